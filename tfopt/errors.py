@@ -1,0 +1,39 @@
+"""The exceptions that tfopt raises. Wrong arguments raise `ValueError` or `TypeError`, as in Keras."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TfoptError(Exception):
+    """Anything tfopt cannot do for a reason outside the call's arguments."""
+
+
+class HardwareError(TfoptError):
+    """A device or its driver did not answer as expected."""
+
+
+class PipelineError(TfoptError):
+    """Input data is missing, empty, damaged or inconsistent."""
+
+
+class ResultsError(TfoptError):
+    """A recorded benchmark run cannot be read or compared."""
+
+
+class UnsupportedError(TfoptError):
+    """Keras, TensorFlow or this machine cannot do what was asked for."""
+
+
+def unknown_name(kind: str, received: object, valid: Iterable[str]) -> ValueError:
+    """Returns the error for a name that is not among the valid ones, with the nearest of them.
+
+    Example:
+        >>> str(unknown_name("suite", "precison", ["precision", "xla"]))
+        "Expected a suite: 'precision' or 'xla'. Received: 'precison'. Did you mean 'precision'?"
+    """
+    names = list(valid)
+    listed = " or ".join([", ".join(map(repr, names[:-1])), repr(names[-1])] if len(names) > 1 else map(repr, names))
+    near = difflib.get_close_matches(str(received), names, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    article = "an" if kind[0] in "aeiou" else "a"
+    return ValueError(f"Expected {article} {kind}: {listed}. Received: {received!r}.{hint}")

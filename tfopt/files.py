@@ -1,0 +1,103 @@
+"""Files that a kill or a full disk leaves whole."""
+
+import os
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+def write_atomic(path: str | os.PathLike[str], text: str) -> None:
+    """Writes `text` to `path` so that a reader, at any moment, finds the old file or the new one and never a part.
+
+    Args:
+        path: The file. Its folder is made if need be.
+        text: Written as UTF-8.
+
+    Raises:
+        OSError: The folder or file cannot be written. The old file is still there.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class LineAppender:
+    """Appends whole lines to a file: a kill between two lines loses nothing, and a line cut by one is removed.
+
+    Each line goes to the kernel in one call as it is written, so that it outlives the process. When a file is opened
+    that ends inside a line (its writer was killed, or the disk was full), that part of a line is cut off first. One
+    process writes to a file at a time.
+
+    Example:
+        >>> with LineAppender("log.jsonl") as log:
+        ...     log.append('{"step": 1}')
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        os.ftruncate(self._handle, _length_in_whole_lines(self._handle))
+
+    @property
+    def empty(self) -> bool:
+        """Whether the file holds no line yet."""
+        return os.fstat(self._handle).st_size == 0
+
+    def append(self, line: str) -> None:
+        """Appends one line, without its line break.
+
+        Raises:
+            OSError: The line could not be written whole. The file then ends with the line before it.
+        """
+        data = (line + "\n").encode()
+        before = os.fstat(self._handle).st_size
+        try:
+            written = os.write(self._handle, data)
+            if written < len(data):
+                raise OSError(f"only {written} of {len(data)} bytes fitted on the disk")
+        except OSError:
+            os.ftruncate(self._handle, before)
+            raise
+
+    def close(self) -> None:
+        """Closes the file. A second call does nothing."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _length_in_whole_lines(handle: int) -> int:
+    """The file's length up to and including its last line break."""
+    end = os.fstat(handle).st_size
+    while end:
+        start = max(0, end - 65536)
+        at = os.pread(handle, end - start, start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0
