@@ -1,0 +1,53 @@
+import re
+from importlib import resources
+
+import pytest
+
+STYLE = resources.files("tfopt.page").joinpath("style.html.jinja").read_text(encoding="utf-8")
+COLOURS = re.findall(r":root \{([^}]*)\}", STYLE)
+
+
+def variables(block: str) -> dict[str, str]:
+    return dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", block))
+
+
+LIGHT, DARK = variables(COLOURS[0]), variables(COLOURS[1])
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2.2, 'relative luminance' and 'contrast ratio'."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_both_schemes_define_every_colour_that_is_used():
+    used = set(re.findall(r"var\(--(\w+)\)", STYLE)) - {"tone"}
+    assert used == set(LIGHT) == set(DARK)
+    assert STYLE.index("prefers-color-scheme: dark") < STYLE.index(COLOURS[1])
+    assert not set(LIGHT.values()) & set(DARK.values())
+
+
+def test_each_tone_of_a_bar_has_a_colour():
+    assert set(re.findall(r"\.(\w+) \{ --tone: var\(--(\w+)\); \}", STYLE)) == {
+        (tone, tone) for tone in ("baseline", "better", "worse", "unclear")
+    }
+
+
+@pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
+def test_contrast_meets_wcag_aa(scheme: dict[str, str]):
+    for ground in ("paper", "panel"):
+        for text in ("ink", "muted", "accent"):
+            assert contrast(scheme[text], scheme[ground]) >= 4.5, (text, ground)
+    for graphic in ("baseline", "better", "worse", "unclear"):
+        assert contrast(scheme[graphic], scheme["paper"]) >= 3, graphic
+
+
+def test_colours_come_from_variables_only():
+    rules = STYLE.replace(COLOURS[0], "").replace(COLOURS[1], "")
+    assert not re.findall(r"#[0-9a-fA-F]{3,8}\b|rgb|hsl|gradient", rules)

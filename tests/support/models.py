@@ -1,0 +1,42 @@
+"""Small models and batches for tests."""
+
+import keras
+import numpy as np
+
+
+def batch(examples=16, seed=0):
+    random = np.random.default_rng(seed)
+    return random.normal(size=(examples, 8, 8, 1)).astype("float32"), random.integers(10, size=examples).astype("int32")
+
+
+def small_net(policy="float32", *, dropout=0.5, compiled=True, seed=7, **compile_options):
+    """Convolution, batch norm, dropout, Adam and a metric: every kind of state that training has."""
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(4, 3, use_bias=False, dtype=policy),
+            layers.BatchNormalization(dtype=policy),
+            layers.ReLU(dtype=policy),
+            layers.Flatten(dtype=policy),
+            layers.Dropout(dropout, dtype=policy),
+            layers.Dense(10, dtype="float32"),
+        ]
+    )
+    if compiled:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(**{"optimizer": "adam", "loss": loss, "metrics": ["accuracy"]} | compile_options)
+    return model
+
+
+def state(model):
+    """Every variable of a model, its optimizer and its metrics: (name, value), in their order."""
+    variables = [*model.variables, *model.metrics_variables, *(model.optimizer.variables if model.optimizer else ())]
+    return [(variable.name, variable.numpy()) for variable in variables]
+
+
+def assert_same_state(one, other):
+    assert len(one) == len(other)
+    for (name, value), (_, received) in zip(one, other, strict=True):
+        assert value.tobytes() == received.tobytes(), f"{name}: {value} became {received}"

@@ -1,0 +1,57 @@
+"""What a figure was measured on: without it, a figure says nothing."""
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tfopt
+from tfopt import hardware
+
+_PACKAGES = ("tensorflow", "keras", "numpy", "nvidia-ml-py", "tensorflow-datasets")
+# What changes how fast TensorFlow runs or what it computes. No others: they may hold secrets.
+_PREFIXES = ("TF_", "XLA_", "CUDA_", "NVIDIA_TF32", "NCCL_", "KERAS_BACKEND", "OMP_NUM", "KMP_", "SLURM_JOB_ID")
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Records versions, devices, driver, CPU, limits, global settings and the environment variables that matter.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        JSON. A value that is not known is None. No host name, user name or working folder is in it.
+    """
+    gpus = hardware.gpus()
+    build = tf.sysconfig.get_build_info()
+    return {
+        "tfopt": tfopt.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "cuda": build.get("cuda_version"),
+        "cudnn": build.get("cudnn_version"),
+        "driver": gpus[0].driver_version if gpus else None,
+        "gpus": [gpu.to_dict() for gpu in gpus],
+        "devices": [device.name for device in tf.config.list_logical_devices()],
+        "host": hardware.host().to_dict(),
+        "settings": {
+            "backend": keras.config.backend(),
+            "dtype_policy": keras.config.dtype_policy().name,
+            "tf32": tf.config.experimental.tensor_float_32_execution_enabled(),
+            "intra_op_threads": tf.config.threading.get_intra_op_parallelism_threads(),
+            "inter_op_threads": tf.config.threading.get_inter_op_parallelism_threads(),
+        },
+        "variables": {name: environ[name] for name in sorted(environ) if name.startswith(_PREFIXES)},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

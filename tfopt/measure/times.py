@@ -1,0 +1,164 @@
+"""What a measurement is (raw samples, kept) and how two of them compare (a ratio with its interval)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+_RESAMPLES = 2000
+_ENDS = (2.5, 97.5)  # percentiles: 95 % lie between
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """The time of one training step, as raw samples. Immutable.
+
+    Attributes:
+        repeats_ms: Milliseconds a step. One inner tuple for each time the measurement was run, in which one value is
+            the mean of a block of steps that ended in one wait for the device.
+        steps_per_sample: How many steps a block has.
+        first_step_seconds: The first step, with tracing, compilation and autotuning.
+        examples_per_step: The batch size, where known.
+    """
+
+    repeats_ms: tuple[tuple[float, ...], ...]
+    steps_per_sample: int
+    first_step_seconds: float
+    examples_per_step: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.repeats_ms or not all(self.repeats_ms):
+            raise ValueError(f"Expected at least one sample in each repeat. Received: repeats_ms={self.repeats_ms!r}.")
+
+    @property
+    def samples_ms(self) -> tuple[float, ...]:
+        """All samples, in the order in which they were taken."""
+        return tuple(sample for repeat in self.repeats_ms for sample in repeat)
+
+    @property
+    def median_ms(self) -> float:
+        """The median over the repeats of each repeat's median."""
+        return float(np.median([np.median(repeat) for repeat in self.repeats_ms]))
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """The 95 % bootstrap interval of `median_ms`."""
+        return _interval([self.repeats_ms], lambda medians: medians[0])
+
+    @property
+    def examples_per_second(self) -> float | None:
+        """Throughput at the median, or None where the batch size is not known."""
+        return None if self.examples_per_step is None else self.examples_per_step * 1000 / self.median_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON: the raw samples and what follows from them."""
+        return asdict(self) | {
+            "median_ms": self.median_ms,
+            "interval_ms": self.interval_ms,
+            "examples_per_second": self.examples_per_second,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Reads back what `to_dict` gave; the raw samples count, not what was derived from them."""
+        return cls(
+            repeats_ms=tuple(tuple(repeat) for repeat in values["repeats_ms"]),
+            steps_per_sample=values["steps_per_sample"],
+            first_step_seconds=values["first_step_seconds"],
+            examples_per_step=values["examples_per_step"],
+        )
+
+    def __str__(self) -> str:
+        low, high = self.interval_ms
+        rate = "" if self.examples_per_second is None else f", {self.examples_per_second:,.0f} examples/s"
+        return (
+            f"{self.median_ms:.3g} ms a step (95 %: {low:.3g}–{high:.3g}{rate}; first {self.first_step_seconds:.2g} s)"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How many times as fast the second of two measurements ran as the first.
+
+    Attributes:
+        ratio: Time of the first over time of the second: above 1, the second is faster.
+        interval: The 95 % bootstrap interval of `ratio`.
+    """
+
+    ratio: float
+    interval: tuple[float, float]
+
+    @property
+    def verdict(self) -> str:
+        """ "faster", "slower", "no difference" (within 5 % for certain) or "too noisy to tell"."""
+        low, high = self.interval
+        if low > 1 and self.ratio >= 1.02:
+            return "faster"
+        if high < 1 and self.ratio <= 0.98:
+            return "slower"
+        return "no difference" if low >= 0.95 and high <= 1.05 else "too noisy to tell"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON: ratio, interval and verdict."""
+        return asdict(self) | {"verdict": self.verdict}
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.3g}× (95 %: {self.interval[0]:.3g}–{self.interval[1]:.3g}), {self.verdict}"
+
+
+def compare(a: StepTimes, b: StepTimes) -> Comparison:
+    """Compares two measurements.
+
+    Measurements with the same number of repeats are compared repeat by repeat, so that a machine whose speed drifts
+    does not bend the ratio when they came from `interleave`. The point estimate is the median of those ratios.
+
+    Args:
+        a: The baseline.
+        b: What is compared with it.
+
+    Returns:
+        The ratio a/b with its 95 % interval: 2.0 means that b takes half the time.
+
+    Example:
+        >>> slow = StepTimes(repeats_ms=((4.0, 4.1),), steps_per_sample=5, first_step_seconds=1.0)
+        >>> fast = StepTimes(repeats_ms=((2.0, 2.0),), steps_per_sample=5, first_step_seconds=1.0)
+        >>> round(compare(slow, fast).ratio, 3)
+        2.025
+    """
+    if len(a.repeats_ms) == len(b.repeats_ms):
+        ratios = [np.median(x) / np.median(y) for x, y in zip(a.repeats_ms, b.repeats_ms, strict=True)]
+        interval = _interval([a.repeats_ms, b.repeats_ms], lambda medians: medians[0] / medians[1])
+        return Comparison(ratio=float(np.median(ratios)), interval=interval)
+    # Unlike designs: each side is resampled on its own.
+    medians = [
+        _resampled(np.random.default_rng(seed), _pools(seed, times.repeats_ms)) for seed, times in enumerate([a, b])
+    ]
+    low, high = np.percentile(medians[0] / medians[1], _ENDS)
+    return Comparison(ratio=a.median_ms / b.median_ms, interval=(float(low), float(high)))
+
+
+_Repeats = Sequence[Sequence[float]]
+
+
+def _interval(sides: Sequence[_Repeats], statistic: Callable[[Sequence[Any]], Any]) -> tuple[float, float]:
+    """The bootstrap interval of a statistic of medians: resamples repeats, and the samples within each.
+
+    With five repeats this is about the range of the five, which covers the true median 94 times in 100.
+    """
+    pools = [_pools(seed, repeats) for seed, repeats in enumerate(sides)]
+    low, high = np.percentile(_resampled(np.random.default_rng(len(sides)), statistic(pools)), _ENDS)
+    return float(low), float(high)
+
+
+def _pools(seed: int, repeats: _Repeats) -> Any:
+    """For each repeat, the medians of many resamples of its samples: shape (repeats, resamples)."""
+    random = np.random.default_rng(seed)
+    return np.array([np.median(random.choice(np.asarray(r), size=(_RESAMPLES, len(r))), axis=1) for r in repeats])
+
+
+def _resampled(random: np.random.Generator, pools: Any) -> Any:
+    """Medians over repeats drawn with replacement: shape (resamples,)."""
+    rows = random.integers(len(pools), size=(_RESAMPLES, len(pools)))
+    columns = random.integers(_RESAMPLES, size=rows.shape)
+    return np.median(pools[rows, columns], axis=1)

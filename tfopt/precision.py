@@ -1,0 +1,120 @@
+"""Mixed-precision policies: which one suits the device, and setting it so that it can be taken back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+
+from tfopt import hardware
+from tfopt.errors import unknown_name
+from tfopt.hardware import Gpu
+
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16", "float64")
+"""The policies that Keras trains with; "auto" stands for the one that `recommend` names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A policy for a device, with the reason.
+
+    Attributes:
+        policy: The name of a Keras dtype policy.
+        reason: Why this one.
+        requires: What must hold for it to pay; without it the policy can be slower than float32.
+    """
+
+    policy: str
+    reason: str
+    requires: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        requires = f" Requires: {'; '.join(self.requires)}." if self.requires else ""
+        return f"{self.policy}: {self.reason}{requires}"
+
+
+def recommend(gpu: Gpu | None = None) -> Recommendation:
+    """Recommends a dtype policy for training on a GPU.
+
+    bfloat16 has float32's range, so it needs no loss scaling; its Tensor Cores came with compute capability 8.0
+    (Ampere). Volta and Turing (7.x) have float16 ones. Source: NVIDIA, "Train With Mixed Precision", and the CUDA C++
+    Programming Guide's table of Tensor Core types by compute capability.
+
+    Args:
+        gpu: One of `tfopt.hardware.gpus()`. By default the weakest GPU that this process may use, since a model that
+            is trained on several has one policy.
+
+    Returns:
+        The policy, the reason and what it requires.
+    """
+    gpus = hardware.gpus() if gpu is None else (gpu,)
+    known = [g for g in gpus if g.compute_capability is not None]
+    if not known:
+        found = "no NVIDIA GPU was found" if not gpus else "the GPU's compute capability is unknown"
+        return Recommendation("float32", f"{found}; 16-bit training pays on Tensor Cores only.")
+    weakest = min(known, key=lambda g: g.compute_capability or (0, 0))
+    major, minor = weakest.compute_capability or (0, 0)
+    device = f"{weakest.name} has compute capability {major}.{minor}"
+    if (major, minor) >= (8, 0):
+        return Recommendation("mixed_bfloat16", f"{device}: bfloat16 Tensor Cores.", (_FUSED_BATCH_NORM,))
+    if major == 7:
+        scaling = "loss scaling, which model.compile adds to a model built under this policy"
+        return Recommendation("mixed_float16", f"{device}: float16 Tensor Cores.", (_FUSED_BATCH_NORM, scaling))
+    return Recommendation("float32", f"{device}, which has no Tensor Cores.")
+
+
+# Without it, ResNet-50 on an H200 trained at 798 images/s in mixed_float16 against 863 in float32 with TF32.
+_FUSED_BATCH_NORM = "XLA (jit_compile=True) for models with batch normalisation, which Keras does not fuse without it"
+
+
+def set_policy(policy: str | keras.DTypePolicy = "auto") -> str:
+    """Sets Keras' global dtype policy, which layers take that are made afterwards.
+
+    Args:
+        policy: A name, a Keras policy object, or "auto" for what `recommend()` names.
+
+    Returns:
+        The name of the policy that was set.
+
+    Raises:
+        ValueError: The name is no policy that Keras trains with.
+
+    Example:
+        >>> tfopt.precision.set_policy("auto")
+        'mixed_bfloat16'
+    """
+    if isinstance(policy, keras.DTypePolicy):
+        keras.config.set_dtype_policy(policy)
+    else:
+        name = recommend().policy if policy == "auto" else policy
+        if name not in POLICIES:
+            raise unknown_name("dtype policy", policy, ("auto", *POLICIES))
+        keras.config.set_dtype_policy(name)
+    return str(keras.config.dtype_policy().name)
+
+
+@contextmanager
+def policy(policy: str | keras.DTypePolicy) -> Iterator[str]:
+    """Sets Keras' global dtype policy for a block of code, and puts back the very object that was there.
+
+    Args:
+        policy: As for `set_policy`.
+
+    Yields:
+        The name of the policy that was set.
+
+    Example:
+        >>> with tfopt.precision.policy("mixed_bfloat16"):
+        ...     model = make_model()
+    """
+    before = keras.config.dtype_policy()
+    name = set_policy(policy)
+    try:
+        yield name
+    finally:
+        keras.config.set_dtype_policy(before)
