@@ -1,0 +1,31 @@
+"""A callback sees only the log keys that callbacks before it in the list have added."""
+
+import inspect
+import warnings
+from itertools import takewhile
+
+import keras
+
+_LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
+
+
+def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
+    """Warns if Keras loggers stand before `callback` in fit's list. Call it from the callback's `on_train_begin`."""
+    for earlier in takewhile(lambda other: other is not callback, _neighbours()):
+        if isinstance(earlier, _LOGGERS):
+            warnings.warn(
+                f"Expected {type(callback).__name__} before {type(earlier).__name__} in callbacks=[…]. Found it after, "
+                f"where {type(earlier).__name__} misses its keys. Put {type(callback).__name__} first.",
+                stacklevel=2,
+            )
+
+
+def _neighbours() -> list[keras.callbacks.Callback]:
+    """The callbacks of the running `fit`. Keras tells no callback of the others; its list is two callers up."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, keras.callbacks.CallbackList):
+            return list(owner.callbacks)
+        frame = frame.f_back
+    return []

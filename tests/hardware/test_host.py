@@ -1,0 +1,205 @@
+"""host(): what control groups and affinity leave of the machine. The host's part of a sample."""
+
+import json
+import os
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from tfopt.hardware import Host, host
+from tfopt.hardware.host import HostMeter, HostReading
+
+GIB = 2**30
+V1_NO_LIMIT = 0x7FFFFFFFFFFFF000
+
+
+class Machine:
+    """A /proc and a /sys under a folder."""
+
+    def __init__(self, folder: Path):
+        self.proc = folder / "proc"
+        self.sys = folder / "sys"
+        self.put("proc/cpuinfo", "processor\t: 0\nmodel name\t: A CPU @ 2 GHz\n\nprocessor\t: 1\nmodel name\t: other\n")
+        self.put(
+            "proc/meminfo", "MemTotal:       67108864 kB\nMemFree: 1 kB\nMemAvailable:   50331648 kB\nHugePages: 0\n"
+        )
+        self.put("proc/self/cgroup", "0::/\n")
+
+    def put(self, path: str, text: object) -> None:
+        file = self.proc.parent / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+    def group(self, path: str, **files: object) -> None:
+        """Writes a cgroup's files; a "__" in a name stands for a dot."""
+        for name, text in files.items():
+            self.put(f"sys/fs/cgroup/{path}/{name.replace('__', '.')}", text)
+
+    def read(self) -> Host:
+        return host(proc=self.proc, sys=self.sys)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """64 GiB, 48 of them available, eight CPUs, no limits."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, *range(7)}, raising=False)
+    return Machine(tmp_path)
+
+
+def test_a_machine_without_limits(machine: Machine) -> None:
+    found = machine.read()
+    assert found == Host("A CPU @ 2 GHz", 8.0, tuple(range(8)), None, 65536.0, None, 49152.0)
+    assert str(found) == "A CPU @ 2 GHz, 8 CPUs usable, 49152 MiB of memory available"
+    assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
+
+
+def test_v2_takes_the_tightest_level_up_to_the_root(machine: Machine) -> None:
+    machine.put("proc/self/cgroup", "0::/pod/box\n")
+    machine.group("pod", cpu__max="150000 100000", memory__max=8 * GIB, memory__current=3 * GIB)
+    machine.group("pod/box", cpu__max="400000 100000", memory__max="max", memory__high=16 * GIB, memory__current=GIB)
+    found = machine.read()
+    assert (found.cpus, found.quota_cpus) == (1.5, 1.5)
+    assert (found.memory_limit_mib, found.memory_available_mib) == (8192.0, 5120.0)
+
+
+def test_v2_memory_high_is_a_limit_too(machine: Machine) -> None:
+    machine.group("", memory__max=8 * GIB, memory__high=2 * GIB, memory__current=GIB)
+    assert (machine.read().memory_limit_mib, machine.read().memory_available_mib) == (2048.0, 1024.0)
+
+
+def test_v2_page_cache_counts_as_free(machine: Machine) -> None:
+    stat = f"anon {GIB}\nactive_file {GIB}\ninactive_file {5 * GIB}"
+    machine.group("", memory__max=8 * GIB, memory__current=7 * GIB, memory__stat=stat)
+    assert machine.read().memory_available_mib == 6 * 1024
+
+
+def test_the_machines_own_memory_may_be_the_tighter(machine: Machine) -> None:
+    machine.group("", memory__max=60 * GIB, memory__current=GIB)
+    assert machine.read().memory_available_mib == 49152.0
+
+
+def test_more_used_than_allowed_leaves_nothing(machine: Machine) -> None:
+    machine.group("", memory__high=GIB, memory__current=2 * GIB)
+    assert machine.read().memory_available_mib == 0.0
+
+
+def test_a_quota_above_the_affinity_changes_nothing(machine: Machine) -> None:
+    machine.group("", cpu__max="6400000 100000")
+    assert (machine.read().cpus, machine.read().quota_cpus) == (8.0, 64.0)
+
+
+def test_v1(machine: Machine) -> None:
+    machine.put("proc/self/cgroup", "9:name=systemd:/\n5:memory:/pod/box\n4:cpu,cpuacct:/pod/box\n0::/\n")
+    machine.group("cpu,cpuacct/pod/box", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
+    machine.group("cpu,cpuacct/pod", cpu__cfs_quota_us=250000, cpu__cfs_period_us=100000)
+    machine.group(
+        "memory/pod/box",
+        memory__limit_in_bytes=4 * GIB,
+        memory__usage_in_bytes=3 * GIB,
+        memory__stat=f"cache {GIB}\ntotal_inactive_file {2 * GIB}",
+    )
+    machine.group("memory", memory__limit_in_bytes=V1_NO_LIMIT, memory__usage_in_bytes=30 * GIB)
+    found = machine.read()
+    assert (found.cpus, found.quota_cpus) == (2.5, 2.5)
+    assert (found.memory_limit_mib, found.memory_available_mib) == (4096.0, 3072.0)
+
+
+def test_v1_controllers_mounted_one_by_one(machine: Machine) -> None:
+    machine.put("proc/self/cgroup", "4:cpu,cpuacct:/box\n")
+    machine.group("cpu/box", cpu__cfs_quota_us=50000, cpu__cfs_period_us=100000)
+    assert machine.read().cpus == 0.5
+
+
+def test_v1_without_limits(machine: Machine) -> None:
+    machine.put("proc/self/cgroup", "5:memory:/\n4:cpu:/\n")
+    machine.group("cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
+    machine.group("memory", memory__limit_in_bytes=V1_NO_LIMIT, memory__usage_in_bytes=GIB)
+    found = machine.read()
+    assert (found.quota_cpus, found.memory_limit_mib, found.memory_available_mib) == (None, None, 49152.0)
+
+
+@pytest.mark.parametrize("path", ["/docker/abc", "/../../other.slice"])
+def test_a_path_that_the_container_does_not_have_leaves_the_root(path: str, machine: Machine) -> None:
+    machine.put("proc/self/cgroup", f"0::{path}\n")
+    machine.group("", cpu__max="200000 100000", memory__max=GIB, memory__current=0)
+    assert (machine.read().cpus, machine.read().memory_limit_mib) == (2.0, 1024.0)
+
+
+@pytest.mark.parametrize("text", ["", "max", "rubbish", "-5 100000", "100000 0", "1 2 3", "\x00\ufffd"])
+def test_broken_files_mean_unknown(text: str, machine: Machine) -> None:
+    machine.group("", cpu__max=text, memory__max=text, memory__current=text, memory__stat=text)
+    for name in ("meminfo", "cpuinfo"):
+        machine.put(f"proc/{name}", text)
+    assert machine.read() == Host(None, 8.0, tuple(range(8)), None, None, None, None)
+
+
+@pytest.mark.parametrize("text", ["", "rubbish", "0", ":::::", "0::"])
+def test_a_broken_list_of_groups_is_survived(text: str, machine: Machine) -> None:
+    machine.put("proc/self/cgroup", text)
+    assert machine.read().cpus == 8.0
+
+
+def test_a_limit_without_its_usage_is_a_limit(machine: Machine) -> None:
+    machine.group("", memory__max=GIB)
+    assert (machine.read().memory_limit_mib, machine.read().memory_available_mib) == (1024.0, 49152.0)
+
+
+def test_no_proc_and_no_sys(tmp_path: Path) -> None:
+    found = host(proc=tmp_path / "none", sys=tmp_path / "none")
+    assert found.cpus == len(found.affinity) >= 1
+    assert (found.cpu_model, found.memory_total_mib, found.memory_available_mib) == (None, None, None)
+    assert str(found).startswith("unknown CPU")
+
+
+def test_this_host() -> None:
+    found = host()
+    assert 0 < found.cpus <= len(found.affinity)
+
+
+Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[Times]:
+    """Seconds of four CPUs, of which the process may use 1 and 2."""
+    now = [Times(10.0, 0.0, 0.0, 90.0, 0.0, 0.0, 0.0)] * 4
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2}, raising=False)
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: list(now))
+    return now
+
+
+def test_cpu_percent_is_that_of_the_usable_cpus_since_the_reading_before(times: list[Times]) -> None:
+    meter = HostMeter()
+    assert meter.read().host_cpu_percent is None
+    times[0] = Times(110.0, 0.0, 0.0, 90.0, 0.0, 0.0, 0.0)
+    times[1] = Times(12.0, 0.0, 1.0, 91.0, 0.0, 2.0, 0.0)
+    times[2] = Times(10.0, 0.0, 0.0, 92.0, 2.0, 0.0, 0.0)
+    # CPU 1: 3 s of work in 4 s, the guest's 2 s being the user's too. CPU 2: 4 s idle or waiting.
+    assert meter.read().host_cpu_percent == pytest.approx(100 * 3 / 8)
+
+
+def test_no_time_passed_is_no_percentage(times: list[Times]) -> None:
+    meter = HostMeter()
+    meter.read()
+    assert meter.read().host_cpu_percent is None
+
+
+def test_memory_in_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=8 * GIB, available=5 * GIB))
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3 * 2**20))
+    monkeypatch.setattr(psutil, "Process", lambda: process)
+    assert HostMeter().read() == HostReading(None, 3072.0, 3.0)
+
+
+@pytest.mark.parametrize("error", [psutil.AccessDenied(), OSError(), RuntimeWarning("not in /proc/meminfo")])
+def test_what_psutil_cannot_read_is_none(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise error
+
+    for name in ("cpu_times", "virtual_memory", "Process"):
+        monkeypatch.setattr(psutil, name, fail)
+    assert HostMeter().read() == HostReading()

@@ -1,0 +1,263 @@
+"""The door to NVML: what it reads, in which units, and what it makes of everything that can go wrong."""
+
+import subprocess
+import sys
+import threading
+
+import pynvml
+import pytest
+from fake_nvml import ERROR_CODES, FIELD_FUNCTIONS, READ_FUNCTIONS, FakeGpu, FakeNvml, mig_instance
+
+from tfopt.errors import HardwareError
+from tfopt.hardware import nvml
+from tfopt.hardware.nvml_errors import NvmlError, explain
+from tfopt.hardware.nvml_values import THROTTLE_REASONS, Reading
+
+EXPECTED = Reading(
+    gpu_utilization_percent=97,
+    gpu_memory_used_mib=1024.0,
+    gpu_memory_total_mib=143_771.0,
+    gpu_power_watts=686.5,
+    gpu_energy_joules=123_456.789,
+    sm_clock_mhz=1980,
+    memory_clock_mhz=3201,
+    gpu_temperature_celsius=54,
+    pcie_rx_mib_per_second=2.0,
+    pcie_tx_mib_per_second=0.5,
+    throttle_reasons=(),
+)
+
+
+def test_a_reading_has_its_units(gpu: FakeGpu) -> None:
+    assert nvml.door().read(gpu.uuid) == EXPECTED
+
+
+def test_all_fields_are_in_the_table_of_fields() -> None:
+    assert tuple(FIELD_FUNCTIONS) == Reading._fields
+
+
+@pytest.mark.parametrize("field", FIELD_FUNCTIONS)
+def test_an_unsupported_field_is_none_and_the_others_are_read(
+    field: str, gpu: FakeGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu.unsupported.update(FIELD_FUNCTIONS[field])
+    lost = {name: None for name, functions in FIELD_FUNCTIONS.items() if functions == FIELD_FUNCTIONS[field]}
+    assert nvml.door().read(gpu.uuid) == EXPECTED._replace(**lost)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("field", FIELD_FUNCTIONS)
+def test_a_field_that_an_older_pynvml_lacks_is_none(field: str, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+    fake_nvml.lacks.update(FIELD_FUNCTIONS[field])
+    lost = {name: None for name, functions in FIELD_FUNCTIONS.items() if functions == FIELD_FUNCTIONS[field]}
+    assert nvml.door().read(gpu.uuid) == EXPECTED._replace(**lost)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT],
+)
+def test_a_field_that_is_not_there_is_none_without_a_warning(
+    code: int, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in READ_FUNCTIONS:
+        fake_nvml.fail(name, code)
+    assert nvml.door().read(gpu.uuid) == Reading()
+    assert not caplog.records
+
+
+def test_nvmls_own_no_value_is_none(gpu: FakeGpu) -> None:
+    gpu.utilization = gpu.power_milliwatts = gpu.sm_clock = gpu.memory_clock = gpu.temperature = 2**32 - 1
+    gpu.pcie_rx = gpu.pcie_tx = 2**32 - 1
+    gpu.memory_used = gpu.memory_total = gpu.energy_millijoules = gpu.reasons = 2**64 - 1
+    assert nvml.door().read(gpu.uuid) == Reading()
+
+
+def test_zero_is_zero(gpu: FakeGpu) -> None:
+    gpu.utilization = gpu.power_milliwatts = gpu.memory_used = gpu.pcie_rx = 0
+    reading = nvml.door().read(gpu.uuid)
+    assert (reading.gpu_utilization_percent, reading.gpu_power_watts, reading.gpu_memory_used_mib) == (0, 0.0, 0.0)
+    assert reading.pcie_rx_mib_per_second == 0.0
+
+
+def test_the_older_names_of_functions_stand_in_for_the_newer(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+    gpu.unsupported = {"nvmlDeviceGetTemperature"}
+    fake_nvml.lacks.add("nvmlDeviceGetCurrentClocksEventReasons")
+    assert nvml.door().read(gpu.uuid) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (0x0, ()),
+        (0x1, ()),
+        (0x5, ("power_cap",)),
+        (0x68, ("hw_slowdown", "thermal", "hw_thermal")),
+        (0x1000, ("unknown_0x1000",)),
+    ],
+)
+def test_throttle_reasons_have_names_and_an_idle_gpu_is_not_throttled(
+    mask: int, expected: tuple[str, ...], gpu: FakeGpu
+) -> None:
+    gpu.reasons = mask
+    assert nvml.door().read(gpu.uuid).throttle_reasons == expected
+
+
+def test_every_throttle_reason_of_pynvml_has_a_name() -> None:
+    known = {value for name, value in vars(pynvml).items() if name.startswith(("nvmlClocksEventReason", "nvmlClocksT"))}
+    bits = {value for value in known if value and value & (value - 1) == 0}
+    assert bits == THROTTLE_REASONS.keys() | {0x1}
+
+
+def test_devices_come_in_the_order_of_their_bus_ids(fake_nvml: FakeNvml) -> None:
+    fake_nvml.gpus += [FakeGpu(uuid="GPU-far", bus=0xC1), FakeGpu(uuid="GPU-near", bus=0x01)]
+    assert [device.uuid for device in nvml.door().devices()] == ["GPU-near", "GPU-far"]
+
+
+def test_a_reading_is_found_by_uuid_wherever_the_gpu_stands(fake_nvml: FakeNvml) -> None:
+    fake_nvml.gpus += [FakeGpu(uuid="GPU-a", utilization=11), FakeGpu(uuid="GPU-b", utilization=22)]
+    door = nvml.door()
+    assert door.read("GPU-b").gpu_utilization_percent == 22
+    fake_nvml.gpus.reverse()
+    assert door.read("GPU-a").gpu_utilization_percent == 11
+
+
+def test_mig_instances_are_listed_across_gaps(fake_nvml: FakeNvml) -> None:
+    instances = [None, mig_instance("MIG-1"), None, mig_instance("MIG-3")]
+    fake_nvml.gpus += [FakeGpu(instances=instances)]
+    (device,) = nvml.door().devices()
+    assert [instance.uuid for instance in device.instances or ()] == ["MIG-1", "MIG-3"]
+
+
+def test_a_mig_instance_has_memory_and_nothing_else(fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+    fake_nvml.gpus.append(FakeGpu(instances=[mig_instance("MIG-1")]))
+    assert nvml.door().read("MIG-1") == Reading(gpu_memory_used_mib=1024.0, gpu_memory_total_mib=16_384.0)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+def test_every_error_at_the_start_is_explained_in_three_parts(code: int, fake_nvml: FakeNvml) -> None:
+    fake_nvml.fail("nvmlInit", code)
+    with pytest.raises(HardwareError, match=r"Expected .*\. Found: .*What to do: .*") as caught:
+        nvml.door().start()
+    assert isinstance(caught.value.__cause__, pynvml.NVMLError)
+    assert str(code) in str(caught.value)
+
+
+def test_every_error_of_pynvml_has_its_own_cause() -> None:
+    names = {name: value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+    assert {name: explain(value, "").cause for name, value in names.items()} == {
+        name: name.removeprefix("NVML_ERROR_").lower() for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "NVIDIA_DRIVER_CAPABILITIES"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "modprobe nvidia"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "reboot"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "/dev/nvidia"),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, "Xid"),
+        (pynvml.NVML_ERROR_UNKNOWN, "dmesg"),
+    ],
+)
+def test_the_fix_is_named(code: int, remedy: str, fake_nvml: FakeNvml) -> None:
+    fake_nvml.fail("nvmlInit", code)
+    with pytest.raises(NvmlError, match=remedy):
+        nvml.door().start()
+
+
+def test_a_missing_module_says_what_to_install(fake_nvml: FakeNvml) -> None:
+    fake_nvml.installed = False
+    with pytest.raises(NvmlError, match="pip install nvidia-ml-py"):
+        nvml.door().start()
+
+
+def test_a_stranger_called_pynvml_counts_as_missing() -> None:
+    with pytest.raises(NvmlError, match="pip install nvidia-ml-py"):
+        nvml.Nvml(load=object).start()
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+@pytest.mark.parametrize("function", [*READ_FUNCTIONS, "nvmlDeviceGetHandleByUUID"])
+def test_every_error_in_a_reading_is_survived(
+    function: str, code: int, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_nvml.fail(function, code)
+    for _ in range(2):
+        try:
+            reading = nvml.door().read(gpu.uuid)
+        except NvmlError:
+            continue
+        lost = {name for name, functions in FIELD_FUNCTIONS.items() if functions == [function]}
+        assert {name for name in Reading._fields if getattr(reading, name) is None} == lost
+    assert len(caplog.records) <= 1
+    fake_nvml.recover()
+    assert nvml.door().read(gpu.uuid) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "code",
+    [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND],
+)
+def test_a_lost_gpu_is_an_error_of_the_whole_reading(code: int, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+    fake_nvml.fail("nvmlDeviceGetPowerUsage", code)
+    with pytest.raises(NvmlError):
+        nvml.door().read(gpu.uuid)
+    fake_nvml.recover()
+    assert nvml.door().read(gpu.uuid) == EXPECTED
+    assert fake_nvml.calls["nvmlDeviceGetHandleByUUID"] == 2  # after a reset the old handle may be no one's
+
+
+def test_nvml_is_started_once_and_again_after_another_library_ended_it(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+    door = nvml.door()
+    for _ in range(3):
+        door.read(gpu.uuid)
+    assert fake_nvml.calls["nvmlInit"] == 1
+    fake_nvml.shut_down()
+    with pytest.raises(NvmlError, match="not started"):
+        door.read(gpu.uuid)
+    assert door.read(gpu.uuid) == EXPECTED
+    assert fake_nvml.calls["nvmlInit"] == 2
+
+
+def test_a_gpu_that_does_not_answer_is_left_out_with_a_warning(
+    fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_nvml.gpus += [FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", bus=2)]
+    fake_nvml.fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_GPU_IS_LOST, gpu=fake_nvml.gpus[0])
+    for _ in range(2):
+        assert [device.uuid for device in nvml.door().devices()] == ["GPU-b"]
+    assert len(caplog.records) == 1
+    assert "fell off the bus" in caplog.text
+
+
+def test_a_hung_call_frees_its_caller_and_the_next_fail_at_once(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+    fake_nvml.hang("nvmlInit")
+    door = nvml.door()
+    with pytest.raises(NvmlError, match="hangs"):
+        door.call(door.start, deadline_seconds=0.5)
+    with pytest.raises(NvmlError, match="hangs"):
+        door.call(door.start, deadline_seconds=20.0)  # one that waited would outlast the test's time limit
+    assert fake_nvml.calls["nvmlInit"] == 1
+    fake_nvml.recover()
+    door._worker._overdue.done.wait(10)
+    assert door.call(lambda: door.read(gpu.uuid)) == EXPECTED
+
+
+def test_calls_are_made_in_one_daemon_thread() -> None:
+    threads = {nvml.door().call(threading.current_thread) for _ in range(3)}
+    assert [(thread.name, thread.daemon) for thread in threads] == [("tfopt-nvml", True)]
+
+
+def test_what_a_call_raises_reaches_its_caller() -> None:
+    with pytest.raises(ZeroDivisionError):
+        nvml.door().call(lambda: 1 / 0)
+    assert nvml.door().call(lambda: 1) == 1
+
+
+def test_importing_the_package_loads_no_heavy_module() -> None:
+    code = "import sys, tfopt.hardware; print({'tensorflow', 'keras', 'numpy', 'pynvml'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

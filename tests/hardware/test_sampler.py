@@ -1,0 +1,383 @@
+"""GpuSampler: exact rows on a fake clock, and everything that may hang, fail or be lost meanwhile."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+from fake_nvml import ERROR_CODES, FIELD_FUNCTIONS, READ_FUNCTIONS, FakeGpu, FakeNvml, mig_instance
+
+from tfopt.hardware import GpuSample, GpuSampler, nvml
+from tfopt.hardware.host import HostMeter, HostReading
+from tfopt.hardware.sampler import _next_due
+
+ROW = GpuSample(
+    time_seconds=1_000.0,
+    elapsed_seconds=0.0,
+    index=0,
+    uuid="GPU-00000000-aaaa-bbbb-cccc-000000000000",
+    gpu_utilization_percent=97,
+    gpu_memory_used_mib=1024.0,
+    gpu_memory_total_mib=143_771.0,
+    gpu_power_watts=686.5,
+    gpu_energy_joules=123_456.789,
+    sm_clock_mhz=1980,
+    memory_clock_mhz=3201,
+    gpu_temperature_celsius=54,
+    pcie_rx_mib_per_second=2.0,
+    pcie_tx_mib_per_second=0.5,
+    throttle_reasons=(),
+    host_cpu_percent=12.5,
+    host_memory_used_mib=2048.0,
+    process_memory_mib=256.0,
+)
+UNKNOWN = dict.fromkeys(FIELD_FUNCTIONS)
+
+
+class FakeClock:
+    """Both clocks: the monotonic one stands `now` after its own zero, the wall clock 900 s further."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now + 900.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    monkeypatch.setattr(HostMeter, "read", lambda self: HostReading(12.5, 2048.0, 256.0))
+    return FakeClock()
+
+
+class Driven:
+    """A sampler without its thread: `tick()` takes one sample now, and the clock goes on by one interval."""
+
+    def __init__(self, clock: FakeClock, **options: Any):
+        self.clock = clock
+        self.sampler = GpuSampler(clock=clock, wall_clock=clock.wall, **options)
+
+    def tick(self) -> tuple[GpuSample, ...]:
+        before = len(self.sampler.samples)
+        self.sampler._tick(self.sampler._ended)
+        self.clock.now += self.sampler.interval_seconds
+        return self.sampler.samples[before:]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_rows_are_exact(clock: FakeClock) -> None:
+    driven = Driven(clock, interval_seconds=0.5)
+    assert driven.tick() == (ROW,)
+    assert driven.tick() == (replace(ROW, time_seconds=1000.5, elapsed_seconds=0.5),)
+    assert driven.sampler.samples[0] == ROW
+
+
+def test_a_row_is_json(clock: FakeClock, gpu: FakeGpu) -> None:
+    gpu.reasons = pynvml.nvmlClocksEventReasonSwPowerCap
+    (row,) = Driven(clock).tick()
+    assert row.to_dict()["throttle_reasons"] == ["power_cap"]
+    assert json.loads(json.dumps(row.to_dict())) == row.to_dict()
+    assert json.loads(json.dumps(GpuSample(0.0, 0.0).to_dict()))["throttle_reasons"] is None
+
+
+@pytest.mark.parametrize("field", FIELD_FUNCTIONS)
+def test_an_unsupported_field_is_none(field: str, clock: FakeClock, gpu: FakeGpu) -> None:
+    gpu.unsupported.update(FIELD_FUNCTIONS[field])
+    (row,) = Driven(clock).tick()
+    assert getattr(row, field) is None
+    lost = {name: None for name, functions in FIELD_FUNCTIONS.items() if functions == FIELD_FUNCTIONS[field]}
+    assert row == replace(ROW, **lost)
+
+
+def test_without_a_gpu_the_host_is_sampled(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    expected = replace(ROW, index=None, uuid=None, **UNKNOWN)
+    assert Driven(clock).tick() == (expected,)
+    assert not caplog.records
+
+
+def test_only_visible_gpus_are_read_in_their_order(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+    fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus, temperature=50 + bus) for bus in range(3)]
+    rows = Driven(clock, environ={"CUDA_VISIBLE_DEVICES": "2,0"}).tick()
+    assert [(row.index, row.uuid, row.gpu_temperature_celsius) for row in rows] == [(0, "GPU-2", 52), (1, "GPU-0", 50)]
+
+
+def test_hidden_gpus_are_not_asked(clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+    (row,) = Driven(clock, environ={"CUDA_VISIBLE_DEVICES": ""}).tick()
+    assert row.index is None
+    assert not fake_nvml.calls
+
+
+def test_a_mig_instance_has_memory(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+    fake_nvml.gpus.append(FakeGpu(instances=[mig_instance("MIG-1")]))
+    (row,) = Driven(clock).tick()
+    memory = {"gpu_memory_used_mib": 1024.0, "gpu_memory_total_mib": 16_384.0}
+    assert row == replace(ROW, uuid="MIG-1", **{**UNKNOWN, **memory})
+
+
+def test_keep_bounds_the_samples(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+    fake_nvml.gpus += [FakeGpu(uuid="GPU-a", bus=1), FakeGpu(uuid="GPU-b", bus=2)]
+    driven = Driven(clock, keep=3)
+    for _ in range(10):
+        driven.tick()
+    assert [row.elapsed_seconds for row in driven.sampler.samples] == [7.0, 7.0, 8.0, 8.0, 9.0, 9.0]
+    assert [row.uuid for row in driven.sampler.samples[:2]] == ["GPU-a", "GPU-b"]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda fake: setattr(fake, "installed", False), "pip install nvidia-ml-py"),
+        (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), "libnvidia-ml"),
+        (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "not loaded"),
+        (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "different versions"),
+        (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_NO_PERMISSION), "/dev/nvidia"),
+    ],
+)
+def test_no_driver_leaves_the_host_and_one_warning_for_all_samplers(
+    break_it: Any, words: str, clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    break_it(fake_nvml)
+    for driven in (Driven(clock), Driven(clock)):
+        for _ in range(3):
+            assert [(row.index, row.host_cpu_percent) for row in driven.tick()] == [(None, 12.5)]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert words in caplog.text
+    assert fake_nvml.calls["nvmlInit"] <= 2  # once a sampler: a mismatch is written to the kernel's log every time
+
+
+def test_a_gpu_lost_at_a_sample_turns_unknown_and_the_others_go_on(
+    clock: FakeClock, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_nvml.gpus += [FakeGpu(uuid="GPU-a", bus=1), FakeGpu(uuid="GPU-b", bus=2)]
+    fake_nvml.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_GPU_IS_LOST, at=3, gpu=fake_nvml.gpus[0])
+    driven = Driven(clock)
+    for _ in range(2):
+        assert [row.gpu_power_watts for row in driven.tick()] == [686.5, 686.5]
+    for _ in range(3):
+        lost, other = driven.tick()
+        expected = replace(ROW, time_seconds=lost.time_seconds, elapsed_seconds=lost.elapsed_seconds)
+        assert lost == replace(expected, uuid="GPU-a", **UNKNOWN)
+        assert other == replace(expected, index=1, uuid="GPU-b")
+    assert len(caplog.records) == 1
+    assert "GPU:0" in caplog.text
+    assert "fell off the bus" in caplog.text
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByUUID", *READ_FUNCTIONS])
+def test_every_error_is_survived_with_at_most_one_warning(
+    function: str, code: int, clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_nvml.fail(function, code, at=1 if function in ("nvmlInit", "nvmlDeviceGetCount") else 2)
+    driven = Driven(clock)
+    for number in range(3):
+        (row,) = driven.tick()
+        assert (row.elapsed_seconds, row.host_cpu_percent) == (float(number), 12.5)
+    assert len(caplog.records) <= 1
+
+
+def test_a_hung_reading_leaves_the_host_and_comes_back(
+    clock: FakeClock, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_nvml.gpus += [FakeGpu(uuid="GPU-a", bus=1), FakeGpu(uuid="GPU-b", bus=2)]
+    driven = Driven(clock, deadline_seconds=1.0)
+    driven.tick()
+    fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=fake_nvml.gpus[1])
+    assert [row.gpu_power_watts for row in driven.tick()] == [686.5, None]
+    assert [row.gpu_power_watts for row in driven.tick()] == [None, None]
+    assert [(row.uuid, row.host_cpu_percent) for row in driven.tick()] == [("GPU-a", 12.5), ("GPU-b", 12.5)]
+    assert len(caplog.records) == 1
+    overdue = _overdue()
+    fake_nvml.recover()
+    overdue.wait(10)
+    driven.sampler._deadline_seconds = 10.0
+    assert [row.gpu_power_watts for row in driven.tick()] == [686.5, 686.5]
+
+
+def test_a_hung_start_leaves_the_host_and_comes_back(
+    clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_nvml.hang("nvmlInit")
+    driven = Driven(clock, deadline_seconds=0.05)
+    for _ in range(3):
+        assert [(row.index, row.host_cpu_percent) for row in driven.tick()] == [(None, 12.5)]
+    assert len(caplog.records) == 1
+    overdue = _overdue()
+    fake_nvml.recover()
+    overdue.wait(10)
+    driven.sampler._deadline_seconds = 10.0
+    assert [row.uuid for row in driven.tick()] == [gpu.uuid]
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetPowerUsage"])
+def test_a_hang_never_holds_the_caller(function: str, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+    fake_nvml.hang(function)
+    began = time.monotonic()
+    sampler = GpuSampler(0.01)
+    sampler.start()
+    assert fake_nvml.hanging.wait(10)
+    in_hang = time.monotonic()
+    assert sampler.samples == ()
+    sampler.close()
+    assert time.monotonic() - in_hang < 1.0
+    assert time.monotonic() - began < 20.0  # the hang lasts 30 s
+    fake_nvml.recover()
+
+
+def test_a_sample_that_comes_after_the_close_is_dropped(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+    fake_nvml.hang("nvmlInit")
+    sampler = GpuSampler(0.01)
+    sampler.start()
+    assert fake_nvml.hanging.wait(10)
+    thread = sampler._thread
+    assert thread is not None
+    sampler.close()
+    fake_nvml.recover()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert sampler.samples == ()
+
+
+def test_close_ends_the_wait_for_the_next_sample(gpu: FakeGpu) -> None:
+    first = threading.Event()
+    with GpuSampler(3600.0, on_sample=lambda rows: first.set()) as sampler:
+        assert first.wait(20)
+        thread = sampler._thread
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [row.uuid for row in sampler.samples] == [gpu.uuid]
+
+
+def test_the_thread_is_a_daemon_and_close_may_be_called_twice_or_too_early() -> None:
+    sampler = GpuSampler()
+    sampler.close()
+    assert sampler.start() is sampler
+    thread = sampler._thread
+    assert thread is not None
+    assert thread.daemon
+    assert sampler.start()._thread is thread
+    sampler.close()
+    sampler.close()
+
+
+def test_a_second_run_begins_anew(clock: FakeClock, gpu: FakeGpu) -> None:
+    seen: list[tuple[GpuSample, ...]] = []
+    taken = threading.Semaphore(0)
+
+    def on_sample(rows: tuple[GpuSample, ...]) -> None:
+        seen.append(rows)
+        taken.release()
+
+    sampler = GpuSampler(3600.0, clock=clock, wall_clock=clock.wall, on_sample=on_sample)
+    for _ in range(2):
+        with sampler:
+            assert taken.acquire(timeout=20)
+        clock.now += 50.0
+    assert sampler.samples == (replace(ROW, time_seconds=1050.0),)
+    assert seen == [(ROW,), (replace(ROW, time_seconds=1050.0),)]
+
+
+def test_on_sample_may_close_its_sampler(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+
+    def on_sample(rows: tuple[GpuSample, ...]) -> None:
+        sampler.close()
+        done.set()
+
+    sampler = GpuSampler(0.01, on_sample=on_sample)
+    sampler.start()
+    assert done.wait(20)
+    assert len(sampler.samples) == 1
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("gpu")
+def test_an_exception_of_on_sample_is_reported_once_and_survived(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def on_sample(rows: tuple[GpuSample, ...]) -> None:
+        calls.append(rows)
+        raise ZeroDivisionError("of the caller")
+
+    driven = Driven(clock, on_sample=on_sample)
+    for _ in range(3):
+        driven.tick()
+    assert calls == [(row,) for row in driven.sampler.samples]
+    assert len(calls) == 3
+    assert len(caplog.records) == 1
+    assert "of the caller" in caplog.text
+
+
+def test_a_defect_in_a_sample_is_reported_and_the_thread_goes_on(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = iter([KeyError("a defect"), KeyError("a defect")])
+
+    def read(meter: HostMeter) -> HostReading:
+        for error in failures:
+            raise error
+        return HostReading()
+
+    monkeypatch.setattr(HostMeter, "read", read)
+    sampled = threading.Event()
+    with GpuSampler(0.01, on_sample=lambda rows: sampled.set()):
+        assert sampled.wait(20)
+    assert len(caplog.records) == 1
+    assert "a defect" in caplog.text
+
+
+def test_a_broken_psutil_leaves_the_gpus(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(**options: Any) -> None:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil, "cpu_times", denied)
+    (row,) = Driven(FakeClock()).tick()
+    assert (row.uuid, row.host_cpu_percent) == (gpu.uuid, None)
+    assert row.process_memory_mib is not None
+
+
+@pytest.mark.parametrize(
+    ("due", "elapsed", "expected"),
+    [(0.0, 0.1, 0.5), (0.5, 0.5, 1.0), (0.5, 1.0, 1.0), (0.5, 1.1, 1.5), (0.5, 7.3, 7.5)],
+)
+def test_late_samples_are_skipped_and_lateness_does_not_add_up(due: float, elapsed: float, expected: float) -> None:
+    assert _next_due(due, elapsed, 0.5) == pytest.approx(expected)
+
+
+def test_the_schedule_does_not_drift(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+
+    class Ended(threading.Event):
+        """Lets the clock pass instead of waiting, and ends after five samples."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            waits.append(timeout)
+            clock.now += timeout
+            if len(waits) == 5:
+                self.set()
+            return self.is_set()
+
+    costs = iter([0.25, 0.5, 2.25, 0.0, 0.75])
+    sampler = GpuSampler(1.0, clock=clock, wall_clock=clock.wall)
+    monkeypatch.setattr(sampler, "_report", lambda rows: setattr(clock, "now", clock.now + next(costs)))
+    sampler._run(Ended())
+    assert [row.elapsed_seconds for row in sampler.samples] == [0.0, 1.0, 2.0, 5.0, 6.0]
+    assert waits == [0.75, 0.5, 0.75, 1.0, 0.25]
+
+
+def _overdue() -> threading.Event:
+    """Is set when the call returns that hangs now."""
+    job = nvml.door()._worker._overdue
+    assert job is not None
+    return job.done
