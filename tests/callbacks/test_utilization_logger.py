@@ -89,9 +89,7 @@ FAULTS = {
     "driver not loaded": lambda nvml: nvml.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
     "version mismatch": lambda nvml: nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
     "no permission": lambda nvml: nvml.fail("nvmlInit", pynvml.NVML_ERROR_NO_PERMISSION),
-    "lost at sample 2": lambda nvml: nvml.fail(
-        "nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_GPU_IS_LOST, at=2
-    ),
+    "lost at sample 2": lambda nvml: nvml.fail("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_GPU_IS_LOST, at=2),
     "hung from the start": lambda nvml: nvml.hang("nvmlInit"),
     "hung at sample 2": lambda nvml: nvml.hang("nvmlDeviceGetPowerUsage", at=2),
 }

@@ -1,0 +1,147 @@
+"""The page and the table say what the document says, and nothing else."""
+
+import copy
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+
+from tfopt.bench import report, table, words
+
+VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
+NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+class Page(HTMLParser):
+    """Checks that elements close in order; keeps the text that a reader sees and every SVG."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+        self.text = []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"style", "script"} & set(self.open):
+            self.text.append(data)
+
+
+def parsed(html):
+    page = Page()
+    page.feed(html)
+    page.close()
+    assert page.open == []
+    return page
+
+
+def numbers_in(value):
+    """Every number in a JSON value, those inside texts included."""
+    if isinstance(value, dict):
+        return [n for key, v in value.items() for n in numbers_in(key) + numbers_in(v)]
+    if isinstance(value, list | tuple):
+        return [n for v in value for n in numbers_in(v)]
+    if isinstance(value, str):
+        return [float(n.replace(",", "")) for n in re.findall(r"\d[\d,]*(?:\.\d+)?", value) if n.strip(",")]
+    return [] if isinstance(value, bool) or value is None else [float(value)]
+
+
+def shown(text, known):
+    """Whether a number as printed is one of the known ones, rounded."""
+    value = float(text.replace(",", ""))
+    decimals = len(text.split(".")[1].split("e")[0]) if "." in text else 0
+    if "e" in text or (0 < value < 0.1):
+        return any(abs(n - value) <= 0.051 * abs(n) for n in known)
+    return any(abs(n - value) <= 0.5000001 * 10**-decimals for n in known)
+
+
+@pytest.fixture
+def page(document):
+    return report.page(document)
+
+
+def test_the_page_is_well_formed_and_self_contained(page, document):
+    parsed(page)
+    charts = re.findall(r"<figure.*?</figure>", page, re.S)
+    assert len(charts) == len(document["cases"])
+    assert page.count('role="img"') == sum(len(case["variants"]) for case in document["cases"])
+    for chart in charts:
+        ET.fromstring(chart)
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", page)
+    assert "<script" not in page
+    assert "prefers-color-scheme" in page
+
+
+def test_every_number_on_the_page_is_in_the_document(page, document):
+    known = [*numbers_in(document), 1.0, *range(1, 7)]  # 1× the baseline, and the turns
+    found = [n for text in parsed(page).text for n in NUMBER.findall(text)]
+    assert len(found) > 100
+    assert [n for n in found if not shown(n, known)] == []
+
+
+def test_the_check_above_would_find_a_made_up_number(document):
+    changed = copy.deepcopy(document)
+    variant = changed["cases"][2]["variants"][2]
+    variant["comparison"]["ratio"] *= 1.7
+    known = [*numbers_in(document), 1.0, *range(1, 7)]
+    found = [n for text in parsed(report.page(changed)).text for n in NUMBER.findall(text)]
+    assert [n for n in found if not shown(n, known)]
+
+
+@pytest.mark.parametrize("render", [report.page, table.render])
+def test_every_variant_and_verdict_is_there(document, render):
+    text = render(document).replace("&#39;", "'")
+    for case in document["cases"]:
+        for variant in case["variants"]:
+            assert variant["name"] in text
+            assert words.verdict(variant) in text
+            assert words.speed(variant) in text
+
+
+def test_the_table_fits_its_width(document):
+    lines = table.render(document).splitlines()
+    assert max(map(len, lines)) <= table.WIDTH
+    assert sum(line.endswith("baseline") for line in lines) == 4
+
+
+@pytest.mark.parametrize("render", [report.page, table.render])
+def test_what_went_wrong_is_said(document, render):
+    changed = copy.deepcopy(document)
+    changed["status"] = "out of budget"
+    changed["cases"][0]["error"] = "RuntimeError: <broken>"
+    changed["cases"][0]["variants"] = []
+    changed["cases"][1]["variants"][1]["verdict"] = "changes the result"
+    text = " ".join(render(changed).replace("&lt;", "<").replace("&gt;", ">").split())
+    assert "out of budget" in text
+    assert "RuntimeError: <broken>" in text
+    assert "Changes the result: XLA on." in text
+
+
+def test_the_lead_names_what_helped_best_first(document):
+    changed = copy.deepcopy(document)
+    for case in changed["cases"]:
+        for variant, ratio in zip(case["variants"][1:], (2.0, 3.0), strict=False):
+            variant["verdict"], variant["comparison"]["ratio"] = "faster", ratio
+    assert words.lead(changed).startswith(
+        "Faster on this machine: mixed_float16 (3.00×), build_pipeline, cached (3.00×),"
+    )
+    for case in changed["cases"]:
+        for variant in case["variants"]:
+            variant["verdict"] = "no difference"
+    assert words.lead(changed) == "Nothing measured here was faster than its baseline."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1234.5, "1,234"), (12.34, "12.3"), (1.234, "1.23"), (0.5, "0.50"), (0.0123, "0.012")]
+)
+def test_numbers(value, text):
+    assert words.number(value) == text

@@ -1,0 +1,157 @@
+"""What is installed: every package, every file once, and nothing heavy on import."""
+
+import ast
+import configparser
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import tfopt
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("tensorflow", "keras", "numpy", "pynvml", "sklearn", "rich", "jinja2", "psutil")
+FOLDERS = {"tfopt": ROOT / "tfopt", "tfopt.callbacks": ROOT / "callbacks", "tfopt.pipelines": ROOT / "pipelines"}
+
+
+def listed():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    return set(config["options"]["packages"].split())
+
+
+def test_every_folder_with_code_is_a_listed_package():
+    found = set()
+    for package, folder in FOLDERS.items():
+        for file in folder.rglob("*.py"):
+            parts = file.parent.relative_to(folder).parts
+            if "__pycache__" not in parts:
+                found.add(".".join((package, *parts)))
+    assert found == listed()
+
+
+def test_the_links_lead_to_the_folders():
+    for name in ("callbacks", "pipelines"):
+        link = ROOT / "tfopt" / name
+        assert link.is_symlink()
+        assert os.readlink(link) == f"../{name}"
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """A wheel and an sdist, built from a copy of the sources."""
+    copy = tmp_path_factory.mktemp("build") / "tfopt"
+    left_out = shutil.ignore_patterns(".git", "build", "dist", "*.egg-info", "__pycache__", ".*cache", ".venv", ".gpu")
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out)
+    code = "import setuptools.build_meta as b, json;print(json.dumps([b.build_wheel('dist'), b.build_sdist('dist')]))"
+    output = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, check=False)
+    assert output.returncode == 0, output.stderr[-2000:]
+    wheel, sdist = json.loads(output.stdout.splitlines()[-1])
+    return copy / "dist" / wheel, copy / "dist" / sdist
+
+
+def sources():
+    """Every file to be installed, as it should stand in the wheel."""
+    names = []
+    for package, folder in FOLDERS.items():
+        for file in folder.rglob("*"):
+            inside = file.relative_to(folder)
+            linked = any(parent.is_symlink() for parent in [file, *file.parents] if folder in parent.parents)
+            if file.is_file() and not linked and "__pycache__" not in inside.parts:
+                names.append("/".join((*package.split("."), *inside.parts)))
+    return names
+
+
+def test_every_file_lands_in_the_wheel_once(built):
+    with zipfile.ZipFile(built[0]) as wheel:
+        installed = [name for name in wheel.namelist() if ".dist-info/" not in name]
+        assert sorted(installed) == sorted(sources())
+        entry_points = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+        assert "tfopt-bench = tfopt.bench.cli:main" in wheel.read(entry_points).decode()
+
+
+def test_the_wheel_can_be_built_from_the_sdist(built, tmp_path):
+    shutil.unpack_archive(built[1], tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    code = "import setuptools.build_meta as b; print(b.build_wheel('.'))"
+    subprocess.run([sys.executable, "-c", code], cwd=unpacked, capture_output=True, check=True)
+    with zipfile.ZipFile(next(unpacked.glob("*.whl"))) as wheel, zipfile.ZipFile(built[0]) as direct:
+        assert wheel.namelist() == direct.namelist()
+
+
+def loaded_after(code):
+    """Which of the heavy modules a fresh interpreter has loaded after some code."""
+    script = f"{code}\nimport sys, json\nprint(json.dumps([n for n in {HEAVY!r} if n in sys.modules]))"
+    output = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(output.stdout.splitlines()[-1])
+
+
+def test_importing_tfopt_loads_nothing_heavy():
+    assert loaded_after("import tfopt") == []
+
+
+def test_help_loads_nothing_heavy():
+    script = "from tfopt.bench.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    assert loaded_after(script) == []
+    assert loaded_after("from tfopt.bench.cli import main\nmain(['list'])") == []
+    assert loaded_after("from tfopt.bench.cli import main\nmain(['run', 'precison'])") == []
+
+
+@pytest.mark.parametrize("name", tfopt.__all__)
+def test_every_public_name_resolves(name):
+    module = getattr(tfopt, name)
+    assert module.__name__ == f"tfopt.{name}"
+    for public in getattr(module, "__all__", ()):
+        assert getattr(module, public) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'tfopt' has no attribute 'diagnose'"):
+        _ = tfopt.diagnose
+    assert set(tfopt.__all__) <= set(dir(tfopt))
+
+
+def test_both_ways_to_call_the_command_are_the_same():
+    command = [sys.executable, "-c", "import sys; from tfopt.bench.cli import main; sys.exit(main())"]
+    outputs = [
+        subprocess.run([*start, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for start in (command, [sys.executable, "-m", "tfopt.bench"])
+    ]
+    assert outputs[0] == outputs[1]
+
+
+FLOORS = [
+    {"bench"},
+    {"diagnose", "tune"},
+    {"callbacks"},
+    {"fit", "distribute"},
+    {"pipelines", "precision", "xla", "memory", "batch", "checkpoint"},
+    {"kernels", "repairs"},
+    {"measure"},
+    {"hardware"},
+    {"page", "files"},
+    {"errors"},
+]
+
+
+def test_imports_go_down_a_floor():
+    floor = {part: number for number, parts in enumerate(FLOORS) for part in parts}
+    for name in sources():
+        parts = name.removesuffix(".py").split("/")
+        if not name.endswith(".py") or len(parts) < 2 or parts[1] == "__init__":
+            continue
+        folder = {"callbacks": ROOT, "pipelines": ROOT}.get(parts[1], ROOT / "tfopt")
+        tree = ast.parse((folder / Path(*parts[1:])).with_suffix(".py").read_text())
+        for node in ast.walk(tree):
+            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [f"tfopt.{alias.name}" for alias in getattr(node, "names", ()) if modules == ["tfopt"]]
+            for module in modules:
+                target = (module or "").split(".")
+                if target[0] == "tfopt" and len(target) > 1 and target[1] in floor and target[1] != parts[1]:
+                    assert floor[target[1]] > floor[parts[1]], f"{name} imports {module}"

@@ -1,0 +1,1 @@
+"""`tfopt-bench`: what each optimisation does to a real training on this machine."""

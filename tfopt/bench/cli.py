@@ -1,0 +1,174 @@
+"""The command `tfopt-bench`. Nothing heavy is imported before a command needs it: `--help` answers at once."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfopt import __version__
+from tfopt.bench.suites import SUMMARIES
+from tfopt.errors import ResultsError, TfoptError, UnsupportedError
+
+DONE, INTERNAL, USAGE, ENVIRONMENT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+_FOLDER = "tfopt-bench-results"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    options = _parser().parse_args(_with_default(sys.argv[1:] if arguments is None else list(arguments)))
+    # TensorFlow's start-up remarks would bury the table; whoever sets the variable gets them.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except UnsupportedError as error:
+        return _say(str(error), ENVIRONMENT)
+    except (ValueError, ResultsError) as error:
+        return _say(str(error), USAGE)
+    except (TfoptError, OSError) as error:
+        return _say(str(error), ENVIRONMENT)
+
+
+def _say(text: str, code: int) -> int:
+    print(f"tfopt-bench: {text}", file=sys.stderr)
+    return code
+
+
+def _with_default(arguments: list[str]) -> list[str]:
+    """`run` is the command where none is named: `tfopt-bench --json` is `tfopt-bench run --json`."""
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
+        return ["run", *arguments]
+    return arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    suites = "\n".join(f"  {name:<10} {summary}" for name, summary in SUMMARIES.items())
+    parser = argparse.ArgumentParser(
+        prog="tfopt-bench",
+        description="Measures on this machine what each optimisation does to a real Keras training.\n"
+        "Without a command: runs every suite.",
+        epilog=f"suites:\n{suites}\n\n"
+        "exit codes: 0 done, 1 a case failed or an internal error, 2 wrong usage or an unreadable results file,\n"
+        "3 this environment cannot run it, 4 a result changed or regressed, 130 interrupted",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"tfopt {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="", required=True)
+    json_option = argparse.ArgumentParser(add_help=False)
+    json_option.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+
+    def add(name: str, help_: str, command: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help_, description=help_, parents=[json_option])
+        sub.set_defaults(command=command)
+        return sub
+
+    run = add("run", "run suites and write a table, a JSON file and an HTML page", _run)
+    run.add_argument("suites", nargs="*", metavar="SUITE", help="by default all of them")
+    run.add_argument("--output", default=_FOLDER, metavar="FOLDER", help=f"where the files go (default: {_FOLDER})")
+    run.add_argument("--budget", type=_seconds, metavar="SECONDS", help="begin no further case after this time")
+    add("list", "list the suites", _list)
+    add("env", "show what a run on this machine would record about it", _env)
+    report = add("report", "show a recorded run as a table and write its HTML page", _report)
+    report.add_argument("results", metavar="RESULTS", help="a JSON file that run wrote")
+    report.add_argument("--output", metavar="PAGE", help="the page (default: beside the JSON file)")
+    compare = add("compare", "compare two recorded runs; exit code 4 if the second is slower", _compare)
+    compare.add_argument("before", metavar="A", help="a JSON file that run wrote")
+    compare.add_argument("after", metavar="B", help="another")
+    compare.add_argument(
+        "--threshold", type=float, default=5.0, metavar="PERCENT", help="slower by more than this fails (default: 5)"
+    )
+    compare.add_argument("--force", action="store_true", help="compare even unlike devices and versions")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, received {text!r}")
+    return value
+
+
+def _run(options: argparse.Namespace) -> int:
+    # A mistyped name is told before TensorFlow is loaded.
+    from tfopt.bench.suites import check
+
+    check(options.suites)
+    from tfopt.bench import report, results, table
+    from tfopt.bench.run import run
+    from tfopt.files import write_atomic
+
+    recorded = run(options.suites, options.output, budget_seconds=options.budget)
+    page = recorded.path.with_suffix(".html")
+    write_atomic(page, report.page(recorded.document))
+    if options.json:
+        print(results.dumps(recorded.document))
+    else:
+        print(table.render(recorded.document))
+        print(f"\nResults: {recorded.path}\nPage:    {page}")
+    cases = recorded.document["cases"]
+    if any(case["error"] for case in cases):
+        return INTERNAL
+    verdicts = [variant["verdict"] for case in cases for variant in case["variants"]]
+    return FAILED if "changes the result" in verdicts else DONE
+
+
+def _list(options: argparse.Namespace) -> int:
+    if options.json:
+        _print_json(SUMMARIES)
+    else:
+        print("\n".join(f"{name:<10} {summary}" for name, summary in SUMMARIES.items()))
+    return DONE
+
+
+def _env(options: argparse.Namespace) -> int:
+    from tfopt.bench.report import flat
+    from tfopt.measure import environment
+
+    found = environment()
+    if options.json:
+        _print_json(found)
+    else:
+        rows = flat(found)
+        width = max(len(name) for name, _ in rows)
+        print("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+    return DONE
+
+
+def _report(options: argparse.Namespace) -> int:
+    from tfopt.bench import report, results, table
+    from tfopt.files import write_atomic
+
+    document = results.read(options.results)
+    page = Path(options.output) if options.output else Path(options.results).with_suffix(".html")
+    write_atomic(page, report.page(document))
+    if options.json:
+        print(results.dumps(document))
+    else:
+        print(table.render(document))
+        print(f"\nPage: {page}")
+    return DONE
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from tfopt.bench import results
+    from tfopt.bench.comparing import changes
+
+    documents = (results.read(path) for path in (options.before, options.after))
+    try:
+        found = changes(*documents, threshold_percent=options.threshold, force=options.force)
+    except ResultsError as error:
+        return _say(str(error), FAILED)
+    if options.json:
+        _print_json([change.to_dict() for change in found])
+    else:
+        print("\n".join(map(str, found)))
+    return FAILED if any(change.regressed for change in found) else DONE
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False))

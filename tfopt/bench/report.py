@@ -1,0 +1,111 @@
+"""The results as a self-contained HTML page."""
+
+import json
+from typing import Any, Literal
+
+from tfopt.bench import words
+from tfopt.page import Bar, Page, Section, Table, bar_chart, render
+
+_TONES: dict[str, Literal["baseline", "better", "worse"]] = {
+    "baseline": "baseline",
+    "faster": "better",
+    "slower": "worse",
+    "changes the result": "worse",
+}
+
+
+def page(document: dict[str, Any]) -> str:
+    """The page, as HTML.
+
+    Args:
+        document: A results document.
+
+    Raises:
+        tfopt.errors.UnsupportedError: jinja2 is not installed.
+    """
+    sections = [_section(case) for case in document["cases"]]
+    status = "" if document["status"] == "complete" else f"\n\nThis run was cut short: {document['status']}."
+    return render(
+        Page(
+            title="tfopt-bench",
+            lead=f"{words.lead(document)}{status}\n\nMeasured on {words.device(document)}.",
+            sections=[*sections, _environment(document)],
+            footer=f"Written by tfopt {document['environment']['tfopt']}, run of {document['started']}.",
+        )
+    )
+
+
+def _section(case: dict[str, Any]) -> Section:
+    title = f"{case['suite']}: {case['workload']}"
+    if case["error"]:
+        return Section(title=title, text=f"{case['question']}\n\nThis case failed: {case['error']}")
+    rows = [
+        (
+            variant["name"],
+            words.step_time(variant),
+            words.speed(variant),
+            f"{words.number(variant['step_time']['first_step_seconds'])} s",
+            words.check(variant),
+            words.verdict(variant),
+        )
+        for variant in case["variants"]
+    ]
+    headers = ("Variant", "ms a step", "Speed", "First step", "Result", "Verdict")
+    notes = "; ".join(f"{variant['name']}: {variant['note']}" for variant in case["variants"])
+    return Section(
+        title=title,
+        text=f"{case['question']} {notes}.",
+        charts=(_chart(case),),
+        tables=(Table(headers, rows, align="lrrrll"),),
+        details=tuple((f"Raw samples of {variant['name']}", _samples(variant)) for variant in case["variants"]),
+    )
+
+
+def _chart(case: dict[str, Any]) -> str:
+    bars = []
+    for variant in case["variants"]:
+        comparison = variant["comparison"] or {"ratio": 1.0, "interval": (None, None)}
+        low, high = comparison["interval"]
+        bars.append(
+            Bar(
+                label=variant["name"],
+                value=comparison["ratio"],
+                text=words.speed(variant),
+                low=low,
+                high=high,
+                tone=_TONES.get(variant["verdict"], "unclear"),
+            )
+        )
+    return bar_chart(
+        bars,
+        title=f"Speed of a {case['unit']}",
+        description=f"Times as fast as {case['baseline']}, with the interval; longer is faster.",
+        reference=1.0,
+        reference_label=f"as fast as {case['baseline']}",
+    )
+
+
+def _samples(variant: dict[str, Any]) -> Table:
+    rows = [
+        (str(turn), " ".join(words.number(sample) for sample in repeat))
+        for turn, repeat in enumerate(variant["step_time"]["repeats_ms"], start=1)
+    ]
+    steps = variant["step_time"]["steps_per_sample"]
+    return Table(("Turn", f"ms a step, each the mean of {steps} steps"), rows, align="rl")
+
+
+def _environment(document: dict[str, Any]) -> Section:
+    rows = flat(document["environment"])
+    return Section(title="Environment", tables=(Table(("What", "Value"), rows, align="ll"),))
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested entries as (dotted name, text)."""
+    found: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found += flat(value, f"{prefix}{name}.")
+        else:
+            text = "unknown" if value is None else value if isinstance(value, str) else json.dumps(value)
+            found.append((prefix + name, text))
+    return found

@@ -1,0 +1,15 @@
+"""The training step with and without XLA, and the accuracy that both train to."""
+
+from tfopt.bench.cases import Case, Scale
+from tfopt.bench.suites import settings
+from tfopt.bench.suites.settings import Setting
+
+_SETTINGS = {
+    "XLA off": Setting("jit_compile=False", jit_compile=False),
+    "XLA on": Setting("jit_compile=True", jit_compile=True),
+}
+
+
+def cases(scale: Scale) -> list[Case]:
+    """The cases for this size."""
+    return settings.cases("xla", "What does XLA do to a training step?", _SETTINGS, scale)

@@ -1,0 +1,50 @@
+"""The results as a table in a terminal."""
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tfopt.bench import words
+
+WIDTH = 120
+"""Columns where the output is no terminal, so that a file or a README always gets the same table."""
+
+
+def render(document: dict[str, Any], width: int = WIDTH) -> str:
+    """The table and the sentences around it, as plain text.
+
+    Args:
+        document: A results document.
+        width: Columns to fill at most.
+    """
+    console = Console(width=width, color_system=None, force_terminal=False, highlight=False)
+    with console.capture() as capture:
+        console.print(f"tfopt-bench on {words.device(document)}")
+        console.print(_table(document))
+        console.print(words.lead(document))
+        console.print(
+            "ms a step: median [95 % interval]. Speed: baseline's time over the variant's. "
+            f"Status: {document['status']}."
+        )
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _table(document: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Variant", no_wrap=True)
+    table.add_column("ms a step", justify="right")
+    table.add_column("Speed", justify="right")
+    table.add_column("Result")
+    table.add_column("Verdict")
+    for position, case in enumerate(document["cases"]):
+        if position:
+            table.add_row()
+        table.add_row(f"{case['suite']}, {case['workload']}: {case['unit']}")
+        if case["error"]:
+            table.add_row("  failed", "", "", "", case["error"])
+        for variant in case["variants"]:
+            cells = (words.step_time(variant), words.speed(variant), words.check(variant), words.verdict(variant))
+            table.add_row(f"  {variant['name']}", *cells)
+    return table

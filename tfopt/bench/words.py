@@ -1,0 +1,70 @@
+"""The figures of a results document in words, for the table and the page alike."""
+
+from collections.abc import Sequence
+from typing import Any
+
+_ADVICE = {
+    "baseline": "baseline",
+    "faster": "faster",
+    "slower": "slower: leave it off",
+    "no difference": "no difference",
+    "too noisy to tell": "too noisy to tell",
+    "changes the result": "changes the result",
+}
+
+
+def number(value: float) -> str:
+    """Two decimals from 0.1 to 10, else about three significant digits."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def ratio(value: float, interval: Sequence[float]) -> str:
+    """A ratio with its interval."""
+    return f"{number(value)}× [{number(interval[0])}–{number(interval[1])}]"
+
+
+def step_time(variant: dict[str, Any]) -> str:
+    """Milliseconds a step, with the interval."""
+    low, high = variant["step_time"]["interval_ms"]
+    return f"{number(variant['step_time']['median_ms'])} [{number(low)}–{number(high)}]"
+
+
+def speed(variant: dict[str, Any]) -> str:
+    """The ratio to the baseline, with its interval."""
+    comparison = variant["comparison"]
+    return "1×" if comparison is None else ratio(comparison["ratio"], comparison["interval"])
+
+
+def check(variant: dict[str, Any]) -> str:
+    """What the comparison of results found."""
+    return variant["check"]["text"] if variant["check"] else "not checked"
+
+
+def verdict(variant: dict[str, Any]) -> str:
+    """What to make of it."""
+    return _ADVICE[variant["verdict"]]
+
+
+def device(document: dict[str, Any]) -> str:
+    """What it was measured on, in a line."""
+    environment = document["environment"]
+    host, packages = environment["host"], environment["packages"]
+    names = [gpu["name"] for gpu in environment["gpus"]]
+    gpus = f"{len(names)} × {names[0]}" if names else "no GPU"
+    processor = f"{host['cpu_model'] or 'unknown CPU'} ({host['cpus']:g} CPUs)"
+    return f"{processor}, {gpus}, TensorFlow {packages['tensorflow']}, Keras {packages['keras']}"
+
+
+def lead(document: dict[str, Any]) -> str:
+    """What the run found, in a sentence or two."""
+    variants = [variant for case in document["cases"] for variant in case["variants"]]
+    helped = [v for v in variants if v["verdict"] == "faster"]
+    best = sorted(helped, key=lambda v: -v["comparison"]["ratio"])
+    listed = ", ".join(f"{v['name']} ({number(v['comparison']['ratio'])}×)" for v in best)
+    first = f"Faster on this machine: {listed}." if best else "Nothing measured here was faster than its baseline."
+    hurt = [v["name"] for v in variants if v["verdict"] == "slower"]
+    second = f" Slower: {', '.join(hurt)}." if hurt else ""
+    wrong = [v["name"] for v in variants if v["verdict"] == "changes the result"]
+    return first + second + (f" Changes the result: {', '.join(wrong)}." if wrong else "")

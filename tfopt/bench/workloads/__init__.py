@@ -1,0 +1,1 @@
+"""Real data and models to train on it."""

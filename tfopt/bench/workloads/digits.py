@@ -1,0 +1,80 @@
+"""Scikit-learn's 1,797 handwritten digits of 8×8 pixels, and a small convolutional net."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tfopt.bench.workloads.requirements import require
+from tfopt.pipelines import build_pipeline
+
+TEST_EXAMPLES = 360
+_EPOCHS = 8
+
+
+class Split(NamedTuple):
+    """Images, shape (examples, 8, 8, 1), float32 from 0 to 1; labels, shape (examples,), int32."""
+
+    images: Any
+    labels: Any
+
+
+@cache
+def data() -> tuple[Split, Split]:
+    """The digits, split for training and for test; always the same split."""
+    digits = require("sklearn.datasets").load_digits()
+    images = (digits.images[..., None] / 16).astype("float32")
+    labels = digits.target.astype("int32")
+    order = np.random.default_rng(0).permutation(len(images))
+    test, train = order[:TEST_EXAMPLES], order[TEST_EXAMPLES:]
+    return Split(images[train], labels[train]), Split(images[test], labels[test])
+
+
+def model(*, width: int = 1, jit_compile: bool | str = "auto") -> keras.Model:
+    """The net, compiled, under the global dtype policy.
+
+    Args:
+        width: Factor on the number of channels.
+        jit_compile: As for `keras.Model.compile`.
+    """
+    layers = keras.layers
+    net = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(16 * width, 3, padding="same", use_bias=False),
+            # Keras' momentum of 0.99 would need more steps than this training has.
+            layers.BatchNormalization(momentum=0.9),
+            layers.ReLU(),
+            layers.MaxPooling2D(),
+            layers.Conv2D(32 * width, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(momentum=0.9),
+            layers.ReLU(),
+            layers.Flatten(),
+            layers.Dropout(0.3),
+            layers.Dense(10, dtype="float32"),
+        ]
+    )
+    net.compile(
+        optimizer=keras.optimizers.Adam(3e-3),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=jit_compile,
+    )
+    return net
+
+
+def batch(size: int) -> tuple[Any, Any]:
+    """One batch of training examples."""
+    train, _ = data()
+    return np.resize(train.images, (size, 8, 8, 1)), np.resize(train.labels, size)
+
+
+def accuracy(seed: int, *, width: int = 1, jit_compile: bool | str = "auto") -> float:
+    """Trains the net from scratch and returns its accuracy on the test digits."""
+    keras.utils.set_random_seed(seed)
+    train, test = data()
+    net = model(width=width, jit_compile=jit_compile)
+    # Batches of 64 whatever the device: a training of eight epochs needs the updates.
+    net.fit(build_pipeline(train, batch_size=64, seed=seed), epochs=_EPOCHS, verbose=0, shuffle=False)
+    return float(net.evaluate(*test, batch_size=TEST_EXAMPLES, verbose=0, return_dict=True)["accuracy"])

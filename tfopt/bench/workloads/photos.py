@@ -1,0 +1,99 @@
+"""JPEG files of ImageNet's size, cut, scaled and flipped from scikit-learn's two photographs."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt.bench.workloads.requirements import require
+
+SIZE = 224
+_VERSION = 1  # of the files; another number, another folder
+
+
+def folder(count: int) -> Path:
+    """A folder with `count` JPEG files, in one subfolder for each photograph; written on first use.
+
+    They lie in the user's cache folder (XDG_CACHE_HOME, by default ~/.cache), about 50 KB each.
+
+    Raises:
+        tfopt.errors.UnsupportedError: scikit-learn or pillow is missing.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    target = home / "tfopt" / f"photos-{_VERSION}-{count}"
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Written apart and renamed when whole: a run that was killed leaves no half-filled folder behind.
+        with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+            _write(Path(temporary), count)
+            os.chmod(temporary, 0o755)
+            try:
+                os.rename(temporary, target)
+            except OSError:  # another process was first
+                if not target.is_dir():
+                    raise
+            else:
+                os.mkdir(temporary)  # for the context manager to remove
+    return target
+
+
+def _write(target: Path, count: int) -> None:
+    image = require("PIL.Image")
+    sources = require("sklearn.datasets").load_sample_images()
+    random = np.random.default_rng(0)
+    for number in range(count):
+        which = number % len(sources.images)
+        name = Path(sources.filenames[which]).stem
+        photograph = image.fromarray(sources.images[which])
+        width, height = int(random.integers(240, 400)), int(random.integers(200, 330))
+        left = int(random.integers(photograph.width - width + 1))
+        top = int(random.integers(photograph.height - height + 1))
+        cut = photograph.crop((left, top, left + width, top + height))
+        if random.random() < 0.5:
+            cut = cut.transpose(image.Transpose.FLIP_LEFT_RIGHT)
+        scale = random.uniform(1.2, 1.6)
+        (target / name).mkdir(exist_ok=True)
+        cut.resize((int(width * scale), int(height * scale)), image.Resampling.BICUBIC).save(
+            target / name / f"{number:05}.jpg", quality=92
+        )
+
+
+def resized(image: Any, label: Any) -> tuple[Any, Any]:
+    """An image of any size, shape (height, width, 3), as uint8 of 224×224, and its label."""
+    return tf.cast(tf.image.resize(image, (SIZE, SIZE)), tf.uint8), label
+
+
+def naive(path: Path, batch_size: int) -> tf.data.Dataset:
+    """The pipeline that a first script has: one file after the other, nothing ahead of time."""
+    names = sorted(path.glob("*/*.jpg"))
+    classes = sorted({name.parent.name for name in names})
+    labels = [classes.index(name.parent.name) for name in names]
+    dataset = tf.data.Dataset.from_tensor_slices(([str(name) for name in names], labels))
+    dataset = dataset.shuffle(len(names))
+    dataset = dataset.map(lambda name, label: resized(tf.io.decode_jpeg(tf.io.read_file(name), channels=3), label))
+    options = tf.data.Options()
+    # tf.data would otherwise make the map parallel and prefetch on its own, though the script does not ask for it.
+    options.experimental_optimization.map_parallelization = False
+    options.experimental_optimization.inject_prefetch = False
+    options.autotune.enabled = False
+    return dataset.batch(batch_size, drop_remainder=True).with_options(options)
+
+
+def model() -> keras.Model:
+    """A net so small that reading the photographs is what takes the time; compiled."""
+    layers = keras.layers
+    net = keras.Sequential(
+        [
+            keras.Input((SIZE, SIZE, 3), dtype="uint8"),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(8, 8, strides=8, activation="relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(2, dtype="float32"),
+        ]
+    )
+    net.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return net

@@ -1,0 +1,45 @@
+"""ResNet-50 on photographs of 224×224 pixels."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.bench.workloads import photos
+
+CLASSES = 1000
+
+
+def model(*, jit_compile: bool | str = "auto", size: int = photos.SIZE) -> keras.Model:
+    """ResNet-50 from random weights, compiled with SGD and momentum, under the global dtype policy.
+
+    Args:
+        jit_compile: As for `keras.Model.compile`.
+        size: Height and width of the images.
+    """
+    images = keras.Input((size, size, 3), dtype="uint8")
+    features = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
+    base = keras.applications.ResNet50(
+        weights=None, classes=CLASSES, classifier_activation=None, input_tensor=None, input_shape=(size, size, 3)
+    )
+    logits = keras.layers.Activation("linear", dtype="float32")(base(features))
+    net = keras.Model(images, logits)
+    net.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=jit_compile,
+    )
+    return net
+
+
+def batch(size: int, *, count: int, pixels: int = photos.SIZE) -> tuple[Any, Any]:
+    """One batch of uint8 photographs, shape (size, pixels, pixels, 3), with their labels, shape (size,).
+
+    Args:
+        size: Examples.
+        count: How many files the photographs are taken from.
+        pixels: Height and width.
+    """
+    dataset = photos.naive(photos.folder(count), 1).unbatch().repeat().batch(size)
+    images, labels = next(iter(dataset))
+    return images[:, :pixels, :pixels], tf.cast(labels, tf.int32)
