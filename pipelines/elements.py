@@ -1,0 +1,46 @@
+"""Calls functions on the elements of a dataset, and adds up what an element holds."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def without_autograph(function: Function) -> Function:
+    """Marks a function of tfopt's own: AutoGraph leaves it alone. A user's function must not be called from it."""
+    marked: Function = tf.autograph.experimental.do_not_convert(function)
+    return marked
+
+
+def apply(function: Callable[..., Any], element: Any, **keywords: Any) -> Any:
+    """Calls a function on an element as `Dataset.map` does: a tuple is spread over the arguments."""
+    return function(*element, **keywords) if type(element) is tuple else function(element, **keywords)
+
+
+def element_of(arguments: tuple[Any, ...], spec: Any) -> Any:
+    """Returns the element that `Dataset.map` spread over these arguments, given the dataset's element spec."""
+    return arguments if type(spec) is tuple else arguments[0]
+
+
+def leaves(element: Any) -> list[Any]:
+    """Returns the tensors of an element in a fixed order; ragged and sparse ones whole."""
+    return list(tf.nest.flatten(element))
+
+
+def size_bytes(element: Any) -> int:
+    """Returns the memory that an eager element holds, strings counted by their bytes."""
+    return sum(_tensor_bytes(tensor) for tensor in tf.nest.flatten(element, expand_composites=True))
+
+
+def is_static(spec: Any) -> bool:
+    """Whether every dense tensor of an element spec has a fully known shape."""
+    dense = [leaf for leaf in leaves(spec) if isinstance(leaf, tf.TensorSpec)]
+    return all(leaf.shape.is_fully_defined() for leaf in dense)
+
+
+def _tensor_bytes(tensor: Any) -> int:
+    if tensor.dtype == tf.string:
+        return sum(map(len, tensor.numpy().ravel().tolist())) if tensor.shape.rank else len(tensor.numpy())
+    return int(tensor.dtype.size) * int(tensor.shape.num_elements())

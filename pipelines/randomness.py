@@ -1,0 +1,169 @@
+"""Finds what makes a function give another result on the next call, in TensorFlow graphs and in datasets.
+
+Calls of Python's or NumPy's own random functions leave no trace in a graph: they run once, when TensorFlow traces the
+function, and are found by nobody here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# Every registered operation that is stateful and draws random numbers; a test compares this with TensorFlow's registry.
+_RANDOM = frozenset(
+    [
+        "AllCandidateSampler",
+        "AnonymousRandomSeedGenerator",
+        "AnonymousSeedGenerator",
+        "FixedUnigramCandidateSampler",
+        "LearnedUnigramCandidateSampler",
+        "LogUniformCandidateSampler",
+        "Multinomial",
+        "NonDeterministicInts",
+        "ParameterizedTruncatedNormal",
+        "RandomCrop",
+        "RandomDataset",
+        "RandomDatasetV2",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomShuffleQueue",
+        "RandomShuffleQueueV2",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "RngReadAndSkip",
+        "RngSkip",
+        "SampleDistortedBoundingBox",
+        "SampleDistortedBoundingBoxV2",
+        "ShuffleAndRepeatDatasetV2",
+        "ShuffleDatasetV2",
+        "ShuffleDatasetV3",
+        "StatefulRandomBinomial",
+        "StatefulStandardNormal",
+        "StatefulStandardNormalV2",
+        "StatefulTruncatedNormal",
+        "StatefulUniform",
+        "StatefulUniformFullInt",
+        "StatefulUniformInt",
+        "ThreadUnsafeUnigramCandidateSampler",
+        "TruncatedNormal",
+        "UniformCandidateSampler",
+        "ExperimentalRandomDataset",
+        "CudnnRNN",
+        "CudnnRNNBackprop",
+        "CudnnRNNBackpropV2",
+        "CudnnRNNBackpropV3",
+        "CudnnRNNV2",
+        "CudnnRNNV3",
+        "Timestamp",
+        "ShuffleDataset",
+        "ShuffleAndRepeatDataset",
+    ]
+)
+# Keras' seed generators are variables that each call advances.
+_ASSIGNING = frozenset(
+    [
+        "AssignAddVariableOp",
+        "AssignSubVariableOp",
+        "AssignVariableOp",
+        "ResourceCountUpTo",
+        "ResourceScatterAdd",
+        "ResourceScatterDiv",
+        "ResourceScatterMax",
+        "ResourceScatterMin",
+        "ResourceScatterMul",
+        "ResourceScatterNdAdd",
+        "ResourceScatterNdMax",
+        "ResourceScatterNdMin",
+        "ResourceScatterNdSub",
+        "ResourceScatterNdUpdate",
+        "ResourceScatterSub",
+        "ResourceScatterUpdate",
+        "ResourceStridedSliceAssign",
+        "LookupTableInsertV2",
+        "LookupTableRemoveV2",
+    ]
+)
+_OPAQUE = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+
+Kind = Literal["random", "assigning", "opaque", "shuffle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An operation whose result may differ from call to call.
+
+    Args:
+        kind: "random"; "assigning", it changes a variable or table; "opaque", it calls Python, which may do anything;
+            "shuffle", a shuffle that gives another order on each iteration or in each process.
+        operation: Its type, such as "RandomUniform".
+        name: Its name in the graph.
+        restarts: Whether its seed is fixed, by an argument or by `tf.random.set_seed`: each iteration of a dataset then
+            makes it draw the same numbers again.
+    """
+
+    kind: Kind
+    operation: str
+    name: str
+    restarts: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.operation} ({self.name})" if self.name else self.operation
+
+
+def find_in_function(function: Any) -> list[Finding]:
+    """Finds such operations in a concrete function and in all functions that it calls.
+
+    Args:
+        function: A `tf.types.experimental.ConcreteFunction`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> noisy = tf.function(lambda x: x + tf.random.normal(())).get_concrete_function(tf.TensorSpec(()))
+        >>> [finding.operation for finding in find_in_function(noisy)]
+        ['RandomStandardNormal']
+    """
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for nested in graph.library.function for node in nested.node_def)]
+    return [finding for node in nodes if (finding := _classify(node))]
+
+
+def find_in_dataset(dataset: Any) -> list[Finding]:
+    """Finds such operations in the functions of a dataset and of all datasets that it reads from."""
+    return [finding for stage in _lineage(dataset) for finding in _in_stage(stage)]
+
+
+def _classify(node: Any) -> Finding | None:
+    kinds: list[tuple[Kind, frozenset[str]]] = [("random", _RANDOM), ("assigning", _ASSIGNING), ("opaque", _OPAQUE)]
+    # Zeros stand for no seed.
+    fixed = any(node.attr[half].i != 0 for half in ("seed", "seed2") if half in node.attr)
+    found = (Finding(kind, node.op, node.name, fixed) for kind, operations in kinds if node.op in operations)
+    return next(found, None)
+
+
+def _lineage(dataset: Any) -> Iterator[Any]:
+    """Yields a dataset and all that it reads from."""
+    waiting, seen = [dataset], set()
+    while waiting:
+        stage = waiting.pop()
+        if id(stage) not in seen:
+            seen.add(id(stage))
+            yield stage
+            waiting += stage._inputs()
+
+
+def _in_stage(stage: Any) -> list[Finding]:
+    kind = type(stage).__name__
+    found = [finding for wrapped in stage._functions() for finding in find_in_function(wrapped.function)]
+    if kind == "_ShuffleDataset" and not _same_every_time(stage):
+        found.append(Finding("shuffle", "Dataset.shuffle", ""))
+    if kind == "_RandomDataset":
+        found.append(Finding("random", "Dataset.random", ""))
+    return found
+
+
+def _same_every_time(shuffle: Any) -> bool:
+    # TensorFlow turns a missing seed into (0, 0), and a missing reshuffle_each_iteration into True.
+    seeded = int(shuffle._seed) != 0 or int(shuffle._seed2) != 0
+    return seeded and shuffle._reshuffle_each_iteration is False

@@ -1,0 +1,85 @@
+"""Derives the seeds of a pipeline's parts, and gives each element of each epoch its own."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.pipelines.elements import without_autograph
+
+_PARTS = ("files", "shuffle", "augment")
+# Dataset.shuffle and Dataset.random mix tf.random.set_seed into the seed that they are given, and a second model in the
+# process would then see another order. Their operations take both halves of a seed; this stands for the global half.
+_FIRST_HALF = 87654321
+
+
+def part_seed(seed: int | None, part: str) -> int | None:
+    """Returns the seed of one part, independent of the others; None stays None.
+
+    Args:
+        seed: The pipeline's seed.
+        part: "files", "shuffle" or "augment".
+    """
+    if seed is None:
+        return None
+    # SeedSequence is stable across NumPy versions; 31 bits, since TensorFlow stores some seeds as int32.
+    return int(np.random.SeedSequence((seed, _PARTS.index(part))).generate_state(1)[0] >> 1)
+
+
+def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = True) -> Any:
+    """Shuffles a dataset; under a seed the order depends on nothing else, `tf.random.set_seed` included.
+
+    Args:
+        dataset: What to shuffle.
+        buffer: How many elements the shuffle draws from.
+        seed: Default: a random one.
+        reshuffle: Whether each iteration has another order.
+    """
+    if seed is None:
+        return dataset.shuffle(buffer, reshuffle_each_iteration=reshuffle)
+    variant = tf.raw_ops.ShuffleDatasetV3(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        buffer_size=tf.constant(buffer, tf.int64),
+        reshuffle_each_iteration=reshuffle,
+        **_seeds(seed),
+        **dataset._flat_structure,
+    )
+    shuffled = tf.data.experimental.from_variant(variant, dataset.element_spec)
+    shuffled._tfopt_input = dataset  # as TensorFlow's own datasets hold their input, for its Python functions
+    return shuffled
+
+
+def with_words(dataset: Any, seed: int | None) -> Any:
+    """Puts beside each element what `element_seed` makes its seed of: `(element, word, place)`.
+
+    The word is random and differs from epoch to epoch, the place is the element's number in the epoch. Place, not
+    content, decides, so that parallelism changes nothing.
+
+    Args:
+        dataset: The elements, in the order in which they will be used.
+        seed: Default: a random one.
+    """
+    return tf.data.Dataset.zip(dataset, _random_words(seed), tf.data.Dataset.counter())
+
+
+@without_autograph
+def element_seed(word: Any, place: Any) -> Any:
+    """Returns an int32 seed of shape (2,), unlike that of any other element of the epoch."""
+    # Words lie in [0, 2**32).
+    return tf.stack([tf.cast(word - 2**31, tf.int32), tf.cast(place % 2**31, tf.int32)])
+
+
+def _random_words(seed: int | None) -> Any:
+    """Returns an endless dataset of random numbers in [0, 2**32), others on each iteration."""
+    if seed is None:
+        return tf.data.Dataset.random(rerandomize_each_iteration=True)
+    spec = tf.TensorSpec((), tf.int64)
+    variant = tf.raw_ops.RandomDatasetV2(
+        rerandomize_each_iteration=True, output_types=[spec.dtype], output_shapes=[spec.shape], **_seeds(seed)
+    )
+    return tf.data.experimental.from_variant(variant, spec)
+
+
+def _seeds(seed: int) -> dict[str, Any]:
+    first, second = (tf.constant(half, tf.int64) for half in (_FIRST_HALF, seed))
+    return {"seed": first, "seed2": second, "seed_generator": tf.raw_ops.DummySeedGenerator()}

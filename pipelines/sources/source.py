@@ -1,0 +1,56 @@
+"""What the planner knows of a source: how to read it, how much there is, and what to call an element."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Single examples, and how they are read.
+
+    Make one for data of your own kind; `arrays`, `dataset`, `images` and `records` make theirs the same way.
+
+    Args:
+        name: What the plan calls it.
+        dataset: Returns a new `tf.data.Dataset` of raw elements in their own order. Raw elements may be keys (paths,
+            indices, serialised bytes) that `decode` turns into examples.
+        count: How many elements there are. Default: the dataset's cardinality, where it is known.
+        decode: Turns a raw element into an example: tensors in tuples and dicts. Called as `Dataset.map` calls its
+            function, in parallel; must be deterministic. Default: raw elements are examples.
+        origin: Returns a scalar string tensor that names a raw element, such as its path; called as `decode` is.
+            Default: elements are named by number.
+        sample: Returns a dataset of at most this many raw elements, spread over the data, for the planner to look at.
+            Default: the first ones.
+        shuffled: Returns a dataset of the same raw elements in a coarse random order, read side by side (as files
+            are); used where the pipeline shuffles. Its argument is a seed or None. With a seed the order must be the
+            same on every iteration. Default: `dataset`.
+        resident: The examples lie in memory already, so that a cache without a `transform` saves nothing. With
+            `decode`, the raw elements are indices and `decode` also takes a whole batch of them.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tfopt.pipelines import Source, build_pipeline
+        >>> squares = Source(name="squares", dataset=lambda: tf.data.Dataset.range(8), decode=lambda i: (i, i * i))
+        >>> len(build_pipeline(squares, batch_size=4))
+        2
+    """
+
+    name: str
+    dataset: Callable[[], Any]
+    count: int | None = None
+    decode: Callable[..., Any] | None = None
+    origin: Callable[..., Any] | None = None
+    sample: Callable[[int], Any] | None = None
+    shuffled: Callable[[int | None], Any] | None = None
+    resident: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("dataset", "decode", "origin", "sample", "shuffled"):
+            value = getattr(self, field)
+            if not callable(value) and (value is not None or field == "dataset"):
+                raise TypeError(f"Source expects a callable for `{field}`. Received: {value!r}")
+        if self.count is not None and (not isinstance(self.count, int) or isinstance(self.count, bool)):
+            raise TypeError(f"Source expects an int or None for `count`. Received: {self.count!r}")
+        if self.count is not None and self.count < 0:
+            raise ValueError(f"Source expects `count` to be at least 0. Received: {self.count}")

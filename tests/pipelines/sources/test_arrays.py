@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines import build_pipeline
+from tfopt.pipelines.sources.arrays import arrays
+
+
+def nested(depth, count):
+    leaf = st.sampled_from(["float32", "int32", "uint8"]).map(lambda kind: np.arange(count).astype(kind))
+    return st.recursive(
+        leaf,
+        lambda inner: st.tuples(inner, inner) | st.fixed_dictionaries({"a": inner, "b": inner}),
+        max_leaves=depth,
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data(), st.integers(1, 20), st.integers(1, 7))
+def test_any_nesting_comes_back_whole_and_in_order(data, count, batch_size):
+    given_arrays = data.draw(nested(3, count))
+    batches = list(build_pipeline(given_arrays, batch_size=batch_size, training=False))
+    whole = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
+    tf.nest.assert_same_structure(whole, given_arrays)
+    for found, expected in zip(tf.nest.flatten(whole), tf.nest.flatten(given_arrays), strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+
+
+def test_tensors_and_strings_are_taken():
+    source = arrays((tf.constant([1, 2, 3]), np.array(["a", "b", "c"])))
+    (numbers, names) = next(iter(build_pipeline(source, training=False)))
+    assert numbers.numpy().tolist() == [1, 2, 3]
+    assert names.numpy().tolist() == [b"a", b"b", b"c"]
+
+
+def test_data_is_copied():
+    data = np.zeros(4)
+    source = arrays(data)
+    data[:] = 1
+    assert next(iter(build_pipeline(source, training=False))).numpy().sum() == 0
+
+
+def test_unlike_lengths_are_named():
+    data = {"x": np.zeros((4, 2)), "y": (np.zeros(5), np.zeros(4))}
+    with pytest.raises(ValueError, match=r"data\['x'\] has 4, data\['y'\]\[0\] has 5, data\['y'\]\[1\] has 4"):
+        arrays(data)
+
+
+@pytest.mark.parametrize("data", [np.zeros((0, 3)), (), {}, (np.zeros(0), np.zeros(0))])
+def test_nothing_is_refused(data):
+    with pytest.raises(PipelineError, match="at least one example"):
+        arrays(data)
+
+
+def test_scalars_are_refused():
+    with pytest.raises(ValueError, match=r"Received a scalar at data\[1\]"):
+        arrays((np.zeros(3), np.zeros(())))
+
+
+@pytest.mark.parametrize("leaf", [[1, 2], None, "text"])
+def test_other_leaves_are_refused_by_place(leaf):
+    with pytest.raises(TypeError, match=rf"Received at data\[1\]: {type(leaf).__name__}"):
+        arrays((np.zeros(2), leaf))

@@ -1,0 +1,175 @@
+import os
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines import build_pipeline, plan_pipeline
+from tfopt.pipelines.sources.images import images
+
+
+def shades(dataset):
+    return [
+        (int(image[1, 1, 0]), int(label))
+        for batch, labels in dataset
+        for image, label in zip(batch, labels, strict=True)
+    ]
+
+
+def test_classes_are_the_subfolders_in_order(photos):
+    dataset = build_pipeline(photos, batch_size=5, training=False)
+    image, label = dataset.element_spec
+    assert (image.dtype, image.shape.as_list()) == (tf.uint8, [None, 6, 5, 3])
+    assert label.dtype == tf.int32
+    assert shades(dataset) == [(index, index // 4) for index in range(12)]
+
+
+@pytest.mark.parametrize("cache", [None, "memory"])
+def test_each_image_once_an_epoch(photos, cache):
+    dataset = build_pipeline(photos, batch_size=4, cache=cache)
+    for _ in range(3):
+        assert sorted(shades(dataset)) == [(index, index // 4) for index in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("a.png", m) for m in ("RGB", "L", "RGBA", "P", "LA", "1")]
+    + [("a.bmp", m) for m in ("RGB", "L", "RGBA")]
+    + [("a.gif", m) for m in ("RGB", "L", "P")]
+    + [("a.jpg", m) for m in ("RGB", "L", "CMYK")],
+)
+def test_formats_decode_to_three_channels(tmp_path, picture, name, mode):
+    path = picture(tmp_path / "one" / name, shade=120, mode=mode)
+    image, _ = next(iter(build_pipeline(tmp_path, batch_size=1, training=False)))
+    with Image.open(path) as reference:
+        expected = np.asarray(reference.convert("RGB")).astype(int)
+    assert image.shape == (1, 6, 5, 3)
+    # The two JPEG decoders round differently.
+    np.testing.assert_allclose(image[0].numpy().astype(int), expected, atol=3 if name == "a.jpg" else 0)
+
+
+def test_an_animation_gives_its_first_frame(tmp_path):
+    (tmp_path / "one").mkdir()
+    frames = [Image.new("RGB", (5, 6), (shade, 0, 0)) for shade in (250, 10)]
+    frames[0].save(tmp_path / "one" / "a.gif", save_all=True, append_images=frames[1:])
+    image, _ = next(iter(build_pipeline(tmp_path, batch_size=1, training=False)))
+    assert image.shape == (1, 6, 5, 3)
+    assert int(image[0, 0, 0, 0]) == 250
+
+
+def test_files_in_subfolders_belong_to_the_class_and_hidden_ones_to_none(photos, picture):
+    picture(photos / "a" / "more" / "x.png", shade=99)
+    (photos / "a" / ".hidden").write_text("no image")
+    (photos / ".cache").mkdir()
+    source = images(photos)
+    assert source.count == 13
+    assert (99, 0) in shades(build_pipeline(source, training=False))
+
+
+def refused(folder, *texts):
+    with pytest.raises(PipelineError, match=".*".join(map(re.escape, texts))):
+        plan_pipeline(folder, batch_size=2)
+
+
+def test_folders_that_hold_nothing_are_refused(tmp_path, photos):
+    with pytest.raises(PipelineError, match="There is no folder"):
+        images(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "one subfolder a class", "It holds none")
+    (photos / "d").mkdir()
+    refused(photos, str(photos / "d"), "holds no files")
+
+
+@pytest.mark.parametrize(("content", "found"), [(b"plain text", "b'plain te'"), (b"", "an empty file")])
+def test_a_file_that_is_no_image_is_named(photos, content, found):
+    (photos / "b" / "z.txt").write_bytes(content)
+    refused(photos, str(photos / "b" / "z.txt"), found)
+
+
+def test_an_image_beside_the_class_folders_is_named(photos, picture):
+    refused(photos, picture(photos / "stray.png"), "lies in no class folder")
+
+
+def test_other_files_beside_the_class_folders_are_passed_over(photos):
+    (photos / "LICENSE.txt").write_text("text")
+    assert images(photos).count == 12
+
+
+def test_a_bmp_with_a_palette_is_refused(photos, picture):
+    refused(photos, picture(photos / "a" / "p.bmp", shade=3, mode="P"), "Convert it to PNG")
+
+
+def test_a_sampled_image_that_does_not_decode_is_named(photos):
+    path = photos / "b" / "05.png"
+    path.write_bytes(path.read_bytes()[:-20])
+    refused(photos, "stage decode", str(path))
+
+
+def test_mixed_sizes_name_both_files_and_the_remedy(photos, picture):
+    odd = picture(photos / "b" / "odd.png", size=(7, 9))
+    refused(photos, str(photos / "a" / "00.png"), "(6, 5, 3)", odd, "(7, 9, 3)", "tf.image.resize")
+
+
+def resized(image, label):
+    return tf.image.resize(image, (4, 4)), label
+
+
+def cropped(image, label):
+    return tf.image.random_crop(image, (4, 4, 3)), label
+
+
+@pytest.mark.parametrize("functions", [{"transform": resized}, {"augment": cropped}])
+def test_mixed_sizes_brought_to_one_need_no_guard(photos, picture, functions):
+    picture(photos / "b" / "odd.png", size=(7, 9))
+    plan = plan_pipeline(photos, batch_size=2, remainder="keep", **functions)
+    assert plan.layout.guard is None
+    assert plan.build().element_spec[0].shape.as_list() == [None, 4, 4, 3]
+    assert sum(len(labels) for _, labels in plan.build()) == 13
+
+
+@pytest.fixture
+def many(tmp_path, picture):
+    """More images than are sampled, the second of them not among those."""
+    for index in range(70):
+        picture(tmp_path / "many" / "a" / f"{index:02}.png", shade=index)
+    return tmp_path / "many"
+
+
+@pytest.mark.parametrize("cache", [None, "memory"])
+def test_an_unsampled_image_of_another_size_is_named_in_the_epoch(many, picture, cache):
+    odd = picture(many / "a" / "01.png", size=(7, 9))
+    dataset = build_pipeline(many, batch_size=2, cache=cache)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=rf"{re.escape(odd)} has shape \(7, 9, 3\), unlike the first, \(6, 5, 3\)"
+    ):
+        list(dataset)
+
+
+def test_a_file_that_changed_since_is_named_in_the_epoch(many):
+    dataset = build_pipeline(many, batch_size=2, training=False, cache=None)
+    path = many / "a" / "01.png"
+    path.write_bytes(b"no longer an image")
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=f"Not a JPEG, PNG, GIF or BMP image: {re.escape(str(path))}"
+    ):
+        list(dataset)
+
+
+def test_the_sample_is_spread_over_the_files(many, picture):
+    odd = picture(many / "a" / "69.png", size=(7, 9))
+    refused(many, odd, "(7, 9, 3)")
+
+
+def test_paths_are_shuffled_rather_than_images_where_nothing_is_cached(photos):
+    plan = plan_pipeline(photos, batch_size=2, cache=None)
+    names = [stage.name for stage in plan.stages]
+    assert names.index("shuffle") < names.index("decode")
+    assert plan.layout.shuffle_buffer == 12
+
+
+def test_an_unreadable_file_is_named(photos):
+    os.symlink(photos / "gone.png", photos / "a" / "link.png")
+    refused(photos, "Cannot read", str(photos / "a" / "link.png"))

@@ -1,0 +1,54 @@
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines import Source, build_pipeline
+
+
+def numbers():
+    return tf.data.Dataset.range(6)
+
+
+def test_a_source_of_ones_own():
+    source = Source(name="squares", dataset=numbers, decode=lambda number: (number, number**2))
+    dataset = build_pipeline(source, batch_size=3, training=False)
+    assert len(dataset) == 2
+    assert [int(square) for _, batch in dataset for square in batch] == [0, 1, 4, 9, 16, 25]
+
+
+def test_a_given_count_makes_an_unknown_one_known():
+    source = Source(name="even", dataset=lambda: numbers().filter(lambda number: number % 2 == 0), count=3)
+    assert len(build_pipeline(source, batch_size=3)) == 1
+
+
+def test_a_wrong_count_fails_in_the_epoch():
+    source = Source(name="even", dataset=lambda: numbers().filter(lambda number: number % 2 == 0), count=4)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="3"):
+        list(build_pipeline(source, batch_size=2, training=False))
+
+
+def test_a_count_unlike_the_cardinality_is_refused():
+    with pytest.raises(PipelineError, match=r"says that it has 4 elements\. Its dataset has 6"):
+        build_pipeline(Source(name="numbers", dataset=numbers, count=4), batch_size=2)
+    with pytest.raises(PipelineError, match="Its dataset has no end"):
+        build_pipeline(Source(name="numbers", dataset=lambda: numbers().repeat(), count=4), batch_size=2)
+
+
+def test_the_origin_names_an_element_that_fails():
+    def origin(number):
+        return tf.strings.join(["number ", tf.as_string(number)])
+
+    source = Source(name="numbers", dataset=numbers, decode=lambda number: 6 // (number - 4), origin=origin)
+    with pytest.raises(PipelineError, match="stage decode failed on 'number 4'"):
+        build_pipeline(source, batch_size=2)
+
+
+@pytest.mark.parametrize("arguments", [{"dataset": None}, {"decode": 3}, {"count": "4"}, {"count": True}])
+def test_wrong_types_are_refused(arguments):
+    with pytest.raises(TypeError, match=f"`{next(iter(arguments))}`"):
+        Source(**({"name": "numbers", "dataset": numbers} | arguments))
+
+
+def test_a_negative_count_is_refused():
+    with pytest.raises(ValueError, match="at least 0"):
+        Source(name="numbers", dataset=numbers, count=-1)

@@ -1,0 +1,169 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tfopt.pipelines import Source, build_pipeline, plan_pipeline
+
+ROWS = np.arange(50, dtype=np.int64)
+
+
+def double(row):
+    return row * 2
+
+
+def negate(row):
+    return -row
+
+
+def rows(dataset):
+    return [int(row) for batch in dataset for row in batch]
+
+
+def from_dataset(count):
+    return tf.data.Dataset.range(count)
+
+
+def from_unknown(count):
+    return tf.data.Dataset.range(count).filter(lambda row: row >= 0)
+
+
+def from_keys(count):
+    return Source(name="keys", dataset=lambda: tf.data.Dataset.range(count), decode=lambda key: key)
+
+
+SOURCES = [np.arange, from_dataset, from_unknown, from_keys]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    make=st.sampled_from(SOURCES),
+    count=st.integers(1, 30),
+    batch_size=st.integers(1, 12),
+    seed=st.none() | st.integers(0, 3),
+    options=st.fixed_dictionaries(
+        {
+            "training": st.booleans(),
+            "transform": st.sampled_from([None, double]),
+            "augment": st.sampled_from([None, negate]),
+            "cache": st.sampled_from(["auto", "memory", None]),
+            "prefetch": st.sampled_from(["auto", 0, 2]),
+        }
+    ),
+)
+def test_every_element_exactly_once_an_epoch(make, count, batch_size, seed, options):
+    dataset = build_pipeline(make(count), batch_size=batch_size, remainder="keep", seed=seed, **options)
+    factor = (2 if options["transform"] else 1) * (-1 if options["augment"] else 1)
+    for _ in range(2):
+        found = rows(dataset)
+        assert sorted(found, key=abs) == [factor * row for row in range(count)]
+        if not options["training"]:
+            assert found == [factor * row for row in range(count)]
+
+
+@pytest.mark.parametrize("make", [np.arange, from_keys])
+@pytest.mark.parametrize(
+    "options", [{}, {"transform": double}, {"transform": double, "cache": None}, {"augment": negate}]
+)
+@pytest.mark.parametrize(
+    ("remainder", "batch_size", "steps", "full"),
+    [("drop", 8, 6, True), ("keep", 8, 7, False), ("keep", 10, 5, True)],
+)
+def test_cardinality_and_shapes_are_known(make, options, remainder, batch_size, steps, full):
+    for shuffle in (True, False):
+        dataset = build_pipeline(make(50), batch_size=batch_size, shuffle=shuffle, remainder=remainder, **options)
+        assert int(dataset.cardinality()) == len(list(dataset)) == steps
+        assert dataset.element_spec.shape.as_list() == [batch_size if full else None]
+
+
+def test_an_epoch_that_drops_its_remainder_has_no_element_twice():
+    dataset = build_pipeline(ROWS, batch_size=8)
+    epochs = [rows(dataset) for _ in range(4)]
+    assert all(len(set(epoch)) == len(epoch) == 48 for epoch in epochs)
+    assert len({frozenset(epoch) for epoch in epochs}) > 1, "the same ones are left out in every epoch"
+
+
+def test_gathered_batches_are_those_of_the_ordinary_way():
+    data = {"x": np.arange(200).reshape(50, 4), "y": (ROWS, ROWS.astype("float32"))}
+    plan = plan_pipeline(data, batch_size=8, seed=3)
+    assert plan.layout.batch_first
+    ordinary = plan_pipeline(data, batch_size=8, seed=3, augment=lambda example, *, seed: example)
+    assert not ordinary.layout.batch_first
+    for _ in range(2):
+        for gathered, mapped in zip(plan.build(), ordinary.build(), strict=True):
+            tf.nest.map_structure(np.testing.assert_array_equal, gathered, mapped)
+
+
+def counted(calls):
+    def transform(row):
+        def note(value):
+            calls.append(int(value))
+            return value
+
+        result = tf.py_function(note, [row], tf.int64)
+        result.set_shape(())
+        return result
+
+    return transform
+
+
+@pytest.mark.parametrize("prefetch", ["auto", 0])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("remainder", "batch_size"), [("drop", 8), ("keep", 8), ("keep", 10)])
+def test_a_cached_transform_runs_once_even_where_the_end_is_never_asked_for(prefetch, shuffle, remainder, batch_size):
+    calls = []
+    dataset = build_pipeline(
+        ROWS,
+        batch_size=batch_size,
+        transform=counted(calls),
+        cache="memory",
+        shuffle=shuffle,
+        remainder=remainder,
+        prefetch=prefetch,
+    )
+    calls.clear()  # of the sample
+    for _ in range(3):
+        iterator = iter(dataset)
+        for _ in range(len(dataset)):  # as fit does where the number of steps is known
+            next(iterator)
+    assert len(calls) == len(set(calls)) >= 48
+
+
+def test_without_a_cache_the_transform_runs_in_every_epoch():
+    calls = []
+    dataset = build_pipeline(ROWS, batch_size=10, transform=counted(calls), cache=None, training=False)
+    calls.clear()
+    assert rows(dataset) == rows(dataset) == list(range(50))
+    assert sorted(calls) == sorted([*range(50), *range(50)])
+
+
+def test_the_augment_runs_behind_the_cache():
+    dataset = build_pipeline(
+        ROWS, batch_size=50, cache="memory", augment=lambda row: tf.random.uniform(()), remainder="keep"
+    )
+    first, second = (next(iter(dataset)).numpy() for _ in range(2))
+    assert len(set(first)) > 40
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("options", "deterministic"),
+    [({}, False), ({"seed": 1}, True), ({"training": False}, True), ({"shuffle": False}, True)],
+)
+def test_order_is_free_only_where_nobody_asked_for_one(options, deterministic):
+    before = tf.data.Options()
+    dataset = build_pipeline(ROWS, batch_size=8, **options)
+    assert dataset.options().deterministic is deterministic
+    assert tf.data.Options() == before
+
+
+def test_work_is_parallel():
+    source = from_keys(50)
+    dataset = build_pipeline(source, batch_size=8, transform=double, augment=negate)
+    kinds = []
+    while dataset is not None:
+        kinds.append(type(dataset).__name__)
+        dataset = next(iter(dataset._inputs()), None)
+    assert kinds.count("_ParallelMapDataset") == 2
+    assert "_MapDataset" not in kinds
