@@ -23,9 +23,10 @@ class ThroughputLogger(keras.callbacks.Callback):
     validation. Examples are counted by Keras' own loss tracker, uneven batches included; a model whose `train_step`
     does not update it has no `examples_per_second`. A training of one step has neither.
 
-    In files: `throughput.csv` and `throughput.jsonl`, a row after every `window_steps` steps with the columns
-    `time_seconds` (since 1970), `epoch`, `step` (of the epoch), `step_time_ms` (median of the window) and
-    `examples_per_second` (of the window, taking each batch as large as the first).
+    In files: `throughput.csv` and `throughput.jsonl`, a row after every `window_steps` steps, across epochs, and one
+    for what remains at the end, with the columns `time_seconds` (since 1970), `epoch`, `step` (of the epoch),
+    `step_time_ms` (median of the window) and `examples_per_second` (of the window, taking each batch as large as the
+    first).
 
     Args:
         log_dir: Folder for the files. None: only epoch logs.
@@ -67,17 +68,18 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._close()  # an exception ended the fit before, without on_train_end
         self.first_step_seconds = None
         self._batch_size: float | None = None
+        self._unwritten: list[float] = []
         if self._log_dir is not None:
             self._writer = RowWriter(self._log_dir, "throughput", self._formats, _COLUMNS)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the epoch's figures."""
         self._epoch = epoch
-        self._window: deque[float] = deque(maxlen=self._window_steps)
+        self._steps: deque[float] = deque(maxlen=self._window_steps)
         self._examples: float | None = None
         self._left_out = 0.0  # examples of the first step, whose time is not counted
         self._seconds = 0.0
-        self._done = self._written = 0
+        self._done = 0
         self._last = self._clock()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -90,11 +92,11 @@ class ThroughputLogger(keras.callbacks.Callback):
             # The one tensor read before the epoch's end; tracing and compiling have just kept the host waiting anyway.
             self._left_out = self._counted()
             self._batch_size = self._left_out / steps or None
-            self._written = self._done
             return
         self._seconds += seconds
-        self._window.extend([seconds / steps] * min(steps, self._window_steps))
-        if self._done - self._written >= self._window_steps:
+        self._steps.extend([seconds / steps] * steps)
+        self._unwritten.extend([seconds / steps] * steps)
+        if len(self._unwritten) >= self._window_steps:
             self._write()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -104,14 +106,16 @@ class ThroughputLogger(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs."""
         examples = (self._counted() if self._examples is None else self._examples) - self._left_out
-        if logs is None or not self._window or self._seconds <= 0:
+        if logs is None or not self._steps or self._seconds <= 0:
             return
-        logs["step_time_ms"] = statistics.median(self._window) * 1000
+        logs["step_time_ms"] = statistics.median(self._steps) * 1000
         if examples > 0:
             logs["examples_per_second"] = examples / self._seconds
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Closes the files."""
+        """Writes what remains and closes the files."""
+        if self._unwritten:
+            self._write()
         self._close()
 
     def _counted(self) -> float:
@@ -120,16 +124,18 @@ class ThroughputLogger(keras.callbacks.Callback):
         return 0.0 if tracker is None else float(tracker.count.numpy())
 
     def _write(self) -> None:
-        self._written = self._done
+        window, self._unwritten = self._unwritten, []
         if self._writer is None:
             return
-        mean = statistics.fmean(self._window)
+        seconds = sum(window)
         row = {
             "time_seconds": time.time(),
             "epoch": self._epoch,
             "step": self._done,
-            "step_time_ms": statistics.median(self._window) * 1000,
-            "examples_per_second": self._batch_size / mean if self._batch_size and mean > 0 else None,
+            "step_time_ms": statistics.median(window) * 1000,
+            "examples_per_second": self._batch_size * len(window) / seconds
+            if self._batch_size and seconds > 0
+            else None,
         }
         self._writer.write(row)
 

@@ -78,11 +78,17 @@ def test_a_row_for_each_window(tmp_path):
     fit(logger, epochs=2)
     with open(tmp_path / "throughput.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["epoch"], row["step"]) for row in rows] == [("0", "3"), ("0", "5"), ("1", "2"), ("1", "4")]
+    assert [(row["epoch"], row["step"]) for row in rows] == [("0", "3"), ("0", "5"), ("1", "2"), ("1", "4"), ("1", "5")]
     assert {row["step_time_ms"] for row in rows} == {"1000.0"}
     assert {row["examples_per_second"] for row in rows} == {"8.0"}
     objects = [json.loads(line) for line in (tmp_path / "throughput.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in objects] == [3, 5, 2, 4]
+    assert [row["step"] for row in objects] == [3, 5, 2, 4, 5]
+
+
+def test_a_window_spans_epochs_and_the_rest_is_written_at_the_end(tmp_path):
+    fit(ThroughputLogger(tmp_path, window_steps=8, clock=Clock(0.0, 60.0)), epochs=3)
+    objects = [json.loads(line) for line in (tmp_path / "throughput.jsonl").read_text().splitlines()]
+    assert [(row["epoch"], row["step"]) for row in objects] == [(1, 4), (2, 5)]
 
 
 def test_training_is_the_same_with_it(tmp_path):

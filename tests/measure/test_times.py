@@ -62,7 +62,7 @@ def test_verdicts(spread, factor, verdict):
 
 @pytest.mark.parametrize("repeats", [(6, 6), (6, 4)])
 def test_the_interval_covers_the_truth(repeats):
-    """Of simulated runs with noise between repeats and within them, the interval holds the true ratio nine times in ten."""
+    """With noise between repeats and within them, the interval holds the true ratio nine times in ten."""
     random = np.random.default_rng(1)
     hits = 0
     for _ in range(200):

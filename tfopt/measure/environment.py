@@ -13,8 +13,27 @@ import tfopt
 from tfopt import hardware
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "nvidia-ml-py", "tensorflow-datasets")
-# What changes how fast TensorFlow runs or what it computes. No others: they may hold secrets.
-_PREFIXES = ("TF_", "XLA_", "CUDA_", "NVIDIA_TF32", "NCCL_", "KERAS_BACKEND", "OMP_NUM", "KMP_", "SLURM_JOB_ID")
+# What changes how fast TensorFlow runs or what it computes. No others, since they may hold secrets: Terraform's begin
+# with TF_ too.
+_PREFIXES = (
+    "CUDA_",
+    "KERAS_BACKEND",
+    "KMP_",
+    "NCCL_",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "TF_CPP_",
+    "TF_CUDNN_",
+    "TF_DETERMINISTIC_OPS",
+    "TF_DISABLE_",
+    "TF_ENABLE_",
+    "TF_FORCE_GPU_ALLOW_GROWTH",
+    "TF_GPU_",
+    "TF_NUM_",
+    "TF_USE_",
+    "TF_XLA_FLAGS",
+    "XLA_",
+)
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -31,7 +50,7 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     return {
         "tfopt": tfopt.__version__,
         "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "platform": f"{platform.system()} {platform.machine()}",
         "packages": {name: _version(name) for name in _PACKAGES},
         "cuda": build.get("cuda_version"),
         "cudnn": build.get("cudnn_version"),

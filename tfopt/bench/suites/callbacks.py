@@ -52,7 +52,7 @@ def _timer(logged: bool, scale: Scale, stack: ExitStack) -> Timer:
     callbacks = _loggers(stack) if logged else []
     timer = FitTimer(digits.model(width=scale.width), _batches(scale), callbacks=callbacks)
     # What a logger costs is small beside a step: more steps than elsewhere.
-    return partial(timer, 5 * scale.steps)
+    return partial(timer, 10 * scale.steps)
 
 
 def _weights(logged: bool, scale: Scale) -> Sequence[float]:
