@@ -99,6 +99,7 @@ def test_a_decision_measures_both_and_changes_nothing(policy):
     decision = decide(model, batch(32), steps=10)
     assert_same_state(before, state(model))
     assert (model.jit_compile, model.train_function) == (False, function)
+    assert [layer.rate for layer in model.layers if isinstance(layer, keras.layers.Dropout)] == [0.5]
     assert len(decision.off.repeats_ms) == len(decision.on.repeats_ms) == 5
     assert decision.compile_seconds > 0
     # Dropout of one half: with other masks under XLA the drift would be above 0.3.

@@ -87,6 +87,14 @@ def test_state_outside_keras_variables_is_kept(measure):
     assert (noisy.calls.numpy(), global_seed_generator().state.numpy().tolist()) == before
 
 
+def test_the_global_seed_is_kept_where_no_graph_shows_it():
+    model = keras.Sequential([keras.Input((8, 8, 1)), Noisy(), keras.layers.Flatten(), keras.layers.Dense(10)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
+    before = global_seed_generator().state.numpy().tolist()
+    step_time(model, dataset(), steps=2)
+    assert global_seed_generator().state.numpy().tolist() == before
+
+
 def test_state_comes_back_after_an_exception():
     model = small_net()
     model.fit(dataset(), verbose=0, shuffle=False)
