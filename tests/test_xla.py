@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
+from tensorflow.python.ops import control_flow_util
 
 from tfopt import xla
 from tfopt.errors import UnsupportedError
@@ -101,6 +102,7 @@ def test_a_decision_measures_both_and_changes_nothing(policy):
     assert (model.jit_compile, model.train_function) == (False, function)
     assert [layer.rate for layer in model.layers if isinstance(layer, keras.layers.Dropout)] == [0.5]
     assert len(decision.off.repeats_ms) == len(decision.on.repeats_ms) == 5
+    assert decision.on.steps_per_sample == 2  # ten steps in five turns, with one wait a turn
     assert decision.compile_seconds > 0
     # Dropout of one half: with other masks under XLA the drift would be above 0.3.
     assert decision.drift < (1e-3 if policy == "float32" else 0.1)
@@ -115,6 +117,12 @@ def test_with_dropout_in_place_the_masks_would_drift(monkeypatch):
     assert decision.drift > 0.1
     assert not decision.enabled
     assert "does not compute the same" in decision.reason
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_dataset_that_shuffles_is_compared_on_one_batch(dropout):
+    dataset = tf.data.Dataset.from_tensor_slices(batch(200)).shuffle(200).batch(32, drop_remainder=True)
+    assert decide(small_net(dropout=dropout), dataset, steps=5).drift < 1e-3
 
 
 class Noise(keras.layers.Layer):
@@ -132,6 +140,57 @@ def test_other_random_draws_cannot_be_compared():
     assert "drift not measured" in decide(model, batch(), steps=5, tolerance=None).reason
 
 
+def xla_scales(factor):
+    class Layer(keras.layers.Layer):
+        """Computes something else under XLA, as a miscompiled operation would."""
+
+        def call(self, inputs):
+            if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+                return inputs * factor
+            return inputs
+
+    return Layer()
+
+
+@pytest.mark.parametrize("factor", [-3.0, float("nan")])
+@pytest.mark.parametrize("optimizer", [{}, {"gradient_accumulation_steps": 8}])
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_what_xla_computes_wrongly_is_off(factor, optimizer, policy):
+    keras.config.set_dtype_policy(policy)
+    model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), xla_scales(factor)])
+    model.add(keras.layers.Dense(10, dtype="float32"))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(**optimizer), loss)
+    decision = decide(model, batch(32), steps=5)
+    assert not decision.enabled
+    assert not decision.drift <= 0.1
+
+
+def test_weights_that_do_not_move_prove_nothing():
+    model = small_net(optimizer=keras.optimizers.SGD(0.0))
+    decision = decide(model, batch(16), steps=5)
+    assert decision.drift is None
+    assert "did not move" in decision.reason
+
+
+def test_what_fails_without_xla_is_raised():
+    images, labels = batch()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):
+        decide(small_net(jit_compile=False), (images, labels + 10), steps=5)
+
+
+@pytest.mark.parametrize("on", ["off", "auto", 1, None])
+def test_only_true_and_false_switch(on):
+    with pytest.raises(TypeError, match="Expected True or False"):
+        set_jit(small_net(), on)
+
+
+@pytest.mark.parametrize("arguments", [{"steps": 0}, {"steps": 2.5}, {"tolerance": -1.0}, {"tolerance": float("nan")}])
+def test_bad_arguments(arguments):
+    with pytest.raises(ValueError, match=f"Expected {next(iter(arguments))}"):
+        decide(small_net(), batch(), **arguments)
+
+
 def times(ms, first):
     return StepTimes(repeats_ms=((ms, ms),) * 5, steps_per_sample=1, first_step_seconds=first)
 
@@ -142,6 +201,8 @@ def times(ms, first):
         (5.0, 0.0, True, 400),
         (5.0, 0.2, False, 400),
         (5.0, None, False, 400),
+        (5.0, float("nan"), False, 400),
+        (5.0, float("inf"), False, 400),
         (10.0, 0.0, False, None),
         (20.0, 0.0, False, None),
     ],

@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 from models import assert_same_state, batch, small_net, state
 
-from tfopt.errors import PipelineError
+from tfopt.errors import PipelineError, TfoptError, UnsupportedError
 from tfopt.measure import FitTimer, StepTimer, fit_time, step_time
 
 
@@ -87,6 +87,57 @@ def test_state_outside_keras_variables_is_kept(measure):
     assert (noisy.calls.numpy(), global_seed_generator().state.numpy().tolist()) == before
 
 
+def test_variables_of_a_model_that_runs_eagerly_are_kept():
+    noisy = Noisy()
+    model = keras.Sequential([keras.Input((8, 8, 1)), noisy, keras.layers.Flatten(), keras.layers.Dense(10)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
+    step_time(model, dataset(), steps=2)
+    fit_time(model, dataset(), steps=2)
+    assert noisy.calls.numpy() == 0
+
+
+def test_a_step_that_cannot_be_traced_is_refused():
+    model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    plain = model.train_step
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
+    model.train_step = lambda data: {"x": float(tf.reduce_mean(data[0]))} and plain(data)
+    with pytest.raises(UnsupportedError, match="Measure the model without run_eagerly=True"):
+        step_time(model, dataset(), steps=2)
+
+
+class Adversaries(keras.Model):
+    """Trains through a step of its own and cannot be called, as a GAN; `fit` trains it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(1)
+        self.own = keras.optimizers.Adam()
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.inner(keras.ops.reshape(data[0], (-1, 64))) ** 2)
+        weights = self.inner.trainable_variables
+        self.own.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("measure", [step_time, fit_time])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_model_with_a_step_and_an_optimizer_of_its_own(measure, eager):
+    models = []
+    for measured in (False, True):
+        keras.utils.set_random_seed(5)
+        model = Adversaries()
+        model.compile(run_eagerly=eager)
+        if measured:
+            measure(model, dataset(), steps=3)
+        model.fit(dataset(), verbose=0, shuffle=False)
+        models.append(model)
+    for one, other in zip(*(model.own.variables for model in models), strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    assert_same_state(state(models[0]), state(models[1]))
+
+
 def test_the_global_seed_is_kept_where_no_graph_shows_it():
     model = keras.Sequential([keras.Input((8, 8, 1)), Noisy(), keras.layers.Flatten(), keras.layers.Dense(10)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
@@ -153,10 +204,25 @@ def test_fit_samples_are_blocks_of_steps():
     assert times.samples_ms == (250.0,) * 10
 
 
-def test_steps_per_execution():
-    times = fit_time(small_net(steps_per_execution=4), dataset(), steps=40, warmup=3, clock=Ticks())
-    assert times.samples_ms == (250.0,) * len(times.samples_ms)
-    assert len(times.samples_ms) >= 9
+@pytest.mark.parametrize(("per_execution", "block"), [(4, 4), (3, 6), (100, 100)])
+def test_steps_per_execution(per_execution, block):
+    model = small_net(steps_per_execution=per_execution)
+    times = fit_time(model, dataset(), steps=40, warmup=3, clock=Ticks())
+    assert times.steps_per_sample == block
+    assert times.samples_ms == (1000.0 / block,) * 10
+
+
+def test_no_warm_up():
+    assert len(fit_time(small_net(), dataset(), steps=20, warmup=0).samples_ms) == 10
+
+
+def test_a_fit_that_ends_early_is_an_error():
+    class Stops(keras.callbacks.Callback):
+        def on_train_batch_end(self, step, logs=None):
+            self.model.stop_training = step == 4
+
+    with pytest.raises(TfoptError, match=r"Expected fit to run \d+ steps\. Found that it ended after 5"):
+        fit_time(small_net(), dataset(), callbacks=[Stops()])
 
 
 def test_a_timer_traces_once():
@@ -165,7 +231,6 @@ def test_a_timer_traces_once():
     plain = model.train_step
     model.train_step = lambda data: traces.append(1) or plain(data)
     for timer in (StepTimer(model, dataset()), FitTimer(model, dataset())):
-        traces.clear()
         timer(2)
         traced = len(traces)
         timer(2)
@@ -183,6 +248,15 @@ def test_run_eagerly():
 def test_one_batch_is_data_too():
     assert step_time(small_net(), batch(16), steps=2).examples_per_step == 16
     assert fit_time(small_net(), batch(16), steps=2).examples_per_step == 16
+    assert step_time(small_net(), (*batch(16), None), steps=2).examples_per_step == 16
+
+
+def test_lists_of_inputs():
+    inputs = [keras.Input((4,)), keras.Input((4,))]
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.concatenate(inputs)))
+    model.compile("sgd", "mse")
+    data = ([np.zeros((8, 4)), np.zeros((8, 4))], np.zeros((8, 1)))
+    assert step_time(model, data, steps=2).examples_per_step == 8
 
 
 @pytest.mark.parametrize("measure", [step_time, fit_time])

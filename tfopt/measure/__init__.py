@@ -1,5 +1,6 @@
 """How long a training step takes: real steps, raw samples, an interval, and the model unchanged."""
 
+from tfopt.measure.batches import one_batch
 from tfopt.measure.environment import environment
 from tfopt.measure.interleaving import interleave
 from tfopt.measure.state import preserved
@@ -15,6 +16,7 @@ __all__ = [
     "environment",
     "fit_time",
     "interleave",
+    "one_batch",
     "preserved",
     "step_time",
 ]

@@ -1,5 +1,6 @@
 """What a measurement is (raw samples, kept) and how two of them compare (a ratio with its interval)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -30,6 +31,8 @@ class StepTimes:
     def __post_init__(self) -> None:
         if not self.repeats_ms or not all(self.repeats_ms):
             raise ValueError(f"Expected at least one sample in each repeat. Received: repeats_ms={self.repeats_ms!r}.")
+        if not all(0 < sample < math.inf for sample in self.samples_ms):
+            raise ValueError(f"Expected samples above 0 ms and finite. Received: repeats_ms={self.repeats_ms!r}.")
 
     @property
     def samples_ms(self) -> tuple[float, ...]:

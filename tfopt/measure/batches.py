@@ -1,0 +1,81 @@
+"""Batches to measure on: from a dataset or given, as `fit` would hand them to the training step."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+
+Data = Any
+"""A tf.data.Dataset of batches (x, y[, sample_weight]), or one such batch as a tuple."""
+
+
+def one_batch(data: Data) -> tuple[Any, ...]:
+    """The first batch of a dataset, or the one batch given: for variants that must see the same.
+
+    Args:
+        data: A tf.data.Dataset of batches or one batch.
+
+    Returns:
+        (x, y[, sample_weight]) as tensors.
+
+    Raises:
+        TypeError: `data` is neither a dataset nor a batch.
+        tfopt.errors.PipelineError: The dataset is empty.
+    """
+    batch = next(iter(as_dataset(data)), None)
+    if batch is None:
+        raise _empty()
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def as_dataset(data: Data) -> tf.data.Dataset:
+    """The dataset given, or one that holds the one batch given."""
+    if isinstance(data, tf.data.Dataset):
+        return data
+    if isinstance(data, tuple) and 1 <= len(data) <= 3:
+        return tf.data.Dataset.from_tensors(_without_lists([part for part in data if part is not None]))
+    raise TypeError(
+        "Expected a tf.data.Dataset of batches or one batch, a tuple (x, y[, sample_weight]). "
+        f"Received: {type(data).__name__}. Make a dataset with tfopt.pipelines.build_pipeline(...)."
+    )
+
+
+def _without_lists(value: Any) -> Any:
+    """Lists as tuples: tf.data would take a list of arrays for one array."""
+    if isinstance(value, dict):
+        return {key: _without_lists(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_without_lists(part) for part in value)
+    return value
+
+
+def first_batch(model: keras.Model, dataset: tf.data.Dataset) -> tuple[Any, ...]:
+    """The first batch as `fit` would hand it to the step: under a strategy, one part for each replica."""
+    batch = next(iter(model.distribute_strategy.experimental_distribute_dataset(dataset)), None)
+    if batch is None:
+        raise _empty()
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _empty() -> PipelineError:
+    return PipelineError(
+        "Expected a dataset of at least one batch. Found none. "
+        "Check its source, and that drop_remainder leaves a batch: it needs batch_size examples."
+    )
+
+
+def on_device(model: keras.Model, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Copies a batch to the GPU, where there is one; a strategy has done so already."""
+    if model._distribute_strategy is not None or not tf.config.list_logical_devices("GPU"):
+        return batch
+    with tf.device("/GPU:0"):
+        return tf.nest.map_structure(tf.identity, batch)
+
+
+def batch_size(model: keras.Model, batch: tuple[Any, ...]) -> int:
+    """Examples a step, over all replicas of this process."""
+    return sum(
+        int(part.shape[0]) for part in model.distribute_strategy.experimental_local_results(tf.nest.flatten(batch)[0])
+    )
