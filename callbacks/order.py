@@ -21,7 +21,7 @@ def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
 
 
 def _neighbours() -> list[keras.callbacks.Callback]:
-    """The callbacks of the running `fit`. Keras tells no callback of the others; its list is two callers up."""
+    """The callbacks of the running `fit`. Keras tells no callback of the others; its list is among the callers."""
     frame = inspect.currentframe()
     while frame is not None:
         owner = frame.f_locals.get("self")

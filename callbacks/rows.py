@@ -5,7 +5,9 @@ import io
 import json
 import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +18,34 @@ FORMATS = ("csv", "jsonl")
 _log = logging.getLogger("tfopt")
 
 
-def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+def check_formats(formats: str | Sequence[str]) -> tuple[str, ...]:
     """Returns the formats, or raises a ValueError for one that there is not."""
-    for name in formats:
+    names = (formats,) if isinstance(formats, str) else tuple(formats)
+    for name in names:
         if name not in FORMATS:
             raise unknown_name("log format", name, FORMATS)
-    return tuple(formats)
+    return names
+
+
+def check_log_dir(log_dir: str | os.PathLike[str] | None) -> Path | None:
+    """Returns the folder, or raises a ValueError for what can be none: better now than after hours of training."""
+    if log_dir is None:
+        return None
+    if "://" in os.fspath(log_dir):
+        raise ValueError(
+            f"Expected log_dir to be a local folder. Received: {log_dir!r}. Copy the files there afterwards."
+        )
+    if Path(log_dir).exists() and not Path(log_dir).is_dir():
+        raise ValueError(f"Expected log_dir to be a folder. Received: {log_dir!r}, which is a file. Choose another.")
+    return Path(log_dir)
 
 
 class RowWriter:
     """Appends each row to one file a format, `LOG_DIR/NAME.csv` and so on, and never ends a training.
 
-    A file that is there from an earlier run is continued if it has the same columns; otherwise a new one is started
+    A CSV file that is there from an earlier run is continued if it has the same columns; otherwise a new one is started
     beside it (`NAME-2.csv`). A file that cannot be written (a full disk, a folder that vanished) is given up with one
-    warning.
+    warning. Rows may be written by one thread while another closes.
 
     Args:
         log_dir: The folder; made if need be.
@@ -38,54 +54,60 @@ class RowWriter:
         fields: The columns, in order. A row's value is None where it is unknown.
     """
 
-    def __init__(self, log_dir: str | os.PathLike[str], name: str, formats: Sequence[str], fields: Sequence[str]):
+    def __init__(self, log_dir: Path, name: str, formats: Sequence[str], fields: Sequence[str]):
         self._fields = list(fields)
+        self._lock = threading.Lock()
         self._files: dict[str, LineAppender] = {}
         for form in formats:
             try:
-                self._files[form] = self._open(Path(log_dir), name, form)
+                self._files[form] = self._open(log_dir, name, form)
             except OSError as error:
-                _warn(Path(log_dir) / f"{name}.{form}", error)
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files being written."""
-        return tuple(file.path for file in self._files.values())
+                _warn(log_dir / f"{name}.{form}", error)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends one row, given by column."""
-        for form, file in list(self._files.items()):
-            try:
-                file.append(self._csv(row) if form == "csv" else json.dumps({name: row[name] for name in self._fields}))
-            except OSError as error:
-                _warn(file.path, error)
-                self._files.pop(form).close()
+        """Appends one row, given by column; does nothing once closed."""
+        with self._lock:
+            for form, file in list(self._files.items()):
+                try:
+                    file.append(self._csv(row) if form == "csv" else self._json(row))
+                except OSError as error:
+                    _warn(file.path, error)
+                    self._files.pop(form).close()
 
     def close(self) -> None:
         """Closes the files. A second call does nothing."""
-        while self._files:
-            self._files.popitem()[1].close()
+        with self._lock:
+            while self._files:
+                self._files.popitem()[1].close()
 
     def _open(self, folder: Path, name: str, form: str) -> LineAppender:
         if form != "csv":
             return LineAppender(folder / f"{name}.{form}")
         header = ",".join(self._fields)
-        number = 1
-        while True:
-            path = folder / (f"{name}.csv" if number == 1 else f"{name}-{number}.csv")
-            file = LineAppender(path)
-            if file.empty:
-                file.append(header)
-            with open(path, encoding="utf-8") as lines:
-                if lines.readline().rstrip("\n") == header:
-                    return file
-            file.close()
-            number += 1
+        names = chain([f"{name}.csv"], (f"{name}-{number}.csv" for number in count(2)))
+        # Looked at before it is opened: opening cuts off an unfinished line, which another's file may end in.
+        path = next(folder / name for name in names if _header(folder / name) in (b"", header.encode()))
+        file = LineAppender(path)
+        if file.empty:
+            file.append(header)
+        return file
 
     def _csv(self, row: Mapping[str, Any]) -> str:
         text = io.StringIO()
         csv.writer(text, lineterminator="").writerow([_cell(row[name]) for name in self._fields])
         return text.getvalue()
+
+    def _json(self, row: Mapping[str, Any]) -> str:
+        return json.dumps({name: row[name] for name in self._fields})
+
+
+def _header(path: Path) -> bytes:
+    """The first line of a file, without its line break; empty where there is no file or no whole line."""
+    if not path.exists():
+        return b""
+    with open(path, "rb") as file:
+        line = file.readline(65536)
+    return line[:-1] if line.endswith(b"\n") or not line else b"unfinished: " + line
 
 
 def _cell(value: Any) -> Any:

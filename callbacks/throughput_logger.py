@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfopt.callbacks.order import warn_of_earlier_loggers
-from tfopt.callbacks.rows import RowWriter, check_formats
+from tfopt.callbacks.rows import RowWriter, check_formats, check_log_dir
 
 _COLUMNS = ("time_seconds", "epoch", "step", "step_time_ms", "examples_per_second")
 
@@ -19,9 +19,11 @@ class ThroughputLogger(keras.callbacks.Callback):
     """Logs step time and examples per second of `model.fit`, without the first step, which traces and compiles.
 
     In `logs`, and so in Keras' history and in loggers that stand after this callback: `step_time_ms`, the median over
-    the epoch's last `window_steps` steps, input included, and `examples_per_second`, over the whole epoch without
-    validation. Examples are counted by Keras' own loss tracker, uneven batches included; a model whose `train_step`
-    does not update it has no `examples_per_second`. A training of one step has neither.
+    the epoch's last `window_steps` steps, input included, and `examples_per_second`, over the whole epoch: without
+    validation, with the start of the input, which makes it less than a batch over the median. Examples are counted by
+    Keras' own loss tracker, a smaller last batch included; where another callback has reset that (by `evaluate`), each
+    batch counts as large as the first. A model whose `train_step` does not update it has no `examples_per_second`. In a
+    training of one step, that step is all there is, tracing and compilation included.
 
     In files: `throughput.csv` and `throughput.jsonl`, a row after every `window_steps` steps, across epochs, and one
     for what remains at the end, with the columns `time_seconds` (since 1970), `epoch`, `step` (of the epoch),
@@ -38,7 +40,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         first_step_seconds: What the first step took, with tracing and compilation; None before it.
 
     Raises:
-        ValueError: An unknown format, or `window_steps` below 1.
+        ValueError: An unknown format, `window_steps` below 1, or a `log_dir` that can be no folder.
 
     Example:
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.ThroughputLogger("logs")])
@@ -53,9 +55,9 @@ class ThroughputLogger(keras.callbacks.Callback):
         clock: Callable[[], float] = time.perf_counter,
     ):
         super().__init__()
-        if not isinstance(window_steps, int) or window_steps < 1:
+        if isinstance(window_steps, bool) or not isinstance(window_steps, int) or window_steps < 1:
             raise ValueError(f"Expected window_steps to be an integer of at least 1. Received: {window_steps!r}.")
-        self._log_dir = log_dir
+        self._log_dir = check_log_dir(log_dir)
         self._window_steps = window_steps
         self._formats = check_formats(formats)
         self._clock = clock
@@ -76,8 +78,8 @@ class ThroughputLogger(keras.callbacks.Callback):
         """Starts the epoch's figures."""
         self._epoch = epoch
         self._steps: deque[float] = deque(maxlen=self._window_steps)
-        self._examples: float | None = None
-        self._left_out = 0.0  # examples of the first step, whose time is not counted
+        self._counted: float | None = None
+        self._left_out = 0  # steps of the first execution, whose time is not counted
         self._seconds = 0.0
         self._done = 0
         self._last = self._clock()
@@ -87,11 +89,13 @@ class ThroughputLogger(keras.callbacks.Callback):
         now = self._clock()
         seconds, self._last = now - self._last, now
         steps, self._done = batch + 1 - self._done, batch + 1
+        if self._done == self.params.get("steps"):
+            self._counted = self._count()  # before validation, or another callback's, resets it
         if self.first_step_seconds is None:
             self.first_step_seconds = seconds
-            # The one tensor read before the epoch's end; tracing and compiling have just kept the host waiting anyway.
-            self._left_out = self._counted()
-            self._batch_size = self._left_out / steps or None
+            # The one tensor read before an epoch's end; tracing and compiling have just kept the host waiting anyway.
+            self._batch_size = self._count() / steps or None
+            self._left_out = steps
             return
         self._seconds += seconds
         self._steps.extend([seconds / steps] * steps)
@@ -99,18 +103,16 @@ class ThroughputLogger(keras.callbacks.Callback):
         if len(self._unwritten) >= self._window_steps:
             self._write()
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes the count of examples before validation resets it."""
-        self._examples = self._counted()
-
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs."""
-        examples = (self._counted() if self._examples is None else self._examples) - self._left_out
-        if logs is None or not self._steps or self._seconds <= 0:
+        if logs is None or not self._done:
             return
-        logs["step_time_ms"] = statistics.median(self._steps) * 1000
-        if examples > 0:
-            logs["examples_per_second"] = examples / self._seconds
+        first = self.first_step_seconds or 0.0
+        only = not self._steps  # a training of one execution: the first is all there is
+        logs["step_time_ms"] = 1000 * (first / self._done if only else statistics.median(self._steps))
+        examples, seconds = self._examples(0 if only else self._left_out), first if only else self._seconds
+        if examples and seconds > 0:
+            logs["examples_per_second"] = examples / seconds
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes what remains and closes the files."""
@@ -118,8 +120,18 @@ class ThroughputLogger(keras.callbacks.Callback):
             self._write()
         self._close()
 
-    def _counted(self) -> float:
-        """The examples of this epoch so far: Keras weights its mean loss with them."""
+    def _examples(self, left_out: int) -> float:
+        """Examples of the epoch, without those of its first `left_out` steps; 0 where unknown."""
+        if not self._batch_size:
+            return 0.0
+        counted = self._count() if self._counted is None else self._counted
+        # Steps of one size, the last perhaps smaller: any other count is not this epoch's.
+        if not (self._done - 1) * self._batch_size < counted <= self._done * self._batch_size:
+            counted = self._done * self._batch_size
+        return counted - left_out * self._batch_size
+
+    def _count(self) -> float:
+        """The examples since the last reset: Keras weights its mean loss with them."""
         tracker = getattr(self.model, "_loss_tracker", None)
         return 0.0 if tracker is None else float(tracker.count.numpy())
 

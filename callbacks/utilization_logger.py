@@ -3,16 +3,18 @@
 import math
 import os
 import threading
+import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
 import keras
 
 from tfopt.callbacks.order import warn_of_earlier_loggers
-from tfopt.callbacks.rows import RowWriter, check_formats
+from tfopt.callbacks.rows import RowWriter, check_formats, check_log_dir
 from tfopt.hardware import GpuSample, GpuSampler
+from tfopt.hardware.host import HostMeter
 
 # Of a row's fields, those whose mean over an epoch says something: not the clock, not a counter, not a constant.
 _SUMMARISED = (
@@ -34,7 +36,8 @@ class UtilizationLogger(keras.callbacks.Callback):
     """Logs what each GPU and the host do while `model.fit` runs, at regular times and as means per epoch.
 
     Readings are taken in a thread of their own; no training step waits for them, and nothing that goes wrong with them
-    ends a training. Only the GPUs that this process may use are read. Without a GPU the host is logged alone.
+    ends a training. Only the GPUs that this process may use are read. Without a GPU the host is logged alone. After a
+    fit that was interrupted, sampling goes on until the next fit with this callback, or until nothing holds it.
 
     In `logs`, and so in Keras' history and in loggers that stand after this callback: the epoch's means over these
     GPUs of `gpu_utilization_percent`, `gpu_memory_used_mib`, `gpu_power_watts`, `gpu_temperature_celsius`,
@@ -43,7 +46,7 @@ class UtilizationLogger(keras.callbacks.Callback):
     epoch shorter than the interval repeats the last reading.
 
     In files: `utilization.csv` and `utilization.jsonl`, a row for each reading and GPU with the fields of
-    `tfopt.hardware.GpuSample`; an unknown value is empty or null.
+    `tfopt.hardware.GpuSample`; an unknown value is empty or null. A second run appends.
 
     Args:
         log_dir: Folder for the files. None: only epoch logs.
@@ -51,7 +54,7 @@ class UtilizationLogger(keras.callbacks.Callback):
         formats: Which files: "csv", "jsonl".
 
     Raises:
-        ValueError: An unknown format, or an interval that is not above 0.
+        ValueError: An unknown format, an interval that is not above 0, or a `log_dir` that can be no folder.
 
     Example:
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.UtilizationLogger("logs")])
@@ -64,22 +67,28 @@ class UtilizationLogger(keras.callbacks.Callback):
         formats: Sequence[str] = ("csv", "jsonl"),
     ):
         super().__init__()
-        self._log_dir = log_dir
+        self._log_dir = check_log_dir(log_dir)
         self._formats = check_formats(formats)
-        # The rows are written as they come, so only the last is kept.
-        self._sampler = GpuSampler(interval_seconds, keep=1, on_sample=self._take)
+        self._interval_seconds = interval_seconds
+        GpuSampler(interval_seconds)  # refuses what is no interval
+        # Threads and locks are made by each fit, so that the callback can be copied.
+        self._sampler: GpuSampler | None = None
         self._writer: RowWriter | None = None
-        self._means = _Means()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts sampling."""
         warn_of_earlier_loggers(self)
         self._stop()  # an exception ended the fit before, without on_train_end
         self._means = _Means()
+        self._host = HostMeter()
+        self._host.read()
         if self._log_dir is not None:
             columns = [field.name for field in fields(GpuSample)]
             self._writer = RowWriter(self._log_dir, "utilization", self._formats, columns)
-        self._sampler.start()
+        # The rows are written as they come, so only the last is kept.
+        self._sampler = GpuSampler(self._interval_seconds, keep=1, on_sample=_weakly(self)).start()
+        # After an interrupted fit, whoever drops the callback ends its sampling.
+        weakref.finalize(self, self._sampler.close)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the epoch's means."""
@@ -87,15 +96,19 @@ class UtilizationLogger(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's means to the logs."""
-        if logs is not None:
-            logs.update(self._means.values())
+        if logs is None:
+            return
+        # A share of CPU time needs two readings, which a first epoch shorter than the interval has not had.
+        percent = self._host.read().host_cpu_percent
+        logs.update(({} if percent is None else {"host_cpu_percent": percent}) | self._means.values())
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Ends sampling."""
         self._stop()
 
     def _stop(self) -> None:
-        self._sampler.close()
+        if self._sampler is not None:
+            self._sampler.close()
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -107,6 +120,18 @@ class UtilizationLogger(keras.callbacks.Callback):
         if writer is not None:
             for row in rows:
                 writer.write(row.to_dict())
+
+
+def _weakly(logger: UtilizationLogger) -> Callable[[Sequence[GpuSample]], None]:
+    """Hands rows to the logger as long as somebody else holds it: the sampler's thread must not keep it alive."""
+    reference = weakref.ref(logger)
+
+    def take(rows: Sequence[GpuSample]) -> None:
+        held = reference()
+        if held is not None:
+            held._take(rows)
+
+    return take
 
 
 class _Means:

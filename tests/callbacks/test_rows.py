@@ -77,6 +77,21 @@ def test_a_full_disk_is_survived_and_leaves_whole_lines(tmp_path, caplog):
     assert "Free the disk" in caplog.text
 
 
+@pytest.mark.parametrize("content", [b"a,b\n1,2\n3,4", b"no line", "caf\xe9;x\n1".encode("latin-1"), b"\xff\xfe\n"])
+def test_another_file_of_that_name_is_left_alone(tmp_path, content):
+    (tmp_path / "log.csv").write_bytes(content)
+    write(tmp_path, [(1, None, 1.0)])
+    assert (tmp_path / "log.csv").read_bytes() == content
+    assert read(tmp_path, "log-2")[0] == [list(FIELDS), ["1", "", "1.0"]]
+
+
+def test_a_row_that_comes_after_closing_is_dropped(tmp_path):
+    writer = RowWriter(tmp_path, "log", ("csv", "jsonl"), FIELDS)
+    writer.close()
+    writer.write({"step": 1, "reasons": None, "value": None})
+    assert (tmp_path / "log.jsonl").read_text() == ""
+
+
 @pytest.mark.parametrize("formats", [("csv",), ("csv", "jsonl")])
 def test_a_folder_that_cannot_be_made_is_survived(tmp_path, caplog, formats):
     (tmp_path / "file").write_text("")

@@ -56,9 +56,33 @@ def test_steps_per_execution():
     assert history.history["examples_per_second"] == [32.0]
 
 
-def test_a_training_of_one_step_has_no_figures():
-    history = fit(ThroughputLogger(), examples=8)
-    assert set(history.history) == {"loss", "accuracy"}
+@pytest.mark.parametrize("steps", [1, 4])
+def test_in_a_training_of_one_execution_that_is_all_there_is(steps):
+    logger = ThroughputLogger(clock=Clock(0.0, 60.0))
+    history = fit(logger, examples=8 * steps, model=small_net(steps_per_execution=steps), epochs=2)
+    assert history.history["step_time_ms"] == [60_000.0 / steps, 1000.0 / steps]
+    assert history.history["examples_per_second"] == [8 * steps / 60, 8 * steps]
+
+
+@pytest.mark.parametrize("when", ["on_epoch_end", "on_train_batch_end"])
+@pytest.mark.parametrize("first", [True, False])
+def test_another_callback_that_evaluates_does_not_bend_the_figures(when, first):
+    evaluates = keras.callbacks.Callback()
+    setattr(evaluates, when, lambda *_, logs=None: evaluates.model.evaluate(*batch(600), batch_size=300, verbose=0))
+    logger = ThroughputLogger(clock=Clock())
+    callbacks = [evaluates, logger] if first else [logger, evaluates]
+    data = dataset(40, 8)
+    history = small_net().fit(data, epochs=2, verbose=0, shuffle=False, callbacks=callbacks).history
+    if not (first and when == "on_train_batch_end"):  # else the first batch's size is not to be had
+        assert history["examples_per_second"] == [8.0, 8.0]
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_data_of_unknown_length():
+    unknown = dataset(20, 8).filter(lambda x, y: True)
+    logger = ThroughputLogger(clock=Clock())
+    history = small_net().fit(unknown, epochs=2, verbose=0, shuffle=False, callbacks=[logger]).history
+    assert history["examples_per_second"] == [12 / 2, 20 / 3]
 
 
 def test_a_train_step_without_a_loss_tracker_has_no_examples():
@@ -127,3 +151,7 @@ def test_bad_arguments():
         ThroughputLogger(window_steps=0)
     with pytest.raises(ValueError, match=r"Received: 'cvs'\. Did you mean 'csv'\?"):
         ThroughputLogger(formats=("cvs",))
+    with pytest.raises(ValueError, match="local folder"):
+        ThroughputLogger("gs://bucket/logs")
+    with pytest.raises(ValueError, match="which is a file"):
+        ThroughputLogger(__file__)

@@ -1,5 +1,8 @@
+import copy
 import csv
+import gc
 import json
+import pickle
 import threading
 
 import keras
@@ -22,13 +25,17 @@ class Slow(keras.callbacks.Callback):
         self.logger = logger
         self.taken = threading.Semaphore(0)
         self.samples = samples
-        take = logger._sampler._on_sample
+        take = logger._take
 
         def counted(rows):
             take(rows)
             self.taken.release()
 
-        logger._sampler._on_sample = counted
+        logger._take = counted
+
+    def on_epoch_begin(self, epoch, logs=None):
+        while epoch and self.taken.acquire(blocking=False):
+            pass  # samples of the epoch before
 
     def on_train_batch_end(self, step, logs=None):
         if step == 0:
@@ -121,13 +128,62 @@ def test_without_a_gpu_the_host_is_logged(tmp_path, fake_nvml):
     assert not (tmp_path / "utilization.csv").exists()
 
 
+class FirstEpochOnly(Slow):
+    def on_train_batch_end(self, step, logs=None):
+        if self.samples:
+            super().on_train_batch_end(step, logs)
+            self.samples = 0
+
+
 def test_a_short_epoch_repeats_the_last_reading(fake_nvml):
     fake_nvml.gpus.append(FakeGpu(utilization=55))
     logger = UtilizationLogger(interval_seconds=3600)
-    history = fit(logger, Slow(logger, samples=1), epochs=1)
-    assert history["gpu_utilization_percent"] == [55.0]
-    logger._means.start()
-    assert logger._means.values()["gpu_utilization_percent"] == 55.0
+    history = fit(logger, FirstEpochOnly(logger, samples=1), epochs=3)
+    assert history["gpu_utilization_percent"] == [55.0] * 3
+    assert len(history["host_cpu_percent"]) == 3  # also in the first, in which there was but one sample
+
+
+def test_means_begin_anew_with_each_epoch(fake_nvml):
+    gpu = FakeGpu(utilization=10)
+    fake_nvml.gpus.append(gpu)
+
+    class Busier(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            gpu.utilization = 90
+
+    logger = UtilizationLogger(interval_seconds=INTERVAL)
+    history = fit(logger, Slow(logger, samples=4), Busier())
+    first, second = history["gpu_utilization_percent"]
+    assert first == 10.0
+    assert second > 50.0  # one sample at most was under way when the load changed
+
+
+def test_the_next_fit_does_not_begin_with_the_last_ones_readings(fake_nvml):
+    fake_nvml.gpus.append(FakeGpu())
+    logger = UtilizationLogger(interval_seconds=INTERVAL)
+    fit(logger, Slow(logger), epochs=1)
+    fake_nvml.gpus.clear()
+    assert "gpu_power_watts" not in fit(logger, epochs=1)
+
+
+def test_it_can_be_copied(tmp_path):
+    logger = UtilizationLogger(tmp_path, INTERVAL)
+    for copied in (copy.deepcopy(logger), pickle.loads(pickle.dumps(logger))):
+        assert len(fit(copied, epochs=1)["loss"]) == 1
+
+
+def test_after_an_interrupted_fit_sampling_ends_with_the_callback(fake_nvml):
+    class Interrupts(keras.callbacks.Callback):
+        def on_train_batch_end(self, step, logs=None):
+            raise KeyboardInterrupt
+
+    def interrupted():
+        with pytest.raises(KeyboardInterrupt):
+            fit(UtilizationLogger(interval_seconds=INTERVAL), Interrupts())
+
+    interrupted()
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name == "tfopt-sampler"]
 
 
 def test_the_log_folder_vanishes(tmp_path, fake_nvml):

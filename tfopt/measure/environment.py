@@ -16,7 +16,10 @@ _PACKAGES = ("tensorflow", "keras", "numpy", "nvidia-ml-py", "tensorflow-dataset
 # What changes how fast TensorFlow runs or what it computes. No others, since they may hold secrets: Terraform's begin
 # with TF_ too.
 _PREFIXES = (
-    "CUDA_",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
     "KERAS_BACKEND",
     "KMP_",
     "NCCL_",
@@ -43,7 +46,8 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
         environ: The environment variables.
 
     Returns:
-        JSON. A value that is not known is None. No host name, user name or working folder is in it.
+        JSON. A value that is not known is None. No host name, user name or working folder is looked up; XLA_FLAGS and
+        the other variables stand as they were set.
     """
     gpus = hardware.gpus()
     build = tf.sysconfig.get_build_info()
