@@ -1,16 +1,16 @@
-"""Assembles the dataset that a layout describes."""
+"""Assembles the dataset that a layout describes, with checks in the graph for elements that were not sampled."""
 
 from typing import Any
 
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.elements import apply, element_of
-from tfopt.pipelines.guards import expect_shapes, namer
+from tfopt.pipelines.elements import apply, apply_stage, element_of, leaves, without_autograph
 from tfopt.pipelines.layout import Layout
 from tfopt.pipelines.options import PipelineOptions
 from tfopt.pipelines.randomness import find_in_function
 from tfopt.pipelines.refusals import refuse_restarting
+from tfopt.pipelines.sampling import Shapes
 from tfopt.pipelines.seeds import element_seed, part_seed, shuffle, with_words
 from tfopt.pipelines.sources.source import Source
 
@@ -29,7 +29,10 @@ def count_elements(source: Source, whole: Any) -> tuple[int | None, bool]:
     infinite = cardinality == tf.data.INFINITE_CARDINALITY
     if source.count is not None and (infinite or (cardinality >= 0 and cardinality != source.count)):
         found = "no end" if infinite else str(cardinality)
-        raise PipelineError(f"{source.name} says that it has {source.count} elements. Its dataset has {found}.")
+        raise PipelineError(
+            f"Expected {source.count} elements: {source.name} says that it has {source.count} elements. Its dataset "
+            f"has {found}. Correct the source's `count`, or leave it out."
+        )
     return (cardinality if cardinality >= 0 else source.count), infinite
 
 
@@ -75,21 +78,15 @@ def _examples(dataset: Any, source: Source, options: PipelineOptions, layout: La
 
 
 def _decode_and_transform(dataset: Any, source: Source, options: PipelineOptions, layout: Layout) -> Any:
-    decode, transform, name, spec = source.decode, options.transform, namer(source), dataset.element_spec
-    if decode is None and transform is None and layout.guard is None:
+    spec = dataset.element_spec
+    if source.decode is None and options.transform is None and layout.guard is None:
         return dataset
 
     # Not marked do_not_convert: AutoGraph must reach the user's functions, as in Dataset.map.
     def example(*arguments: Any) -> Any:
         raw = element_of(arguments, spec)
-        result = raw
-        if decode is not None:
-            with tf.name_scope("decode"):
-                result = apply(decode, raw)
-        if transform is not None:
-            with tf.name_scope("transform"):
-                result = apply(transform, result)
-        return result if layout.guard is None else expect_shapes(result, layout.guard, name(raw))
+        result = apply_stage("transform", options.transform, apply_stage("decode", source.decode, raw))
+        return result if layout.guard is None else _expect_shapes(result, layout.guard, _name(source, raw))
 
     return dataset.map(example, num_parallel_calls=tf.data.AUTOTUNE, name="decode_and_transform")
 
@@ -100,16 +97,11 @@ def _augment(dataset: Any, source: Source, options: PipelineOptions, layout: Lay
         return dataset
     spec = dataset.element_spec
 
-    def augmented(element: Any) -> Any:
-        return element if decode is None else apply(decode, element)
-
     def drawn(*arguments: Any) -> Any:
-        with tf.name_scope("augment"):
-            return apply(augment, augmented(element_of(arguments, spec)))
+        return apply_stage("augment", augment, apply_stage("decode", decode, element_of(arguments, spec)))
 
     def seeded(element: Any, word: Any, place: Any) -> Any:
-        with tf.name_scope("augment"):
-            return apply(augment, augmented(element), seed=element_seed(word, place))
+        return apply_stage("augment", augment, apply_stage("decode", decode, element), seed=element_seed(word, place))
 
     if layout.takes_seed:
         dataset = with_words(dataset, part_seed(options.seed, "augment"))
@@ -122,3 +114,37 @@ def _augment(dataset: Any, source: Source, options: PipelineOptions, layout: Lay
 
 def _batch(dataset: Any, options: PipelineOptions, layout: Layout) -> Any:
     return dataset.batch(options.batch_size, drop_remainder=layout.static_batch)
+
+
+@without_autograph
+def _expect_shapes(example: Any, shapes: Shapes, name: Any) -> Any:
+    """Gives the leaves of an example these shapes; one that has another at run time fails, and its name is told.
+
+    Args:
+        example: The example, in a graph.
+        shapes: A shape a leaf; None leaves it as it is.
+        name: A scalar string tensor: what to call the example.
+    """
+    checked = [
+        leaf if shape is None or leaf.shape.is_fully_defined() else _expect_shape(leaf, shape, name)
+        for leaf, shape in zip(leaves(example), shapes, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(example, checked)
+
+
+@without_autograph
+def _name(source: Source, raw: Any) -> Any:
+    """Returns what to call a raw element, in a graph."""
+    return tf.constant(f"An element of {source.name}") if source.origin is None else apply(source.origin, raw)
+
+
+def _expect_shape(leaf: Any, shape: tuple[int, ...], name: Any) -> Any:
+    # Compared as text: shapes of unlike rank cannot be compared element by element.
+    found = tf.strings.reduce_join(tf.as_string(tf.shape(leaf)), separator=", ")
+    expected = ", ".join(map(str, shape))
+    remedy = f"), unlike the first, ({expected}). Bring all to one shape in `transform`."
+    message = [name, " has shape (", found, remedy]
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(found, expected), [tf.strings.join(message)])]):
+        leaf = tf.identity(leaf)
+    leaf.set_shape(shape)
+    return leaf

@@ -1,5 +1,6 @@
 """Calls functions on the elements of a dataset, and adds up what an element holds."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,9 +20,28 @@ def apply(function: Callable[..., Any], element: Any, **keywords: Any) -> Any:
     return function(*element, **keywords) if type(element) is tuple else function(element, **keywords)
 
 
+# Not marked do_not_convert: AutoGraph must reach the user's function, as in Dataset.map.
+def apply_stage(stage: str, function: Callable[..., Any] | None, element: Any, **keywords: Any) -> Any:
+    """Calls a stage's function under the stage's name in the graph; without one the element stays as it is."""
+    if function is None:
+        return element
+    with tf.name_scope(stage):
+        return apply(function, element, **keywords)
+
+
 def element_of(arguments: tuple[Any, ...], spec: Any) -> Any:
     """Returns the element that `Dataset.map` spread over these arguments, given the dataset's element spec."""
     return arguments if type(spec) is tuple else arguments[0]
+
+
+def accepts_seed(function: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter `seed` that can be passed by keyword."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built-in functions have none
+        return False
+    keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return "seed" in parameters and parameters["seed"].kind in keyword
 
 
 def leaves(element: Any) -> list[Any]:

@@ -3,13 +3,17 @@
 from dataclasses import dataclass
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.budget import decide_cache, shuffle_buffer
+from tfopt.hardware import host
 from tfopt.pipelines.elements import is_static
 from tfopt.pipelines.options import PipelineOptions
-from tfopt.pipelines.sampling import Sample, Shapes, mixed_shapes
+from tfopt.pipelines.sampling import Sample, Shapes, Traced, mixed_shapes
 from tfopt.pipelines.sources.source import Source
-from tfopt.pipelines.tracing import Traced
 
+MIB = 2**20
+CACHE_SHARE = 4  # the cache may take one part in so many of the memory that is free
+# Fixed, not a share of the free memory: under a seed the order must not depend on what else runs.
+SHUFFLE_MIB = 1024
+SHUFFLE_UNKNOWN = 1_000_000  # elements at most where the count is unknown; the buffer's table is allocated at once
 _SMALL_BYTES = 64  # below it the buffer's own entry, not the element, takes the memory
 
 
@@ -66,19 +70,14 @@ def lay_out(
         PipelineError: No batch could be filled, or examples have unlike shapes.
         ValueError: cache="memory" for an endless source.
     """
-    if count is not None and options.remainder == "drop" and count < options.batch_size:
-        raise PipelineError(
-            f"Expected at least batch_size={options.batch_size} examples with remainder='drop'. {source.name} has "
-            f"{count}: there would be zero steps. Pass a smaller batch_size, or remainder='keep'."
-        )
-    opaque = next((str(found) for found in traced.in_source + traced.in_transform if found.kind == "opaque"), "")
+    _expect_a_step(source, options, count)
     cached, cache_reason = decide_cache(
         options,
         count=count,
         infinite=infinite,
         example_bytes=sample.example_bytes,
         resident=source.resident,
-        opaque=opaque,
+        doubt=_doubt(traced),
     )
     buffer, shuffle_reason, shuffle_first = _shuffle(source, options, sample, count, cached)
     guard = _guard(options, traced, sample)
@@ -102,6 +101,77 @@ def lay_out(
         static_batch=options.remainder == "drop" or (count is not None and count % options.batch_size == 0),
         deterministic=options.seed is not None or not options.training or not options.shuffle,
     )
+
+
+def decide_cache(
+    options: PipelineOptions, *, count: int | None, infinite: bool, example_bytes: float, resident: bool, doubt: str
+) -> tuple[bool, str]:
+    """Returns whether to cache the transformed examples in memory, and why.
+
+    Args:
+        options: The pipeline's options.
+        count: How many examples there are, None where unknown.
+        infinite: Whether the source never ends.
+        example_bytes: The mean size of a sampled example behind `transform`.
+        resident: Whether the examples lie in memory already.
+        doubt: Why what stands before the cache may give another result later, "" for no doubt.
+
+    Raises:
+        ValueError: cache="memory" for an endless source.
+    """
+    if options.cache is None:
+        return False, "cache=None"
+    if infinite:
+        if options.cache == "memory":
+            raise ValueError("cache='memory' expects data that ends. The source is endless: pass cache=None.")
+        return False, "the source is endless"
+    needed = "of unknown size" if count is None else _readable(count * example_bytes)
+    if options.cache == "memory":
+        return True, f"asked for; {needed}"
+    if resident and options.transform is None:
+        return False, "it would save nothing: the examples lie in memory, and nothing is computed"
+    if count is None:
+        return False, "the number of examples is unknown"
+    if doubt:
+        return False, doubt
+    return _fits(count * example_bytes / MIB, needed)
+
+
+def shuffle_buffer(count: int | None, element_bytes: float, *, shared: bool) -> tuple[int, str]:
+    """Returns how many elements the shuffle draws from, and why.
+
+    Args:
+        count: How many elements there are, None where unknown.
+        element_bytes: Their mean size where they are shuffled.
+        shared: Whether the elements lie in the pipeline's cache anyway, so that the buffer holds nothing more.
+    """
+    if shared and count is not None:
+        return count, "all examples: the cache holds them anyway"
+    room = max(1, int(SHUFFLE_MIB * MIB / max(element_bytes, 1)))
+    if count is not None and count <= room:
+        return count, f"all elements: {_readable(count * element_bytes)}, within the {SHUFFLE_MIB:,} MiB for it"
+    held = f"of {_readable(element_bytes)} each, as many as {SHUFFLE_MIB:,} MiB hold"
+    if count is None:
+        limit = min(room, SHUFFLE_UNKNOWN)
+        return limit, f"elements {held}, at most {SHUFFLE_UNKNOWN:,}; the number of examples is unknown"
+    return room, f"{room:,} of {count:,} elements {held}: elements far apart are not mixed"
+
+
+def _expect_a_step(source: Source, options: PipelineOptions, count: int | None) -> None:
+    if count is not None and options.remainder == "drop" and count < options.batch_size:
+        raise PipelineError(
+            f"Expected at least batch_size={options.batch_size} examples with remainder='drop'. {source.name} has "
+            f"{count}: there would be zero steps. Pass a smaller batch_size, or remainder='keep'."
+        )
+
+
+def _doubt(traced: Traced) -> str:
+    doubts = {
+        "opaque": "calls Python, which may be random; cache='memory' says that it is not",
+        "reading": "reads a variable, which may change; cache='memory' says that it does not",
+    }
+    findings = traced.in_source + traced.in_transform
+    return next((f"{found} {doubts[found.kind]}" for found in findings if found.kind in doubts), "")
 
 
 def _shuffle(
@@ -129,3 +199,19 @@ def _guard(options: PipelineOptions, traced: Traced, sample: Sample) -> Shapes |
     if sample.unlike() is not None:
         raise mixed_shapes(sample)
     return sample.shapes[0]
+
+
+def _fits(needed_mib: float, needed: str) -> tuple[bool, str]:
+    free_mib = host().memory_available_mib
+    if free_mib is None:
+        return False, f"{needed}; the free memory of this machine is unknown"
+    if needed_mib > free_mib / CACHE_SHARE:
+        return False, f"{needed} exceed a quarter of the {free_mib:,.0f} MiB of free memory"
+    return True, f"{needed}, within a quarter of the {free_mib:,.0f} MiB of free memory"
+
+
+def _readable(size: float) -> str:
+    for unit, limit in (("B", 1), ("KiB", 1024), ("MiB", MIB)):
+        if size < 1024 * limit:
+            return f"{size / limit:,.0f} B" if unit == "B" else f"{size / limit:,.1f} {unit}"
+    return f"{size / 1024 / MIB:,.1f} GiB"

@@ -1,18 +1,16 @@
 """Plans an input pipeline: looks at the source, decides, explains, builds."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from tfopt.pipelines.build import assemble, count_elements
 from tfopt.pipelines.layout import Layout, lay_out
-from tfopt.pipelines.options import Cache, PipelineOptions, Prefetch, Remainder
+from tfopt.pipelines.options import Choices, PipelineOptions, takes_options
 from tfopt.pipelines.refusals import refuse_frozen, refuse_restarting, refuse_unrepeatable
-from tfopt.pipelines.sampling import take_sample
-from tfopt.pipelines.sources.shorthand import as_source
+from tfopt.pipelines.sampling import take_sample, trace
+from tfopt.pipelines.sources.dataset import as_source
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages import Stage, describe, summary, table
-from tfopt.pipelines.tracing import trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +52,8 @@ class PipelinePlan:
         }
 
 
-def plan_pipeline(
-    source: Any,
-    *,
-    batch_size: int = 256,
-    training: bool = True,
-    transform: Callable[..., Any] | None = None,
-    augment: Callable[..., Any] | None = None,
-    cache: Cache = "auto",
-    shuffle: bool | None = None,
-    seed: int | None = None,
-    remainder: Remainder | None = None,
-    prefetch: Prefetch = "auto",
-) -> PipelinePlan:
+@takes_options
+def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     """Plans an input pipeline; `str()` of the plan says what it does and why, `build()` makes it.
 
     Use it to see the decisions; `build_pipeline` is for those who trust them. Up to 32 examples are read, decoded and
@@ -96,9 +83,9 @@ def plan_pipeline(
         The plan.
 
     Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: An argument is out of range; or the cache would freeze random operations, or `seed` could not make
-            them the same on every run.
+        TypeError: An argument is unknown or of the wrong type.
+        ValueError: An argument is out of range; or random draws would be frozen, by the cache or by TensorFlow's
+            tracing, or `seed` could not make them the same on every run.
         PipelineError: Data is missing, empty, damaged or of unlike shapes, there are too few examples for a batch, or
             a function failed.
 
@@ -108,23 +95,14 @@ def plan_pipeline(
         >>> plan_pipeline((images, labels), batch_size=100).build().element_spec[0].shape
         TensorShape([100, 8, 8, 3])
     """
-    options = PipelineOptions.fill_in(
-        batch_size=batch_size,
-        training=training,
-        transform=transform,
-        augment=augment,
-        cache=cache,
-        shuffle=shuffle,
-        seed=seed,
-        remainder=remainder,
-        prefetch=prefetch,
-    )
+    chosen = PipelineOptions(**options)
     known = as_source(source)
-    layout = _decide(known, options)
-    return PipelinePlan(known, options, layout, describe(known, options, layout))
+    layout = _decide(known, chosen)
+    return PipelinePlan(known, chosen, layout, describe(known, chosen, layout))
 
 
-def build_pipeline(source: Any, **options: Any) -> Any:
+@takes_options
+def build_pipeline(source: Any, **options: Unpack[Choices]) -> Any:
     """Returns the `tf.data.Dataset` that `plan_pipeline` plans; it takes the same arguments.
 
     Example:

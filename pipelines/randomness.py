@@ -1,9 +1,10 @@
 """Finds what makes a function give another result on the next call, in TensorFlow graphs and in datasets.
 
-Calls of Python's or NumPy's own random functions leave no trace in a graph: they run once, when TensorFlow traces the
-function, and are found by nobody here.
+Python's and NumPy's own random functions leave no operation in a graph: they run once, when TensorFlow traces the
+function, and their draw becomes a constant. `contents` of two traces tell.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -86,8 +87,9 @@ _ASSIGNING = frozenset(
     ]
 )
 _OPAQUE = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+_READING = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 
-Kind = Literal["random", "assigning", "opaque", "shuffle"]
+Kind = Literal["random", "assigning", "opaque", "reading", "shuffle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ class Finding:
 
     Args:
         kind: "random"; "assigning", it changes a variable or table; "opaque", it calls Python, which may do anything;
-            "shuffle", a shuffle that gives another order on each iteration or in each process.
+            "reading", it reads a variable, which may change; "shuffle", a shuffle that gives another order on each
+            iteration or in each process.
         operation: Its type, such as "RandomUniform".
         name: Its name in the graph.
         restarts: Whether its seed is fixed, by an argument or by `tf.random.set_seed`: each iteration of a dataset then
@@ -124,25 +127,42 @@ def find_in_function(function: Any) -> list[Finding]:
         >>> [finding.operation for finding in find_in_function(noisy)]
         ['RandomStandardNormal']
     """
-    graph = function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for nested in graph.library.function for node in nested.node_def)]
-    return [finding for node in nodes if (finding := _classify(node))]
+    return [finding for node in _nodes(function) if (finding := _classify(node))]
 
 
 def find_in_dataset(dataset: Any) -> list[Finding]:
     """Finds such operations in the functions of a dataset and of all datasets that it reads from."""
-    return [finding for stage in _lineage(dataset) for finding in _in_stage(stage)]
+    return [finding for stage in lineage(dataset) for finding in _in_stage(stage)]
+
+
+def contents(function: Any) -> Counter[tuple[str, bytes]]:
+    """Counts the operations of a concrete function and of those that it calls; a constant with its value, serialised.
+
+    Names are left out: those of nested functions differ from trace to trace.
+    """
+    values = ((n.op, n.attr["value"].SerializeToString() if n.op == "Const" else b"") for n in _nodes(function))
+    return Counter(values)
+
+
+def _nodes(function: Any) -> list[Any]:
+    graph = function.graph.as_graph_def()
+    return [*graph.node, *(node for nested in graph.library.function for node in nested.node_def)]
 
 
 def _classify(node: Any) -> Finding | None:
-    kinds: list[tuple[Kind, frozenset[str]]] = [("random", _RANDOM), ("assigning", _ASSIGNING), ("opaque", _OPAQUE)]
+    kinds: list[tuple[Kind, frozenset[str]]] = [
+        ("random", _RANDOM),
+        ("assigning", _ASSIGNING),
+        ("opaque", _OPAQUE),
+        ("reading", _READING),
+    ]
     # Zeros stand for no seed.
     fixed = any(node.attr[half].i != 0 for half in ("seed", "seed2") if half in node.attr)
     found = (Finding(kind, node.op, node.name, fixed) for kind, operations in kinds if node.op in operations)
     return next(found, None)
 
 
-def _lineage(dataset: Any) -> Iterator[Any]:
+def lineage(dataset: Any) -> Iterator[Any]:
     """Yields a dataset and all that it reads from."""
     waiting, seen = [dataset], set()
     while waiting:

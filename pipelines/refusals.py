@@ -1,8 +1,13 @@
-"""Refuses randomness that the pipeline would freeze, or could not repeat under a seed."""
+"""Refuses functions whose randomness would be frozen, or could not be repeated under a seed, or that lose a label."""
 
+import inspect
+from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
-from tfopt.pipelines.options import PipelineOptions
+import tensorflow as tf
+
+from tfopt.pipelines.options import PipelineOptions, function_name
 from tfopt.pipelines.randomness import Finding
 
 
@@ -96,6 +101,62 @@ def refuse_restarting(stage: str, findings: Iterable[Finding]) -> None:
                 "draws in every epoch. Use an `augment` with a keyword `seed` (int32, shape (2,)) and stateless "
                 "operations, such as tf.image.stateless_random_flip_left_right(image, seed)."
             )
+
+
+def refuse_varying(stage: str, first: Counter[tuple[str, bytes]], second: Counter[tuple[str, bytes]]) -> None:
+    """Refuses a function that TensorFlow's tracing turns into unlike graphs: a draw of NumPy or Python is in them.
+
+    Args:
+        stage: "decode", "transform" or "augment".
+        first: The contents of one trace.
+        second: The contents of another.
+
+    Raises:
+        ValueError: They are unlike.
+    """
+    if first == second:
+        return
+    found = " and then ".join(_shown(next(iter(only), None)) for only in (first - second, second - first))
+    raise ValueError(
+        f"Expected {stage!r} to be the same whenever TensorFlow traces it. Found {found}: random numbers of Python or "
+        "NumPy (or the time) are drawn once, when the pipeline is built, and that draw serves every element of every "
+        "epoch. Draw in an `augment` with a keyword `seed` (int32, shape (2,)) and stateless operations, such as "
+        "tf.random.stateless_uniform((), seed), or with tf.random in place of them."
+    )
+
+
+def refuse_bare_layer(stage: str, function: Any, spec: Any) -> None:
+    """Refuses a Keras layer of one input for examples that are tuples: the label would be taken for `training`.
+
+    Args:
+        stage: "decode", "transform" or "augment".
+        function: The function, perhaps a layer.
+        spec: The element spec of the examples.
+
+    Raises:
+        TypeError: It is such a layer.
+    """
+    is_layer = any(base.__name__ == "Layer" for base in type(function).__mro__)
+    if not is_layer or type(spec) is not tuple or len(spec) < 2:
+        return
+    parameters = inspect.signature(function.call).parameters.values()
+    inputs = [parameter for parameter in parameters if parameter.name not in ("training", "mask")]
+    if len(inputs) < len(spec) and not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in inputs):
+        raise TypeError(
+            f"Expected a function of {len(spec)} arguments for {stage!r}: examples are tuples. Found the layer "
+            f"{function_name(function)}, which takes {len(inputs)}. Wrap it: "
+            "lambda image, label: (layer(image), label)."
+        )
+
+
+def _shown(item: tuple[str, bytes] | None) -> str:
+    if item is None:
+        return "nothing"
+    operation, value = item
+    if operation != "Const":
+        return f"an operation {operation}"
+    flat = tf.make_ndarray(tf.compat.v1.AttrValue.FromString(value).tensor).ravel()
+    return f"the constant {flat[0] if flat.size == 1 else flat[:3].tolist()}"
 
 
 def _only(findings: Iterable[Finding], *kinds: str) -> list[Finding]:

@@ -1,20 +1,51 @@
-"""Looks at a few elements before anything is built: do they decode, how large are they, do their shapes agree?"""
+"""Looks at a few elements before anything is built: do the functions trace and run, how large are the examples?
+
+First each stage's function is traced, so that an error names its stage; then the elements are read through them.
+"""
 
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.elements import apply, leaves, size_bytes
+from tfopt.pipelines.elements import accepts_seed, apply, apply_stage, element_of, leaves, size_bytes
 from tfopt.pipelines.options import PipelineOptions, function_name
+from tfopt.pipelines.randomness import Finding, contents, find_in_dataset, find_in_function
+from tfopt.pipelines.refusals import refuse_bare_layer, refuse_varying
 from tfopt.pipelines.sources.source import Source
-from tfopt.pipelines.tracing import Traced
 
+SAMPLED = 32  # elements that the planner looks at
 Shape = tuple[int, ...]
 Shapes = tuple[Shape | None, ...]  # a shape a leaf; None for ragged and sparse ones, which batch whatever their shape
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A few elements of a source, as datasets behind each stage; the same object where a stage is not there.
+
+    Args:
+        raw: As the source reads them.
+        decoded: Behind the source's `decode`.
+        examples: Behind `transform`.
+        augmented: Behind `augment`.
+        takes_seed: Whether `augment` has a parameter `seed`.
+        in_source: What may differ from call to call, in the source's dataset and its `decode`.
+        in_transform: The same, in `transform`.
+        in_augment: The same, in `augment`.
+    """
+
+    raw: Any
+    decoded: Any
+    examples: Any
+    augmented: Any
+    takes_seed: bool
+    in_source: list[Finding]
+    in_transform: list[Finding]
+    in_augment: list[Finding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +67,30 @@ class Sample:
     def unlike(self) -> int | None:
         """The number of the first element whose shapes differ from the first one's."""
         return next((index for index, shapes in enumerate(self.shapes) if shapes != self.shapes[0]), None)
+
+
+def trace(source: Source, whole: Any, options: PipelineOptions) -> Traced:
+    """Traces the stages.
+
+    Args:
+        source: The source.
+        whole: All its raw elements.
+        options: The pipeline's options.
+
+    Raises:
+        PipelineError: A function raised (the cause is chained), or gives something that is no tensor.
+        TypeError: A function is a Keras layer of one input, and examples are tuples.
+        ValueError: A function is another one each time that it is traced.
+    """
+    raw = source.sample(SAMPLED) if source.sample else whole.take(SAMPLED)
+    _expect_tensors("read", source.name, raw)
+    decoded, in_decode = _traced("decode", source.decode, raw)
+    examples, in_transform = _traced("transform", options.transform, decoded)
+    takes_seed = options.augment is not None and accepts_seed(options.augment)
+    seed = {"seed": tf.zeros(2, tf.int32)} if takes_seed else {}
+    augmented, in_augment = _traced("augment", options.augment, examples, **seed)
+    in_source = find_in_dataset(whole) + in_decode
+    return Traced(raw, decoded, examples, augmented, takes_seed, in_source, in_transform, in_augment)
 
 
 def take_sample(source: Source, options: PipelineOptions, traced: Traced) -> Sample:
@@ -76,7 +131,60 @@ def first_line(error: BaseException) -> str:
     if not text:
         return type(error).__name__
     line = re.sub(r"^Error in user-defined function passed to .*?: Iterator::\S+: ", "", text.splitlines()[0])
-    return re.sub(r"\s*\[Op:\w+\].*", "", line).strip()
+    return re.sub(r"\s*\[Op:\w+\].*", "", line).strip().rstrip(".")
+
+
+def _traced(stage: str, function: Any, dataset: Any, **keywords: Any) -> tuple[Any, list[Finding]]:
+    if function is None:
+        return dataset, []
+    refuse_bare_layer(stage, function, dataset.element_spec)
+    traced = _mapped(stage, function, dataset, keywords)
+    _expect_tensors(stage, function_name(function), traced)
+    plain = getattr(function, "python_function", function)  # a tf.function would keep its first trace
+    first, second = traced, _mapped(stage, plain, dataset, keywords)
+    # The first trace of a Keras layer may also build it.
+    if plain is not function or _contents(first) != _contents(second):
+        first, second = second, _mapped(stage, plain, dataset, keywords)
+        refuse_varying(stage, _contents(first), _contents(second))
+    return traced, find_in_function(traced._map_func.function)
+
+
+def _mapped(stage: str, function: Callable[..., Any], dataset: Any, keywords: dict[str, Any]) -> Any:
+    spec, returned = dataset.element_spec, []
+
+    def call(*arguments: Any) -> Any:
+        result = apply_stage(stage, function, element_of(arguments, spec), **keywords)
+        returned.append(result)
+        return result
+
+    try:
+        return dataset.map(call, name=stage)
+    except Exception as error:
+        # Dataset.map takes a None beside a tensor, and fails obscurely where there is nothing else.
+        if returned and all(leaf is None for leaf in leaves(returned[0])):
+            raise _no_tensors(stage, function_name(function), "None", "") from error
+        raise PipelineError(
+            f"The pipeline's stage {stage!r} ({function_name(function)}) failed while TensorFlow traced it, on "
+            f"elements {spec}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _contents(mapped: Any) -> Any:
+    return contents(mapped._map_func.function)
+
+
+def _expect_tensors(stage: str, name: str, dataset: Any) -> None:
+    for leaf in leaves(dataset.element_spec):
+        if leaf is None or isinstance(leaf, tf.data.DatasetSpec) or type(leaf).__name__ == "NoneTensorSpec":
+            found = "a dataset" if isinstance(leaf, tf.data.DatasetSpec) else "None"
+            raise _no_tensors(stage, name, found, f" in its elements {dataset.element_spec}")
+
+
+def _no_tensors(stage: str, name: str, found: str, where: str) -> PipelineError:
+    return PipelineError(
+        f"Expected tensors from the pipeline's stage {stage!r} ({name}). Found {found}{where}. Return tensors only, "
+        "and leave out what is not there."
+    )
 
 
 def _names_and_sizes(source: Source, traced: Traced) -> tuple[list[str], list[int]]:
@@ -88,11 +196,17 @@ def _names_and_sizes(source: Source, traced: Traced) -> tuple[list[str], list[in
         except StopIteration:
             break
         except tf.errors.OpError as error:
-            raise PipelineError(f"Reading element {index} of {source.name} failed: {first_line(error)}") from error
+            raise PipelineError(
+                f"Expected to read {source.name}. Reading element {index} of {source.name} failed: "
+                f"{first_line(error)}. Mend or remove that element."
+            ) from error
         names.append(_name(source, index, raw))
         sizes.append(size_bytes(raw))
     if not names:
-        raise PipelineError(f"Expected at least one example in {source.name}. Found none.")
+        raise PipelineError(
+            f"Expected at least one example in {source.name}. Found none. Check where the source reads from, and what "
+            "it filters out."
+        )
     return names, sizes
 
 
@@ -108,7 +222,10 @@ def _failure(
     stage = "decode" if options.transform is None or _fails_at(traced.decoded, index) else "transform"
     if stage == "transform" and options.transform is not None:
         stage = f"transform ({function_name(options.transform)})"
-    return PipelineError(f"The pipeline's stage {stage} failed on {name}: {first_line(error)}")
+    return PipelineError(
+        f"Expected every example to pass the pipeline's functions. The pipeline's stage {stage} failed on {name}: "
+        f"{first_line(error)}. Mend the function, or remove that example."
+    )
 
 
 def _fails_at(dataset: Any, index: int) -> bool:

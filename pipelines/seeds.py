@@ -45,8 +45,9 @@ def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = Tr
         **dataset._flat_structure,
     )
     shuffled = tf.data.experimental.from_variant(variant, dataset.element_spec)
-    shuffled._tfopt_input = dataset  # as TensorFlow's own datasets hold their input, for its Python functions
-    return shuffled
+    # As TensorFlow's own datasets hold their input: its Python functions stay alive, and graphs see its options.
+    shuffled._inputs = lambda: [dataset]
+    return shuffled.with_options(dataset.options())
 
 
 def with_words(dataset: Any, seed: int | None) -> Any:

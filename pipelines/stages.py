@@ -7,6 +7,8 @@ from tfopt.pipelines.layout import Layout
 from tfopt.pipelines.options import PipelineOptions, function_name
 from tfopt.pipelines.sources.source import Source
 
+_CLASSES_SHOWN = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -59,12 +61,19 @@ def _read(source: Source, options: PipelineOptions, layout: Layout) -> Stage:
             "which shifts Adam's bias correction and schedules; where you know the number, use "
             "tf.data.experimental.assert_cardinality or Source(count=...)",
         )
-    reason = f"{layout.count:,} examples"
+    reason = f"{layout.count:,} examples{_classes(source.class_names)}"
     if layout.used is not None and layout.used < layout.count:
         reason += f"; the last {layout.count - layout.used} fill no batch and are not read"
     if options.shuffle and source.shuffled is not None:
         reason += "; files shuffled and read side by side"
     return Stage("read", source.name, reason)
+
+
+def _classes(names: tuple[str, ...] | None) -> str:
+    if not names:
+        return ""
+    shown = names if len(names) <= _CLASSES_SHOWN else (*names[: _CLASSES_SHOWN - 1], "…", names[-1])
+    return f" of {len(names):,} class{'es' * (len(names) > 1)}: {', '.join(shown)}"
 
 
 def _work(source: Source, options: PipelineOptions, layout: Layout) -> list[Stage]:

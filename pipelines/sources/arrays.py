@@ -23,7 +23,7 @@ def arrays(data: Any) -> Source:
         A source whose examples have the structure of `data`, without the first dimension.
 
     Raises:
-        TypeError: A leaf is no array.
+        TypeError: A leaf is no array, or a masked one.
         ValueError: A leaf has no first dimension, or lengths differ.
         PipelineError: There are no examples.
 
@@ -53,6 +53,11 @@ def _leaves(data: Any, name: str) -> Any:
     elif isinstance(data, tuple):
         for index, value in enumerate(data):
             yield from _leaves(value, f"{name}[{index}]")
+    elif isinstance(data, np.ma.MaskedArray):
+        raise TypeError(
+            f"arrays() expects arrays whose every value counts. Received at {name}: a masked array, whose mask would "
+            "be lost. Pass .filled(value), and the mask as an array of its own where the model needs it."
+        )
     elif isinstance(data, np.ndarray | tf.Tensor):
         yield name, data
     else:
@@ -65,11 +70,17 @@ def _leaves(data: Any, name: str) -> Any:
 def _common_length(named: list[tuple[str, Any]]) -> int:
     for name, leaf in named:
         if len(leaf.shape) == 0:
-            raise ValueError(f"arrays() expects a first dimension, one row an example. Received a scalar at {name}.")
+            raise ValueError(
+                f"arrays() expects a first dimension, one row an example. Received a scalar at {name}. Pass an array "
+                "with a row for each example."
+            )
     lengths = {name: int(leaf.shape[0]) for name, leaf in named}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise ValueError(f"arrays() expects one common length. Received: {listed}.")
+        raise ValueError(f"arrays() expects one common length. Received: {listed}. Pass as many labels as examples.")
     if not any(lengths.values()):
-        raise PipelineError(f"arrays() expects at least one example. Received: {list(lengths) or 'no array'}, empty.")
+        raise PipelineError(
+            f"arrays() expects at least one example. Received: {list(lengths) or 'no array'}, empty. Check what fills "
+            "it."
+        )
     return next(iter(lengths.values()))

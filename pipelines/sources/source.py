@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tfopt.errors import PipelineError
+from tfopt.pipelines.options import as_int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -25,6 +28,7 @@ class Source:
         shuffled: Returns a dataset of the same raw elements in a coarse random order, read side by side (as files
             are); used where the pipeline shuffles. Its argument is a seed or None. With a seed the order must be the
             same on every iteration. Default: `dataset`.
+        class_names: What the numbers of the labels stand for, in their order. Default: unknown.
         resident: The examples lie in memory already, so that a cache without a `transform` saves nothing. With
             `decode`, the raw elements are indices and `decode` also takes a whole batch of them.
 
@@ -43,14 +47,29 @@ class Source:
     origin: Callable[..., Any] | None = None
     sample: Callable[[int], Any] | None = None
     shuffled: Callable[[int | None], Any] | None = None
+    class_names: tuple[str, ...] | None = None
     resident: bool = False
 
     def __post_init__(self) -> None:
         for field in ("dataset", "decode", "origin", "sample", "shuffled"):
             value = getattr(self, field)
             if not callable(value) and (value is not None or field == "dataset"):
-                raise TypeError(f"Source expects a callable for `{field}`. Received: {value!r}")
-        if self.count is not None and (not isinstance(self.count, int) or isinstance(self.count, bool)):
-            raise TypeError(f"Source expects an int or None for `count`. Received: {self.count!r}")
-        if self.count is not None and self.count < 0:
-            raise ValueError(f"Source expects `count` to be at least 0. Received: {self.count}")
+                raise TypeError(
+                    f"Expected a function for `{field}` of a Source. Received: {value!r}. Pass a function, such as "
+                    "`lambda: dataset` for `dataset`."
+                )
+        if self.count is not None:
+            object.__setattr__(self, "count", as_int("count", self.count, least=0))
+
+
+def expect_utf8(path: str) -> str:
+    """Returns a path that TensorFlow can open.
+
+    Raises:
+        PipelineError: Its name is no UTF-8.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise PipelineError(f"Expected file names in UTF-8. Found {path!r}. Rename the file.") from error
+    return path

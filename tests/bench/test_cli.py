@@ -1,11 +1,17 @@
 import copy
+import importlib.util
 import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 
 from tfopt.bench import cli, run, suites
 from tfopt.bench.results import dumps
 from tfopt.errors import UnsupportedError
+from tfopt.measure import StepTimes, compare
 
 
 @pytest.fixture
@@ -116,50 +122,131 @@ def test_a_cut_results_file_is_exit_code_2(tmp_path, capsys):
     assert "cut short" in capsys.readouterr().err
 
 
-def slowed(document, factor):
-    """The same run in which everything took longer, honestly recorded."""
-    from tfopt.measure import StepTimes
-
+def slowed(document, factor, *, baselines=1.0):
+    """The same run in which the variants took longer, and their baselines, honestly recorded."""
     changed = copy.deepcopy(document)
     for case in changed["cases"]:
         for variant in case["variants"]:
+            by = baselines if variant["name"] == case["baseline"] else factor
             times = StepTimes.from_dict(variant["step_time"])
-            repeats = tuple(tuple(ms * factor for ms in repeat) for repeat in times.repeats_ms)
-            slow = StepTimes(repeats_ms=repeats, steps_per_sample=times.steps_per_sample, first_step_seconds=1.0)
-            variant["step_time"] = slow.to_dict()
+            repeats = tuple(tuple(ms * by for ms in repeat) for repeat in times.repeats_ms)
+            variant["step_time"] = replace(times, repeats_ms=repeats).to_dict()
+        measured = {v["name"]: StepTimes.from_dict(v["step_time"]) for v in case["variants"]}
+        for variant in case["variants"]:
+            if variant["name"] != case["baseline"]:
+                comparison = compare(measured[case["baseline"]], measured[variant["name"]])
+                variant.update(comparison=comparison.to_dict(), verdict=comparison.verdict)
     return changed
 
 
+@pytest.fixture
+def compared(recorded, tmp_path, capsys):
+    """Compares the recorded run with another document; returns the exit code and what was printed."""
+
+    def compare_with(document, *options):
+        (tmp_path / "other.json").write_text(dumps(document))
+        code = cli.main(["compare", str(recorded.path), str(tmp_path / "other.json"), *options])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return compare_with
+
+
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (2.0, 4), (0.5, 0)])
-def test_compare(recorded, tmp_path, capsys, factor, code):
-    other = tmp_path / "other.json"
-    other.write_text(dumps(slowed(recorded.document, factor)))
-    assert cli.main(["compare", str(recorded.path), str(other)]) == code
-    assert ("REGRESSION" in capsys.readouterr().out) == (code == 4)
-    assert cli.main(["compare", str(recorded.path), str(other), "--json"]) == code
-    assert {change["regressed"] for change in json.loads(capsys.readouterr().out)} == {code == 4}
+def test_compare(recorded, compared, factor, code):
+    found, text = compared(slowed(recorded.document, factor))
+    assert found == code
+    assert ("REGRESSION" in text) == (code == 4)
+    found, text = compared(slowed(recorded.document, factor), "--json")
+    assert found == code
+    judged = [change for change in json.loads(text) if "not judged" not in change["finding"]]
+    assert {change["failed"] for change in judged} == {code == 4}
+    assert [round(change["comparison"]["ratio"], 6) for change in judged] == [1 / factor] * len(judged)
 
 
-def test_a_threshold_can_be_chosen(recorded, tmp_path):
-    other = tmp_path / "other.json"
-    other.write_text(dumps(slowed(recorded.document, 2.0)))
-    assert cli.main(["compare", str(recorded.path), str(other), "--threshold", "60"]) == cli.DONE
+def test_a_slower_machine_is_no_regression(recorded, compared):
+    code, text = compared(slowed(recorded.document, 2.0, baselines=2.0))
+    assert code == cli.DONE
+    assert "0.50× [" in text
+    assert "the machine's own speed, not judged" in text
 
 
-def test_unlike_runs_are_refused_unless_forced(recorded, tmp_path, capsys):
+def test_a_threshold_can_be_chosen(recorded, compared):
+    assert compared(slowed(recorded.document, 2.0), "--threshold", "60")[0] == cli.DONE
+
+
+@pytest.mark.parametrize("threshold", ["nan", "-1", "100", "x"])
+def test_a_threshold_is_a_percentage(recorded, threshold, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["compare", "a", "b", "--threshold", threshold])
+    assert ended.value.code == cli.USAGE
+
+
+def test_what_is_missing_or_failed_in_the_second_run_fails(recorded, compared):
     document = copy.deepcopy(recorded.document)
-    document["environment"]["packages"]["tensorflow"] = "3.0"
-    other = tmp_path / "other.json"
-    other.write_text(dumps(document))
-    assert cli.main(["compare", str(recorded.path), str(other)]) == cli.FAILED
-    assert "Use --force" in capsys.readouterr().err
-    assert cli.main(["compare", str(recorded.path), str(other), "--force"]) == cli.DONE
+    document["cases"][0].update(error="RuntimeError: broken", variants=[])
+    del document["cases"][1]
+    code, text = compared(document)
+    assert code == cli.FAILED
+    assert "failed: RuntimeError: broken" in text
+    assert "xla on digits, XLA on: missing in the second run" in text
 
 
-def test_runs_that_share_nothing_are_refused(recorded, tmp_path, capsys):
+def test_a_result_that_changed_fails(recorded, compared):
     document = copy.deepcopy(recorded.document)
-    document["cases"] = []
-    other = tmp_path / "other.json"
-    other.write_text(dumps(document))
-    assert cli.main(["compare", str(recorded.path), str(other)]) == cli.FAILED
-    assert "share a variant" in capsys.readouterr().err
+    variant = document["cases"][0]["variants"][1]
+    variant["check"]["passed"], variant["verdict"] = False, "changes the result"
+    code, text = compared(document)
+    assert code == cli.FAILED
+    assert "CHANGES THE RESULT" in text
+
+
+@pytest.mark.parametrize("entry", ["packages", "python", "driver", "cuda"])
+def test_unlike_runs_are_refused_unless_forced(recorded, compared, entry):
+    document = copy.deepcopy(recorded.document)
+    document["environment"][entry] = (
+        {**document["environment"]["packages"], "tensorflow": "3.0"} if entry == "packages" else "0"
+    )
+    code, text = compared(document)
+    assert code == cli.FAILED
+    assert "Use --force" in text
+    assert compared(document, "--force")[0] == cli.DONE
+
+
+def test_runs_that_share_nothing_are_refused(recorded, compared):
+    code, text = compared({**recorded.document, "cases": []})
+    assert code == cli.FAILED
+    assert "share a case" in text
+
+
+def test_an_unreadable_file_is_wrong_usage(recorded, tmp_path, capsys):
+    assert cli.main(["compare", str(recorded.path), str(tmp_path / "none.json")]) == cli.USAGE
+
+
+def test_a_missing_package_ends_the_run_before_it_begins(monkeypatch, tmp_path, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jinja2" else find(name))
+    assert cli.main(["run", "--output", str(tmp_path / "none")]) == cli.ENVIRONMENT
+    assert "pip install 'tfopt[bench]'" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_keeps_what_was_measured(tmp_path, number):
+    """A real run, ended after its first case."""
+    code = (
+        "import sys\nfrom tfopt.bench import run\nfrom tfopt.bench.cases import Scale\n"
+        "run.default_scale = lambda: Scale(batch_size=8, width=1, steps=1, photos=64, resnet=None, seeds=(0,))\n"
+        "from tfopt.bench.cli import main\nsys.exit(main(['run', 'callbacks', 'xla', '--output', sys.argv[1]]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("xla on digits"):
+            break
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == 128 + number
+    (path,) = tmp_path.glob("*.json")
+    document = json.loads(path.read_text())
+    assert document["status"] == "interrupted"
+    assert [case["suite"] for case in document["cases"]] == ["callbacks"]

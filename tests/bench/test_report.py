@@ -20,6 +20,7 @@ class Page(HTMLParser):
         super().__init__()
         self.open = []
         self.text = []
+        self.folded = []  # raw samples, in <details>
 
     def handle_starttag(self, tag, attributes):
         if tag not in VOID:
@@ -33,7 +34,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         if not {"style", "script"} & set(self.open):
-            self.text.append(data)
+            (self.folded if "details" in self.open else self.text).append(data)
 
 
 def parsed(html):
@@ -45,9 +46,9 @@ def parsed(html):
 
 
 def numbers_in(value):
-    """Every number in a JSON value, those inside texts included."""
+    """Every number in a JSON value, those inside texts included, without the raw samples."""
     if isinstance(value, dict):
-        return [n for key, v in value.items() for n in numbers_in(key) + numbers_in(v)]
+        return [n for key, v in value.items() if key != "repeats_ms" for n in numbers_in(key) + numbers_in(v)]
     if isinstance(value, list | tuple):
         return [n for v in value for n in numbers_in(v)]
     if isinstance(value, str):
@@ -81,18 +82,27 @@ def test_the_page_is_well_formed_and_self_contained(page, document):
     assert "prefers-color-scheme" in page
 
 
+def samples_in(document):
+    variants = [variant for case in document["cases"] for variant in case["variants"]]
+    return [ms for variant in variants for repeat in variant["step_time"]["repeats_ms"] for ms in repeat]
+
+
 def test_every_number_on_the_page_is_in_the_document(page, document):
-    known = [*numbers_in(document), 1.0, *range(1, 7)]  # 1× the baseline, and the turns
+    known = [*numbers_in(document), 1.0, 95.0]  # 1× the baseline, and the interval's share
     found = [n for text in parsed(page).text for n in NUMBER.findall(text)]
     assert len(found) > 100
+    assert [n for n in found if not shown(n, known)] == []
+    known = [*samples_in(document), *range(1, 7), *numbers_in(document)]  # the turns, and the steps a sample has
+    found = [n for text in parsed(page).folded for n in NUMBER.findall(text)]
+    assert len(found) > len(samples_in(document))
     assert [n for n in found if not shown(n, known)] == []
 
 
 def test_the_check_above_would_find_a_made_up_number(document):
     changed = copy.deepcopy(document)
     variant = changed["cases"][2]["variants"][2]
-    variant["comparison"]["ratio"] *= 1.7
-    known = [*numbers_in(document), 1.0, *range(1, 7)]
+    variant["comparison"]["ratio"] = 123.45
+    known = [*numbers_in(document), 1.0, 95.0]
     found = [n for text in parsed(report.page(changed)).text for n in NUMBER.findall(text)]
     assert [n for n in found if not shown(n, known)]
 
@@ -117,27 +127,28 @@ def test_the_table_fits_its_width(document):
 def test_what_went_wrong_is_said(document, render):
     changed = copy.deepcopy(document)
     changed["status"] = "out of budget"
-    changed["cases"][0]["error"] = "RuntimeError: <broken>"
+    changed["cases"][0]["error"] = "RuntimeError: <broken> [bench] [/red]"
     changed["cases"][0]["variants"] = []
     changed["cases"][1]["variants"][1]["verdict"] = "changes the result"
     text = " ".join(render(changed).replace("&lt;", "<").replace("&gt;", ">").split())
     assert "out of budget" in text
-    assert "RuntimeError: <broken>" in text
+    assert "RuntimeError: <broken> [bench] [/red]" in text
+    assert "Failed: precision on digits." in text
     assert "Changes the result: XLA on." in text
 
 
 def test_the_lead_names_what_helped_best_first(document):
     changed = copy.deepcopy(document)
     for case in changed["cases"]:
-        for variant, ratio in zip(case["variants"][1:], (2.0, 3.0), strict=False):
+        for variant, ratio in zip(case["variants"][1:], (2.0, 3.0, 1.5), strict=False):
             variant["verdict"], variant["comparison"]["ratio"] = "faster", ratio
-    assert words.lead(changed).startswith(
-        "Faster on this machine: mixed_float16 (3.00×), build_pipeline, cached (3.00×),"
-    )
+    assert words.lead(changed).startswith("Faster on this machine: mixed_float16 (3.00×), build_pipeline (3.00×),")
     for case in changed["cases"]:
         for variant in case["variants"]:
             variant["verdict"] = "no difference"
     assert words.lead(changed) == "Nothing measured here was faster than its baseline."
+    changed["cases"] = []
+    assert words.lead(changed) == "Nothing was measured."
 
 
 @pytest.mark.parametrize(

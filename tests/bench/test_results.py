@@ -7,6 +7,8 @@ from tfopt.bench.results import Results, dumps, read
 from tfopt.errors import ResultsError
 from tfopt.measure import StepTimes, compare
 
+ENVIRONMENT = {"tfopt": "0", "packages": {}, "gpus": [], "host": {"cpu_model": None, "cpus": 2.0}}
+
 
 def case():
     a = StepTimes(repeats_ms=((4.0, 4.1), (4.2, 4.0)), steps_per_sample=5, first_step_seconds=1.0)
@@ -34,7 +36,7 @@ def case():
 
 @pytest.fixture
 def written(tmp_path):
-    results = Results(tmp_path, ["xla"], {"python": "3.11"})
+    results = Results(tmp_path, ["xla"], ENVIRONMENT)
     results.add(case())
     results.end("complete")
     return results
@@ -45,7 +47,7 @@ def test_what_was_written_is_read_back(written):
 
 
 def test_every_case_is_on_the_disk_at_once(tmp_path):
-    results = Results(tmp_path, ["xla"], {})
+    results = Results(tmp_path, ["xla"], ENVIRONMENT)
     assert read(results.path)["status"] == "running"
     results.add(case())
     assert len(read(results.path)["cases"]) == 1
@@ -101,16 +103,31 @@ def edited(document, change):
         lambda case: case["variants"][1].pop("step_time"),
         lambda case: case.update(baseline="none"),
         lambda case: case.pop("variants"),
+        lambda case: case["variants"][1].update(verdict="slower"),
+        lambda case: case["variants"][1].update(comparison=None),
+        lambda case: case["variants"][1].update(check={"passed": False}),
+        lambda case: case["variants"][1].update(verdict="splendid"),
+        lambda case: case.pop("error"),
     ],
 )
 def test_figures_that_do_not_follow_from_their_samples_are_refused(written, change):
     written.path.write_text(dumps(edited(written.document, change)))
-    with pytest.raises(ResultsError, match="follow from their raw samples"):
+    with pytest.raises(ResultsError, match="follow from its raw samples"):
+        read(written.path)
+
+
+@pytest.mark.parametrize("entry", ["status", "environment", "cases", "started"])
+@pytest.mark.parametrize("value", [None, [None], 3])
+def test_a_document_that_lacks_something_is_refused(written, entry, value):
+    document = {**json.loads(written.path.read_text()), entry: value}
+    written.path.write_text(dumps(document))
+    with pytest.raises(ResultsError, match="Expected a whole document"):
         read(written.path)
 
 
 def test_no_nan_is_written(tmp_path):
-    results = Results(tmp_path, [], {})
+    results = Results(tmp_path, [], ENVIRONMENT)
     with pytest.raises(ValueError, match="JSON compliant"):
         results.add({"value": float("nan")})
+    results.end("complete")
     assert read(results.path)["cases"] == []

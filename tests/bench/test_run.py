@@ -39,7 +39,7 @@ def test_every_suite_runs_on_real_data(document):
     assert [case["error"] for case in document["cases"]] == [None] * 4
     variants = {case["suite"]: [v["name"] for v in case["variants"]] for case in document["cases"]}
     assert variants["precision"] == ["float32", "mixed_bfloat16", "mixed_float16"]
-    assert len(variants["pipeline"]) == 3
+    assert len(variants["pipeline"]) == 4
 
 
 def test_every_variant_computes_the_same(document):

@@ -1,3 +1,6 @@
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -43,6 +46,20 @@ def test_photos_are_written_once(folder):
     assert photos.folder(8) == folder
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*/*")} == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_photos_that_were_lost_are_written_again(folder):
+    next(folder.glob("*/*")).unlink()
+    assert len(list(photos.folder(8).glob("*/*"))) == 8
+
+
+def test_a_user_without_a_home(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert photos._home() == Path(tempfile.gettempdir())
 
 
 def test_a_run_that_dies_while_writing_leaves_nothing(tmp_path, monkeypatch):

@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -160,15 +165,37 @@ def test_state_comes_back_after_an_exception():
     assert_same_state(before, state(model))
 
 
+TWO_REPLICAS = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from models import batch, small_net
+from tfopt.measure import fit_time, step_time
+
+def parts(model):
+    variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
+    return [part.numpy().tobytes() for v in variables for part in getattr(v.value, "values", (v.value,))]
+
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    model = small_net(jit_compile=False)
+dataset = tf.data.Dataset.from_tensor_slices(batch(40)).batch(8)
+model.fit(dataset, verbose=0, shuffle=False)
+before = parts(model)
+for measure in (step_time, fit_time):
+    assert measure(model, dataset, steps=3).examples_per_step == 8
+    assert parts(model) == before
+print("replicas:", strategy.num_replicas_in_sync, "parts:", len(before))
+"""
+
+
 def test_two_replicas_come_back_bit_for_bit():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    with strategy.scope():
-        model = small_net(jit_compile=False)
-    model.fit(dataset(), verbose=0, shuffle=False)
-    before = state(model)
-    times = step_time(model, dataset(), steps=3)
-    assert times.examples_per_step == 8
-    assert_same_state(before, state(model))
+    """In a process of its own: logical devices are made before TensorFlow starts."""
+    folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    run = subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=environ, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "replicas: 2" in run.stdout
 
 
 def test_the_steps_are_real():

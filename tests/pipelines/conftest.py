@@ -6,7 +6,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tfopt.hardware import host
-from tfopt.pipelines import budget
+from tfopt.pipelines import layout
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def free_memory(monkeypatch):
 
     def set_mib(mib):
         fake = dataclasses.replace(host(), memory_available_mib=mib)
-        monkeypatch.setattr(budget, "host", lambda: fake)
+        monkeypatch.setattr(layout, "host", lambda: fake)
 
     return set_mib
 

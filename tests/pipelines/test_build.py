@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfopt.pipelines import Source, build_pipeline, plan_pipeline
+from tfopt.pipelines.randomness import lineage
 
 ROWS = np.arange(50, dtype=np.int64)
 
@@ -15,6 +16,11 @@ def double(row):
 
 def negate(row):
     return -row
+
+
+def stages(dataset):
+    """The kinds of a dataset and of all that it reads from, the last stage first."""
+    return [type(stage).__name__ for stage in lineage(dataset)]
 
 
 def rows(dataset):
@@ -161,9 +167,41 @@ def test_order_is_free_only_where_nobody_asked_for_one(options, deterministic):
 def test_work_is_parallel():
     source = from_keys(50)
     dataset = build_pipeline(source, batch_size=8, transform=double, augment=negate)
-    kinds = []
-    while dataset is not None:
-        kinds.append(type(dataset).__name__)
-        dataset = next(iter(dataset._inputs()), None)
+    kinds = stages(dataset)
     assert kinds.count("_ParallelMapDataset") == 2
     assert "_MapDataset" not in kinds
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_whole_batches_are_gathered_in_parallel(seed):
+    kinds = stages(build_pipeline(ROWS, batch_size=8, seed=seed))
+    assert kinds.index("_ParallelMapDataset") < kinds.index("_BatchDataset") < kinds.index("_RangeDataset")
+    assert "_MapDataset" not in kinds
+
+
+@pytest.mark.parametrize(("prefetch", "size"), [("auto", tf.data.AUTOTUNE), (3, 3), (0, None)])
+def test_batches_are_prefetched_last(prefetch, size):
+    built = build_pipeline(ROWS, batch_size=8, prefetch=prefetch)
+    found = [stage for stage in lineage(built) if type(stage).__name__ == "_PrefetchDataset"]
+    assert [int(stage._buffer_size) for stage in found] == ([] if size is None else [size])
+    if found:
+        assert stages(built)[:2] == ["_OptionsDataset", "_PrefetchDataset"]
+
+
+@pytest.mark.parametrize(("seed", "maps"), [(None, 1), (1, 1)])
+def test_rows_are_gathered_within_the_augment(seed, maps):
+    plan = plan_pipeline(ROWS, batch_size=8, augment=lambda row, *, seed: -row, seed=seed)
+    assert plan.layout.augment_decodes
+    assert stages(plan.build()).count("_ParallelMapDataset") == maps
+
+
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options")  # TensorFlow's, in graphs
+@pytest.mark.parametrize("seed", [None, 1])
+def test_options_of_the_given_dataset_are_kept(seed):
+    asked = tf.data.Options()
+    asked.threading.private_threadpool_size = 3
+    given = tf.data.Dataset.range(50).with_options(asked)
+    built = build_pipeline(given, batch_size=8, seed=seed)
+    assert built.options().threading.private_threadpool_size == 3
+    with tf.Graph().as_default():  # as inside a tf.function, where TensorFlow reads them from its Python objects
+        assert built.options().threading.private_threadpool_size == 3

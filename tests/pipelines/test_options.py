@@ -1,33 +1,43 @@
 import functools
+import inspect
+import typing
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from tfopt.pipelines.options import PipelineOptions, function_name
+from tfopt.pipelines import build_pipeline, plan_pipeline
+from tfopt.pipelines.options import Choices, PipelineOptions, function_name
 
 
 def test_training_sets_shuffle_and_remainder():
-    fitting, evaluating = PipelineOptions.fill_in(), PipelineOptions.fill_in(training=False)
+    fitting, evaluating = PipelineOptions(), PipelineOptions(training=False)
     assert (fitting.shuffle, fitting.remainder) == (True, "drop")
     assert (evaluating.shuffle, evaluating.remainder) == (False, "keep")
-    asked = PipelineOptions.fill_in(training=False, shuffle=True, remainder="drop")
+    asked = PipelineOptions(training=False, shuffle=True, remainder="drop")
     assert (asked.shuffle, asked.remainder) == (True, "drop")
-    assert PipelineOptions.fill_in(shuffle=False).shuffle is False
+    assert PipelineOptions(shuffle=False).shuffle is False
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"cache": "memroy"}, "`cache`: 'auto', 'memory' or 'None'. Received: 'memroy'. Did you mean 'memory'"),
+        (
+            {"cache": "memroy"},
+            """Expected "auto", "memory" or None (without quotes) for `cache`. Received: 'memroy'.""",
+        ),
+        ({"cache": "/tmp/cache"}, "a cache on disk does not exist yet"),
+        ({"cache": "None"}, "None (without quotes)"),
         ({"remainder": "dorp"}, "`remainder`: 'drop' or 'keep'. Received: 'dorp'. Did you mean 'drop'"),
         ({"prefetch": "Auto"}, "`prefetch`: 'auto'. Received: 'Auto'"),
         ({"batch_size": 0}, "`batch_size` to be at least 1. Received: 0"),
         ({"seed": -1}, "`seed` to be at least 0. Received: -1"),
-        ({"prefetch": -1}, "`prefetch` to be at least 0. Received: -1"),
+        ({"prefetch": -2}, "`prefetch` to be at least 0. Received: -2"),
     ],
 )
 def test_unknown_values_are_refused(arguments, text):
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is compared below
-        PipelineOptions.fill_in(**arguments)
+        PipelineOptions(**arguments)
     assert text in str(error.value)
 
 
@@ -48,8 +58,8 @@ def test_unknown_values_are_refused(arguments, text):
     ],
 )
 def test_wrong_types_are_refused_by_name(arguments):
-    with pytest.raises(TypeError, match=f"`{next(iter(arguments))}`. Received: "):
-        PipelineOptions.fill_in(**arguments)
+    with pytest.raises(TypeError, match=rf"`{next(iter(arguments))}`\. Received: .*\. Pass "):
+        PipelineOptions(**arguments)
 
 
 def test_functions_have_names():
@@ -60,3 +70,45 @@ def test_functions_have_names():
     assert function_name(function_name) == "function_name"
     assert function_name(functools.partial(function_name)) == "function_name"
     assert function_name(Layer()).endswith("Layer")
+
+
+def test_whole_numbers_of_numpy_are_taken_as_ints():
+    options = PipelineOptions(batch_size=np.int64(8), seed=np.uint8(3), prefetch=np.int32(2))
+    found = (options.batch_size, options.seed, options.prefetch)
+    assert found == (8, 3, 2)
+    assert all(type(value) is int for value in found)
+    assert PipelineOptions(prefetch=tf.data.AUTOTUNE).prefetch == "auto"
+
+
+@pytest.mark.parametrize("make", [plan_pipeline, build_pipeline])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("drop_remainder", r'Did you mean remainder="drop" or remainder="keep"\?'),
+        ("shuffel", r"Did you mean shuffle\?"),
+        ("batchsize", r"Did you mean batch_size\?"),
+        ("xyz", r"Leave it out\."),
+    ],
+)
+def test_unknown_options_are_answered_with_the_nearest(make, name, hint):
+    with pytest.raises(TypeError, match=f"among batch_size, .*, prefetch. Found '{name}'. {hint}"):
+        make(np.zeros(8), **{name: True})
+
+
+@pytest.mark.parametrize("make", [plan_pipeline, build_pipeline])
+def test_labels_behind_the_examples_are_asked_for_as_a_tuple(make):
+    text = rf"Found 2 arguments without a name.*one tuple: {make.__name__}\(\(x, y\)"
+    with pytest.raises(TypeError, match=text):
+        make(np.zeros(8), np.zeros(8), batch_size=2)
+    assert make(source=np.zeros(8), batch_size=2) is not None
+
+
+@pytest.mark.parametrize("make", [plan_pipeline, build_pipeline])
+def test_the_signature_shows_the_options_and_their_defaults(make):
+    shown = inspect.signature(make).parameters
+    assert list(shown) == ["source", *Choices.__annotations__]
+    assert (shown["batch_size"].default, shown["cache"].default) == (256, "auto")
+
+
+def test_the_types_for_editors_are_those_of_the_options():
+    assert typing.get_type_hints(Choices) == typing.get_type_hints(PipelineOptions)

@@ -1,9 +1,13 @@
+import random
+import re
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.pipelines import arrays, build_pipeline, plan_pipeline
+from tfopt.errors import PipelineError
+from tfopt.pipelines import Source, arrays, build_pipeline, plan_pipeline
 
 IMAGES = np.zeros((8, 4, 4, 3), np.float32)
 
@@ -137,3 +141,107 @@ def test_stock_repeats_itself_under_a_global_seed():
     dataset = tf.data.Dataset.range(8).map(lambda _: tf.random.uniform(()))
     first, second = ([float(draw) for draw in dataset] for _ in range(2))
     assert first == second
+
+
+GENERATOR = np.random.default_rng()
+
+
+def by_numpy(image):
+    return image + np.random.rand()
+
+
+def by_python(image):
+    return image * random.random()
+
+
+def by_array(image):
+    return image + tf.constant(GENERATOR.random(image.shape), tf.float32)
+
+
+def nested(image):
+    return tf.map_fn(lambda row: tf.cond(row[0, 0] > 0, lambda: row, lambda: by_numpy(row)), image)
+
+
+def with_seed(image, *, seed):
+    return by_numpy(flip_with_seed(image, seed))
+
+
+@pytest.mark.parametrize("function", [by_numpy, by_python, by_array, nested, tf.function(by_numpy)])
+@pytest.mark.parametrize("stage", ["transform", "augment"])
+def test_draws_of_numpy_and_python_are_refused(stage, function):
+    text = rf"Expected '{stage}' to be the same.*Found the constant .* and then .*every.*keyword `seed`.*tf\.random"
+    with pytest.raises(ValueError, match=text):
+        plan(**{stage: function}, cache=None)
+
+
+def test_draws_of_numpy_are_refused_beside_a_seed_and_in_a_decode():
+    with pytest.raises(ValueError, match="Expected 'augment' to be the same"):
+        plan(augment=with_seed, seed=1)
+    source = Source(name="noisy", dataset=lambda: tf.data.Dataset.from_tensor_slices(IMAGES), decode=by_numpy)
+    with pytest.raises(ValueError, match="Expected 'decode' to be the same"):
+        plan(source)
+
+
+def test_a_branch_drawn_by_python_is_refused():
+    turns = iter([tf.sin, tf.cos, tf.sin, tf.cos])
+    with pytest.raises(ValueError, match=r"Found an operation (Sin|Cos) and then an operation (Sin|Cos)"):
+        plan(transform=lambda image: next(turns)(image))
+
+
+def test_functions_that_only_look_as_if_they_drew_are_not_refused():
+    layer = keras.layers.Dense(2)  # built when first traced
+    plan(transform=lambda image: layer(image), cache=None)
+    plan(transform=lambda image: image + np.random.default_rng(0).random())
+    plan(augment=keras.layers.RandomFlip(seed=1))
+    table = np.random.rand(1000).astype("float32")
+    plan(transform=lambda image: image + tf.gather(table, tf.cast(image, tf.int32)))
+    plan(augment=python)
+    plan(augment=flip)
+
+
+def test_a_variable_is_not_cached_over_unasked():
+    scale = tf.Variable(2.0)
+
+    def scaled(image):
+        return image + scale
+
+    assert re.search(r"ReadVariableOp \(.*\) reads a variable, which may change", str(plan(transform=scaled)))
+    dataset = build_pipeline(IMAGES, batch_size=8, transform=scaled)
+    assert float(next(iter(dataset))[0, 0, 0, 0]) == 2.0
+    scale.assign(3.0)
+    assert float(next(iter(dataset))[0, 0, 0, 0]) == 3.0
+    assert plan(transform=scaled, cache="memory").layout.cached is True
+    assert plan(tf.data.Dataset.from_tensor_slices(IMAGES).map(scaled)).layout.cached is False
+
+
+@pytest.mark.parametrize("stage", ["transform", "augment"])
+@pytest.mark.parametrize("returned", [lambda image: None, lambda image: (image, None), lambda image: {"x": (None,)}])
+def test_none_is_refused_by_stage(stage, returned):
+    with pytest.raises(
+        PipelineError, match=rf"Expected tensors from the pipeline's stage '{stage}'.*Found None.*Return"
+    ):
+        plan(**{stage: returned})
+
+
+def test_sources_of_none_or_of_datasets_are_refused():
+    numbers = tf.data.Dataset.range(4)
+    for source, found in ((numbers.map(lambda x: (x, None)), "None"), (numbers.window(2), "a dataset")):
+        with pytest.raises(PipelineError, match=f"stage 'read'.*Found {found} in"):
+            plan(source)
+
+
+class Both(keras.layers.Layer):
+    def call(self, image, label):
+        return image, label
+
+
+def test_a_layer_for_one_input_is_refused_where_examples_are_tuples():
+    pairs = (IMAGES, np.zeros(8))
+    for layer in (keras.layers.RandomFlip(), keras.layers.Rescaling(2.0)):
+        with pytest.raises(
+            TypeError, match=r"function of 2 arguments for 'augment'.*lambda image, label: \(layer\(image"
+        ):
+            plan(pairs, augment=layer)
+    plan(pairs, augment=lambda image, label: (layer(image), label))
+    plan(pairs, augment=Both())
+    plan(IMAGES, augment=keras.layers.Rescaling(2.0))

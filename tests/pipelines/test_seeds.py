@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.pipelines import budget, build_pipeline, plan_pipeline
+from tfopt.pipelines import build_pipeline, layout, plan_pipeline
 from tfopt.pipelines.seeds import part_seed
 
 ROWS = np.arange(50, dtype=np.float32)
@@ -81,7 +81,7 @@ def test_files_read_side_by_side_under_a_seed_agree(photos, record_files):
 def test_the_order_under_a_seed_does_not_follow_the_free_memory(
     record_files, free_memory, monkeypatch, count_known, shuffle_mib
 ):
-    monkeypatch.setattr(budget, "SHUFFLE_MIB", shuffle_mib)
+    monkeypatch.setattr(layout, "SHUFFLE_MIB", shuffle_mib)
 
     def parse(serialized):
         return tf.io.parse_single_example(serialized, {"number": tf.io.FixedLenFeature([], tf.int64)})

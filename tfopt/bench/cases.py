@@ -46,7 +46,7 @@ class Check:
 
     Attributes:
         what: What was compared.
-        values: The raw values: one for each training or pass.
+        values: What was compared: an accuracy for each training, or how many values differ.
         passed: Whether they agree.
         text: In a few words, for the table.
     """
@@ -59,7 +59,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One way to train: `timer` makes what measures it, `check` its raw values for the comparison of results."""
+    """One way to train.
+
+    Attributes:
+        name: For the table.
+        note: What it is, in a few words.
+        timer: Makes what measures it; what must be cleaned up afterwards goes on the stack.
+        values: Makes what `Case.judge` compares with the baseline's.
+    """
 
     name: str
     note: str
@@ -78,6 +85,7 @@ class Case:
         unit: What one sample times.
         variants: At least two; the first is the baseline.
         judge: From the baseline's values and a variant's, whether their results agree. None: not checked.
+        repeats: Turns of each variant.
     """
 
     suite: str
@@ -119,7 +127,8 @@ class Case:
             return checks
         for variant in self.variants:
             values = variant.values() if variant.values else ()
-            expected = expected or values
+            if variant is self.variants[0]:
+                expected = values
             checks[variant.name] = self.judge(expected, values)
             on_tick(variant.name)
         return checks

@@ -1,12 +1,14 @@
 """The command `tfopt-bench`. Nothing heavy is imported before a command needs it: `--help` answers at once."""
 
 import argparse
+import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tfopt import __version__
 from tfopt.bench.suites import SUMMARIES
@@ -21,6 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(_with_default(sys.argv[1:] if arguments is None else list(arguments)))
     # TensorFlow's start-up remarks would bury the table; whoever sets the variable gets them.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal in ASCII gets a table all the same
+    signal.signal(signal.SIGTERM, _terminated)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         return command(options)
@@ -28,10 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say("interrupted", INTERRUPTED)
     except UnsupportedError as error:
         return _say(str(error), ENVIRONMENT)
-    except (ValueError, ResultsError) as error:
+    except ResultsError as error:
         return _say(str(error), USAGE)
+    except BrokenPipeError:  # the reader of the output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except (TfoptError, OSError) as error:
-        return _say(str(error), ENVIRONMENT)
+        return _say(f"Expected to read and write files. Found: {error}. Check the path and the disk.", ENVIRONMENT)
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    """Ends as an interrupt does: what was measured is kept, and what is temporary removed."""
+    sys.exit(128 + number)
 
 
 def _say(text: str, code: int) -> int:
@@ -58,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tfopt {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     json_option = argparse.ArgumentParser(add_help=False)
     json_option.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
@@ -76,11 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     report = add("report", "show a recorded run as a table and write its HTML page", _report)
     report.add_argument("results", metavar="RESULTS", help="a JSON file that run wrote")
     report.add_argument("--output", metavar="PAGE", help="the page (default: beside the JSON file)")
-    compare = add("compare", "compare two recorded runs; exit code 4 if the second is slower", _compare)
+    compare = add("compare", "compare two recorded runs; exit code 4 if a variant became slower", _compare)
     compare.add_argument("before", metavar="A", help="a JSON file that run wrote")
     compare.add_argument("after", metavar="B", help="another")
     compare.add_argument(
-        "--threshold", type=float, default=5.0, metavar="PERCENT", help="slower by more than this fails (default: 5)"
+        "--threshold", type=_percent, default=5.0, metavar="PERCENT", help="slower by more than this fails (default: 5)"
     )
     compare.add_argument("--force", action="store_true", help="compare even unlike devices and versions")
     return parser
@@ -93,22 +107,32 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _run(options: argparse.Namespace) -> int:
-    # A mistyped name is told before TensorFlow is loaded.
-    from tfopt.bench.suites import check
+def _percent(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 100:
+        raise argparse.ArgumentTypeError(f"expected a percentage from 0 to below 100, received {text!r}")
+    return value
 
-    check(options.suites)
+
+def _run(options: argparse.Namespace) -> int:
+    # A mistyped name, or a missing package, is told before TensorFlow is loaded.
+    from tfopt.bench.suites import check
+    from tfopt.bench.workloads.requirements import require_all
+
+    try:
+        check(options.suites)
+    except ValueError as error:
+        return _say(str(error), USAGE)
+    require_all()
     from tfopt.bench import report, results, table
     from tfopt.bench.run import run
     from tfopt.files import write_atomic
 
     recorded = run(options.suites, options.output, budget_seconds=options.budget)
     page = recorded.path.with_suffix(".html")
+    print(results.dumps(recorded.document) if options.json else table.render(recorded.document))
     write_atomic(page, report.page(recorded.document))
-    if options.json:
-        print(results.dumps(recorded.document))
-    else:
-        print(table.render(recorded.document))
+    if not options.json:
         print(f"\nResults: {recorded.path}\nPage:    {page}")
     cases = recorded.document["cases"]
     if any(case["error"] for case in cases):
@@ -158,7 +182,7 @@ def _compare(options: argparse.Namespace) -> int:
     from tfopt.bench import results
     from tfopt.bench.comparing import changes
 
-    documents = (results.read(path) for path in (options.before, options.after))
+    documents = [results.read(path) for path in (options.before, options.after)]
     try:
         found = changes(*documents, threshold_percent=options.threshold, force=options.force)
     except ResultsError as error:
@@ -167,7 +191,7 @@ def _compare(options: argparse.Namespace) -> int:
         _print_json([change.to_dict() for change in found])
     else:
         print("\n".join(map(str, found)))
-    return FAILED if any(change.regressed for change in found) else DONE
+    return FAILED if any(change.failed for change in found) else DONE
 
 
 def _print_json(value: Any) -> None:

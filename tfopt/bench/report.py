@@ -6,6 +6,10 @@ from typing import Any, Literal
 from tfopt.bench import words
 from tfopt.page import Bar, Page, Section, Table, bar_chart, render
 
+_LEGEND = (
+    "Times are medians with a 95 % interval. Speed is the baseline's time over the variant's, turn by turn, and the "
+    "median of these. Result says what the variant computes, compared with the baseline."
+)
 _TONES: dict[str, Literal["baseline", "better", "worse"]] = {
     "baseline": "baseline",
     "faster": "better",
@@ -28,7 +32,7 @@ def page(document: dict[str, Any]) -> str:
     return render(
         Page(
             title="tfopt-bench",
-            lead=f"{words.lead(document)}{status}\n\nMeasured on {words.device(document)}.",
+            lead=f"{words.lead(document)}{status}\n\nMeasured on {words.device(document)}. {_LEGEND}",
             sections=[*sections, _environment(document)],
             footer=f"Written by tfopt {document['environment']['tfopt']}, run of {document['started']}.",
         )
@@ -91,7 +95,7 @@ def _samples(variant: dict[str, Any]) -> Table:
         for turn, repeat in enumerate(variant["step_time"]["repeats_ms"], start=1)
     ]
     steps = variant["step_time"]["steps_per_sample"]
-    return Table(("Turn", f"ms a step, each the mean of {steps} steps"), rows, align="rl")
+    return Table(("Turn", f"ms a step, each the mean of {steps} step{'s' * (steps > 1)}"), rows, align="rl")
 
 
 def _environment(document: dict[str, Any]) -> Section:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfopt.errors import ResultsError
 from tfopt.files import write_atomic
-from tfopt.measure import StepTimes, compare
+from tfopt.measure import Comparison, StepTimes, compare
 
 SCHEMA = "tfopt-bench"
 SCHEMA_VERSION = 1
@@ -26,7 +26,7 @@ class Results:
 
     def __init__(self, folder: str | os.PathLike[str], suites: Sequence[str], environment: dict[str, Any]):
         now = datetime.datetime.now().astimezone()
-        self.path = _free(Path(folder), now.strftime("%Y-%m-%dT%H-%M-%S"))
+        self.path = _reserved(Path(folder), now.strftime("%Y-%m-%dT%H-%M-%S"))
         self.document: dict[str, Any] = {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -40,6 +40,7 @@ class Results:
 
     def add(self, case: dict[str, Any]) -> None:
         """Adds a case's outcome."""
+        dumps(case)  # what is no JSON must not spoil the document
         self.document["cases"].append(case)
         self._write()
 
@@ -81,34 +82,63 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
             "Use the tfopt that wrote it, or run tfopt-bench again."
         )
     try:
-        for case in document["cases"]:
-            _check(case)
-    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        _check(document)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ResultsError(
-            f"Expected figures that follow from their raw samples. Found in {path}: {error!r}. Run tfopt-bench again."
+            f"Expected a whole document, whose figures follow from its raw samples. Found in {path}: {error!r}. "
+            "Run tfopt-bench again."
         ) from error
     return document
 
 
-def _check(case: dict[str, Any]) -> None:
-    """Raises a ValueError unless medians and ratios are those of the samples. (Intervals are drawn at random.)"""
-    if case.get("error") is not None:
-        return
+def _check(document: dict[str, Any]) -> None:
+    """Raises an error unless all that is shown is there and follows from the samples."""
+    environment = document["environment"]
+    for text in (document["status"], document["started"], environment["tfopt"], *environment["packages"]):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} stands where a text should")
+    _ = environment["host"]["cpu_model"], environment["host"]["cpus"], [gpu["name"] for gpu in environment["gpus"]]
+    for case in document["cases"]:
+        _ = case["suite"], case["workload"], case["question"], case["unit"], case["error"]
+        if case["error"] is None:
+            _check_case(case)
+
+
+def _check_case(case: dict[str, Any]) -> None:
     times = {variant["name"]: StepTimes.from_dict(variant["step_time"]) for variant in case["variants"]}
     for variant in case["variants"]:
-        name, stated, measured = variant["name"], variant["step_time"], times[variant["name"]]
-        if not _near(stated["median_ms"], measured.median_ms):
-            raise ValueError(f"{case['suite']}/{name} states a median of {stated['median_ms']} ms")
-        comparison = variant["comparison"]
-        if comparison and not _near(comparison["ratio"], compare(times[case["baseline"]], measured).ratio):
-            raise ValueError(f"{case['suite']}/{name} states a ratio of {comparison['ratio']}")
+        name, stated = variant["name"], variant["step_time"]["median_ms"]
+        if not _near(stated, times[name].median_ms):
+            raise ValueError(f"{case['suite']}/{name} states a median of {stated} ms")
+        if variant["verdict"] != _verdict(variant, times[case["baseline"]], times[name], name == case["baseline"]):
+            raise ValueError(f"{case['suite']}/{name} states that it is {variant['verdict']!r}")
+
+
+def _verdict(variant: dict[str, Any], baseline: StepTimes, times: StepTimes, is_baseline: bool) -> str:
+    """The verdict that follows. The interval is taken as stated: NumPy may draw other resamples in another version."""
+    check, stated = variant["check"], variant["comparison"]
+    if check is not None and check["passed"] is not True:
+        return "changes the result"
+    if is_baseline:
+        return "baseline"
+    if not _near(stated["ratio"], compare(baseline, times).ratio):
+        raise ValueError(f"a ratio of {stated['ratio']} does not follow")
+    low, high = stated["interval"]
+    return Comparison(ratio=stated["ratio"], interval=(low, high)).verdict
 
 
 def _near(a: float, b: float) -> bool:
     return abs(a - b) <= 1e-9 * abs(b)
 
 
-def _free(folder: Path, stem: str) -> Path:
-    """A file name in the folder that no run has taken."""
-    names = (f"{stem}{suffix}.json" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
-    return next(folder / name for name in names if not (folder / name).exists())
+def _reserved(folder: Path, stem: str) -> Path:
+    """A new file in the folder, so that no other run takes its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+        path = folder / f"{stem}{suffix}.json"
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(f"Expected a free file name in {folder}. Found {stem}.json to {stem}-999.json taken.")

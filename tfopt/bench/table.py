@@ -5,11 +5,12 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tfopt.bench import words
 
 WIDTH = 120
-"""Columns where the output is no terminal, so that a file or a README always gets the same table."""
+"""Columns, whatever the terminal, so that a file or a README always gets the same table."""
 
 
 def render(document: dict[str, Any], width: int = WIDTH) -> str:
@@ -19,13 +20,13 @@ def render(document: dict[str, Any], width: int = WIDTH) -> str:
         document: A results document.
         width: Columns to fill at most.
     """
-    console = Console(width=width, color_system=None, force_terminal=False, highlight=False)
+    console = Console(width=width, color_system=None, force_terminal=False, highlight=False, markup=False)
     with console.capture() as capture:
         console.print(f"tfopt-bench on {words.device(document)}")
         console.print(_table(document))
         console.print(words.lead(document))
         console.print(
-            "ms a step: median [95 % interval]. Speed: baseline's time over the variant's. "
+            "ms a step: median [95 % interval]. Speed: the baseline's time over the variant's, turn by turn. "
             f"Status: {document['status']}."
         )
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
@@ -41,10 +42,10 @@ def _table(document: dict[str, Any]) -> Table:
     for position, case in enumerate(document["cases"]):
         if position:
             table.add_row()
-        table.add_row(f"{case['suite']}, {case['workload']}: {case['unit']}")
+        table.add_row(Text(f"{case['suite']}, {case['workload']}: {case['unit']}"))
         if case["error"]:
-            table.add_row("  failed", "", "", "", case["error"])
+            table.add_row("  failed", "", "", "", Text(case["error"]))
         for variant in case["variants"]:
             cells = (words.step_time(variant), words.speed(variant), words.check(variant), words.verdict(variant))
-            table.add_row(f"  {variant['name']}", *cells)
+            table.add_row(*map(Text, (f"  {variant['name']}", *cells)))
     return table

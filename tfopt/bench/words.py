@@ -3,15 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-_ADVICE = {
-    "baseline": "baseline",
-    "faster": "faster",
-    "slower": "slower: leave it off",
-    "no difference": "no difference",
-    "too noisy to tell": "too noisy to tell",
-    "changes the result": "changes the result",
-}
-
 
 def number(value: float) -> str:
     """Two decimals from 0.1 to 10, else about three significant digits."""
@@ -44,7 +35,8 @@ def check(variant: dict[str, Any]) -> str:
 
 def verdict(variant: dict[str, Any]) -> str:
     """What to make of it."""
-    return _ADVICE[variant["verdict"]]
+    stated: str = variant["verdict"]
+    return "slower: leave it off" if stated == "slower" else stated
 
 
 def device(document: dict[str, Any]) -> str:
@@ -60,6 +52,10 @@ def device(document: dict[str, Any]) -> str:
 def lead(document: dict[str, Any]) -> str:
     """What the run found, in a sentence or two."""
     variants = [variant for case in document["cases"] for variant in case["variants"]]
+    failed = [f"{case['suite']} on {case['workload']}" for case in document["cases"] if case["error"]]
+    end = f" Failed: {', '.join(failed)}." if failed else ""
+    if not variants:
+        return f"Nothing was measured.{end}"
     helped = [v for v in variants if v["verdict"] == "faster"]
     best = sorted(helped, key=lambda v: -v["comparison"]["ratio"])
     listed = ", ".join(f"{v['name']} ({number(v['comparison']['ratio'])}×)" for v in best)
@@ -67,4 +63,4 @@ def lead(document: dict[str, Any]) -> str:
     hurt = [v["name"] for v in variants if v["verdict"] == "slower"]
     second = f" Slower: {', '.join(hurt)}." if hurt else ""
     wrong = [v["name"] for v in variants if v["verdict"] == "changes the result"]
-    return first + second + (f" Changes the result: {', '.join(wrong)}." if wrong else "")
+    return first + second + (f" Changes the result: {', '.join(wrong)}." if wrong else "") + end

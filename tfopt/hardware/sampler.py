@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from tfopt.hardware import nvml
 from tfopt.hardware.gpus import Gpu, find_gpus
 from tfopt.hardware.host import HostMeter
-from tfopt.hardware.nvml_errors import NvmlError
+from tfopt.hardware.nvml_errors import NO_DRIVER, NvmlError
 from tfopt.hardware.nvml_values import Reading
 from tfopt.hardware.sample import GpuSample
 from tfopt.hardware.visible import hides_all
@@ -88,7 +88,7 @@ class GpuSampler:
 
     def start(self) -> Self:
         """Starts sampling; does nothing while it runs. After `close()` it starts anew, without the old samples."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():  # a fork keeps the object and loses the thread
             self._begin()
             # The thread gets its own end signal: one that hangs through close() stays ended after the next start().
             self._thread = threading.Thread(target=self._run, args=(self._ended,), name="tfopt-sampler", daemon=True)
@@ -149,7 +149,10 @@ class GpuSampler:
                 door, environ = nvml.door(), self._environ
                 self._gpus = () if hides_all(environ) else self._ask(lambda: find_gpus(door, environ))
             except NvmlError as error:
-                warn_once(error.cause, str(error))
+                without = error.cause in NO_DRIVER
+                warn_once(
+                    error.cause, f"No NVIDIA GPU to read; the host is read alone. ({error})" if without else str(error)
+                )
                 if error.cause == "hung":
                     return ()
                 self._gpus = ()

@@ -65,3 +65,10 @@ def test_scalars_are_refused():
 def test_other_leaves_are_refused_by_place(leaf):
     with pytest.raises(TypeError, match=rf"Received at data\[1\]: {type(leaf).__name__}"):
         arrays((np.zeros(2), leaf))
+
+
+def test_masked_arrays_are_refused_with_the_way_out():
+    masked = np.ma.masked_array([1.0, 2.0], mask=[True, False])
+    with pytest.raises(TypeError, match=r"Received at data\[1\]: a masked array.*\.filled\(value\)"):
+        build_pipeline((np.zeros(2), masked))
+    build_pipeline((np.zeros(2), masked.filled(0)), batch_size=2)

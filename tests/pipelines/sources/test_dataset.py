@@ -1,9 +1,13 @@
+import re
+
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import build_pipeline, plan_pipeline
-from tfopt.pipelines.sources.dataset import dataset
+from tfopt.pipelines import Source, arrays, build_pipeline, plan_pipeline
+from tfopt.pipelines.sources.dataset import as_source, dataset
 
 
 def test_examples_come_back_in_order():
@@ -57,3 +61,86 @@ def test_shapes_that_agree_become_static_and_the_structure_stays(wrap):
     tf.nest.assert_same_structure(built.element_spec, spec)
     assert tf.nest.flatten(built.element_spec)[0].shape.as_list() == [2, 3]
     assert sum(1 for _ in built) == 3
+
+
+NUMBERS = tf.data.Dataset.range(12)
+
+
+@pytest.mark.parametrize(
+    "batched",
+    [
+        NUMBERS.batch(4),
+        NUMBERS.batch(4, num_parallel_calls=2).prefetch(1),
+        NUMBERS.padded_batch(4).cache().with_options(tf.data.Options()),
+        NUMBERS.batch(4).shuffle(2).repeat(2).take(5),
+    ],
+)
+def test_batches_are_refused(batched):
+    text = r"Expected a dataset of single examples\. Found a dataset of batches.*dataset\.unbatch\(\).*Source\(name="
+    with pytest.raises(ValueError, match=text):
+        build_pipeline(batched)
+
+
+def test_batches_of_keras_are_refused(photos):
+    def read(size):
+        return keras.utils.image_dataset_from_directory(photos, batch_size=size, image_size=(4, 4), verbose=False)
+
+    with pytest.raises(ValueError, match="batch_size=None"):
+        plan_pipeline(read(2))
+    assert len(build_pipeline(read(None), batch_size=4)) == 3
+
+
+def test_what_was_batched_once_is_not_refused():
+    assert [len(batch) for batch in build_pipeline(NUMBERS.batch(4).unbatch(), batch_size=6)] == [6, 6]
+    windows = NUMBERS.batch(4, drop_remainder=True)
+    assert len(build_pipeline(windows.map(tf.reduce_sum), batch_size=3)) == 1
+    wrapped = Source(name="windows", dataset=lambda: windows)
+    assert build_pipeline(wrapped, batch_size=3).element_spec.shape.as_list() == [3, 4]
+
+
+def test_what_lies_in_memory_is_not_cached_again():
+    rows = tf.data.Dataset.from_tensor_slices(np.zeros(12))
+    assert "save nothing" in plan_pipeline(rows, batch_size=4).layout.cache_reason
+    assert plan_pipeline(rows, batch_size=4).layout.cached is False
+    assert plan_pipeline(rows.map(lambda row: row + 1), batch_size=4).layout.cached is True
+
+
+def test_each_shorthand(photos, record_files):
+    paths = record_files(2)
+    assert as_source(np.zeros(3)).name == "arrays"
+    assert as_source(tf.zeros(3)).name == "arrays"
+    assert as_source((np.zeros(3), np.zeros(3))).name == "arrays"
+    assert as_source({"x": np.zeros(3)}).name == "arrays"
+    assert as_source(tf.data.Dataset.range(3)).name == "dataset"
+    assert as_source(photos).name == as_source(str(photos)).name == f"images in {photos}"
+    for given in (paths, tuple(paths), str(photos.parent / "part-*.tfrecord")):
+        assert as_source(given).name == "records in 2 files"
+    assert as_source(paths[0]).name == "records in 1 file"
+    source = arrays(np.zeros(3))
+    assert as_source(source) is source
+
+
+@pytest.mark.parametrize("given", [None, 3, [], [np.zeros(3)], [1, 2]])
+def test_anything_else_is_answered_with_what_is_accepted(given):
+    accepted = r"tfopt\.pipelines\.Source.*arrays.*tf\.data\.Dataset.*folder of images.*TFRecord"
+    with pytest.raises(TypeError, match=rf"{accepted}.*Received: {type(given).__name__}"):
+        as_source(given)
+
+
+def test_a_path_that_does_not_exist_is_answered_with_the_nearest(photos):
+    expected = "Expected a folder of images or TFRecord files. Nothing is at {!r}. "
+    for missing, hint in (("photo", f"Did you mean {str(photos)!r}?"), ("records", "Check the path.")):
+        path = photos.parent / missing
+        with pytest.raises(PipelineError, match=re.escape(expected.format(str(path)) + hint)):
+            as_source(path)
+
+
+def test_a_bare_name_is_looked_for_in_the_working_directory(photos, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    with pytest.raises(PipelineError, match=r"Nothing is at 'photso'\. Did you mean 'photos'\?"):
+        as_source("photso")
+
+
+def test_a_glob_that_matches_nothing(tmp_path):
+    with pytest.raises(PipelineError, match="Nothing matches"):
+        as_source(str(tmp_path / "*.tfrecord"))

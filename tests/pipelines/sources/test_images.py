@@ -173,3 +173,36 @@ def test_paths_are_shuffled_rather_than_images_where_nothing_is_cached(photos):
 def test_an_unreadable_file_is_named(photos):
     os.symlink(photos / "gone.png", photos / "a" / "link.png")
     refused(photos, "Cannot read", str(photos / "a" / "link.png"))
+
+
+def test_the_plan_and_the_source_show_the_class_names(photos, picture):
+    assert images(photos).class_names == ("a", "b", "c")
+    assert "12 examples of 3 classes: a, b, c" in str(plan_pipeline(photos, batch_size=2))
+    for number in range(20):
+        picture(photos / f"d{number:02}" / "x.png")
+    assert "of 23 classes: a, b, c, d00, d01, d02, d03, …, d19" in str(plan_pipeline(photos, batch_size=2))
+
+
+def test_given_classes_set_the_labels(photos):
+    source = images(photos, classes=["c", "gone", "b", "a"])
+    assert source.class_names == ("c", "gone", "b", "a")
+    found = shades(build_pipeline(source, training=False))
+    assert sorted(found) == [(index, (3, 2, 0)[index // 4]) for index in range(12)]
+
+
+def test_a_folder_that_is_no_given_class_is_named(photos):
+    with pytest.raises(PipelineError, match=r"Expected only the classes \['a', 'c'\].*Found the folder 'b'\. Add it"):
+        images(photos, classes=("a", "c"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "error"), [("abc", TypeError), ([1, 2], TypeError), (["a", "b", "c", "a"], ValueError)]
+)
+def test_wrong_classes_are_refused(photos, classes, error):
+    with pytest.raises(error, match=r"`classes`. Received: .*\. (Pass|Remove)"):
+        images(photos, classes=classes)
+
+
+def test_a_name_that_is_no_utf8_is_shown(photos):
+    os.rename(photos / "b" / "05.png", os.fsencode(photos / "b") + b"/\xff.png")
+    refused(photos, "file names in UTF-8. Found", r"b/\udcff.png'", "Rename the file.")

@@ -1,3 +1,4 @@
+import os
 import re
 
 import pytest
@@ -5,6 +6,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, plan_pipeline, records
+from tfopt.pipelines.randomness import lineage
 
 FEATURES = {"number": tf.io.FixedLenFeature([], tf.int64)}
 
@@ -144,3 +146,20 @@ def test_a_feature_that_is_missing_names_the_element(record_files):
     source = records(record_files(1), features={"other": tf.io.FixedLenFeature([], tf.int64)})
     with pytest.raises(PipelineError, match=r"stage decode failed on element 0: .*other"):
         plan_pipeline(source)
+
+
+@pytest.mark.parametrize("as_glob", [True, False])
+def test_a_name_that_is_no_utf8_is_shown(record_files, tmp_path, as_glob):
+    odd = os.fsencode(tmp_path) + b"/\xff.tfrecord"
+    os.rename(record_files(1)[0], odd)
+    with pytest.raises(PipelineError, match=r"file names in UTF-8\. Found '.*\\udcff\.tfrecord'\. Rename the file"):
+        records(str(tmp_path / "*.tfrecord") if as_glob else [os.fsdecode(odd)])
+
+
+def test_files_are_read_side_by_side_when_shuffled(record_files):
+    for seed in (None, 7):
+        source = build_pipeline(records(record_files()), batch_size=4, seed=seed)
+        reads = [stage for stage in lineage(source) if type(stage).__name__ == "_ParallelInterleaveDataset"]
+        assert [int(stage._cycle_length) for stage in reads] == [3]
+    plain = build_pipeline(records(record_files()), batch_size=4, training=False)
+    assert not any("Interleave" in type(stage).__name__ for stage in lineage(plain))

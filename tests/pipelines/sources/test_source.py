@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -43,7 +44,9 @@ def test_the_origin_names_an_element_that_fails():
         build_pipeline(source, batch_size=2)
 
 
-@pytest.mark.parametrize("arguments", [{"dataset": None}, {"decode": 3}, {"count": "4"}, {"count": True}])
+@pytest.mark.parametrize(
+    "arguments", [{"dataset": None}, {"decode": 3}, {"count": "4"}, {"count": True}, {"count": 4.0}]
+)
 def test_wrong_types_are_refused(arguments):
     with pytest.raises(TypeError, match=f"`{next(iter(arguments))}`"):
         Source(**({"name": "numbers", "dataset": numbers} | arguments))
@@ -52,3 +55,9 @@ def test_wrong_types_are_refused(arguments):
 def test_a_negative_count_is_refused():
     with pytest.raises(ValueError, match="at least 0"):
         Source(name="numbers", dataset=numbers, count=-1)
+
+
+def test_a_count_of_numpy_is_taken():
+    source = Source(name="numbers", dataset=numbers, count=np.int64(6))
+    assert type(source.count) is int
+    assert len(build_pipeline(source, batch_size=3)) == 2

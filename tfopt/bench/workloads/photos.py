@@ -1,6 +1,7 @@
 """JPEG files of ImageNet's size, cut, scaled and flipped from scikit-learn's two photographs."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ def folder(count: int) -> Path:
     Raises:
         tfopt.errors.UnsupportedError: scikit-learn or pillow is missing.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = home / "tfopt" / f"photos-{_VERSION}-{count}"
-    if not target.is_dir():
+    target = _home() / "tfopt" / f"photos-{_VERSION}-{count}"
+    if len(list(target.glob("*/*.jpg"))) != count:  # none yet, or files were lost
+        shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Written apart and renamed when whole: a run that was killed leaves no half-filled folder behind.
         with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
@@ -39,6 +40,14 @@ def folder(count: int) -> Path:
             else:
                 os.mkdir(temporary)  # for the context manager to remove
     return target
+
+
+def _home() -> Path:
+    """The user's cache folder; a temporary one for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return Path(tempfile.gettempdir())
 
 
 def _write(target: Path, count: int) -> None:
@@ -67,20 +76,29 @@ def resized(image: Any, label: Any) -> tuple[Any, Any]:
     return tf.cast(tf.image.resize(image, (SIZE, SIZE)), tf.uint8), label
 
 
-def naive(path: Path, batch_size: int) -> tf.data.Dataset:
-    """The pipeline that a first script has: one file after the other, nothing ahead of time."""
+def naive(path: Path, batch_size: int, *, optimised: bool = True) -> tf.data.Dataset:
+    """The pipeline that a first script has: shuffle, map and batch.
+
+    Args:
+        path: A folder of photographs.
+        batch_size: Examples in a batch; what fills none is left out.
+        optimised: Whether tf.data may make the map parallel and prefetch, as it does by itself. Without, one file is
+            read after the other.
+    """
     names = sorted(path.glob("*/*.jpg"))
     classes = sorted({name.parent.name for name in names})
     labels = [classes.index(name.parent.name) for name in names]
     dataset = tf.data.Dataset.from_tensor_slices(([str(name) for name in names], labels))
     dataset = dataset.shuffle(len(names))
     dataset = dataset.map(lambda name, label: resized(tf.io.decode_jpeg(tf.io.read_file(name), channels=3), label))
+    dataset = dataset.batch(batch_size, drop_remainder=True)
+    if optimised:
+        return dataset
     options = tf.data.Options()
-    # tf.data would otherwise make the map parallel and prefetch on its own, though the script does not ask for it.
     options.experimental_optimization.map_parallelization = False
     options.experimental_optimization.inject_prefetch = False
     options.autotune.enabled = False
-    return dataset.batch(batch_size, drop_remainder=True).with_options(options)
+    return dataset.with_options(options)
 
 
 def model() -> keras.Model:

@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 
 from tfopt.hardware import host
-from tfopt.pipelines import budget
-from tfopt.pipelines.budget import MIB, decide_cache, shuffle_buffer
+from tfopt.pipelines import layout
+from tfopt.pipelines.layout import MIB, decide_cache, shuffle_buffer
 from tfopt.pipelines.options import PipelineOptions
 
 
 def decide(cache="auto", transform=tf.identity, **given):
-    options = PipelineOptions.fill_in(cache=cache, transform=transform)
-    facts = {"count": 100, "infinite": False, "example_bytes": float(MIB), "resident": False, "opaque": ""}
+    options = PipelineOptions(cache=cache, transform=transform)
+    facts = {"count": 100, "infinite": False, "example_bytes": float(MIB), "resident": False, "doubt": ""}
     return decide_cache(options, **(facts | given))
 
 
@@ -31,7 +31,7 @@ def test_auto_caches_what_fits_a_quarter_of_the_free_memory(free_memory, free_mi
         ({"cache": None}, "cache=None"),
         ({"count": None}, "unknown"),
         ({"infinite": True, "count": None}, "endless"),
-        ({"opaque": "EagerPyFunc (EagerPyFunc)"}, r"EagerPyFunc \(EagerPyFunc\) calls Python"),
+        ({"doubt": "PyFunc calls Python"}, "^PyFunc calls Python$"),
         ({"resident": True, "transform": None}, "save nothing"),
     ],
 )
@@ -50,7 +50,9 @@ def test_auto_does_not_cache_where_the_free_memory_is_unknown(free_memory):
     assert decide() == (False, "100.0 MiB; the free memory of this machine is unknown")
 
 
-@pytest.mark.parametrize("given", [{}, {"count": None}, {"opaque": "PyFunc"}, {"resident": True, "transform": None}])
+@pytest.mark.parametrize(
+    "given", [{}, {"count": None}, {"doubt": "PyFunc calls Python"}, {"resident": True, "transform": None}]
+)
 def test_memory_caches_whatever_the_room(free_memory, given):
     free_memory(1.0)
     assert decide(cache="memory", **given)[0] is True
@@ -62,7 +64,7 @@ def test_memory_refuses_endless_data():
 
 
 def test_the_free_memory_is_the_hosts():
-    assert budget.host is not host  # the fixture's, in every other test
+    assert layout.host is not host  # the fixture's, in every other test
     assert "memory_available_mib" in {field.name for field in dataclasses.fields(host())}
 
 
