@@ -155,3 +155,24 @@ def test_imports_go_down_a_floor():
                 target = (module or "").split(".")
                 if target[0] == "tfopt" and len(target) > 1 and target[1] in floor and target[1] != parts[1]:
                     assert floor[target[1]] > floor[parts[1]], f"{name} imports {module}"
+
+
+def test_an_editable_install_sees_one_package(built, tmp_path):
+    copy = built[0].parents[1]
+    code = "import setuptools.build_meta as b, sys; print(b.build_editable(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=copy, capture_output=True, check=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(tmp_path / "site")
+    script = (
+        f"import site, sys; site.addsitedir({str(tmp_path / 'site')!r})\n"
+        "import tfopt.callbacks.order, tfopt.pipelines.sources.source\n"
+        "print(tfopt.callbacks.__file__, tfopt.pipelines.__file__, 'callbacks' in sys.modules)"
+    )
+    environ = {**os.environ, "PYTHONPATH": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    output = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+    )
+    callbacks, pipelines, bare = output.stdout.split()
+    assert Path(callbacks).resolve() == (copy / "callbacks" / "__init__.py").resolve()
+    assert Path(pipelines).resolve() == (copy / "pipelines" / "__init__.py").resolve()
+    assert bare == "False"
