@@ -82,6 +82,7 @@ class UtilizationLogger(keras.callbacks.Callback):
         self._means = _Means()
         self._host = HostMeter()
         self._host.read()
+        self._cpu_percent: dict[str, float] = {}
         if self._log_dir is not None:
             columns = [field.name for field in fields(GpuSample)]
             self._writer = RowWriter(self._log_dir, "utilization", self._formats, columns)
@@ -98,9 +99,11 @@ class UtilizationLogger(keras.callbacks.Callback):
         """Adds the epoch's means to the logs."""
         if logs is None:
             return
-        # A share of CPU time needs two readings, which a first epoch shorter than the interval has not had.
+        # A share of CPU time needs two readings some time apart, which epochs shorter than the interval do not have.
         percent = self._host.read().host_cpu_percent
-        logs.update(({} if percent is None else {"host_cpu_percent": percent}) | self._means.values())
+        if percent is not None:
+            self._cpu_percent = {"host_cpu_percent": percent}
+        logs.update(self._cpu_percent | self._means.values())
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Ends sampling."""
