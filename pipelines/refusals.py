@@ -140,7 +140,9 @@ def refuse_bare_layer(stage: str, function: Any, spec: Any) -> None:
     if not is_layer or type(spec) is not tuple or len(spec) < 2:
         return
     parameters = inspect.signature(function.call).parameters.values()
-    inputs = [parameter for parameter in parameters if parameter.name not in ("training", "mask")]
+    # What can be passed by keyword only, as the **kwargs of a Sequential's call, takes no part of an example.
+    by_keyword = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    inputs = [part for part in parameters if part.name not in ("training", "mask") and part.kind not in by_keyword]
     if len(inputs) < len(spec) and not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in inputs):
         raise TypeError(
             f"Expected a function of {len(spec)} arguments for {stage!r}: examples are tuples. Found the layer "

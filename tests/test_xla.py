@@ -125,6 +125,26 @@ def test_a_dataset_that_shuffles_is_compared_on_one_batch(dropout):
     assert decide(small_net(dropout=dropout), dataset, steps=5).drift < 1e-3
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_weights_without_a_gradient_are_no_drift(policy):
+    """A bias before batch norm: its gradient is rounding noise, and Adam moves it as far as any other weight."""
+    random = np.random.default_rng(0)
+    x, y = random.random((32, 13), "float32"), random.random((32, 1), "float32") * 200
+    model = keras.Sequential([keras.Input((13,))])
+    for units in (16, 8, 4):
+        model.add(keras.layers.Dense(units, dtype=policy))
+        model.add(keras.layers.BatchNormalization(dtype=policy))
+        model.add(keras.layers.ReLU(dtype=policy))
+    model.add(keras.layers.Dense(1, dtype="float32"))
+    model.compile("adam", "mse")
+    assert decide(model, (x, y), steps=5).drift < (1e-3 if policy == "float32" else 0.1)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop", "adagrad", "lion", "adamw", "ftrl", "nadam"])
+def test_every_optimizer_leaves_something_to_compare(optimizer):
+    assert decide(small_net(dropout=0.0, optimizer=optimizer), batch(32), steps=5).drift < 1e-3
+
+
 class Noise(keras.layers.Layer):
     def call(self, inputs):
         return inputs + keras.random.normal(keras.ops.shape(inputs))

@@ -58,11 +58,12 @@ class JitDecision:
         comparison: How many times as fast the step ran with XLA, with its interval; None if it could not run.
         compile_seconds: What XLA added to the first step.
         break_even_steps: Steps after which compilation has paid for itself; None if it never does.
-        drift: Distance between the weights after four steps with XLA and without, over the distance they travelled
-            (after 64, where four leave them unmoved).
-            With float32 rounding alone it stays below 0.001, with bfloat16 below 0.1; another computation gives 0.3
-            and more. It is taken without dropout, whose masks XLA draws differently. None where it was not measured,
-            the model draws other random numbers, or its weights did not move.
+        drift: Distance between two trainings of four steps from one state, with XLA and without, over the distance
+            travelled (after 64 steps, where four move nothing). It is taken on what the optimizer keeps of the
+            gradients, or on the weights where it keeps nothing: Adam moves a weight whose gradient is rounding noise as
+            far as any other. With float32 rounding it stays below 0.001, with bfloat16 below 0.1; another computation
+            gives 0.3 and more. It is taken without dropout, whose masks XLA draws differently. None where it was not
+            measured, the model draws other random numbers, or nothing moved.
         off: The samples without XLA.
         on: The samples with XLA.
     """
@@ -132,7 +133,7 @@ def decide(model: keras.Model, data: Any, steps: int = 30, *, tolerance: float |
     if reason:
         return JitDecision(enabled=False, reason=reason)
     # What fails without XLA is no matter of XLA.
-    timers["off"].weights_after(1)
+    timers["off"].state_after(1)
     try:
         turn = partial(StepTimer.__call__, steps=max(1, steps // _REPEATS), samples=1)
         times = interleave({name: partial(turn, timer) for name, timer in timers.items()}, _REPEATS)
@@ -190,24 +191,25 @@ def _essence(error: Exception) -> str:
     return next(lines, type(error).__name__)
 
 
-def _timers(model: keras.Model, batch: tuple[Any, ...]) -> dict[str, StepTimer]:
+def _timers(model: keras.Model, batch: Any) -> dict[str, StepTimer]:
     return {name: StepTimer(model, batch, jit_compile=on) for name, on in (("off", False), ("on", True))}
 
 
-def _drift(model: keras.Model, batch: tuple[Any, ...], timers: Mapping[str, StepTimer]) -> float | None:
-    """The distance between two ends of a training over the distance travelled; None where it cannot be compared."""
-    start = [weight.numpy() for weight in model.trainable_variables]
+def _drift(model: keras.Model, batch: Any, timers: Mapping[str, StepTimer]) -> float | None:
+    """The distance between two trainings over the distance travelled; None where it cannot be compared."""
     with ExitStack() as stack:
         if timers["off"].draws_random_numbers:
             stack.enter_context(_without_dropout(model))
             timers = _timers(model, batch)
         if timers["off"].draws_random_numbers:
             return None
+        start = timers["off"].state_after(0)
         for steps in _DRIFT_STEPS:
-            off = timers["off"].weights_after(steps)
-            travelled = _distance(off, start)
-            if travelled:
-                return _distance(timers["on"].weights_after(steps), off) / travelled
+            off = timers["off"].state_after(steps)
+            for part in range(len(start)):
+                travelled = _distance(off[part], start[part])
+                if travelled:
+                    return _distance(timers["on"].state_after(steps)[part], off[part]) / travelled
     return None
 
 

@@ -63,7 +63,8 @@ def _leaves(data: Any, name: str) -> Any:
     else:
         raise TypeError(
             f"arrays() expects NumPy arrays or tensors in tuples and dicts. Received at {name}: "
-            f"{type(data).__name__}. Convert it with np.asarray."
+            f"{type(data).__name__}. Convert it with np.asarray; ragged and sparse "
+            "tensors with tf.data.Dataset.from_tensor_slices(data)."
         )
 
 

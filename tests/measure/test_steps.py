@@ -278,6 +278,29 @@ def test_one_batch_is_data_too():
     assert step_time(small_net(), (*batch(16), None), steps=2).examples_per_step == 16
 
 
+@pytest.mark.parametrize("measure", [step_time, fit_time])
+@pytest.mark.parametrize("kind", ["tensor", "dict"])
+def test_what_a_train_step_takes_need_not_be_a_tuple(measure, kind):
+    seen = []
+
+    class Reconstructs(keras.Sequential):
+        def train_step(self, data):
+            images = data["image"] if kind == "dict" else data
+            seen.append(images.shape)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(images) - images) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+            return {"loss": loss}
+
+    model = Reconstructs([keras.Input((8,)), keras.layers.Dense(8)])
+    model.compile("sgd")
+    images = np.zeros((40, 8), "float32")
+    data = tf.data.Dataset.from_tensor_slices({"image": images} if kind == "dict" else images).batch(8)
+    assert measure(model, data, steps=3).examples_per_step == 8
+    assert {shape[1:] for shape in seen} == {(8,)}
+    assert {len(shape) for shape in seen} == {2}
+
+
 def test_lists_of_inputs():
     inputs = [keras.Input((4,)), keras.Input((4,))]
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.concatenate(inputs)))

@@ -198,6 +198,19 @@ def test_functions_that_only_look_as_if_they_drew_are_not_refused():
     plan(augment=python)
     plan(augment=flip)
 
+    def asserts(image):
+        image = keras.layers.Rescaling(1 / 255)(image)  # another layer, of another name, in each trace
+        tf.debugging.assert_less(image, 5.0)
+        return image
+
+    plan(transform=asserts)
+
+
+@pytest.mark.parametrize("layer", [keras.layers.Rescaling(1.0), keras.Sequential([keras.layers.Rescaling(1.0)])])
+def test_a_bare_layer_is_refused_for_tuples(layer):
+    with pytest.raises(TypeError, match="Wrap it: lambda image, label"):
+        build_pipeline((np.zeros((8, 4)), np.arange(8)), batch_size=4, transform=layer)
+
 
 def test_a_variable_is_not_cached_over_unasked():
     scale = tf.Variable(2.0)

@@ -11,14 +11,14 @@ Data = Any
 """A tf.data.Dataset of batches (x, y[, sample_weight]), or one such batch as a tuple."""
 
 
-def one_batch(data: Data) -> tuple[Any, ...]:
+def one_batch(data: Data) -> Any:
     """The first batch of a dataset, or the one batch given: for variants that must see the same.
 
     Args:
         data: A tf.data.Dataset of batches or one batch.
 
     Returns:
-        (x, y[, sample_weight]) as tensors.
+        What the dataset yields, such as (x, y[, sample_weight]), as tensors.
 
     Raises:
         TypeError: `data` is neither a dataset nor a batch.
@@ -27,13 +27,15 @@ def one_batch(data: Data) -> tuple[Any, ...]:
     batch = next(iter(as_dataset(data)), None)
     if batch is None:
         raise _empty()
-    return batch if isinstance(batch, tuple) else (batch,)
+    return batch
 
 
 def as_dataset(data: Data) -> tf.data.Dataset:
     """The dataset given, or one that holds the one batch given."""
     if isinstance(data, tf.data.Dataset):
         return data
+    if isinstance(data, tf.Tensor | dict):  # for a train_step that takes such
+        return tf.data.Dataset.from_tensors(_without_lists(data))
     if isinstance(data, tuple) and 1 <= len(data) <= 3:
         return tf.data.Dataset.from_tensors(_without_lists([part for part in data if part is not None]))
     raise TypeError(
@@ -51,12 +53,12 @@ def _without_lists(value: Any) -> Any:
     return value
 
 
-def first_batch(model: keras.Model, dataset: tf.data.Dataset) -> tuple[Any, ...]:
+def first_batch(model: keras.Model, dataset: tf.data.Dataset) -> Any:
     """The first batch as `fit` would hand it to the step: under a strategy, one part for each replica."""
     batch = next(iter(model.distribute_strategy.experimental_distribute_dataset(dataset)), None)
     if batch is None:
         raise _empty()
-    return batch if isinstance(batch, tuple) else (batch,)
+    return batch
 
 
 def _empty() -> PipelineError:
@@ -66,7 +68,7 @@ def _empty() -> PipelineError:
     )
 
 
-def on_device(model: keras.Model, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+def on_device(model: keras.Model, batch: Any) -> Any:
     """Copies a batch to the GPU, where there is one; a strategy has done so already."""
     if model._distribute_strategy is not None or not tf.config.list_logical_devices("GPU"):
         return batch
@@ -74,7 +76,7 @@ def on_device(model: keras.Model, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return tf.nest.map_structure(tf.identity, batch)
 
 
-def batch_size(model: keras.Model, batch: tuple[Any, ...]) -> int:
+def batch_size(model: keras.Model, batch: Any) -> int:
     """Examples a step, over all replicas of this process."""
     return sum(
         int(part.shape[0]) for part in model.distribute_strategy.experimental_local_results(tf.nest.flatten(batch)[0])

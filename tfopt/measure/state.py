@@ -14,9 +14,7 @@ from tfopt.errors import UnsupportedError
 _ABSENT = object()
 
 
-def traced(
-    model: keras.Model, batch: tuple[Any, ...], *, jit_compile: bool | None = None
-) -> tuple[Callable[..., Any], tf.Graph]:
+def traced(model: keras.Model, batch: Any, *, jit_compile: bool | None = None) -> tuple[Callable[..., Any], tf.Graph]:
     """Traces the training step as `fit` runs it; by that, every variable is made that training needs.
 
     Args:

@@ -143,12 +143,20 @@ class StepTimer:
         nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
         return any("Random" in node.op or "TruncatedNormal" in node.op or "Multinomial" in node.op for node in nodes)
 
-    def weights_after(self, steps: int) -> list[Any]:
-        """Runs `steps` steps from the model as it is; returns its trainable weights as arrays, and takes all back."""
+    def state_after(self, steps: int) -> tuple[list[Any], list[Any]]:
+        """Runs `steps` steps from the model as it is, and takes them back.
+
+        Returns:
+            What the optimizer then keeps of the gradients (momentum and the like; nothing for plain SGD), and the
+            trainable weights, both as arrays.
+        """
         with preserved(self._model, also=self._graph.variables):
             for _ in range(steps):
                 self._step(self._batch)
-            return [weight.numpy() for weight in self._model.trainable_variables]
+            kept = self._model.optimizer.variables if self._model.optimizer else []
+            # Counters and rates are scalars.
+            slots = [variable.numpy() for variable in kept if len(variable.shape) > 0]
+            return slots, [weight.numpy() for weight in self._model.trainable_variables]
 
     def _compile(self) -> None:
         """Runs the first step, which compiles."""
