@@ -165,6 +165,8 @@ def test_an_editable_install_sees_one_package(built, tmp_path):
         wheel.extractall(tmp_path / "site")
     script = (
         f"import site, sys; site.addsitedir({str(tmp_path / 'site')!r})\n"
+        "finder = next(f for f in sys.meta_path if 'Editable' in getattr(f, '__name__', ''))\n"
+        "sys.meta_path.insert(0, finder)  # before a tfopt that is installed already\n"
         "import tfopt.callbacks.order, tfopt.pipelines.sources.source\n"
         "print(tfopt.callbacks.__file__, tfopt.pipelines.__file__, 'callbacks' in sys.modules)"
     )
