@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfopt.callbacks.input_wait import InputWait
 from tfopt.callbacks.order import warn_of_earlier_loggers
 from tfopt.callbacks.rows import RowWriter, check_formats, check_log_dir
 
-_COLUMNS = ("time_seconds", "epoch", "step", "step_time_ms", "examples_per_second")
+_COLUMNS = ("time_seconds", "epoch", "step", "step_time_ms", "examples_per_second", "input_wait_percent")
 
 
 class ThroughputLogger(keras.callbacks.Callback):
@@ -23,12 +25,17 @@ class ThroughputLogger(keras.callbacks.Callback):
     validation, with the start of the input, which makes it less than a batch over the median. Examples are counted by
     Keras' own loss tracker, a smaller last batch included; where another callback has reset that (by `evaluate`), each
     batch counts as large as the first. A model whose `train_step` does not update it has no `examples_per_second`. In a
-    training of one step, that step is all there is, tracing and compilation included.
+    training of one step, that step is all there is, tracing and compilation included. `input_wait_percent` is the share
+    of the epoch's time, without its last step, in which the host waited for a batch: near 0 the model sets the pace,
+    near 100 the input does. It comes from tf.data's own timing, and is absent where that has none: under a distribution
+    strategy, and for a dataset whose autotuning is off. It is absent, too, with `steps_per_execution` above one, where
+    a batch is taken while the step before still runs, with `run_eagerly`, and where an epoch or window has fewer than
+    five steps to go by: an epoch's last step and the first of the training tell nothing.
 
     In files: `throughput.csv` and `throughput.jsonl`, a row after every `window_steps` steps, across epochs, and one
     for what remains at the end, with the columns `time_seconds` (since 1970), `epoch`, `step` (of the epoch),
-    `step_time_ms` (median of the window) and `examples_per_second` (of the window, taking each batch as large as the
-    first).
+    `step_time_ms` (median of the window), `examples_per_second` (of the window, taking each batch as large as the
+    first) and `input_wait_percent` (of the window).
 
     Args:
         log_dir: Folder for the files. None: only epoch logs.
@@ -62,6 +69,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._formats = check_formats(formats)
         self._clock = clock
         self._writer: RowWriter | None = None
+        self._input = InputWait()
         self.first_step_seconds: float | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -71,6 +79,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self.first_step_seconds = None
         self._batch_size: float | None = None
         self._unwritten: list[float] = []
+        self._input.begin()
         if self._log_dir is not None:
             self._writer = RowWriter(self._log_dir, "throughput", self._formats, _COLUMNS)
 
@@ -89,6 +98,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         now = self._clock()
         seconds, self._last = now - self._last, now
         steps, self._done = batch + 1 - self._done, batch + 1
+        self._follow_input(seconds, steps)
         if self._done == self.params.get("steps"):
             self._counted = self._count()  # before validation, or another callback's, resets it
         if self.first_step_seconds is None:
@@ -105,6 +115,7 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs."""
+        wait_percent = self._input.end_epoch()
         if logs is None or not self._done:
             return
         first = self.first_step_seconds or 0.0
@@ -113,6 +124,8 @@ class ThroughputLogger(keras.callbacks.Callback):
         examples, seconds = self._examples(0 if only else self._left_out), first if only else self._seconds
         if examples and seconds > 0:
             logs["examples_per_second"] = examples / seconds
+        if wait_percent is not None:
+            logs["input_wait_percent"] = wait_percent
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes what remains and closes the files."""
@@ -135,6 +148,16 @@ class ThroughputLogger(keras.callbacks.Callback):
         tracker = getattr(self.model, "_loss_tracker", None)
         return 0.0 if tracker is None else float(tracker.count.numpy())
 
+    def _follow_input(self, seconds: float, steps: int) -> None:
+        if getattr(self.model, "steps_per_execution", 1) != 1:
+            return  # a batch is taken while the step before still runs
+        if getattr(self.model, "run_eagerly", False) or tf.config.functions_run_eagerly():
+            return  # tried: shares were wrong by up to a half
+        if steps == self._done:
+            self._input.end_first_step(None if self.first_step_seconds is None else seconds)
+        else:
+            self._input.end_step(seconds)
+
     def _write(self) -> None:
         window, self._unwritten = self._unwritten, []
         if self._writer is None:
@@ -148,6 +171,7 @@ class ThroughputLogger(keras.callbacks.Callback):
             "examples_per_second": self._batch_size * len(window) / seconds
             if self._batch_size and seconds > 0
             else None,
+            "input_wait_percent": self._input.end_window(),
         }
         self._writer.write(row)
 

@@ -1,18 +1,25 @@
 """Assembles the dataset that a layout describes, with checks in the graph for elements that were not sampled."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.elements import apply, apply_stage, element_of, leaves, without_autograph
+from tfopt.pipelines.cache.store import Store
+from tfopt.pipelines.cache.stored import stored
+from tfopt.pipelines.device import copy_ahead
+from tfopt.pipelines.elements import apply, element_of, leaves, without_autograph
 from tfopt.pipelines.layout import Layout
 from tfopt.pipelines.options import PipelineOptions
+from tfopt.pipelines.padding import pad_batch
 from tfopt.pipelines.randomness import find_in_function
 from tfopt.pipelines.refusals import refuse_restarting
 from tfopt.pipelines.sampling import Shapes
-from tfopt.pipelines.seeds import element_seed, part_seed, shuffle, with_words
+from tfopt.pipelines.seeds import part_seed, shuffle
 from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.steps import Step, augmentations, before_and_behind, run
 
 
 def count_elements(source: Source, whole: Any) -> tuple[int | None, bool]:
@@ -36,29 +43,41 @@ def count_elements(source: Source, whole: Any) -> tuple[int | None, bool]:
     return (cardinality if cardinality >= 0 else source.count), infinite
 
 
-def assemble(source: Source, options: PipelineOptions, layout: Layout) -> Any:
-    """Returns the dataset of batches."""
+def assemble(source: Source, options: PipelineOptions, layout: Layout, what: str) -> Any:
+    """Returns the dataset of batches.
+
+    Args:
+        source: The source.
+        options: The pipeline's options.
+        layout: What was decided.
+        what: What a cache on disk holds, for whoever looks at it.
+    """
     dataset = _read(source, options, layout)
-    if layout.shuffle_buffer and layout.shuffle_first:
+    if layout.shuffle_first:
         dataset = _shuffle(dataset, options, layout)
     if layout.batch_first:
-        dataset = _batch(dataset, options, layout).map(source.decode, num_parallel_calls=tf.data.AUTOTUNE)
+        dataset = _batch(dataset, options, layout)
+        dataset = dataset.map(source.decode, num_parallel_calls=tf.data.AUTOTUNE, name="gather")
     else:
-        dataset = _batch(_examples(dataset, source, options, layout), options, layout)
+        dataset = _batch(_examples(dataset, source, options, layout, what), options, layout)
+    dataset = _by_batch(dataset, options)
     if options.prefetch != 0:
         dataset = dataset.prefetch(tf.data.AUTOTUNE if options.prefetch == "auto" else options.prefetch)
-    settings = tf.data.Options()
-    settings.deterministic = layout.deterministic
-    return dataset.with_options(settings)
+    dataset = dataset.with_options(_settings(layout))
+    return dataset if layout.device is None else copy_ahead(dataset, layout.device, layout.steps(options))
 
 
 def _read(source: Source, options: PipelineOptions, layout: Layout) -> Any:
+    # What is cached on disk has one order; it is mixed well once, and shuffled behind the cache.
+    part, seed = ("files", options.seed) if layout.key is None else ("mix", options.seed or 0)
     if options.shuffle and source.shuffled is not None:
-        dataset = source.shuffled(part_seed(options.seed, "files"))
+        dataset = source.shuffled(part_seed(seed, part))
     else:
         dataset = source.dataset()
     if layout.count is not None and int(dataset.cardinality()) < 0:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(layout.count))
+    if layout.mixing_buffer:
+        dataset = shuffle(dataset, layout.mixing_buffer, part_seed(seed, part), reshuffle=False)
     return dataset if layout.used is None else dataset.take(layout.used)
 
 
@@ -66,54 +85,89 @@ def _shuffle(dataset: Any, options: PipelineOptions, layout: Layout) -> Any:
     return shuffle(dataset, layout.shuffle_buffer, part_seed(options.seed, "shuffle"))
 
 
-def _examples(dataset: Any, source: Source, options: PipelineOptions, layout: Layout) -> Any:
-    """Decodes, transforms, caches, shuffles and augments."""
-    if not layout.augment_decodes:
-        dataset = _decode_and_transform(dataset, source, options, layout)
-    if layout.cached:
-        dataset = dataset.cache()
-    if layout.shuffle_buffer and not layout.shuffle_first:
+def _examples(dataset: Any, source: Source, options: PipelineOptions, layout: Layout, what: str) -> Any:
+    """Decodes, crops, transforms, caches, shuffles and augments."""
+    before, behind = before_and_behind(source, options, layout)
+    augment = augmentations(options, by_batch=False)
+    if layout.augment_decodes:
+        behind, augment = [], [*behind, *augment]
+    shuffles = bool(layout.shuffle_buffer) and not layout.shuffle_first
+    if layout.cache.on is not None:
+        dataset = _cached(dataset, before, source, layout, what, last=not behind)
+        dataset = _shuffle(dataset, options, layout) if shuffles else dataset
+    here = layout.cache.on is None or bool(behind)
+    check = _checking(source, layout, is_raw=not before) if here else None
+    dataset = run(dataset, behind, part_seed(options.seed, "crop"), check=check)
+    if layout.cache.on is None and shuffles:
         dataset = _shuffle(dataset, options, layout)
-    return _augment(dataset, source, options, layout)
+    return _augmented(dataset, augment, options)
 
 
-def _decode_and_transform(dataset: Any, source: Source, options: PipelineOptions, layout: Layout) -> Any:
-    spec = dataset.element_spec
-    if source.decode is None and options.transform is None and layout.guard is None:
-        return dataset
+def _cached(dataset: Any, steps: list[Step], source: Source, layout: Layout, what: str, *, last: bool) -> Any:
+    """Caches what comes out of these steps."""
+    check = _checking(source, layout, is_raw=True) if last else None
+    if layout.cache.folder is None or layout.key is None:
+        return run(dataset, steps, None, check=check).cache()
+    expected = None if layout.cache.bytes is None else int(layout.cache.bytes)
+    store = Store(
+        layout.cache.folder,
+        layout.key,
+        count=layout.count if layout.used is None else layout.used,
+        expected_bytes=expected,
+        limit_bytes=layout.cache_limit_bytes,
+        what=what,
+    )
+    prepare = partial(run, steps=steps, seed=None, deterministic=True, check=check)
+    return stored(store, prepare(dataset).element_spec, dataset, prepare)
 
-    # Not marked do_not_convert: AutoGraph must reach the user's functions, as in Dataset.map.
-    def example(*arguments: Any) -> Any:
-        raw = element_of(arguments, spec)
-        result = apply_stage("transform", options.transform, apply_stage("decode", source.decode, raw))
-        return result if layout.guard is None else _expect_shapes(result, layout.guard, _name(source, raw))
 
-    return dataset.map(example, num_parallel_calls=tf.data.AUTOTUNE, name="decode_and_transform")
-
-
-def _augment(dataset: Any, source: Source, options: PipelineOptions, layout: Layout) -> Any:
-    augment, decode = options.augment, source.decode if layout.augment_decodes else None
-    if augment is None:
-        return dataset
-    spec = dataset.element_spec
-
-    def drawn(*arguments: Any) -> Any:
-        return apply_stage("augment", augment, apply_stage("decode", decode, element_of(arguments, spec)))
-
-    def seeded(element: Any, word: Any, place: Any) -> Any:
-        return apply_stage("augment", augment, apply_stage("decode", decode, element), seed=element_seed(word, place))
-
-    if layout.takes_seed:
-        dataset = with_words(dataset, part_seed(options.seed, "augment"))
-        return dataset.map(seeded, num_parallel_calls=tf.data.AUTOTUNE, name="augment")
-    dataset = dataset.map(drawn, num_parallel_calls=tf.data.AUTOTUNE, name="augment")
-    # The planner looked; tf.random.set_seed may have been called since.
-    refuse_restarting("augment", find_in_function(dataset._map_func.function))
+def _augmented(dataset: Any, steps: list[Step], options: PipelineOptions, part: str = "augment") -> Any:
+    dataset = run(dataset, steps, part_seed(options.seed, part))
+    if steps and not all(step.seeded for step in steps):
+        # The planner looked; tf.random.set_seed may have been called since.
+        refuse_restarting("augment", find_in_function(dataset._map_func.function))
     return dataset
 
 
 def _batch(dataset: Any, options: PipelineOptions, layout: Layout) -> Any:
-    return dataset.batch(options.batch_size, drop_remainder=layout.static_batch)
+    return dataset.batch(options.batch_size, drop_remainder=layout.static_batch, name="batch")
+
+
+def _by_batch(dataset: Any, options: PipelineOptions) -> Any:
+    dataset = _augmented(dataset, augmentations(options, by_batch=True), options, "batch")
+    if options.remainder == "pad":
+        spec = dataset.element_spec
+
+        @without_autograph
+        def padded(*arguments: Any) -> Any:
+            return pad_batch(element_of(arguments, spec), options.batch_size)
+
+        dataset = dataset.map(padded, num_parallel_calls=tf.data.AUTOTUNE, name="pad")
+    return dataset
+
+
+def _settings(layout: Layout) -> Any:
+    settings = tf.data.Options()
+    settings.deterministic = layout.deterministic
+    settings.autotune.ram_budget = layout.ahead_mib * 2**20
+    if layout.threads is not None:
+        settings.threading.private_threadpool_size = layout.threads
+        settings.autotune.cpu_budget = layout.threads
+    return settings
+
+
+def _checking(source: Source, layout: Layout, *, is_raw: bool) -> Callable[[Any, Any], Any] | None:
+    """Returns a function of an element before and behind a map that checks the latter's shapes; None for no need."""
+    guard, origin = layout.guard, source.origin if is_raw else None
+    if guard is None:
+        return None
+
+    @without_autograph
+    def checked(before: Any, example: Any) -> Any:
+        name = tf.constant(f"An element of {source.name}") if origin is None else apply(origin, before)
+        return _expect_shapes(example, guard, name)
+
+    return checked
 
 
 @without_autograph
@@ -130,12 +184,6 @@ def _expect_shapes(example: Any, shapes: Shapes, name: Any) -> Any:
         for leaf, shape in zip(leaves(example), shapes, strict=True)
     ]
     return tf.nest.pack_sequence_as(example, checked)
-
-
-@without_autograph
-def _name(source: Source, raw: Any) -> Any:
-    """Returns what to call a raw element, in a graph."""
-    return tf.constant(f"An element of {source.name}") if source.origin is None else apply(source.origin, raw)
 
 
 def _expect_shape(leaf: Any, shape: tuple[int, ...], name: Any) -> Any:

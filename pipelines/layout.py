@@ -1,16 +1,19 @@
 """Decides which stages a pipeline has, in which order, and how each is set."""
 
+import math
 from dataclasses import dataclass
 
 from tfopt.errors import PipelineError
 from tfopt.hardware import host
+from tfopt.pipelines.caching import MIB, CacheChoice, Facts, decide_cache, readable
+from tfopt.pipelines.device import choose_device
 from tfopt.pipelines.elements import is_static
-from tfopt.pipelines.options import PipelineOptions
+from tfopt.pipelines.keys import with_key
+from tfopt.pipelines.options import PerBatch, PipelineOptions
 from tfopt.pipelines.sampling import Sample, Shapes, Traced, mixed_shapes
 from tfopt.pipelines.sources.source import Source
 
-MIB = 2**20
-CACHE_SHARE = 4  # the cache may take one part in so many of the memory that is free
+AHEAD_MIB = 1024  # for batches prepared ahead; tf.data would take half of the memory
 # Fixed, not a share of the free memory: under a seed the order must not depend on what else runs.
 SHUFFLE_MIB = 1024
 SHUFFLE_UNKNOWN = 1_000_000  # elements at most where the count is unknown; the buffer's table is allocated at once
@@ -25,116 +28,109 @@ class Layout:
         count: The number of examples, None where unknown or endless.
         infinite: Whether the source never ends.
         used: The number of examples to read, where those behind them would be dropped unread in every epoch.
-        cached: Whether the transformed examples are cached in memory.
-        cache_reason: Why.
+        cache: Where examples are cached.
+        key: The name of a cache on disk, None where there is none.
+        sample: What the sampled elements showed.
+        cache_limit_bytes: What all caches in its folder may take together, None for no limit.
         shuffle_buffer: How many elements the shuffle draws from; 0 for no shuffle.
         shuffle_first: Whether it stands before `decode`, on the smaller raw elements.
         shuffle_reason: Why.
+        mixing_buffer: How many raw elements are shuffled once, before a cache on disk; 0 for none.
+        crop_encoded: Whether the crop decodes the image, in place of `decode`.
         batch_first: Whether indices are batched and whole batches gathered.
-        augment_decodes: Whether `decode` runs in the same function as `augment`.
-        takes_seed: Whether `augment` gets a seed.
+        augment_decodes: Whether `decode` runs in the same function as the first function of `augment`.
         guard: Shapes that are checked in the graph, None where they are known.
-        static_batch: Whether all batches are full.
+        static_batch: Whether all batches are full as they leave the batch stage.
         deterministic: Whether elements keep their order in parallel stages.
+        device: The device that batches are copied to ahead of use, None for none.
+        device_reason: Why.
+        threads: How many threads tf.data may use, None for its own choice.
+        ahead_mib: What batches prepared ahead may take.
+        memory_mib: What the pipeline takes in memory at most: cache, shuffle and batches ahead; None where unknown.
     """
 
     count: int | None
     infinite: bool
     used: int | None
-    cached: bool
-    cache_reason: str
+    cache: CacheChoice
+    key: str | None
+    sample: Sample
+    cache_limit_bytes: int | None
     shuffle_buffer: int
     shuffle_first: bool
     shuffle_reason: str
+    mixing_buffer: int
+    crop_encoded: bool
     batch_first: bool
     augment_decodes: bool
-    takes_seed: bool
     guard: Shapes | None
     static_batch: bool
     deterministic: bool
+    device: str | None
+    device_reason: str
+    threads: int | None
+    ahead_mib: int
+    memory_mib: float | None
 
     def steps(self, options: PipelineOptions) -> int | None:
         """The number of batches an epoch, None where unknown or endless."""
         if self.count is None:
             return None
-        rounded_up = options.remainder == "keep" and self.count % options.batch_size > 0
+        rounded_up = options.remainder != "drop" and self.count % options.batch_size > 0
         return self.count // options.batch_size + rounded_up
 
 
 def lay_out(
     source: Source, options: PipelineOptions, traced: Traced, sample: Sample, *, count: int | None, infinite: bool
 ) -> Layout:
-    """Decides.
+    """Returns the layout of a pipeline.
 
     Raises:
         PipelineError: No batch could be filled, or examples have unlike shapes.
-        ValueError: cache="memory" for an endless source.
+        ValueError: A cache for an endless source, behind a random crop, or on disk where its content cannot be
+            fingerprinted; or a device that is not there.
     """
     _expect_a_step(source, options, count)
-    cached, cache_reason = decide_cache(
-        options,
-        count=count,
-        infinite=infinite,
-        example_bytes=sample.example_bytes,
-        resident=source.resident,
-        doubt=_doubt(traced),
-    )
-    buffer, shuffle_reason, shuffle_first = _shuffle(source, options, sample, count, cached)
+    facts = Facts(count=count, infinite=infinite, resident=source.resident, doubt=_doubt(traced), sample=sample)
+    cache, key = with_key(source, options, decide_cache(options, facts), traced, sample, count=count)
+    crops = options.crop is not None
+    buffer, shuffle_reason, shuffle_first = _shuffle(source, options, sample, count, cache)
     guard = _guard(options, traced, sample)
-    ordered_first = not cached and (shuffle_first or not options.shuffle)
-    gathers = source.resident and source.decode is not None and options.transform is None and ordered_first
+    ordered_first = cache.on is None and (shuffle_first or not options.shuffle)
+    plain = source.resident and source.decode is not None and options.transform is None and not crops
+    gathers = plain and ordered_first
+    by_example = [function for function in options.augmentations if not isinstance(function, PerBatch)]
     drops_tail = options.remainder == "drop" and not options.shuffle and count is not None
+    device, device_reason = choose_device(options.device, traced.augmented.element_spec)
+    batch_mib = options.batch_size * sample.example_bytes / MIB
+    ahead_mib = max(AHEAD_MIB, math.ceil(8 * batch_mib))
+    mixing = shuffle_buffer(count, sample.raw_bytes, shared=False)[0] if key and options.shuffle else 0
     return Layout(
         count=count,
         infinite=infinite,
         # Unread, the tail would also keep the cache from ever being complete.
         used=count - count % options.batch_size if drops_tail and count is not None else None,
-        cached=cached,
-        cache_reason=cache_reason,
+        cache=cache,
+        key=key,
+        sample=sample,
+        cache_limit_bytes=None if options.cache_limit_gib is None else int(options.cache_limit_gib * 2**30),
         shuffle_buffer=buffer,
         shuffle_first=shuffle_first,
         shuffle_reason=shuffle_reason,
-        batch_first=gathers and options.augment is None,
-        augment_decodes=gathers and options.augment is not None and guard is None,
-        takes_seed=traced.takes_seed,
+        mixing_buffer=mixing,
+        crop_encoded=crops and source.encoded is not None and not _cropped_behind_cache(options, cache),
+        batch_first=gathers and not by_example,
+        augment_decodes=gathers and bool(by_example) and guard is None,
         guard=guard,
         static_batch=options.remainder == "drop" or (count is not None and count % options.batch_size == 0),
-        deterministic=options.seed is not None or not options.training or not options.shuffle,
+        # A cache on disk goes on with the source where it ends: both need one order.
+        deterministic=options.seed is not None or not options.training or not options.shuffle or key is not None,
+        device=device,
+        device_reason=device_reason,
+        threads=_threads(),
+        ahead_mib=ahead_mib,
+        memory_mib=_memory_mib(sample, cache, buffer, shuffle_first, mixing, ahead_mib),
     )
-
-
-def decide_cache(
-    options: PipelineOptions, *, count: int | None, infinite: bool, example_bytes: float, resident: bool, doubt: str
-) -> tuple[bool, str]:
-    """Returns whether to cache the transformed examples in memory, and why.
-
-    Args:
-        options: The pipeline's options.
-        count: How many examples there are, None where unknown.
-        infinite: Whether the source never ends.
-        example_bytes: The mean size of a sampled example behind `transform`.
-        resident: Whether the examples lie in memory already.
-        doubt: Why what stands before the cache may give another result later, "" for no doubt.
-
-    Raises:
-        ValueError: cache="memory" for an endless source.
-    """
-    if options.cache is None:
-        return False, "cache=None"
-    if infinite:
-        if options.cache == "memory":
-            raise ValueError("cache='memory' expects data that ends. The source is endless: pass cache=None.")
-        return False, "the source is endless"
-    needed = "of unknown size" if count is None else _readable(count * example_bytes)
-    if options.cache == "memory":
-        return True, f"asked for; {needed}"
-    if resident and options.transform is None:
-        return False, "it would save nothing: the examples lie in memory, and nothing is computed"
-    if count is None:
-        return False, "the number of examples is unknown"
-    if doubt:
-        return False, doubt
-    return _fits(count * example_bytes / MIB, needed)
 
 
 def shuffle_buffer(count: int | None, element_bytes: float, *, shared: bool) -> tuple[int, str]:
@@ -149,8 +145,8 @@ def shuffle_buffer(count: int | None, element_bytes: float, *, shared: bool) -> 
         return count, "all examples: the cache holds them anyway"
     room = max(1, int(SHUFFLE_MIB * MIB / max(element_bytes, 1)))
     if count is not None and count <= room:
-        return count, f"all elements: {_readable(count * element_bytes)}, within the {SHUFFLE_MIB:,} MiB for it"
-    held = f"of {_readable(element_bytes)} each, as many as {SHUFFLE_MIB:,} MiB hold"
+        return count, f"all elements: {readable(count * element_bytes)}, within the {SHUFFLE_MIB:,} MiB for it"
+    held = f"of {readable(element_bytes)} each, as many as {SHUFFLE_MIB:,} MiB hold"
     if count is None:
         limit = min(room, SHUFFLE_UNKNOWN)
         return limit, f"elements {held}, at most {SHUFFLE_UNKNOWN:,}; the number of examples is unknown"
@@ -175,18 +171,23 @@ def _doubt(traced: Traced) -> str:
 
 
 def _shuffle(
-    source: Source, options: PipelineOptions, sample: Sample, count: int | None, cached: bool
+    source: Source, options: PipelineOptions, sample: Sample, count: int | None, cache: CacheChoice
 ) -> tuple[int, str, bool]:
     """Returns the buffer, the reason, and whether to shuffle raw elements."""
     if not options.shuffle:
         return 0, "shuffle=False" if options.training else "training=False keeps the order", False
-    works = source.decode is not None or options.transform is not None
-    first = not cached and works and sample.raw_bytes <= max(sample.example_bytes, _SMALL_BYTES)
-    # Whether cache="auto" caches depends on the memory that is free: under a seed the buffer must not follow it.
-    certain = options.seed is None or options.cache == "memory"
-    size = sample.example_bytes if cached and certain else min(sample.raw_bytes, sample.example_bytes)
-    buffer, reason = shuffle_buffer(count, size, shared=cached and certain)
-    return buffer, reason + ("; before reading, where elements are smallest" if first else ""), first
+    works = source.decode is not None or options.transform is not None or options.crop is not None
+    # A random crop takes its seed from the example's place in the epoch: it stands behind the shuffle in any case.
+    random_crop = options.crop is not None and options.crop.random
+    sizes = (sample.raw_bytes,) if random_crop else (sample.raw_bytes, sample.decoded_bytes, sample.example_bytes)
+    smallest = min(sizes)
+    first = cache.on is None and works and (random_crop or sample.raw_bytes <= max(sample.example_bytes, _SMALL_BYTES))
+    cached_bytes = sample.example_bytes if cache.after == "transform" else sample.decoded_bytes
+    # Whether and where cache="auto" caches depends on free memory and on times: under a seed the buffer must not.
+    certain = options.seed is None or options.cache not in ("auto", None)
+    size = cached_bytes if cache.on is not None and certain else smallest
+    buffer, reason = shuffle_buffer(count, size, shared=cache.on == "memory" and certain)
+    return buffer, reason + ("; before decoding, where elements are smallest" if first else ""), first
 
 
 def _guard(options: PipelineOptions, traced: Traced, sample: Sample) -> Shapes | None:
@@ -201,17 +202,24 @@ def _guard(options: PipelineOptions, traced: Traced, sample: Sample) -> Shapes |
     return sample.shapes[0]
 
 
-def _fits(needed_mib: float, needed: str) -> tuple[bool, str]:
-    free_mib = host().memory_available_mib
-    if free_mib is None:
-        return False, f"{needed}; the free memory of this machine is unknown"
-    if needed_mib > free_mib / CACHE_SHARE:
-        return False, f"{needed} exceed a quarter of the {free_mib:,.0f} MiB of free memory"
-    return True, f"{needed}, within a quarter of the {free_mib:,.0f} MiB of free memory"
+def _cropped_behind_cache(options: PipelineOptions, cache: CacheChoice) -> bool:
+    return options.crop is not None and options.crop.random and cache.on is not None
 
 
-def _readable(size: float) -> str:
-    for unit, limit in (("B", 1), ("KiB", 1024), ("MiB", MIB)):
-        if size < 1024 * limit:
-            return f"{size / limit:,.0f} B" if unit == "B" else f"{size / limit:,.1f} {unit}"
-    return f"{size / 1024 / MIB:,.1f} GiB"
+def _threads() -> int | None:
+    """The CPUs that a container may use, where TensorFlow would start a thread for each that it sees."""
+    machine = host()
+    allowed = math.ceil(machine.cpus)
+    return allowed if allowed < len(machine.affinity) else None
+
+
+def _memory_mib(
+    sample: Sample, cache: CacheChoice, buffer: int, shuffle_first: bool, mixing: int, ahead_mib: int
+) -> float | None:
+    if cache.on == "memory" and cache.bytes is None:
+        return None
+    cached = cache.bytes / MIB if cache.on == "memory" and cache.bytes is not None else 0.0
+    element = sample.raw_bytes if shuffle_first else max(sample.decoded_bytes, sample.example_bytes)
+    shuffled = 0.0 if cache.on == "memory" else buffer * max(element, _SMALL_BYTES) / MIB
+    mixed = mixing * max(sample.raw_bytes, _SMALL_BYTES) / MIB
+    return cached + shuffled + mixed + ahead_mib

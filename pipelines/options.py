@@ -5,20 +5,58 @@ import difflib
 import functools
 import inspect
 import numbers
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
-from tfopt.errors import unknown_name
+import numpy as np
 
-Cache = Literal["auto", "memory"] | None
-Remainder = Literal["drop", "keep"]
+from tfopt.errors import unknown_name
+from tfopt.pipelines.crop import CentralCrop, RandomCrop
+
+Cache = Literal["auto", "memory"] | os.PathLike[str] | str | None
+CacheAfter = Literal["auto", "decode", "transform"]
+Remainder = Literal["drop", "keep", "pad"]
 Prefetch = Literal["auto"] | int
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _AUTOTUNE = -1  # tf.data.AUTOTUNE
+_MOST_GIB = 2**33  # 8 EiB, which no file system exceeds
 _RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"'}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PerBatch:
+    """A function that `augment` calls on whole batches. Made by `per_batch`."""
+
+    function: Callable[..., Any]
+
+
+def per_batch(function: Callable[..., Any]) -> PerBatch:
+    """Marks a function of `augment` that takes a whole batch in place of one example, such as MixUp.
+
+    Args:
+        function: Takes a batch, called as `Dataset.map` calls its function; where it has a keyword `seed`, with one
+            for the batch, as `augment` describes it.
+
+    Raises:
+        TypeError: It is no function.
+
+    Example:
+        >>> import numpy as np
+        >>> data = np.zeros((100, 4), "float32"), np.zeros(100, "float32")
+        >>> dataset = build_pipeline(data, batch_size=10, augment=per_batch(lambda x, y: (x[::-1], y[::-1])))
+    """
+    if not callable(function):
+        raise TypeError(f"Expected a function for per_batch. Received: {function!r}. Pass a function of a batch.")
+    return PerBatch(function)
+
+
+def unmarked(function: Callable[..., Any] | PerBatch) -> Callable[..., Any]:
+    """Returns a function of `augment` without its mark."""
+    return function.function if isinstance(function, PerBatch) else function
 
 
 class Choices(TypedDict, total=False):
@@ -26,13 +64,18 @@ class Choices(TypedDict, total=False):
 
     batch_size: int
     training: bool
+    crop: RandomCrop | CentralCrop | None
     transform: Callable[..., Any] | None
-    augment: Callable[..., Any] | None
+    augment: Callable[..., Any] | PerBatch | Sequence[Callable[..., Any] | PerBatch] | None
     cache: Cache
+    cache_after: CacheAfter
+    cache_key: str | None
+    cache_limit_gib: float | None
     shuffle: bool | None
     seed: int | None
     remainder: Remainder | None
     prefetch: Prefetch
+    device: str | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +93,18 @@ class PipelineOptions:
 
     batch_size: int = 256
     training: bool = True
+    crop: RandomCrop | CentralCrop | None = None
     transform: Callable[..., Any] | None = None
-    augment: Callable[..., Any] | None = None
+    augment: Callable[..., Any] | PerBatch | Sequence[Callable[..., Any] | PerBatch] | None = None
     cache: Cache = "auto"
+    cache_after: CacheAfter = "auto"
+    cache_key: str | None = None
+    cache_limit_gib: float | None = None
     shuffle: bool | None = None
     seed: int | None = None
     remainder: Remainder | None = None
     prefetch: Prefetch = "auto"
+    device: str | None = "auto"
 
     def __post_init__(self) -> None:
         fill_in = functools.partial(object.__setattr__, self)
@@ -66,10 +114,15 @@ class PipelineOptions:
         if self.remainder is None:
             fill_in("remainder", "drop" if self.training else "keep")
         _expect_bool("shuffle", self.shuffle)
-        _expect_name("remainder", self.remainder, ("drop", "keep"))
+        _expect_name("remainder", self.remainder, ("drop", "keep", "pad"))
+        _expect_crop(self.crop)
         _expect_function("transform", self.transform)
-        _expect_function("augment", self.augment)
-        _expect_cache(self.cache)
+        fill_in("augment", _functions("augment", self.augment))
+        fill_in("cache", _cache(self.cache))
+        _expect_name("cache_after", self.cache_after, ("auto", "decode", "transform"))
+        _expect_text("cache_key", self.cache_key)
+        _expect_limit(self.cache_limit_gib)
+        _expect_text("device", self.device)
         fill_in("batch_size", as_int("batch_size", self.batch_size, least=1))
         if self.seed is not None:
             fill_in("seed", as_int("seed", self.seed, least=0))
@@ -78,12 +131,27 @@ class PipelineOptions:
         elif self.prefetch == _AUTOTUNE:
             fill_in("prefetch", "auto")
         else:
-            fill_in("prefetch", as_int("prefetch", self.prefetch, least=0))
+            fill_in("prefetch", min(as_int("prefetch", self.prefetch, least=0), 2**31))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options as JSON values; functions by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: function_name(value) if callable(value) else value for name, value in values.items()}
+        values |= {
+            "crop": None if self.crop is None else repr(self.crop),
+            "transform": None if self.transform is None else function_name(self.transform),
+            "augment": [function_name(function) for function in self.augmentations],
+        }
+        return values
+
+    @property
+    def augmentations(self) -> tuple[Callable[..., Any] | PerBatch, ...]:
+        """The functions of `augment`, in order."""
+        return self.augment  # type: ignore[return-value]  # a tuple once made
+
+    @property
+    def cache_folder(self) -> str | None:
+        """The folder that `cache` names, None where it names none."""
+        return self.cache if isinstance(self.cache, str) and self.cache not in ("auto", "memory") else None
 
 
 def takes_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -108,9 +176,10 @@ def takes_options(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def function_name(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., Any] | PerBatch) -> str:
     """Returns what to call a function, or an object that is called like one."""
-    inner = getattr(function, "func", function)  # functools.partial
+    plain = unmarked(function)
+    inner = getattr(plain, "func", plain)  # functools.partial
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 
 
@@ -131,7 +200,7 @@ def as_int(name: str, value: object, least: int) -> int:
 
 
 def _unknown_option(name: str, options: list[str]) -> TypeError:
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     meant = _RENAMED.get(name, near[0] if near else "")
     hint = f"Did you mean {meant}?" if meant else "Leave it out."
     return TypeError(f"Expected options among {', '.join(options)}. Found {name!r}. {hint}")
@@ -149,14 +218,66 @@ def _expect_function(name: str, value: object) -> None:
         )
 
 
-def _expect_cache(value: object) -> None:
+def _functions(name: str, value: Any) -> tuple[Any, ...]:
+    """One function or a sequence of them as a tuple."""
+    functions = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+    for before, function in zip((None, *functions), functions, strict=False):
+        if isinstance(before, PerBatch) and not isinstance(function, PerBatch):
+            raise ValueError(
+                f"Expected functions of single examples before those of batches in `{name}`. Received: "
+                f"{function_name(function)} behind per_batch({function_name(before)}). Move it forward."
+            )
+        if not isinstance(function, PerBatch) and not callable(function):
+            raise TypeError(
+                f"Expected functions for `{name}`. Received: {function!r}. Pass a function or a list of them."
+            )
+    return functions
+
+
+def _cache(value: Any) -> str | None:
+    """Returns what `cache` names, a folder as an absolute path."""
     if value is None or (isinstance(value, str) and value in ("auto", "memory")):
+        return value
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(
+            f'Expected "auto", "memory", the path of a folder or None for `cache`. Received: {value!r}. Pass "memory" '
+            "to cache in memory."
+        )
+    path = os.fspath(value)
+    if not isinstance(path, str) or "://" in path or "\0" in path or not path.isprintable() or not path:
+        raise ValueError(
+            f"Expected the path of a local folder for `cache`. Received: {value!r}. Pass a folder on a disk of this "
+            "machine, such as './cache'."
+        )
+    # A bare word is rather a name misspelt than a folder.
+    if isinstance(value, str) and os.sep not in path and not path.startswith((".", "~")):
+        raise ValueError(
+            'Expected "auto", "memory", the path of a folder or None (without quotes) for `cache`. Received: '
+            f"{value!r}. For a folder of that name pass {'.' + os.sep + path!r}."
+        )
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _expect_crop(value: object) -> None:
+    if value is not None and not isinstance(value, RandomCrop | CentralCrop):
+        raise TypeError(
+            f"Expected RandomCrop or CentralCrop of tfopt.pipelines for `crop`. Received: {value!r}. Pass "
+            "RandomCrop(224), or a function of your own as `transform` or `augment`."
+        )
+
+
+def _expect_text(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise TypeError(f"Expected a text for `{name}`. Received: {value!r}. Pass a text, or None for none.")
+
+
+def _expect_limit(value: object) -> None:
+    if value is None:
         return
-    error = ValueError if isinstance(value, str) else TypeError
-    raise error(
-        f'Expected "auto", "memory" or None (without quotes) for `cache`. Received: {value!r}. Pass "memory" to '
-        "cache in memory; a cache on disk does not exist yet."
-    )
+    if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
+        raise TypeError(f"Expected a number for `cache_limit_gib`. Received: {value!r}. Pass GiB, such as 100.")
+    if not 0 < value < _MOST_GIB:
+        raise ValueError(f"Expected `cache_limit_gib` to be above 0. Received: {value!r}. Pass GiB, such as 100.")
 
 
 def _expect_name(name: str, value: object, valid: tuple[str, ...]) -> None:

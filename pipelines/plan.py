@@ -1,11 +1,13 @@
 """Plans an input pipeline: looks at the source, decides, explains, builds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from tfopt.pipelines.build import assemble, count_elements
+from tfopt.pipelines.keys import cache_key
 from tfopt.pipelines.layout import Layout, lay_out
 from tfopt.pipelines.options import Choices, PipelineOptions, takes_options
+from tfopt.pipelines.padding import expect_paddable
 from tfopt.pipelines.refusals import refuse_frozen, refuse_restarting, refuse_unrepeatable
 from tfopt.pipelines.sampling import take_sample, trace
 from tfopt.pipelines.sources.dataset import as_source
@@ -27,7 +29,7 @@ class PipelinePlan:
         >>> import numpy as np
         >>> plan = plan_pipeline(np.zeros((100, 4)), batch_size=10)
         >>> [stage.name for stage in plan.stages]
-        ['read', 'shuffle', 'cache', 'batch', 'gather', 'prefetch', 'order']
+        ['read', 'shuffle', 'cache', 'batch', 'gather', 'prefetch', 'device', 'order', 'memory']
     """
 
     source: Source
@@ -36,8 +38,17 @@ class PipelinePlan:
     stages: tuple[Stage, ...]
 
     def build(self) -> Any:
-        """Returns a new `tf.data.Dataset` of batches; its first iteration is the first epoch."""
-        return assemble(self.source, self.options, self.layout)
+        """Returns a new `tf.data.Dataset` of batches; its first iteration is the first epoch.
+
+        Raises:
+            ValueError: What a cache on disk would hold can no longer be fingerprinted.
+        """
+        layout = self.layout
+        if layout.key is not None:
+            # The functions are traced now, and may have changed since the plan was made.
+            key = cache_key(self.source, self.options, layout.cache, layout.sample, layout.count)
+            layout = replace(layout, key=key)
+        return assemble(self.source, self.options, layout, str(self))
 
     def __str__(self) -> str:
         kind = "Training" if self.options.training else "Evaluation"
@@ -59,25 +70,38 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     Use it to see the decisions; `build_pipeline` is for those who trust them. Up to 32 examples are read, decoded and
     transformed, so that what could not be trained on fails here.
 
-    Stages: read in parallel, decode, `transform`, cache, shuffle, `augment`, batch, prefetch. Without a cache the
-    shuffle stands where elements are smallest, often before decoding.
+    Stages: read in parallel, decode, crop, `transform`, cache, shuffle, `augment`, batch, prefetch, copy to the device.
+    A random crop, and `transform` behind it, stand behind the cache. Without a cache the shuffle stands where elements
+    are smallest, often before decoding.
 
     Args:
         source: A `Source`; arrays, or tuples and dicts of them; a `tf.data.Dataset` of single examples; the path of a
-            folder of images with a subfolder a class; a path, glob or list of paths of TFRecord files.
+            folder of images with a subfolder a class, or of one that `write_records` wrote; a path, glob or list of
+            paths of TFRecord files; paths of .npy files; that of an HDF5 file with one dataset; "tfds:NAME".
         batch_size: Examples in a batch.
         training: Sets `shuffle` and `remainder`: shuffled and without a smaller last batch, or in order and complete.
+        crop: `RandomCrop` or `CentralCrop`. Where nothing is cached before it, only the crop of a JPEG is decoded.
         transform: A deterministic function of an example, called as `Dataset.map` calls its function.
-        augment: A random function of a transformed example, run anew in each epoch. Where it has a keyword `seed`, it
-            gets an int32 tensor of shape (2,) for TensorFlow's stateless operations, unlike for each element and epoch.
-        cache: "memory" keeps the transformed examples; "auto" does so where it saves work and takes at most a quarter
-            of the free memory; None does not.
+        augment: A random function of a transformed example, run anew in each epoch, or a list of them; `per_batch`
+            marks one that takes batches. Where it has a keyword `seed`, it gets an int32 tensor of shape (2,) for
+            TensorFlow's stateless operations, unlike for each element and epoch.
+        cache: "memory" keeps the examples; the path of a folder keeps them on disk, for later runs too; "auto" chooses:
+            in memory up to a quarter of what is free, else on disk where that is quicker than computing and takes at
+            most half of what is free; None does not.
+        cache_after: "decode" caches before `transform`, "transform" behind it; "auto" chooses.
+        cache_key: Stands for what cannot be fingerprinted in the name of a cache on disk. Change it whenever the
+            examples would.
+        cache_limit_gib: What all caches in the folder may take together, in GiB; those used least recently are removed
+            for a new one. Default: no limit but the disk's.
         shuffle: Default: True when training.
         seed: With a seed, elements, their order and their augmentation are the same on every run, whatever the
             parallelism and `tf.random.set_seed`, and new in each epoch. Default: random.
-        remainder: "drop" leaves out the examples that do not fill a batch, "keep" makes a smaller last batch.
-            Default: "drop" when training, else "keep".
+        remainder: "drop" leaves out the examples that do not fill a batch, "keep" makes a smaller last batch, "pad"
+            fills it and returns sample weights under which loss and gradients are those of the smaller one. Default:
+            "drop" when training, else "keep".
         prefetch: Batches prepared ahead; "auto" leaves it to tf.data.
+        device: Where batches are copied to before they are asked for: "auto" for the GPU where there is one, a device's
+            name, or None.
 
     Returns:
         The plan.
@@ -85,7 +109,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     Raises:
         TypeError: An argument is unknown or of the wrong type.
         ValueError: An argument is out of range; or random draws would be frozen, by the cache or by TensorFlow's
-            tracing, or `seed` could not make them the same on every run.
+            tracing, or `seed` could not make them the same on every run; or what a cache on disk would hold cannot be
+            fingerprinted; or examples cannot be cropped or padded.
         PipelineError: Data is missing, empty, damaged or of unlike shapes, there are too few examples for a batch, or
             a function failed.
 
@@ -119,8 +144,11 @@ def _decide(source: Source, options: PipelineOptions) -> Layout:
     count, infinite = count_elements(source, whole)
     traced = trace(source, whole, options)
     refuse_frozen(options, traced.in_source, traced.in_transform)
-    refuse_unrepeatable(options, traced.in_source, traced.in_transform, traced.in_augment, traced.takes_seed)
+    refuse_unrepeatable(options, traced.in_source, traced.in_transform, traced.in_augment)
     refuse_restarting("transform", traced.in_transform)
-    refuse_restarting("augment", traced.in_augment)
+    for findings in traced.in_augment:
+        refuse_restarting("augment", findings)
+    if options.remainder == "pad":
+        expect_paddable(traced.augmented.element_spec)
     sample = take_sample(source, options, traced)
     return lay_out(source, options, traced, sample, count=count, infinite=infinite)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tensorflow.core.framework import types_pb2
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2, types_pb2
 
 # Every registered operation that is stateful and draws random numbers; a test compares this with TensorFlow's registry.
 _RANDOM = frozenset(
@@ -88,10 +89,12 @@ _ASSIGNING = frozenset(
         "LookupTableRemoveV2",
     ]
 )
-_OPAQUE = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+_OPAQUE = frozenset({"EagerPyFunc", "PyFunc"})  # PyFuncStateless is the caller's word that it is not
+_INTERLEAVE = "ParallelInterleaveDataset"
+_IGNORE = 1  # tf.data.experimental.ExternalStatePolicy.IGNORE
 _READING = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 
-Kind = Literal["random", "assigning", "opaque", "reading", "shuffle"]
+Kind = Literal["random", "assigning", "opaque", "reading", "shuffle", "unordered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Finding:
     Args:
         kind: "random"; "assigning", it changes a variable or table; "opaque", it calls Python, which may do anything;
             "reading", it reads a variable, which may change; "shuffle", a shuffle that gives another order on each
-            iteration or in each process.
+            iteration or in each process; "unordered", a parallel stage that does not keep the order.
         operation: Its type, such as "RandomUniform".
         name: Its name in the graph.
         restarts: Whether its seed is fixed, by an argument or by `tf.random.set_seed`: each iteration of a dataset then
@@ -184,9 +187,21 @@ def _in_stage(stage: Any) -> list[Finding]:
     found = [finding for wrapped in stage._functions() for finding in find_in_function(wrapped.function)]
     if kind == "_ShuffleDataset" and not _same_every_time(stage):
         found.append(Finding("shuffle", "Dataset.shuffle", ""))
+    if _loses_order(stage):
+        found.append(Finding("unordered", f"{kind.strip('_')} with deterministic=False", ""))
     if kind == "_RandomDataset":
         found.append(Finding("random", "Dataset.random", ""))
     return found
+
+
+def _loses_order(stage: Any) -> bool:
+    if type(stage).__name__ == "_OptionsDataset":
+        return stage.options().deterministic is False
+    if type(stage).__name__ == "_ParallelInterleaveDataset":  # it keeps no attribute of it
+        graph = tf.raw_ops.DatasetToGraphV2(input_dataset=stage._variant_tensor, external_state_policy=_IGNORE)
+        nodes = graph_pb2.GraphDef.FromString(graph.numpy()).node
+        return any(node.attr["deterministic"].s == b"false" for node in nodes if node.op.startswith(_INTERLEAVE))
+    return getattr(stage, "_deterministic", None) == "false"
 
 
 def _same_every_time(shuffle: Any) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.options import PipelineOptions, function_name
+from tfopt.pipelines.elements import accepts_seed
+from tfopt.pipelines.options import PipelineOptions, function_name, unmarked
 from tfopt.pipelines.randomness import Finding
 
 
@@ -47,7 +48,7 @@ def refuse_frozen(options: PipelineOptions, source: list[Finding], transform: li
 
 
 def refuse_unrepeatable(
-    options: PipelineOptions, source: list[Finding], transform: list[Finding], augment: list[Finding], takes_seed: bool
+    options: PipelineOptions, source: list[Finding], transform: list[Finding], augment: list[list[Finding]]
 ) -> None:
     """Refuses what a seed could not make the same on every run.
 
@@ -55,8 +56,7 @@ def refuse_unrepeatable(
         options: The pipeline's options.
         source: What was found in the source's dataset and its `decode`.
         transform: What was found in `transform`.
-        augment: What was found in `augment`.
-        takes_seed: Whether `augment` has a parameter `seed`.
+        augment: What was found in each function of `augment`.
 
     Raises:
         ValueError: `seed` is given, and the source, `transform` or `augment` draws random numbers not derived from it.
@@ -74,13 +74,14 @@ def refuse_unrepeatable(
             f"Expected a deterministic `transform`. It holds {found}: {broken} Move it to an `augment` with a keyword "
             "`seed`, or pass seed=None."
         )
-    kinds = ("random", "assigning") if takes_seed else ("random", "assigning", "opaque")
-    for found in _only(augment, *kinds):
-        raise ValueError(
-            f"Expected an `augment` that draws from its keyword `seed` alone. It holds {found}: {broken} Give it a "
-            "keyword `seed` (int32, shape (2,)) and use stateless operations with it, such as "
-            "tf.image.stateless_random_flip_left_right(image, seed), or pass seed=None."
-        )
+    draws = ("random", "assigning")
+    for function, findings in zip(options.augmentations, augment, strict=True):
+        for found in _only(findings, *(draws if accepts_seed(unmarked(function)) else (*draws, "opaque"))):
+            raise ValueError(
+                f"Expected an `augment` that draws from its keyword `seed` alone. It holds {found}: {broken} Give it "
+                "a keyword `seed` (int32, shape (2,)) and use stateless operations with it, such as "
+                "tf.image.stateless_random_flip_left_right(image, seed), or pass seed=None."
+            )
 
 
 def refuse_restarting(stage: str, findings: Iterable[Finding]) -> None:

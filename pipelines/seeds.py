@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfopt.pipelines.elements import without_autograph
 
-_PARTS = ("files", "shuffle", "augment")
+_PARTS = ("files", "shuffle", "augment", "crop", "batch", "mix")
 # Dataset.shuffle and Dataset.random mix tf.random.set_seed into the seed that they are given, and a second model in the
 # process would then see another order. Their operations take both halves of a seed; this stands for the global half.
 _FIRST_HALF = 87654321
@@ -18,7 +18,7 @@ def part_seed(seed: int | None, part: str) -> int | None:
 
     Args:
         seed: The pipeline's seed.
-        part: "files", "shuffle" or "augment".
+        part: "files", "shuffle", "augment", "crop", "batch" or "mix".
     """
     if seed is None:
         return None
@@ -51,23 +51,28 @@ def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = Tr
 
 
 def with_words(dataset: Any, seed: int | None) -> Any:
-    """Puts beside each element what `element_seed` makes its seed of: `(element, word, place)`.
+    """Puts beside each element what `element_seed` makes its seed of: `(element, word)`.
 
-    The word is random and differs from epoch to epoch, the place is the element's number in the epoch. Place, not
-    content, decides, so that parallelism changes nothing.
+    The word is random and differs from epoch to epoch. Its place in the epoch, not its content, gives an element its
+    word, so that parallelism changes nothing.
 
     Args:
         dataset: The elements, in the order in which they will be used.
         seed: Default: a random one.
     """
-    return tf.data.Dataset.zip(dataset, _random_words(seed), tf.data.Dataset.counter())
+    return tf.data.Dataset.zip(dataset, _random_words(seed))
 
 
 @without_autograph
-def element_seed(word: Any, place: Any) -> Any:
-    """Returns an int32 seed of shape (2,), unlike that of any other element of the epoch."""
-    # Words lie in [0, 2**32).
-    return tf.stack([tf.cast(word - 2**31, tf.int32), tf.cast(place % 2**31, tf.int32)])
+def element_seed(word: Any, number: int = 0) -> Any:
+    """Returns an int32 seed of shape (2,), for one element of one epoch.
+
+    Args:
+        word: As `with_words` gives it.
+        number: Tells several uses of one element's word apart.
+    """
+    # Few operations: they run for each element. Words lie in [0, 2**32), and the number in the other half.
+    return tf.bitcast(word if number == 0 else tf.bitwise.bitwise_or(word, number * 2**32), tf.int32)
 
 
 def _random_words(seed: int | None) -> Any:

@@ -5,7 +5,9 @@ from typing import Any
 
 from tfopt.pipelines.layout import Layout
 from tfopt.pipelines.options import PipelineOptions, function_name
+from tfopt.pipelines.padding import padding_note
 from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.steps import Step, augmentations, before_and_behind
 
 _CLASSES_SHOWN = 8
 
@@ -15,7 +17,8 @@ class Stage:
     """One stage of a pipeline.
 
     Args:
-        name: What it does: "read", "decode", "transform", "cache", "shuffle", "augment", "batch", "prefetch", "order".
+        name: What it does: "read", "mix", "decode", "crop", "transform", "cache", "shuffle", "augment", "batch",
+            "gather", "pad", "prefetch", "device", "order", "memory".
         setting: How it is set.
         reason: Why.
     """
@@ -30,16 +33,26 @@ class Stage:
 
 
 def describe(source: Source, options: PipelineOptions, layout: Layout) -> tuple[Stage, ...]:
-    """Returns the stages in the order in which elements pass them; "order", last, holds for all of them."""
-    shuffle = _shuffle(layout)
-    first = [_read(source, options, layout), *([shuffle] if layout.shuffle_first else [])]
-    work = _work(source, options, layout)
-    if not layout.shuffle_first:
-        work.insert(_place_of_shuffle(work), shuffle)
-    last = [_batch(options, layout)]
-    if layout.batch_first:
-        last.append(Stage("gather", "whole batches", "rows in memory need no work one by one"))
-    return (*first, *work, *last, _prefetch(options), _order(options, layout))
+    """Returns the stages in the order in which elements pass them; "order" and "memory", last, hold for all of them."""
+    stages = [_read(source, options, layout)]
+    before, behind = before_and_behind(source, options, layout)
+    cached = layout.cache.on is not None
+    if layout.mixing_buffer:
+        stages.append(Stage("mix", f"buffer of {layout.mixing_buffer:,}", "shuffled once, in the order of the cache"))
+    if layout.shuffle_first:
+        stages.append(_shuffle(layout))
+    if cached:
+        stages += [_work(step, options, layout) for step in before]
+        stages += [_cache(layout), _shuffle(layout)]
+    if not layout.batch_first:
+        stages += [_work(step, options, layout) for step in behind]
+    if not cached:
+        stages.append(_cache(layout))
+        stages += [] if layout.shuffle_first else [_shuffle(layout)]
+    stages += [_work(step, options, layout) for step in augmentations(options, by_batch=False)]
+    stages += _batches(options, layout)
+    stages += [_prefetch(options), _device(layout), _order(options, layout), _memory(layout)]
+    return tuple(stages)
 
 
 def table(stages: tuple[Stage, ...]) -> str:
@@ -57,15 +70,14 @@ def _read(source: Source, options: PipelineOptions, layout: Layout) -> Stage:
         return Stage(
             "read",
             source.name,
-            "number of examples unknown: Keras' fit counts one optimizer iteration too many at the end of each epoch, "
-            "which shifts Adam's bias correction and schedules; where you know the number, use "
-            "tf.data.experimental.assert_cardinality or Source(count=...)",
+            "number of examples unknown: Keras' fit counts one optimizer iteration too many in each epoch "
+            "(docs/sources.md); if you know it, use tf.data.experimental.assert_cardinality or Source(count=...)",
         )
     reason = f"{layout.count:,} examples{_classes(source.class_names)}"
     if layout.used is not None and layout.used < layout.count:
         reason += f"; the last {layout.count - layout.used} fill no batch and are not read"
     if options.shuffle and source.shuffled is not None:
-        reason += "; files shuffled and read side by side"
+        reason += "; shuffled part by part, and several parts read side by side"
     return Stage("read", source.name, reason)
 
 
@@ -76,32 +88,31 @@ def _classes(names: tuple[str, ...] | None) -> str:
     return f" of {len(names):,} class{'es' * (len(names) > 1)}: {', '.join(shown)}"
 
 
-def _work(source: Source, options: PipelineOptions, layout: Layout) -> list[Stage]:
-    """The stages between reading and batching, without the shuffle."""
-    guard = "" if layout.guard is None else f"; shapes checked: {', '.join(map(str, layout.guard))}"
-    stages = []
-    if source.decode is not None and not layout.batch_first:
-        stages.append(
-            Stage("decode", "parallel", "as many calls at once as pay" + ("" if options.transform else guard))
-        )
-    if options.transform is not None:
-        stages.append(Stage("transform", function_name(options.transform), "deterministic, parallel" + guard))
-    stages.append(Stage("cache", "memory" if layout.cached else "none", layout.cache_reason))
-    if options.augment is not None:
-        seeds = (
-            "a fresh seed for each element of each epoch"
-            if layout.takes_seed
-            else "drawn from TensorFlow's own random state"
-        )
-        when = "" if options.training else "; runs with training=False too"
-        stages.append(
-            Stage("augment", function_name(options.augment), f"run anew in each epoch, parallel; {seeds}{when}")
-        )
-    return stages
+def _work(step: Step, options: PipelineOptions, layout: Layout) -> Stage:
+    if step.name == "decode":
+        return Stage("decode", "parallel", "as many calls at once as pay")
+    if step.name == "crop":
+        return _crop(step, options, layout)
+    name = function_name(step.function)
+    if step.name == "transform":
+        return Stage("transform", name, "deterministic, parallel")
+    seeds = "; a fresh seed each time" if step.seeded else ""
+    when = "" if options.training else "; runs with training=False too"
+    return Stage("augment", name, f"run anew in each epoch, parallel{seeds}{when}")
 
 
-def _place_of_shuffle(work: list[Stage]) -> int:
-    return next(index for index, stage in enumerate(work) if stage.name == "cache") + 1
+def _crop(step: Step, options: PipelineOptions, layout: Layout) -> Stage:
+    height, width = getattr(options.crop, "size", (0, 0))
+    drawn = "drawn anew in each epoch" if step.seeded else "the same in every epoch"
+    fused = "; of a JPEG only the crop is decoded" if layout.crop_encoded else ""
+    return Stage("crop", f"{'random' if step.seeded else 'central'}, {height}×{width}", drawn + fused)
+
+
+def _cache(layout: Layout) -> Stage:
+    if layout.cache.folder is None:
+        return Stage("cache", layout.cache.on or "none", layout.cache.reason)
+    reason = f"{layout.cache.reason}; written in the first whole epoch, then read, by later runs too"
+    return Stage("cache", str(layout.cache.folder / str(layout.key)[:14]) + "…", reason)
 
 
 def _shuffle(layout: Layout) -> Stage:
@@ -109,15 +120,27 @@ def _shuffle(layout: Layout) -> Stage:
     return Stage("shuffle", setting, layout.shuffle_reason)
 
 
-def _batch(options: PipelineOptions, layout: Layout) -> Stage:
+def _batches(options: PipelineOptions, layout: Layout) -> list[Stage]:
+    """The stages from the batch on that take whole batches."""
     if options.remainder == "drop":
         reason = "remainder='drop': every batch is full, and its shape static"
     elif layout.static_batch:
         reason = "every batch is full, and its shape static: the size divides the number of examples"
+    elif options.remainder == "pad":
+        reason = "remainder='pad': every example is used, a smaller last batch is filled"
     else:
         reason = "remainder='keep': every example is used, the last batch may be smaller"
     steps = layout.steps(options)
-    return Stage("batch", f"{options.batch_size:,}", reason + ("" if steps is None else f"; {steps:,} steps an epoch"))
+    reason += "" if steps is None else f"; {steps:,} steps an epoch"
+    if layout.guard is not None:
+        reason += f"; shapes checked: {', '.join(map(str, layout.guard))}"
+    stages = [Stage("batch", f"{options.batch_size:,}", reason)]
+    if layout.batch_first:
+        stages.append(Stage("gather", "whole batches", "rows in memory need no work one by one"))
+    stages += [_work(step, options, layout) for step in augmentations(options, by_batch=True)]
+    if options.remainder == "pad":
+        stages.append(Stage("pad", f"to {options.batch_size:,}", padding_note()))
+    return stages
 
 
 def _prefetch(options: PipelineOptions) -> Stage:
@@ -126,12 +149,24 @@ def _prefetch(options: PipelineOptions) -> Stage:
     return Stage("prefetch", f"{options.prefetch} batches", "asked for")
 
 
+def _device(layout: Layout) -> Stage:
+    return Stage("device", layout.device or "none", layout.device_reason)
+
+
+def _memory(layout: Layout) -> Stage:
+    threads = "" if layout.threads is None else f"; {layout.threads} threads, as many as this container's CPUs"
+    reason = f"cache, shuffle, and up to {layout.ahead_mib:,} MiB of batches ahead{threads}"
+    return Stage("memory", "unknown" if layout.memory_mib is None else f"≤ {layout.memory_mib:,.0f} MiB", reason)
+
+
 def _order(options: PipelineOptions, layout: Layout) -> Stage:
     if not layout.deterministic:
         return Stage("order", "free", "shuffled without a seed: no element waits for a slower one")
     if options.seed is not None:
         return Stage("order", f"seed {options.seed}", "the same elements, order and augmentation on every run")
-    return Stage("order", "kept", "training=False" if not options.training else "shuffle=False")
+    if not options.training or not options.shuffle:
+        return Stage("order", "kept", "training=False" if not options.training else "shuffle=False")
+    return Stage("order", "kept", "shuffled without a seed; what is cached on disk keeps one order before that")
 
 
 def summary(source: Source, options: PipelineOptions, layout: Layout) -> dict[str, Any]:
@@ -140,7 +175,11 @@ def summary(source: Source, options: PipelineOptions, layout: Layout) -> dict[st
         "source": source.name,
         "count": layout.count,
         "steps_per_epoch": layout.steps(options),
-        "cached": layout.cached,
+        "cache": layout.cache.on,
+        "cache_after": layout.cache.after if layout.cache.on else None,
+        "cache_key": layout.key,
         "shuffle_buffer": layout.shuffle_buffer,
         "deterministic": layout.deterministic,
+        "device": layout.device,
+        "memory_mib": layout.memory_mib,
     }

@@ -9,6 +9,15 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.elements import without_autograph
 from tfopt.pipelines.sources.source import Source
 
+_REMEDIES = {
+    "M": "Convert it: array.astype(np.int64)",
+    "m": "Convert it: array.astype(np.int64)",
+    "O": "Give it a type: array.astype(np.float32), or np.stack(list) where its items are arrays of one shape",
+    "V": "Pass its fields as arrays of their own: {name: array[name] for name in array.dtype.names}",
+    "U": "Pass texts that can be written in UTF-8",
+}
+_WIDE = "Convert it to float64 or complex128 with array.astype"
+
 
 def arrays(data: Any) -> Source:
     """Returns the rows of arrays as a source of examples.
@@ -23,7 +32,7 @@ def arrays(data: Any) -> Source:
         A source whose examples have the structure of `data`, without the first dimension.
 
     Raises:
-        TypeError: A leaf is no array, or a masked one.
+        TypeError: A leaf is no array, a masked one, or of a type that no tensor has; or keys of a dict do not sort.
         ValueError: A leaf has no first dimension, or lengths differ.
         PipelineError: There are no examples.
 
@@ -36,19 +45,58 @@ def arrays(data: Any) -> Source:
     count = _common_length(named)
     # Eager constants go to the GPU where there is one; input belongs to the host.
     with tf.device("CPU:0"):
-        tensors = tf.nest.map_structure(tf.identity, tf.nest.map_structure(tf.convert_to_tensor, data))
+        copies = [tf.identity(_as_tensor(name, leaf)) for name, leaf in named]
+    tensors = tf.nest.pack_sequence_as(data, copies)
 
     @without_autograph
     def rows(index: Any) -> Any:
-        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, index), tensors)
+        # A tensor that a function captures is copied for each iterator; inside a dataset that it captures it is not.
+        with tf.init_scope(), tf.device("CPU:0"):
+            held = tf.data.Dataset.from_tensors(tensors)
+        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, index), held.get_single_element())
 
-    return Source(name="arrays", dataset=lambda: tf.data.Dataset.range(count), count=count, decode=rows, resident=True)
+    return Source(
+        name="arrays",
+        dataset=lambda: tf.data.Dataset.range(count),
+        count=count,
+        decode=rows,
+        fingerprint=lambda: tensors,
+        resident=True,
+    )
+
+
+def sorted_items(data: dict[Any, Any], name: str) -> list[tuple[Any, Any]]:
+    """Returns the items of a dict in TensorFlow's order, which is that of the keys.
+
+    Args:
+        data: The dict.
+        name: What the error calls it.
+
+    Raises:
+        TypeError: The keys do not sort.
+    """
+    try:
+        return [(key, data[key]) for key in sorted(data)]
+    except TypeError as error:
+        raise TypeError(
+            f"Expected keys of one type, since TensorFlow sorts them. Received at {name}: {list(data)}. Pass texts."
+        ) from error
+
+
+def _as_tensor(name: str, leaf: Any) -> Any:
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"arrays() expects types that tensors have. Received at {name}: an array of the type {leaf.dtype}. "
+            f"{_REMEDIES.get(leaf.dtype.kind, _WIDE)}."
+        ) from error
 
 
 def _leaves(data: Any, name: str) -> Any:
-    """Yields each array with the expression that reaches it."""
+    """Yields each array with the expression that reaches it, in the order of tf.nest."""
     if isinstance(data, dict):
-        for key, value in data.items():
+        for key, value in sorted_items(data, name):
             yield from _leaves(value, f"{name}[{key!r}]")
     elif isinstance(data, tuple):
         for index, value in enumerate(data):

@@ -11,12 +11,16 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.elements import without_autograph
-from tfopt.pipelines.sources.source import Source, expect_utf8
+from tfopt.pipelines.fingerprint import files
+from tfopt.pipelines.sources.source import Source, absolute, expect_utf8
 
 _MAGICS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
+_BEGINNINGS = np.frombuffer(b"\xff\xd8\x89PGIBM", "<u2")  # the first two bytes of each
 
 # Enough for a BMP header and the palette of an 8-bit BMP behind the largest header (124 bytes).
 _HEAD_BYTES = 14 + 124 + 4 * 256
+_BMP_MASKS = struct.pack("<3I", 0xFF0000, 0xFF00, 0xFF)  # red, green and blue, where TensorFlow takes them to be
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
 _THREADS = 16  # for network file systems, where opening a file waits
 
 
@@ -37,10 +41,11 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
         frame) and BMP are read; grey becomes three equal channels, and transparency is dropped.
 
     Raises:
-        TypeError: `classes` is no sequence of names.
+        TypeError: `folder` is no path, or `classes` is no sequence of names.
         ValueError: `classes` names one twice.
         PipelineError: The folder does not exist, has no class, has a class without images or one that is not among
-            `classes`, or a file is no image that can be decoded.
+            `classes`, or holds splits, such as train and val, in place of classes; something in it cannot be read or
+            is no image that can be decoded.
 
     Example:
         >>> from tfopt.pipelines import build_pipeline
@@ -48,9 +53,13 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
         >>> held_out = images("photos/val", classes=train.class_names)  # doctest: +SKIP
         >>> dataset = build_pipeline(train, batch_size=64)  # doctest: +SKIP
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(
+            f"images() expects the path of a folder. Received: {type(folder).__name__}. Pass a text or a pathlib.Path."
+        )
     paths, labels, names = _list_images(os.fspath(folder), classes)
-    _check_images(paths)
-    all_paths, all_labels = np.array(paths, dtype=object), np.array(labels, dtype=np.int32)
+    only_jpeg = _check_images(paths)
+    all_paths, all_labels = np.array([absolute(path) for path in paths], dtype=object), np.array(labels, dtype=np.int32)
 
     def keys(chosen: Any = slice(None)) -> Any:
         return tf.data.Dataset.from_tensor_slices((all_paths[chosen], all_labels[chosen]))
@@ -65,6 +74,9 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
         decode=_read_and_decode,
         origin=_path_of,
         sample=spread,
+        encoded=_read,
+        only_jpeg=only_jpeg,
+        fingerprint=lambda: [names, all_labels, files(paths)],
         class_names=tuple(names),
     )
 
@@ -75,31 +87,39 @@ def _path_of(path: Any, label: Any) -> Any:
 
 
 @without_autograph
-def _read_and_decode(path: Any, label: Any) -> Any:
-    contents = tf.io.read_file(path)
-    # Files are checked when listed; they may have changed since, and the decoder's own message names no file.
-    head = tf.strings.substr(contents, 0, 8)
-    check = tf.debugging.Assert(_is_image(head), [tf.strings.join(["Not a JPEG, PNG, GIF or BMP image: ", path])])
-    with tf.control_dependencies([check]):
-        is_bmp = tf.equal(tf.strings.substr(contents, 0, 2), b"BM")
-    image = tf.cond(is_bmp, lambda: _decode_bmp(contents), lambda: _decode_other(contents))
+def decode_image(contents: Any) -> Any:
+    """Returns the image of an encoded JPEG, PNG, GIF (first frame) or BMP: uint8, (height, width, 3), in a graph."""
+    image = tf.io.decode_image(contents, channels=3, expand_animations=False)
     image.set_shape((None, None, 3))
-    return image, label
+    return image
 
 
-def _is_image(head: Any) -> Any:
-    starts = [tf.equal(tf.strings.substr(head, 0, len(magic)), magic) for magic in _MAGICS]
-    return tf.reduce_any(tf.stack(starts))
+@without_autograph
+def _read(path: Any, label: Any) -> Any:
+    return tf.io.read_file(path), label
 
 
-def _decode_other(contents: Any) -> Any:
-    return tf.io.decode_image(contents, channels=3, expand_animations=False)
+@without_autograph
+def _read_and_decode(path: Any, label: Any) -> Any:
+    return decode_image(expect_image_bytes(tf.io.read_file(path), path)), label
 
 
-def _decode_bmp(contents: Any) -> Any:
-    """Decodes with the file's own channels: the BMP decoder refuses to convert."""
-    image = tf.io.decode_bmp(contents, channels=0)
-    return tf.cond(tf.shape(image)[2] < 3, lambda: tf.repeat(image[..., :1], 3, axis=2), lambda: image[..., :3])
+@without_autograph
+def expect_image_bytes(contents: Any, name: Any) -> Any:
+    """Returns the contents of an image file; fails, in a graph, where they do not begin as an image's.
+
+    Files are checked when listed; they may have changed since, and the decoder's own message names no file.
+
+    Args:
+        contents: A scalar string tensor.
+        name: A scalar string tensor, for the message.
+    """
+    begins = tf.io.decode_raw(tf.strings.substr(contents, 0, 2), tf.uint16, fixed_length=2)
+    known = tf.reduce_any(tf.equal(begins, _BEGINNINGS))
+    # Not tf.debugging.Assert, which adds a branch: this runs for every image.
+    check = tf.raw_ops.Assert(condition=known, data=["Not a JPEG, PNG, GIF or BMP image:", name])
+    with tf.control_dependencies([check]):
+        return tf.identity(contents)
 
 
 def _list_images(folder: str, classes: Sequence[str] | None) -> tuple[list[str], list[int], list[str]]:
@@ -108,11 +128,12 @@ def _list_images(folder: str, classes: Sequence[str] | None) -> tuple[list[str],
         raise PipelineError(
             f"Expected a folder of images with one subfolder a class. There is no folder {folder!r}. Check the path."
         )
-    folders = sorted(name for name in _visible(folder) if os.path.isdir(os.path.join(folder, name)))
+    entries = _entries(folder)
+    folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) or os.path.isdir(entry))
     if not folders:
         raise PipelineError(f"Expected one subfolder a class in {folder!r}. It holds none: move the images into one.")
     names = folders if classes is None else _checked_classes(classes, folder, folders)
-    _refuse_strays(folder, folders)
+    _refuse_strays([entry.path for entry in entries if entry.name not in folders], folder)
     paths, labels = [], []
     for label, name in enumerate(names):
         if name not in folders:
@@ -125,6 +146,8 @@ def _list_images(folder: str, classes: Sequence[str] | None) -> tuple[list[str],
             )
         paths += found
         labels += [label] * len(found)
+    if classes is None:
+        _refuse_splits(folder, names, paths)
     return [expect_utf8(path) for path in paths], labels, names
 
 
@@ -143,30 +166,67 @@ def _checked_classes(classes: Sequence[str], folder: str, folders: list[str]) ->
     return names
 
 
-def _check_images(paths: list[str]) -> None:
-    """Refuses files that are no JPEG, PNG, GIF or BMP, or a BMP of a kind that would decode to wrong colours."""
+def _check_images(paths: list[str]) -> bool:
+    """Refuses files that are no image, or a BMP of a kind that would decode to wrong colours.
+
+    Returns:
+        Whether all are JPEGs.
+    """
     with ThreadPoolExecutor(_THREADS) as threads:
-        for problem in threads.map(_problem, paths, chunksize=64):
-            if problem:
-                raise PipelineError(problem)
+        return all(list(threads.map(_check_image, paths, chunksize=64)))
 
 
-def _visible(folder: str) -> list[str]:
-    return [name for name in os.listdir(folder) if not name.startswith(".")]
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise _unreadable(folder, error) from error
 
 
-def _files_below(folder: str) -> list[str]:
+def _files_below(folder: str, above: tuple[str, ...] = ()) -> list[str]:
+    real = os.path.realpath(folder)
+    if real in above:
+        raise PipelineError(
+            f"Expected folders that end somewhere. The link {folder!r} leads back to {real!r}, which it lies in. "
+            "Remove the link."
+        )
     found = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [os.path.join(parent, name) for name in names if not name.startswith(".")]
+    for entry in _entries(folder):
+        found += _files_below(entry.path, (*above, real)) if _is_folder(entry) else [entry.path]
     return sorted(found)
 
 
-def _refuse_strays(folder: str, classes: list[str]) -> None:
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, and not a file; refuses all else unopened, since opening a pipe waits for a writer."""
+    try:
+        if entry.is_dir():
+            return True
+        if entry.is_file():
+            return False
+        os.stat(entry.path)  # says what is wrong with a link
+    except OSError as error:
+        raise _unreadable(entry.path, error) from error
+    raise PipelineError(
+        f"Expected files in the class folders. {entry.path!r} is a pipe, a socket or a device. Move it elsewhere."
+    )
+
+
+def _refuse_splits(folder: str, classes: list[str], paths: list[str]) -> None:
+    """Refuses a folder of train, val and the like, each with the classes below it."""
+    if not _SPLITS.issuperset(map(str.lower, classes)):
+        return
+    holders = {os.path.dirname(path) for path in paths}
+    if not any(os.path.join(folder, name) in holders for name in classes):
+        raise PipelineError(
+            f"Expected one subfolder a class in {folder!r}. Found the splits {classes}, which hold folders only. Pass "
+            f"one of them, such as {os.path.join(folder, classes[0])!r}; if they are classes, name them in `classes`."
+        )
+
+
+def _refuse_strays(paths: list[str], folder: str) -> None:
     """Refuses images beside the class folders: they would be left out in silence."""
-    for name in sorted(set(_visible(folder)) - set(classes)):
-        path = os.path.join(folder, name)
+    for path in sorted(paths):
         if os.path.isfile(path) and _head(path).startswith(_MAGICS):
             raise PipelineError(
                 f"Expected images in class folders. The image {path!r} lies in no class folder. Move it into one, or "
@@ -175,24 +235,31 @@ def _refuse_strays(folder: str, classes: list[str]) -> None:
 
 
 def _head(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(_HEAD_BYTES)
-
-
-def _problem(path: str) -> str | None:
     try:
-        head = _head(path)
+        with open(path, "rb") as file:
+            return file.read(_HEAD_BYTES)
     except OSError as error:
-        return f"Expected to read {path!r}. Cannot read {path!r}: {error.strerror}. Allow it, or remove the file."
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> PipelineError:
+    return PipelineError(
+        f"Expected to read {path!r}. Cannot read it: {error.strerror}. Mend or allow that, or move it elsewhere."
+    )
+
+
+def _check_image(path: str) -> bool:
+    """Returns whether a file begins as a JPEG."""
+    head = _head(path)
     if not head.startswith(_MAGICS):
         found = "an empty file" if not head else f"a file that begins with {head[:8]!r}"
-        return f"Expected a JPEG, PNG, GIF or BMP image at {path!r}. Found {found}: remove or convert it."
+        raise PipelineError(f"Expected a JPEG, PNG, GIF or BMP image at {path!r}. Found {found}: remove or convert it.")
     if head.startswith(b"BM") and not _bmp_decodes(head):
-        return (
-            f"Expected colours that TensorFlow decodes rightly. {path!r} is a BMP with a palette or compression. "
-            "Convert it to PNG."
+        raise PipelineError(
+            f"Expected colours that TensorFlow decodes rightly. {path!r} is a BMP with a palette, compression or "
+            "unusual masks. Convert it to PNG."
         )
-    return None
+    return head.startswith(_MAGICS[0])
 
 
 def _bmp_decodes(head: bytes) -> bool:
@@ -200,8 +267,10 @@ def _bmp_decodes(head: bytes) -> bool:
     if len(head) < 34:
         return False
     header_bytes, bits, compression = (*struct.unpack_from("<I", head, 14), *struct.unpack_from("<HI", head, 28))
+    if bits == 32 and compression == 3:
+        return head[54:66] == _BMP_MASKS
     if bits in (24, 32):
-        return compression in (0, 3)
+        return compression == 0
     grey = b"".join(bytes((shade, shade, shade)) for shade in range(256))
     palette = head[14 + header_bytes :][: 4 * 256]
     channels = b"".join(palette[index : index + 3] for index in range(0, len(palette), 4))

@@ -1,5 +1,6 @@
 """What the planner knows of a source: how to read it, how much there is, and what to call an element."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from tfopt.pipelines.options import as_int
 class Source:
     """Single examples, and how they are read.
 
-    Make one for data of your own kind; `arrays`, `dataset`, `images` and `records` make theirs the same way.
+    Make one for data of your own kind; the sources of tfopt.pipelines make theirs the same way.
 
     Args:
         name: What the plan calls it.
@@ -28,9 +29,14 @@ class Source:
         shuffled: Returns a dataset of the same raw elements in a coarse random order, read side by side (as files
             are); used where the pipeline shuffles. Its argument is a seed or None. With a seed the order must be the
             same on every iteration. Default: `dataset`.
+        encoded: Turns a raw element into a tuple of its image's encoded bytes (scalar string tensor) and the rest of
+            the example, where `decode` decodes images; a crop is then decoded without the rest of the image.
+        only_jpeg: Whether all encoded images are JPEGs; where they are not, each crop looks at the format.
+        fingerprint: Returns what changes whenever the examples may have changed, such as paths with their sizes and
+            times: numbers, texts, functions and arrays in dicts and lists. A cache on disk needs it, or a `cache_key`.
         class_names: What the numbers of the labels stand for, in their order. Default: unknown.
-        resident: The examples lie in memory already, so that a cache without a `transform` saves nothing. With
-            `decode`, the raw elements are indices and `decode` also takes a whole batch of them.
+        resident: The examples lie in memory or in mapped files, so that a cache without a `transform` saves nothing.
+            With `decode`, the raw elements are indices and `decode` also takes a whole batch of them.
 
     Example:
         >>> import tensorflow as tf
@@ -47,11 +53,14 @@ class Source:
     origin: Callable[..., Any] | None = None
     sample: Callable[[int], Any] | None = None
     shuffled: Callable[[int | None], Any] | None = None
+    encoded: Callable[..., Any] | None = None
+    only_jpeg: bool = False
+    fingerprint: Callable[[], Any] | None = None
     class_names: tuple[str, ...] | None = None
     resident: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("dataset", "decode", "origin", "sample", "shuffled"):
+        for field in ("dataset", "decode", "origin", "sample", "shuffled", "encoded", "fingerprint"):
             value = getattr(self, field)
             if not callable(value) and (value is not None or field == "dataset"):
                 raise TypeError(
@@ -73,3 +82,8 @@ def expect_utf8(path: str) -> str:
     except UnicodeEncodeError as error:
         raise PipelineError(f"Expected file names in UTF-8. Found {path!r}. Rename the file.") from error
     return path
+
+
+def absolute(path: str) -> str:
+    """Returns a local path so that it means the same after `os.chdir`; a remote one ("gs://…") as it is."""
+    return path if "://" in path else os.path.abspath(path)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tfopt.hardware import host
-from tfopt.pipelines import layout
+from tfopt.pipelines import caching, layout
 
 
 @pytest.fixture
@@ -15,14 +15,16 @@ def free_memory(monkeypatch):
 
     def set_mib(mib):
         fake = dataclasses.replace(host(), memory_available_mib=mib)
-        monkeypatch.setattr(layout, "host", lambda: fake)
+        for module in (caching, layout):
+            monkeypatch.setattr(module, "host", lambda: fake)
 
     return set_mib
 
 
 @pytest.fixture(autouse=True)
-def _memory_and_state(free_memory):
+def _memory_and_state(free_memory, monkeypatch, tmp_path):
     free_memory(16384.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tf.random.set_seed(None)
     yield
     tf.random.set_seed(None)

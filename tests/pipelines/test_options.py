@@ -1,12 +1,13 @@
 import functools
 import inspect
+import pathlib
 import typing
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.pipelines import build_pipeline, plan_pipeline
+from tfopt.pipelines import build_pipeline, per_batch, plan_pipeline
 from tfopt.pipelines.options import Choices, PipelineOptions, function_name
 
 
@@ -24,11 +25,18 @@ def test_training_sets_shuffle_and_remainder():
     [
         (
             {"cache": "memroy"},
-            """Expected "auto", "memory" or None (without quotes) for `cache`. Received: 'memroy'.""",
+            """Expected "auto", "memory", the path of a folder or None (without quotes) for `cache`. Received: 'mem""",
         ),
-        ({"cache": "/tmp/cache"}, "a cache on disk does not exist yet"),
+        ({"cache": "photos"}, "For a folder of that name pass './photos'."),
+        ({"cache_after": "augment"}, "`cache_after`: 'auto', 'decode' or 'transform'. Received: 'augment'"),
+        ({"cache": "gs://bucket/cache"}, "the path of a local folder for `cache`. Received: 'gs://bucket/cache'"),
+        ({"cache": "./caf\udce9"}, "the path of a local folder"),
+        ({"cache": ""}, "the path of a local folder"),
+        ({"cache_limit_gib": 10**400}, "`cache_limit_gib`"),
+        ({"cache_limit_gib": 0}, "`cache_limit_gib` to be above 0. Received: 0"),
+        ({"augment": [per_batch(function_name), print]}, "print behind per_batch(function_name). Move it forward"),
         ({"cache": "None"}, "None (without quotes)"),
-        ({"remainder": "dorp"}, "`remainder`: 'drop' or 'keep'. Received: 'dorp'. Did you mean 'drop'"),
+        ({"remainder": "dorp"}, "`remainder`: 'drop', 'keep' or 'pad'. Received: 'dorp'. Did you mean 'drop'"),
         ({"prefetch": "Auto"}, "`prefetch`: 'auto'. Received: 'Auto'"),
         ({"batch_size": 0}, "`batch_size` to be at least 1. Received: 0"),
         ({"seed": -1}, "`seed` to be at least 0. Received: -1"),
@@ -50,7 +58,13 @@ def test_unknown_values_are_refused(arguments, text):
         {"shuffle": "yes"},
         {"transform": 3},
         {"augment": "flip"},
+        {"augment": [tf.identity, 3]},
+        {"augment": [None]},
+        {"crop": 224},
         {"cache": True},
+        {"cache_key": 3},
+        {"cache_limit_gib": "10"},
+        {"device": 0},
         {"seed": 1.5},
         {"remainder": 3},
         {"prefetch": None},
@@ -60,6 +74,15 @@ def test_unknown_values_are_refused(arguments, text):
 def test_wrong_types_are_refused_by_name(arguments):
     with pytest.raises(TypeError, match=rf"`{next(iter(arguments))}`\. Received: .*\. Pass "):
         PipelineOptions(**arguments)
+
+
+def test_a_folder_for_the_cache_is_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert PipelineOptions(cache="./here").cache_folder == str(tmp_path / "here")
+    assert PipelineOptions(cache=pathlib.Path("here")).cache_folder == str(tmp_path / "here")
+    assert PipelineOptions(cache="~/here").cache_folder == "/somewhere/here"
+    assert [PipelineOptions(cache=name).cache_folder for name in ("auto", "memory", None)] == [None] * 3
 
 
 def test_functions_have_names():
@@ -91,7 +114,7 @@ def test_whole_numbers_of_numpy_are_taken_as_ints():
     ],
 )
 def test_unknown_options_are_answered_with_the_nearest(make, name, hint):
-    with pytest.raises(TypeError, match=f"among batch_size, .*, prefetch. Found '{name}'. {hint}"):
+    with pytest.raises(TypeError, match=f"among batch_size, .*, device. Found '{name}'. {hint}"):
         make(np.zeros(8), **{name: True})
 
 

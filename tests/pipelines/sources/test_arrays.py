@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -72,3 +74,38 @@ def test_masked_arrays_are_refused_with_the_way_out():
     with pytest.raises(TypeError, match=r"Received at data\[1\]: a masked array.*\.filled\(value\)"):
         build_pipeline((np.zeros(2), masked))
     build_pipeline((np.zeros(2), masked.filled(0)), batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "remedy"),
+    [
+        ("M8[s]", "astype(np.int64)"),
+        ("m8[s]", "astype(np.int64)"),
+        ("i4,f4", "Pass its fields"),
+        (np.longdouble, "float64"),
+        (np.clongdouble, "complex128"),
+        (object, "Give it a type"),
+    ],
+)
+def test_types_without_a_tensor_are_refused_by_place(dtype, remedy):
+    leaf = np.zeros(2, dtype)
+    message = rf"Received at data\['y'\]: an array of the type {re.escape(str(leaf.dtype))}\. .*{re.escape(remedy)}"
+    with pytest.raises(TypeError, match=message):
+        arrays({"x": np.zeros(2), "y": leaf})
+
+
+def test_texts_that_are_no_utf8_are_refused_and_other_objects_taken():
+    with pytest.raises(TypeError, match=r"Received at data: .*<U1\. Pass texts that can be written in UTF-8"):
+        arrays(np.array(["\udc80"]))
+    assert arrays(np.array(["a", b"b"], object)).count == 2
+
+
+def test_keys_that_do_not_sort_are_refused():
+    data = {"z": {1: np.zeros(2), "a": np.zeros(2)}}
+    with pytest.raises(TypeError, match=r"keys of one type.*Received at data\['z'\]: \[1, 'a'\]\. Pass texts"):
+        build_pipeline(data)
+
+
+def test_rows_without_values_are_rows():
+    batches = list(build_pipeline((np.zeros((3, 0)), np.arange(3)), batch_size=1, training=False))
+    assert [batch[0].shape.as_list() for batch in batches] == [[1, 0]] * 3

@@ -26,7 +26,7 @@ def test_endless_data_stays_endless():
     plan = plan_pipeline(tf.data.Dataset.range(10).repeat(), batch_size=4)
     assert int(plan.build().cardinality()) == tf.data.INFINITE_CARDINALITY
     assert "steps_per_epoch" in str(plan)
-    assert plan.layout.cached is False
+    assert plan.layout.cache.on is None
 
 
 def test_the_plan_says_what_follows_from_an_unknown_count():
@@ -100,9 +100,9 @@ def test_what_was_batched_once_is_not_refused():
 
 def test_what_lies_in_memory_is_not_cached_again():
     rows = tf.data.Dataset.from_tensor_slices(np.zeros(12))
-    assert "save nothing" in plan_pipeline(rows, batch_size=4).layout.cache_reason
-    assert plan_pipeline(rows, batch_size=4).layout.cached is False
-    assert plan_pipeline(rows.map(lambda row: row + 1), batch_size=4).layout.cached is True
+    assert "save nothing" in plan_pipeline(rows, batch_size=4).layout.cache.reason
+    assert plan_pipeline(rows, batch_size=4).layout.cache.on is None
+    assert plan_pipeline(rows.map(lambda row: row + 1), batch_size=4).layout.cache.on == "memory"
 
 
 def test_each_shorthand(photos, record_files):
@@ -144,3 +144,21 @@ def test_a_bare_name_is_looked_for_in_the_working_directory(photos, monkeypatch)
 def test_a_glob_that_matches_nothing(tmp_path):
     with pytest.raises(PipelineError, match="Nothing matches"):
         as_source(str(tmp_path / "*.tfrecord"))
+
+
+def test_a_service_that_gives_every_element_twice_is_refused():
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer()
+    address = dispatcher.target.split("://")[1]
+    config = {"dispatcher_address": address, "heartbeat_interval_ms": 100}
+    workers = [service.WorkerServer(service.WorkerConfig(**config)) for _ in range(2)]
+
+    def served(mode):
+        return tf.data.Dataset.range(20).apply(service.distribute(mode, dispatcher.target))
+
+    assert sorted(served("parallel_epochs").as_numpy_iterator()) == sorted([*range(20)] * 2)
+    with pytest.raises(ValueError, match=r"each element once.*every worker.*distributed_epoch"):
+        dataset(served("parallel_epochs").map(lambda number: number + 1))
+    found = build_pipeline(served("distributed_epoch"), batch_size=4, remainder="keep", cache=None)
+    assert sorted(number for batch in found for number in batch.numpy()) == [*range(20)]
+    del workers

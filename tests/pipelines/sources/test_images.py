@@ -1,5 +1,7 @@
 import os
 import re
+import socket
+import struct
 
 import numpy as np
 import pytest
@@ -102,6 +104,43 @@ def test_a_bmp_with_a_palette_is_refused(photos, picture):
     refused(photos, picture(photos / "a" / "p.bmp", shade=3, mode="P"), "Convert it to PNG")
 
 
+def bmp(masks, pixel):
+    """Returns a BMP of one pixel of 32 bits, with these masks of red, green and blue."""
+    header = struct.pack("<IiiHHIIiiII3I", 40, 1, 1, 1, 32, 3, 4, 0, 0, 0, 0, *masks)
+    return struct.pack("<2sIHHI", b"BM", 70, 0, 0, 66) + header + pixel
+
+
+def test_a_bmp_with_the_usual_masks_decodes_to_its_colours(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "m.bmp").write_bytes(bmp((0xFF0000, 0xFF00, 0xFF), bytes([3, 2, 1, 0])))
+    ((image, _),) = build_pipeline(tmp_path, batch_size=1, training=False)
+    assert image.numpy().tolist() == [[[[1, 2, 3]]]]
+
+
+@pytest.mark.parametrize("masks", [(0xFF, 0xFF00, 0xFF0000), (0xF800, 0x7E0, 0x1F)])
+def test_a_bmp_with_unusual_masks_is_refused(photos, masks):
+    path = photos / "a" / "m.bmp"
+    path.write_bytes(bmp(masks, bytes(4)))
+    refused(photos, str(path), "unusual masks", "Convert it to PNG")
+
+
+def test_splits_in_place_of_classes_are_refused(tmp_path, picture):
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            picture(tmp_path / "data" / split / name / "x.png")
+    refused(tmp_path / "data", "['train', 'val']", f"such as {str(tmp_path / 'data' / 'train')!r}", "`classes`")
+    assert images(tmp_path / "data" / "train").class_names == ("cat", "dog")
+    assert images(tmp_path / "data", classes=["train", "val"]).count == 4
+    picture(tmp_path / "data" / "val" / "x.png")
+    assert images(tmp_path / "data").class_names == ("train", "val")
+
+
+@pytest.mark.parametrize("folder", [None, 3, b"photos", ["photos"]])
+def test_other_arguments_are_refused(folder):
+    with pytest.raises(TypeError, match=rf"the path of a folder\. Received: {type(folder).__name__}\. Pass"):
+        images(folder)
+
+
 def test_a_sampled_image_that_does_not_decode_is_named(photos):
     path = photos / "b" / "05.png"
     path.write_bytes(path.read_bytes()[:-20])
@@ -153,7 +192,7 @@ def test_a_file_that_changed_since_is_named_in_the_epoch(many):
     path = many / "a" / "01.png"
     path.write_bytes(b"no longer an image")
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=f"Not a JPEG, PNG, GIF or BMP image: {re.escape(str(path))}"
+        tf.errors.InvalidArgumentError, match=rf"Not a JPEG, PNG, GIF or BMP image:\] \[{re.escape(str(path))}"
     ):
         list(dataset)
 
@@ -172,7 +211,53 @@ def test_paths_are_shuffled_rather_than_images_where_nothing_is_cached(photos):
 
 def test_an_unreadable_file_is_named(photos):
     os.symlink(photos / "gone.png", photos / "a" / "link.png")
-    refused(photos, "Cannot read", str(photos / "a" / "link.png"))
+    refused(photos, str(photos / "a" / "link.png"), "Cannot read", "No such file")
+
+
+@pytest.mark.parametrize("name", ["", "a", "a/more"])
+def test_an_unreadable_folder_is_named(photos, picture, monkeypatch, name):
+    # Permissions do not bind the user root, so the operating system's answer is given here.
+    picture(photos / "a" / "more" / "x.png")
+    scan = os.scandir
+
+    def scandir(folder):
+        if str(folder) == str(photos / name):
+            raise PermissionError(13, "Permission denied", folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    refused(photos, f"Expected to read {str(photos / name)!r}", "Permission denied")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link to a device"])
+def test_what_is_no_file_is_refused_unopened(photos, monkeypatch, kind):
+    monkeypatch.chdir(photos / "b")  # the path of a socket is short
+    if kind == "pipe":
+        os.mkfifo("x.png")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("x.png")
+    else:
+        os.symlink("/dev/zero", "x.png")
+    refused(photos, str(photos / "b" / "x.png"), "a pipe, a socket or a device", "Move it")
+
+
+def test_linked_files_and_folders_are_followed(photos, picture, tmp_path):
+    path = picture(tmp_path / "more" / "x.png", shade=99)
+    os.symlink(tmp_path / "more", photos / "a" / "one")
+    os.symlink(tmp_path / "more", photos / "a" / "two")
+    os.symlink(path, photos / "a" / "x.png")
+    assert shades(build_pipeline(photos, batch_size=16, training=False, remainder="keep")).count((99, 0)) == 3
+
+
+@pytest.mark.timeout(20)
+def test_a_circle_of_links_is_named(photos):
+    os.symlink(photos, photos / "b" / "loop")
+    refused(photos, str(photos / "b" / "loop" / "b"), f"leads back to {str(photos / 'b')!r}", "Remove the link")
+    os.remove(photos / "b" / "loop")
+    os.symlink("self", photos / "b" / "self")
+    refused(photos, str(photos / "b" / "self"), "Too many levels of symbolic links")
 
 
 def test_the_plan_and_the_source_show_the_class_names(photos, picture):

@@ -163,3 +163,17 @@ def test_files_are_read_side_by_side_when_shuffled(record_files):
         assert [int(stage._cycle_length) for stage in reads] == [3]
     plain = build_pipeline(records(record_files()), batch_size=4, training=False)
     assert not any("Interleave" in type(stage).__name__ for stage in lineage(plain))
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+@pytest.mark.parametrize("length", range(3, 18, 2))
+def test_a_compressed_file_cut_to_a_stub_is_named(record_files, compression, length):
+    paths = record_files(compression=compression)
+    os.truncate(paths[1], length)
+    with pytest.raises(PipelineError, match=rf"None can be read from '{re.escape(paths[1])}' as {compression}: it is"):
+        records(paths, compression=compression)
+
+
+def test_a_plain_file_is_not_read_as_a_compressed_one(record_files):
+    with pytest.raises(PipelineError, match=r"as ZLIB: .* or correct `compression`"):
+        records(record_files(), compression="ZLIB")

@@ -1,9 +1,10 @@
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import Source, build_pipeline
+from tfopt.pipelines import Source, build_pipeline, write_records
 
 
 def numbers():
@@ -61,3 +62,33 @@ def test_a_count_of_numpy_is_taken():
     source = Source(name="numbers", dataset=numbers, count=np.int64(6))
     assert type(source.count) is int
     assert len(build_pipeline(source, batch_size=3)) == 2
+
+
+@pytest.mark.parametrize("kind", ["images", "npy", "hdf5", "records", "indexed records"])
+def test_a_relative_path_means_the_same_after_a_change_of_folder(tmp_path, monkeypatch, picture, kind):
+    def prepare(place, number):
+        monkeypatch.chdir(place)
+        picture(place / "pictures" / "a" / "x.png", shade=number)
+        np.save("rows.npy", np.full((4, 1), number))
+        with h5py.File("rows.h5", "w") as file:
+            file["x"] = np.full((4, 1), number)
+        with tf.io.TFRecordWriter("rows.tfrecord") as writer:
+            writer.write(str(number).encode())
+        write_records(np.full((4, 1), number), "indexed")
+
+    paths = {
+        "images": "pictures",
+        "npy": "rows.npy",
+        "hdf5": "rows.h5",
+        "records": "rows.tfrecord",
+        "indexed records": "indexed",
+    }
+    for name, number in (("first", 1), ("second", 2)):
+        (tmp_path / name).mkdir()
+        prepare(tmp_path / name, number)
+    monkeypatch.chdir(tmp_path / "first")
+    dataset = build_pipeline(paths[kind], batch_size=1, training=False)
+    monkeypatch.chdir(tmp_path / "second")
+    first = next(iter(dataset))
+    found = first[0][0, 1, 1, 0] if kind == "images" else first[0] if kind == "records" else first[0, 0]
+    assert int(found) == 1

@@ -1,0 +1,119 @@
+"""What share of a step `fit` waits for its input.
+
+The step takes its batch inside a `tf.function`, where no callback can time it. But tf.data itself keeps, for its
+autotuning, the gaps between the end of one taking and the start of the next. The gap behind a step's taking is what the
+step worked; the rest of its time it waited.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+_KEPT = 100  # gaps that tf.data keeps
+_FEWEST = 5  # a share of fewer gaps varies too much
+
+
+@dataclass(slots=True)
+class _Balance:
+    """Steps with their time, and the gaps of those steps or of most of them."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    gaps: int = 0
+    gap_seconds: float = 0.0
+
+    def wait_percent(self) -> float | None:
+        if self.gaps < _FEWEST or self.seconds <= 0:
+            return None
+        working = self.steps * self.gap_seconds / self.gaps
+        return min(100.0, max(0.0, 100 * (1 - working / self.seconds)))
+
+
+class InputWait:
+    """Follows the steps of `fit`, one batch at a time, and the gaps of the iterator that they take their batches from.
+
+    Shares are None where nothing is known: under a distribution strategy, whose iterators keep no gaps, for a dataset
+    whose autotuning is off, and where fewer than five gaps were seen. An epoch's last step is left out, as no gap
+    follows it.
+    """
+
+    def __init__(self) -> None:
+        self._iterator: Any = None
+        self._epoch, self._window = _Balance(), _Balance()
+        self._taken = 0  # batches, up to the last gap that is accounted for
+        self._unread = 0
+        self._open: float | None = None  # the seconds of the step whose gap has not ended
+
+    def begin(self) -> None:
+        """Starts a training."""
+        self.end_epoch()
+        self._window = _Balance()
+
+    def end_first_step(self, seconds: float | None) -> None:
+        """Finds the iterator. Call it from `on_train_batch_end`.
+
+        Args:
+            seconds: What the epoch's first step took; None leaves the step out, as one that compiles.
+        """
+        self._iterator, self._taken = _iterator_of_fit(), 0
+        self._read_gaps()
+        self._taken += int(seconds is None)
+        self._open = seconds
+
+    def end_step(self, seconds: float) -> None:
+        """Counts another step, and reads the gaps before tf.data forgets them."""
+        if self._open is not None:
+            for balance in (self._epoch, self._window):
+                balance.steps += 1
+                balance.seconds += self._open
+        self._open = seconds
+        self._unread += 1
+        if self._unread >= _KEPT:
+            self._read()
+
+    def end_window(self) -> float | None:
+        """Returns the share in percent since the last call."""
+        self._read()
+        window, self._window = self._window, _Balance()
+        return window.wait_percent()
+
+    def end_epoch(self) -> float | None:
+        """Returns the epoch's share in percent, and lets the iterator go: it holds what the pipeline holds."""
+        self._read()
+        self._iterator = self._open = None
+        epoch, self._epoch = self._epoch, _Balance()
+        return epoch.wait_percent()
+
+    def _read(self) -> None:
+        before, self._unread = self._taken, 0
+        gaps = self._read_gaps()
+        new = min(self._taken - before, len(gaps))
+        if new > 0:
+            for balance in (self._epoch, self._window):
+                balance.gaps += new
+                balance.gap_seconds += sum(gaps[-new:]) / 1e6
+
+    def _read_gaps(self) -> list[int]:
+        """Returns the gaps that tf.data keeps, in microseconds."""
+        if self._iterator is None:
+            return []
+        try:
+            model = tf.data.experimental.get_model_proto(self._iterator)
+        except (tf.errors.OpError, ValueError):  # no tuning; no iterator of one pipeline
+            self._iterator = None
+            return []
+        self._taken = max(self._taken, model.nodes[model.output].num_elements)
+        return list(model.gap_times)
+
+
+def _iterator_of_fit() -> Any:
+    """The iterator of the running `fit`, None where there is none. Keras tells no callback of it; `fit` is a caller."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        found = frame.f_locals.get("iterator")
+        if isinstance(found, tf.data.Iterator):
+            return found
+        frame = frame.f_back
+    return None

@@ -1,0 +1,179 @@
+"""Decides where examples are cached, on what, and why."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tfopt.hardware import host
+from tfopt.pipelines.cache.folder import default_folder, free_bytes
+from tfopt.pipelines.options import PipelineOptions
+from tfopt.pipelines.sampling import Sample
+
+MIB = 2**20
+MEMORY_SHARE = 4  # a cache may take one part in so many of the memory that is free
+DISK_SHARE = 2  # and with cache="auto" one part in so many of the disk that is free
+DISK_MIB_PER_SECOND = 500  # of a plain SATA SSD: what every disk worth caching on reaches
+
+After = Literal["decode", "transform"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChoice:
+    """Where examples are cached.
+
+    Args:
+        on: "memory", the path of a folder, or None for no cache.
+        after: The last stage before the cache.
+        reason: Why.
+        bytes: Its size, None where unknown or where there is none.
+    """
+
+    on: str | None
+    after: After
+    reason: str
+    bytes: float | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a cache on disk."""
+        return None if self.on in (None, "memory") else Path(str(self.on))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the decision rests on.
+
+    Args:
+        count: How many examples there are, None where unknown.
+        infinite: Whether the source never ends.
+        resident: Whether the examples lie in memory or in mapped files.
+        doubt: Why what stands before the cache may give another result later, "" for no doubt.
+        sample: What the sampled elements showed.
+    """
+
+    count: int | None
+    infinite: bool
+    resident: bool
+    doubt: str
+    sample: Sample
+
+
+def decide_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:
+    """Returns where to cache, and why.
+
+    Raises:
+        ValueError: A cache was asked for, and the source is endless; or a random crop stands before it.
+    """
+    places = _places(options)
+    if options.cache is None:
+        return CacheChoice(None, places[0], "cache=None")
+    if facts.infinite:
+        if options.cache != "auto":
+            raise ValueError(f"cache={options.cache!r} expects data that ends. The source is endless: pass cache=None.")
+        return CacheChoice(None, places[0], "the source is endless")
+    if options.cache != "auto":
+        after = _steady_place(places, facts)
+        size = _size(after, facts)
+        return CacheChoice(str(options.cache), after, f"asked for; {_needed(size)}", size)
+    if facts.resident and (options.transform is None or places == ("decode",)):
+        nothing = "it would save nothing: rows are read where they lie, and nothing is computed"
+        return CacheChoice(None, places[0], nothing + (" before the crop" if options.crop is not None else ""))
+    if facts.count is None:
+        return CacheChoice(None, places[0], "the number of examples is unknown")
+    if facts.doubt:
+        return CacheChoice(None, places[0], facts.doubt)
+    in_memory = [_in_memory(after, facts) for after in places if _worth_caching(after, options, facts)]
+    fitting = [choice for choice in in_memory if choice.on]
+    if fitting:
+        return fitting[0]
+    return _on_disk(options, facts, in_memory[0])
+
+
+def readable(size: float) -> str:
+    """Returns a size in bytes with a unit that suits it."""
+    for unit, limit in (("B", 1), ("KiB", 1024), ("MiB", MIB)):
+        if size < 1024 * limit:
+            return f"{size / limit:,.0f} B" if unit == "B" else f"{size / limit:,.1f} {unit}"
+    return f"{size / 1024 / MIB:,.1f} GiB"
+
+
+def _places(options: PipelineOptions) -> tuple[After, ...]:
+    """The stages behind which a cache may stand, the one that saves most first."""
+    random_crop = options.crop is not None and options.crop.random
+    if random_crop and options.cache_after == "transform":
+        raise ValueError(
+            "Expected nothing random before the cache. cache_after='transform' would freeze the random crop, which "
+            "stands before `transform`. Pass cache_after='decode', or CentralCrop."
+        )
+    if random_crop or options.transform is None:
+        return ("decode",)
+    return ("transform", "decode") if options.cache_after == "auto" else (options.cache_after,)
+
+
+def _steady_place(places: tuple[After, ...], facts: Facts) -> After:
+    """Where a cache that was asked for stands: by sizes alone, since times would have it elsewhere on the next run."""
+    larger = facts.sample.example_bytes > 2 * facts.sample.decoded_bytes
+    return places[-1] if larger and not facts.resident else places[0]
+
+
+def _worth_caching(after: After, options: PipelineOptions, facts: Facts) -> bool:
+    """Whether a cache there saves the larger part of the work."""
+    if after == "transform" or options.transform is None or options.cache_after == "decode":
+        return True
+    return facts.sample.decode_seconds >= facts.sample.transform_seconds and not facts.resident
+
+
+def _in_memory(after: After, facts: Facts) -> CacheChoice:
+    size = _size(after, facts)
+    free_mib = host().memory_available_mib
+    if size is None or free_mib is None:
+        return CacheChoice(None, after, f"{_needed(size)}; the free memory of this machine is unknown", size)
+    if size / MIB > free_mib / MEMORY_SHARE:
+        return CacheChoice(
+            None, after, f"{_needed(size)} exceed a quarter of the {free_mib:,.0f} MiB of free memory", size
+        )
+    return CacheChoice(
+        "memory", after, f"{_needed(size)}, within a quarter of the {free_mib:,.0f} MiB of free memory", size
+    )
+
+
+def _on_disk(options: PipelineOptions, facts: Facts, refused: CacheChoice) -> CacheChoice:
+    """A cache in the default folder where it is quicker than the work that it saves, and there is room."""
+
+    def no(reason: str) -> CacheChoice:
+        return CacheChoice(None, refused.after, f"{refused.reason}; {reason}")
+
+    if options.seed is not None:
+        return no("on disk only where `cache` names a folder, so that the order under a seed does not depend on memory")
+    after = _steady_place(_places(options), facts)
+    size = _size(after, facts)
+    if size is None:
+        return no("their size is unknown")
+    folder = default_folder()
+    room = free_bytes(folder) / DISK_SHARE
+    if options.cache_limit_gib is not None:
+        room = min(room, options.cache_limit_gib * 1024 * MIB)
+    if size > room:
+        return no(f"on disk they exceed the {readable(room)} that they may take in {folder}")
+    sample = facts.sample
+    saved = sample.decode_seconds + (sample.transform_seconds if after == "transform" else 0)
+    computed_ms = 1000 * saved / host().cpus
+    read_ms = 1000 * size / (facts.count or 1) / (DISK_MIB_PER_SECOND * MIB)
+    if computed_ms < 2 * read_ms:
+        return no(f"on disk it would hardly pay: {computed_ms:.2g} ms to compute one, {read_ms:.2g} ms to read it")
+    return CacheChoice(
+        str(folder),
+        after,
+        f"{refused.reason}; from disk one is read in about {read_ms:.2g} ms and computed in {computed_ms:.2g} ms",
+        size,
+    )
+
+
+def _size(after: After, facts: Facts) -> float | None:
+    each = facts.sample.example_bytes if after == "transform" else facts.sample.decoded_bytes
+    return None if facts.count is None else facts.count * each
+
+
+def _needed(size: float | None) -> str:
+    return "of unknown size" if size is None or math.isnan(size) else readable(size)

@@ -1,0 +1,261 @@
+"""Crops of images, random for training and central for evaluation; of an encoded JPEG only the crop is decoded."""
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.pipelines.elements import without_autograph
+
+_JPEG = b"\xff\xd8\xff"
+_WHOLE_IMAGE = (((0.0, 0.0, 1.0, 1.0),),)
+# Of (height, width, channels) the width. Most JPEGs store colours at half the width, and TensorFlow's decoder, given a
+# window, mixes them at its sides as if the image ended there, unless the window begins and ends on an odd column or at
+# the image's own side: in one window of two a column at the side was off by up to 16 of 255.
+_COLUMNS = (0, 1, 0)
+_RESIZABLE = (
+    *(tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64),
+    *(tf.bfloat16, tf.float16, tf.float32, tf.float64),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RandomCrop:
+    """A window of random size, shape and place, resized: the usual crop for training on photographs.
+
+    The window is drawn as `tf.image.stateless_sample_distorted_bounding_box` draws it (Szegedy et al., 2014,
+    arXiv:1409.4842), at most one column wider on each side; where an image has room for none, it is the whole image.
+    It is resized bilinearly without antialiasing, as `tf.image.resize` does by default, and rounded to the image's
+    dtype.
+
+    Args:
+        size: The height and width of the result in pixels, one int where they are the same.
+        area: The least and the largest share of the image's area, in (0, 1]. Default: (0.08, 1).
+        aspect_ratio: The least and the largest width divided by height. Default: (3/4, 4/3).
+
+    Raises:
+        TypeError: A value is of the wrong type.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> RandomCrop(224).size
+        (224, 224)
+    """
+
+    size: int | tuple[int, int]
+    area: tuple[float, float] = dataclasses.field(default=(0.08, 1.0), kw_only=True)
+    aspect_ratio: tuple[float, float] = dataclasses.field(default=(3 / 4, 4 / 3), kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _as_size(self.size))
+        object.__setattr__(self, "area", _as_range("area", self.area, most=1.0))
+        object.__setattr__(self, "aspect_ratio", _as_range("aspect_ratio", self.aspect_ratio, most=math.inf))
+
+    @property
+    def random(self) -> bool:
+        """True: each seed has a window of its own."""
+        return True
+
+    def window(self, shape: Any, seed: Any) -> tuple[Any, Any]:
+        """Returns where the window begins, `(row, column, 0)`, and its size, `(height, width, -1)`, in a graph.
+
+        Args:
+            shape: The image's height, width and channels, int32, shape (3,).
+            seed: int32, shape (2,).
+        """
+        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+            shape,
+            _WHOLE_IMAGE,
+            seed,
+            min_object_covered=0.0,  # its default, 0.1, would overrule an `area` from 0.08
+            aspect_ratio_range=self.aspect_ratio,
+            area_range=self.area,
+        )
+        return _widened(begin, size, shape)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CentralCrop:
+    """The middle of the image, resized: the usual crop for evaluating on photographs.
+
+    The window is the largest one of the result's aspect ratio, times `fraction` in height and in width. It is resized
+    as by `RandomCrop`.
+
+    Args:
+        size: The height and width of the result in pixels, one int where they are the same.
+        fraction: The share of the largest window's height and width, in (0, 1]. Default: 0.875, which is 224 of 256,
+            the usual one for ImageNet.
+
+    Raises:
+        TypeError: A value is of the wrong type.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> CentralCrop((192, 256)).fraction
+        0.875
+    """
+
+    size: int | tuple[int, int]
+    fraction: float = dataclasses.field(default=0.875, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _as_size(self.size))
+        _expect_share("fraction", self.fraction, most=1.0)
+
+    @property
+    def random(self) -> bool:
+        """False: it takes no seed."""
+        return False
+
+    def window(self, shape: Any, seed: Any) -> tuple[Any, Any]:
+        """Returns where the window begins, `(row, column, 0)`, and its size, `(height, width, -1)`, in a graph.
+
+        Args:
+            shape: The image's height, width and channels, int32, shape (3,).
+            seed: Not used.
+        """
+        del seed
+        available = shape[:2]
+        target = tf.constant(_pair(self), tf.float64)
+        scale = self.fraction * tf.reduce_min(tf.cast(available, tf.float64) / target)
+        size = tf.maximum(tf.cast(tf.round(scale * target), tf.int32), 1)
+        return tf.pad((available - size) // 2, [[0, 1]]), tf.pad(size, [[0, 1]], constant_values=-1)
+
+
+@without_autograph
+def crop_encoded(crop: RandomCrop | CentralCrop, contents: Any, seed: Any, *, only_jpeg: bool = False) -> Any:
+    """Returns the crop of an encoded image, in a graph.
+
+    The pixels are those of `crop_decoded` of the decoded image, except in windows that are one column wide.
+
+    Args:
+        crop: The crop.
+        contents: A scalar string tensor: a JPEG, PNG, GIF (its first frame is used) or BMP. Of a JPEG only the window
+            is decoded.
+        seed: int32, shape (2,); None for a crop that is not random.
+        only_jpeg: Whether it is known to be a JPEG. Default: the graph looks, which is a fiftieth of the work.
+
+    Returns:
+        uint8, shape (height, width, 3). Grey becomes three equal channels, transparency is dropped, and the
+        orientation in a JPEG's EXIF data is not applied.
+
+    Example:
+        >>> picture = tf.io.encode_jpeg(tf.zeros((48, 64, 3), tf.uint8))
+        >>> crop_encoded(RandomCrop(32), picture, (1, 2)).shape.as_list()
+        [32, 32, 3]
+    """
+    if only_jpeg:
+        window = _of_jpeg(crop, contents, seed)
+    else:
+        is_jpeg = tf.equal(tf.strings.substr(contents, 0, len(_JPEG)), _JPEG)
+        window = tf.cond(is_jpeg, lambda: _of_jpeg(crop, contents, seed), lambda: _of_other(crop, contents, seed))
+    window.set_shape((None, None, 3))
+    return _resize(window, _pair(crop))
+
+
+@without_autograph
+def crop_decoded(crop: RandomCrop | CentralCrop, image: Any, seed: Any) -> Any:
+    """Returns the crop of an image, in a graph.
+
+    Args:
+        crop: The crop.
+        image: A tensor of shape (height, width, channels); whole numbers of 32 or 64 bits lose what lies beyond their
+            first 24 bits.
+        seed: int32, shape (2,); None for a crop that is not random.
+
+    Returns:
+        Of the image's dtype, shape (height, width, channels).
+
+    Raises:
+        ValueError: It is no such tensor, or of a dtype that cannot be resized.
+
+    Example:
+        >>> crop_decoded(CentralCrop(32), tf.zeros((48, 64, 1)), None).shape.as_list()
+        [32, 32, 1]
+    """
+    if image.shape.rank != 3 or image.dtype not in _RESIZABLE:
+        raise ValueError(
+            "Expected an image of shape (height, width, channels) and a dtype that TensorFlow can resize. Found shape "
+            f"{image.shape} and dtype {image.dtype.name}. Give it three dimensions, such as with "
+            "tf.ensure_shape(image, (None, None, 3)), and cast it to uint8 or float32."
+        )
+    resized = _resize(tf.slice(image, *crop.window(tf.shape(image), seed)), _pair(crop))
+    resized.set_shape((*_pair(crop), image.shape[2]))
+    return resized
+
+
+def _of_jpeg(crop: RandomCrop | CentralCrop, contents: Any, seed: Any) -> Any:
+    shape = tf.io.extract_jpeg_shape(contents)
+    begin, size = crop.window(shape, seed)
+    if crop.random:  # its windows are wide enough
+        return _decode_window(contents, begin, size)
+    first, wide = _widened(begin, size, shape)
+    return tf.slice(_decode_window(contents, first, wide), begin - first, size)
+
+
+def _decode_window(contents: Any, begin: Any, size: Any) -> Any:
+    window = tf.gather(tf.concat([begin, size], 0), (0, 1, 3, 4))
+    return tf.io.decode_and_crop_jpeg(contents, window, channels=3)
+
+
+def _of_other(crop: RandomCrop | CentralCrop, contents: Any, seed: Any) -> Any:
+    image = tf.io.decode_image(contents, channels=3, expand_animations=False)
+    return tf.slice(image, *crop.window(tf.shape(image), seed))
+
+
+def _widened(begin: Any, size: Any, shape: Any) -> tuple[Any, Any]:
+    """Returns a window that begins and ends on an odd column, or at the image's own side."""
+    end = tf.minimum(tf.bitwise.bitwise_or(begin + size, _COLUMNS), shape)
+    begin = tf.maximum(tf.bitwise.bitwise_or(begin - _COLUMNS, _COLUMNS), 0)
+    return begin, end - begin
+
+
+def _resize(image: Any, size: tuple[int, int]) -> Any:
+    # What tf.image.resize calls, without its arithmetic on shapes: that is a fiftieth of decoding and cropping a JPEG.
+    resized = tf.raw_ops.ResizeBilinear(images=image[tf.newaxis], size=size, half_pixel_centers=True)[0]
+    if image.dtype.is_floating:
+        return tf.cast(resized, image.dtype)
+    rounded = tf.round(resized)
+    if image.dtype.size > 2:  # float32 has no such numbers as their largest, and rounds it up beyond their range
+        rounded = tf.minimum(rounded, np.nextafter(np.float32(image.dtype.max), np.float32(0)))
+    return tf.cast(rounded, image.dtype)
+
+
+def _pair(crop: RandomCrop | CentralCrop) -> tuple[int, int]:
+    return cast("tuple[int, int]", crop.size)  # one once made
+
+
+def _as_size(value: Any) -> tuple[int, int]:
+    sides = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value, value)
+    whole = [isinstance(side, numbers.Integral) and not isinstance(side, bool) for side in sides]
+    if len(sides) != 2 or not all(whole):
+        raise TypeError(
+            f"Expected an int, or (height, width), for `size`. Received: {value!r}. Pass pixels, such as 224."
+        )
+    if min(sides) < 1:
+        raise ValueError(f"Expected at least 1 pixel for `size`. Received: {value!r}. Pass pixels, such as 224.")
+    return int(sides[0]), int(sides[1])
+
+
+def _as_range(name: str, value: Any, most: float) -> tuple[float, float]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise TypeError(
+            f"Expected the least and the largest value for `{name}`. Received: {value!r}. Pass two numbers."
+        )
+    for bound in value:
+        _expect_share(name, bound, most)
+    if value[0] > value[1]:
+        raise ValueError(f"Expected the least value of `{name}` first. Received: {value!r}. Exchange the two.")
+    return float(value[0]), float(value[1])
+
+
+def _expect_share(name: str, value: Any, most: float) -> None:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"Expected a number for `{name}`. Received: {value!r}. Pass one above 0, such as 0.5.")
+    if not 0 < float(value) <= most or not math.isfinite(value):
+        limits = "above 0" if math.isinf(most) else f"above 0 and at most {most:g}"
+        raise ValueError(f"Expected `{name}` to be {limits}. Received: {value!r}. Pass a number such as 0.5.")

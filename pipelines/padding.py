@@ -1,0 +1,98 @@
+"""Fills the last batch, with sample weights under which loss and gradients are those of its own examples."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.pipelines.elements import leaves, without_autograph
+
+
+def expect_paddable(spec: Any) -> None:
+    """Refuses examples, or batches of them, that `pad_batch` cannot fill or weigh.
+
+    Args:
+        spec: The element spec.
+
+    Raises:
+        ValueError: They are not `(x, y)` or `(x, y, sample_weight)`, or hold tensors that are ragged, sparse or of
+            unknown rank.
+    """
+    if type(spec) is not tuple or len(spec) not in (2, 3):
+        raise ValueError(
+            "remainder='pad' expects examples (x, y) or (x, y, sample_weight): it marks the filling by sample weights. "
+            f"Found {spec}. Return such a tuple from `transform`, or pass remainder='keep' or 'drop'."
+        )
+    for leaf in leaves(spec):
+        if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None:
+            raise ValueError(
+                f"remainder='pad' expects dense tensors of known rank. Found {leaf}. Make them dense in `transform`, "
+                "such as with tf.ensure_shape or .to_tensor(shape=...), or pass remainder='keep' or 'drop'."
+            )
+
+
+@without_autograph
+def pad_batch(batch: Any, batch_size: int) -> Any:
+    """Fills a batch to the full size by repeating its own examples in turn, and weighs them, in a graph.
+
+    Of k examples each weighs `batch_size / k`, and the filling nothing. Repeated examples, not zeros: a weight of
+    zero does not remove a NaN, which a loss may have at zeros.
+
+    Args:
+        batch: `(x, y)` or `(x, y, sample_weight)` with 1 to `batch_size` examples; `expect_paddable` has seen its spec.
+        batch_size: Examples in a full batch.
+
+    Returns:
+        `(x, y, sample_weight)` of `batch_size` examples. Where the batch is full, x and y are not copied.
+        `sample_weight` is float32, shape (batch_size,); given ones, of any shape behind the first dimension, are
+        multiplied.
+
+    Raises:
+        ValueError: No weights are given, and the loss may have several values an example.
+
+    Example:
+        >>> x, y, weight = pad_batch((tf.constant([1, 2, 3]), tf.constant([0, 1, 0])), 4)
+        >>> x.numpy().tolist(), [round(float(value), 3) for value in weight]
+        ([1, 2, 3, 1], [1.333, 1.333, 1.333, 0.0])
+    """
+    if len(batch) == 2:
+        for target in leaves(batch[1]):
+            _expect_one_loss(target, batch_size)
+    flat = leaves(batch)
+    count = tf.shape(flat[0])[0]
+    rows = tf.range(batch_size)
+    filled = tf.cond(
+        tf.equal(count, batch_size),
+        lambda: flat,
+        lambda: [tf.gather(leaf, rows % count) for leaf in flat],
+    )
+    for before, after in zip(flat, filled, strict=True):
+        after.set_shape((batch_size, *before.shape[1:]))
+    weight = tf.where(rows < count, tf.cast(batch_size / count, tf.float32), 0.0)
+    x, y, *given = tf.nest.pack_sequence_as(batch, filled)
+    return x, y, tf.nest.map_structure(lambda own: _weighed(own, weight), given[0]) if given else weight
+
+
+def padding_note() -> str:
+    """Returns what padding does, and what it cannot preserve, for the plan."""
+    return (
+        "by repeating its own examples at weight 0, so that a loss that averages keeps its gradients; not preserved: "
+        "reduction='sum', masked means, unweighted metrics, batch-norm statistics, epoch logs (docs/pipelines.md)"
+    )
+
+
+def _expect_one_loss(target: Any, batch_size: int) -> None:
+    """Refuses targets for which Keras would take the weights of the examples for those of steps or rows."""
+    # Loss values of shape (batch, steps) times weights of shape (batch,) are an error in Keras, or, where there are as
+    # many steps as examples, silently another loss. Of rank 2 most targets have one value an example.
+    if target.shape.rank > 2 or (target.shape.rank == 2 and batch_size > 1 and target.shape[1] in (None, batch_size)):
+        raise ValueError(
+            "remainder='pad' expects targets with one loss an example, or sample weights of the shape of the loss. "
+            f"Found targets of shape {target.shape} with batch_size={batch_size}, and no weights. Return (x, y, "
+            "sample_weight) from `transform`: weight tf.ones(()) for one loss an example, tf.ones((steps,)) for one a "
+            "step; or pass remainder='keep' or 'drop'."
+        )
+
+
+def _weighed(own: Any, weight: Any) -> Any:
+    """Multiplies given weights, of shape (batch_size, ...), by those of the examples."""
+    return tf.cast(own, tf.float32) * tf.reshape(weight, (-1, *[1] * (own.shape.rank - 1)))

@@ -1,0 +1,204 @@
+"""Finds which stage of a pipeline each node of its iterator belongs to.
+
+TensorFlow's nodes carry the names of operations, and its optimiser fuses, adds and drops some: they are aligned with
+the datasets as they were written.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tfopt.pipelines.options import function_name
+from tfopt.pipelines.profiling.nodes import Node
+
+# One node for two datasets, the later one first.
+_FUSED = {"mapandbatch": ("batch", "map"), "shuffleandrepeat": ("repeat", "shuffle")}
+# Datasets of which it cannot be seen what they became.
+_ANY = ("variant", "tfrecord")
+# Operations that are a stage of a plan of their own, even where they carry no name.
+_OWN_STAGES = ("shuffle", "cache", "batch", "prefetch")
+_INJECTED = "prefetch"  # what the optimiser adds
+
+READ = "read"
+_JOINT = "_and_"
+
+Named = dict[int, tuple[str, ...]]  # the stages of a node, by its id()
+
+
+class StageNames:
+    """The stages of a pipeline, in the order in which elements pass them, and the nodes that do their work.
+
+    Args:
+        root: The nodes.
+        dataset: The dataset that they belong to.
+        sources: Where it is that of a plan, the datasets that its source made. What they do is "read"; behind them,
+            operations without a name belong to the named stage that follows. Default: each operation is a stage.
+    """
+
+    def __init__(self, root: Node, dataset: Any, *, sources: Sequence[Any] | None = None):
+        self._planned = sources is not None
+        self._sources = {id(source) for source in sources or ()}
+        self._named: Named = {}
+        self._order: list[str] = []
+        self._by_dataset: dict[int, str] = {}
+        self._visit(root, dataset, None)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._order)
+
+    @property
+    def any_fused(self) -> bool:
+        """Whether a node does the work of several stages."""
+        return any(len(stages) > 1 for stages in self._named.values())
+
+    def of(self, node: Node) -> tuple[str, ...]:
+        """Returns the stages of a node; several where it is a fusion of them."""
+        return self._named.get(id(node), ())
+
+    def _visit(self, top: Node, dataset: Any, behind: str | None) -> None:
+        """Names a node, all nodes on the way to its source, and those that join them on the way."""
+        nodes, datasets = _chain_of_nodes(top), _chain_of_datasets(dataset)
+        kinds = [(node, kind) for node in nodes for kind in _FUSED.get(_kind(node.name), (_kind(node.name),))]
+        pairs = _align([kind for _, kind in kinds], [_kind(type(one).__name__) for one in datasets])
+        names = self._names(kinds, pairs, datasets, behind)
+        # From the source on: the order in which elements pass.
+        for (node, _), index, name in reversed(list(zip(kinds, pairs, names, strict=True))):
+            joining = () if index is None else datasets[index]._inputs()[1:]
+            for (slot, _), inner in node.inputs.items():
+                if 0 < slot <= len(joining) and not node.nests:
+                    self._visit(inner, joining[slot - 1], name)
+            # A map of a plan that does the work of several stages carries all their names.
+            for part in name.split(_JOINT) if name and self._planned else [name]:
+                self._name(node, part)
+
+    def _name(self, node: Node, name: str | None) -> None:
+        if name is None:
+            return
+        if name not in self._order:
+            self._order.append(name)
+        held = self._named.get(id(node), ())
+        self._named[id(node)] = held if name in held else (*held, name)
+        for (slot, _), inner in node.inputs.items():
+            if slot > 0:
+                for nested in inner.walk():
+                    self._named.setdefault(id(nested), (name,))
+
+    def _names(
+        self,
+        kinds: Sequence[tuple[Node, str]],
+        pairs: Sequence[int | None],
+        datasets: Sequence[Any],
+        behind: str | None,
+    ) -> list[str | None]:
+        """Returns a stage for each; None for the root, which does no work."""
+        written = [None if index is None else datasets[index] for index in pairs]
+        if not self._planned:
+            return self._each(kinds, written, behind)
+        source = next((index for index, one in enumerate(datasets) if id(one) in self._sources), len(datasets))
+        ends_in_source = behind is None
+        own = [self._own(kind, one) for (_, kind), one in zip(kinds, written, strict=True)]
+        names: list[str | None] = []
+        for place, ((node, _), index) in enumerate(zip(kinds, pairs, strict=True)):
+            reads = (index is not None and index >= source) or (ends_in_source and not any(own[place:]))
+            if node.name != "Root" and behind != READ:
+                behind = READ if reads else own[place] or behind or next(filter(None, own[place:]))
+            names.append(None if node.name == "Root" else behind)
+        return names
+
+    def _own(self, kind: str, dataset: Any) -> str | None:
+        if dataset is None and kind == _INJECTED:
+            return None
+        return getattr(dataset, "_name", None) or (kind if kind in _OWN_STAGES else None)
+
+    def _each(self, kinds: Sequence[tuple[Node, str]], written: Sequence[Any], behind: str | None) -> list[str | None]:
+        """Returns a stage for each operation; what the optimiser added belongs to its neighbour."""
+        # Where it cannot be seen what was written, a node that is not found there may still be the user's.
+        hidden = any(_kind(type(one).__name__) in _ANY for one in written)
+        own = [
+            None if one is None and (kind == _INJECTED or not hidden) else self._single(kind, one)
+            for (_, kind), one in zip(kinds, written, strict=True)
+        ]
+        names: list[str | None] = []
+        for place, (node, kind) in enumerate(kinds):
+            if node.name == "Root":
+                names.append(None)
+                continue
+            behind = own[place] or behind or next(filter(None, own[place:]), kind)
+            names.append(behind)
+        return names
+
+    def _single(self, kind: str, dataset: Any) -> str:
+        if dataset is None:
+            return kind
+        if id(dataset) not in self._by_dataset:
+            self._by_dataset[id(dataset)] = self._unused(_describe(kind, dataset))
+        return self._by_dataset[id(dataset)]
+
+    def _unused(self, name: str) -> str:
+        taken, number = set(self._by_dataset.values()), 1
+        while (candidate := name if number == 1 else f"{name} {number}") in taken:
+            number += 1
+        return candidate
+
+
+def _describe(kind: str, dataset: Any) -> str:
+    if getattr(dataset, "_name", None):
+        return str(dataset._name)
+    function = getattr(getattr(dataset, "_map_func", None), "_func", None)
+    if function is None:
+        return kind
+    name = function_name(function).rpartition("<locals>.")[2]
+    return "generator" if kind == "flatmap" and "flat_map_fn" in name else f"{kind} ({name})"
+
+
+def _kind(name: str) -> str:
+    """Returns what the name of an operation and that of its Python class have in common."""
+    name = re.sub(r"^_?(Parallel|Memory|File|Finite|Forever|Empty)?", "", name)
+    return re.sub(r"(Impl|Dataset|V\d+)+$", "", name).lower()
+
+
+def _chain_of_nodes(node: Node) -> list[Node]:
+    chain = [node]
+    while first := [inner for (slot, _), inner in chain[-1].inputs.items() if slot == 0]:
+        # More than one only where a cache was filled and then read: the one that did more is the pipeline's.
+        chain.append(max(first, key=lambda inner: inner.seconds))
+    return chain
+
+
+def _chain_of_datasets(dataset: Any) -> list[Any]:
+    chain = [dataset]
+    while inputs := chain[-1]._inputs():
+        chain.append(inputs[0])
+    return chain
+
+
+def _align(kinds: Sequence[str], written: Sequence[str]) -> list[int | None]:
+    """Returns, for each node, the index of the dataset that it is; None for one that the optimiser added.
+
+    The longest common subsequence; a dataset of unknown kind may stand for any node, but counts for less.
+    """
+    rows, columns = len(kinds), len(written)
+    best = [[0] * (columns + 1) for _ in range(rows + 1)]
+    score = [[_alike(kind, other) for other in written] for kind in kinds]
+    for i in reversed(range(rows)):
+        for j in reversed(range(columns)):
+            both = score[i][j] + best[i + 1][j + 1] if score[i][j] else 0
+            best[i][j] = max(both, best[i + 1][j], best[i][j + 1])
+    found: list[int | None] = []
+    i = j = 0
+    while i < rows:
+        if j < columns and score[i][j] and best[i][j] == score[i][j] + best[i + 1][j + 1]:
+            found.append(j)
+            i, j = i + 1, j + 1
+        elif j < columns and best[i][j] == best[i][j + 1]:
+            j += 1
+        else:
+            found.append(None)
+            i += 1
+    return found
+
+
+def _alike(kind: str, written: str) -> int:
+    return 2 if kind == written else int(written in _ANY and kind != _INJECTED)

@@ -1,0 +1,172 @@
+"""What a profile found: as a table, as JSON and as a chart."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfopt.page import Bar, bar_chart
+
+# A stage limits the pipeline if without it the pipeline would be faster by more than a tenth, and by clearly more than
+# without any other one.
+_WORTHWHILE = 1.1
+_CLEARLY = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProfile:
+    """What one stage costs.
+
+    Args:
+        name: The stage.
+        ms_per_example: Its work an example: wall time, without waiting for other stages.
+        parallelism: How many of its calls may run at once.
+        busy_percent: How much of the time those, or its thread, are taken up by it.
+        speedup_without: How many times as fast the pipeline would be without it; infinite where nothing else works.
+    """
+
+    name: str
+    ms_per_example: float
+    parallelism: int
+    busy_percent: float
+    speedup_without: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineProfile:
+    """What `profile_pipeline` found.
+
+    Args:
+        name: What was profiled.
+        seconds: How long it ran.
+        batches: The batches that came out.
+        examples: The examples in them.
+        examples_per_second: How fast.
+        cores: How many cores the process may use.
+        first_pass: Whether a first pass over the data was measured, which fills the cache if there is one, rather than
+            later ones.
+        stages: In the order in which elements pass them; those before a cache that is full do not work and are left
+            out.
+    """
+
+    name: str
+    seconds: float
+    batches: int
+    examples: int
+    examples_per_second: float
+    cores: float
+    first_pass: bool
+    stages: tuple[StageProfile, ...]
+
+    @property
+    def examples_per_second_per_core(self) -> float:
+        """The speed divided by the cores that the process may use."""
+        return self.examples_per_second / self.cores
+
+    @property
+    def limiting(self) -> str | None:
+        """The stage that limits the pipeline, None where none stands out; `verdict` then says why."""
+        leading = self._leading()
+        return leading[0].name if len(leading) == 1 else None
+
+    @property
+    def verdict(self) -> str:
+        """Which stage limits the pipeline, in a sentence."""
+        leading = self._leading()
+        if not leading:
+            return "No single stage limits it: without any one of them it would be about as slow."
+        # "Without the cache" would say that none at all is quicker.
+        names = " and ".join("access to the cache" if stage.name == "cache" else stage.name for stage in leading)
+        if len(leading) > 1:
+            return f"{names} limit it alike: if one of them cost nothing, {self._without(leading[0])}."
+        return f"{names} limits it: if it cost nothing, {self._without(leading[0])}."
+
+    def examples_per_second_without(self, stage: StageProfile) -> float | None:
+        """How fast the pipeline would be without one of its stages; None where nothing else works."""
+        speed = self.examples_per_second * stage.speedup_without
+        return speed if math.isfinite(speed) else None
+
+    def __str__(self) -> str:
+        which = "first pass over the data" if self.first_pass else "later passes over the data"
+        head = (
+            f"Profile of {self.name}: {self.examples_per_second:,.0f} examples/s "
+            f"({self.examples_per_second_per_core:,.0f} a core, {self.cores:g} cores), {which}"
+        )
+        rows = [("stage", "ms/example", "at once", "busy", "without it"), *map(self._row, self.stages)]
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        lines = [
+            "  ".join([f"  {row[0]:<{widths[0]}}", *(f"{row[i]:>{widths[i]}}" for i in range(1, 5))]) for row in rows
+        ]
+        return "\n".join([head, *lines, self.verdict])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the profile as JSON values."""
+        return {
+            "name": self.name,
+            "seconds": self.seconds,
+            "batches": self.batches,
+            "examples": self.examples,
+            "examples_per_second": self.examples_per_second,
+            "examples_per_second_per_core": self.examples_per_second_per_core,
+            "cores": self.cores,
+            "first_pass": self.first_pass,
+            "limiting": self.limiting,
+            "verdict": self.verdict,
+            "stages": [self._stage_dict(stage) for stage in self.stages],
+        }
+
+    def chart(self) -> str:
+        """Returns a bar a stage as an HTML figure, for `tfopt.page.Section(charts=...)`."""
+        return chart_of(self.to_dict())
+
+    def _leading(self) -> list[StageProfile]:
+        """The stages without which the pipeline would be fastest, if that is worthwhile at all."""
+        best = max((stage.speedup_without for stage in self.stages), default=0.0)
+        if best < _WORTHWHILE:
+            return []
+        return [stage for stage in self.stages if stage.speedup_without >= best / _CLEARLY]
+
+    def _without(self, stage: StageProfile) -> str:
+        speed = self.examples_per_second_without(stage)
+        return "nothing would be left" if speed is None else f"{speed:,.0f} examples/s"
+
+    def _row(self, stage: StageProfile) -> tuple[str, ...]:
+        speed = self.examples_per_second_without(stage)
+        return (
+            stage.name,
+            f"{stage.ms_per_example:,.3f}",
+            f"{stage.parallelism}",
+            f"{stage.busy_percent:.0f} %",
+            "" if speed is None else f"{speed:,.0f}/s",
+        )
+
+    def _stage_dict(self, stage: StageProfile) -> dict[str, Any]:
+        return {
+            "name": stage.name,
+            "ms_per_example": stage.ms_per_example,
+            "parallelism": stage.parallelism,
+            "busy_percent": stage.busy_percent,
+            "examples_per_second_without": self.examples_per_second_without(stage),
+        }
+
+
+def chart_of(profile: Mapping[str, Any]) -> str:
+    """Returns the chart of a profile that was kept as JSON values, as `PipelineProfile.chart` does.
+
+    Args:
+        profile: What `PipelineProfile.to_dict` gave.
+    """
+    bars = [
+        Bar(
+            stage["name"],
+            stage["ms_per_example"],
+            f"{stage['ms_per_example']:,.3f} ms, busy {stage['busy_percent']:.0f} %",
+            tone="worse" if stage["name"] == profile["limiting"] else "baseline",
+        )
+        for stage in profile["stages"]
+    ]
+    return bar_chart(
+        bars,
+        title=f"Input pipeline: {profile['examples_per_second']:,.0f} examples per second",
+        description=f"Work of each stage in milliseconds an example. {profile['verdict']}",
+    )

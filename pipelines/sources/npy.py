@@ -1,0 +1,241 @@
+"""NumPy's .npy files as a source: rows are read through a memory map, as they are needed."""
+
+import math
+import os
+import tokenize
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines.elements import without_autograph
+from tfopt.pipelines.fingerprint import files as stamps
+from tfopt.pipelines.sources.arrays import sorted_items
+from tfopt.pipelines.sources.source import Source, absolute, expect_utf8
+
+_ALIGNMENT = 64  # bytes; TensorFlow ends the process on a tensor that starts elsewhere (EIGEN_MAX_ALIGN_BYTES)
+# Version 3.0 differs in the names of fields only, and arrays with fields are refused.
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_REMEDIES = {
+    "U": "Pass texts in memory: arrays(np.load(path))",
+    "S": "Pass texts in memory: arrays(np.load(path))",
+    "V": "Save each field as a file of its own, and bfloat16 as array.view(np.uint16) with tf.bitcast in `transform`",
+    "M": "Save it as numbers: array.astype(np.int64)",
+    "m": "Save it as numbers: array.astype(np.int64)",
+    "O": "Save numbers: np.stack or np.asarray(list, dtype) make such an array where rows have one shape",
+}
+
+
+def npy(paths: Any) -> Source:
+    """Returns the rows of .npy files as a source of examples.
+
+    Use it for arrays that are larger than the memory, or that should not take it. The files are mapped: a row is read
+    from the disk when it is needed, in any order, so that a shuffle mixes all rows. They are never written to.
+
+    Leave the files as they are while a pipeline reads them. To renew one, write another and rename it. The operating
+    system kills a process that reads behind the end of a mapped file which was cut meanwhile.
+
+    Args:
+        paths: The path of a .npy file, or tuples and dicts of them, nested as the examples shall be. All arrays have
+            the same first dimension, the number of examples.
+
+    Returns:
+        A source whose examples have the structure of `paths`, without the first dimension: booleans, integers, floats
+        and complex numbers of this machine's byte order, in C order.
+
+    Raises:
+        TypeError: A leaf is no path.
+        PipelineError: A file is missing, no .npy file, cut or too long, has no rows or holds what cannot be mapped;
+            or lengths differ.
+
+    Example:
+        >>> source = npy(("images.npy", "labels.npy"))  # doctest: +SKIP
+        >>> source.count  # doctest: +SKIP
+        60000
+    """
+    _expect_paths(paths, "paths")
+    files = [_read_header(absolute(expect_utf8(os.fspath(path)))) for path in tf.nest.flatten(paths)]
+    count = _common_length(files)
+    return Source(
+        name=f"npy {', '.join(file.path for file in files)}",
+        dataset=partial(_indices, files, count),
+        count=count,
+        decode=partial(_read_rows, files, paths),
+        resident=True,
+        fingerprint=lambda: [[file.stamp for file in files], stamps(file.path for file in files)],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What a file's header says.
+
+    Args:
+        path: The file.
+        offset: The byte at which the rows begin.
+        dtype: Of an item.
+        shape: Of the array.
+        stamp: Its path, size and time of last change.
+    """
+
+    path: str
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    stamp: list[str | int]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape[1:])
+
+    @property
+    def aligned(self) -> bool:
+        # Maps begin at a page.
+        return self.offset % _ALIGNMENT == 0
+
+    @property
+    def unit(self) -> int:
+        """The largest number of bytes that divides where each row begins."""
+        return math.gcd(self.offset, self.row_bytes)
+
+
+class _Claimed:
+    """A read-only array as NumPy takes a writable one: DLPack has no read-only tensors, and nothing writes to these.
+
+    Not a copy-on-write map in its place: Linux refuses those that exceed the memory.
+    """
+
+    def __init__(self, array: Any):
+        self.array = array  # keeps the map alive
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _indices(files: list[_File], count: int) -> Any:
+    for file in files:  # here too, because errors of `decode` are buried in TensorFlow's on tracing it
+        _expect_unchanged(file)
+    return tf.data.Dataset.range(count)
+
+
+@without_autograph
+def _read_rows(files: list[_File], structure: Any, index: Any) -> Any:
+    # A tensor that a function captures is copied for each iterator; inside a dataset that it captures it is not.
+    with tf.init_scope(), tf.device("CPU:0"):
+        held = tf.data.Dataset.from_tensors(tuple(_map(file) for file in files))
+    mapped = held.get_single_element()
+    read = [_rows(file, tensor, index) for file, tensor in zip(files, mapped, strict=True)]
+    return tf.nest.pack_sequence_as(structure, read)
+
+
+def _map(file: _File) -> Any:
+    """Returns a tensor on the mapped file: its array, or all its bytes in units where the array is not aligned."""
+    _expect_unchanged(file)
+    if file.aligned:
+        array: Any = np.memmap(file.path, file.dtype, "r", file.offset, file.shape)
+    else:
+        array = np.memmap(file.path, np.uint8, "r").reshape(-1, file.unit)
+    return tf.experimental.dlpack.from_dlpack(np.asarray(_Claimed(array)).__dlpack__())
+
+
+def _expect_unchanged(file: _File) -> None:
+    if stamps([file.path]) != [file.stamp]:
+        raise PipelineError(
+            f"Expected {file.path!r} as it was when the source was made. It has changed since. Make the source again."
+        )
+
+
+def _rows(file: _File, mapped: Any, index: Any) -> Any:
+    if file.aligned:
+        return tf.gather(mapped, index)
+    units = file.row_bytes // file.unit
+    first = file.offset // file.unit + index * units
+    contents = tf.gather(mapped, first[..., tf.newaxis] + tf.range(units, dtype=tf.int64))
+    size = file.dtype.itemsize
+    items = tf.reshape(contents, (-1, size) if size > 1 else (-1,))
+    values = tf.cast(items, tf.bool) if file.dtype == bool else tf.bitcast(items, tf.as_dtype(file.dtype))
+    values = tf.reshape(values, tf.concat([tf.shape(index), tf.constant(file.shape[1:], tf.int32)], 0))
+    return tf.ensure_shape(values, index.shape.concatenate(file.shape[1:]))
+
+
+def _read_header(path: str) -> _File:
+    try:
+        with open(path, "rb") as file:
+            version = np.lib.format.read_magic(file)
+            shape, fortran, dtype = _HEADERS.get(version, np.lib.format.read_array_header_2_0)(file)
+            offset, size = file.tell(), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise PipelineError(f"Expected a .npy file at {path!r}. {error.strerror}. Check the path.") from error
+    except (ValueError, SyntaxError, tokenize.TokenError) as error:
+        raise PipelineError(
+            f"Expected a .npy file, as np.save writes it, at {path!r}. Cannot read its header: {error}. Write it again."
+        ) from error
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise PipelineError(
+            f"Expected a .npy file, as np.save writes it, at {path!r}. Its header says the shape {shape}. Write it "
+            "again."
+        )
+    _expect_mappable(path, shape, fortran, dtype)
+    found = _File(path, offset, dtype, shape, stamps([path])[0])
+    _expect_whole(found, size)
+    return found
+
+
+def _expect_mappable(path: str, shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any]) -> None:
+    expected = f"Expected an array that can be mapped in {path!r}. Found"
+    if dtype.kind not in "biufc" or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        remedy = _REMEDIES.get(dtype.kind, "Save it as float64: array.astype(np.float64)")
+        raise PipelineError(f"{expected} the type {dtype}. {remedy}.")
+    if not dtype.isnative:
+        raise PipelineError(
+            f"{expected} the type {dtype.str}, of another byte order than this machine's. Save it again: "
+            "np.save(path, array.astype(array.dtype.newbyteorder('=')))."
+        )
+    if not shape:
+        raise PipelineError(f"{expected} a scalar. Save an array with a row for each example.")
+    if fortran and len(shape) > 1:
+        raise PipelineError(
+            f"{expected} Fortran order, in which a row does not lie in one piece. Save it again: "
+            "np.save(path, np.ascontiguousarray(array))."
+        )
+
+
+def _expect_whole(file: _File, size: int) -> None:
+    expected = file.offset + file.shape[0] * file.row_bytes
+    if size < expected:
+        raise PipelineError(
+            f"Expected {expected:,} bytes in {file.path!r}, as its header says. Found {size:,}: it is cut. Write or "
+            "copy it again."
+        )
+    if size > expected:
+        raise PipelineError(
+            f"Expected {expected:,} bytes in {file.path!r}, as its header says. Found {size:,}: something follows the "
+            "array, and would not be read. Save each array as a file of its own."
+        )
+
+
+def _expect_paths(paths: Any, name: str) -> None:
+    if isinstance(paths, dict):
+        for key, value in sorted_items(paths, name):
+            _expect_paths(value, f"{name}[{key!r}]")
+    elif isinstance(paths, tuple):
+        for index, value in enumerate(paths):
+            _expect_paths(value, f"{name}[{index}]")
+    elif not isinstance(paths, str | os.PathLike):
+        raise TypeError(
+            f"npy() expects paths in tuples and dicts. Received at {name}: {type(paths).__name__}. Pass files whose "
+            "rows belong together as a tuple, such as (images, labels)."
+        )
+
+
+def _common_length(files: list[_File]) -> int:
+    lengths = {file.path: file.shape[0] for file in files}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{path!r} has {length:,}" for path, length in lengths.items())
+        raise PipelineError(f"Expected one common length. Found: {listed}. Save as many labels as examples.")
+    if not any(lengths.values()):
+        raise PipelineError(
+            f"Expected at least one example. Found none in {list(lengths) or 'no file'}. Check what fills it."
+        )
+    return next(iter(lengths.values()))

@@ -1,0 +1,1 @@
+"""TFRecord files: their framing, the index beside them, how they are written, verified, and read around damage."""

@@ -1,0 +1,204 @@
+"""Verifies records: against the index beside them to the last byte, or as far as their own checksums tell."""
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+from tfopt.hardware import host
+from tfopt.pipelines.tfrecords.files import (
+    Paths,
+    RecordFile,
+    expect_compression,
+    find_files,
+    is_indexed,
+    kind_of,
+    missing_shards,
+)
+from tfopt.pipelines.tfrecords.index import INDEX_NAME, Index, read_index
+from tfopt.pipelines.tfrecords.scan import Lost, scan
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a file.
+
+    Args:
+        file: Its path.
+        kind: "missing", "empty", "cut", "altered", "longer", "extra", "index" or "unreadable".
+        what: What is wrong, for the reader.
+        record: The number of the record, counted from 0. None: the whole file, or unknown.
+        offset: The byte at which the damage begins, or the damaged record does. None: unknown.
+        size_bytes: How many bytes do not read as records. None: unknown.
+    """
+
+    file: str
+    kind: str
+    what: str
+    record: int | None = None
+    offset: int | None = None
+    size_bytes: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.file}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsReport:
+    """What `verify_records` found.
+
+    Args:
+        files: How many files were looked for.
+        indexed: Whether an index says what each of them must be, so that nothing can be overlooked.
+        problems: What is wrong; empty where nothing is.
+    """
+
+    files: int
+    indexed: bool
+    problems: tuple[Problem, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as JSON values."""
+        return asdict(self) | {
+            "passed": self.passed,
+            "problems": [asdict(problem) for problem in self.problems],
+        }
+
+    def __str__(self) -> str:
+        files = f"{self.files:,} file{'s' * (self.files != 1)} of records"
+        limit = "" if self.indexed else "; without an index, a cut between two records or a missing file is not seen"
+        if self.passed:
+            return f"{files}: {'as the index says' if self.indexed else 'every checksum fits'}{limit}"
+        lines = [f"{files}: {len(self.problems):,} problem{'s' * (len(self.problems) != 1)}{limit}"]
+        lines += [f"  {problem}" for problem in self.problems[:_SHOWN]]
+        return "\n".join(lines + [f"  and {len(self.problems) - _SHOWN:,} more"] * (len(self.problems) > _SHOWN))
+
+
+def verify_records(paths: Paths, *, compression: str | None = None) -> RecordsReport:
+    """Reads files of records whole, and says what is wrong with them.
+
+    In a folder that `write_records` wrote, every altered, missing or added byte and file is found; where
+    only some of its files are given, none may be missing all the same. Elsewhere every
+    altered byte of a record and every cut inside one is found by the records' own checksums.
+
+    Args:
+        paths: A folder, a path, a glob, or a list of paths.
+        compression: "GZIP" or "ZLIB". Default: what the index says, or else found from the first bytes (plain or gzip).
+
+    Returns:
+        The report; `passed` says whether all is well, `print` shows it.
+
+    Raises:
+        TypeError: `paths` is none of these.
+        ValueError: The compression is unknown, or another one than the index says.
+        PipelineError: There is nothing to verify.
+
+    Example:
+        >>> print(verify_records("shards"))  # doctest: +SKIP
+        8 files of records: as the index says
+    """
+    expect_compression(compression)
+    files, problems = _listed(paths)
+
+    def check(file: RecordFile) -> list[Problem]:
+        try:
+            return list(_check(file, compression))
+        except (OSError, tf.errors.OpError) as error:
+            return [Problem(file.path, "unreadable", str(error))]
+
+    # Hashing and the reading of records leave Python's lock.
+    with ThreadPoolExecutor(max(1, math.ceil(host().cpus))) as threads:
+        found = [problem for each in threads.map(check, files) for problem in each]
+    return RecordsReport(len(files), all(file.shard for file in files), (*problems, *found))
+
+
+def sha256(path: str) -> str:
+    """Returns the SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def problem_of(path: str, lost: Lost) -> Problem:
+    """Returns a part of a file that does not read as records as a problem."""
+    at = "" if lost.offset is None else f" (bytes {lost.offset:,} to {lost.offset + (lost.size_bytes or 0):,})"
+    what = f"record {lost.record:,}, counted from 0{at}: {lost.why}"
+    return Problem(path, "altered" if "altered" in lost.why else "cut", what, lost.record, lost.offset, lost.size_bytes)
+
+
+def _listed(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
+    """Returns the files to check, and what is wrong with the list of them."""
+    if not isinstance(paths, str | os.PathLike) or not os.path.isdir(paths):
+        return _given(paths)
+    folder = os.fspath(paths)
+    beside = sorted(name for name in os.listdir(folder) if name != INDEX_NAME)
+    if is_indexed(folder):
+        try:
+            index = read_index(folder)
+        except PipelineError as error:
+            return _unindexed(folder, beside), [Problem(os.path.join(folder, INDEX_NAME), "index", str(error))]
+        named = {shard.name for shard in index.shards}
+        extra = [os.path.join(folder, name) for name in beside if name not in named]
+        files = [RecordFile(os.path.join(folder, shard.name), shard, index) for shard in index.shards]
+        return files, [Problem(path, "extra", "the index does not name it") for path in extra]
+    files = _unindexed(folder, beside)
+    if not files:
+        raise PipelineError(f"Expected files of records in {folder!r}. There are none. Check the path.")
+    return files, []
+
+
+def _given(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
+    """Returns the files of a path, a glob or a list, and the shards that are missing beside them."""
+    problems: list[Problem] = []
+
+    def read(folder: str) -> Index | None:
+        try:
+            return read_index(folder)
+        except PipelineError as error:
+            problems.append(Problem(os.path.join(folder, INDEX_NAME), "index", str(error)))
+            return None
+
+    files = find_files(paths, read)
+    return files + missing_shards(files), problems
+
+
+def _unindexed(folder: str, names: list[str]) -> list[RecordFile]:
+    paths = [os.path.join(folder, name) for name in names if not name.startswith(".")]
+    return [RecordFile(path) for path in paths if os.path.isfile(path)]
+
+
+def _check(file: RecordFile, compression: str | None) -> Iterator[Problem]:
+    if not tf.io.gfile.exists(file.path):
+        yield Problem(file.path, "missing", "the index names it, and it is not there")
+        return
+    size = tf.io.gfile.stat(file.path).length
+    if size == 0:
+        yield Problem(file.path, "empty", "it holds no byte", offset=0)
+        return
+    if file.shard is None:
+        yield from _damaged_records(file, compression)
+    elif size != file.shard.size_bytes:
+        kind, expected = "cut" if size < file.shard.size_bytes else "longer", file.shard.size_bytes
+        yield Problem(file.path, kind, f"{size:,} bytes, and the index says {expected:,}", offset=min(size, expected))
+        yield from _damaged_records(file, compression)
+    elif sha256(file.path) != file.shard.sha256:
+        # A file whose records all read may still be another one.
+        other = Problem(file.path, "altered", "its SHA-256 is not the index's, although every record reads")
+        yield from list(_damaged_records(file, compression)) or [other]
+
+
+def _damaged_records(file: RecordFile, compression: str | None) -> Iterator[Problem]:
+    found = scan(file.path, kind_of(file, compression))
+    yield from (problem_of(file.path, lost) for lost in found.lost)

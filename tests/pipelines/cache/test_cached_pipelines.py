@@ -1,0 +1,312 @@
+"""Pipelines with a cache on disk: which cache they use, and that they serve what they would without one."""
+
+import itertools
+import logging
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.pipelines import CentralCrop, RandomCrop, Source, build_pipeline, plan_pipeline
+
+ROWS = np.arange(60, dtype=np.int64)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "caches"
+
+
+def key(source, folder, **options):
+    return plan_pipeline(source, cache=folder, **({"batch_size": 4} | options)).layout.key
+
+
+def epochs(dataset, number=3):
+    return [[int(row) for batch in dataset for row in batch] for _ in range(number)]
+
+
+def add(number):
+    return lambda row: row + number
+
+
+def test_the_source_is_read_once(folder):
+    calls = itertools.count()
+
+    def counted(row):
+        next(calls)
+        return row + 1
+
+    def transform(row):
+        return tf.ensure_shape(tf.numpy_function(counted, [row], tf.int64), ())
+
+    options = {"batch_size": 10, "training": False, "transform": transform, "cache": folder, "cache_key": "1"}
+    for expected in (60, 0):
+        dataset = build_pipeline(ROWS, **options)
+        before = next(calls)
+        assert epochs(dataset) == [list(range(1, 61))] * 3
+        assert next(calls) - before - 1 == expected
+
+
+def test_another_closure_another_cache(folder):
+    keys = {key(ROWS, folder, transform=add(number)) for number in (1, 1, 2, 3)}
+    assert len(keys) == 3
+    for number in (1, 2):
+        dataset = build_pipeline(ROWS, batch_size=10, training=False, transform=add(number), cache=folder)
+        assert epochs(dataset, 2) == [[row + number for row in range(60)]] * 2
+
+
+def test_other_data_another_cache(folder):
+    changed = ROWS.copy()
+    changed[30] = 0
+    assert key(ROWS, folder, transform=add(1)) == key(ROWS.copy(), folder, transform=add(1))
+    assert key(changed, folder, transform=add(1)) != key(ROWS, folder, transform=add(1))
+
+
+def test_a_source_that_changed_between_runs(folder, photos, picture):
+    def shades():
+        dataset = build_pipeline(photos, batch_size=3, training=False, cache=folder)
+        return [sorted({int(image[1, 1, 0]) for batch, _ in dataset for image in batch}) for _ in range(2)]
+
+    assert shades() == [list(range(12))] * 2
+    picture(photos / "a" / "03.png", shade=99)
+    os.utime(photos / "a" / "03.png", (10**9, 10**9))  # within the clock's resolution, else
+    assert shades() == [[*range(3), *range(4, 12), 99]] * 2
+    picture(photos / "a" / "new.png", shade=77)
+    assert shades()[1] == [*range(3), *range(4, 12), 77, 99]
+
+
+def test_what_the_content_depends_on_is_in_the_key(folder, photos):
+    keys = [
+        key(photos, folder),
+        key(photos, folder, training=False),
+        key(photos, folder, crop=CentralCrop(4)),
+        key(photos, folder, crop=CentralCrop(3)),
+        key(photos, folder, crop=CentralCrop(3, fraction=1.0)),
+        key(photos, folder, transform=lambda image, label: (image, label + 1)),
+        key(photos, folder, seed=1),
+        key(photos, folder, seed=2),
+        key(photos, folder, cache_key="mine"),
+        key(photos, folder, shuffle=False, batch_size=5),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_what_it_does_not_depend_on_is_not(folder, photos):
+    plain = key(photos, folder)
+    assert key(photos, folder, crop=RandomCrop(4)) == plain  # behind the cache
+    assert key(photos, folder, batch_size=2, prefetch=2, augment=lambda image, label: (image, label)) == plain
+    assert key(str(photos), folder, remainder="keep") == plain
+
+
+def test_what_cannot_be_fingerprinted_is_refused_with_the_way_out(folder):
+    bias = tf.Variable(np.int64(1))
+    with pytest.raises(ValueError, match=r"transform.*bias.*cache_key="):
+        key(ROWS, folder, transform=lambda row: row + bias)
+    with pytest.raises(ValueError, match=r"source.*cache_key="):
+        key(tf.data.Dataset.range(60), folder)
+    first, second = (key(tf.data.Dataset.range(60), folder, cache_key=name) for name in "ab")
+    assert first != second
+    assert key(tf.data.Dataset.range(59), folder, cache_key="a") != first
+    # What can be fingerprinted still is.
+    assert len({key(ROWS, folder, cache_key="a"), key(ROWS + 1, folder, cache_key="a")}) == 2
+
+
+def test_auto_leaves_it_out_where_it_cannot_be_fingerprinted(free_memory, tmp_path):
+    free_memory(0.0)
+    layer = keras.layers.Dense(300)
+
+    def costly(row):
+        for _ in range(300):
+            row = tf.linalg.matmul(row, row) / 64
+        return row
+
+    rows = np.ones((50, 64, 64), np.float32)
+    assert plan_pipeline(rows, batch_size=4, transform=costly).layout.cache.folder == tmp_path / "cache/tfopt/pipelines"
+    plan = plan_pipeline(rows, batch_size=4, transform=lambda row: layer(costly(row)), cache_limit_gib=1)
+    assert plan.layout.cache.on is None
+    assert plan.layout.key is None
+
+
+def test_a_source_without_one_order_is_refused(folder):
+    shuffled = tf.data.Dataset.range(60).shuffle(60)
+    with pytest.raises(ValueError, match=r"source with one order.*Dataset.shuffle"):
+        key(shuffled, folder, cache_key="a")
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_shuffled_epochs_hold_everything_in_another_order(folder, seed):
+    dataset = build_pipeline(ROWS, batch_size=10, transform=add(1), cache=folder, seed=seed)
+    found = epochs(dataset)
+    assert [sorted(epoch) for epoch in found] == [list(range(1, 61))] * 3
+    assert len({tuple(epoch) for epoch in found}) == 3
+
+
+def test_under_a_seed_writing_and_reading_give_one_order(folder, photos):
+    options = {"batch_size": 2, "cache": folder, "seed": 5, "crop": RandomCrop(3)}
+    runs = [
+        [batch[0].numpy() for _ in range(2) for batch in plan_pipeline(photos, **options).build()] for _ in range(2)
+    ]
+    np.testing.assert_array_equal(*runs)
+
+
+def test_the_cache_mixes_what_lies_sorted(folder, monkeypatch):
+    monkeypatch.setattr("tfopt.pipelines.layout.SHUFFLE_MIB", 0.0005)  # two of the examples behind the cache
+    wide = plan_pipeline(ROWS, batch_size=10, transform=lambda row: row + tf.zeros((32,), tf.int64), cache=folder)
+    assert wide.layout.shuffle_buffer == 2
+    assert wide.layout.mixing_buffer == 60
+    for _ in range(2):
+        batches = [sorted(batch[:, 0].numpy()) for batch in wide.build()]
+        assert all(batch[-1] - batch[0] > 20 for batch in batches)
+
+
+def test_an_iteration_that_is_left_does_not_stop_the_next_from_writing(folder):
+    plan = plan_pipeline(ROWS, batch_size=10, training=False, transform=add(1), cache=folder)
+    dataset = plan.build()
+    next(iter(dataset))
+    left = iter(dataset)
+    next(left)
+    epochs(dataset, 1)
+    assert (folder / plan.layout.key).is_dir()
+    assert [row for batch in left for row in batch.numpy()] == list(range(11, 61))
+
+
+def test_an_unknown_number_of_examples(folder):
+    source = Source(name="some", dataset=lambda: tf.data.Dataset.range(60).filter(lambda i: i % 2 == 0))
+    options = {"batch_size": 10, "training": False, "cache": folder, "cache_key": "even"}
+    for _ in range(2):
+        plan = plan_pipeline(source, **options)
+        assert epochs(plan.build(), 2) == [list(range(0, 60, 2))] * 2
+        assert (folder / plan.layout.key).is_dir()
+
+
+def test_a_limit_that_is_exceeded_stops_the_writing_and_not_the_epoch(folder, caplog):
+    source = Source(name="some", dataset=lambda: tf.data.Dataset.range(60).filter(lambda i: i >= 0))
+    options = {"batch_size": 10, "training": False, "cache": folder, "cache_key": "some"}
+    dataset = build_pipeline(source, **options, cache_limit_gib=1000 / 2**30)
+    with caplog.at_level(logging.WARNING, "tfopt"):
+        assert epochs(dataset, 2) == [list(range(60))] * 2
+    assert caplog.text.count("exceeds the limit of 1,000 bytes") == 1
+    assert not list(folder.iterdir())
+
+
+def test_an_error_of_the_source_is_the_trainings_own(folder):
+    def broken(row):
+        with tf.control_dependencies([tf.debugging.Assert(row < 40, ["row of 40"])]):
+            return row + 1
+
+    plan = plan_pipeline(ROWS, batch_size=10, training=False, transform=broken, cache=folder)
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="row of 40"):
+            epochs(plan.build(), 1)
+    assert not (folder / plan.layout.key).exists()
+
+
+def test_a_training_is_the_same_with_and_without_it(folder):
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    y = x.sum(axis=1)
+
+    def weights(cache):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        scaled = build_pipeline((x, y), batch_size=16, shuffle=False, transform=lambda x, y: (2 * x, y), cache=cache)
+        model.fit(scaled, epochs=3, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    expected = weights(None)
+    for cache in (folder, folder, "memory"):  # written, then read
+        for found, weight in zip(weights(cache), expected, strict=True):
+            np.testing.assert_array_equal(found, weight)
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_what_changes_between_planning_and_building_is_another_cache(folder):
+    factor = np.array([1])
+    options = {"batch_size": 10, "training": False, "transform": lambda row: row * factor[0], "cache": folder}
+    plan = plan_pipeline(ROWS, **options)
+    factor[0] = 7
+    assert epochs(plan.build(), 1) == [[7 * row for row in range(60)]]
+    factor[0] = 1
+    assert epochs(build_pipeline(ROWS, **options), 2) == [list(range(60))] * 2
+
+
+def test_files_of_one_name_in_two_places(tmp_path, folder, monkeypatch):
+    for number, place in enumerate(("first", "second")):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        np.save("rows.npy", np.full(60, number))
+        os.utime("rows.npy", (1, 1))
+        options = {"batch_size": 10, "training": False, "transform": add(1), "cache": folder}
+        assert epochs(build_pipeline("rows.npy", **options), 2) == [[number + 1] * 60] * 2
+
+
+def test_data_sets_of_one_cache_key_are_told_apart_by_what_was_sampled(folder):
+    for first in (0, 100):
+        numbers = tf.data.Dataset.range(first, first + 60)
+        dataset = build_pipeline(numbers, batch_size=10, training=False, cache=folder, cache_key="v1")
+        assert epochs(dataset, 2) == [list(range(first, first + 60))] * 2
+
+
+def test_the_code_of_the_crop_is_in_the_key(folder, photos, monkeypatch):
+    before = key(photos, folder, crop=CentralCrop(4))
+    monkeypatch.setattr("tfopt.pipelines.crop._resize", lambda image, size: tf.zeros((*size, 3), tf.uint8))
+    assert key(photos, folder, crop=CentralCrop(4)) != before
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        lambda rows: rows.map(lambda row: row, num_parallel_calls=2, deterministic=False),
+        lambda rows: rows.interleave(
+            lambda row: tf.data.Dataset.from_tensors(row), cycle_length=2, num_parallel_calls=2, deterministic=False
+        ),
+    ],
+)
+def test_a_source_that_does_not_keep_its_order_is_refused(folder, parallel):
+    rows = tf.data.Dataset.range(60)
+    with pytest.raises(ValueError, match=r"source with one order.*deterministic=False"):
+        key(parallel(rows), folder, cache_key="a")
+    options = tf.data.Options()
+    options.deterministic = False
+    with pytest.raises(ValueError, match=r"source with one order.*deterministic=False"):
+        key(rows.with_options(options), folder, cache_key="a")
+    in_order = rows.interleave(lambda row: tf.data.Dataset.from_tensors(row), cycle_length=2, num_parallel_calls=2)
+    assert key(in_order, folder, cache_key="a")
+
+
+def test_looks_during_an_epoch_change_nothing(folder):
+    """Each look is an iteration that is left: neither the one that reads nor the one that writes may suffer."""
+    dataset = build_pipeline(ROWS, batch_size=5, training=False, transform=add(1), cache=folder, prefetch=1)
+    for _ in range(2):
+        found = []
+        for batch in dataset:
+            found += batch.numpy().tolist()
+            for _ in range(3):
+                next(iter(dataset))
+        assert found == list(range(1, 61))
+    assert len([path for path in folder.iterdir() if path.is_dir()]) == 1
+
+
+def test_a_pipeline_that_was_only_looked_at_keeps_no_other_from_writing(folder, caplog):
+    options = {"batch_size": 10, "training": False, "transform": add(1), "cache": folder}
+    looked_at = build_pipeline(ROWS, **options)
+    left = iter(looked_at)
+    next(left)
+    plan = plan_pipeline(ROWS, **options)
+    assert epochs(plan.build(), 1) == [list(range(1, 61))]
+    assert (folder / plan.layout.key).is_dir()
+    assert [row for batch in left for row in batch.numpy()] == list(range(11, 61))
+    assert not caplog.records
+
+
+def test_the_memory_stated_holds_what_is_mixed(folder):
+    plan = plan_pipeline(ROWS, batch_size=10, transform=lambda row: row + tf.zeros((2**17,), tf.int64), cache=folder)
+    without = plan_pipeline(
+        ROWS, batch_size=10, transform=lambda row: row + tf.zeros((2**17,), tf.int64), cache=folder, shuffle=False
+    )
+    assert plan.layout.memory_mib - without.layout.memory_mib >= 60  # of 1 MiB each, behind the cache
+    large = tf.data.Dataset.range(60).map(lambda row: row + tf.zeros((2**17,), tf.int64))
+    mixed = plan_pipeline(large, batch_size=10, cache=folder, cache_key="a")
+    assert mixed.layout.memory_mib >= mixed.layout.ahead_mib + 2 * 60  # before the cache and behind it

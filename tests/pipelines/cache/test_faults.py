@@ -1,0 +1,178 @@
+"""The cache under kills, full disks, damage and company: the data are always right, and no training ends of it."""
+
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cached_job
+import pytest
+
+from tfopt.pipelines.cache.writer import INDEX, ROWS, read_index
+
+ROOT = Path(__file__).parents[3]
+# A kill costs a process that imports TensorFlow: in CI a tenth of them.
+KILLS = [pytest.param(number, marks=[] if number < 2 else pytest.mark.slow) for number in range(20)]
+
+
+def start(folder, epochs=1, **environment):
+    """A job in a process of its own, which has begun."""
+    job = subprocess.Popen(
+        [sys.executable, cached_job.__file__, str(folder), str(epochs)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout.readline() == "begun\n", job.communicate()[1]
+    return job
+
+
+def serves(dataset):
+    return cached_job.numbers(dataset) == cached_job.EXPECTED
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """A folder with a whole cache, and the cache in it."""
+    folder = tmp_path / "caches"
+    plan = cached_job.plan(folder)
+    assert serves(plan.build())
+    return plan.layout.cache.folder / plan.layout.key
+
+
+@pytest.mark.parametrize("number", KILLS)
+def test_a_writer_that_is_killed_blocks_nothing(tmp_path, number, caplog):
+    job = start(tmp_path, epochs=3, PAUSE="0.002")
+    time.sleep(random.Random(number).uniform(0, 1.0))  # an epoch takes over 0.3 s, and is written at its end
+    job.kill()
+    job.communicate()
+    plan = cached_job.plan(tmp_path)
+    for _ in range(2):
+        assert serves(plan.build())
+    assert [path.name for path in tmp_path.iterdir()] == [plan.layout.key]
+    assert read_index(tmp_path / plan.layout.key)["count"] == cached_job.COUNT
+    assert not caplog.records
+
+
+def test_two_jobs_with_one_cache(tmp_path, caplog):
+    writer = start(tmp_path, PAUSE="0.02")
+    while not list(tmp_path.glob("*.writing-*")):
+        assert writer.poll() is None
+    plan = cached_job.plan(tmp_path)
+    with caplog.at_level(logging.WARNING, "tfopt"):
+        assert serves(plan.build())
+    assert "writes the cache" in caplog.text
+    assert writer.communicate()[0] == "right\n"
+    assert read_index(tmp_path / plan.layout.key)["count"] == cached_job.COUNT
+    assert serves(plan.build())
+
+
+@pytest.mark.parametrize("limit", [1000, 70_000])
+def test_a_disk_that_is_full(tmp_path, limit):
+    job = start(tmp_path, epochs=2, FILE_LIMIT=str(limit))
+    output, errors = job.communicate()
+    assert output == "right\n" * 2, errors
+    assert errors.count("Cannot write the cache") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
+def test_a_flipped_byte(cache, share, caplog):
+    rows = cache / ROWS
+    data = bytearray(rows.read_bytes())
+    data[int(share * len(data))] ^= 1
+    rows.write_bytes(data)
+    dataset = cached_job.plan(cache.parent).build()
+    with caplog.at_level(logging.WARNING, "tfopt"):
+        assert serves(dataset)
+    assert f"damaged at example {int(share * cached_job.COUNT)}" in caplog.text
+    assert read_index(cache) is None
+    assert serves(dataset)  # writes it anew
+    assert read_index(cache) is not None
+    assert bytes(data) != rows.read_bytes()
+
+
+@pytest.mark.slow
+def test_every_byte_of_a_record(cache):
+    rows = cache / ROWS
+    whole = rows.read_bytes()
+    index = (cache / INDEX).read_bytes()
+    size = len(whole) // cached_job.COUNT
+    for position in range(7 * size, 8 * size):
+        data = bytearray(whole)
+        data[position] ^= 1 << position % 8
+        rows.write_bytes(data)
+        (cache / INDEX).write_bytes(index)
+        assert serves(cached_job.plan(cache.parent).build()), position
+
+
+@pytest.mark.parametrize("keep", [0, 1, 12, 592, 593, 592 * 299])
+def test_a_cut(cache, keep):
+    with open(cache / ROWS, "rb+") as file:
+        assert file.seek(0, 2) == 592 * cached_job.COUNT
+        file.truncate(keep)
+    dataset = cached_job.plan(cache.parent).build()
+    for _ in range(2):
+        assert serves(dataset)
+    assert read_index(cache) is not None
+
+
+def test_a_cut_while_it_is_read(cache):
+    batches = iter(cached_job.plan(cache.parent).build())
+    found = next(batches).numpy()[:, 0].tolist()
+    with open(cache / ROWS, "rb+") as file:
+        file.truncate(592 * 200)
+    assert found + cached_job.numbers(batches) == cached_job.EXPECTED
+
+
+def test_records_of_another_cache_of_the_same_size(cache, tmp_path):
+    plan = cached_job.plan(cache.parent)
+    theirs = cached_job.plan(tmp_path / "other", first=1000)
+    assert cached_job.numbers(theirs.build())[0] == 2000
+    shutil.copy(tmp_path / "other" / theirs.layout.key / ROWS, cache / ROWS)
+    assert read_index(cache) is not None  # nothing else tells
+    assert serves(plan.build())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"format": 1', "[]", '{"format": 1, "count": "300", "bytes": 177600}', "\0"]
+)
+def test_a_damaged_index(cache, text):
+    (cache / INDEX).write_text(text)
+    assert serves(cached_job.plan(cache.parent).build())
+    assert read_index(cache)["count"] == cached_job.COUNT
+
+
+@pytest.mark.parametrize("name", [INDEX, ROWS])
+def test_a_missing_file(cache, name):
+    (cache / name).unlink()
+    assert serves(cached_job.plan(cache.parent).build())
+    assert read_index(cache)["count"] == cached_job.COUNT
+
+
+def test_a_cache_that_is_removed_between_epochs(cache):
+    dataset = cached_job.plan(cache.parent).build()
+    assert serves(dataset)
+    shutil.rmtree(cache.parent)
+    assert serves(dataset)
+    assert read_index(cache)["count"] == cached_job.COUNT
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(tmp_path):
+    tmp_path.chmod(0o500)
+    assert serves(cached_job.plan(tmp_path / "caches").build())
+
+
+def test_a_file_where_the_folder_should_be(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    dataset = cached_job.plan(tmp_path / "file").build()
+    with caplog.at_level(logging.WARNING, "tfopt"):
+        assert serves(dataset)
+        assert serves(dataset)
+    assert caplog.text.count("Cannot write the cache") == 1

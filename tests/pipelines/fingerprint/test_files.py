@@ -1,0 +1,51 @@
+import os
+
+import pytest
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines.fingerprint import files
+
+
+@pytest.fixture
+def paths(tmp_path):
+    for number in range(600):
+        (tmp_path / f"{number:03}.txt").write_text("x" * number)
+    return sorted(tmp_path.iterdir())
+
+
+def test_files_are_told_by_path_size_and_time_in_the_order_given(paths):
+    found = files(reversed(paths))
+    assert [entry[:2] for entry in found] == [[str(path), number] for number, path in reversed([*enumerate(paths)])]
+    assert {entry[2] for entry in found} == {path.stat().st_mtime_ns for path in paths}
+
+
+def test_a_relative_path_is_told_from_the_same_one_elsewhere(paths, monkeypatch):
+    monkeypatch.chdir(paths[0].parent)
+    assert files(["003.txt"]) == files([paths[3]]) == [[str(paths[3]), 3, paths[3].stat().st_mtime_ns]]
+
+
+def test_a_file_that_is_written_again_is_another(paths):
+    before = files(paths)
+    stat = paths[5].stat()
+    paths[5].write_text("x" * 5)
+    os.utime(paths[5], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    paths[7].write_text("x")
+    after = files(paths)
+    assert [number for number in range(600) if before[number] != after[number]] == [5, 7]
+
+
+def test_remote_files_are_asked_through_tensorflow(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("abc")
+    # The scheme of local files, which TensorFlow opens as it opens those of a cloud.
+    ((name, size, time),) = files([f"file://{path}"])
+    assert (name, size) == (f"file://{path}", 3)
+    assert abs(time - path.stat().st_mtime_ns) < 10**9
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_what_is_no_file_is_refused(tmp_path, scheme):
+    with pytest.raises(PipelineError, match=r"Expected a file at .*none'\. Found none: .*Check the path"):
+        files([f"{scheme}{tmp_path}/none"])
+    with pytest.raises(PipelineError, match=r"Expected a file at '.+'\. Found a folder\. Pass the files in it"):
+        files([f"{scheme}{tmp_path}"])

@@ -1,0 +1,273 @@
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines import build_pipeline, plan_pipeline
+from tfopt.pipelines.sources.npy import npy
+
+ROOT = Path(__file__).parents[3]
+TYPES = ["bool", "f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "c8", "c16"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Saves an array; returns the path."""
+
+    def save(array, name="array.npy"):
+        np.save(tmp_path / name, array)
+        return str(tmp_path / name)
+
+    return save
+
+
+def save_at(path, array, remainder, shape=None):
+    """Saves an array whose data begin so many bytes behind a multiple of 64, as other writers' may."""
+    header = repr({"descr": array.dtype.str, "fortran_order": False, "shape": shape or array.shape}).encode()
+    header += b" " * ((remainder - 11 - len(header)) % 64) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + array.tobytes())
+    return str(path)
+
+
+def rows(dataset):
+    return np.concatenate([batch.numpy() for batch in dataset])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("remainder", [0, 16, 5])
+def test_rows_come_back_whole_and_in_order(tmp_path, dtype, remainder):
+    array = (np.arange(60).reshape(10, 3, 2) * 7 % (2 if dtype == "bool" else 100)).astype(dtype)
+    path = save_at(tmp_path / "array.npy", array, remainder)
+    found = rows(build_pipeline(npy(path), batch_size=4, training=False))
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == array.dtype
+
+
+@pytest.mark.parametrize("remainder", [0, 16])
+def test_rows_can_be_read_one_by_one(tmp_path, remainder):
+    array = np.arange(60, dtype=np.float32).reshape(10, 3, 2)
+    source = npy(save_at(tmp_path / "array.npy", array, remainder))
+    dataset = build_pipeline(source, batch_size=5, training=False, transform=lambda row: row + 1, cache=None)
+    assert dataset.element_spec.shape.as_list() == [5, 3, 2]
+    np.testing.assert_array_equal(rows(dataset), array + 1)
+
+
+def test_the_nesting_is_kept(saved):
+    paths = {name: saved(np.arange(4) * factor, f"{name}.npy") for name, factor in (("z", 1), ("a", 10))}
+    nested = ({"z": Path(paths["z"]), "a": paths["a"]}, paths["a"])
+    first, second = next(iter(build_pipeline(npy(nested), batch_size=4, training=False)))
+    assert {name: value.numpy().tolist() for name, value in first.items()} == {"z": [0, 1, 2, 3], "a": [0, 10, 20, 30]}
+    assert second.numpy().tolist() == [0, 10, 20, 30]
+
+
+def test_a_shuffle_mixes_all_rows_and_a_seed_repeats_it(saved):
+    path = saved(np.arange(1000))
+
+    def two_epochs(seed):
+        dataset = build_pipeline(npy(path), batch_size=100, seed=seed)
+        return rows(dataset).tolist(), rows(dataset).tolist()
+
+    for first, second in (two_epochs(None), two_epochs(3)):
+        assert sorted(first) == sorted(second) == list(range(1000))
+        assert first != second
+        assert max(first[:100]) > 900
+    assert two_epochs(3) == two_epochs(3) != two_epochs(4)
+
+
+def test_what_is_mapped_is_not_cached_again(saved):
+    plan = plan_pipeline(npy(saved(np.zeros((8, 2)))), batch_size=4)
+    assert plan.layout.batch_first
+
+
+def child(script, *arguments):
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+
+
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="reads /proc, which Linux has")
+
+EPOCH = """
+import sys
+from tfopt.pipelines import build_pipeline
+from tfopt.pipelines.sources.npy import npy
+
+def anonymous_mib():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) // 1024
+
+before = anonymous_mib()
+dataset = build_pipeline(npy(sys.argv[1]), batch_size=64, **eval(sys.argv[2]))
+for batch in dataset:
+    pass
+print(anonymous_mib() - before)
+print(*{line.split()[1] for line in open("/proc/self/maps") if sys.argv[1] in line})
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize("remainder", [0, 16])
+def test_an_epoch_takes_no_memory_and_cannot_write(tmp_path, remainder):
+    path = tmp_path / "large.npy"
+    save_at(path, np.zeros(0, np.float32), remainder, shape=(16384, 4096))
+    os.truncate(path, path.stat().st_size + 2**28)
+    result = child(EPOCH, path, {"cache": None})
+    assert result.returncode == 0, result.stderr
+    growth, permissions = result.stdout.split("\n")[:2]
+    assert int(growth) < 128
+    assert permissions == "r--s"
+
+
+def test_a_file_larger_than_the_memory_is_mapped(tmp_path):
+    path = tmp_path / "huge.npy"
+    with open(path, "wb") as file:
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (2**30, 256)}
+        np.lib.format.write_array_header_1_0(file, shape)
+        start = file.tell()
+        try:
+            file.truncate(start + 2**40)
+        except OSError as error:
+            pytest.skip(f"this file system has no files of 1 TiB: {error}")
+        file.seek(-1024, os.SEEK_END)
+        file.write(np.arange(256, dtype="f4").tobytes())
+    source = npy(path)
+    np.testing.assert_array_equal(source.decode(tf.constant([2**30 - 1, 0], tf.int64)), [np.arange(256), np.zeros(256)])
+
+
+CUT = """
+import os, sys
+from tfopt.pipelines import build_pipeline
+from tfopt.pipelines.sources.npy import npy
+
+batches = iter(build_pipeline(npy(sys.argv[1]), batch_size=64, training=False))
+next(batches)
+os.truncate(sys.argv[1], 4096)
+for batch in batches:
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_file_cut_while_it_is_read_ends_the_process(saved):
+    result = child(CUT, saved(np.zeros((65536, 256))))
+    assert result.returncode == -signal.SIGBUS
+
+
+REFUSED = [
+    (np.array(["a", "bb"]), r"the type <U2\. Pass texts in memory: arrays\(np\.load\(path\)\)"),
+    (np.array([b"a"]), r"the type \|S1\. Pass texts in memory"),
+    (np.array([1, None], object), r"the type object\. Save numbers"),
+    (np.zeros(3, [("a", "i4")]), r"Save each field as a file of its own"),
+    (np.arange(3).astype(tf.bfloat16.as_numpy_dtype), r"bfloat16 as array\.view\(np\.uint16\) with tf\.bitcast"),
+    (np.zeros(3, "M8[s]"), r"datetime64\[s\]\. Save it as numbers"),
+    (np.zeros(3, np.longdouble), r"Save it as float64"),
+    (np.zeros(3, ">i4"), r"the type >i4, of another byte order.*newbyteorder\('='\)"),
+    (np.asfortranarray(np.zeros((3, 4))), r"Fortran order.*np\.ascontiguousarray"),
+    (np.float32(3), r"Found a scalar\. Save an array with a row for each example"),
+    (np.zeros((0, 3)), r"at least one example\. Found none in"),
+]
+
+
+@pytest.mark.parametrize(("array", "message"), REFUSED)
+def test_what_cannot_be_mapped_is_refused_with_a_way_out(saved, array, message):
+    path = saved(array)
+    with pytest.raises(PipelineError, match=rf"{re.escape(repr(path))}.*{message}|{message}.*{re.escape(repr(path))}"):
+        npy(path)
+
+
+@pytest.mark.parametrize("length", [0, 3, 8, 60, 128, 128 + 79])
+def test_a_cut_file_is_refused(saved, length):
+    path = saved(np.zeros(10))
+    os.truncate(path, length)
+    expected = "Expected 208 bytes.*it is cut" if length >= 128 else "Cannot read its header"
+    with pytest.raises(PipelineError, match=expected):
+        npy(path)
+
+
+def test_something_behind_the_array_is_refused(saved):
+    path = saved(np.zeros(10))
+    with open(path, "ab") as file:
+        np.save(file, np.zeros(10))
+    with pytest.raises(PipelineError, match=r"Expected 208 bytes.*Found 416: something follows the array"):
+        npy(path)
+
+
+def test_other_files_are_refused(tmp_path):
+    with pytest.raises(PipelineError, match=r"Expected a \.npy file at '.*none\.npy'\. No such file or directory"):
+        npy(tmp_path / "none.npy")
+    with pytest.raises(PipelineError, match="Is a directory"):
+        npy(tmp_path)
+    (tmp_path / "text.npy").write_text("a text that is longer than a header")
+    with pytest.raises(PipelineError, match="Cannot read its header: the magic string is not correct"):
+        npy(tmp_path / "text.npy")
+
+
+def test_unlike_lengths_are_named(saved):
+    paths = saved(np.zeros(4), "x.npy"), saved(np.zeros(5), "y.npy")
+    with pytest.raises(PipelineError, match=r"'.*x\.npy' has 4, '.*y\.npy' has 5"):
+        npy(paths)
+
+
+@pytest.mark.parametrize("given", [3, None, ["a.npy"], np.zeros(3)])
+def test_other_arguments_are_refused_by_place(given):
+    with pytest.raises(TypeError, match=rf"Received at paths\[1\]\['x'\]: {type(given).__name__}"):
+        npy(("a.npy", {"x": given}))
+
+
+@pytest.mark.parametrize("given", [(), {}])
+def test_no_file_is_refused(given):
+    with pytest.raises(PipelineError, match="at least one example"):
+        npy(given)
+
+
+def test_a_pipeline_keeps_a_file_that_is_replaced_and_the_next_one_refuses_it(saved):
+    path = saved(np.zeros(4))
+    source = npy(path)
+    before = source.fingerprint()
+    assert npy(path).fingerprint() == before
+    built = build_pipeline(source, batch_size=4, training=False)
+    replacement = saved(np.ones(4), "other.npy")
+    os.utime(replacement, ns=(1, 1))
+    os.replace(replacement, path)
+    assert rows(built).tolist() == [0, 0, 0, 0]
+    assert source.fingerprint() not in (before, npy(path).fingerprint())
+    with pytest.raises(PipelineError, match="It has changed since"):
+        build_pipeline(source, batch_size=4)
+    assert rows(build_pipeline(path, batch_size=4, training=False)).tolist() == [1, 1, 1, 1]
+
+
+def test_a_file_that_changed_before_the_pipeline_is_made_is_named(saved):
+    source = npy(saved(np.arange(10)))
+    saved(np.arange(20))
+    with pytest.raises(PipelineError, match=r"\AExpected '.*array\.npy' as it was .* Make the source again\.\Z"):
+        build_pipeline(source, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f8', 'fortran_",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -2)}",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (True, 2)}",
+        "  {'a'\n 3",
+    ],
+)
+def test_damaged_headers_are_refused(tmp_path, header):
+    path = tmp_path / "array.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + bytes(16))
+    with pytest.raises(
+        PipelineError, match=rf"{re.escape(str(path))}'\. (Cannot read its|Its) header.* Write it again"
+    ):
+        npy(path)
+
+
+def test_keys_that_do_not_sort_are_refused(saved):
+    with pytest.raises(TypeError, match=r"keys of one type.*Received at paths: \[1, 'a'\]\. Pass texts"):
+        build_pipeline({1: saved(np.arange(3)), "a": saved(np.arange(3), "b.npy")})

@@ -1,0 +1,153 @@
+import dataclasses
+import re
+
+import pytest
+import tensorflow as tf
+
+from tfopt.hardware import host
+from tfopt.pipelines import CentralCrop, RandomCrop, caching
+from tfopt.pipelines.caching import MIB, Facts, decide_cache, readable
+from tfopt.pipelines.options import PipelineOptions
+from tfopt.pipelines.sampling import Sample
+
+SAMPLE = Sample(
+    digest="",
+    decoded_spec="",
+    example_spec="",
+    names=("a",),
+    shapes=(((2,),),),
+    raw_bytes=100.0,
+    decoded_bytes=float(MIB) / 4,
+    example_bytes=float(MIB),
+    decode_seconds=0.02,
+    transform_seconds=0.01,
+)
+
+
+@pytest.fixture
+def free_disk(monkeypatch):
+    """Sets the free disk that the planner sees, in MiB."""
+    return lambda mib: monkeypatch.setattr(caching, "free_bytes", lambda folder: mib * MIB)
+
+
+def decide(cache="auto", transform=tf.identity, sample=None, **given):
+    chosen = {name: given.pop(name) for name in ("crop", "cache_after", "seed", "cache_limit_gib") if name in given}
+    facts = {"count": 100, "infinite": False, "resident": False, "doubt": ""} | given
+    measured = dataclasses.replace(SAMPLE, **(sample or {}))
+    return decide_cache(PipelineOptions(cache=cache, transform=transform, **chosen), Facts(sample=measured, **facts))
+
+
+@pytest.mark.parametrize(("free_mib", "on"), [(400.0, "memory"), (399.0, None)])
+def test_auto_caches_what_fits_a_quarter_of_the_free_memory(free_memory, free_disk, free_mib, on):
+    free_memory(free_mib)
+    free_disk(0)
+    choice = decide(cache_after="transform")
+    assert choice.on == on
+    assert "100.0 MiB" in choice.reason
+    assert f"quarter of the {free_mib:,.0f} MiB" in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"cache": None}, "cache=None"),
+        ({"count": None}, "unknown"),
+        ({"infinite": True, "count": None}, "endless"),
+        ({"doubt": "PyFunc calls Python"}, "^PyFunc calls Python$"),
+        ({"resident": True, "transform": None}, "save nothing"),
+        ({"resident": True, "crop": RandomCrop(8)}, "nothing is computed before the crop"),
+    ],
+)
+def test_auto_does_not_cache(given, text):
+    choice = decide(**given)
+    assert choice.on is None
+    assert re.search(text, choice.reason)
+
+
+def test_auto_caches_what_a_transform_computes_from_memory():
+    assert decide(resident=True).on == "memory"
+
+
+def test_auto_does_not_cache_where_the_free_memory_is_unknown(free_memory, free_disk):
+    free_memory(None)
+    free_disk(0)
+    choice = decide()
+    assert choice.on is None
+    assert choice.reason.startswith("100.0 MiB; the free memory of this machine is unknown")
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"count": None}, {"doubt": "PyFunc calls Python"}, {"resident": True, "transform": None}]
+)
+def test_memory_caches_whatever_the_room(free_memory, given):
+    free_memory(1.0)
+    assert decide(cache="memory", **given).on == "memory"
+
+
+@pytest.mark.parametrize("cache", ["memory", "./folder"])
+def test_endless_data_are_not_cached(cache):
+    with pytest.raises(ValueError, match="expects data that ends"):
+        decide(cache=cache, infinite=True, count=None)
+
+
+def test_the_free_memory_is_the_hosts():
+    assert caching.host is not host  # the fixture's, in every other test
+    assert "memory_available_mib" in {field.name for field in dataclasses.fields(host())}
+
+
+def test_auto_caches_behind_transform_and_else_before_it(free_memory):
+    assert decide().after == "transform"
+    free_memory(200.0)  # a quarter holds 25 MiB, what is decoded
+    assert (decide().on, decide().after) == ("memory", "decode")
+    # Where most of the work would be left, memory does not help.
+    assert decide(sample={"decode_seconds": 0.001}, cache_limit_gib=1e-6).on is None
+    assert decide(cache_after="decode", sample={"decode_seconds": 0.001}).after == "decode"
+
+
+def test_nothing_random_stands_before_the_cache():
+    assert decide(crop=RandomCrop(8)).after == "decode"
+    assert decide(crop=CentralCrop(8)).after == "transform"
+    with pytest.raises(ValueError, match="would freeze the random crop"):
+        decide(crop=RandomCrop(8), cache_after="transform")
+
+
+def test_auto_goes_to_disk_where_memory_is_short_and_it_pays(free_memory, free_disk, tmp_path):
+    free_memory(20.0)
+    free_disk(50.0)  # half of it holds what is decoded, and no more
+    choice = decide()
+    assert choice.folder == tmp_path / "cache" / "tfopt" / "pipelines"
+    assert choice.after == "decode"  # by its size: a quarter of the example's
+    assert "quarter of the 20 MiB of free memory; from disk" in choice.reason
+    free_disk(49.0)
+    assert "on disk they exceed the 24.5 MiB" in decide().reason
+    free_disk(1000.0)
+    assert decide(cache_limit_gib=0.02).on is None
+    assert decide(cache_limit_gib=0.03).folder is not None
+
+
+def test_auto_does_not_go_to_disk_for_little_work(free_memory, free_disk):
+    free_memory(20.0)
+    free_disk(10_000.0)
+    choice = decide(sample={"decode_seconds": 1e-5, "transform_seconds": 0.0})
+    assert choice.on is None
+    assert "on disk it would hardly pay" in choice.reason
+
+
+def test_auto_does_not_go_to_disk_under_a_seed(free_memory, free_disk):
+    free_memory(20.0)
+    free_disk(10_000.0)
+    choice = decide(seed=1)
+    assert choice.on is None
+    assert "does not depend on memory" in choice.reason
+    assert decide(seed=1, cache="./folder").folder is not None
+
+
+def test_where_a_folder_caches_does_not_hang_on_times():
+    slow, quick = {"decode_seconds": 1.0}, {"decode_seconds": 0.0}
+    assert {decide(cache="./here", sample=sample).after for sample in (slow, quick)} == {"decode"}
+    like_sized = {"decoded_bytes": float(MIB)}
+    assert {decide(cache="./here", sample=sample | like_sized).after for sample in (slow, quick)} == {"transform"}
+
+
+def test_sizes_are_readable():
+    assert [readable(size) for size in (3, 2048, 1.5 * MIB, 2**31)] == ["3 B", "2.0 KiB", "1.5 MiB", "2.0 GiB"]

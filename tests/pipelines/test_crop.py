@@ -1,0 +1,280 @@
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tfopt.pipelines.crop import CentralCrop, RandomCrop, crop_decoded, crop_encoded
+from tfopt.pipelines.sources.images import decode_image
+
+ANY = RandomCrop((20, 17), area=(0.01, 1.0), aspect_ratio=(0.2, 5.0))
+NARROW = RandomCrop(8, area=(0.3, 0.4), aspect_ratio=(1.0, 1.25))
+SHAPE, SEED = tf.TensorSpec((3,), tf.int32), tf.TensorSpec((2,), tf.int32)
+
+
+def photo(height, width, seed=0):
+    """Pixels with both areas of one colour and sharp edges."""
+    random = np.random.default_rng(seed)
+    coarse = random.integers(0, 256, (height // 5 + 1, width // 5 + 1, 3))
+    pixels = coarse.repeat(5, axis=0).repeat(5, axis=1)[:height, :width] + random.integers(-20, 20, (height, width, 3))
+    return np.clip(pixels, 0, 255).astype(np.uint8)
+
+
+def encoded(pixels, kind, mode="RGB", **options):
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, kind, **options)
+    return file.getvalue()
+
+
+def turned():
+    """EXIF data that says: turn it by 90 degrees."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif.tobytes()
+
+
+KINDS = {
+    "4:2:0": {"kind": "JPEG"},
+    "4:2:2": {"kind": "JPEG", "subsampling": 1},
+    "4:4:4": {"kind": "JPEG", "subsampling": 0},
+    "progressive": {"kind": "JPEG", "progressive": True},
+    "restarts": {"kind": "JPEG", "restart_marker_blocks": 2},
+    "turned": {"kind": "JPEG", "exif": turned()},
+    "grey JPEG": {"kind": "JPEG", "mode": "L"},
+    "CMYK": {"kind": "JPEG", "mode": "CMYK"},
+    "PNG": {"kind": "PNG"},
+    "grey PNG": {"kind": "PNG", "mode": "L"},
+    "grey PNG with transparency": {"kind": "PNG", "mode": "LA"},
+    "PNG with transparency": {"kind": "PNG", "mode": "RGBA"},
+    "palette PNG": {"kind": "PNG", "mode": "P"},
+    "palette PNG with transparency": {"kind": "PNG", "mode": "P", "transparency": 3},
+    "GIF": {"kind": "GIF"},
+    "BMP": {"kind": "BMP"},
+    "grey BMP": {"kind": "BMP", "mode": "L"},
+    "BMP with transparency": {"kind": "BMP", "mode": "RGBA"},
+}
+
+
+def both_ways(crop):
+    """A function of encoded bytes and a seed: the crop decoded with the image, and the crop of the decoded image."""
+
+    @tf.function(input_signature=[tf.TensorSpec((), tf.string), SEED])
+    def crops(contents, seed):
+        seed = seed if crop.random else None
+        return crop_encoded(crop, contents, seed), crop_decoded(crop, decode_image(contents), seed)
+
+    return crops
+
+
+BOTH = {crop: both_ways(crop) for crop in (ANY, CentralCrop((20, 17)), CentralCrop(33, fraction=0.41))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_window_decoded_is_the_window_of_all_decoded(kind):
+    random = np.random.default_rng(1)
+    seen = set()
+    for height, width in [(61, 83), (48, 64), (90, 33), (40, 37)]:
+        contents = encoded(photo(height, width), **KINDS[kind])
+        for crop, crops in BOTH.items():
+            for _ in range(12 if crop.random else 1):
+                fused, plain = crops(contents, random.integers(-(2**31), 2**31, 2))
+                assert (fused.shape, fused.dtype) == ((*crop.size, 3), tf.uint8)
+                np.testing.assert_array_equal(fused, plain)
+                seen.add(fused.numpy().tobytes())
+    assert len(seen) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind]["kind"] == "JPEG"])
+def test_many_windows_of_many_jpegs(kind):
+    random = np.random.default_rng(2)
+    for number in range(100):
+        contents = encoded(photo(*random.integers(8, 200, 2), seed=number), **KINDS[kind], quality=75 + number % 25)
+        for crop, crops in BOTH.items():
+            for _ in range(10 if crop.random else 1):
+                np.testing.assert_array_equal(*crops(contents, random.integers(-(2**31), 2**31, 2)))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 60), (60, 1), (2, 3), (9, 300), (300, 9)])
+@pytest.mark.parametrize("kind", ["4:2:0", "progressive", "PNG", "GIF", "BMP"])
+def test_tiny_and_extreme_images(kind, size):
+    contents = encoded(np.full((*size, 3), (90, 140, 30), np.uint8), **KINDS[kind])
+    for crops in BOTH.values():
+        fused, plain = crops(contents, (3, 4))
+        # One colour stays one colour, wherever the window lies.
+        assert np.ptp(fused.numpy(), axis=(0, 1)).max() == 0
+        np.testing.assert_array_equal(fused, plain)
+
+
+def window_of(crop):
+    return tf.function(crop.window, input_signature=[SHAPE, SEED])
+
+
+WINDOWS = {crop: window_of(crop) for crop in (ANY, NARROW, RandomCrop(1), *map(CentralCrop, (1, (7, 3), (2, 9000))))}
+WINDOWS |= {crop: window_of(crop) for crop in (CentralCrop(5, fraction=1.0), CentralCrop((3, 4), fraction=1e-9))}
+SIDES = st.integers(1, 70) | st.integers(1, 2**16) | st.sampled_from([2**16, 2**20])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(list(WINDOWS)), SIDES, SIDES, st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 2))
+def test_windows_lie_inside_the_image(crop, height, width, seed):
+    begin, size = (part.numpy().tolist() for part in WINDOWS[crop]((height, width, 3), seed))
+    assert (begin[2], size[2]) == (0, -1)
+    for start, length, side in zip(begin, size, (height, width), strict=False):
+        assert 0 <= start < start + length <= side
+    if crop.random:
+        end = begin[1] + size[1]
+        assert begin[1] == 0 or begin[1] % 2 == 1
+        assert end == width or end % 2 == 1
+
+
+def windows(crop, shape, number):
+    return np.array([tf.concat(WINDOWS[crop](shape, (seed, 7)), 0).numpy() for seed in range(number)])
+
+
+def test_random_windows_keep_to_their_ranges_and_fill_them():
+    top, left, _, height, width, _ = windows(NARROW, (400, 600, 3), 300).T
+    shares, ratios = height * width / (400 * 600), width / height
+    widened = 2 / width.min()
+    assert shares.min() > 0.3 * (1 - widened)
+    assert shares.max() < 0.4 * (1 + widened)
+    assert ratios.min() > 1.0 * (1 - widened)
+    assert ratios.max() < 1.25 * (1 + widened)
+    assert np.ptp(shares) > 0.09
+    assert np.ptp(ratios) > 0.22
+    assert np.ptp(top) > 120
+    assert np.ptp(left) > 200
+
+
+def test_small_areas_are_drawn_too():
+    """TensorFlow's default `min_object_covered` of 0.1 would leave out the smallest ones."""
+    sides = windows(RandomCrop(1), (400, 600, 3), 300)[:, 3:5]
+    assert sides.prod(axis=1).min() / (400 * 600) < 0.1
+
+
+def test_the_whole_image_where_there_is_no_room():
+    assert windows(NARROW, (10, 600, 3), 3).tolist() == [[0, 0, 0, 10, 600, -1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("crop", "shape", "expected"),
+    [
+        (CentralCrop(224), (256, 256), [16, 16, 224, 224]),
+        (CentralCrop(224), (340, 453), [21, 77, 298, 298]),
+        (CentralCrop((100, 200), fraction=1.0), (300, 400), [50, 0, 200, 400]),
+        (CentralCrop((100, 200), fraction=0.5), (300, 400), [100, 100, 100, 200]),
+        (CentralCrop(224, fraction=1.0), (65535, 1), [32767, 0, 1, 1]),
+    ],
+)
+def test_central_windows(crop, shape, expected):
+    begin, size = crop.window(tf.constant((*shape, 3)), None)
+    assert [*begin.numpy()[:2], *size.numpy()[:2]] == expected
+
+
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "int8", "uint16", "int16", "int32", "int64", "bfloat16", "float16", "float32", "float64"]
+)
+def test_pixels_are_those_of_resize_rounded_to_the_dtype(dtype):
+    dtype = tf.as_dtype(dtype)
+    image = tf.cast(photo(64, 48)[..., :2], tf.float32) / 2
+    image = tf.cast(image if dtype.is_floating else tf.round(image), dtype)
+    found = crop_decoded(CentralCrop((30, 20)), image, None)
+    expected = tf.image.resize(image[4:60, 5:42], (30, 20)).numpy()
+    assert (found.dtype, found.shape) == (dtype, (30, 20, 2))
+    expected = expected if dtype.is_floating else np.round(expected)
+    np.testing.assert_array_equal(found, expected.astype(dtype.as_numpy_dtype))
+    assert np.ptp(found.numpy().astype(float)) > 90
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64"])
+def test_the_largest_numbers_do_not_wrap(dtype):
+    largest = tf.fill((5, 5, 1), tf.as_dtype(dtype).max)
+    found = crop_decoded(CentralCrop(3), largest, None).numpy()
+    assert (found > largest.numpy().max() * 0.99).all()
+
+
+def test_a_full_size_centre_is_a_copy():
+    pixels = photo(256, 256)
+    contents = encoded(pixels, "PNG")
+    np.testing.assert_array_equal(crop_encoded(CentralCrop(224), contents, None), pixels[16:240, 16:240])
+
+
+def test_a_seed_is_a_crop():
+    contents = encoded(photo(50, 60), "JPEG")
+    crops = [crop_encoded(ANY, contents, seed).numpy().tobytes() for seed in [(1, 2), (1, 2), (1, 3), (2, 2)]]
+    assert crops[0] == crops[1]
+    assert len(set(crops)) == 3
+
+
+def test_shapes_are_static_in_a_dataset():
+    contents = encoded(photo(50, 60), "JPEG")
+    for crop in (ANY, CentralCrop((20, 17))):
+        crops = tf.data.Dataset.from_tensors(contents).map(lambda data, crop=crop: crop_encoded(crop, data, (1, 2)))
+        assert crops.element_spec == tf.TensorSpec((20, 17, 3), tf.uint8)
+    decoded = tf.data.Dataset.from_generator(list, output_signature=tf.TensorSpec((None, None, 4), tf.float32))
+    crops = decoded.map(lambda image: crop_decoded(CentralCrop(9), image, None))
+    assert crops.element_spec == tf.TensorSpec((9, 9, 4), tf.float32)
+
+
+@pytest.mark.parametrize("contents", [b"", b"\xff", b"\xff\xd8\xff\xe0 no more", b"\x89PNG\r\n\x1a\n", b"text"])
+def test_what_is_no_image_fails(contents):
+    dataset = tf.data.Dataset.from_tensors(contents).map(lambda data: crop_encoded(ANY, data, (1, 2)))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        next(iter(dataset))
+
+
+@pytest.mark.parametrize(
+    "image", [tf.zeros((4, 4)), tf.zeros((1, 4, 4, 3)), tf.zeros((4, 4, 3), tf.bool), tf.zeros((4, 4, 3), tf.uint32)]
+)
+def test_other_tensors_are_refused(image):
+    text = rf"shape \(height, width, channels\).* Found shape .*{image.dtype.name}\. Give it"
+    with pytest.raises(ValueError, match=text):
+        crop_decoded(CentralCrop(3), image, None)
+
+
+def test_crops_know_what_they_are():
+    assert (RandomCrop(3).random, CentralCrop(3).random) == (True, False)
+    assert RandomCrop(np.int64(3)) == RandomCrop([3, 3]) == RandomCrop((3, 3), area=(0.08, 1))
+    assert (RandomCrop(3).aspect_ratio, CentralCrop((3, 5)).size) == ((3 / 4, 4 / 3), (3, 5))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RandomCrop(3).size = 4
+
+
+@pytest.mark.parametrize("crop", [RandomCrop, CentralCrop])
+@pytest.mark.parametrize("size", [2.0, True, "224", (1, 2, 3), (1.0, 2), None])
+def test_wrong_sizes_are_refused(crop, size):
+    with pytest.raises(TypeError, match=r"`size`\. Received: .*\. Pass pixels"):
+        crop(size)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: RandomCrop(0), ValueError, r"at least 1 pixel for `size`\. Received: 0"),
+        (lambda: CentralCrop((3, -1)), ValueError, r"at least 1 pixel for `size`\. Received: \(3, -1\)"),
+        (lambda: RandomCrop(3, area=0.5), TypeError, "least and the largest value for `area`"),
+        (lambda: RandomCrop(3, area=(0.5, "1")), TypeError, "a number for `area`. Received: '1'"),
+        (lambda: RandomCrop(3, area=(0.0, 1.0)), ValueError, "`area` to be above 0 and at most 1. Received: 0.0"),
+        (lambda: RandomCrop(3, area=(0.5, 1.1)), ValueError, "`area` to be above 0 and at most 1. Received: 1.1"),
+        (lambda: RandomCrop(3, area=(0.9, 0.5)), ValueError, "least value of `area` first"),
+        (
+            lambda: RandomCrop(3, aspect_ratio=(1, float("inf"))),
+            ValueError,
+            "`aspect_ratio` to be above 0. Received: inf",
+        ),
+        (
+            lambda: RandomCrop(3, aspect_ratio=(float("nan"), 1)),
+            ValueError,
+            "`aspect_ratio` to be above 0. Received: nan",
+        ),
+        (lambda: CentralCrop(3, fraction=1.5), ValueError, "`fraction` to be above 0 and at most 1. Received: 1.5"),
+        (lambda: CentralCrop(3, fraction=None), TypeError, "a number for `fraction`"),
+    ],
+)
+def test_values_out_of_range_are_refused(make, error, text):
+    with pytest.raises(error, match=text):
+        make()

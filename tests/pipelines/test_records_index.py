@@ -1,0 +1,180 @@
+"""Records with an index: what the source takes from it, and what it refuses."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines import build_pipeline, records
+from tfopt.pipelines.tfrecords.index import INDEX_NAME
+from tfopt.pipelines.tfrecords.write import write_records
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Writes a folder of 20 examples in 4 shards; returns its path."""
+
+    def write(name="shards", compression=None, start=0):
+        rows = {"number": np.arange(start, start + 20), "row": np.zeros((20, 3), np.float32)}
+        write_records(rows, tmp_path / name, shards=4, compression=compression)
+        return tmp_path / name
+
+    return write
+
+
+def files(folder):
+    return sorted(str(path) for path in folder.iterdir() if path.name != INDEX_NAME)
+
+
+def numbers(source):
+    return [int(example["number"]) for example in source.dataset().map(source.decode)]
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+def test_count_and_examples_are_known(folder, compression):
+    source = records(folder(compression=compression))
+    assert (source.count, numbers(source)) == (20, list(range(20)))
+    assert len(build_pipeline(source, batch_size=6)) == 3
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+def test_a_glob_or_a_list_uses_the_index_too(folder, compression):
+    chosen = files(folder(compression=compression))
+    assert records(str(folder(compression=compression, name="other") / "*.tfrecord*")).count == 20
+    source = records(chosen[2:0:-1])
+    assert source.count == 10
+    assert numbers(source) == [*range(10, 15), *range(5, 10)]
+
+
+def test_files_of_two_folders_have_an_index_each(folder):
+    source = records(files(folder()) + files(folder("more", start=20)))
+    assert (source.count, numbers(source)) == (40, list(range(40)))
+
+
+def test_a_file_without_an_index_among_others_makes_all_serialised(folder, record_files):
+    source = records([*files(folder()), *record_files(1)])
+    assert source.decode is None
+    assert source.count == 30
+
+
+def test_features_and_parse_come_before_the_index(folder):
+    path = folder()
+    described = records(path, features={"number": tf.io.FixedLenFeature([], tf.string)})
+    assert next(iter(described.dataset().map(described.decode)))["number"].dtype == tf.string
+    parsed = records(path, parse=tf.strings.length)
+    assert int(next(iter(parsed.dataset().map(parsed.decode)))) > 50
+
+
+def test_the_index_of_another_program_counts_for_nothing(record_files, tmp_path):
+    paths = record_files()
+    (tmp_path / INDEX_NAME).write_text(json.dumps({"files": 3}))
+    assert (records(paths).count, records(paths).decode) == (30, None)
+
+
+def test_a_missing_shard_is_named(folder):
+    path = folder()
+    gone = files(path)[2]
+    os.unlink(gone)
+    with pytest.raises(PipelineError, match=f"There is no TFRecord file '{gone}'"):
+        records(path)
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP"])
+@pytest.mark.parametrize("part", [0, 0.5, 0.99])
+def test_a_cut_shard_is_named(folder, compression, part):
+    path = folder(compression=compression)
+    cut = files(path)[2]
+    size = os.path.getsize(cut)
+    os.truncate(cut, int(part * size))
+    with pytest.raises(
+        PipelineError, match=rf"Expected {size} bytes in '{cut}', as the index beside it says. Found {int(part * size)}"
+    ):
+        records(path)
+
+
+def test_a_shard_of_another_number_of_records_is_named(folder):
+    path = folder()
+    changed = files(path)[1]
+    size = os.path.getsize(changed)
+    with tf.io.TFRecordWriter(changed) as writer:
+        writer.write(b"x" * (size - 16))
+    with pytest.raises(PipelineError, match=rf"Expected 5 records in '{changed}'.* Found 1\."):
+        records(path)
+
+
+def test_a_compression_unlike_the_index_is_refused(folder):
+    with pytest.raises(ValueError, match=r"or 'GZIP', which the index beside .* Received: 'ZLIB'"):
+        records(folder(compression="GZIP"), compression="ZLIB")
+
+
+def test_on_bad_record_is_checked(folder):
+    with pytest.raises(ValueError, match=r"'error' or 'skip'\. Received: 'skp'\. Did you mean 'skip'"):
+        records(folder(), on_bad_record="skp")
+
+
+def test_the_fingerprint_changes_with_the_files_and_the_functions(folder, record_files):
+    path = folder()
+    plain = record_files()
+    features = {"number": tf.io.FixedLenFeature([], tf.int64)}
+    found = [
+        records(path).fingerprint(),
+        records(files(path)[:3]).fingerprint(),
+        records(path, on_bad_record="skip").fingerprint(),
+        records(path, parse=len).fingerprint(),
+        records(plain).fingerprint(),
+        records(plain, features=features).fingerprint(),
+        records(plain, features=features | {"more": tf.io.FixedLenFeature([], tf.int64)}).fingerprint(),
+    ]
+    assert all(one != other for number, one in enumerate(found) for other in found[:number])
+    source = records(path)
+    assert source.fingerprint() == found[0]
+    os.utime(files(path)[3], (1, 1))
+    assert source.fingerprint() != found[0]
+
+
+@pytest.mark.parametrize("on_bad_record", ["error", "skip"])
+def test_a_shard_that_is_missing_beside_the_given_ones_is_named(folder, on_bad_record):
+    path = folder()
+    assert records(files(path)[:2], on_bad_record=on_bad_record).count == 10
+    gone = files(path)[2]
+    os.unlink(gone)
+    for paths in (str(path / "*.tfrecord"), files(path)[:2]):
+        with pytest.raises(PipelineError, match=rf"every shard that the index beside .* Missing: '{gone}'\. Copy"):
+            records(paths, on_bad_record=on_bad_record)
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP"])
+def test_a_shard_that_is_a_copy_of_another_is_named(tmp_path, compression):
+    # Records of one size: without compression nothing but the contents tells the shards apart.
+    write_records(np.arange(100), tmp_path / "shards", shards=4, compression=compression)
+    first, second, *_ = files(tmp_path / "shards")
+    shutil.copy(first, second)
+    with pytest.raises(PipelineError, match=rf"Expected .* in '{second}', as the index beside it says"):
+        records(tmp_path / "shards")
+
+
+def test_an_exchange_behind_equal_beginnings_is_found(tmp_path):
+    rows = np.zeros((4, 50_000), np.float32)
+    rows[:, -1] = range(4)
+    write_records(rows, tmp_path / "shards", shards=4)
+    first, second, *_ = files(tmp_path / "shards")
+    shutil.copy(first, second)
+    with pytest.raises(PipelineError, match="the records that were written"):
+        records(tmp_path / "shards")
+
+
+@pytest.mark.parametrize("contents", [b"", b'{"form', b"\0" * 50])
+def test_an_index_that_was_emptied_is_refused(folder, contents):
+    path = folder()
+    (path / INDEX_NAME).write_bytes(contents)
+    for paths in (path, str(path / "*.tfrecord"), files(path)[:1]):
+        with pytest.raises(PipelineError, match="damaged or was edited"):
+            records(paths)
+
+
+def test_the_fingerprint_holds_what_the_index_says_of_the_shards(folder):
+    assert len(set(records(folder()).fingerprint()["sha256"])) == 4

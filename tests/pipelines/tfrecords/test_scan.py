@@ -1,0 +1,140 @@
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.pipelines.tfrecords import scan as module
+from tfopt.pipelines.tfrecords.framing import _masked_crc32c
+from tfopt.pipelines.tfrecords.scan import Lost, Segment, scan
+
+RECORDS = [b"first", b"", b"third " * 9, b"\x00" * 30, b"fifth"]
+STARTS = [0, 21, 37, 107, 153, 174]  # 16 bytes around each record
+
+
+def read(path):
+    """The records of the segments."""
+    contents, found = path.read_bytes(), []
+    for segment in scan(str(path), "").segments:
+        position = segment.offset
+        for _ in range(segment.count):
+            end = position + 12 + int.from_bytes(contents[position : position + 8], "little")
+            found.append(contents[position + 12 : end])
+            position = end + 4
+    return found
+
+
+def test_a_whole_file(plain_file):
+    for compression in ("", "GZIP", "ZLIB"):
+        found = scan(str(plain_file(RECORDS, compression=compression)), compression)
+        assert (found.segments, found.lost, found.count) == ((Segment(0, 5),), (), 5)
+
+
+def test_every_flipped_byte_loses_its_record_only(plain_file, flip):
+    path = plain_file(RECORDS)
+    for position in range(STARTS[-1]):
+        flip(path, position, bit=position % 8)
+        hit = next(number for number, end in enumerate(STARTS[1:]) if position < end)
+        found = scan(str(path), "")
+        (lost,) = found.lost
+        assert (lost.record, lost.offset, lost.size_bytes) == (hit, STARTS[hit], STARTS[hit + 1] - STARTS[hit])
+        in_header = position < STARTS[hit] + 12
+        assert lost.why.startswith("its length" if in_header else "its data")
+        assert found.count == 4
+        flip(path, position, bit=position % 8)
+    path_of_third = plain_file(RECORDS)
+    flip(path_of_third, STARTS[2])
+    assert read(path_of_third) == RECORDS[:2] + RECORDS[3:]
+
+
+def test_every_cut_loses_what_is_behind_it(plain_file):
+    path = plain_file(RECORDS)
+    whole = path.read_bytes()
+    for length in range(1, len(whole)):
+        path.write_bytes(whole[:length])
+        kept = sum(end <= length for end in STARTS[1:])
+        found = scan(str(path), "")
+        assert found.count == kept
+        if length not in STARTS:
+            why = "the file is cut inside its length" if length < STARTS[kept] + 12 else "the file is cut inside it"
+            assert found.lost == (Lost(kept, STARTS[kept], length - STARTS[kept], why),)
+
+
+def test_bytes_taken_out_of_the_middle(plain_file):
+    path = plain_file(RECORDS)
+    whole = path.read_bytes()
+    for start in range(STARTS[1], STARTS[-2]):
+        path.write_bytes(whole[:start] + whole[start + 3 :])
+        kept = read(path)
+        # Three bytes touch one record or two; all others are kept, in order.
+        touched = {number for number in range(5) if STARTS[number] < start + 3 and start < STARTS[number + 1]}
+        assert kept == [record for number, record in enumerate(RECORDS) if number not in touched]
+
+
+def test_two_damaged_records_that_do_not_touch(plain_file, flip):
+    path = plain_file(RECORDS)
+    flip(path, 3)
+    flip(path, STARTS[3] + 20)
+    assert [(lost.record, lost.offset) for lost in scan(str(path), "").lost] == [(0, 0), (3, STARTS[3])]
+    assert read(path) == [RECORDS[1], RECORDS[2], RECORDS[4]]
+
+
+def test_the_search_reaches_over_its_blocks(plain_file, flip, monkeypatch):
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 7)
+    path = plain_file(RECORDS)
+    flip(path, STARTS[2])
+    (lost,) = scan(str(path), "").lost
+    assert lost.size_bytes == STARTS[3] - STARTS[2]
+
+
+def test_a_length_that_cannot_be_is_never_allocated(plain_file):
+    path = plain_file([b"x" * 100])
+    contents = bytearray(path.read_bytes())
+    # The header of a record of 2**62 bytes, with the right checksum, inside a record whose length is altered.
+    contents[0] ^= 1
+    length = np.frombuffer((2**62).to_bytes(8, "little"), np.uint8)
+    contents[50:62] = length.tobytes() + _masked_crc32c(length[None])[0].tobytes()
+    path.write_bytes(contents)
+    assert scan(str(path), "").count == 0
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+def test_a_cut_compressed_file_is_always_seen(plain_file, compression):
+    path = plain_file(RECORDS, compression=compression)
+    whole = path.read_bytes()
+    for length in range(1, len(whole)):
+        path.write_bytes(whole[:length])
+        found = scan(str(path), compression)
+        assert len(found.lost) == 1
+        assert found.lost[0].record == found.count
+        assert "the compressed stream is cut; nothing behind it" in found.lost[0].why
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+def test_records_before_damage_in_a_compressed_file_are_kept(plain_file, compression):
+    rows = [random.Random(number).randbytes(40_000) for number in range(20)]
+    path = plain_file(rows, compression=compression)
+    contents = bytearray(path.read_bytes())
+    contents[len(contents) // 2] ^= 16
+    path.write_bytes(contents)
+    found = scan(str(path), compression)
+    assert 0 < found.count < 20
+    assert found.lost[0].record == found.count
+    kept = tf.data.TFRecordDataset([str(path)], compression).take(found.count)
+    assert [record.numpy() for record in kept] == rows[: found.count]
+
+
+def test_a_compressed_file_that_is_much_larger_inside(plain_file, monkeypatch):
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 64)
+    path = plain_file([bytes(200_000)], compression="GZIP")
+    assert scan(str(path), "GZIP") == module.Scan((Segment(0, 1),), ())
+
+
+def test_compressed_files_that_were_joined(plain_file):
+    path = plain_file(RECORDS, compression="GZIP")
+    path.write_bytes(path.read_bytes() * 2)
+    assert (scan(str(path), "GZIP").count, scan(str(path), "GZIP").lost) == (10, ())
+    # TensorFlow reads the first of two zlib streams only.
+    path = plain_file(RECORDS, compression="ZLIB")
+    path.write_bytes(path.read_bytes() * 2)
+    assert "bytes follow the end" in scan(str(path), "ZLIB").lost[0].why

@@ -1,0 +1,203 @@
+import os
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines import Source, build_pipeline, dataset, images, records
+from tfopt.pipelines.tfrecords import write as module
+from tfopt.pipelines.tfrecords.index import read_index
+from tfopt.pipelines.tfrecords.write import write_records
+
+DTYPES = [
+    *(tf.bool, tf.string, tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128),
+    *(tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32, tf.int64, tf.uint64),
+]
+
+
+def examples(source):
+    """The source's examples."""
+    raw = source.dataset()
+    return raw if source.decode is None else raw.map(source.decode)
+
+
+def equal(first, second):
+    tf.nest.assert_same_structure(first, second)
+    for one, other in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_every_dtype_comes_back(tmp_path):
+    values = {
+        dtype.name: tf.constant([["a", "", b"\xff"]] * 2) if dtype == tf.string else tf.cast([[0, 1, 2]] * 2, dtype)
+        for dtype in DTYPES
+    }
+    given = tf.data.Dataset.from_tensors((values, {"scalar": tf.constant(-3, tf.int16)}, tf.constant("text")))
+    write_records(given, tmp_path / "shards")
+    found = examples(records(tmp_path / "shards"))
+    assert found.element_spec == given.element_spec
+    equal(next(iter(found)), next(iter(given)))
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+def test_examples_of_unlike_shapes_come_back_in_order(tmp_path, compression):
+    def example(number):
+        return {"x": tf.fill([number % 4, 2], number), "y": (number,)}
+
+    given = tf.data.Dataset.range(40).map(example)
+    index = write_records(given, tmp_path / "shards", shards=7, compression=compression)
+    source = records(tmp_path / "shards")
+    assert (index.count, source.count, len(index.shards)) == (40, 40, 7)
+    assert {shard.count for shard in index.shards} == {5, 6}
+    assert examples(source).element_spec == given.element_spec
+    for one, other in zip(examples(source), given, strict=True):
+        equal(one, other)
+
+
+def test_shards_are_filled_to_a_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SHARD_BYTES", 5000)
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    unknown = tf.data.Dataset.range(100).filter(lambda number: number >= 0)
+    index = write_records(unknown.map(lambda number: tf.fill([100], number)), tmp_path / "shards")
+    sizes = [shard.size_bytes for shard in index.shards]
+    assert index.count == 100
+    assert len(sizes) > 10
+    assert all(5000 <= size < 7000 for size in sizes[:-1])
+    assert [int(row[0]) for row in examples(records(tmp_path / "shards"))] == list(range(100))
+
+
+def test_the_order_is_the_sources_whatever_takes_longer(tmp_path):
+    def slow_first(number):
+        time.sleep(0.02 * (number % 4 == 0))
+        return number
+
+    free = tf.data.Options()
+    free.deterministic = False
+    slow = tf.data.Dataset.range(40).map(
+        lambda number: tf.ensure_shape(tf.numpy_function(slow_first, [number], tf.int64, stateful=False), ()),
+        num_parallel_calls=4,
+    )
+    write_records(slow.with_options(free), tmp_path / "shards")
+    assert [int(number) for number in examples(records(tmp_path / "shards"))] == list(range(40))
+
+
+def test_equal_sources_make_equal_files(tmp_path):
+    rows = (np.arange(3000), np.random.default_rng(0).random((3000, 4)))
+    first, second = (write_records(rows, tmp_path / name, shards=4) for name in "ab")
+    assert first == second == read_index(str(tmp_path / "b"))
+
+
+def test_images_are_written_encoded_and_read_decoded(photos, tmp_path):
+    index = write_records(images(photos), tmp_path / "shards", shards=2)
+    back, given = records(tmp_path / "shards"), images(photos)
+    assert back.class_names == given.class_names == ("a", "b", "c")
+    first = sorted((photos / "a").iterdir())[0].read_bytes()
+    contents, label = next(iter(back.dataset().map(back.encoded)))
+    assert (contents.numpy(), int(label)) == (first, 0)
+    assert index.shards[0].size_bytes < 6 * (len(first) + 200)
+    for one, other in zip(examples(back), examples(given), strict=True):
+        equal(one, other)
+    # Written again from records, they are still encoded.
+    write_records(back, tmp_path / "again", shards=2)
+    assert read_index(str(tmp_path / "again")) == index
+
+
+def test_written_records_train_like_their_source(tmp_path):
+    rows = (np.arange(64, dtype=np.float32).reshape(16, 4), np.arange(16))
+    write_records(rows, tmp_path / "shards", shards=3)
+    for batch, other in zip(
+        build_pipeline(records(tmp_path / "shards"), batch_size=8, training=False),
+        build_pipeline(rows, batch_size=8, training=False),
+        strict=True,
+    ):
+        equal(batch, other)
+
+
+def test_the_bar_is_shown_on_a_terminal_only(tmp_path, capfd, monkeypatch):
+    write_records(np.arange(3), tmp_path / "a")
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    write_records(np.arange(3), tmp_path / "b")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "3/3" in err
+    assert "writing arrays" in err
+
+
+def test_a_source_that_cannot_be_read_is_named_and_leaves_nothing(photos, tmp_path):
+    source = images(photos)
+    broken = sorted((photos / "b").iterdir())[1]
+    broken.write_bytes(b"no image")
+    with pytest.raises(PipelineError, match=rf"Expected to read images in .*Not a JPEG.*{broken.name}"):
+        write_records(source, tmp_path / "out" / "shards", shards=3)
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_source_of_another_count_is_refused(tmp_path):
+    for count in (2, 4):
+        source = Source(name="mine", dataset=lambda: tf.data.Dataset.range(3), count=count)
+        with pytest.raises(PipelineError, match=f"Expected {count} examples, as mine says. Found 3"):
+            write_records(source, tmp_path / "shards")
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_examples_and_endless_ones_are_refused(tmp_path):
+    with pytest.raises(PipelineError, match="at least one example"):
+        write_records(tf.data.Dataset.range(3).filter(lambda number: number > 5), tmp_path / "shards")
+    with pytest.raises(PipelineError, match="has no end"):
+        write_records(dataset(tf.data.Dataset.range(3).repeat()), tmp_path / "shards")
+
+
+def test_arguments_are_checked(tmp_path):
+    unknown = tf.data.Dataset.range(3).filter(lambda number: number >= 0)
+    with pytest.raises(ValueError, match="Received: 4 for 3 examples"):
+        write_records(np.arange(3), tmp_path / "shards", shards=4)
+    with pytest.raises(ValueError, match="Received: 2 for an unknown number of examples"):
+        write_records(unknown, tmp_path / "shards", shards=2)
+    with pytest.raises(ValueError, match="at least 1"):
+        write_records(np.arange(3), tmp_path / "shards", shards=0)
+    with pytest.raises(ValueError, match=r"'GZIP' or 'ZLIB'\. Received: 'gzip'\. Pass .* in capitals"):
+        write_records(np.arange(3), tmp_path / "shards", compression="gzip")
+    with pytest.raises(TypeError, match="Expected a source"):
+        write_records(3, tmp_path / "shards")
+    assert os.listdir(tmp_path) == []
+
+
+def test_images_that_are_decoded_otherwise_are_written_decoded(tmp_path):
+    pixels = np.arange(16, dtype=np.uint8).reshape(4, 4, 1)
+    encoded = tf.io.encode_png(pixels).numpy()
+
+    def decode(contents, label):
+        return tf.cast(tf.io.decode_png(contents, channels=1), tf.float32) / 255.0, label
+
+    source = Source(
+        name="grey",
+        dataset=lambda: tf.data.Dataset.from_tensors((encoded, 3)),
+        decode=decode,
+        encoded=lambda contents, label: (contents, label),
+    )
+    assert not write_records(source, tmp_path / "shards").image
+    equal(next(iter(examples(records(tmp_path / "shards")))), (tf.constant(pixels / np.float32(255)), tf.constant(3)))
+
+
+@pytest.mark.parametrize("key", ["", "\udc80", "a/b"])
+def test_names_that_cannot_be_stored_are_refused(tmp_path, key):
+    given = {key: np.arange(5), "value": np.arange(5) + 100}
+    with pytest.raises(
+        PipelineError, match=r"Expected names in UTF-8, not empty and without '/', in an example.* Found .*\. Bring"
+    ):
+        write_records(given, tmp_path / "shards")
+
+
+@pytest.mark.parametrize("folder", [5, None, b"abc"])
+def test_a_folder_of_another_type_is_refused(folder):
+    with pytest.raises(TypeError, match=r"Expected the path of a folder\. Received: .*\. Pass a text"):
+        write_records(np.arange(3), folder)
+
+
+def test_a_folder_without_a_name_is_refused():
+    with pytest.raises(ValueError, match=r"Expected the path of a new or empty folder\. Received: ''\. Name one"):
+        write_records(np.arange(3), "")

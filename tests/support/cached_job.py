@@ -1,0 +1,52 @@
+"""A pipeline with a cache on disk, for tests that run it in processes of their own.
+
+`python cached_job.py FOLDER EPOCHS` prints "begun", and after each epoch whether it had every example once, in order.
+In the environment: PAUSE, seconds to compute an example; FILE_LIMIT, bytes that a file may have.
+"""
+
+import logging
+import os
+import resource
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.pipelines import plan_pipeline
+
+COUNT = 300
+EXPECTED = [2 * row for row in range(COUNT)]
+
+
+def slowly(row):
+    time.sleep(float(os.environ.get("PAUSE", "0")))  # what a function reads while it runs is in no fingerprint
+    return 2 * row
+
+
+def twice(row):
+    return tf.ensure_shape(tf.numpy_function(slowly, [row], tf.int64), ()) * tf.ones((64,), tf.int64)
+
+
+def plan(folder, first=0):
+    rows = np.arange(first, first + COUNT, dtype=np.int64)
+    return plan_pipeline(rows, batch_size=10, training=False, transform=twice, cache=os.fspath(folder))
+
+
+def numbers(dataset):
+    """What one pass over the dataset gives."""
+    return [int(row[0]) for batch in dataset for row in batch.numpy()]
+
+
+def main():
+    logging.basicConfig(level=logging.WARNING)
+    if "FILE_LIMIT" in os.environ:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["FILE_LIMIT"]),) * 2)
+    dataset = plan(sys.argv[1]).build()
+    print("begun", flush=True)
+    for _ in range(int(sys.argv[2])):
+        print("right" if numbers(dataset) == EXPECTED else "wrong", flush=True)
+
+
+if __name__ == "__main__":
+    main()
