@@ -235,7 +235,8 @@ def test_a_missing_package_ends_the_run_before_it_begins(monkeypatch, tmp_path, 
 def test_a_signal_keeps_what_was_measured(tmp_path, number):
     """A real run, ended after its first case."""
     code = (
-        "import sys\nfrom tfopt.bench import run\nfrom tfopt.bench.cases import Scale\n"
+        "import signal, sys\nfrom tfopt.bench import run\nfrom tfopt.bench.cases import Scale\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run in the background
         "run.default_scale = lambda: Scale(batch_size=8, width=1, steps=1, photos=64, resnet=None, seeds=(0,))\n"
         "from tfopt.bench.cli import main\nsys.exit(main(['run', 'callbacks', 'xla', '--output', sys.argv[1]]))"
     )

@@ -35,15 +35,17 @@ def planned(monkeypatch):
 
 def test_every_suite_runs_on_real_data(document):
     assert document["status"] == "complete"
-    assert [case["suite"] for case in document["cases"]] == list(suites.SUMMARIES) == document["suites"]
-    assert [case["error"] for case in document["cases"]] == [None] * 4
-    variants = {case["suite"]: [v["name"] for v in case["variants"]] for case in document["cases"]}
-    assert variants["precision"] == ["float32", "mixed_bfloat16", "mixed_float16"]
-    assert len(variants["pipeline"]) == 4
+    ran = [case["suite"] for case in document["cases"]]
+    assert list(dict.fromkeys(ran)) == list(suites.SUMMARIES) == document["suites"]
+    assert [case["error"] for case in document["cases"]] == [None] * len(ran)
+    variants = {(case["suite"], case["workload"]): [v["name"] for v in case["variants"]] for case in document["cases"]}
+    assert variants["precision", "digits"] == ["float32", "mixed_bfloat16", "mixed_float16"]
+    assert [len(names) for (suite, _), names in variants.items() if suite == "pipeline"] == [4, 2, 2, 3]
 
 
 def test_every_variant_computes_the_same(document):
-    checks = {(case["suite"], v["name"]): v["check"] for case in document["cases"] for v in case["variants"]}
+    cases = [case for case in document["cases"] if case["workload"] != "photos, by hand"]
+    checks = {(case["suite"], v["name"]): v["check"] for case in cases for v in case["variants"]}
     assert {key: check["passed"] for key, check in checks.items()} == dict.fromkeys(checks, True)
     accuracies = checks["precision", "mixed_float16"]["values"]
     assert len(accuracies) == 3
@@ -54,7 +56,7 @@ def test_every_figure_has_raw_samples_behind_it(document):
     for case in document["cases"]:
         measured = {v["name"]: StepTimes.from_dict(v["step_time"]) for v in case["variants"]}
         for v in case["variants"]:
-            assert len(v["step_time"]["repeats_ms"]) == 6
+            assert len(v["step_time"]["repeats_ms"]) == (12 if case["workload"] == "photos, by hand" else 6)
             assert v["step_time"] == json.loads(json.dumps(measured[v["name"]].to_dict()))
             if v["name"] != case["baseline"]:
                 expected = compare(measured[case["baseline"]], measured[v["name"]]).to_dict()

@@ -1,11 +1,15 @@
 """Each variant is measured and checked under the settings that it names."""
 
+from contextlib import ExitStack
+
 import keras
 import pytest
+import tensorflow as tf
 
 from tfopt.bench.cases import CPU, GPU, Scale
+from tfopt.bench.drawing import DrawTimer
 from tfopt.bench.suites import callbacks, load, pipeline, precision, settings, xla
-from tfopt.bench.workloads import digits, photos
+from tfopt.bench.workloads import crops, digits, photos
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger
 
 TINY = Scale(batch_size=8, width=2, steps=3, photos=64, resnet=4, seeds=(5,))
@@ -72,7 +76,7 @@ def test_accuracies_are_those_of_the_setting(monkeypatch, suite, expected):
 
 def test_the_pipelines_are_what_they_say(spied, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (case,) = pipeline.cases(TINY)
+    case, *_ = pipeline.cases(TINY)
     timers(case, None)
     found = {}
     for variant, (_, dataset, *_) in zip(case.variants, spied, strict=True):
@@ -89,9 +93,56 @@ def test_the_pipelines_are_what_they_say(spied, tmp_path, monkeypatch):
     assert spied[1][1].options().experimental_optimization.map_parallelization is None
 
 
-def test_the_loggers_are_on_in_one_variant(spied, monkeypatch):
-    from contextlib import ExitStack
+def test_the_input_alone_is_what_it_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seen = []
+    monkeypatch.setattr(pipeline, "DrawTimer", lambda make, batch_size: seen.append(make()) or print)
+    _, crop, by_hand, cache = pipeline.cases(TINY)
+    with ExitStack() as stack:
+        for case in (crop, by_hand, cache):
+            timers(case, stack)
+        assert all(dataset.cardinality() == tf.data.INFINITE_CARDINALITY for dataset in seen)
+        batches = [next(iter(dataset))[0] for dataset in seen]
+    assert {(batch.shape, batch.dtype) for batch in batches} == {((32, photos.SIZE, photos.SIZE, 3), tf.uint8)}
+    naive = seen[0].options()
+    assert naive.experimental_optimization.map_parallelization is False
+    assert seen[2].options().deterministic is False
 
+
+def test_the_crop_by_hand_and_the_naive_one_find_the_same_window():
+    for shape in [(300, 400, 3), (401, 300, 3), (224, 224, 3)]:
+        begin, size = crops._central(tf.constant(shape))
+        side = round(0.875 * min(shape[:2]))
+        assert size.numpy().tolist() == [side, side, -1]
+        assert begin.numpy().tolist() == [(shape[0] - side) // 2, (shape[1] - side) // 2, 0]
+
+
+def test_drawing_is_timed_from_fresh_input_in_blocks():
+    class Clock:
+        now = 0.0
+
+        def __call__(self):
+            return self.now
+
+    clock, made = Clock(), []
+
+    def input_of_two_seconds_a_batch():
+        made.append(0)
+        clock.now += 10
+        while True:
+            clock.now += 2
+            made[-1] += 1
+            yield None
+
+    timer = DrawTimer(input_of_two_seconds_a_batch, 32, clock=clock)
+    for _ in range(2):
+        times = timer(5, warmup=3, samples=2)
+        assert times.repeats_ms == ((2000.0, 2000.0),)
+        assert (times.steps_per_sample, times.first_step_seconds, times.examples_per_step) == (3, 12.0, 32)
+    assert made == [10, 10]  # one first, three to warm up, two blocks of three
+
+
+def test_the_loggers_are_on_in_one_variant(spied, monkeypatch):
     (case,) = callbacks.cases(TINY)
     with ExitStack() as stack:
         timers(case, stack)
@@ -110,5 +161,6 @@ def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
         name: [case.workload for suite in load([]) for case in suite.cases(scale)]
         for name, scale in (("cpu", CPU), ("gpu", GPU))
     }
-    assert workloads["cpu"] == ["digits", "digits", "photos", "digits"]
-    assert workloads["gpu"] == ["digits", "resnet50", "digits", "resnet50", "photos", "digits"]
+    photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
+    assert workloads["cpu"] == ["digits", "digits", *photographs, "digits"]
+    assert workloads["gpu"] == ["digits", "resnet50", "digits", "resnet50", *photographs, "digits"]

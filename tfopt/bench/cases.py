@@ -86,6 +86,7 @@ class Case:
         variants: At least two; the first is the baseline.
         judge: From the baseline's values and a variant's, whether their results agree. None: not checked.
         repeats: Turns of each variant.
+        profile: Makes a profile of the input as JSON values, as `PipelineProfile.to_dict` does. None: there is none.
     """
 
     suite: str
@@ -95,6 +96,7 @@ class Case:
     variants: Sequence[Variant]
     judge: Callable[[Sequence[float], Sequence[float]], Check] | None = None
     repeats: int = REPEATS
+    profile: Callable[[], dict[str, Any]] | None = None
 
     @property
     def ticks(self) -> int:
@@ -118,6 +120,7 @@ class Case:
                 _outcome(variant, variant.name == baseline, times[baseline], times[variant.name], checks)
                 for variant in self.variants
             ],
+            "profile": self.profile and self.profile(),
         }
 
     def _checks(self, on_tick: Callable[[str], None]) -> dict[str, Check]:

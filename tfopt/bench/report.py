@@ -59,10 +59,19 @@ def _section(case: dict[str, Any]) -> Section:
     return Section(
         title=title,
         text=f"{case['question']} {notes}.",
-        charts=(_chart(case),),
+        charts=(_chart(case), *_profile_charts(case)),
         tables=(Table(headers, rows, align="lrrrll"),),
         details=tuple((f"Raw samples of {variant['name']}", _samples(variant)) for variant in case["variants"]),
     )
+
+
+def _profile_charts(case: dict[str, Any]) -> list[str]:
+    profile = case.get("profile")
+    if not profile:
+        return []
+    from tfopt.pipelines.profiling.report import chart_of  # loads TensorFlow
+
+    return [chart_of(profile)]
 
 
 def _chart(case: dict[str, Any]) -> str:

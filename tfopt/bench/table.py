@@ -12,6 +12,8 @@ from tfopt.bench import words
 WIDTH = 120
 """Columns, whatever the terminal, so that a file or a README always gets the same table."""
 
+_TITLE = 36
+
 
 def render(document: dict[str, Any], width: int = WIDTH) -> str:
     """The table and the sentences around it, as plain text.
@@ -42,7 +44,9 @@ def _table(document: dict[str, Any]) -> Table:
     for position, case in enumerate(document["cases"]):
         if position:
             table.add_row()
-        table.add_row(Text(f"{case['suite']}, {case['workload']}: {case['unit']}"))
+        title, unit = f"{case['suite']}, {case['workload']}:", case["unit"]
+        # No row spans columns: a long title would take their width.
+        table.add_row(Text(f"{title} {unit}" if len(title) + len(unit) < _TITLE else f"{title}\n{unit}"))
         if case["error"]:
             table.add_row("  failed", "", "", "", Text(case["error"]))
         for variant in case["variants"]:

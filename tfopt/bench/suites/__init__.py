@@ -10,7 +10,7 @@ from tfopt.errors import unknown_name
 SUMMARIES = {
     "precision": "float32 against mixed_bfloat16 and mixed_float16",
     "xla": "the training step with and without XLA",
-    "pipeline": "a naive tf.data pipeline against build_pipeline(), with and without cache",
+    "pipeline": "naive and hand-tuned tf.data pipelines against build_pipeline(), with crop and with cache",
     "callbacks": "fit with and without tfopt's loggers",
 }
 

@@ -85,15 +85,23 @@ def naive(path: Path, batch_size: int, *, optimised: bool = True) -> tf.data.Dat
         optimised: Whether tf.data may make the map parallel and prefetch, as it does by itself. Without, one file is
             read after the other.
     """
-    names = sorted(path.glob("*/*.jpg"))
-    classes = sorted({name.parent.name for name in names})
-    labels = [classes.index(name.parent.name) for name in names]
-    dataset = tf.data.Dataset.from_tensor_slices(([str(name) for name in names], labels))
-    dataset = dataset.shuffle(len(names))
+    dataset = names(path)
     dataset = dataset.map(lambda name, label: resized(tf.io.decode_jpeg(tf.io.read_file(name), channels=3), label))
     dataset = dataset.batch(batch_size, drop_remainder=True)
-    if optimised:
-        return dataset
+    return dataset if optimised else one_by_one(dataset)
+
+
+def names(path: Path, times: int = 1) -> tf.data.Dataset:
+    """The names of the photographs in a folder with their labels, several times over, shuffled."""
+    files = sorted(path.glob("*/*.jpg"))
+    classes = sorted({file.parent.name for file in files})
+    labels = [classes.index(file.parent.name) for file in files]
+    dataset = tf.data.Dataset.from_tensor_slices(([str(file) for file in files], labels)).repeat(times)
+    return dataset.shuffle(times * len(files))
+
+
+def one_by_one(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset without the optimisations that tf.data makes by itself."""
     options = tf.data.Options()
     options.experimental_optimization.map_parallelization = False
     options.experimental_optimization.inject_prefetch = False

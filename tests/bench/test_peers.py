@@ -1,0 +1,27 @@
+"""The peers' scripts say what they need, and draw from the same photographs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tfopt.bench import results
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "peers" / "pipeline.py"
+
+
+def test_without_torch_the_reason_is_said(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    result = subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 3
+    assert result.stdout.startswith("Skipped: expected torch. Found: no torch here. Run: pip install")
+
+
+def test_the_recorded_comparison_is_whole():
+    document = results.read(ROOT / "benchmarks" / "results" / "peers-pipeline-cpu.json")
+    (case,) = document["cases"]
+    assert re.fullmatch(r"PyTorch DataLoader, \d+ workers", case["baseline"])
+    assert [variant["verdict"] for variant in case["variants"]] == ["baseline", "faster"]
