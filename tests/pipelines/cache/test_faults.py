@@ -98,6 +98,7 @@ def test_a_flipped_byte(cache, share, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_byte_of_a_record(cache):
     rows = cache / ROWS
     whole = rows.read_bytes()
