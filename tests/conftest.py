@@ -2,12 +2,15 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tfopt import repairs
+
 
 @pytest.fixture(autouse=True)
 def _restored_globals():
     """Each test finds Keras' global state as it was, whatever the one before did to it."""
     before = keras.config.dtype_policy()
     yield
+    repairs.remove()
     keras.config.set_dtype_policy(before)
 
 

@@ -4,6 +4,7 @@
 - `tfopt.xla`: XLA on or off for a model, decided by measurement
 - `tfopt.pipelines`: `build_pipeline()`, tf.data pipelines that keep the device fed
 - `tfopt.callbacks`: utilisation and throughput loggers for `model.fit`
+- `tfopt.repairs`: silent defects of Keras, named and repaired
 - `tfopt.measure`: how long a training step takes, with an interval
 - `tfopt.hardware`: what the GPUs and the host are and do
 - `tfopt.errors`: what can go wrong
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from tfopt import measure as measure
     from tfopt import pipelines as pipelines
     from tfopt import precision as precision
+    from tfopt import repairs as repairs
     from tfopt import xla as xla
 
 __version__ = "0.1.0"
 
-__all__ = ["callbacks", "errors", "hardware", "measure", "pipelines", "precision", "xla"]
+__all__ = ["callbacks", "errors", "hardware", "measure", "pipelines", "precision", "repairs", "xla"]
 
 
 def __getattr__(name: str) -> ModuleType:

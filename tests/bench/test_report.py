@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tfopt.bench import report, table, words
+from tfopt.measure import StepTimes
 
 VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
 NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -132,6 +133,63 @@ def test_the_table_fits_its_width(document):
     lines = table.render(document).splitlines()
     assert max(map(len, lines)) <= table.WIDTH
     assert sum(line.endswith("baseline") for line in lines) == len(document["cases"])
+
+
+@pytest.fixture
+def on_a_gpu(document):
+    """The document as a GPU would have it: memory peaks, and a recommended variant."""
+    changed = copy.deepcopy(document)
+    for case in changed["cases"]:
+        for number, variant in enumerate(case["variants"]):
+            variant["peak_memory_mib"] = 38123.4 + number
+    precision = changed["cases"][0]
+    precision["workload"] = "resnet50"
+    precision["variants"][1].update(name="mixed_bfloat16, XLA", recommended=True)
+    return changed
+
+
+@pytest.mark.parametrize("render", [report.page, table.render])
+def test_memory_and_the_recommended_are_shown_where_known(document, on_a_gpu, render):
+    text = render(on_a_gpu)
+    assert "38,123" in text
+    assert "mixed_bfloat16, XLA *" in text
+    assert "resnet50: mixed_bfloat16, XLA, recommended for this device (*), is" in text.replace("\n", " ")
+    assert "Peak" not in render(document)
+    assert "recommended" not in render(document)
+
+
+def test_the_wider_table_fits_its_width(on_a_gpu):
+    lines = table.render(on_a_gpu).splitlines()
+    assert max(map(len, lines)) <= table.WIDTH
+    for case in on_a_gpu["cases"]:
+        for variant in case["variants"]:
+            (line,) = [line for line in lines if words.step_time(variant) in line and words.name(variant) in line]
+            assert line.endswith(words.verdict(variant))
+
+
+@pytest.mark.parametrize(
+    ("samples", "changes", "text"),
+    [
+        ((10.0, 5.0, 8.0), (), "is the fastest."),
+        ((10.0, 5.0, 4.0), (), "is slower than c."),
+        ((10.0, 5.0, 4.0), ("c",), "is the fastest."),  # what computes something else is no rival
+        ((10.0, 5.0, 4.99), (), "is as fast as c, the fastest, within noise."),
+    ],
+)
+def test_whether_the_recommended_is_the_fastest(samples, changes, text):
+    variants = [
+        {
+            "name": name,
+            "step_time": StepTimes(repeats_ms=((ms, ms),) * 6, steps_per_sample=1, first_step_seconds=1.0).to_dict(),
+            "verdict": "changes the result" if name in changes else "faster",
+            "recommended": name == "b",
+        }
+        for name, ms in zip("abc", samples, strict=True)
+    ]
+    case = {"workload": "w", "variants": variants}
+    assert words.recommended(case) == f"w: b, recommended for this device (*), {text}"
+    variants[1]["recommended"] = False
+    assert words.recommended(case) == ""
 
 
 @pytest.mark.parametrize("render", [report.page, table.render])

@@ -46,6 +46,13 @@ def test_what_was_written_is_read_back(written):
     assert read(written.path) == json.loads(dumps(written.document))
 
 
+@pytest.mark.parametrize("extra", [{}, {"peak_memory_mib": None}, {"peak_memory_mib": 17.5, "recommended": True}])
+def test_what_older_runs_lack_may_be_missing(written, extra):
+    document = edited(written.document, lambda case: case["variants"][1].update(extra))
+    written.path.write_text(dumps(document))
+    assert read(written.path) == json.loads(dumps(document))
+
+
 def test_every_case_is_on_the_disk_at_once(tmp_path):
     results = Results(tmp_path, ["xla"], ENVIRONMENT)
     assert read(results.path)["status"] == "running"
@@ -108,6 +115,8 @@ def edited(document, change):
         lambda case: case["variants"][1].update(check={"passed": False}),
         lambda case: case["variants"][1].update(verdict="splendid"),
         lambda case: case.pop("error"),
+        lambda case: case["variants"][1].update(peak_memory_mib=-1),
+        lambda case: case["variants"][1].update(peak_memory_mib="much"),
     ],
 )
 def test_figures_that_do_not_follow_from_their_samples_are_refused(written, change):

@@ -6,11 +6,15 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tfopt.bench import table
 from tfopt.bench.cases import CPU, GPU, Scale
 from tfopt.bench.drawing import DrawTimer
-from tfopt.bench.suites import callbacks, load, pipeline, precision, settings, xla
-from tfopt.bench.workloads import crops, digits, photos
+from tfopt.bench.results import Results, read
+from tfopt.bench.suites import callbacks, combinations, load, pipeline, precision, settings, xla
+from tfopt.bench.workloads import crops, digits, photos, resnet50
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger
+from tfopt.hardware import Gpu
+from tfopt.measure import environment
 
 TINY = Scale(batch_size=8, width=2, steps=3, photos=64, resnet=4, seeds=(5,))
 
@@ -33,19 +37,33 @@ def spied(monkeypatch):
     monkeypatch.setattr(settings, "StepTimer", Spy)
     monkeypatch.setattr(pipeline, "FitTimer", Spy)
     monkeypatch.setattr(callbacks, "FitTimer", Spy)
-    # ResNet-50 in its full size is not needed to see its settings.
-    monkeypatch.setattr(settings.resnet50, "model", lambda **options: digits.model(**options))
-    monkeypatch.setattr(settings.resnet50, "batch", lambda size, count: digits.batch(size))
     return Spy.seen
+
+
+@pytest.fixture
+def small_resnet(monkeypatch):
+    """Stands for ResNet-50, whose full size is not needed to see its settings."""
+
+    def batch(size, *, count):
+        return tuple(map(tf.constant, digits.batch(size)))
+
+    def model(jit_compile):
+        layers = keras.layers
+        net = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(10)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile("sgd", loss, jit_compile=jit_compile)
+        return net
+
+    monkeypatch.setattr(resnet50, "model", model)
+    monkeypatch.setattr(resnet50, "batch", batch)
 
 
 def timers(case, stack):
     return [variant.timer(stack) for variant in case.variants]
 
 
-@pytest.mark.parametrize("workload", [0, 1])
-def test_precision_is_timed_under_each_policy(spied, workload):
-    case = precision.cases(TINY)[workload]
+def test_precision_is_timed_under_each_policy(spied):
+    case, *_ = precision.cases(TINY)
     timers(case, None)
     names = [variant.name for variant in case.variants]
     assert [policy for *_, policy in spied] == names == ["float32", "mixed_bfloat16", "mixed_float16"]
@@ -53,10 +71,57 @@ def test_precision_is_timed_under_each_policy(spied, workload):
     assert isinstance(spied[2][0].optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-@pytest.mark.parametrize("workload", [0, 1])
-def test_xla_is_timed_off_and_on(spied, workload):
-    timers(xla.cases(TINY)[workload], None)
+def test_xla_is_timed_off_and_on(spied):
+    (case,) = xla.cases(TINY)
+    timers(case, None)
     assert [model.jit_compile for model, *_ in spied] == [False, True]
+
+
+def test_resnet50_is_timed_under_every_combination(spied, small_resnet, monkeypatch):
+    monkeypatch.setattr(combinations, "StepTimer", Spy)
+    monkeypatch.setattr(combinations, "FitTimer", Spy)
+    _, alone, fit = precision.cases(TINY)
+    for case in (alone, fit):
+        timers(case, None)
+        assert [v.name for v in case.variants] == [f"{p}{x}" for p in combinations._POLICIES for x in ("", ", XLA")]
+    policies = [policy for policy in combinations._POLICIES for _ in range(2)]
+    assert [policy for *_, policy in spied] == [m.layers[0].dtype_policy.name for m, *_ in spied] == 2 * policies
+    assert [model.jit_compile for model, *_ in spied] == 6 * [False, True]
+    batches = [data for _, data, *_ in spied]
+    assert {tuple(data[0].shape) for data in batches[:6]} == {(4, 8, 8, 1)}
+    stages = {type(data).__name__ for data in batches[6:]}
+    assert stages == {"_OptionsDataset"}
+    assert {tuple(data.element_spec[0].shape) for data in batches[6:]} == {(4, 8, 8, 1)}
+    assert [int(data.cardinality()) for data in batches[6:]] == [4] * 6
+
+
+@pytest.mark.parametrize(
+    ("capability", "policy"), [((9, 0), "mixed_bfloat16"), ((7, 5), "mixed_float16"), (None, "float32")]
+)
+def test_what_the_device_is_recommended_is_marked(monkeypatch, small_resnet, capability, policy):
+    gpu = Gpu(
+        index=0, uuid="GPU-0", name="G", memory_mib=1, compute_capability=capability, mig=False, driver_version=None
+    )
+    monkeypatch.setattr("tfopt.hardware.gpus", lambda: (gpu,) if capability else ())
+    for case in precision.cases(TINY)[1:]:
+        assert [variant.name for variant in case.variants if variant.recommended] == [f"{policy}, XLA"]
+
+
+@pytest.mark.parametrize("workload", [1, 2])
+def test_the_combinations_run(small_resnet, monkeypatch, workload, tmp_path):
+    """On a small net in place of ResNet-50: the step and fit, under two policies, measured and recorded."""
+    monkeypatch.setattr(combinations, "_POLICIES", ("float32", "mixed_bfloat16"))
+    monkeypatch.setattr(combinations, "_STEPS", 2)
+    case = precision.cases(TINY)[workload]
+    outcome = case.run(lambda name: None)
+    assert [variant["check"] for variant in outcome["variants"]] == [None] * 4
+    assert [variant["step_time"]["examples_per_step"] for variant in outcome["variants"]] == [4] * 4
+    assert {len(variant["step_time"]["repeats_ms"]) for variant in outcome["variants"]} == {6}
+    assert [variant["recommended"] for variant in outcome["variants"]] == [False, True, False, False]
+    results = Results(tmp_path, ["precision"], environment())
+    results.add({**outcome, "error": None})
+    assert read(results.path)["cases"][0]["workload"] == case.workload
+    assert f"{case.workload}: float32, XLA, recommended for this device (*), is" in table.render(results.document)
 
 
 @pytest.mark.parametrize(
@@ -163,4 +228,4 @@ def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
     }
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
     assert workloads["cpu"] == ["digits", "digits", *photographs, "digits"]
-    assert workloads["gpu"] == ["digits", "resnet50", "digits", "resnet50", *photographs, "digits"]
+    assert workloads["gpu"] == ["digits", "resnet50", "resnet50, fit", "digits", *photographs, "digits"]

@@ -5,8 +5,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+from tfopt.bench.memory import MemoryMeter
 from tfopt.measure import StepTimes, compare, interleave
 
 REPEATS = 6
@@ -66,12 +68,14 @@ class Variant:
         note: What it is, in a few words.
         timer: Makes what measures it; what must be cleaned up afterwards goes on the stack.
         values: Makes what `Case.judge` compares with the baseline's.
+        recommended: Whether it is what tfopt recommends for this device.
     """
 
     name: str
     note: str
     timer: Callable[[ExitStack], Timer]
     values: Callable[[], Sequence[float]] | None = None
+    recommended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +110,10 @@ class Case:
     def run(self, on_tick: Callable[[str], None]) -> dict[str, Any]:
         """Measures and checks every variant; returns the case's part of the results document."""
         with ExitStack() as stack:
-            timers = {variant.name: variant.timer(stack) for variant in self.variants}
+            timers = {variant.name: MemoryMeter(partial(variant.timer, stack)) for variant in self.variants}
             times = interleave(timers, self.repeats, on_progress=lambda name, turn: on_tick(name))
+        peaks = {name: timer.peak_mib for name, timer in timers.items()}
+        del timers  # and with them the models, before others are trained
         checks = self._checks(on_tick)
         baseline = self.variants[0].name
         return {
@@ -118,6 +124,7 @@ class Case:
             "baseline": baseline,
             "variants": [
                 _outcome(variant, variant.name == baseline, times[baseline], times[variant.name], checks)
+                | {"peak_memory_mib": peaks[variant.name], "recommended": variant.recommended}
                 for variant in self.variants
             ],
             "profile": self.profile and self.profile(),

@@ -43,24 +43,26 @@ def _section(case: dict[str, Any]) -> Section:
     title = f"{case['suite']}: {case['workload']}"
     if case["error"]:
         return Section(title=title, text=f"{case['question']}\n\nThis case failed: {case['error']}")
+    with_memory = words.has_memory(case["variants"])
     rows = [
         (
-            variant["name"],
+            words.name(variant),
             words.step_time(variant),
             words.speed(variant),
             f"{words.number(variant['step_time']['first_step_seconds'])} s",
+            *[words.memory(variant)] * with_memory,
             words.check(variant),
             words.verdict(variant),
         )
         for variant in case["variants"]
     ]
-    headers = ("Variant", "ms a step", "Speed", "First step", "Result", "Verdict")
+    headers = ("Variant", "ms a step", "Speed", "First step", *["Peak MiB"] * with_memory, "Result", "Verdict")
     notes = "; ".join(f"{variant['name']}: {variant['note']}" for variant in case["variants"])
     return Section(
         title=title,
-        text=f"{case['question']} {notes}.",
+        text=f"{case['question']} {notes}. {words.recommended(case)}".rstrip(),
         charts=(_chart(case), *_profile_charts(case)),
-        tables=(Table(headers, rows, align="lrrrll"),),
+        tables=(Table(headers, rows, align="lrrr" + "r" * with_memory + "ll"),),
         details=tuple((f"Raw samples of {variant['name']}", _samples(variant)) for variant in case["variants"]),
     )
 

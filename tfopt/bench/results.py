@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,6 +113,9 @@ def _check_case(case: dict[str, Any]) -> None:
             raise ValueError(f"{case['suite']}/{name} states a median of {stated} ms")
         if variant["verdict"] != _verdict(variant, times[case["baseline"]], times[name], name == case["baseline"]):
             raise ValueError(f"{case['suite']}/{name} states that it is {variant['verdict']!r}")
+        peak = variant.get("peak_memory_mib")  # older runs have none
+        if peak is not None and not 0 <= peak < math.inf:
+            raise ValueError(f"{case['suite']}/{name} states a peak of {peak!r} MiB")
 
 
 def _verdict(variant: dict[str, Any], baseline: StepTimes, times: StepTimes, is_baseline: bool) -> str:

@@ -12,7 +12,7 @@ from tfopt.bench import words
 WIDTH = 120
 """Columns, whatever the terminal, so that a file or a README always gets the same table."""
 
-_TITLE = 36
+_TITLE, _TITLE_BESIDE_MEMORY = 36, 28
 
 
 def render(document: dict[str, Any], width: int = WIDTH) -> str:
@@ -27,6 +27,8 @@ def render(document: dict[str, Any], width: int = WIDTH) -> str:
         console.print(f"tfopt-bench on {words.device(document)}")
         console.print(_table(document))
         console.print(words.lead(document))
+        for sentence in filter(None, map(words.recommended, document["cases"])):
+            console.print(sentence)
         console.print(
             "ms a step: median [95 % interval]. Speed: the baseline's time over the variant's, turn by turn. "
             f"Status: {document['status']}."
@@ -35,21 +37,26 @@ def render(document: dict[str, Any], width: int = WIDTH) -> str:
 
 
 def _table(document: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    with_memory = words.has_memory([variant for case in document["cases"] for variant in case["variants"]])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=with_memory)
     table.add_column("Variant", no_wrap=True)
     table.add_column("ms a step", justify="right")
     table.add_column("Speed", justify="right")
+    if with_memory:
+        table.add_column("Peak\nMiB", justify="right")
     table.add_column("Result")
     table.add_column("Verdict")
+    longest = _TITLE_BESIDE_MEMORY if with_memory else _TITLE
     for position, case in enumerate(document["cases"]):
         if position:
             table.add_row()
         title, unit = f"{case['suite']}, {case['workload']}:", case["unit"]
         # No row spans columns: a long title would take their width.
-        table.add_row(Text(f"{title} {unit}" if len(title) + len(unit) < _TITLE else f"{title}\n{unit}"))
+        table.add_row(Text(f"{title} {unit}" if len(title) + len(unit) < longest else f"{title}\n{unit}"))
         if case["error"]:
-            table.add_row("  failed", "", "", "", Text(case["error"]))
+            table.add_row("  failed", "", "", *[""] * with_memory, "", Text(case["error"]))
         for variant in case["variants"]:
-            cells = (words.step_time(variant), words.speed(variant), words.check(variant), words.verdict(variant))
-            table.add_row(*map(Text, (f"  {variant['name']}", *cells)))
+            memory = [words.memory(variant)] * with_memory
+            cells = (words.step_time(variant), words.speed(variant), *memory, words.check(variant))
+            table.add_row(*map(Text, (f"  {words.name(variant)}", *cells, words.verdict(variant))))
     return table

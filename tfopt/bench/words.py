@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from tfopt.measure import StepTimes, compare
+
 
 def number(value: float) -> str:
     """Two decimals from 0.1 to 10, else about three significant digits."""
@@ -14,6 +16,37 @@ def number(value: float) -> str:
 def ratio(value: float, interval: Sequence[float]) -> str:
     """A ratio with its interval."""
     return f"{number(value)}× [{number(interval[0])}–{number(interval[1])}]"
+
+
+def name(variant: dict[str, Any]) -> str:
+    """The variant's name, with a star where tfopt recommends it for the device."""
+    return f"{variant['name']} *" if variant.get("recommended") else str(variant["name"])
+
+
+def memory(variant: dict[str, Any]) -> str:
+    """MiB of GPU memory at the peak."""
+    peak = variant.get("peak_memory_mib")
+    return "" if peak is None else f"{peak:,.0f}"
+
+
+def has_memory(variants: Sequence[dict[str, Any]]) -> bool:
+    """Whether any of them says how much GPU memory it needed: a CPU does not, nor did older runs."""
+    return any(variant.get("peak_memory_mib") is not None for variant in variants)
+
+
+def recommended(case: dict[str, Any]) -> str:
+    """How the recommended variant did among those that compute the same, in a sentence; empty where there is none."""
+    chosen = next((v for v in case["variants"] if v.get("recommended")), None)
+    if chosen is None:
+        return ""
+    valid = [v for v in case["variants"] if v["verdict"] != "changes the result"]
+    times = {v["name"]: StepTimes.from_dict(v["step_time"]) for v in [chosen, *valid]}
+    best = min(times, key=lambda name: times[name].median_ms)
+    begin = f"{case['workload']}: {chosen['name']}, recommended for this device (*),"
+    if best == chosen["name"]:
+        return f"{begin} is the fastest."
+    slower = compare(times[best], times[chosen["name"]]).verdict == "slower"
+    return f"{begin} is slower than {best}." if slower else f"{begin} is as fast as {best}, the fastest, within noise."
 
 
 def step_time(variant: dict[str, Any]) -> str:

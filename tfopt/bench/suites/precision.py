@@ -1,7 +1,10 @@
-"""float32 against the mixed policies: a training step each, and the accuracy that they train to."""
+"""float32 against the mixed policies: a training step each, and the accuracy that they train to.
+
+On a GPU also ResNet-50 under each of them, with XLA and without.
+"""
 
 from tfopt.bench.cases import Case, Scale
-from tfopt.bench.suites import settings
+from tfopt.bench.suites import combinations, settings
 from tfopt.bench.suites.settings import Setting
 
 _SETTINGS = {
@@ -13,4 +16,6 @@ _SETTINGS = {
 
 def cases(scale: Scale) -> list[Case]:
     """The cases for this size."""
-    return settings.cases("precision", "What does mixed precision do to a training step?", _SETTINGS, scale)
+    digits = settings.case("precision", "What does mixed precision do to a training step?", _SETTINGS, scale)
+    resnet = combinations.cases("precision", scale.resnet, scale.photos) if scale.resnet else []
+    return [digits, *resnet]

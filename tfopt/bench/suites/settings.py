@@ -1,19 +1,14 @@
 """Cases in which the variants are one model under unlike settings: dtype policy and XLA."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import keras
 
 from tfopt import precision
 from tfopt.bench.cases import Case, Scale, Timer, Variant, same_accuracy
-from tfopt.bench.workloads import digits, resnet50
+from tfopt.bench.workloads import digits
 from tfopt.measure import StepTimer
-
-_RESNET_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,48 +20,30 @@ class Setting:
     jit_compile: bool | str = "auto"
 
 
-def cases(suite: str, question: str, settings: Mapping[str, Setting], scale: Scale) -> list[Case]:
-    """A case on `digits`, whose accuracies are compared, and on a GPU one on `resnet50`."""
-    case = partial(Case, suite=suite, question=question, unit="training step")
-    net = partial(digits.model, width=scale.width)
-    found = [
-        case(
-            workload="digits",
-            variants=[
-                Variant(
-                    name=name,
-                    note=setting.note,
-                    timer=partial(_timer, setting, net, partial(digits.batch, scale.batch_size), scale.steps),
-                    values=partial(_accuracies, setting, scale),
-                )
-                for name, setting in settings.items()
-            ],
-            judge=same_accuracy(digits.TEST_EXAMPLES),
-        )
-    ]
-    if scale.resnet:
-        photographs = partial(resnet50.batch, scale.resnet, count=scale.photos)
-        found.append(
-            case(
-                workload="resnet50",
-                variants=[
-                    Variant(
-                        name=name,
-                        note=setting.note,
-                        timer=partial(_timer, setting, resnet50.model, photographs, _RESNET_STEPS),
-                    )
-                    for name, setting in settings.items()
-                ],
+def case(suite: str, question: str, settings: Mapping[str, Setting], scale: Scale) -> Case:
+    """A case on `digits`, whose accuracies are compared."""
+    return Case(
+        suite=suite,
+        workload="digits",
+        question=question,
+        unit="training step",
+        variants=[
+            Variant(
+                name=name,
+                note=setting.note,
+                timer=partial(_timer, setting, scale),
+                values=partial(_accuracies, setting, scale),
             )
-        )
-    return found
+            for name, setting in settings.items()
+        ],
+        judge=same_accuracy(digits.TEST_EXAMPLES),
+    )
 
 
-def _timer(
-    setting: Setting, model: Callable[..., keras.Model], data: Callable[[], Any], steps: int, stack: ExitStack
-) -> Timer:
+def _timer(setting: Setting, scale: Scale, stack: ExitStack) -> Timer:
     with precision.policy(setting.policy):
-        return partial(StepTimer(model(jit_compile=setting.jit_compile), data()), steps)
+        net = digits.model(width=scale.width, jit_compile=setting.jit_compile)
+        return partial(StepTimer(net, digits.batch(scale.batch_size)), scale.steps)
 
 
 def _accuracies(setting: Setting, scale: Scale) -> Sequence[float]:

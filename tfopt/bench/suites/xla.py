@@ -12,4 +12,4 @@ _SETTINGS = {
 
 def cases(scale: Scale) -> list[Case]:
     """The cases for this size."""
-    return settings.cases("xla", "What does XLA do to a training step?", _SETTINGS, scale)
+    return [settings.case("xla", "What does XLA do to a training step?", _SETTINGS, scale)]

@@ -1,18 +1,10 @@
-"""Mixed-precision policies: which one suits the device, and setting it so that it can be taken back."""
+"""Which mixed-precision policy suits the device."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import keras
-
 from tfopt import hardware
-from tfopt.errors import unknown_name
 from tfopt.hardware import Gpu
-
-POLICIES = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16", "float64")
-"""The policies that Keras trains with; "auto" stands for the one that `recommend` names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,51 +63,3 @@ def recommend(gpu: Gpu | None = None) -> Recommendation:
 # Keras' batch norm is many small operations; only XLA fuses them, and their 16-bit casts otherwise cost more than the
 # Tensor Cores gain.
 _XLA = "XLA (jit_compile=True) for models with batch normalisation, which Keras does not fuse without it"
-
-
-def set_policy(policy: str | keras.DTypePolicy = "auto") -> str:
-    """Sets Keras' global dtype policy, which layers take that are made afterwards.
-
-    Args:
-        policy: A name, a Keras policy object, or "auto" for what `recommend()` names.
-
-    Returns:
-        The name of the policy that was set.
-
-    Raises:
-        ValueError: The name is no policy that Keras trains with.
-
-    Example:
-        >>> tfopt.precision.set_policy("auto")
-        'mixed_bfloat16'
-    """
-    if isinstance(policy, keras.DTypePolicy):
-        keras.config.set_dtype_policy(policy)
-    else:
-        name = recommend().policy if policy == "auto" else policy
-        if name not in POLICIES:
-            raise unknown_name("dtype policy", policy, ("auto", *POLICIES))
-        keras.config.set_dtype_policy(name)
-    return str(keras.config.dtype_policy().name)
-
-
-@contextmanager
-def policy(policy: str | keras.DTypePolicy) -> Iterator[str]:
-    """Sets Keras' global dtype policy for a block of code, and puts back the very object that was there.
-
-    Args:
-        policy: As for `set_policy`.
-
-    Yields:
-        The name of the policy that was set.
-
-    Example:
-        >>> with tfopt.precision.policy("mixed_bfloat16"):
-        ...     model = make_model()
-    """
-    before = keras.config.dtype_policy()
-    name = set_policy(policy)
-    try:
-        yield name
-    finally:
-        keras.config.set_dtype_policy(before)

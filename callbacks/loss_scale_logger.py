@@ -1,0 +1,211 @@
+"""What loss scaling did during `fit`: the scale, the steps it skipped, and how often it grew."""
+
+import math
+import os
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras.optimizers import LossScaleOptimizer
+
+from tfopt.callbacks.order import warn_of_earlier_loggers
+from tfopt.callbacks.rows import RowWriter, check_formats, check_log_dir
+
+_COLUMNS = ("time_seconds", "epoch", "steps", "optimizer", "loss_scale", "skipped_steps", "loss_scale_growths")
+_LAYERS_NAMED = 5
+
+
+class LossScaleLogger(keras.callbacks.Callback):
+    """Logs the loss scale of float16 training, the steps that were skipped for overflow, and how often the scale grew.
+
+    A float16 gradient that overflows makes `LossScaleOptimizer` skip the step and halve the scale; after 2,000 good
+    steps (`dynamic_growth_steps`) it doubles the scale. A few skipped steps at the start and one now and then are
+    healthy. Skips that go on are not: where every step of an epoch was skipped, which trains nothing, it warns.
+
+    In `logs`, and so in Keras' history and in loggers that stand after this callback: `loss_scale` at the epoch's end,
+    `skipped_steps` and `loss_scale_growths` of the epoch. In files: `loss_scale.csv` and `loss_scale.jsonl`, a row an
+    epoch with the columns `time_seconds` (since 1970), `epoch`, `steps`, `optimizer` (the model's attribute that holds
+    it), `loss_scale`, `skipped_steps` and `loss_scale_growths`. Of several optimizers that scale the loss each has its
+    row, and `logs` have the lowest scale and the sums. One that did nothing in an epoch is left out.
+
+    No step waits for it: variables are read when an epoch begins and ends. The optimizer counts the steps that it
+    applied, so the others were skipped; each of those halved the scale, and what it lacks to that are growths. Both
+    counts are absent from the logs, and empty or null in files, where they cannot be known: with `steps_per_execution`
+    above one on data of unknown length, and where a `train_step` of one's own applies gradients more or less often than
+    once a step.
+
+    A model whose optimizer scales no loss has nothing to log. It warns then, and names the layers that compute in
+    float16 all the same: their small gradients are lost.
+
+    Args:
+        log_dir: Folder for the files. None: only epoch logs.
+        formats: Which files: "csv", "jsonl".
+
+    Raises:
+        ValueError: An unknown format, or a `log_dir` that can be no folder.
+
+    Example:
+        >>> model.fit(dataset, callbacks=[tfopt.callbacks.LossScaleLogger("logs")])
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None, formats: Sequence[str] = ("csv", "jsonl")):
+        super().__init__()
+        self._log_dir = check_log_dir(log_dir)
+        self._formats = check_formats(formats)
+        self._writer: RowWriter | None = None
+        self._warned: set[str] = set()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Opens the files, if there is a loss scale to log."""
+        warn_of_earlier_loggers(self)
+        self._close()  # an exception ended the fit before, without on_train_end
+        self._optimizers = _loss_scaling(self.model)
+        if not self._optimizers:
+            self._warn_once("unscaled", _unscaled(self.model))
+        elif self._log_dir is not None:
+            self._writer = RowWriter(self._log_dir, "loss_scale", self._formats, _COLUMNS)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Reads where each optimizer starts."""
+        self._before = {name: _state(optimizer) for name, optimizer in self._optimizers.items()}
+        self._last_step = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes how far the epoch is."""
+        self._last_step = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the epoch's figures to the logs and the files."""
+        steps = self._steps()
+        changes = {
+            name: _change(self._before[name], _state(optimizer), steps) for name, optimizer in self._optimizers.items()
+        }
+        used = {name: change for name, change in changes.items() if change is not None}
+        for name, change in used.items():
+            self._write(epoch, steps, name, change)
+            if steps and change.skipped == steps:
+                self._warn_once("skipped", _all_skipped(epoch, steps, change))
+        if logs is None or not used:
+            return
+        scales = [change.scale for change in used.values() if change.scale is not None]
+        figures = {
+            "loss_scale": min(scales, default=None),
+            "skipped_steps": _sum(change.skipped for change in used.values()),
+            "loss_scale_growths": _sum(change.growths for change in used.values()),
+        }
+        logs |= {key: figure for key, figure in figures.items() if figure is not None}
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Closes the files."""
+        self._close()
+
+    def _steps(self) -> int | None:
+        """The epoch's steps. Keras tells the last of an execution, which may lie behind the data's end."""
+        planned = self.params.get("steps")
+        if planned is not None:
+            return min(self._last_step, planned)
+        return self._last_step if getattr(self.model, "steps_per_execution", 1) == 1 else None
+
+    def _write(self, epoch: int, steps: int | None, name: str, change: "_Change") -> None:
+        if self._writer is None:
+            return
+        row = {"time_seconds": time.time(), "epoch": epoch, "steps": steps, "optimizer": name}
+        row |= {"loss_scale": change.scale, "skipped_steps": change.skipped, "loss_scale_growths": change.growths}
+        self._writer.write(row)
+
+    def _warn_once(self, cause: str, message: str) -> None:
+        if cause not in self._warned:
+            self._warned.add(cause)
+            warnings.warn(message, stacklevel=3)
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Where an optimizer stands: its scale, the steps it applied, and how many until it grows."""
+
+    scale: float
+    applied: int
+    good_steps: int
+    growth_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What became of the scale in an epoch; None where unknown."""
+
+    scale: float | None
+    skipped: int | None
+    growths: int | None
+
+
+def _state(optimizer: LossScaleOptimizer) -> _State:
+    # Not `.iterations`, which counts updates: with gradient accumulation several steps make one.
+    applied = int(optimizer.inner_optimizer._iterations.numpy())
+    if not optimizer.built:  # the first step builds it, and only then has it a scale
+        return _State(optimizer.initial_scale, applied, 0, optimizer.dynamic_growth_steps)
+    scale, good_steps = float(optimizer.dynamic_scale.numpy()), int(optimizer.step_counter.numpy())
+    return _State(scale, applied, good_steps, optimizer.dynamic_growth_steps)
+
+
+def _change(before: _State, after: _State, steps: int | None) -> _Change | None:
+    """What happened between two states; None if nothing did."""
+    applied = after.applied - before.applied
+    usual = 0 < before.scale < math.inf and 0 < after.scale < math.inf
+    if usual and applied == 0 and after.scale == before.scale:
+        return None
+    scale = after.scale if math.isfinite(after.scale) else None
+    if steps is None:
+        return _Change(scale, None, None)
+    skipped = steps - applied
+    growths = skipped + round(math.log2(after.scale / before.scale)) if usual else None
+    # More growths than the good steps allow: gradients were not applied once a step.
+    possible = growths is None or 0 <= growths <= (before.good_steps + applied) // before.growth_steps
+    return _Change(scale, skipped, growths) if skipped >= 0 and possible else _Change(scale, None, None)
+
+
+def _sum(figures: Iterable[int | None]) -> int | None:
+    total = 0
+    for figure in figures:
+        if figure is None:
+            return None
+        total += figure
+    return total
+
+
+def _loss_scaling(model: keras.Model) -> dict[str, LossScaleOptimizer]:
+    """The optimizers of a model that scale the loss, by the attribute that holds them."""
+    found: dict[str, LossScaleOptimizer] = {}
+    for name, value in {"optimizer": getattr(model, "optimizer", None), **vars(model)}.items():
+        if isinstance(value, LossScaleOptimizer) and all(value is not other for other in found.values()):
+            found[name] = value
+    return found
+
+
+def _unscaled(model: keras.Model) -> str:
+    optimizer = type(getattr(model, "optimizer", None)).__name__
+    found = f"Expected an optimizer that scales the loss, for LossScaleLogger to log. Found: {optimizer}"
+    half = [layer for layer in model._flatten_layers(include_self=False) if layer.compute_dtype == "float16"]
+    if not half:
+        return f"{found}, and no layer that computes in float16. No loss scale is needed: leave LossScaleLogger out."
+    names = [layer.path or layer.name for layer in half if layer.weights] or [layer.name for layer in half]
+    more = f" and {len(names) - _LAYERS_NAMED} more" if len(names) > _LAYERS_NAMED else ""
+    return (
+        f"{found}, while these layers compute in float16: {', '.join(names[:_LAYERS_NAMED])}{more}. Their small "
+        "gradients are lost without a word. Compile with keras.optimizers.LossScaleOptimizer(optimizer)."
+    )
+
+
+def _all_skipped(epoch: int, steps: int, change: _Change) -> str:
+    return (
+        f"Expected finite gradients in some of the {steps} steps of epoch {epoch}. Found all of them skipped "
+        f"for overflow, the loss scale now {change.scale}: nothing was trained. If it goes on, look for NaN in the "
+        "data and run tfopt.precision.check(model, dataset), which names the layer that overflows."
+    )

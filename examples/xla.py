@@ -1,0 +1,41 @@
+"""Trains a small net with XLA where it pays: what stands against it, whether it pays here, and what it compiles.
+
+Run it as it stands: `python examples/xla.py`. It needs scikit-learn: `pip install '.[bench]'`.
+"""
+
+import keras
+from sklearn.datasets import load_digits
+
+import tfopt
+from tfopt.callbacks import CompilationLogger
+from tfopt.pipelines import build_pipeline
+
+EPOCHS = 5
+
+digits = load_digits()
+x, y = (digits.data / 16).astype("float32"), digits.target.astype("int32")
+# Batches of one shape: XLA would compile a smaller last one anew.
+dataset = build_pipeline((x, y), batch_size=64, seed=0, remainder="drop")
+
+keras.utils.set_random_seed(0)
+layers = [keras.layers.Dense(256, activation="relu") for _ in range(3)]
+model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10)])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile("adam", loss, metrics=["accuracy"])
+
+# Can XLA compile it? Nothing is compiled or run for that.
+print(tfopt.xla.explain(model, dataset))
+
+# Is it worth it here, in so many steps?
+decision = tfopt.xla.decide(model, dataset, planned_steps=EPOCHS * len(dataset))
+print(decision)
+decision.apply(model)
+
+history = model.fit(
+    dataset,
+    epochs=EPOCHS,
+    callbacks=[CompilationLogger()],
+    verbose=2,
+    shuffle=False,  # the pipeline has shuffled
+)
+print(f"compilations in each epoch: {history.history.get('xla_compilations', 'not reported')}")

@@ -1,0 +1,239 @@
+import gc
+import os
+import warnings
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import assert_same_state, state
+
+from tfopt.callbacks import CompilationLogger
+from tfopt.callbacks.compilation_storm import storm
+from tfopt.errors import UnsupportedError
+from tfopt.xla import watch, watching
+from tfopt.xla.compilation import History
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data")
+
+
+def linear(**options):
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(1)])
+    model.compile(**{"optimizer": "sgd", "loss": "mse", "jit_compile": True} | options)
+    return model
+
+
+def data(examples, size=8):
+    x = np.ones((examples, 3, 4), "float32")
+    return tf.data.Dataset.from_tensor_slices((x, x[..., :1])).batch(size)
+
+
+def lengths(*sizes):
+    """Batches of sequences, each of another length."""
+    spec = (tf.TensorSpec((2, None, 4)), tf.TensorSpec((2, None, 1)))
+    batches = [(np.ones((2, size, 4), "float32"), np.ones((2, size, 1), "float32")) for size in sizes]
+    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
+
+
+def fit(logger, model=None, dataset=None, callbacks=(), **arguments):
+    model, dataset = model or linear(), dataset or data(16)
+    return model.fit(dataset, verbose=0, shuffle=False, callbacks=[logger, *callbacks], **arguments).history
+
+
+def watched(step):
+    return hasattr(step, "__wrapped__")
+
+
+def redirected():
+    return os.fstat(2).st_ino
+
+
+@pytest.fixture(autouse=True)
+def _left_as_found():
+    before = redirected()
+    yield
+    gc.collect()
+    assert (redirected(), watching._COMPILER._watches) == (before, 0)
+
+
+def test_each_epoch_logs_what_was_compiled_in_it():
+    logger = CompilationLogger()
+    history = fit(logger, dataset=data(20), epochs=2, validation_data=data(8))
+    # Whole batches, the smaller last one, and the validation's.
+    assert history["xla_compilations"] == [3, 0]
+    assert history["xla_compilation_seconds"][0] == pytest.approx(logger.compilations.seconds)
+    assert history["xla_compilation_seconds"][1] == 0.0
+    assert logger.compilations.events[1].cause.startswith("input 0: (8, 3, 4) → (4, 3, 4)")
+
+
+def test_without_jit_there_are_none():
+    history = fit(CompilationLogger(), linear(jit_compile=False))
+    assert (history["xla_compilations"], history["xla_compilation_seconds"]) == ([0], [0.0])
+
+
+def test_a_storm_of_lengths_is_warned_of_once():
+    with pytest.warns(UserWarning, match=r"Expected at most 2 XLA compilations of one_step_on_data .* Found") as caught:
+        history = fit(CompilationLogger(max_compilations=2), dataset=lengths(3, 4, 5, 6), epochs=2)
+    assert history["xla_compilations"] == [4, 0]
+    (warning,) = (str(one.message) for one in caught if "XLA" in str(one.message))
+    assert "Found 4 in" in warning  # after the fourth step, not at the epoch's end
+    assert "input 0: (2, 5, 4) → (2, 6, 4)" in warning
+    assert "Input 0 is to blame. Give it one shape: pad to a fixed length" in warning
+
+
+def test_as_many_lengths_as_were_announced_are_no_storm():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", ".*ran out of data")
+        fit(CompilationLogger(max_compilations=3), dataset=lengths(3, 4, 5), epochs=2)
+
+
+def events(*shapes, dtype="float32"):
+    history = History()
+    return [history.add("f", "f_1", 1.0, {0: "int32 (2,)", 1: f"{dtype} {shape}"}) for shape in shapes]
+
+
+def test_the_remedy_fits_the_cause():
+    batches = storm(events("(8, 3)", "(7, 3)", "(6, 3)"), 2)
+    assert "Expected at most 2 XLA compilations of f in one training. Found 3 in 3 s" in batches
+    assert "input 1: (7, 3) → (6, 3)" in batches
+    assert 'Input 1 is to blame. Give every batch the same size: build_pipeline(..., remainder="drop")' in batches
+    assert "pad to a fixed length or size" in storm(events("(8, 3)", "(8, 4)", "(7, 5)"), 2)
+    assert "make no tf.function inside the training loop" in storm(events("(8, 3)", "(8, 3)", "(8, 3)"), 2)
+    types = SimpleNamespace(add=History().add)
+    mixed = [types.add("f", "f_1", None, {0: f"{dtype} (4,)"}) for dtype in ("float32", "float16", "float64")]
+    assert "Cast it to one dtype" in storm(mixed, 2)
+    assert storm(events("(8, 3)", "(7, 3)"), 2) is None
+    assert storm([], 1) is None
+
+
+def test_functions_of_one_name_are_counted_apart():
+    history = History()
+    both = [
+        history.add("f", "f_1", 1.0, {0: f"float32 ({size},)"}, variables=(name,)) for size in (1, 2) for name in "ab"
+    ]
+    assert storm(both, 2) is None
+    assert storm(both, 1) is not None
+
+
+def test_training_is_the_same_with_it():
+    plain, logged = linear(), linear()
+    plain.fit(data(20), epochs=2, verbose=0, shuffle=False, validation_data=data(8))
+    fit(CompilationLogger(), logged, data(20), epochs=2, validation_data=data(8))
+    assert_same_state(state(plain), state(logged))
+
+
+def test_the_step_functions_are_given_back():
+    model, logger = linear(), CompilationLogger()
+    fit(logger, model, validation_data=data(8))
+    train, test = model.train_function, model.test_function
+    history = fit(logger, model, validation_data=data(8))
+    assert history["xla_compilations"] == [0]
+    assert (model.train_function, model.test_function) == (train, test)
+    assert not watched(train)
+    assert not watched(test)
+
+
+class Fails(keras.callbacks.Callback):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+        self.seen = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen = redirected()
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_in_another_callback(error):
+    model, logger, fails = linear(), CompilationLogger(), Fails(error)
+    fit(CompilationLogger(), model)
+    stock, before = model.train_function, redirected()
+    with pytest.raises(error):
+        fit(logger, model, callbacks=[fails])
+    assert fails.seen == redirected() == before
+    assert logger.compilations.count == 0
+    del fails
+    gc.collect()
+    assert model.train_function is stock
+    assert fit(logger, model)["xla_compilations"] == [0]
+
+
+def test_an_exception_in_a_step():
+    def broken():
+        yield np.ones((2, 3, 4), "float32"), np.ones((2, 3, 1), "float32")
+        raise ValueError
+
+    spec = (tf.TensorSpec((2, None, 4)), tf.TensorSpec((2, None, 1)))
+    model, logger = linear(), CompilationLogger()
+    with pytest.raises(tf.errors.OpError):
+        fit(logger, model, tf.data.Dataset.from_generator(broken, output_signature=spec))
+    assert watching._COMPILER._watches == 0
+    assert logger._watch is None
+    assert logger.compilations.count == 1
+    assert fit(logger, model, lengths(3))["xla_compilations"] == [0]
+
+
+def test_ctrl_c_in_a_step_ends_it_at_once():
+    class Interrupted(keras.Sequential):
+        def train_step(self, data):
+            raise KeyboardInterrupt
+
+    model, logger = Interrupted([keras.Input((None, 4)), keras.layers.Dense(1)]), CompilationLogger()
+    model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fit(logger, model)
+    # The traceback, which a notebook keeps, holds on to all that fit has made.
+    assert caught.tb is not None
+    assert logger._watch is None
+    assert not watched(model.train_function)
+
+
+def test_a_second_fit_begins_anew_where_the_first_was_left():
+    model, logger = linear(), CompilationLogger()
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError):
+            fit(logger, model, callbacks=[Fails(RuntimeError)])
+        other = linear()
+        assert fit(logger, other)["xla_compilations"] == [1]
+    finally:
+        gc.enable()
+    assert not watched(model.train_function)
+
+
+def test_inside_a_watch_both_count():
+    with watch() as compilations:
+        history = fit(CompilationLogger())
+    assert (compilations.count, history["xla_compilations"]) == (1, [1])
+
+
+def test_where_xla_reports_nothing_there_are_no_keys(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise UnsupportedError("Expected A. Found: B. Do C.")
+
+    monkeypatch.setattr(watching, "Verbosity", refuse)
+    with pytest.warns(UserWarning, match=r"No xla_compilations will be logged\. Expected A"):
+        history = fit(CompilationLogger())
+    assert set(history) == {"loss"}
+
+
+def test_a_keras_logger_before_it_is_warned_of(tmp_path):
+    csv_logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    with pytest.warns(UserWarning, match="Expected CompilationLogger before CSVLogger"):
+        linear().fit(data(8), verbose=0, shuffle=False, callbacks=[csv_logger, CompilationLogger()])
+
+
+def test_evaluate_alone_is_not_followed():
+    model = linear()
+    model.evaluate(data(8), verbose=0, callbacks=[CompilationLogger()])
+    assert not watched(model.test_function)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.0, True, None])
+def test_bad_arguments(limit):
+    with pytest.raises(ValueError, match=r"Expected max_compilations to be an integer of at least 1\. Received"):
+        CompilationLogger(max_compilations=limit)

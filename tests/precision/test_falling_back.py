@@ -1,0 +1,101 @@
+import keras
+import tensorflow as tf
+from precision_nets import TOKENS, X, Y, cross_entropy, functional
+
+from tfopt.precision import apply, check
+
+layers = keras.layers
+
+
+class Residual(layers.Layer):
+    """A block of the user's that adds tensors as TensorFlow does: of one dtype."""
+
+    def __init__(self, scale, **options):
+        super().__init__(**options)
+        self.inner = layers.Dense(8, name="inner")
+        self.loud, self.quiet = layers.Rescaling(scale, name="loud"), layers.Rescaling(1 / scale, name="quiet")
+
+    def call(self, x):
+        return tf.add(x, self.quiet(self.loud(self.inner(x))))
+
+
+def test_a_block_that_does_not_take_two_dtypes_goes_back_whole():
+    def body(x):
+        x = Residual(1e6, name="bad")(layers.Dense(8, name="first")(x))
+        return layers.Dense(3, name="head")(Residual(1.0, name="good")(x))
+
+    model = functional(body)
+    report = check(model, (X, Y), "mixed_float16")
+    assert report.first_overflow == "bad/loud"
+    assert report.fallback == {"net": "mixed_float16", "bad": "float32"}
+    assert check(model, (X, Y), report.fallback).passed
+    changed = apply(model, report.fallback).changed
+    assert not any(path.startswith("bad") for path in changed)
+    assert changed["good/inner"] == "mixed_float16"
+    model.fit(X, Y, verbose=0)
+
+
+def test_attention_goes_back_whole():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(20, 16, name="embedding")(inputs)
+    attention = layers.MultiHeadAttention(2, 8, name="attention")
+    x = layers.LayerNormalization(name="norm")(attention(x, x))
+    model = keras.Model(inputs, layers.Dense(20, name="head")(x), name="net")
+    model.compile("adam", cross_entropy())
+    attention.query_dense.kernel.assign(attention.query_dense.kernel * 1e7)
+    attention.key_dense.kernel.assign(attention.key_dense.kernel * 1e-7)
+    report = check(model, (TOKENS, TOKENS), "mixed_float16")
+    assert report.first_overflow == "attention/query"
+    assert report.fallback["attention"] == "float32"
+    assert not any(path.startswith("attention/") for path in report.fallback)
+    assert check(model, (TOKENS, TOKENS), report.fallback).passed
+
+
+def loud(number):
+    return layers.Rescaling(1e5, name=f"loud_{number}"), layers.Rescaling(1e-5, name=f"quiet_{number}")
+
+
+class SumOfSquares(layers.Layer):
+    """Overflows on its way to a small result, which becomes zero."""
+
+    def call(self, x):
+        return x / keras.ops.sqrt(keras.ops.sum((300 * x) ** 2, axis=-1, keepdims=True))
+
+
+def test_faults_behind_a_fault_are_found():
+    def body(x):
+        for number in range(3):
+            up, down = loud(number)
+            x = down(up(layers.Dense(8, name=f"dense_{number}")(x)))
+        return layers.Dense(3, name="head")(layers.Dense(8, name="last")(SumOfSquares(name="norm")(x)))
+
+    report = check(functional(body), (X, Y), "mixed_float16")
+    assert not any("norm" in problem for problem in report.problems)  # behind the first fault it cannot be seen
+    back = {path for path, policy in report.fallback.items() if policy == "float32"}
+    assert back == {"norm", *(f"{name}_{number}" for name in ("loud", "quiet") for number in range(3))}
+
+
+def test_a_map_is_kept_and_excepted_from():
+    up, down = loud(0)
+    model = functional(lambda x: layers.Dense(3, name="head")(down(up(layers.Dense(8, name="a")(x)))))
+    report = check(model, (X, Y), {"a": "mixed_bfloat16", ".*_0": "mixed_float16"})
+    expected = {"a": "mixed_bfloat16", ".*_0": "mixed_float16", "loud_0": "float32", "quiet_0": "float32"}
+    assert report.fallback == expected
+    assert check(model, (X, Y), report.fallback).passed
+
+
+def test_there_is_no_map_where_only_float32_is_left():
+    up, down = loud(0)
+    model = functional(lambda x: layers.Dense(3, name="head")(down(up(x))))
+    report = check(model, (X, Y), "mixed_float16")
+    assert not report.passed
+    assert report.fallback is None
+
+
+def test_a_layer_with_the_models_name_gets_a_map_in_full():
+    up, down = loud(0)
+    model = functional(lambda x: layers.Dense(3, name="a")(down(up(layers.Dense(8, name="b")(x)))), name="a")
+    report = check(model, (X, Y), "mixed_float16")
+    assert report.fallback == {"a": "float32", "b": "mixed_float16", "loud_0": "float32", "quiet_0": "float32"}
+    assert check(model, (X, Y), report.fallback).passed

@@ -1,0 +1,113 @@
+import json
+import warnings
+
+import keras
+import pytest
+import tensorflow as tf
+from models import assert_same_state, batch, small_net, state
+from precision_nets import (
+    X,
+    Y,
+    functional,
+    lstm,
+    mlp,
+    overflowing,
+    transformer,
+)
+
+from tfopt.bench.workloads import digits
+from tfopt.precision import check
+from tfopt.precision.layers import layer_paths, present
+
+layers = keras.layers
+HALVES = ("mixed_float16", "mixed_bfloat16")
+
+
+def small():
+    return small_net(), batch(32)
+
+
+def digits_net():
+    return digits.model(), digits.batch(64)
+
+
+@pytest.mark.parametrize("policy", HALVES)
+@pytest.mark.parametrize("make", [small, digits_net, mlp, transformer, lstm])
+def test_healthy_nets_pass(make, policy):
+    model, data = make()
+    report = check(model, data, policy)
+    assert report.passed, str(report)
+    assert (report.problems, report.notes, report.fallback, report.first_overflow) == ((), (), {}, None)
+    assert report.loss_scale == (2.0**15 if policy == "mixed_float16" else 1)
+    errors = [layer.output.error for layer in report.layers if layer.output and layer.policy == policy]
+    # Some roundings each, so it did compute in that dtype.
+    rounding = 2.0**-10 if policy == "mixed_float16" else 2.0**-7
+    assert 0.1 * rounding < max(errors) < 10 * rounding
+    assert 0 < report.loss_drift < rounding
+
+
+def test_float32_is_itself():
+    model, data = mlp()
+    report = check(model, data, "float32")
+    assert report.passed
+    assert report.loss_drift == 0
+    assert {part.error for x in report.layers for part in (x.output, x.weight_gradient) if part} == {0.0}
+
+
+@pytest.mark.parametrize("policy", HALVES)
+def test_the_model_comes_back_bit_for_bit(policy):
+    model = small_net(jit_compile=False)
+    model.fit(*batch(), verbose=0)
+    before, function = state(model), model.train_function
+    objects = [(layer, layer._dtype_policy, dict(layer.__dict__)) for layer in model._flatten_layers()]
+    check(model, batch(32), policy)
+    assert_same_state(before, state(model))
+    assert model.train_function is function
+    assert [layer.rate for layer in model.layers if isinstance(layer, layers.Dropout)] == [0.5]
+    for layer, its, attributes in objects:
+        assert layer._dtype_policy is its
+        assert layer.__dict__.keys() == attributes.keys()
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
+
+
+@pytest.mark.parametrize("policy", ["float8", "float8_from_mixed_float16"])
+def test_float8_is_compared_on_a_clone(policy):
+    model, data = transformer()
+    model.fit(*data, verbose=0)
+    before = state(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = check(model, data, policy)
+    assert_same_state(before, state(model))
+    assert {present(layer).quantization_mode for layer in layer_paths(model)} == {None}
+    assert report.passed, str(report)
+    quantized = [layer for layer in report.layers if layer.policy.startswith("float8")]
+    assert len(quantized) == 6  # four in attention, two in the block; not the head
+    # Three bits of mantissa round by up to 6 %; without scales that fit, gradients would be zero.
+    assert all(0.01 < layer.output.error < 0.2 and layer.weight_gradient.lost < 0.1 for layer in quantized)
+    assert report.notes == ()
+
+
+def test_float8_layers_have_taken_their_scales_from_steps_before():
+    """Without, gradients of a millionth would be zero: 8 bits end at 10⁻⁵."""
+    model = functional(lambda x: layers.Dense(3)(layers.Dense(8, name="body")(x)), loss_weights=[1e-6])
+    report = check(model, (X, Y), "float8")
+    assert report.passed, str(report)
+    assert next(x for x in report.layers if x.path == "body").weight_gradient.lost < 0.1
+
+
+def test_json_holds_no_infinity():
+    report = check(overflowing(), (X, Y), "mixed_float16")
+    values = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert values["candidate_loss"] is None
+    assert values["fallback"] == report.fallback
+    assert values["passed"] is False
+
+
+def test_batches_are_those_asked_for():
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6)
+    model = functional(lambda x: layers.Dense(3)(layers.Dense(8)(x)))
+    assert check(model, dataset, "mixed_bfloat16").batches == 3
+    assert check(model, dataset, "mixed_bfloat16", batches=1).batches == 1
+    assert check(model, dataset, "mixed_bfloat16", batches=9).batches == 5  # the last one has two examples
+    assert check(model, (X, Y), "mixed_bfloat16").batches == 1

@@ -1,0 +1,212 @@
+"""The gate on every kind of model that `fit` takes."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import assert_same_state, state
+from precision_nets import X, Y, cross_entropy, functional
+
+from tfopt.precision import check
+from tfopt.precision.layers import layer_paths
+
+layers = keras.layers
+
+
+def rows(report):
+    return {layer.path: layer for layer in report.layers}
+
+
+class Subclassed(keras.Model):
+    """Calls a layer twice, and puts out a dict with whole numbers in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.shared = layers.Dense(8, name="first"), layers.Dense(8, name="shared")
+        self.drop, self.head = layers.Dropout(0.5, name="drop"), layers.Dense(3, name="head")
+
+    def call(self, x, training=False):
+        x = self.shared(tf.nn.relu(self.shared(self.first(x))))
+        scores = self.head(self.drop(x, training=training))
+        return {"classes": scores, "best": tf.argmax(scores, axis=-1)}
+
+
+def test_subclassed_and_not_built():
+    keras.utils.set_random_seed(1)
+    model = Subclassed()
+    model.compile("adam", {"classes": cross_entropy(), "best": None})
+    report = check(model, (X, {"classes": Y, "best": Y}), "mixed_float16")
+    assert report.passed, str(report)
+    assert [(x.path, x.kind, x.policy) for x in report.layers] == [
+        ("first", "Dense", "mixed_float16"),
+        ("shared", "Dense", "mixed_float16"),
+        ("drop", "Dropout", "mixed_float16"),
+        ("head", "Dense", "float32"),
+    ]
+    assert all(layer.weight_gradient for layer in report.layers if layer.kind == "Dense")
+    assert model.built
+    assert not model.optimizer.built  # that is for training to do
+
+
+def test_sequential_and_not_built():
+    model = keras.Sequential([layers.Dense(8), layers.Dense(3)])
+    model.compile("adam", cross_entropy())
+    assert check(model, (X, Y), "mixed_bfloat16").passed
+
+
+def test_run_eagerly():
+    model = functional(lambda x: layers.Dense(3)(layers.Dense(8)(x)), run_eagerly=True)
+    assert check(model, (X, Y), "mixed_float16").passed
+    assert model.run_eagerly
+
+
+def several():
+    """Two inputs, one of them whole numbers; two outputs, one made by an operation; a nested model."""
+    keras.utils.set_random_seed(1)
+    values, tokens = keras.Input((8,), name="values"), keras.Input((5,), dtype="int32", name="tokens")
+    embedded = layers.Flatten()(layers.Embedding(10, 4, name="embedding")(tokens))
+    x = layers.Concatenate()([values, embedded])
+    x = keras.Sequential([keras.Input((28,)), layers.Dense(6, activation="relu", name="inside")], name="inner")(x)
+    outputs = {"a": layers.Dense(3, name="a")(x), "b": layers.Dense(1, name="b")(x) * 2.0}
+    model = keras.Model({"values": values, "tokens": tokens}, outputs, name="several")
+    model.compile("adam", {"a": cross_entropy(), "b": "mse"}, loss_weights={"a": 1.0, "b": 0.3}, metrics={"a": "acc"})
+    random = np.random.default_rng(0)
+    x = {"values": X, "tokens": random.integers(10, size=(32, 5)).astype("int32")}
+    y = {"a": Y, "b": random.normal(size=(32, 1)).astype("float32")}
+    return model, x, y, {"a": random.random(32).astype("float32"), "b": np.zeros(32, "float32")}
+
+
+def test_several_inputs_and_outputs_with_sample_weights():
+    model, *batch = several()
+    dataset = tf.data.Dataset.from_tensor_slices(tuple(batch)).batch(16)
+    model.fit(dataset, verbose=0, shuffle=False)
+    before = state(model)
+    report = check(model, dataset, "mixed_float16")
+    assert_same_state(before, state(model))
+    assert report.passed, str(report)
+    found = rows(report)
+    assert {"embedding", "inner/inside", "a", "b"} <= found.keys()
+    assert found["a"].weight_gradient.norm > 0
+    assert found["b"].weight_gradient.norm == 0  # its sample weights are zero
+    assert report.reference_loss == pytest.approx(
+        model.evaluate(dataset, verbose=0, return_dict=True)["loss"], rel=1e-4
+    )
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_a_train_step_of_its_own_is_noted():
+    model = OwnStep([keras.Input((8,)), layers.Dense(8, kernel_regularizer="l2"), layers.Dense(3)])
+    model.compile("adam", cross_entropy())
+    report = check(model, (X, Y), "mixed_float16")
+    assert report.passed
+    assert "train_step of its own" in report.notes[0]
+
+
+def test_regularizers_and_added_losses_count():
+    class Adding(layers.Layer):
+        def call(self, x):
+            self.add_loss(100.0 * keras.ops.cast(keras.ops.mean(x**2), "float32"))
+            return x
+
+    def body(x):
+        return layers.Dense(3)(Adding()(layers.Dense(8, kernel_regularizer=keras.regularizers.L2(10.0))(x)))
+
+    model = functional(body)
+    report = check(model, (X, Y), "mixed_float16")
+    assert report.reference_loss == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-4)
+    assert report.reference_loss > 100
+    assert not any(layer._loss_ids for layer in model._flatten_layers())
+
+
+def test_recurrent_layers_with_state_and_draws():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((8,), batch_size=32),
+            layers.Reshape((4, 2)),
+            layers.LSTM(6, stateful=True, return_sequences=True, recurrent_dropout=0.2, name="lstm"),
+            layers.Bidirectional(layers.SimpleRNN(3), name="both"),
+            layers.GaussianNoise(0.1),
+            layers.Dense(3),
+        ]
+    )
+    model.compile("adam", cross_entropy())
+    model.fit(X, Y, verbose=0, batch_size=32)
+    before = state(model)
+    report = check(model, (X, Y), "mixed_float16")
+    assert_same_state(before, state(model))
+    assert report.passed, str(report)
+    assert {"lstm", "both"} <= rows(report).keys()
+    assert sum(x.weight_gradient is not None for x in report.layers) >= 4  # the cells', in whatever row
+
+
+def test_frozen_layers_have_no_gradient():
+    model = functional(lambda x: layers.Dense(3, name="head")(layers.Dense(8, name="body", trainable=False)(x)))
+    report = check(model, (X, Y), "mixed_float16")
+    assert rows(report)["body"].weight_gradient is None
+    assert rows(report)["head"].weight_gradient
+    model.trainable = False
+    assert check(model, (X, Y), "mixed_float16").passed
+
+
+class Noise(layers.Layer):
+    def call(self, x):
+        return x + keras.ops.cast(keras.random.normal(keras.ops.shape(x)), x.dtype)
+
+
+def test_draws_that_a_seed_makes_the_same_are_no_difference():
+    model = functional(lambda x: layers.Dense(3)(Noise()(layers.Dense(8)(x))))
+    before = state(model)
+    report = check(model, (X, Y), "mixed_float16")
+    assert_same_state(before, state(model))
+    assert report.passed, str(report)
+    assert report.notes == ()
+
+
+class Unseeded(layers.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x), dtype=x.dtype)
+
+
+class Counting(layers.Layer):
+    def build(self, shape):
+        self.count = tf.Variable(1.0)
+
+    def call(self, x):
+        self.count.assign_add(1.0)
+        return x + tf.cast(self.count, x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("layer", "note"), [(Unseeded, "other random numbers"), (Counting, "assigns to a tf.Variable")]
+)
+def test_what_cannot_be_the_same_in_both_is_noted(layer, note):
+    planted = layer()
+    model = functional(lambda x: layers.Dense(3)(planted(layers.Dense(8)(x))))
+    count = planted.count.numpy() if layer is Counting else None
+    assert any(note in one for one in check(model, (X, Y), "mixed_float16").notes)
+    assert count is None or planted.count.numpy() == count
+
+
+def test_policies_per_layer_go_in_and_come_out():
+    model = functional(lambda x: layers.Dense(3, name="head")(layers.Dense(8, name="b")(layers.Dense(8, name="a")(x))))
+    report = check(model, (X, Y), {"a": "mixed_float16", "b": "mixed_bfloat16"})
+    assert report.passed
+    assert [layer.policy for layer in report.layers] == ["mixed_float16", "mixed_bfloat16", "float32"]
+    assert report.policy == "a policy for each layer (mixed_bfloat16, mixed_float16)"
+    a_map = keras.dtype_policies.DTypePolicyMap("mixed_float16", {"b": keras.DTypePolicy("float32")})
+    assert {layer.policy for layer in check(model, (X, Y), a_map).layers} <= {"mixed_float16", "float32"}
+
+
+def test_under_a_strategy():
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = functional(lambda x: layers.Dense(3)(layers.BatchNormalization()(layers.Dense(8)(x))))
+    model.fit(X, Y, verbose=0)
+    before = state(model)
+    assert check(model, (X, Y), "mixed_float16").passed
+    assert_same_state(before, state(model))
+    assert len(layer_paths(model)) == 5

@@ -1,0 +1,124 @@
+"""The thresholds, each from both sides."""
+
+from dataclasses import replace
+
+import keras
+import pytest
+
+from tfopt.precision.deviation import Deviation
+from tfopt.precision.judging import Evidence, drift_limit, problems
+from tfopt.precision.report import LayerPrecision
+
+FINE = Deviation(error=0.001, overflow=0.0, underflow=0.0, lost=0.0, largest=1.0, norm=1.0, difference=0.001)
+HALF = keras.DTypePolicy("mixed_float16")
+
+
+def layer(path="a", **parts):
+    roles = ("input", "output", "weight_gradient", "output_gradient", "input_gradient")
+    found = {role: replace(FINE, **parts.get(role, {})) for role in roles}
+    return LayerPrecision(path=path, kind="Dense", policy="mixed_float16", **found)
+
+
+def judged(*layers, policies=None, **arguments):
+    arguments = {"heads": (), "softmaxes": (), "reference_loss": 1.0, "candidate_loss": 1.0} | arguments
+    policies = policies or {x.path: HALF for x in layers}
+    return problems(Evidence(layers=layers, policies=policies, **arguments))
+
+
+def test_nothing():
+    assert judged(layer("a"), layer("b")) == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"output": {"overflow": 1e-6}}, "'a' overflows inside"),
+        ({"output": {"overflow": 1e-6, "largest": 7e4}}, "'a' overflows, the first"),
+        ({"weight_gradient": {"overflow": 1e-6}}, "Gradients overflow"),
+        ({"output": {"lost": 0.11}}, "The output of 'a' loses 11 %"),
+        ({"output": {"error": 1.1}}, "The output of 'a' is 1.1 times its norm away"),
+        ({"weight_gradient": {"lost": 0.11}}, "The gradient of 'a' underflows"),
+        ({"weight_gradient": {"error": 2.1, "difference": 2.1}}, "The gradient of 'a' is 2.1 times its norm away"),
+    ],
+)
+def test_beyond(parts, said):
+    assert [problem.sentence.startswith(said) for problem in judged(layer(**parts))] == [True]
+    assert judged(layer(**parts))[0].blamed == ("a",)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"output": {"underflow": 0.9, "lost": 0.09}},
+        {"output": {"error": 0.9}},
+        {"output": {"lost": 1.0, "norm": 1e-7}},  # beside an input of 1: what rounding leaves of zero
+        {"output": {"lost": 1.0}, "input": {"lost": 1.0}},  # that comes from elsewhere
+        {"weight_gradient": {"underflow": 0.9, "lost": 0.09}},
+        {"weight_gradient": {"lost": 1.0, "norm": 1e-7}},
+        {"weight_gradient": {"error": 1.9, "difference": 1.9}},
+        {"weight_gradient": {"error": 1e5, "difference": 0.005}},  # of a whole of 1 and more
+    ],
+)
+def test_within(parts):
+    assert judged(layer(**parts), layer("b")) == []
+
+
+def test_what_follows_an_overflow_is_no_problem_of_its_own():
+    broken = {"overflow": 1.0}
+    first = layer("first", output=broken, weight_gradient=broken)
+    second = layer("second", input=broken, output=broken, weight_gradient=broken)
+    found = judged(layer("before"), first, second, candidate_loss=float("nan"))
+    assert [problem.blamed for problem in found] == [("first",)]
+
+
+def test_what_follows_a_wrong_output_is_no_problem_of_its_own():
+    found = judged(layer("root", output={"lost": 1.0}), layer("b", input={"lost": 1.0}, weight_gradient={"lost": 1.0}))
+    assert [problem.blamed for problem in found] == [("root",)]
+
+
+def test_a_gradient_overflows_where_it_is_finite_before():
+    came, went = {"output_gradient": {"overflow": 0.0}}, {"input_gradient": {"overflow": 1.0}}
+    reached = {"output_gradient": {"overflow": 1.0}, "weight_gradient": {"overflow": 1.0}}
+    found = judged(layer("first", **reached), layer("root", **came, **went), layer("last"))
+    assert [problem.blamed for problem in found] == [("root",)]
+
+
+def test_a_loss_that_is_no_number_though_no_layer_overflows():
+    [problem] = judged(layer("a"), candidate_loss=float("inf"), reference_loss=2.0)
+    assert problem.sentence.startswith("The loss is inf, and 2 in float32, though no layer's output overflows")
+    assert problem.back == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("names", "limit"),
+    [
+        (["float32"], 32 * 2.0**-23),
+        (["float32", "mixed_float16"], 1 / 32),
+        (["mixed_float16", "mixed_bfloat16"], 1 / 4),
+        (["float8_from_float32", "float32"], 1 / 2),
+    ],
+)
+def test_drift_is_bounded_by_the_coarsest_dtype(names, limit):
+    policies = {str(number): keras.dtype_policies.get(name) for number, name in enumerate(names)}
+    assert drift_limit(policies.values()) == pytest.approx(limit)
+    layers = [layer(path) for path in policies]
+    assert judged(*layers, policies=policies, candidate_loss=1 + limit * 0.99) == []
+    [problem] = judged(*layers, policies=policies, candidate_loss=1 + limit * 1.01)
+    assert problem.sentence.startswith("The loss is")
+
+
+def test_the_largest_error_of_its_own_is_blamed_for_drift():
+    layers = [
+        layer("heir", input={"error": 0.5}, output={"error": 0.5}),
+        layer("root", output={"error": 0.4}),
+        *(layer(str(number)) for number in range(14)),
+    ]
+    [problem] = judged(*layers, candidate_loss=2.0)
+    assert problem.blamed == ("root",)
+    assert len(problem.back) == 2  # an eighth of them a round
+
+
+def test_heads_are_named_beside_anything_else():
+    found = judged(layer(output={"overflow": 1.0}), layer("head"), heads=("head",), softmaxes=("a",))
+    assert ["overflows" in found[0].sentence, "'head' puts out" in found[1].sentence] == [True, True]
+    assert "'a' computes the softmax" in found[2].sentence

@@ -1,0 +1,95 @@
+import dataclasses
+import json
+import subprocess
+import sys
+
+import keras
+import pytest
+
+from tfopt import repairs
+from tfopt.errors import UnsupportedError
+
+NAMES = ["replica_overflow", "loss_scaling", "unscaled_loss", "clear_session"]
+
+
+def test_every_defect_is_in_the_installed_keras():
+    assert repairs.status().to_dict() == dict.fromkeys(NAMES, "broken")
+    assert list(repairs.REPAIRS) == NAMES
+    for name, repair in repairs.REPAIRS.items():
+        assert (repair.name, repair.applies(), repair.installed) == (name, True, False)
+        assert repair.defect.endswith(".")
+        assert repair.without.endswith(".")
+
+
+def test_installed_and_removed_by_name():
+    compile = keras.Model.compile
+    status = repairs.install("loss_scaling", "clear_session")
+    assert status.states == dict(zip(NAMES, ["broken", "repaired", "broken", "repaired"], strict=True))
+    assert keras.Model.compile is not compile
+    assert repairs.install().states == dict.fromkeys(NAMES, "repaired")
+    assert repairs.remove("clear_session").states["clear_session"] == "broken"
+    assert repairs.remove().states == dict.fromkeys(NAMES, "broken")
+    assert keras.Model.compile is compile
+
+
+def test_the_status_reads_well(monkeypatch):
+    repairs.install("clear_session")
+    plant(monkeypatch, "unscaled_loss")
+    monkeypatch.setattr(repairs.LOSS_SCALING, "mended", repairs.LOSS_SCALING.broken)
+    lines = str(repairs.status()).splitlines()
+    assert [line.split("  ")[0] for line in lines] == NAMES
+    for line, words in zip(lines, ["broken, not repaired", "mended upstream", "unknown", "repaired "], strict=True):
+        assert words in line
+    assert lines[0].endswith("leaves the loss scale as it was.")
+    assert json.loads(json.dumps(repairs.status().to_dict())) == {
+        "replica_overflow": "broken",
+        "loss_scaling": "mended",
+        "unscaled_loss": "unknown",
+        "clear_session": "repaired",
+    }
+
+
+def plant(monkeypatch, name):
+    """Makes one repair meet functions that it does not know."""
+    repair = repairs.REPAIRS[name]
+    monkeypatch.setattr(repair, "broken", dict.fromkeys(repair.broken, frozenset({"other"})))
+
+
+def test_an_unknown_function_and_none_is_installed(monkeypatch):
+    plant(monkeypatch, "unscaled_loss")
+    with pytest.raises(UnsupportedError, match=r"LossScaleOptimizer\.apply .*custom train_step calls"):
+        repairs.install(*repairs.FLOAT16)
+    assert "repaired" not in repairs.status().states.values()
+
+
+def test_mended_upstream_is_not_patched(monkeypatch):
+    monkeypatch.setattr(repairs.CLEAR_SESSION, "mended", repairs.CLEAR_SESSION.broken)
+    clear = keras.utils.clear_session
+    assert repairs.install("clear_session").states["clear_session"] == "mended"
+    assert keras.utils.clear_session is clear
+
+
+@pytest.mark.parametrize("use", [repairs.install, repairs.remove])
+def test_an_unknown_name(use):
+    with pytest.raises(ValueError, match=r"Received: 'clear_sesion'\. Did you mean 'clear_session'\?"):
+        use("loss_scaling", "clear_sesion")
+    with pytest.raises(ValueError, match=r"Received: \['clear_session'\]"):
+        use(["clear_session"])
+    assert "repaired" not in repairs.status().states.values()
+
+
+def test_the_status_is_a_frozen_value():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        repairs.status().states = {}
+
+
+def test_importing_tfopt_patches_nothing():
+    script = (
+        "import keras, tfopt; before = [keras.Model.compile, keras.utils.clear_session]\n"
+        "from tfopt import measure, precision, repairs, xla, callbacks, pipelines\n"
+        "assert before == [keras.Model.compile, keras.utils.clear_session]\n"
+        "print(set(repairs.status().states.values()))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip() == "{'broken'}"

@@ -1,0 +1,100 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import UnsupportedError
+from tfopt.xla import caching, persistent_cache, xla_flags
+from tfopt.xla.flag_text import read
+
+BUILD = f"tensorflow-{tf.version.VERSION}-{tf.version.GIT_VERSION}"
+
+
+@pytest.fixture(autouse=True)
+def _early(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")  # or what is set in the test would outlast it
+    monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.setattr(xla_flags, "devices_started", lambda: False)
+    monkeypatch.setattr(xla_flags, "_set_in_time", None)
+    monkeypatch.setattr(caching, "gpus", lambda: ())
+
+
+def test_the_flags_name_a_folder_of_this_build(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=2")
+    cache = persistent_cache(tmp_path / "my cache")
+    assert cache.folder == tmp_path / "my cache" / BUILD
+    assert cache.folder.is_dir()
+    assert list(cache.folder.iterdir()) == []
+    assert read(os.environ["XLA_FLAGS"]) == {
+        "xla_gpu_autotune_level": "2",
+        "xla_gpu_per_fusion_autotune_cache_dir": str(cache.folder),
+        "xla_gpu_experimental_autotuner_cache_dir": str(cache.folder),
+    }
+    assert persistent_cache(tmp_path / "my cache") == cache
+
+
+def test_it_says_what_it_does_without_a_gpu(tmp_path, monkeypatch):
+    cache = persistent_cache(tmp_path)
+    assert str(cache) == f"XLA would keep what autotuning finds in {cache.folder}; without a GPU it autotunes nothing"
+    assert json.loads(json.dumps(cache.to_dict())) == {"folder": str(cache.folder), "used": False}
+    monkeypatch.setattr(caching, "gpus", lambda: ("a GPU",))
+    assert str(persistent_cache(tmp_path)) == f"XLA keeps what autotuning finds in {cache.folder}"
+
+
+def test_a_relative_folder_holds_when_the_process_moves(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert persistent_cache("cache").folder == tmp_path / "cache" / BUILD
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert persistent_cache("~/cache").folder == tmp_path / "home" / "cache" / BUILD
+
+
+def test_a_folder_that_cannot_be_made_or_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnsupportedError, match=r"Expected a folder that can be written\. Found: .*file.*Give another"):
+        persistent_cache(tmp_path / "file")
+
+    def refuse(dir):
+        raise PermissionError(f"Permission denied: {dir}")
+
+    monkeypatch.setattr(caching.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(UnsupportedError, match="Permission denied"):
+        persistent_cache(tmp_path / "read-only")
+    assert "XLA_FLAGS" not in os.environ
+
+
+def test_too_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(xla_flags, "devices_started", lambda: True)
+    with pytest.raises(UnsupportedError, match="Found them started"):
+        persistent_cache(tmp_path)
+
+
+def test_only_flags_that_xla_knows_are_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(caching, "_FLAGS", ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_a_later_cache_dir"))
+    persistent_cache(tmp_path)
+    assert read(os.environ["XLA_FLAGS"]).keys() == {"xla_gpu_per_fusion_autotune_cache_dir"}
+    monkeypatch.setattr(caching, "_FLAGS", ("xla_gpu_a_later_cache_dir",))
+    with pytest.raises(UnsupportedError, match="Found that the installed one does not"):
+        persistent_cache(tmp_path)
+
+
+@pytest.mark.gpu
+def test_a_second_process_finds_what_the_first_kept(tmp_path):
+    """Counted, not timed: what is autotuned a second time would be written again."""
+    script = f"""
+import tfopt
+print(tfopt.xla.persistent_cache({str(tmp_path)!r}).folder)
+import tensorflow as tf
+step = tf.function(lambda x: tf.nn.relu(x @ x), jit_compile=True)
+step(tf.ones((512, 512), tf.bfloat16))
+"""
+    kept = []
+    for _ in range(2):
+        output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+        folder = Path(output.splitlines()[-1])
+        kept.append({(file.name, file.stat().st_mtime_ns) for file in folder.iterdir()})
+    assert kept[0]
+    assert kept[0] == kept[1]

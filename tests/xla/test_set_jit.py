@@ -1,0 +1,66 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import assert_same_state, batch, small_net, state
+
+from tfopt.errors import UnsupportedError
+from tfopt.xla import set_jit
+
+
+def compiled_steps(model):
+    """Whether `fit` traces its step for XLA; False, too, where it goes on with a step traced before."""
+    data = tf.data.Dataset.from_tensors(batch(8))
+    marked = []
+    original = tf.function
+
+    def spy(function=None, **options):
+        if getattr(function, "__name__", "") == "one_step_on_data":
+            marked.append(bool(options.get("jit_compile")))
+        return original(function, **options) if function else lambda f: original(f, **options)
+
+    tf.function = spy
+    try:
+        model.fit(data, verbose=0, shuffle=False)
+    finally:
+        tf.function = original
+    return any(marked)
+
+
+def test_jit_takes_effect_on_a_fitted_model_and_keeps_its_state():
+    model = small_net(jit_compile=False)
+    assert not compiled_steps(model)
+    before = state(model)
+    set_jit(model, True)
+    assert_same_state(before, state(model))
+    assert compiled_steps(model)
+    assert model.optimizer.iterations.numpy() == 2
+    set_jit(model, False)
+    assert not compiled_steps(model)
+
+
+def test_jit_computes_the_same():
+    """Without random draws, whose masks XLA makes differently, the weights agree within float32 rounding."""
+    models = [small_net(jit_compile=False, dropout=0.0, optimizer="sgd") for _ in range(2)]
+    set_jit(models[1], True)
+    for model in models:
+        model.fit(tf.data.Dataset.from_tensors(batch(32)).repeat(5), verbose=0, shuffle=False)
+    for plain, jitted in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_allclose(plain, jitted, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_run_under_xla_is_refused():
+    rotated = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.RandomRotation(0.1), keras.layers.Flatten()])
+    rotated.compile("sgd", "mse")
+    with pytest.raises(UnsupportedError, match="random_rotation"):
+        set_jit(rotated, True)
+    with pytest.raises(UnsupportedError, match="run_eagerly"):
+        set_jit(small_net(run_eagerly=True), True)
+    with pytest.raises(ValueError, match=r"not compiled\. Call model\.compile"):
+        set_jit(small_net(compiled=False), True)
+
+
+@pytest.mark.parametrize("on", ["off", "auto", 1, None])
+def test_only_true_and_false_switch(on):
+    with pytest.raises(TypeError, match="Expected True or False"):
+        set_jit(small_net(), on)

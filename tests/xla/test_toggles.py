@@ -1,0 +1,195 @@
+import keras
+import pytest
+import tensorflow as tf
+from models import batch, small_net
+from tensorflow.python.framework import config
+from tensorflow.python.ops import control_flow_util
+
+from tfopt.errors import UnsupportedError
+from tfopt.xla import jit, set_jit
+
+
+class Tracer(keras.layers.Layer):
+    """Notes each time that it is traced: whether for XLA."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.traced = []
+
+    def call(self, inputs):
+        if isinstance(inputs, tf.Tensor):  # no Keras input of a model being built
+            graph = tf.compat.v1.get_default_graph()
+            self.traced.append(control_flow_util.GraphOrParentsInXlaContext(graph))
+        return inputs
+
+    def new(self):
+        traced, self.traced = self.traced, []
+        return set(traced)
+
+
+def traced_net(*inner, **compile_options):
+    tracer = Tracer()
+    model = keras.Sequential(
+        [keras.Input((8, 8, 1)), tracer, *inner, keras.layers.Flatten(), keras.layers.Dense(10, name="head")]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(**{"optimizer": "adam", "loss": loss, "jit_compile": False} | compile_options)
+    return model, tracer
+
+
+def fit(model, steps=1):
+    model.fit(tf.data.Dataset.from_tensors(batch()).repeat(steps), verbose=0, shuffle=False)
+
+
+def test_stock_keras_goes_on_as_it_was_traced():
+    model, tracer = traced_net()
+    fit(model)
+    tracer.new()
+    model.jit_compile = True
+    fit(model)
+    assert tracer.new() == set()
+    set_jit(model, True)
+    fit(model)
+    assert tracer.new() == {True}
+
+
+def test_evaluate_and_predict_are_switched_too():
+    model, tracer = traced_net()
+    data = tf.data.Dataset.from_tensors(batch())
+    for on in (False, True, False):
+        set_jit(model, on)
+        tracer.new()
+        model.evaluate(data, verbose=0)
+        assert tracer.new() == {on}
+        model.predict(data, verbose=0)
+        assert tracer.new() == {on}
+
+
+def test_several_steps_per_execution():
+    model, tracer = traced_net(steps_per_execution=2)
+    fit(model, steps=4)
+    tracer.new()
+    set_jit(model, True)
+    fit(model, steps=4)
+    assert tracer.new() == {True}
+    assert model.optimizer.iterations.numpy() == 8
+
+
+def test_a_model_inside_runs_as_the_outer_one_does():
+    inner, _ = traced_net()
+    set_jit(inner, True)
+    outer = keras.Sequential([keras.Input((8, 8, 1)), inner])
+    outer.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    tracer = inner.layers[0]
+    tracer.new()
+    fit(outer)
+    assert tracer.new() == {False}
+    set_jit(outer, True)
+    fit(outer)
+    assert tracer.new() == {True}
+
+
+def test_stock_keras_forgets_it_in_a_saved_model(tmp_path):
+    stock, mended = small_net(jit_compile=False), small_net(jit_compile=False)
+    fit(stock)
+    fit(mended)
+    stock.jit_compile = True
+    set_jit(mended, True)
+    for model, kept in ((stock, False), (mended, True)):
+        model.save(tmp_path / "model.keras")
+        assert keras.models.load_model(tmp_path / "model.keras").jit_compile is kept
+    set_jit(mended, False)
+    mended.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras").jit_compile is False
+
+
+def test_a_block_gives_back_the_setting_and_what_was_compiled():
+    model, tracer = traced_net()
+    data = tf.data.Dataset.from_tensors(batch())
+    fit(model)
+    model.evaluate(data, verbose=0)
+    functions = model.train_function, model.test_function, model.predict_function
+    tracer.new()
+    with jit(model, True):
+        fit(model)
+        assert tracer.new() == {True}
+    assert (model.train_function, model.test_function, model.predict_function) == functions
+    fit(model)
+    model.evaluate(data, verbose=0)
+    assert tracer.new() == set()
+    assert (model.jit_compile, model.get_compile_config()["jit_compile"]) == (False, False)
+    assert model.optimizer.iterations.numpy() == 3
+
+
+def test_blocks_nest_and_end_with_exceptions():
+    model, tracer = traced_net()
+    set_jit(model, True)
+    with pytest.raises(KeyError), jit(model, False):  # noqa: PT012
+        with jit(model, True):
+            assert model.get_compile_config()["jit_compile"] is True
+        assert model.jit_compile is False
+        fit(model)
+        raise KeyError
+    assert (model.jit_compile, model.get_compile_config()["jit_compile"]) == (True, True)
+    tracer.new()
+    fit(model)
+    assert tracer.new() == {True}
+
+
+def test_a_model_compiled_anew_in_a_block_keeps_that():
+    model, _ = traced_net()
+    fit(model)
+    with jit(model, True):
+        model.compile("sgd", "mse", jit_compile=True)
+    assert model.jit_compile is True
+    assert model.train_function is None  # the one before trains with another optimizer
+
+
+def test_a_block_that_cannot_begin_changes_nothing():
+    model, _ = traced_net(keras.layers.RandomRotation(0.1))
+    fit(model)
+    function = model.train_function
+    with pytest.raises(UnsupportedError, match="random_rotation"), jit(model, True):
+        pytest.fail("entered")
+    assert model.train_function is function
+    with pytest.raises(TypeError, match="Expected True or False"), jit(model, "auto"):
+        pytest.fail("entered")
+    with pytest.raises(ValueError, match=r"not compiled\. Call model\.compile"), jit(small_net(compiled=False), True):
+        pytest.fail("entered")
+
+
+@pytest.mark.parametrize("model", [None, "model", keras.layers.Dense])
+def test_only_models_are_switched(model):
+    with pytest.raises(TypeError, match=r"Expected a keras\.Model\. Received"):
+        set_jit(model, True)
+
+
+def test_under_determinism_stock_keras_only_warns(monkeypatch):
+    """Switched on for good it cannot be switched off: what asks whether it is on is replaced instead."""
+    model, _ = traced_net()
+    monkeypatch.setattr(config, "is_op_determinism_enabled", lambda: True)
+    monkeypatch.setattr("tfopt.xla.obstacles.is_op_determinism_enabled", lambda: True)
+    with pytest.warns(UserWarning, match="Model doesn't support"):
+        model.jit_compile = True
+    with pytest.raises(UnsupportedError, match=r"op determinism is on.*Leave XLA off"):
+        set_jit(model, True)
+    set_jit(model, False)
+
+
+def test_one_replica_may_run_under_xla():
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model, tracer = traced_net()
+    fit(model)
+    tracer.new()
+    set_jit(model, True)
+    fit(model)
+    assert tracer.new() == {True}
+
+
+def test_two_replicas_are_refused(monkeypatch):
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model, _ = traced_net()
+    extended = model._distribute_strategy.extended
+    monkeypatch.setattr(type(extended), "worker_devices", property(lambda self: ("GPU:0", "GPU:1")))
+    with pytest.raises(UnsupportedError, match=r"2 devices.*Leave XLA off"):
+        set_jit(model, True)

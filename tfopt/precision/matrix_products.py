@@ -1,0 +1,268 @@
+"""The matrix products of a built model's layers: their dimensions and their multiply-adds, read from shapes alone."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import keras
+
+Shape = tuple[int | None, ...]
+_LAYERS = keras.layers
+_ATTENTION = _LAYERS.MultiHeadAttention | _LAYERS.GroupQueryAttention
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """A dimension of a matrix product.
+
+    Attributes:
+        name: What it is to the layer.
+        size: None where the shapes do not say.
+        step: It can grow by this only: one more example adds a row for each of its positions.
+    """
+
+    name: str
+    size: int | None
+    step: int = 1
+
+    def padded(self, multiple: int) -> int:
+        """The next size that is a multiple of this. The size must be known."""
+        multiple = math.lcm(self.step, multiple)
+        return -(-(self.size or 0) // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """The matrix products of one call of a layer.
+
+    Attributes:
+        dimensions: Those that NVIDIA's multiples are about. Empty: nothing in it is a matrix product.
+        terms: The factors of each product's multiply-adds: numbers, None where unknown, and names of dimensions.
+    """
+
+    dimensions: tuple[Dimension, ...]
+    terms: tuple[tuple[str | int | None, ...], ...]
+
+    def multiply_adds(self) -> int | None:
+        """Multiply-adds of the forward pass, None where a size is unknown. The backward pass takes twice as many."""
+        sizes = {dimension.name: dimension.size for dimension in self.dimensions}
+        factors = [[_size(factor, sizes) for factor in term] for term in self.terms]
+        known = [[factor for factor in term if factor is not None] for term in factors]
+        return sum(map(math.prod, known)) if known == factors else None
+
+    def at_least(self, name: str = "", size: int = 0) -> int:
+        """Multiply-adds with each unknown size taken as one, and the named dimension, if any, as `size`."""
+        sizes = {dimension.name: dimension.size for dimension in self.dimensions} | {name: size}
+        return sum(math.prod(_size(factor, sizes) or 1 for factor in term) for term in self.terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a layer within a model.
+
+    Attributes:
+        layer: The layer.
+        shapes: Its inputs' shapes.
+        times: How often it runs so, as a recurrent cell does; None where the number of steps is unknown.
+    """
+
+    layer: keras.Layer
+    shapes: tuple[Shape, ...]
+    times: int | None
+
+
+def calls(layer: keras.Layer, batch_size: int, shapes: Sequence[Shape] = (), times: int | None = 1) -> Iterator[Call]:
+    """Yields each call of a built layer and of those inside it, without running any.
+
+    In a Functional graph a layer is called once for each of its nodes. Elsewhere it counts once, with the shapes that
+    it was built for. The first dimension of each shape is taken to be the batch.
+    """
+    yield Call(layer, tuple((batch_size, *shape[1:]) for shape in shapes), times)
+    steps = shapes[0][1] if shapes and isinstance(layer, _LAYERS.RNN | _LAYERS.TimeDistributed) else 1
+    inner_times = times * steps if times is not None and steps is not None else None
+    for inner, inner_shapes in _inner(layer, shapes):
+        yield from calls(inner, batch_size, inner_shapes, inner_times)
+
+
+def _inner(layer: keras.Layer, shapes: Sequence[Shape]) -> Iterator[tuple[keras.Layer, list[Shape]]]:
+    graph = getattr(getattr(layer, "_functional", layer), "_nodes_by_depth", None)
+    if graph:
+        for node in (node for depth in sorted(graph, reverse=True) for node in graph[depth]):
+            if isinstance(node.operation, keras.Layer):
+                built = _built_shapes(node.operation)
+                seen = [tuple(tensor.shape) for tensor in node.input_tensors]
+                # With several inputs by name, the node has them in no order that says which is which.
+                yield node.operation, built if len(node.operation._build_shapes_dict or ()) > 1 else seen
+        return
+    for inner in layer._flatten_layers(include_self=False, recursive=False):
+        if isinstance(layer, _ATTENTION) and inner is layer._output_dense:
+            # Attention builds it for a length of None.
+            yield inner, [(*shapes[0][:-1], *_built_shapes(inner)[0][-2:])]
+        else:
+            yield inner, _built_shapes(inner)
+
+
+def _built_shapes(layer: keras.Layer) -> list[Shape]:
+    """The shapes that a layer was built for."""
+    given = [shape for shape in (layer._build_shapes_dict or {}).values() if isinstance(shape, Sequence)]
+    nested = [shape for shape in given if shape and isinstance(shape[0], Sequence)]
+    return [tuple(shape) for shape in (nested[0] if nested else given)]
+
+
+@singledispatch
+def products(layer: keras.Layer, shapes: Sequence[Shape]) -> Products | None:
+    """The matrix products of a layer's call on inputs of these shapes, without those of layers inside it.
+
+    Returns:
+        None where the layer is not known to have any.
+    """
+    return None
+
+
+@products.register(_LAYERS.Dense)
+def _dense(layer: Any, shapes: Sequence[Shape]) -> Products:
+    return _product(shapes[0], layer.units)
+
+
+@products.register(_LAYERS.EinsumDense)
+def _einsum_dense(layer: Any, shapes: Sequence[Shape]) -> Products:
+    inputs, kernel, output = layer.equation.replace("->", ",").split(",")
+    size: dict[str, int | None] = dict(zip(kernel, layer._kernel.shape, strict=True))
+    rows = _rows([length for letter, length in _lettered(inputs, shapes[0]) if letter not in kernel])
+    summed = _axes("inputs", [size[letter] for letter in kernel if letter in inputs and letter not in output])
+    outputs = _axes("outputs", [size[letter] for letter in kernel if letter not in inputs])
+    apart = [size[letter] for letter in kernel if letter in inputs and letter in output]  # a kernel for each
+    return Products((rows, summed, outputs), ((rows.name, summed.name, outputs.name, *apart),))
+
+
+@products.register(_LAYERS.ReversibleEmbedding)
+def _reversible_embedding(layer: Any, shapes: Sequence[Shape]) -> Products | None:
+    if len(shapes[0]) <= len(_built_shapes(layer)[0]):
+        return None  # called on tokens: a gather
+    return _product(shapes[0], layer.input_dim)
+
+
+def _convolution(layer: Any, shapes: Sequence[Shape]) -> Products:
+    channels = _channels(layer, shapes[0])
+    groups = getattr(layer, "groups", 1)
+    # A transposed convolution multiplies at each position of its input.
+    transposed = isinstance(layer, _LAYERS.Conv1DTranspose | _LAYERS.Conv2DTranspose | _LAYERS.Conv3DTranspose)
+    where = shapes[0] if transposed else layer.compute_output_shape(shapes[0])
+    work = (*_positions(layer, where), *layer.kernel_size)
+    if channels is not None and groups == channels > 1:
+        return Products((), ((*work, layer.filters),))
+    of = " a group" if groups > 1 else ""
+    inner = Dimension(f"input channels{of}", channels and channels // groups)
+    outer = Dimension(f"output channels{of}", layer.filters // groups)
+    return Products((inner, outer), ((groups, *work, inner.name, outer.name),))
+
+
+for _kind in ("Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"):
+    products.register(getattr(_LAYERS, _kind), _convolution)
+
+
+@products.register(_LAYERS.DepthwiseConv1D)
+@products.register(_LAYERS.DepthwiseConv2D)
+def _depthwise(layer: Any, shapes: Sequence[Shape]) -> Products:
+    where = _positions(layer, layer.compute_output_shape(shapes[0]))
+    return Products((), ((*where, *layer.kernel_size, _channels(layer, shapes[0]), layer.depth_multiplier),))
+
+
+@products.register(_LAYERS.SeparableConv1D)
+@products.register(_LAYERS.SeparableConv2D)
+def _separable(layer: Any, shapes: Sequence[Shape]) -> Products:
+    channels = _channels(layer, shapes[0])
+    inner = Dimension("input channels", channels and channels * layer.depth_multiplier)
+    outer = Dimension("output channels", layer.filters)
+    where = _positions(layer, layer.compute_output_shape(shapes[0]))
+    return Products((inner, outer), ((*where, *layer.kernel_size, inner.name), (*where, inner.name, outer.name)))
+
+
+@products.register(_LAYERS.MultiHeadAttention)
+def _attention(layer: Any, shapes: Sequence[Shape]) -> Products:
+    axes = layer._attention_axes
+    others = [size for axis, size in enumerate(shapes[0][:-1]) if axis not in axes]
+    lengths = [_times([shape[axis] for axis in axes]) for shape in shapes[:2]]
+    return _scores(lengths, layer.key_dim, layer.value_dim, (*others, layer.num_heads))
+
+
+@products.register(_LAYERS.GroupQueryAttention)
+def _grouped_attention(layer: Any, shapes: Sequence[Shape]) -> Products:
+    lengths = [shape[1] for shape in shapes[:2]]
+    return _scores(lengths, layer.head_dim, layer.head_dim, (shapes[0][0], layer.num_query_heads))
+
+
+@products.register(_LAYERS.Attention)
+def _dot_attention(layer: Any, shapes: Sequence[Shape]) -> Products:
+    return _scores([shape[1] for shape in shapes[:2]], shapes[0][-1], shapes[1][-1], (shapes[0][0],))
+
+
+def _scores(lengths: list[int | None], key: int | None, value: int | None, outer: Shape) -> Products:
+    """Queries by keys, and scores by values."""
+    query, keys = (
+        Dimension(name, length) for name, length in zip(("query length", "key length"), lengths, strict=True)
+    )
+    sizes = (
+        [Dimension("head size", key)] if key == value else [Dimension("key size", key), Dimension("value size", value)]
+    )
+    terms = tuple((*outer, query.name, keys.name, size.name) for size in (sizes[0], sizes[-1]))
+    return Products((query, keys, *sizes), terms)
+
+
+def _cell(layer: Any, shapes: Sequence[Shape]) -> Products:
+    gates = {_LAYERS.LSTMCell: 4, _LAYERS.GRUCell: 3, _LAYERS.SimpleRNNCell: 1}
+    count = next(number for kind, number in gates.items() if isinstance(layer, kind))
+    batch, inputs = Dimension("batch", shapes[0][0]), Dimension("inputs", shapes[0][-1])
+    units = Dimension("units", layer.units)
+    fed, recurrent = (count, "batch", "inputs", "units"), (count, "batch", "units", "units")
+    return Products((batch, inputs, units), (fed, recurrent))
+
+
+for _kind in ("LSTMCell", "GRUCell", "SimpleRNNCell"):
+    products.register(getattr(_LAYERS, _kind), _cell)
+
+
+def _product(shape: Shape, units: int) -> Products:
+    rows, inputs, outputs = _rows(shape[:-1]), Dimension("inputs", shape[-1]), Dimension("outputs", units)
+    return Products((rows, inputs, outputs), ((rows.name, inputs.name, outputs.name),))
+
+
+def _rows(shape: Sequence[int | None]) -> Dimension:
+    """The batch, with what stands beside it as positions."""
+    positions = _times(shape[1:])
+    name = "batch" if positions == 1 else "batch × positions"
+    return Dimension(name, _times(shape), positions or 1)
+
+
+def _axes(name: str, sizes: Sequence[int | None]) -> Dimension:
+    """Axes that enter a product as one, such as heads and their size; the last can be chosen."""
+    if len(sizes) < 2:
+        return Dimension(name, _times(sizes))
+    return Dimension(f"{name} ({' × '.join(map(str, sizes))})", _times(sizes), _times(sizes[:-1]) or 1)
+
+
+def _lettered(letters: str, shape: Shape) -> list[tuple[str, int | None]]:
+    """The axes of an einsum's operand, those of an ellipsis numbered."""
+    before, dots, after = letters.partition("...")
+    between = [str(axis) for axis in range(len(shape) - len(before) - len(after))] if dots else []
+    return list(zip([*before, *between, *after], shape, strict=True))
+
+
+def _channels(layer: Any, shape: Shape) -> int | None:
+    return shape[1 if layer.data_format == "channels_first" else -1]
+
+
+def _positions(layer: Any, shape: Shape) -> Shape:
+    """The batch and the places of an image or a sequence, without its channels."""
+    return (shape[0], *shape[2:]) if layer.data_format == "channels_first" else tuple(shape[:-1])
+
+
+def _times(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
+def _size(factor: str | int | None, sizes: Mapping[str, int | None]) -> int | None:
+    return sizes[factor] if isinstance(factor, str) else factor

@@ -1,0 +1,181 @@
+"""Which layers make a model's outputs."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.models.functional import Functional
+
+from tfopt.errors import UnsupportedError
+
+_layers = keras.layers
+# They only move values: what they put out was computed by the layer before.
+_MOVERS = (
+    _layers.Concatenate,
+    _layers.Cropping1D,
+    _layers.Cropping2D,
+    _layers.Cropping3D,
+    _layers.Flatten,
+    _layers.Identity,
+    _layers.Permute,
+    _layers.RepeatVector,
+    _layers.Reshape,
+    _layers.ZeroPadding1D,
+    _layers.ZeroPadding2D,
+    _layers.ZeroPadding3D,
+)
+
+
+def output_layers(model: keras.Model) -> frozenset[keras.Layer]:
+    """Finds the layers that compute a model's outputs, with all the layers inside them.
+
+    Through operations on outputs (`keras.ops.softmax(x)`, `x + y`), through layers that only move values (Reshape,
+    Concatenate …) and into nested models it goes back to the layers that computed them. A subclassed model, and a
+    layer of one's own that holds others and has no weights itself, is traced on inputs of the shapes it was built
+    with; Keras keeps no dtypes, so float32 inputs are tried, then int32 ones.
+
+    Raises:
+        tfopt.errors.UnsupportedError: A subclassed model was not called yet, or does not trace.
+    """
+    if isinstance(model, keras.Sequential) and not model.built:
+        found = set(_makers_of_last(model))
+    elif (graph := _graph_of(model)) is not None:
+        found = set().union(*(_makers(tensor) for tensor in graph.outputs))
+    else:
+        found = _traced_on_built_shapes(model)
+    return frozenset(inner for layer in found for inner in layer._flatten_layers())
+
+
+def _graph_of(layer: Any) -> Functional | None:
+    """The Functional graph of a Functional or Sequential model."""
+    if isinstance(layer, keras.Sequential):
+        return layer._functional
+    return layer if isinstance(layer, Functional) else None
+
+
+def _makers_of_last(model: keras.Sequential) -> Iterator[keras.Layer]:
+    for layer in reversed(model.layers):
+        yield layer
+        if not isinstance(layer, _MOVERS):
+            return
+
+
+def _makers(tensor: keras.KerasTensor) -> set[keras.Layer]:
+    """The layers that computed a symbolic tensor."""
+    operation, node_index, tensor_index = tensor._keras_history
+    node = operation._inbound_nodes[node_index]
+    graph = _graph_of(operation)
+    if graph is not None:
+        return _makers(graph.outputs[tensor_index])
+    if isinstance(operation, keras.Layer):
+        if _is_transparent(operation):
+            return _traced(operation, node.arguments.args, node.arguments.kwargs)
+        if not isinstance(operation, _MOVERS):
+            return {operation}
+    before = [_makers(x) for x in node.input_tensors]
+    return set().union(*before, {operation} if isinstance(operation, keras.Layer) else ())
+
+
+def _is_transparent(layer: keras.Layer) -> bool:
+    """Whether a layer computes only through the layers inside it, as a user's block or subclassed model does."""
+    own_weights = layer._trainable_variables or layer._non_trainable_variables
+    return bool(layer._layers) and not own_weights and not type(layer).__module__.startswith("keras.")
+
+
+def _traced_on_built_shapes(model: keras.Model) -> set[keras.Layer]:
+    shapes = model._build_shapes_dict or {}
+    cause: Exception | None = None
+    for dtype in ("float32", "int32") if shapes else ():
+
+        def spec(shape: Any, dtype: str = dtype) -> Any:
+            if isinstance(shape, dict):
+                return {name: spec(inner) for name, inner in shape.items()}
+            is_shape = all(size is None or isinstance(size, int) for size in shape)
+            return keras.KerasTensor(shape, dtype) if is_shape else type(shape)(map(spec, shape))
+
+        arguments = {name.removesuffix("_shape"): spec(shape) for name, shape in shapes.items() if shape is not None}
+        try:
+            if len(arguments) == 1:  # built through build(input_shape), whatever the argument's name
+                return _traced(model, tuple(arguments.values()), {})
+            return _traced(model, (), arguments)
+        except Exception as error:  # noqa: BLE001 - whatever the user's call() raises on inputs of the wrong dtype
+            cause = error
+    found = "tracing it failed, as the error above says" if cause else "it was not called on data yet"
+    raise UnsupportedError(
+        f"Expected a model whose outputs are known, since they stay in float32. Found: {model.name!r} is subclassed "
+        f"and {found}. What to do: {'call it on a batch first, or ' if not cause else ''}give a mapping that names "
+        "each layer to change by its path or name, and leaves out those that make outputs."
+    ) from cause
+
+
+def _traced(layer: keras.Layer, args: Iterable[Any], kwargs: dict[str, Any]) -> set[keras.Layer]:
+    """The layers that computed what a layer returns, found in the graph of its call."""
+    made: dict[int, keras.Layer] = {}
+    found: set[keras.Layer] = set()
+
+    def run(args: Any, kwargs: Any) -> None:
+        # Without variables assigned or losses kept, as Keras infers shapes.
+        with keras.StatelessScope(), _recording(layer, made) as kept:
+            outputs = layer(*args, **kwargs)
+            waiting = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
+            kept += waiting
+            seen = set(map(id, waiting))
+            while waiting:
+                tensor = waiting.pop()
+                maker = made.get(id(tensor))
+                if maker is not None:
+                    found.add(maker)
+                if maker is None or isinstance(maker, _MOVERS):
+                    new = [x for x in tensor.op.inputs if id(x) not in seen]
+                    seen.update(map(id, new))
+                    kept += new
+                    waiting += new
+
+    def placeholder(value: Any) -> Any:
+        return tf.TensorSpec(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
+
+    args, kwargs = keras.tree.map_structure(placeholder, (tuple(args), dict(kwargs)))
+    tf.function(run, autograph=False).get_concrete_function(args, kwargs)
+    return found
+
+
+@contextmanager
+def _recording(outer: keras.Layer, made: dict[int, keras.Layer]) -> Iterator[list[Any]]:
+    """Notes which layer each tensor comes from: the outermost one that computes as a whole."""
+    kept: list[Any] = []  # an id is a tensor's only while the tensor lives
+    hooked: list[keras.Layer] = []
+
+    def hook(layer: keras.Layer) -> None:
+        call, depth = layer.call, depths
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            depth.append(layer)
+            try:
+                outputs = call(*args, **kwargs)
+            finally:
+                depth.pop()
+            if not depth:
+                for tensor in keras.tree.flatten(outputs):
+                    made[id(tensor)] = layer
+                    kept.append(tensor)
+            return outputs
+
+        layer.__dict__["call"] = recorded
+        hooked.append(layer)
+
+    depths: list[keras.Layer] = []
+    before = {}
+    try:
+        for layer in outer._flatten_layers(include_self=False):
+            if _graph_of(layer) is None and not _is_transparent(layer) and not isinstance(layer, _layers.InputLayer):
+                before[layer] = layer.__dict__.get("call")
+                hook(layer)
+        yield kept
+    finally:
+        for layer in hooked:
+            if before[layer] is None:
+                del layer.__dict__["call"]
+            else:
+                layer.__dict__["call"] = before[layer]

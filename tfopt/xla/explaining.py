@@ -1,0 +1,166 @@
+"""Why a model does not run under XLA, told before its first step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.errors import UnsupportedError
+from tfopt.measure.batches import Data, as_dataset, first_batch, on_device
+from tfopt.measure.state import traced
+from tfopt.xla.lowering import batch_refused, device, obstacles_of
+from tfopt.xla.obstacles import Obstacle, standing_obstacles
+from tfopt.xla.toggles import require_compiled
+
+_EXAMPLES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Whether XLA can compile a model's training step, and what stands against it.
+
+    Attributes:
+        obstacles: Each with its layer, operation and remedy; none where XLA can compile what was looked at.
+        examined: What XLA was asked to compile, in words.
+        device: "GPU" or "CPU": what it was asked to compile for.
+        auto: Whether Keras switches XLA on for this model by itself (jit_compile="auto").
+        auto_reason: Why, in words.
+    """
+
+    obstacles: tuple[Obstacle, ...]
+    examined: str
+    device: str
+    auto: bool
+    auto_reason: str
+
+    @property
+    def supported(self) -> bool:
+        """Whether nothing stands against XLA."""
+        return not self.obstacles
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON."""
+        plain = {name: getattr(self, name) for name in ("supported", "examined", "device", "auto", "auto_reason")}
+        return plain | {"obstacles": [obstacle.to_dict() for obstacle in self.obstacles]}
+
+    def __str__(self) -> str:
+        verdict = "can compile this model" if self.supported else "cannot compile this model"
+        return "\n".join(
+            [
+                f"XLA {verdict} on a {self.device} (looked at: {self.examined}).",
+                *(f"- {obstacle}" for obstacle in self.obstacles),
+                f'jit_compile="auto" is {"on" if self.auto else "off"}: {self.auto_reason}.',
+            ]
+        )
+
+
+def explain(model: keras.Model, data: Data | None = None) -> Explanation:
+    """Names every layer and operation that keeps XLA off for a model or would fail under it, each with its remedy.
+
+    Use it before the first step, or where XLA failed. The training step is traced and XLA translates it, but nothing is
+    compiled to machine code and nothing runs: no weight, metric or seed changes, and what `fit` has compiled stays. (A
+    model that was not built yet is built.) What XLA finds out only when it generates code is not seen here;
+    `tfopt.xla.decide(model, data)` runs the step.
+
+    Args:
+        model: A compiled model.
+        data: A tf.data.Dataset of batches, whose first one is used, or one batch: (x, y[, sample_weight]). None: zeros
+            in the shape of the model's inputs; then loss, metrics and optimizer are not looked at.
+
+    Returns:
+        What stands against XLA on this machine's device.
+
+    Raises:
+        ValueError: The model is not compiled, has no layers, cannot take the batch, or does not say what it takes and
+            `data` is None.
+        TypeError: `model` is no model, or `data` is neither a dataset nor a batch.
+        tfopt.errors.PipelineError: The dataset is empty.
+
+    Example:
+        >>> print(tfopt.xla.explain(model, dataset))
+        XLA cannot compile this model on a CPU (looked at: the training step).
+        - XLA has no kernel for PrintV2 in layer sequential/noisy (sequential_1/noisy_1/PrintV2). Take the print …
+        jit_compile="auto" is off: TensorFlow sees no GPU.
+    """
+    require_compiled(model)
+    if isinstance(model, keras.Sequential) and not model.layers:
+        raise ValueError(f"Expected a model with layers. Received: {model.name!r}, which has none. Add layers first.")
+    standing = standing_obstacles(model)
+    found: tuple[Obstacle, ...] = ()
+    if any(obstacle.kind == "replicas" for obstacle in standing):
+        examined = "its settings and layers"
+    elif data is None:
+        examined = "the forward pass and its gradient; not loss, metrics and optimizer, for which it needs data"
+        found = obstacles_of(_gradients_of(model), _batch_of_zeros(model))
+    else:
+        examined, found = "the training step", _obstacles_in_training(model, data)
+    covered = {obstacle.layer for obstacle in standing if obstacle.layer}
+    return Explanation(
+        obstacles=(*standing, *(obstacle for obstacle in found if not _inside(obstacle.layer, covered))),
+        examined=examined,
+        device=device(),
+        auto=bool(not model.run_eagerly and model._resolve_auto_jit_compile()),
+        auto_reason=_auto_reason(model, standing),
+    )
+
+
+def _obstacles_in_training(model: keras.Model, data: Data) -> tuple[Obstacle, ...]:
+    batch = on_device(model, first_batch(model, as_dataset(data)))
+    if model.run_eagerly or model._distribute_strategy:  # where all must be built before it is traced
+        try:
+            with batch_refused():
+                traced(model, batch, jit_compile=False)
+        except UnsupportedError as error:
+            return (
+                Obstacle(
+                    kind="compilation",
+                    found=f"TensorFlow cannot trace the training step ({error.__cause__})",
+                    remedy="Write it with TensorFlow or keras.ops operations alone.",
+                ),
+            )
+
+    def step(batch: Any) -> Any:
+        return model.distribute_strategy.run(model.train_step, args=(batch,))
+
+    return obstacles_of(step, batch)
+
+
+def _gradients_of(model: keras.Model) -> Callable[[Any], Any]:
+    def step(inputs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            outputs = tf.nest.flatten(model(inputs, training=True))
+            total = tf.add_n([tf.reduce_sum(tf.cast(output, "float32")) for output in [*outputs, *model.losses]])
+        return tape.gradient(total, [variable.value for variable in model.trainable_variables])
+
+    return step
+
+
+def _batch_of_zeros(model: keras.Model) -> Any:
+    """A batch in the shape of the model's inputs."""
+    inputs = getattr(getattr(model, "_functional", None) or model, "_inputs_struct", None)
+    shapes = [tuple(tensor.shape[1:]) for tensor in tf.nest.flatten(inputs) if tensor is not None]
+    if not shapes or any(None in shape for shape in shapes):
+        raise ValueError(
+            f"Expected data, since {model.name!r} does not say what shape it takes. Received: data=None, and inputs of "
+            f"shape {shapes or 'unknown'}. Give a dataset or one batch."
+        )
+    return tf.nest.map_structure(lambda tensor: tf.zeros((_EXAMPLES, *tensor.shape[1:]), tensor.dtype), inputs)
+
+
+def _inside(layer: str | None, covered: set[str]) -> bool:
+    """Whether a layer is one of the covered ones or a part of it."""
+    return layer is not None and any(f"{layer}/".startswith(f"{outer}/") for outer in covered)
+
+
+def _auto_reason(model: keras.Model, standing: tuple[Obstacle, ...]) -> str:
+    if model.run_eagerly:
+        return "the model runs eagerly"
+    if all(device.device_type == "CPU" for device in tf.config.list_physical_devices()):
+        return "TensorFlow sees no GPU"
+    if model._distribute_strategy:
+        return "the model was built in a strategy's scope"
+    if standing:
+        return standing[0].found
+    return "there is a GPU, and Keras looks at layers alone, not at their operations"

@@ -1,0 +1,99 @@
+"""XLA switched on and off for a model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import keras
+
+from tfopt.errors import UnsupportedError
+from tfopt.xla.obstacles import standing_obstacles
+
+_FUNCTIONS = ("train_function", "test_function", "predict_function")
+
+
+def set_jit(model: keras.Model, on: bool) -> None:
+    """Switches XLA on or off for a compiled model, from its next step on, fitted before or not.
+
+    Use it in place of `model.jit_compile = on`, which does nothing once the model was fitted and is lost when the model
+    is saved. Weights, optimizer and metrics stay. Only the model that is fitted counts: a model inside another one
+    runs as the outer one does.
+
+    Args:
+        model: A compiled model.
+        on: Whether `fit`, `evaluate` and `predict` run under XLA.
+
+    Raises:
+        TypeError: `on` is no bool.
+        ValueError: The model is not compiled.
+        tfopt.errors.UnsupportedError: XLA is asked for and a layer does not support it, the model runs eagerly or on
+            several replicas, or op determinism is on.
+
+    Example:
+        >>> tfopt.xla.set_jit(model, True)
+        >>> model.fit(dataset)
+    """
+    require_compiled(model)
+    if not isinstance(on, bool):
+        raise TypeError(f"Expected True or False. Received: {on!r}. Let tfopt.xla.decide(model, data) choose.")
+    reason = unsupported(model) if on else None
+    if reason:
+        raise UnsupportedError(
+            f"Expected a model that XLA can compile. Found: {reason} Leave XLA off for this model, or do what "
+            "tfopt.xla.explain(model) says."
+        )
+    model.jit_compile = on
+    # What a saved model is compiled with when it is loaded; Keras writes it in compile() alone.
+    model._compile_config.config["jit_compile"] = on
+    # fit, evaluate and predict keep what they traced first, and trace anew where there is none.
+    for name in _FUNCTIONS:
+        setattr(model, name, None)
+
+
+@contextmanager
+def jit(model: keras.Model, on: bool) -> Iterator[None]:
+    """Switches XLA on or off for a block, and gives the model its setting back, also after an exception.
+
+    Use it for one `fit` or `evaluate` that must run with XLA or without. What was compiled before the block serves
+    again after it: coming back compiles nothing. What the block trained stays. A model that is compiled anew inside the
+    block (`model.compile(...)`) keeps what that set.
+
+    Args:
+        model: A compiled model.
+        on: Whether `fit`, `evaluate` and `predict` run under XLA inside the block.
+
+    Raises:
+        TypeError, ValueError, tfopt.errors.UnsupportedError: As for `set_jit`.
+
+    Example:
+        >>> with tfopt.xla.jit(model, False):
+        ...     model.evaluate(ragged_dataset)
+    """
+    require_compiled(model)
+    compilation = model._compile_config
+    before, saved = model.jit_compile, compilation.config["jit_compile"]
+    functions = {name: getattr(model, name) for name in _FUNCTIONS}
+    set_jit(model, on)
+    try:
+        yield
+    finally:
+        # Another compile() in the block made another compilation: the functions before it train what was.
+        if model._compile_config is compilation:
+            model.jit_compile, compilation.config["jit_compile"] = before, saved
+            for name, function in functions.items():
+                setattr(model, name, function)
+
+
+def unsupported(model: keras.Model) -> str | None:
+    """Why Keras would not run this model under XLA, whatever its operations, or None."""
+    return " ".join(f"{obstacle.found}." for obstacle in standing_obstacles(model)) or None
+
+
+def require_compiled(model: keras.Model) -> None:
+    """Raises where a model has no training step yet."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"Expected a keras.Model. Received: {model!r} of type {type(model).__name__}. Give a model.")
+    if not model.compiled:
+        raise ValueError(
+            f"Expected a compiled model. Received: {model.name!r}, which is not compiled. "
+            "Call model.compile(optimizer, loss) first."
+        )
