@@ -12,7 +12,7 @@ from models import assert_same_state, state
 from tfopt.callbacks import CompilationLogger
 from tfopt.callbacks.compilation_storm import storm
 from tfopt.errors import UnsupportedError
-from tfopt.xla import watch, watching
+from tfopt.xla import set_jit, watch, watching
 from tfopt.xla.compilation import History
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data")
@@ -209,6 +209,34 @@ def test_inside_a_watch_both_count():
     with watch() as compilations:
         history = fit(CompilationLogger())
     assert (compilations.count, history["xla_compilations"]) == (1, [1])
+
+
+def test_between_steps_nothing_is_logged(capfd):
+    compiled = []
+
+    def on_batch_end(batch, logs):
+        tf.function(lambda x: x + 1.0, jit_compile=True)(tf.ones(3))
+        compiled.append(batch)
+
+    fit(CompilationLogger(), callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=on_batch_end)])
+    assert compiled == [0, 1]
+    assert "xla_compiler.cc" not in capfd.readouterr().err
+
+
+def test_two_of_them_leave_nothing_behind():
+    model, second = linear(), CompilationLogger()
+    history = fit(CompilationLogger(), model, epochs=3, validation_data=data(8), callbacks=[second])
+    assert history["xla_compilations"] == [2, 0, 0]
+    assert second.compilations.count == 2
+    assert not watched(model.train_function)
+    assert not watched(model.test_function)
+
+
+def test_a_step_that_is_replaced_meanwhile_is_watched_too():
+    model = linear(jit_compile=False)
+    switch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: set_jit(model, epoch == 1))
+    assert fit(CompilationLogger(), model, epochs=2, callbacks=[switch])["xla_compilations"] == [0, 1]
+    assert not watched(model.train_function)
 
 
 def test_where_xla_reports_nothing_there_are_no_keys(monkeypatch):

@@ -69,7 +69,26 @@ def test_a_folder_that_cannot_be_made_or_written(tmp_path, monkeypatch):
 def test_too_late(tmp_path, monkeypatch):
     monkeypatch.setattr(xla_flags, "devices_started", lambda: True)
     with pytest.raises(UnsupportedError, match="Found them started"):
-        persistent_cache(tmp_path)
+        persistent_cache(tmp_path / "new" / "cache")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "error"),
+    [
+        (None, TypeError),
+        (5, TypeError),
+        (b"x", TypeError),
+        ("", ValueError),
+        ("a\0b", ValueError),
+        ("~nouser/x", ValueError),
+    ],
+)
+def test_what_is_no_folder(folder, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=r"Expected .* folder.*\. Received: .*\. (Give|Write)"):
+        persistent_cache(folder)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_flags_that_xla_knows_are_set(tmp_path, monkeypatch):

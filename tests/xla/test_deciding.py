@@ -219,8 +219,16 @@ def test_a_dataset_that_fails_later_is_no_fault_of_xla():
         raise RuntimeError("disk gone")
 
     signature = tf.TensorSpec((None, 8, 8, 1)), tf.TensorSpec((None,), tf.int32)
-    with pytest.raises(tf.errors.OpError, match="disk gone"):
+    with pytest.raises(PipelineError, match=r"Found after 1 batches: .*disk gone.* Mend its source") as told:
         decide(net(), tf.data.Dataset.from_generator(batches, output_signature=signature), steps=5)
+    assert isinstance(told.value.__cause__, tf.errors.OpError)
+
+
+def test_a_dataset_that_can_be_read_once_may_have_one_batch():
+    once = iter([batch(32)])
+    signature = tf.TensorSpec((None, 8, 8, 1)), tf.TensorSpec((None,), tf.int32)
+    decision = decide(net(), tf.data.Dataset.from_generator(lambda: once, output_signature=signature), steps=5)
+    assert decision.shapes.seen == (((32, 8, 8, 1), (32,)),)
 
 
 @pytest.mark.parametrize(
@@ -229,10 +237,12 @@ def test_a_dataset_that_fails_later_is_no_fault_of_xla():
         *({name: value} for name in ("steps", "planned_steps") for value in (0, 2.5, True, "9")),
         {"tolerance": -1.0},
         {"tolerance": float("nan")},
+        {"tolerance": "a"},
+        {"tolerance": True},
     ],
 )
 def test_bad_arguments(arguments):
-    with pytest.raises(ValueError, match=f"Expected {next(iter(arguments))} to be"):
+    with pytest.raises(ValueError, match=f"Expected {next(iter(arguments))} to be .* Received: .* Give "):
         decide(small_net(), batch(), **arguments)
 
 

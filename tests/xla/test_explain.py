@@ -9,6 +9,7 @@ from models import assert_same_state, batch, small_net, state
 
 from tfopt.errors import PipelineError
 from tfopt.xla import explain, explaining, jit, watch
+from tfopt.xla.lowering import obstacles_of
 
 
 class Computes(keras.layers.Layer):
@@ -351,3 +352,26 @@ def test_unknown_dimensions_need_data():
 def test_numbers_that_are_none_do_not_matter():
     images, labels = batch()
     assert explain(small_net(), (images * np.nan, labels)).supported
+
+
+@pytest.mark.parametrize(
+    ("step", "extra", "part"),
+    [
+        (lambda x, n, y: tf.reduce_sum(x) + tf.reduce_sum(tf.zeros([n])), tf.constant(5), 1),
+        (
+            lambda x, n, y: tf.reduce_sum(x) + tf.reduce_sum(tf.zeros(n)) + tf.cast(y[0], "float32"),
+            tf.constant([3, 4]),
+            1,
+        ),
+        (lambda x, n, y: tf.reduce_sum(x) + tf.cast(tf.size(n), "float32"), tf.zeros((0, 3)), None),
+    ],
+)
+def test_the_tensor_whose_values_are_a_shape_is_told_from_others_of_its_shape(step, extra, part):
+    weight = tf.Variable(5)
+
+    def training(data):
+        (x, n), y = data
+        return step(x, n, y) + tf.cast(weight, "float32")
+
+    found = obstacles_of(training, ((tf.ones((2, 3)), extra), tf.constant([1, 2])))
+    assert [f"its tensor {part}" in obstacle.found for obstacle in found] == ([] if part is None else [True])

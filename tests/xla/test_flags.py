@@ -165,3 +165,8 @@ def test_xla_reads_what_is_written_here(value):
     assert "Unknown flag in XLA_FLAGS: --xla_nonsense=1" in flag_check._refusal(
         {"xla_dump_to": value, "xla_nonsense": "1"}
     )
+
+
+def test_a_null_character_is_refused(early):
+    with pytest.raises(ValueError, match=r"Expected a text without null characters for xla_dump_to\. Received.*Take"):
+        flags(xla_dump_to="a\0b")

@@ -103,3 +103,10 @@ def test_json_and_words():
     assert found.to_dict()["batches_read"] == 7
     assert words(found.seen[0]) == "(2, 3), (2,)"
     assert elements(found.seen[0]) == 8
+
+
+@pytest.mark.parametrize("data", [(np.ones(4), None, np.ones(4)), (None, np.ones(4)), (None,)])
+def test_a_batch_with_none_before_the_rest_is_refused(data):
+    with pytest.raises(ValueError, match=r"Expected None in a batch only after .* Received: \(.*None.*\)\. Give"):
+        batch_shapes(data, seconds=1.0)
+    assert batch_shapes((np.ones(4), np.ones(4), None), seconds=1.0).seen == (((4,), (4,)),)

@@ -193,3 +193,34 @@ def test_two_replicas_are_refused(monkeypatch):
     monkeypatch.setattr(type(extended), "worker_devices", property(lambda self: ("GPU:0", "GPU:1")))
     with pytest.raises(UnsupportedError, match=r"2 devices.*Leave XLA off"):
         set_jit(model, True)
+
+
+class Switches(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        set_jit(self.model, not self.model.jit_compile)
+
+    def on_test_batch_end(self, batch, logs=None):
+        set_jit(self.model, not self.model.jit_compile)
+
+
+def test_a_callback_switches_while_fit_runs():
+    model, tracer = traced_net()
+    data = tf.data.Dataset.from_tensors(batch()).repeat(2)
+    model.fit(data, validation_data=data, verbose=0, shuffle=False, callbacks=[Switches()])
+    assert tracer.new() == {False, True}
+    assert model.optimizer.iterations.numpy() == 2
+
+
+def test_a_block_inside_a_callback():
+    model, tracer = traced_net()
+    data = tf.data.Dataset.from_tensors(batch())
+
+    def evaluate(epoch, logs):
+        with jit(model, True):
+            model.evaluate(data, verbose=0)
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=evaluate)
+    model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[callback])
+    assert tracer.new() == {False, True}
+    assert model.optimizer.iterations.numpy() == 2
+    assert model.jit_compile is False

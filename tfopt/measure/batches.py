@@ -22,6 +22,7 @@ def one_batch(data: Data) -> Any:
 
     Raises:
         TypeError: `data` is neither a dataset nor a batch.
+        ValueError: A None stands before another part of the batch.
         tfopt.errors.PipelineError: The dataset is empty.
     """
     batch = next(iter(as_dataset(data)), None)
@@ -37,7 +38,14 @@ def as_dataset(data: Data) -> tf.data.Dataset:
     if isinstance(data, tf.Tensor | dict):  # for a train_step that takes such
         return tf.data.Dataset.from_tensors(_without_lists(data))
     if isinstance(data, tuple) and 1 <= len(data) <= 3:
-        return tf.data.Dataset.from_tensors(_without_lists([part for part in data if part is not None]))
+        parts = [part for part in data if part is not None]
+        if not parts or any(part is None for part in data[: len(parts)]):  # fit would take what follows for it
+            given = ", ".join("None" if part is None else type(part).__name__ for part in data)
+            raise ValueError(
+                f"Expected None in a batch only after everything else. Received: ({given}). Give what stands for it, "
+                "or put the sample weights to use in the model's train_step."
+            )
+        return tf.data.Dataset.from_tensors(_without_lists(parts))
     raise TypeError(
         "Expected a tf.data.Dataset of batches or one batch, a tuple (x, y[, sample_weight]). "
         f"Received: {type(data).__name__}. Make a dataset with tfopt.pipelines.build_pipeline(...)."

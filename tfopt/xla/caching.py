@@ -1,7 +1,10 @@
 """XLA's autotuning kept between processes."""
 
+import contextlib
+import os
 import re
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -56,6 +59,8 @@ def persistent_cache(folder: str | PathLike[str]) -> PersistentCache:
         Where the files are, and whether this machine has a GPU to use them.
 
     Raises:
+        TypeError: `folder` is no path.
+        ValueError: It is empty, holds a null character, or begins with the ~ of an unknown user.
         tfopt.errors.UnsupportedError: The folder cannot be written, the installed XLA has no such cache, or TensorFlow
             has started its devices.
 
@@ -69,8 +74,10 @@ def persistent_cache(folder: str | PathLike[str]) -> PersistentCache:
             f"Expected an XLA that keeps autotuning results ({_FLAGS[0]}). Found that the installed one does not. "
             "Go on without a cache, or install another TensorFlow."
         )
-    place = _writable(Path(folder).expanduser().absolute() / _build())
-    flags(**dict.fromkeys(names, str(place)))
+    place = _path(folder) / _build()
+    with _unmade_when_refused(place):
+        _make(place)
+        flags(**dict.fromkeys(names, str(place)))
     return PersistentCache(place, used=bool(gpus()))
 
 
@@ -78,7 +85,37 @@ def _build() -> str:
     return re.sub(r"[^\w.-]", "_", f"tensorflow-{tf.version.VERSION}-{tf.version.GIT_VERSION}")
 
 
-def _writable(folder: Path) -> Path:
+def _path(folder: str | PathLike[str]) -> Path:
+    if not isinstance(folder, str | PathLike) or not isinstance(os.fspath(folder), str):
+        raise TypeError(
+            f"Expected a folder as a str or Path. Received: {folder!r} of type {type(folder).__name__}. "
+            'Give one that outlives the process, such as "~/.cache/xla".'
+        )
+    text = os.fspath(folder)
+    if not text or "\0" in text:
+        raise ValueError(f'Expected the path of a folder. Received: {text!r}. Give one, such as "~/.cache/xla".')
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise ValueError(
+            f"Expected a folder whose ~ names a user of this machine. Received: {text!r}. Write its path out."
+        ) from error
+
+
+@contextlib.contextmanager
+def _unmade_when_refused(folder: Path) -> Iterator[None]:
+    """Leaves no new folder behind where the block raises."""
+    new = [part for part in (folder, *folder.parents) if not os.path.lexists(part)]
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # another process uses it by now, or it was never made
+            for part in new:
+                part.rmdir()
+        raise
+
+
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -87,4 +124,3 @@ def _writable(folder: Path) -> Path:
         raise UnsupportedError(
             f"Expected a folder that can be written. Found: {error}. Give another one, or its owner's permission."
         ) from error
-    return folder

@@ -3,7 +3,7 @@
 import math
 import time
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import keras
@@ -16,7 +16,7 @@ from tfopt.xla.drift import Timers, measure_drift
 from tfopt.xla.explaining import explain
 from tfopt.xla.obstacles import standing_obstacles
 from tfopt.xla.padding import padded
-from tfopt.xla.shapes import batch_shapes
+from tfopt.xla.shapes import BatchShapes, batch_shapes, shape_of
 from tfopt.xla.toggles import require_compiled
 
 _REPEATS = 5
@@ -55,8 +55,8 @@ def decide(
         TypeError: `data` is neither a dataset nor a batch, or the model is no Keras model.
         ValueError: The model is not compiled or has nothing to train, the batch does not fit it, or an argument is out
             of range.
-        tfopt.errors.PipelineError: The dataset is empty, or its first batch holds NaN or infinity (which
-            `tolerance=None` allows).
+        tfopt.errors.PipelineError: The dataset is empty or fails while it is read, or its first batch holds NaN or
+            infinity (which `tolerance=None` allows).
 
     Example:
         >>> decision = tfopt.xla.decide(model, dataset, planned_steps=20 * 5000)
@@ -82,13 +82,23 @@ def decide(
         return JitDecision(enabled=False, reason=f"XLA cannot run this model: {_why(model, batch, error)}")
     per_step = (times["on"].median_ms - times["off"].median_ms) / 1000
     compile_seconds = max(0.0, first_on - first_off - _FIRST_STEPS * per_step)
-    found = batch_shapes(data, seconds=first_on)
+    found = _shapes(data, batch, first_on)
     weighed = Weighed.of(times["off"], times["on"], compile_seconds, found, planned_steps)
     if weighed.pays:
         return _judged(model, batch, weighed, timers, tolerance)
     too_many = weighed.faster and found.count > 1
     pad = padded(model, batch, found, times, compile_seconds=compile_seconds, steps=steps) if too_many else None
     return _decision(False, f"{weighed}." + (f" {pad}." if pad else ""), weighed, pad=pad)
+
+
+def _shapes(data: Any, batch: Any, seconds: float) -> BatchShapes:
+    """The dataset's shapes; where it can be read once and `batch` was all of it, that one's."""
+    try:
+        return batch_shapes(data, seconds=seconds)
+    except PipelineError as error:
+        if error.__cause__ is not None:  # it failed
+            raise
+        return BatchShapes(seen=(shape_of(batch),), batches=(1,), complete=True)
 
 
 def _judged(
@@ -164,9 +174,15 @@ def _check(model: keras.Model, steps: int, planned_steps: int | None, tolerance:
         if value is None and name == "planned_steps":
             continue
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-            raise ValueError(f"Expected {name} to be an integer of at least 1. Received: {name}={value!r}.")
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise ValueError(f"Expected tolerance to be a number from 0, or None. Received: tolerance={tolerance!r}.")
+            raise ValueError(
+                f"Expected {name} to be an integer of at least 1. Received: {name}={value!r}. Give a count of steps."
+            )
+    number = isinstance(tolerance, Real) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (number and 0 <= tolerance < math.inf):
+        raise ValueError(
+            f"Expected tolerance to be a number from 0, or None. Received: tolerance={tolerance!r}. "
+            "Give a drift such as 0.1, or None to decide by speed alone."
+        )
     require_compiled(model)
     if not (model.layers or model.weights) or (model.built and not model.trainable_weights):
         raise ValueError(

@@ -29,7 +29,7 @@ def obstacles_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]
     hlo, refusal = _translated(function, batch)
     if refusal:
         return unsupported_operations(graph, scopes, device()) or (_refused(refusal, scopes),)
-    return tuple(_recompiled(part) for part in _constants(batch, hlo))
+    return tuple(_recompiled(part) for part in _constants(function, batch, len(graph.captures), hlo))
 
 
 def device() -> str:
@@ -74,20 +74,32 @@ def _refused(refusal: str, scopes: Mapping[str, keras.Layer]) -> Obstacle:
     )
 
 
-def _constants(batch: Any, hlo: str) -> list[int]:
-    """The tensors of a batch, by number, that are no parameters of the program: their values are part of it.
+def _constants(function: Any, batch: Any, captured: int, hlo: str) -> list[int]:
+    """The tensors of a batch, by number, whose values are part of the program.
 
-    The parameters come in the batch's order, those left unused among them.
+    They are no parameters of it. Where parameters are missing, of which shapes need not tell, other values do: they
+    give another program or none. Tensors without numbers have no values.
+
+    Args:
+        function: The step.
+        batch: What it was translated with.
+        captured: How many tensors it takes besides the batch.
+        hlo: Its program.
     """
+    tensors = tf.nest.flatten(batch, expand_composites=True)
+    filled = [number for number, tensor in enumerate(tensors) if tensor.shape.num_elements()]
     layout = re.search(r"entry_computation_layout=\{\((.*?)\)->", hlo)
-    parameters = re.findall(r"\w+\[([\d,]*)\]", layout[1]) if layout else []
-    missing, at = [], 0
-    for number, tensor in enumerate(tf.nest.flatten(batch)):
-        if at < len(parameters) and parameters[at] == ",".join(map(str, tensor.shape)):
-            at += 1
-        else:
-            missing.append(number)
-    return missing
+    parameters = re.findall(r"\w+\[[\d,]*\]", layout[1]) if layout else []
+    if len(parameters) == len(filled) + captured:
+        return []
+    return [number for number in filled if _translated(function, _changed(batch, tensors, number))[0] != hlo]
+
+
+def _changed(batch: Any, tensors: list[Any], number: int) -> Any:
+    """The batch with other values in one tensor."""
+    tensor = tensors[number]
+    other = ~tensor if tensor.dtype.is_bool else tensor + tf.ones_like(tensor)
+    return tf.nest.pack_sequence_as(batch, [*tensors[:number], other, *tensors[number + 1 :]], expand_composites=True)
 
 
 def _recompiled(part: int) -> Obstacle:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfopt.errors import PipelineError
 from tfopt.measure.batches import as_dataset, one_batch
 
 Shape = tuple[tuple[int, ...], ...]
@@ -81,7 +82,7 @@ def batch_shapes(data: Any, *, seconds: float, clock: Callable[[], float] = time
 
     Raises:
         TypeError: `data` is neither a dataset nor a batch.
-        tfopt.errors.PipelineError: The dataset is empty.
+        tfopt.errors.PipelineError: The dataset is empty, or fails while it is read.
 
     Example:
         >>> print(batch_shapes(dataset, seconds=1.0))
@@ -97,11 +98,17 @@ def batch_shapes(data: Any, *, seconds: float, clock: Callable[[], float] = time
     found: Counter[Shape] = Counter()
     end = clock() + seconds
     complete = True
-    for batch in dataset:
-        found[shape_of(batch)] += 1
-        if found.total() >= _MOST_BATCHES or clock() > end:
-            complete = found.total() == cardinality
-            break
+    try:
+        for batch in dataset:
+            found[shape_of(batch)] += 1
+            if found.total() >= _MOST_BATCHES or clock() > end:
+                complete = found.total() == cardinality
+                break
+    except tf.errors.OpError as error:
+        raise PipelineError(
+            f"Expected a dataset that can be read to its end. Found after {found.total():,} batches: "
+            f"{error.message.splitlines()[0]}. Mend its source, or give one batch."
+        ) from error
     if not found:
         one_batch(dataset)  # raises the error for an empty dataset
     seen, batches = zip(*found.most_common(), strict=True)

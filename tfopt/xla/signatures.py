@@ -48,9 +48,6 @@ class SignatureListener:
             if not self._on:
                 polymorphic_function.Function.__call__ = self._original
 
-    def rest(self) -> None:
-        """Nothing to put back."""
-
     def sync(self) -> None:
         """Nothing to wait for."""
 

@@ -44,9 +44,8 @@ def set_jit(model: keras.Model, on: bool) -> None:
     model.jit_compile = on
     # What a saved model is compiled with when it is loaded; Keras writes it in compile() alone.
     model._compile_config.config["jit_compile"] = on
-    # fit, evaluate and predict keep what they traced first, and trace anew where there is none.
     for name in _FUNCTIONS:
-        setattr(model, name, None)
+        _renew(model, name)
 
 
 @contextmanager
@@ -80,7 +79,19 @@ def jit(model: keras.Model, on: bool) -> Iterator[None]:
         if model._compile_config is compilation:
             model.jit_compile, compilation.config["jit_compile"] = before, saved
             for name, function in functions.items():
-                setattr(model, name, function)
+                if function is None:
+                    _renew(model, name)
+                else:
+                    setattr(model, name, function)
+
+
+def _renew(model: keras.Model, name: str) -> None:
+    """Makes a function anew, which fit, evaluate and predict would keep as they traced it first.
+
+    None would do outside of them, but a fit that runs calls what stands there.
+    """
+    if getattr(model, name) is not None:
+        getattr(model, f"make_{name}")(force=True)
 
 
 def unsupported(model: keras.Model) -> str | None:

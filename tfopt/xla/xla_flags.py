@@ -49,7 +49,7 @@ def flags(**values: bool | int | float | str) -> XlaFlags:
         The flags now in force, and what was replaced.
 
     Raises:
-        ValueError: The installed XLA does not know a flag, or not that value for it.
+        ValueError: The installed XLA does not know a flag, or not that value for it, or it holds a null character.
         TypeError: A value is no bool, number or text.
         tfopt.errors.UnsupportedError: TensorFlow has started its devices, with which XLA may have read its flags;
             XLA_FLAGS holds what XLA cannot read; or the installed XLA cannot be asked.
@@ -97,6 +97,11 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, Real):
         return repr(float(value))
     if isinstance(value, str):
+        if "\0" in value:
+            raise ValueError(
+                f"Expected a text without null characters for {name}. Received: {value!r}. "
+                "Take them out: an environment variable cannot hold them."
+            )
         return value
     raise TypeError(
         f"Expected a bool, a number or a text for {name}. Received: {value!r} of type {type(value).__name__}. "
