@@ -35,7 +35,7 @@ def test_a_block_that_does_not_take_two_dtypes_goes_back_whole():
     model.fit(X, Y, verbose=0)
 
 
-def test_attention_goes_back_whole():
+def test_attention_goes_back_as_a_whole_where_it_takes_one_dtype():
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6,), dtype="int32")
     x = layers.Embedding(20, 16, name="embedding")(inputs)

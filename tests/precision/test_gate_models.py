@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from models import assert_same_state, state
 from precision_nets import X, Y, cross_entropy, functional
 
@@ -117,9 +119,9 @@ def test_regularizers_and_added_losses_count():
 
     model = functional(body)
     report = check(model, (X, Y), "mixed_float16")
+    assert not any(layer._loss_ids or layer._losses for layer in model._flatten_layers())
     assert report.reference_loss == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-4)
     assert report.reference_loss > 100
-    assert not any(layer._loss_ids for layer in model._flatten_layers())
 
 
 def test_recurrent_layers_with_state_and_draws():
@@ -158,11 +160,15 @@ class Noise(layers.Layer):
         return x + keras.ops.cast(keras.random.normal(keras.ops.shape(x)), x.dtype)
 
 
-def test_draws_that_a_seed_makes_the_same_are_no_difference():
+@pytest.mark.parametrize("policy", ["mixed_float16", "float8"])
+def test_draws_that_a_seed_makes_the_same_are_no_difference(policy):
     model = functional(lambda x: layers.Dense(3)(Noise()(layers.Dense(8)(x))))
-    before = state(model)
-    report = check(model, (X, Y), "mixed_float16")
+    keras.random.normal(())  # makes the seed that all layers without one of their own share
+    seed = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR).state
+    before, shared = state(model), seed.numpy().tolist()
+    report = check(model, (X, Y), policy)
     assert_same_state(before, state(model))
+    assert seed.numpy().tolist() == shared
     assert report.passed, str(report)
     assert report.notes == ()
 

@@ -35,8 +35,8 @@ def test_nothing():
         ({"output": {"overflow": 1e-6}}, "'a' overflows inside"),
         ({"output": {"overflow": 1e-6, "largest": 7e4}}, "'a' overflows, the first"),
         ({"weight_gradient": {"overflow": 1e-6}}, "Gradients overflow"),
-        ({"output": {"lost": 0.11}}, "The output of 'a' loses 11 %"),
-        ({"output": {"error": 1.1}}, "The output of 'a' is 1.1 times its norm away"),
+        ({"output": {"lost": 0.91}}, "The output of 'a' loses 91 %"),
+        ({"output": {"error": 2.1}}, "The output of 'a' is 2.1 times its norm away"),
         ({"weight_gradient": {"lost": 0.11}}, "The gradient of 'a' underflows"),
         ({"weight_gradient": {"error": 2.1, "difference": 2.1}}, "The gradient of 'a' is 2.1 times its norm away"),
     ],
@@ -49,8 +49,8 @@ def test_beyond(parts, said):
 @pytest.mark.parametrize(
     "parts",
     [
-        {"output": {"underflow": 0.9, "lost": 0.09}},
-        {"output": {"error": 0.9}},
+        {"output": {"underflow": 0.9, "lost": 0.89}},
+        {"output": {"error": 1.9}},
         {"output": {"lost": 1.0, "norm": 1e-7}},  # beside an input of 1: what rounding leaves of zero
         {"output": {"lost": 1.0}, "input": {"lost": 1.0}},  # that comes from elsewhere
         {"weight_gradient": {"underflow": 0.9, "lost": 0.09}},

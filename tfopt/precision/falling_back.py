@@ -38,7 +38,7 @@ def fallback(model: keras.Model, batches: Sequence[Any], policy: Policy, failed:
             return None
         try:
             compared = compare(model, batches, attempt)
-        except UnsupportedError:  # code of the user's around them does not take two dtypes: all of it, then
+        except UnsupportedError:  # what is around them does not take two dtypes: all of it, then
             around = {inner for path in back for inner in _inside(path.rpartition("/")[0], units)}
             back = back | around if around - back else _taken_back(compared, units, back)
             continue
@@ -57,26 +57,14 @@ def _taken_back(compared: Compared, units: Mapping[str, list[str]], back: set[st
 
 
 def _units(model: keras.Model) -> dict[str, list[str]]:
-    """What goes back with each layer: what is inside it, and all of the Keras layer around it (attention, an RNN)."""
-    layers = {path: layer for layer, path in layer_paths(model).items()}
-    units = {}
-    for path in layers:
-        parts = path.split("/")
-        outer = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-        unit = next((one for one in outer if _is_whole(layers[one])), path)
-        # A model between layers has a row of its own, and goes back by itself.
-        units[path] = [unit] if isinstance(layers[unit], keras.Model) else _inside(unit, layers)
-    return units
+    """What goes back with each layer: all that is inside it, but of a model, whose own operations are meant."""
+    paths = {path: layer for layer, path in layer_paths(model).items()}
+    return {path: [path] if isinstance(layer, keras.Model) else _inside(path, paths) for path, layer in paths.items()}
 
 
 def _inside(outer: str, paths: Iterable[str]) -> list[str]:
     """A layer and all in it; nothing for the model itself, which has no path."""
     return [path for path in paths if outer and (path + "/").startswith(outer + "/")]
-
-
-def _is_whole(layer: keras.Layer) -> bool:
-    """Whether what is inside a layer computes in its dtype."""
-    return type(layer).__module__.startswith("keras.") and not isinstance(layer, keras.Model)
 
 
 def _short(model: keras.Model, policy: Policy, full: Mapping[str, str], back: Iterable[str]) -> dict[str, str]:

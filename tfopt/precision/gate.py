@@ -31,10 +31,10 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
     gradients of the weights are finite. Layers inside of a loop, such as an RNN's cell, are judged with the layer
     around them. TF32 is off meanwhile.
 
-    It does not pass if a layer's output or a gradient overflows; if more than 10 % of the norm of a layer's output or
-    weight gradient underflows; if the output is further from float32's than its norm, the gradient than twice its norm,
-    or the loss than 32 roundings of the dtype (3 % in float16, 25 % in bfloat16; 50 % in float8); or if logits or
-    probabilities come out in 16 bits. Where these limits come from stands in tfopt/precision/judging.py.
+    It does not pass if a layer's output or a gradient overflows; if zeros take 10 % of the norm of a layer's weight
+    gradient, or 90 % of its output's; if one of them is further from float32's than twice its norm, or the loss than 32
+    roundings of the dtype (3 % in float16, 25 % in bfloat16; 50 % in float8); or if logits or probabilities come out in
+    16 bits. Where these limits come from stands in tfopt/precision/judging.py.
 
     Args:
         model: A compiled model.
@@ -100,7 +100,7 @@ def _built(model: keras.Model, batch: Any) -> None:
     except Exception as error:  # whatever the user's layers and loss raise
         raise _not_taken(batch, error) from error
     finally:
-        model._clear_losses()  # they are tensors of that graph
+        model._clear_losses()  # it would keep tensors of that graph
 
 
 def _not_taken(batch: Any, error: Exception) -> ValueError:

@@ -128,6 +128,7 @@ def _step(model: keras.Model, policies: Mapping[keras.Layer, keras.DTypePolicy],
         # Both sides start from the same state, seeds included, and none assigns anything.
         with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True):
             outputs, loss = forward(model, batch)
+        model._clear_losses()  # it would keep tensors of this graph
         loss = tf.cast(loss, tf.float32)
         scaled = loss * scale
     paths = layer_paths(model)
