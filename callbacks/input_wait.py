@@ -5,11 +5,12 @@ autotuning, the gaps between the end of one taking and the start of the next. Th
 step worked; the rest of its time it waited.
 """
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+
+from tfopt.callbacks.callers import variable_of_a_caller
 
 _KEPT = 100  # gaps that tf.data keeps
 _FEWEST = 5  # a share of fewer gaps varies too much
@@ -57,7 +58,7 @@ class InputWait:
         Args:
             seconds: What the epoch's first step took; None leaves the step out, as one that compiles.
         """
-        self._iterator, self._taken = _iterator_of_fit(), 0
+        self._iterator, self._taken = variable_of_a_caller("iterator", tf.data.Iterator), 0
         self._read_gaps()
         self._taken += int(seconds is None)
         self._open = seconds
@@ -106,14 +107,3 @@ class InputWait:
             return []
         self._taken = max(self._taken, model.nodes[model.output].num_elements)
         return list(model.gap_times)
-
-
-def _iterator_of_fit() -> Any:
-    """The iterator of the running `fit`, None where there is none. Keras tells no callback of it; `fit` is a caller."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        found = frame.f_locals.get("iterator")
-        if isinstance(found, tf.data.Iterator):
-            return found
-        frame = frame.f_back
-    return None

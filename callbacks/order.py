@@ -1,10 +1,11 @@
 """A callback sees only the log keys that callbacks before it in the list have added."""
 
-import inspect
 import warnings
 from itertools import takewhile
 
 import keras
+
+from tfopt.callbacks.callers import variable_of_a_caller
 
 _LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
 
@@ -23,12 +24,4 @@ def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
 
 def running_list() -> keras.callbacks.CallbackList | None:
     """The list of callbacks of the `fit` that the caller is called by. Keras tells no callback of the others."""
-    own = inspect.currentframe()
-    # Not its own frame: asking that for its variables, of which it is one, would keep fit's frames in a cycle.
-    frame = own and own.f_back
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, keras.callbacks.CallbackList):
-            return owner
-        frame = frame.f_back
-    return None
+    return variable_of_a_caller("self", keras.callbacks.CallbackList)

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import PipelineError
 from tfopt.pipelines.elements import without_autograph
 from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.sources.structures import common_length, named_leaves
 
 _REMEDIES = {
     "M": "Convert it: array.astype(np.int64)",
@@ -33,16 +33,18 @@ def arrays(data: Any) -> Source:
 
     Raises:
         TypeError: A leaf is no array, a masked one, or of a type that no tensor has; or keys of a dict do not sort.
-        ValueError: A leaf has no first dimension, or lengths differ.
-        PipelineError: There are no examples.
+        ValueError: A leaf has no first dimension.
+        PipelineError: Lengths differ, or there are no examples.
 
     Example:
         >>> import numpy as np
         >>> arrays((np.zeros((10, 4)), np.zeros(10))).count
         10
     """
-    named = list(_leaves(data, "data"))
-    count = _common_length(named)
+    named = list(named_leaves(data, "data"))
+    for name, leaf in named:
+        _expect_rows(name, leaf)
+    count = common_length({name: int(leaf.shape[0]) for name, leaf in named})
     # Eager constants go to the GPU where there is one; input belongs to the host.
     with tf.device("CPU:0"):
         copies = [tf.identity(_as_tensor(name, leaf)) for name, leaf in named]
@@ -65,24 +67,6 @@ def arrays(data: Any) -> Source:
     )
 
 
-def sorted_items(data: dict[Any, Any], name: str) -> list[tuple[Any, Any]]:
-    """Returns the items of a dict in TensorFlow's order, which is that of the keys.
-
-    Args:
-        data: The dict.
-        name: What the error calls it.
-
-    Raises:
-        TypeError: The keys do not sort.
-    """
-    try:
-        return [(key, data[key]) for key in sorted(data)]
-    except TypeError as error:
-        raise TypeError(
-            f"Expected keys of one type, since TensorFlow sorts them. Received at {name}: {list(data)}. Pass texts."
-        ) from error
-
-
 def _as_tensor(name: str, leaf: Any) -> Any:
     try:
         return tf.convert_to_tensor(leaf)
@@ -93,43 +77,20 @@ def _as_tensor(name: str, leaf: Any) -> Any:
         ) from error
 
 
-def _leaves(data: Any, name: str) -> Any:
-    """Yields each array with the expression that reaches it, in the order of tf.nest."""
-    if isinstance(data, dict):
-        for key, value in sorted_items(data, name):
-            yield from _leaves(value, f"{name}[{key!r}]")
-    elif isinstance(data, tuple):
-        for index, value in enumerate(data):
-            yield from _leaves(value, f"{name}[{index}]")
-    elif isinstance(data, np.ma.MaskedArray):
+def _expect_rows(name: str, leaf: Any) -> None:
+    if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError(
             f"arrays() expects arrays whose every value counts. Received at {name}: a masked array, whose mask would "
             "be lost. Pass .filled(value), and the mask as an array of its own where the model needs it."
         )
-    elif isinstance(data, np.ndarray | tf.Tensor):
-        yield name, data
-    else:
+    if not isinstance(leaf, np.ndarray | tf.Tensor):
         raise TypeError(
             f"arrays() expects NumPy arrays or tensors in tuples and dicts. Received at {name}: "
-            f"{type(data).__name__}. Convert it with np.asarray; ragged and sparse "
+            f"{type(leaf).__name__}. Convert it with np.asarray; ragged and sparse "
             "tensors with tf.data.Dataset.from_tensor_slices(data)."
         )
-
-
-def _common_length(named: list[tuple[str, Any]]) -> int:
-    for name, leaf in named:
-        if len(leaf.shape) == 0:
-            raise ValueError(
-                f"arrays() expects a first dimension, one row an example. Received a scalar at {name}. Pass an array "
-                "with a row for each example."
-            )
-    lengths = {name: int(leaf.shape[0]) for name, leaf in named}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise ValueError(f"arrays() expects one common length. Received: {listed}. Pass as many labels as examples.")
-    if not any(lengths.values()):
-        raise PipelineError(
-            f"arrays() expects at least one example. Received: {list(lengths) or 'no array'}, empty. Check what fills "
-            "it."
+    if len(leaf.shape) == 0:
+        raise ValueError(
+            f"arrays() expects a first dimension, one row an example. Received a scalar at {name}. Pass an array "
+            "with a row for each example."
         )
-    return next(iter(lengths.values()))

@@ -12,9 +12,9 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.elements import without_autograph
 from tfopt.pipelines.fingerprint import files
 from tfopt.pipelines.seeds import shuffle
-from tfopt.pipelines.sources.arrays import sorted_items
 from tfopt.pipelines.sources.hdf5_file import Column, find_column, opened, stamp_of
 from tfopt.pipelines.sources.source import Source, absolute, expect_utf8
+from tfopt.pipelines.sources.structures import common_length, named_leaves
 
 _BLOCK_BYTES = 4 * 2**20  # reading a block then costs more than opening the file for it
 _MIXED_BYTES = 256 * 2**20  # blocks that are mixed by a shuffle lie in memory together
@@ -49,12 +49,12 @@ def hdf5(path: str | os.PathLike[str], datasets: Any) -> Source:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"hdf5() expects the path of a file. Received: {type(path).__name__}. Pass a text or a Path.")
-    _expect_names(datasets, "datasets")
+    _expect_names(datasets)
     file_path = absolute(expect_utf8(os.fspath(path)))
     stamp = stamp_of(file_path)
     with opened(file_path, stamp) as file:
         columns = [find_column(file, name) for name in tf.nest.flatten(datasets)]
-    count = _common_length(columns, file_path)
+    count = common_length({f"{column.name!r} in {file_path!r}": column.shape[0] for column in columns})
     rows = _rows_of_block(columns)
     read = partial(_read_block, _Block(file_path, stamp, columns, datasets, min(rows, count), count))
     # One block ahead, so that reading it takes no time from those who use the one before.
@@ -124,30 +124,10 @@ def _mixed_blocks(columns: list[Column], rows: int) -> int:
     return max(1, min(_SIDE_BY_SIDE, -(-columns[0].shape[0] // rows), _MIXED_BYTES // block_bytes))
 
 
-def _expect_names(datasets: Any, name: str) -> None:
-    if isinstance(datasets, dict):
-        for key, value in sorted_items(datasets, name):
-            _expect_names(value, f"{name}[{key!r}]")
-    elif isinstance(datasets, tuple):
-        for index, value in enumerate(datasets):
-            _expect_names(value, f"{name}[{index}]")
-    elif not isinstance(datasets, str):
-        raise TypeError(
-            f"hdf5() expects names of datasets in tuples and dicts. Received at {name}: {type(datasets).__name__}. "
-            'Pass names, such as ("images", "labels").'
-        )
-
-
-def _common_length(columns: list[Column], path: str) -> int:
-    lengths = {column.name: column.shape[0] for column in columns}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name!r} has {length:,}" for name, length in lengths.items())
-        raise PipelineError(
-            f"Expected one common length in {path!r}. Found: {listed}. Write as many labels as examples."
-        )
-    if not any(lengths.values()):
-        raise PipelineError(
-            f"Expected at least one example in {path!r}. Found none in {list(lengths) or 'no dataset'}. Check what "
-            "fills it."
-        )
-    return next(iter(lengths.values()))
+def _expect_names(datasets: Any) -> None:
+    for name, leaf in named_leaves(datasets, "datasets"):
+        if not isinstance(leaf, str):
+            raise TypeError(
+                f"hdf5() expects names of datasets in tuples and dicts. Received at {name}: {type(leaf).__name__}. "
+                'Pass names, such as ("images", "labels").'
+            )

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.elements import without_autograph
 from tfopt.pipelines.fingerprint import files as stamps
-from tfopt.pipelines.sources.arrays import sorted_items
 from tfopt.pipelines.sources.source import Source, absolute, expect_utf8
+from tfopt.pipelines.sources.structures import common_length, named_leaves
 
 _ALIGNMENT = 64  # bytes; TensorFlow ends the process on a tensor that starts elsewhere (EIGEN_MAX_ALIGN_BYTES)
 # Version 3.0 differs in the names of fields only, and arrays with fields are refused.
@@ -56,9 +56,9 @@ def npy(paths: Any) -> Source:
         >>> source.count  # doctest: +SKIP
         60000
     """
-    _expect_paths(paths, "paths")
+    _expect_paths(paths)
     files = [_read_header(absolute(expect_utf8(os.fspath(path)))) for path in tf.nest.flatten(paths)]
-    count = _common_length(files)
+    count = common_length({repr(file.path): file.shape[0] for file in files})
     return Source(
         name=f"npy {', '.join(file.path for file in files)}",
         dataset=partial(_indices, files, count),
@@ -215,27 +215,10 @@ def _expect_whole(file: _File, size: int) -> None:
         )
 
 
-def _expect_paths(paths: Any, name: str) -> None:
-    if isinstance(paths, dict):
-        for key, value in sorted_items(paths, name):
-            _expect_paths(value, f"{name}[{key!r}]")
-    elif isinstance(paths, tuple):
-        for index, value in enumerate(paths):
-            _expect_paths(value, f"{name}[{index}]")
-    elif not isinstance(paths, str | os.PathLike):
-        raise TypeError(
-            f"npy() expects paths in tuples and dicts. Received at {name}: {type(paths).__name__}. Pass files whose "
-            "rows belong together as a tuple, such as (images, labels)."
-        )
-
-
-def _common_length(files: list[_File]) -> int:
-    lengths = {file.path: file.shape[0] for file in files}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{path!r} has {length:,}" for path, length in lengths.items())
-        raise PipelineError(f"Expected one common length. Found: {listed}. Save as many labels as examples.")
-    if not any(lengths.values()):
-        raise PipelineError(
-            f"Expected at least one example. Found none in {list(lengths) or 'no file'}. Check what fills it."
-        )
-    return next(iter(lengths.values()))
+def _expect_paths(paths: Any) -> None:
+    for name, leaf in named_leaves(paths, "paths"):
+        if not isinstance(leaf, str | os.PathLike):
+            raise TypeError(
+                f"npy() expects paths in tuples and dicts. Received at {name}: {type(leaf).__name__}. Pass files whose "
+                "rows belong together as a tuple, such as (images, labels)."
+            )

@@ -81,7 +81,7 @@ def test_the_speed_without_a_stage_is_that_of_the_pipeline_without_it():
     counterfactual = profile(line(augment=nap(2)), 1.0)
     predicted = found.examples_per_second_without(stage(found, "decode"))
     assert 0.6 < predicted / counterfactual.examples_per_second < 1.6
-    assert stage(found, "decode").speedup_without > 3
+    assert stage(found, "decode").speedup_without > 2
 
 
 def test_the_copying_of_a_fused_batch_is_told_from_its_function():

@@ -48,7 +48,7 @@ def test_data_is_copied():
 
 def test_unlike_lengths_are_named():
     data = {"x": np.zeros((4, 2)), "y": (np.zeros(5), np.zeros(4))}
-    with pytest.raises(ValueError, match=r"data\['x'\] has 4, data\['y'\]\[0\] has 5, data\['y'\]\[1\] has 4"):
+    with pytest.raises(PipelineError, match=r"data\['x'\] has 4, data\['y'\]\[0\] has 5, data\['y'\]\[1\] has 4"):
         arrays(data)
 
 

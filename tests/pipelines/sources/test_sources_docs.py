@@ -1,15 +1,7 @@
 """The snippets of docs/sources.md run as they stand, one after the other."""
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import tensorflow as tf
-
-ROOT = Path(__file__).parents[3]
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sources.md").read_text(encoding="utf-8"), re.S)
+from snippets import run_snippets
 
 
 def test_the_snippets_run(tmp_path, picture, prepare_tfds):
@@ -20,12 +12,6 @@ def test_the_snippets_run(tmp_path, picture, prepare_tfds):
         for _ in range(6):
             writer.write(b"record")
     prepare_tfds(tmp_path / "prepared", "mnist")
-    script = tmp_path / "snippets.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n" + "\n".join(SNIPPETS))
-    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TFDS_DATA_DIR": str(tmp_path / "prepared")}
-    result = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, env=environ, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    printed = run_snippets("sources.md", tmp_path, TFDS_DATA_DIR=str(tmp_path / "prepared"))
     for shown in ("1000\n", "tfds mnist/1.0.0 [train] ('even', 'odd')\n", "prepared data set 'cifar10'"):
-        assert shown in result.stdout
+        assert shown in printed
