@@ -54,7 +54,7 @@ def hdf5(path: str | os.PathLike[str], datasets: Any) -> Source:
     stamp = stamp_of(file_path)
     with opened(file_path, stamp) as file:
         columns = [find_column(file, name) for name in tf.nest.flatten(datasets)]
-    count = common_length({f"{column.name!r} in {file_path!r}": column.shape[0] for column in columns})
+    count = common_length({repr(column.name): column.shape[0] for column in columns}, f" in {file_path!r}")
     rows = _rows_of_block(columns)
     read = partial(_read_block, _Block(file_path, stamp, columns, datasets, min(rows, count), count))
     # One block ahead, so that reading it takes no time from those who use the one before.

@@ -26,21 +26,22 @@ def named_leaves(data: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, data
 
 
-def common_length(lengths: dict[str, int]) -> int:
+def common_length(lengths: dict[str, int], where: str = "") -> int:
     """Returns the length that all have.
 
     Args:
         lengths: By the name that errors call it.
+        where: Where all of them lie, such as " in 'data.h5'".
 
     Raises:
         PipelineError: Lengths differ, or there is no example.
     """
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
-        raise PipelineError(f"Expected one common length. Found: {listed}. Give as many labels as examples.")
+        raise PipelineError(f"Expected one common length{where}. Found: {listed}. Give as many labels as examples.")
     if not any(lengths.values()):
         found = ", ".join(lengths) or "no array"
-        raise PipelineError(f"Expected at least one example. Found none in {found}. Check what fills it.")
+        raise PipelineError(f"Expected at least one example{where}. Found none in {found}. Check what fills it.")
     return next(iter(lengths.values()))
 
 
