@@ -44,6 +44,8 @@ def decide(net, batch):
     started = time.perf_counter()
     decision = xla.decide(net, batch)
     seconds = time.perf_counter() - started
+    if decision.off is None:
+        raise SystemExit(f"XLA does not run here: {decision.reason}")
     timed = sum(sum(times.samples_ms) * times.steps_per_sample / 1000 for times in (decision.off, decision.on))
     return seconds, timed, decision
 

@@ -1,6 +1,7 @@
 """The exceptions that tfopt raises. Wrong arguments raise `ValueError` or `TypeError`, as in Keras."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -37,3 +38,11 @@ def unknown_name(kind: str, received: object, valid: Iterable[str]) -> ValueErro
     hint = f" Did you mean {near[0]!r}?" if near else ""
     article = "an" if kind[0] in "aeiou" else "a"
     return ValueError(f"Expected {article} {kind}: {listed}. Received: {received!r}.{hint}")
+
+
+def essence(error: BaseException) -> str:
+    """What an error of Keras or TensorFlow says, without the colours, arguments and places in it."""
+    where = ("Graph execution error", "Detected at node", "File ", "Stack trace", "[[{{node")
+    text = re.sub(r"\x1b\[\d*m", "", str(error).split("Arguments received")[0])
+    said = " ".join(line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(where))
+    return said.replace("Exception encountered when calling ", "in ").strip(" .") or type(error).__name__

@@ -11,7 +11,7 @@ from keras.src.random.seed_generator import global_seed_generator
 from models import assert_same_state, batch, small_net, state
 
 from tfopt.errors import PipelineError, TfoptError, UnsupportedError
-from tfopt.measure import FitTimer, StepTimer, fit_time, step_time
+from tfopt.measure import FitTimer, StepTimer, fit_time, one_batch, step_time
 
 
 class Ticks:
@@ -276,6 +276,11 @@ def test_one_batch_is_data_too():
     assert step_time(small_net(), batch(16), steps=2).examples_per_step == 16
     assert fit_time(small_net(), batch(16), steps=2).examples_per_step == 16
     assert step_time(small_net(), (*batch(16), None), steps=2).examples_per_step == 16
+
+
+def test_numpys_floats_arrive_as_fit_hands_them_on():
+    x, y = np.zeros((4, 8)), (np.zeros(4, "float16"), [np.zeros(4, "int64")])
+    assert [part.dtype.name for part in tf.nest.flatten(one_batch((x, y)))] == ["float32", "float32", "int64"]
 
 
 @pytest.mark.parametrize("measure", [step_time, fit_time])

@@ -5,38 +5,26 @@ import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
 
 from tfopt.errors import UnsupportedError
-from tfopt.xla import set_jit
+from tfopt.xla import set_jit, watch
 
 
-def compiled_steps(model):
-    """Whether `fit` traces its step for XLA; False, too, where it goes on with a step traced before."""
-    data = tf.data.Dataset.from_tensors(batch(8))
-    marked = []
-    original = tf.function
-
-    def spy(function=None, **options):
-        if getattr(function, "__name__", "") == "one_step_on_data":
-            marked.append(bool(options.get("jit_compile")))
-        return original(function, **options) if function else lambda f: original(f, **options)
-
-    tf.function = spy
-    try:
-        model.fit(data, verbose=0, shuffle=False)
-    finally:
-        tf.function = original
-    return any(marked)
+def compiled_steps(model, size):
+    """Whether `fit` compiled a step for batches of `size`, a size it has not met: XLA compiles for each, anew."""
+    with watch() as compilations:
+        model.fit(tf.data.Dataset.from_tensors(batch(size)), verbose=0, shuffle=False)
+    return any(compilation.function == "one_step_on_data" for compilation in compilations.events)
 
 
 def test_jit_takes_effect_on_a_fitted_model_and_keeps_its_state():
     model = small_net(jit_compile=False)
-    assert not compiled_steps(model)
+    assert not compiled_steps(model, 8)
     before = state(model)
     set_jit(model, True)
     assert_same_state(before, state(model))
-    assert compiled_steps(model)
+    assert compiled_steps(model, 9)
     assert model.optimizer.iterations.numpy() == 2
     set_jit(model, False)
-    assert not compiled_steps(model)
+    assert not compiled_steps(model, 10)
 
 
 def test_jit_computes_the_same():

@@ -44,7 +44,6 @@ def test_a_last_smaller_batch_is_a_second_shape():
     assert found.seen == (((16, 8, 8, 1), (16,)), ((8, 8, 8, 1), (8,)))
     assert (found.batches, found.complete, found.steps_per_epoch) == ((2, 1), True, 3)
     assert found.new_per_batch == 0.0
-    assert found.expected(1000) == 2
     assert str(found) == "2 batch shapes in the 3 batches read (all of the dataset)"
 
 
@@ -57,8 +56,6 @@ def test_shapes_seen_once_foretell_more():
     found = batch_shapes(of_lengths([5, 6, 7, 8]), seconds=60.0)
     assert (found.count, found.complete, found.steps_per_epoch) == (4, True, None)
     assert found.new_per_batch == 3 / 4  # one of them may be the last, smaller batch
-    assert found.expected(4) == 4
-    assert found.expected(104) == 79
 
 
 def test_buckets_seen_again_and_again_foretell_none():

@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -120,6 +122,9 @@ def test_it_is_refused_where_there_is_no_standard_error_or_no_interpreter(monkey
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(UnsupportedError, match=r"Expected to start a process\. Found: .*No such file"):
         StderrTap(hidden="", copy=False)
+    monkeypatch.setattr(tempfile, "TemporaryFile", mock.Mock(side_effect=OSError("No space left on device")))
+    with pytest.raises(UnsupportedError, match=r"Expected a temporary file\. Found: No space left"):
+        StderrTap(hidden="", copy=False)
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(UnsupportedError, match="Expected a Python interpreter"):
         StderrTap(hidden="", copy=False)
@@ -137,6 +142,9 @@ def test_no_descriptor_stays_open(monkeypatch):
     tap.close()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(UnsupportedError):
+        StderrTap(hidden="", copy=False)
+    monkeypatch.setattr(os, "pipe", mock.Mock(side_effect=OSError("Too many open files")))
+    with pytest.raises(UnsupportedError, match="Too many open files"):
         StderrTap(hidden="", copy=False)
     assert open_descriptors() == before
     assert not stderr_tap._left

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
@@ -36,7 +37,7 @@ def as_dataset(data: Data) -> tf.data.Dataset:
     if isinstance(data, tf.data.Dataset):
         return data
     if isinstance(data, tf.Tensor | dict):  # for a train_step that takes such
-        return tf.data.Dataset.from_tensors(_without_lists(data))
+        return tf.data.Dataset.from_tensors(_as_fit_takes(data))
     if isinstance(data, tuple) and 1 <= len(data) <= 3:
         parts = [part for part in data if part is not None]
         if not parts or any(part is None for part in data[: len(parts)]):  # fit would take what follows for it
@@ -45,19 +46,21 @@ def as_dataset(data: Data) -> tf.data.Dataset:
                 f"Expected None in a batch only after everything else. Received: ({given}). Give what stands for it, "
                 "or put the sample weights to use in the model's train_step."
             )
-        return tf.data.Dataset.from_tensors(_without_lists(parts))
+        return tf.data.Dataset.from_tensors(_as_fit_takes(parts))
     raise TypeError(
         "Expected a tf.data.Dataset of batches or one batch, a tuple (x, y[, sample_weight]). "
         f"Received: {type(data).__name__}. Make a dataset with tfopt.pipelines.build_pipeline(...)."
     )
 
 
-def _without_lists(value: Any) -> Any:
-    """Lists as tuples: tf.data would take a list of arrays for one array."""
+def _as_fit_takes(value: Any) -> Any:
+    """Lists as tuples, which tf.data would take for one array; NumPy's floats as Keras' floatx."""
     if isinstance(value, dict):
-        return {key: _without_lists(part) for key, part in value.items()}
+        return {key: _as_fit_takes(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(_without_lists(part) for part in value)
+        return tuple(_as_fit_takes(part) for part in value)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return value.astype(keras.config.floatx())
     return value
 
 
@@ -89,3 +92,14 @@ def batch_size(model: keras.Model, batch: Any) -> int:
     return sum(
         int(part.shape[0]) for part in model.distribute_strategy.experimental_local_results(tf.nest.flatten(batch)[0])
     )
+
+
+def not_finite_parts(batch: Any) -> list[str]:
+    """Which parts of a batch hold NaN or infinity: "x", "y", "sample_weight"; "the batch" for one without parts."""
+    names = ("x", "y", "sample_weight")
+    named = zip(names, batch, strict=False) if isinstance(batch, tuple) else [("the batch", batch)]
+    return [name for name, part in named if not all(map(_is_finite, tf.nest.flatten(part, expand_composites=True)))]
+
+
+def _is_finite(tensor: Any) -> bool:
+    return not tensor.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(tensor)))

@@ -10,7 +10,9 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import TfoptError
-from tfopt.measure.batches import Data, as_dataset, batch_size, first_batch, on_device
+from tfopt.measure.batches import Data, as_dataset, batch_size, on_device
+from tfopt.measure.feeding import first, is_endless, without_end
+from tfopt.measure.models import require_compiled
 from tfopt.measure.state import preserved, traced
 from tfopt.measure.times import StepTimes
 
@@ -66,7 +68,8 @@ def fit_time(
     """Measures a training step through `model.fit`: input, step and what `fit` and its callbacks do on each step.
 
     The model comes back as it was, as from `step_time`, whose arguments these are. `data` is repeated as often as the
-    steps need it; a single batch is fed again on every step.
+    steps need it; a single batch is fed again on every step. What nothing may follow (a pipeline that copies to the
+    GPU, `cache="device"`) runs in epochs instead, whose beginning is timed with the steps.
 
     Args:
         model: A compiled model.
@@ -81,6 +84,7 @@ def fit_time(
 
     Raises:
         ValueError, TypeError, tfopt.errors.PipelineError, tfopt.errors.UnsupportedError: As for `step_time`.
+        ValueError: A dataset that cannot be repeated has no whole number of executions.
         tfopt.errors.TfoptError: A callback ended the fit too early.
 
     Example:
@@ -108,7 +112,7 @@ class StepTimer:
     ):
         self._model = model
         self._clock = clock
-        self._batch = on_device(model, first_batch(_compiled(model), as_dataset(data)))
+        self._batch = on_device(model, first(require_compiled(model), as_dataset(data)))
         started = clock()
         self._step, self._graph = traced(model, self._batch, jit_compile=jit_compile)
         self._first_step_seconds = clock() - started
@@ -189,8 +193,8 @@ class FitTimer:
         self._model = model
         self._clock = clock
         self._callbacks = callbacks
-        self._dataset = as_dataset(data)
-        self._batch = first_batch(_compiled(model), self._dataset)
+        self._dataset = without_end(as_dataset(data))
+        self._batch = first(require_compiled(model), self._dataset)
         _, self._graph = traced(model, self._batch)
         self._train_function: Any = None
         self._first_step_seconds = 0.0
@@ -217,8 +221,10 @@ class FitTimer:
         """Fits for that many steps, with the training function of the calls before."""
         self._model.train_function = self._train_function
         callbacks = [*self._callbacks, marks]
+        # What has an end is fed in epochs, and the last mark stops the fit.
+        length = {"steps_per_epoch": steps} if self._goes_on() else {"epochs": steps}
         # shuffle is the dataset's own business; True would only warn.
-        self._model.fit(self._dataset.repeat(), steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=callbacks)
+        self._model.fit(self._dataset, **length, verbose=0, shuffle=False, callbacks=callbacks)
         if steps not in marks.passed:
             raise TfoptError(
                 f"Expected fit to run {steps} steps. Found that it ended after {marks.done}: a callback stopped it. "
@@ -229,25 +235,45 @@ class FitTimer:
             self._first_step_seconds = marks.passed[self._model.steps_per_execution] - marks.started
 
 
+    def _goes_on(self) -> bool:
+        """Whether the dataset has no end; one with an end has to have only whole executions."""
+        batches, once = int(self._dataset.cardinality()), self._model.steps_per_execution
+        if is_endless(self._dataset):
+            return True
+        if once > 1 and (batches < 0 or batches % once):
+            raise ValueError(
+                f"Expected a multiple of steps_per_execution={once} batches, in a dataset that ends in a copy to a "
+                f"device or has a device stage. Found {batches if batches >= 0 else 'an unknown number'}. Build it "
+                "with device=None, or compile the model without steps_per_execution."
+            )
+        return False
+
+
 class _Marks(keras.callbacks.Callback):
-    """Waits for the device and reads the clock after each of the given steps."""
+    """Waits for the device and reads the clock after each of the given steps; ends the fit with the last."""
 
     def __init__(self, clock: _Clock, due: set[int]):
         super().__init__()
         self._clock = clock
-        self._due = due
+        self._due, self._last = due, max(due)
         self.started = 0.0
         self.done = 0
+        self._before = 0  # this epoch
         self.passed: dict[int, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.started = self._clock()
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._before = self.done
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.done = batch + 1
+        self.done = self._before + batch + 1
         if self.done in self._due:
             wait()
             self.passed[self.done] = self._clock()
+        if self.done >= self._last:
+            self.model.stop_training = True
 
 
 def wait() -> None:
@@ -266,14 +292,3 @@ def _block(steps: int, warmup: int, samples: int) -> int:
 def _rounded_up(steps: int, to: int) -> int:
     """The least multiple of `to` that is not below `steps`."""
     return -(-steps // to) * to
-
-
-def _compiled(model: keras.Model) -> keras.Model:
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"Expected a keras.Model. Received: {model!r} of type {type(model).__name__}.")
-    if not model.compiled:
-        raise ValueError(
-            f"Expected a compiled model. Received: {model.name!r}, which is not compiled. "
-            "Call model.compile(optimizer, loss) first."
-        )
-    return model

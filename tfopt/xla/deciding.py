@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import fields
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
@@ -9,15 +10,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.errors import PipelineError
+from tfopt.errors import PipelineError, essence
 from tfopt.measure import StepTimer, StepTimes, interleave, one_batch
+from tfopt.measure.batches import not_finite_parts
+from tfopt.measure.models import require_compiled
 from tfopt.xla.decision import JitDecision, Weighed
 from tfopt.xla.drift import Timers, measure_drift
 from tfopt.xla.explaining import explain
 from tfopt.xla.obstacles import standing_obstacles
 from tfopt.xla.padding import padded
 from tfopt.xla.shapes import BatchShapes, batch_shapes, shape_of
-from tfopt.xla.toggles import require_compiled
 
 _REPEATS = 5
 _FIRST_STEPS = 2
@@ -66,8 +68,12 @@ def decide(
     """
     _check(model, steps, planned_steps, tolerance)
     batch = one_batch(data)  # one for all: a dataset that shuffles would give each timer another
-    if tolerance is not None:
-        _check_finite(batch)
+    wrong = not_finite_parts(batch) if tolerance is not None else []
+    if wrong:  # after which no two trainings can be compared
+        raise PipelineError(
+            f"Expected a batch of finite numbers. Found NaN or infinity in {' and '.join(wrong)}. "
+            "Clean the data; where the model is made for them, decide by speed alone: tolerance=None."
+        )
     off = _without_xla(model, batch)
     standing = standing_obstacles(model)
     if standing:
@@ -121,18 +127,8 @@ def _judged(
 
 
 def _decision(enabled: bool, reason: str, weighed: Weighed, **found: Any) -> JitDecision:
-    return JitDecision(
-        enabled=enabled,
-        reason=reason,
-        comparison=weighed.comparison,
-        compile_seconds=weighed.compile_seconds,
-        shapes=weighed.shapes,
-        break_even_steps=weighed.break_even_steps,
-        planned_steps=weighed.planned_steps,
-        off=weighed.off,
-        on=weighed.on,
-        **found,
-    )
+    figures = {field.name: getattr(weighed, field.name) for field in fields(weighed)}
+    return JitDecision(enabled=enabled, reason=reason, **figures, **found)
 
 
 def _timers(model: keras.Model, batch: Any) -> Timers:
@@ -157,7 +153,7 @@ def _without_xla(model: keras.Model, batch: Any) -> StepTimer:
         return StepTimer(model, batch, jit_compile=False)
     except ValueError as error:
         raise ValueError(
-            f"Expected a batch that {model.name!r} can train on. Found: {_essence(error)} "
+            f"Expected a batch that {model.name!r} can train on. Found: {essence(error)}. "
             "Give batches (x, y[, sample_weight]) as model.fit takes them."
         ) from error
 
@@ -165,7 +161,7 @@ def _without_xla(model: keras.Model, batch: Any) -> StepTimer:
 def _why(model: keras.Model, batch: Any, error: Exception) -> str:
     """What stands against XLA, with the remedy where that is known."""
     obstacles = explain(model, batch).obstacles if isinstance(error, tf.errors.OpError) else ()
-    return " ".join(map(str, obstacles)) or _essence(error)
+    return " ".join(map(str, obstacles)) or essence(error)
 
 
 def _check(model: keras.Model, steps: int, planned_steps: int | None, tolerance: float | None) -> None:
@@ -189,22 +185,3 @@ def _check(model: keras.Model, steps: int, planned_steps: int | None, tolerance:
             f"Expected a model with weights to train. Received: {model.name!r}, which has none. "
             "Add layers, or set trainable = True on those to train."
         )
-
-
-def _check_finite(batch: Any) -> None:
-    """Raises a PipelineError if a batch holds NaN or infinity, after which no two trainings can be compared."""
-    names = ("x", "y", "sample_weight")
-    for name, part in zip(names, batch, strict=False) if isinstance(batch, tuple) else [("the batch", batch)]:
-        for tensor in tf.nest.flatten(part, expand_composites=True):
-            if tensor.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(tensor)):
-                raise PipelineError(
-                    f"Expected a batch of finite numbers. Found NaN or infinity in {name}. "
-                    "Clean the data; where the model is made for them, decide by speed alone: tolerance=None."
-                )
-
-
-def _essence(error: Exception) -> str:
-    """The first line that says something; TensorFlow begins with where, not what."""
-    where = ("Graph execution error", "Detected at node", "  File ", "Stack trace", "Exception encountered")
-    lines = (line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(where))
-    return next(lines, type(error).__name__)

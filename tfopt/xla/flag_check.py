@@ -1,17 +1,14 @@
 """XLA flags tried on the installed XLA, which ends the process that has one it does not take."""
 
 import difflib
-import mmap
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-
-import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.xla.flag_text import line
+from tfopt.xla.library import framework_library, mapped
 
 # Run in a process of its own. It loads only the library that holds XLA's flags: a fifth of a second, and no GPU.
 _TRY = """
@@ -72,7 +69,7 @@ def check(before: Mapping[str, str], asked: Mapping[str, str]) -> None:
 
 def _refusal(values: Mapping[str, str]) -> str | None:
     """What XLA says as it ends a process that has these flags, or None where it takes them."""
-    command = [sys.executable, "-I", "-c", _TRY, str(_library())]
+    command = [sys.executable, "-I", "-c", _TRY, str(framework_library())]
     environment = {**os.environ, "XLA_FLAGS": line(values)}
     try:
         tried = subprocess.run(
@@ -92,18 +89,10 @@ def _cannot_ask(cause: str) -> UnsupportedError:
     )
 
 
-def _library() -> Path:
-    """The library that holds XLA's flags."""
-    found = sorted(Path(tf.sysconfig.get_lib()).glob("libtensorflow_framework.*"))
-    if not found:
-        raise _cannot_ask(f"no libtensorflow_framework in {tf.sysconfig.get_lib()}")
-    return found[0]
-
-
 def _names() -> set[str]:
     """Texts in the library that look like flags, to guess what was meant: most are flags."""
     names = set()
-    with _library().open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with mapped(framework_library()) as content:
         at = content.find(b"\0xla_")
         while at >= 0:
             end = content.find(b"\0", at + 1)

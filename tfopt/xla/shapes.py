@@ -52,10 +52,6 @@ class BatchShapes:
         """
         return (self.batches.count(1) - 1) / self.batches_read if self.count > 2 and 1 in self.batches else 0.0
 
-    def expected(self, steps: int) -> float:
-        """How many shapes that many training steps will bring, from those seen."""
-        return self.count + self.new_per_batch * max(0, steps - self.batches_read)
-
     def to_dict(self) -> dict[str, Any]:
         """JSON."""
         derived = {"count": self.count, "batches_read": self.batches_read, "new_per_batch": self.new_per_batch}

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from tfopt.errors import UnsupportedError
 from tfopt.xla import forwarder
@@ -25,25 +27,26 @@ class StderrTap:
         copy: As there.
 
     Raises:
-        tfopt.errors.UnsupportedError: There is no standard error, or no process can be started.
+        tfopt.errors.UnsupportedError: There is no standard error, or no process or temporary file is to be had.
     """
 
     def __init__(self, *, hidden: str, copy: bool):
         if getattr(sys, "frozen", False) or not sys.executable:
             raise _unsupported("a Python interpreter to start", f"sys.executable={sys.executable!r}")
-        try:
-            self._stderr = os.dup(2)
-        except OSError as error:
-            raise _unsupported("an open standard error", str(error)) from error
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close()
-        source, self._pipe = os.pipe()
-        try:
-            self._process = self._start(source, hidden, copy)
-        except OSError as error:
-            self._close_files()
-            raise _unsupported("to start a process", str(error)) from error
-        finally:
-            os.close(source)
+        with ExitStack() as files:
+            with _expecting("an open standard error"):
+                self._stderr = os.dup(2)
+            files.callback(os.close, self._stderr)
+            with _expecting("a temporary file"):
+                self._file = files.enter_context(tempfile.TemporaryFile(buffering=0))
+            with _expecting("to start a process"):
+                source, self._pipe = os.pipe()
+                files.callback(os.close, self._pipe)
+                try:
+                    self._process = self._start(source, hidden, copy)
+                finally:
+                    os.close(source)
+            self._files = files.pop_all()
         self._read = self._marks = 0
 
     def on(self) -> None:
@@ -71,10 +74,14 @@ class StderrTap:
             time.sleep(0.0005)
         return lines
 
+    def abandon(self) -> None:
+        """Leaves it to the process that this one was forked from."""
+        self.off()
+        self._files.close()
+
     def close(self) -> None:
         """Ends it: standard error is as before."""
-        self.off()
-        self._close_files()
+        self.abandon()
         try:
             self._process.wait(1)
         except subprocess.TimeoutExpired:
@@ -99,10 +106,13 @@ class StderrTap:
         self._read += len(whole)
         return whole.decode(errors="replace").split("\n")[:-1]
 
-    def _close_files(self) -> None:
-        os.close(self._pipe)
-        os.close(self._stderr)
-        self._file.close()
+
+@contextmanager
+def _expecting(expected: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _unsupported(expected, str(error)) from error
 
 
 def _unsupported(expected: str, found: str) -> UnsupportedError:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import keras
 
 from tfopt.errors import UnsupportedError
+from tfopt.measure.models import require_compiled
 from tfopt.xla.obstacles import standing_obstacles
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
@@ -35,11 +36,10 @@ def set_jit(model: keras.Model, on: bool) -> None:
     require_compiled(model)
     if not isinstance(on, bool):
         raise TypeError(f"Expected True or False. Received: {on!r}. Let tfopt.xla.decide(model, data) choose.")
-    reason = unsupported(model) if on else None
-    if reason:
+    standing = standing_obstacles(model) if on else ()
+    if standing:
         raise UnsupportedError(
-            f"Expected a model that XLA can compile. Found: {reason} Leave XLA off for this model, or do what "
-            "tfopt.xla.explain(model) says."
+            f"Expected a model that XLA can compile. Found: {' '.join(map(str, standing))} Or leave XLA off for it."
         )
     model.jit_compile = on
     # What a saved model is compiled with when it is loaded; Keras writes it in compile() alone.
@@ -92,19 +92,3 @@ def _renew(model: keras.Model, name: str) -> None:
     """
     if getattr(model, name) is not None:
         getattr(model, f"make_{name}")(force=True)
-
-
-def unsupported(model: keras.Model) -> str | None:
-    """Why Keras would not run this model under XLA, whatever its operations, or None."""
-    return " ".join(f"{obstacle.found}." for obstacle in standing_obstacles(model)) or None
-
-
-def require_compiled(model: keras.Model) -> None:
-    """Raises where a model has no training step yet."""
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"Expected a keras.Model. Received: {model!r} of type {type(model).__name__}. Give a model.")
-    if not model.compiled:
-        raise ValueError(
-            f"Expected a compiled model. Received: {model.name!r}, which is not compiled. "
-            "Call model.compile(optimizer, loss) first."
-        )

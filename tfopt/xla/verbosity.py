@@ -6,7 +6,6 @@ callable in its library: so nothing has to be asked for in advance, and nothing 
 
 import ctypes
 import functools
-import mmap
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
+from tfopt.xla.library import framework_library, mapped
 
 # What the two source files report at these levels, once a compilation: its seconds; its name and the inputs' shapes.
 _LEVELS = {b"device_compiler": 1, b"xla_compiler": 2}
@@ -36,7 +36,7 @@ class Verbosity:
     """
 
     def __init__(self) -> None:
-        self._abseil = _Abseil(_library())
+        self._abseil = _Abseil(framework_library())
         self._severity = self._abseil.min_severity()
         self._before = {module: self._abseil.level(module) for module in _LEVELS}
         self._raised = False
@@ -87,21 +87,10 @@ class _Abseil:
         self._set_level(_StringView(len(module), module), level)
 
 
-def _library() -> Path:
-    """The library that TensorFlow keeps its log settings in."""
-    found = sorted(Path(tf.sysconfig.get_lib()).glob("libtensorflow_framework.so*"))
-    if not found:
-        raise UnsupportedError(
-            f"Expected libtensorflow_framework.so in {tf.sysconfig.get_lib()}. Found: none. "
-            "Watch compilations with TensorFlow for Linux."
-        )
-    return found[0]
-
-
 @functools.cache
 def _prefix(library: Path) -> str:
     """How the names of Abseil's functions begin: they carry its release, which differs between TensorFlow's."""
-    with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with mapped(library) as content:
         found = re.search(rb"(_ZN4absl\d+lts_\d+)12log_internal14PrependVModule", content)
         if found:
             return found[1].decode()

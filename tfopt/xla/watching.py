@@ -159,16 +159,16 @@ class _CompilerListener:
         self._tap: StderrTap | None = None
         self._verbosity: Verbosity | None = None
         self.events: list[Compilation] = []
-        self.forget()
+        self._lock = threading.RLock()
+        self._watches = self._on = 0
 
-    def forget(self) -> None:
-        """A forked process is not watched: its standard error and its log are what they were before."""
+    def abandon(self) -> None:
+        """Ends in a forked process: its standard error and its log are what they were before."""
+        self._lock = threading.RLock()  # a thread that is not here any more may have held the one before
         if self._tap and self._verbosity:
             self._verbosity.down()
-            self._tap.off()
-        self._lock = threading.RLock()  # a thread that is not here any more may have held the one before
-        self._tap = self._verbosity = None
-        self._watches = self._on = 0
+            self._tap.abandon()
+            self._tap = None
 
     def open(self) -> None:
         with self._lock:
@@ -208,4 +208,13 @@ class _CompilerListener:
 
 _COMPILER = _CompilerListener()
 _SIGNATURES = SignatureListener()
-os.register_at_fork(after_in_child=_COMPILER.forget)
+
+
+def _begin_anew() -> None:
+    """A forked process is not watched by what it inherits: watches of its own have another listener."""
+    global _COMPILER
+    _COMPILER.abandon()
+    _COMPILER = _CompilerListener()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
