@@ -9,6 +9,7 @@ import pytest
 
 from tfopt.bench import report, table, words
 from tfopt.measure import StepTimes
+from tfopt.precision.report import percent
 
 VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
 NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -75,14 +76,21 @@ def test_the_page_is_well_formed_and_self_contained(page, document):
     parsed(page)
     charts = re.findall(r"<figure.*?</figure>", page, re.S)
     profiles = [case["profile"] for case in document["cases"] if case["profile"]]
-    assert len(charts) == len(document["cases"]) + len(profiles)
+    gates = gates_of(document)
+    assert len(charts) == len(document["cases"]) + len(profiles) + len(gates)
     bars = [bar for case in document["cases"] for bar in case["variants"]]
-    assert page.count('role="img"') == len(bars) + sum(len(profile["stages"]) for profile in profiles)
+    bars += [stage for profile in profiles for stage in profile["stages"]]
+    bars += [layer for gate in gates for layer in gate["layers"]]
+    assert page.count('role="img"') == len(bars)
     for chart in charts:
         ET.fromstring(chart)
     assert not re.search(r"""(?:src|href)=["'](?!#)""", page)
     assert "<script" not in page
     assert "prefers-color-scheme" in page
+
+
+def gates_of(document):
+    return [gate for case in document["cases"] for gate in case["gate"] or ()]
 
 
 def samples_in(document):
@@ -91,7 +99,8 @@ def samples_in(document):
 
 
 def test_every_number_on_the_page_is_in_the_document(page, document):
-    known = [*numbers_in(document), 1.0, 95.0]  # 1× the baseline, and the interval's share
+    percents = [100 * n for n in numbers_in(gates_of(document))]
+    known = [*numbers_in(document), *percents, 1.0, 95.0]  # 1× the baseline, and the interval's share
     found = [n for text in parsed(page).text for n in NUMBER.findall(text)]
     assert len(found) > 100
     assert [n for n in found if not shown(n, known)] == []
@@ -127,6 +136,15 @@ def test_the_profile_of_the_input_is_drawn(document, page):
     for stage in profile["stages"]:
         assert f"{stage['ms_per_example']:,.3f} ms, busy {stage['busy_percent']:.0f} %" in page
     assert "/" not in profile["name"]
+
+
+def test_what_the_gate_found_is_drawn(document, page):
+    gates = gates_of(document)
+    assert [gate["policy"] for gate in gates] == ["mixed_bfloat16", "mixed_float16"]
+    for gate in gates:
+        assert gate["verdict"] in page.replace("&#39;", "'")
+        for layer in gate["layers"]:
+            assert percent(layer["output"]["error"]) in page
 
 
 def test_the_table_fits_its_width(document):

@@ -91,6 +91,7 @@ class Case:
         judge: From the baseline's values and a variant's, whether their results agree. None: not checked.
         repeats: Turns of each variant.
         profile: Makes a profile of the input as JSON values, as `PipelineProfile.to_dict` does. None: there is none.
+        gate: Checks the model in other dtype policies, as `PrecisionReport.to_dict` does. None: it is not checked.
     """
 
     suite: str
@@ -101,6 +102,7 @@ class Case:
     judge: Callable[[Sequence[float], Sequence[float]], Check] | None = None
     repeats: int = REPEATS
     profile: Callable[[], dict[str, Any]] | None = None
+    gate: Callable[[], list[dict[str, Any]]] | None = None
 
     @property
     def ticks(self) -> int:
@@ -128,6 +130,7 @@ class Case:
                 for variant in self.variants
             ],
             "profile": self.profile and self.profile(),
+            "gate": self.gate and self.gate(),
         }
 
     def _checks(self, on_tick: Callable[[str], None]) -> dict[str, Check]:

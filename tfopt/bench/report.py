@@ -1,6 +1,7 @@
 """The results as a self-contained HTML page."""
 
 import json
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from tfopt.bench import words
@@ -61,19 +62,22 @@ def _section(case: dict[str, Any]) -> Section:
     return Section(
         title=title,
         text=f"{case['question']} {notes}. {words.recommended(case)}".rstrip(),
-        charts=(_chart(case), *_profile_charts(case)),
+        charts=(_chart(case), *_more_charts(case)),
         tables=(Table(headers, rows, align="lrrr" + "r" * with_memory + "ll"),),
         details=tuple((f"Raw samples of {variant['name']}", _samples(variant)) for variant in case["variants"]),
     )
 
 
-def _profile_charts(case: dict[str, Any]) -> list[str]:
-    profile = case.get("profile")
-    if not profile:
-        return []
-    from tfopt.pipelines.profiling.report import chart_of  # loads TensorFlow
+def _more_charts(case: dict[str, Any]) -> Iterator[str]:
+    # What draws them loads TensorFlow.
+    if profile := case.get("profile"):
+        from tfopt.pipelines.profiling.report import chart_of as chart_of_profile
 
-    return [chart_of(profile)]
+        yield chart_of_profile(profile)
+    for gate in case.get("gate") or ():
+        from tfopt.precision.report import chart_of as chart_of_gate
+
+        yield chart_of_gate(gate)
 
 
 def _chart(case: dict[str, Any]) -> str:
