@@ -1,6 +1,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from xdist.scheduler import LoadScopeScheduling
 
 from tfopt import repairs
 
@@ -25,3 +26,15 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
+
+
+class _ByFile(LoadScopeScheduling):
+    """With `pytest -n 2` a worker takes a whole file, and one takes all of tests/bench: they share a recorded run."""
+
+    def _split_scope(self, nodeid):
+        file = nodeid.split("::")[0]
+        return "tests/bench" if file.startswith("tests/bench/") else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return _ByFile(config, log)

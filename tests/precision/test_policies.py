@@ -116,7 +116,7 @@ def test_float16_under_auto_scales_the_loss(monkeypatch):
 
 @pytest.mark.parametrize("received", [3, None, ["mixed_float16"], keras.DTypePolicy])
 def test_neither_a_name_nor_a_policy(received):
-    with pytest.raises(TypeError, match=r"Expected a dtype policy: .* Received: "):
+    with pytest.raises(TypeError, match=r"Expected a dtype policy: .* Received: .*\. Take 'auto' for what"):
         precision.set_policy(received)
 
 
@@ -192,7 +192,9 @@ def test_a_scope_keeps_the_repair_that_set_policy_wants():
 
 
 @pytest.mark.parametrize(
-    "policy", ["mixed_float16", "float16", keras.DTypePolicy("mixed_float16"), policy_map()], ids=str
+    "policy",
+    ["mixed_float16", "float16", keras.DTypePolicy("mixed_float16"), policy_map()],
+    ids=["mixed_float16", "float16", "policy", "map"],
 )
 def test_float16_brings_its_repairs_for_good(policy):
     with precision.policy(policy):
