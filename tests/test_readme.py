@@ -45,4 +45,4 @@ def test_the_example_runs(tmp_path):
 
 def test_the_two_commands_are_where_ci_finds_them():
     found = re.findall(r"^pip install '\.\[(bench|test)\]' && (.*)$", README, re.M)
-    assert found == [("bench", "tfopt-bench"), ("test", "python -m pytest")]
+    assert found == [("bench", "tfopt-bench"), ("test", "python -m pytest -n 2")]
