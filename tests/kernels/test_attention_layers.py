@@ -1,0 +1,276 @@
+"""Keras' attention layers through cuDNN: which calls take it, which do not, and what comes out."""
+
+import json
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import assert_same_state, state
+from plain_attention import LENGTH, Block, attention_batch, attention_net, fixed, heads_net, largest_error
+
+from tfopt.kernels import explain, obstacles, undo, use_flash_attention
+
+FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
+LAYERS = keras.layers
+
+
+def paths(model):
+    """Each attention layer's obstacles while training and otherwise, by the layer's name."""
+    return {row.layer.split("/")[-1]: (row.training, row.inference) for row in explain(model).layers}
+
+
+def fit(model, dataset=None):
+    model.fit(dataset or fixed(), shuffle=False, verbose=0)
+
+
+def test_training_runs_through_cudnn_forward_and_backward(cudnn):
+    plain, flash = attention_net(jit_compile=False), attention_net()
+    assert use_flash_attention(flash) == 2
+    fit(plain)
+    assert not cudnn.calls
+    fit(flash)
+    assert cudnn.targets == [FORWARD, FORWARD, BACKWARD, BACKWARD]
+    assert [config["mask_type"] for _, config in cudnn.calls] == ["CAUSAL", "NO_MASK", "NO_MASK", "CAUSAL"]
+    assert [config["fmha_scale"] for _, config in cudnn.calls] == pytest.approx([8**-0.5] * 4)
+    for (name, one), (_, other) in zip(state(flash), state(plain), strict=True):
+        np.testing.assert_allclose(one, other, atol=0.02, err_msg=name)
+    assert paths(flash) == {"heads": ((), None), "grouped": ((), None)}
+
+
+def test_a_fitted_model_changes_with_its_next_step(cudnn, uncompiled):
+    model = heads_net(jit_compile=False)
+
+    def run_all():
+        fit(model)
+        model.evaluate(fixed(), verbose=0)
+        model.predict(fixed(), verbose=0)
+
+    run_all()
+    assert use_flash_attention(model) == 1
+    run_all()
+    assert cudnn.targets == [FORWARD, BACKWARD, FORWARD, FORWARD]
+    assert paths(model) == {"heads": ((), ())}
+    assert undo(model) == 1
+    run_all()
+    assert len(cudnn.calls) == 4
+    assert undo(model) == 0
+
+
+def test_gradients_of_a_model_are_those_of_float32(cudnn, uncompiled):
+    inputs, targets = attention_batch()
+
+    def gradients(policy, change):
+        model = attention_net(policy, jit_compile=False)
+        change(model)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(inputs, training=True) - targets))
+        return [gradient.numpy() for gradient in tape.gradient(loss, model.trainable_variables)]
+
+    exact = gradients("float32", undo)
+    assert not cudnn.calls
+    scale = max(np.linalg.norm(gradient) for gradient in exact)
+    for policy in ("mixed_bfloat16", "mixed_float16"):
+        flash = gradients(policy, use_flash_attention)
+        assert max(np.linalg.norm(one - other) for one, other in zip(flash, exact, strict=True)) < 0.02 * scale
+    assert len(cudnn.calls) == 8
+
+
+@pytest.mark.parametrize(("policy", "dropout", "jit_compile"), [("float32", 0.3, False), ("mixed_bfloat16", 0.0, True)])
+def test_without_a_gpu_all_is_the_same_bits(monkeypatch, policy, dropout, jit_compile):
+    monkeypatch.setattr(obstacles, "compute_capabilities", list)
+    plain, flash = (heads_net(policy, jit_compile=jit_compile, dropout=dropout) for _ in range(2))
+    assert use_flash_attention(flash) == 1
+    for model in (plain, flash):
+        fit(model)
+    assert_same_state(state(plain), state(flash))
+    inputs = attention_batch()[0]
+    assert plain(inputs).numpy().tobytes() == flash(inputs).numpy().tobytes()
+    assert all("no GPU" in found for row in paths(flash).values() for found in row)
+
+
+class Calls(LAYERS.Layer):
+    """One attention layer, called as asked for."""
+
+    def __init__(self, attention, **options):
+        super().__init__(dtype="bfloat16")
+        self.supports_masking = True
+        self.attention = attention
+        self.options = options
+
+    def call(self, inputs, training=None):
+        result = self.attention(inputs, inputs, training=training, **self.options)
+        return result[0] if isinstance(result, tuple) else result
+
+
+def heads(**options):
+    return LAYERS.MultiHeadAttention(**{"num_heads": 2, "key_dim": 8, "dtype": "bfloat16"} | options)
+
+
+def grouped(**options):
+    return LAYERS.GroupQueryAttention(
+        **{"head_dim": 8, "num_query_heads": 2, "num_key_value_heads": 1, "dtype": "bfloat16"} | options
+    )
+
+
+CAUSAL = {"use_causal_mask": True}
+MASK = {"attention_mask": np.tri(LENGTH, dtype=bool)[None]}
+SCORES = {"return_attention_scores": True}
+CASES = {
+    "full": (heads, {}, {}, None),
+    "causal": (heads, {}, CAUSAL, None),
+    "gate": (heads, {"use_gate": True}, CAUSAL, None),
+    "mask": (heads, {}, MASK, "a mask"),
+    "mask and causal": (heads, {}, MASK | CAUSAL, "a mask"),
+    "window": (heads, {"sliding_window": 4}, CAUSAL, "a mask"),
+    "scores": (heads, {}, SCORES | CAUSAL, "scores to be returned"),
+    "value size": (heads, {"value_dim": 16}, {}, "keys of size 8 with values of size 16"),
+    "float32": (heads, {"dtype": "float32"}, {}, "float32, where cuDNN takes bfloat16 or float16"),
+    "groups": (grouped, {"num_query_heads": 4, "num_key_value_heads": 2}, CAUSAL, None),
+    "groups, full": (grouped, {}, {}, None),
+    "groups, mask": (grouped, {}, MASK | CAUSAL, "a mask"),
+    "groups, window": (grouped, {"sliding_window": 4}, {}, "a mask"),
+    "groups, scores": (grouped, {}, SCORES | CAUSAL, "scores to be returned"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_call_computes_what_keras_computes(cudnn, uncompiled, case):
+    make, layer_options, call_options, obstacle = CASES[case]
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((LENGTH, 16)), Calls(make(**layer_options), **call_options)])
+    inputs = attention_batch()[0]
+    expected = model(inputs)
+    assert use_flash_attention(model) == 1
+    found = model(inputs)
+    if obstacle:
+        assert found.numpy().tobytes() == expected.numpy().tobytes()
+    assert largest_error([tf.cast(found, tf.float64).numpy()], [tf.cast(expected, tf.float64).numpy()]) < 0.02
+    assert len(cudnn.calls) == (obstacle is None)
+    ((_, inference),) = paths(model).values()
+    assert inference == ((obstacle,) if obstacle else ())
+
+
+def test_attention_over_several_axes_stays_plain(cudnn, uncompiled):
+    model = keras.Sequential([keras.Input((4, LENGTH, 16)), Calls(heads())])
+    use_flash_attention(model)
+    model(tf.ones((2, 4, LENGTH, 16)))
+    assert [row.inference for row in explain(model).layers] == [
+        ("5 axes, where cuDNN takes batch, sequence, heads and size",)
+    ]
+
+
+def test_padding_masks_stay_on_keras_path(cudnn, uncompiled):
+    tokens = tf.constant(np.random.default_rng(0).integers(5, size=(4, LENGTH)))
+    embedding = LAYERS.Embedding(5, 16, mask_zero=True, dtype="bfloat16")
+    model = keras.Sequential([keras.Input((LENGTH,)), embedding, Calls(heads(), use_causal_mask=True)])
+    expected = model(tokens).numpy()
+    use_flash_attention(model)
+    assert model(tokens).numpy().tobytes() == expected.tobytes()
+    assert [row.inference for row in explain(model).layers] == [("a mask",)]
+
+
+def test_dropout_keeps_training_plain_and_evaluation_not(cudnn, uncompiled):
+    model = heads_net(jit_compile=False, dropout=0.3)
+    plain_loss = model.evaluate(fixed(), verbose=0)
+    use_flash_attention(model)
+    assert model.evaluate(fixed(), verbose=0) == pytest.approx(plain_loss, rel=0.01)
+    assert cudnn.targets == [FORWARD]
+    fit(model)
+    assert cudnn.targets == [FORWARD]
+    assert paths(model) == {"heads": (("dropout",), ())}
+
+
+def test_a_batch_of_unknown_size_stays_plain(cudnn, uncompiled):
+    model = heads_net(jit_compile=False)
+    use_flash_attention(model)
+    fit(model, tf.data.Dataset.from_tensor_slices(attention_batch()).batch(4))
+    assert not cudnn.calls
+    assert paths(model)["heads"][0] == ("a batch of no fixed size",)
+
+
+def test_without_xla_it_stays_plain(cudnn):
+    model = heads_net(jit_compile=False, dropout=0.3)
+    use_flash_attention(model)
+    assert paths(model) == {"heads": (("XLA is off", "dropout"), ("XLA is off",))}
+    fit(model)
+    assert not cudnn.calls
+    assert paths(model) == {"heads": (("not compiled by XLA", "dropout"), ("XLA is off",))}
+
+
+class Own(LAYERS.MultiHeadAttention):
+    """A subclass with an attention of its own."""
+
+    def _compute_attention(self, query, key, value, *arguments, **options):
+        return value, None
+
+
+class Inheriting(LAYERS.MultiHeadAttention):
+    """A subclass that leaves the attention to Keras."""
+
+
+def test_only_layers_that_leave_attention_to_keras_change():
+    blocks = [Block(kind(2, 8)) for kind in (Own, Inheriting, LAYERS.MultiHeadAttention)]
+    model = keras.Sequential([keras.Input((LENGTH, 16)), keras.Sequential(blocks)])
+    assert use_flash_attention(model) == 2
+    assert use_flash_attention(model) == 0
+    assert str(explain(model).layers[0]).endswith("plain (Own computes attention by itself)")
+    without = keras.Sequential([keras.Input((2,)), LAYERS.Dense(2)])
+    assert use_flash_attention(without) == 0
+    assert str(explain(without)) == "The model has no layer that a kernel is there for."
+
+
+def test_neither_files_nor_clones_know_of_it(tmp_path):
+    model = heads_net()
+    config = model.to_json()
+    use_flash_attention(model)
+    model.save(tmp_path / "model.keras")
+    with zipfile.ZipFile(tmp_path / "model.keras") as archive:
+        assert b"tfopt" not in archive.read("config.json")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert model.to_json() == config
+    assert_same_state(state(model), state(loaded))
+    for copy in (loaded, keras.models.clone_model(model)):
+        assert paths(copy) == {"heads": (("not asked for: use_flash_attention(model)",),) * 2}
+        assert undo(copy) == 0
+    assert undo(model) == 1
+
+
+def test_an_export_holds_keras_path(cudnn, tmp_path):
+    """It is written where the model runs through cuDNN, and runs where there is none."""
+    model = heads_net()
+    use_flash_attention(model)
+    inputs = attention_batch()[0]
+    model.predict(tf.data.Dataset.from_tensors(inputs), verbose=0)
+    assert len(cudnn.calls) == 1
+    # A fixed shape: it is not the shape that keeps cuDNN away.
+    signature = [keras.InputSpec(shape=(4, LENGTH, 16), dtype="float32")]
+    model.export(tmp_path / "exported", verbose=False, input_signature=signature)
+    assert b"XlaCallModule" not in (tmp_path / "exported" / "saved_model.pb").read_bytes()
+    assert paths(model) == {"heads": (None, ("not compiled by XLA",))}
+    undo(model)
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    np.testing.assert_array_equal(loaded.serve(inputs), tf.function(model)(inputs))
+
+
+def test_models_that_it_does_not_take():
+    for function in (use_flash_attention, explain, undo):
+        with pytest.raises(TypeError, match=r"Expected a keras.Model. Received: 'gpt' of type str. Give a model."):
+            function("gpt")
+
+
+def test_a_model_that_is_not_compiled(cudnn):
+    model = attention_net(compiled=False)
+    assert use_flash_attention(model) == 2
+    model.jit_compile = True
+    model(
+        keras.Input((LENGTH, 16), batch_size=4, dtype="bfloat16")
+    )  # Keras calls the layers with symbols: no trace of a step
+    found = explain(model)
+    assert [(row.training, row.inference) for row in found.layers] == [(None, None)] * 2
+    assert str(found).endswith("grouped: flash attention if a step's shapes and masks allow (not traced yet)")
+    assert [row.layer for row in found.layers] == ["block/heads", "grouped"]
+    first = json.loads(json.dumps(found.to_dict()))["layers"][0]
+    assert first.keys() == {"layer", "kernel", "training", "inference"}
+    assert first["kernel"] == "flash attention"

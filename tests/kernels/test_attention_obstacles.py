@@ -1,0 +1,124 @@
+"""What keeps cuDNN away: the machine, the step, the shapes."""
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
+
+from tfopt.kernels import obstacles
+
+STANDING = [
+    ("bfloat16", 64, 64, None),
+    ("float16", 128, 128, None),
+    ("float16", 8, 8, None),
+    ("bfloat16", None, None, None),
+    ("float32", 64, 64, "float32, where cuDNN takes bfloat16 or float16"),
+    ("float64", 64, 64, "float64, where cuDNN takes bfloat16 or float16"),
+    ("bfloat16", 136, 136, "heads of size 136, where cuDNN takes multiples of 8 up to 128"),
+    ("bfloat16", 60, 60, "heads of size 60, where cuDNN takes multiples of 8 up to 128"),
+    ("bfloat16", 64, 32, "keys of size 64 with values of size 32"),
+]
+SHAPES = [
+    ((2, 64, 4, 8), (2, 64, 4, 8), False, None),
+    ((2, 333, 4, 8), (2, 333, 4, 8), True, None),
+    ((2, 64, 4, 8), (2, 100, 4, 8), False, None),
+    ((2, 64, 4, 8), (2, 100, 4, 8), True, "a causal mask on 64 queries and 100 keys"),
+    ((2, 63, 4, 8), (2, 64, 4, 8), False, "a sequence of 63, below 64"),
+    ((2, 64, 4, 8), (2, 1, 4, 8), False, "a sequence of 1, below 64"),
+    ((None, 64, 4, 8), (None, 64, 4, 8), False, "a batch of no fixed size"),
+    ((None, None, 4, 8), (None, 64, 4, 8), False, "a batch and sequence of no fixed size"),
+    ((2, 64, 4, 8), (1, 64, 4, 8), False, "unlike shapes (2, 64, 4, 8), (1, 64, 4, 8) and (1, 64, 4, 8)"),
+]
+
+
+def found(query, key, dtype=tf.bfloat16, *, mask=None, causal=False):
+    specs = [tf.TensorSpec(shape, dtype) for shape in (query, key, key)]
+    return list(obstacles.obstacles(*specs, mask=mask, causal=causal))
+
+
+@pytest.mark.parametrize(("dtype", "key_size", "value_size", "obstacle"), STANDING)
+def test_data_types_and_sizes(cudnn, dtype, key_size, value_size, obstacle):
+    assert list(obstacles.standing_obstacles(dtype, key_size, value_size)) == ([obstacle] if obstacle else [])
+
+
+@pytest.mark.parametrize(("query", "key", "causal", "obstacle"), SHAPES)
+def test_shapes(cudnn, uncompiled, query, key, causal, obstacle):
+    assert found(query, key, causal=causal) == ([obstacle] if obstacle else [])
+
+
+def test_masks_and_unlike_types(cudnn, uncompiled):
+    shape = (2, 64, 4, 8)
+    assert found(shape, shape, mask=tf.ones((64, 64), tf.bool)) == ["a mask"]
+    specs = [tf.TensorSpec(shape, dtype) for dtype in (tf.bfloat16, tf.float16, tf.bfloat16)]
+    assert list(obstacles.obstacles(*specs, mask=None, causal=False)) == [
+        "unlike data types (bfloat16, float16, bfloat16)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "obstacle"),
+    [([], "no GPU"), ([(7, 5)], "a GPU older than Ampere"), ([(9, 0), (7, 0)], "a GPU older than Ampere")],
+)
+def test_machines(monkeypatch, capabilities, obstacle):
+    monkeypatch.setattr(obstacles, "compute_capabilities", lambda: capabilities)
+    assert list(obstacles.standing_obstacles("bfloat16", 64, 64)) == [obstacle]
+
+
+def test_this_machine():
+    assert len(obstacles.compute_capabilities()) == len(tf.config.list_physical_devices("GPU"))
+
+
+def test_op_determinism(cudnn, monkeypatch):
+    assert not is_op_determinism_enabled()
+    monkeypatch.setattr(obstacles, "is_op_determinism_enabled", lambda: True)
+    assert "op determinism" in next(obstacles.standing_obstacles("bfloat16", 64, 64))
+
+
+def test_whether_xla_compiles_what_is_traced():
+    seen = {}
+
+    def note(where):
+        seen[where] = obstacles.in_xla()
+        return tf.zeros(())
+
+    @tf.function(jit_compile=True)
+    def compiled(x):
+        inner = tf.function(lambda: note("a function inside"))()
+        return inner + tf.cond(x > 0, lambda: note("a branch"), lambda: 0.0) + note("compiled")
+
+    @tf.function
+    def graph(x):
+        return compiled(x) + note("around it")
+
+    graph(tf.ones(()))
+    note("eagerly")
+    expected = {"compiled": True, "a function inside": True, "a branch": True, "around it": False, "eagerly": False}
+    assert seen == expected
+
+
+def test_the_device_is_that_of_the_call():
+    seen = []
+
+    @tf.function(jit_compile=True)
+    def compiled(x):
+        seen.append(obstacles.device_type())
+        return x
+
+    with tf.device("CPU:0"):
+        tf.function(lambda: compiled(tf.ones(2)))()
+    assert seen == ["CPU"]
+
+
+def test_a_compiled_step_on_a_cpu_stays_plain(cudnn, monkeypatch):
+    """Where a GPU is there, and the step runs on the CPU all the same."""
+    monkeypatch.setattr(obstacles, "device_type", lambda: "CPU")
+    monkeypatch.setattr(obstacles, "in_xla", lambda: True)
+    assert found((2, 64, 4, 8), (2, 64, 4, 8)) == ["not placed on a GPU"]
+
+
+def test_a_strategy_stays_plain(cudnn, uncompiled):
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        assert found((2, 64, 4, 8), (2, 64, 4, 8)) == ["a distribution strategy"]
+    inside = []
+    strategy.run(lambda: inside.extend(found((2, 64, 4, 8), (2, 64, 4, 8))))
+    assert inside == ["a distribution strategy"]

@@ -1,0 +1,9 @@
+"""The snippets of docs/kernels.md run as they stand, one after the other."""
+
+from snippets import run_snippets
+
+
+def test_the_snippets_run(tmp_path):
+    printed = run_snippets("kernels.md", tmp_path)
+    assert printed.startswith("1\nmulti_head_attention: plain (")
+    assert "\n1\nsequential/batch_normalization: fused batch norm" in printed

@@ -1,0 +1,80 @@
+"""Attention through cuDNN where it can be, and through Keras' own operations where not."""
+
+import math
+from numbers import Real
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.kernels.flash import flash_attention
+from tfopt.kernels.obstacles import obstacles
+
+
+def dot_product_attention(
+    query: Any, key: Any, value: Any, *, mask: Any = None, causal: bool = False, scale: float | None = None
+) -> tf.Tensor:
+    """Computes scaled dot-product attention, through cuDNN where that is possible.
+
+    Use it in the `call` of a layer of your own, in the place of `keras.ops.dot_product_attention`. cuDNN takes it in a
+    step that XLA compiles (`jit_compile=True`) for a GPU from Ampere on, in bfloat16 or float16, with fixed shapes (a
+    dataset batched with `drop_remainder=True`), sequences from 64 on and heads of a size that is a multiple of 8 up to
+    128, without a mask other than the causal one. Anything else computes as Keras does.
+
+    cuDNN's gradient has no gradient itself. A function of your own with `jit_compile=True` that you save on a GPU holds
+    the kernel, and runs on GPUs only.
+
+    Args:
+        query: (batch, query length, heads, size).
+        key: (batch, key length, heads, size). With fewer heads, each is repeated for a group of the query's.
+        value: As the key; outside of cuDNN its heads may have another size.
+        mask: Boolean, broadcastable to (batch, heads, query length, key length): True: attended to.
+        causal: Whether position i attends to positions 0 to i alone.
+        scale: Factor on query · key. Defaults to 1 / √size.
+
+    Returns:
+        The output, (batch, query length, heads, size of the value).
+
+    Raises:
+        TypeError: `query`, `key` or `value` is symbolic, or `scale` no number.
+        ValueError: The shapes do not fit each other.
+
+    Example:
+        >>> query = keras.random.normal((2, 128, 4, 64))
+        >>> tfopt.kernels.dot_product_attention(query, query, query, causal=True).shape
+        TensorShape([2, 128, 4, 64])
+    """
+    if any(isinstance(tensor, keras.KerasTensor) for tensor in (query, key, value)):
+        raise TypeError(
+            "Expected tensors. Received: a symbolic tensor of a functional model. Call it in the call() of a layer."
+        )
+    if scale is not None and not isinstance(scale, Real):
+        raise TypeError(f"Expected scale to be a number. Received: {scale!r}. Scale the query where it is a tensor.")
+    query, key, value = map(tf.convert_to_tensor, (query, key, value))
+    _check_shapes(query.shape, key.shape, value.shape)
+    key, value = (_with_heads(tensor, query.shape[2]) for tensor in (key, value))
+    if any(obstacles(query, key, value, mask=mask, causal=causal)):
+        return keras.ops.dot_product_attention(query, key, value, mask=mask, scale=scale, is_causal=causal)
+    scale = 1 / math.sqrt(query.shape[3]) if scale is None else float(scale)
+    return flash_attention(query, key, value, causal=causal, scale=scale)
+
+
+def _check_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorShape) -> None:
+    fits = query.rank == key.rank == value.rank == 4 and (
+        key[:3].is_compatible_with(value[:3])
+        and query[0:1].is_compatible_with(key[0:1])
+        and query[3:].is_compatible_with(key[3:])
+        and (None in (query[2], key[2]) or (key[2] and query[2] % key[2] == 0))
+    )
+    if not fits:
+        raise ValueError(
+            "Expected query, key and value of shape (batch, length, heads, size): one batch, one length of key and "
+            "value, one size of query and key, and heads of the query a multiple of those of key and value. "
+            f"Received: {query}, {key} and {value}. Transpose them if the heads come before the length."
+        )
+
+
+def _with_heads(tensor: tf.Tensor, heads: int | None) -> tf.Tensor:
+    """Each head repeated as often as the query has heads for it."""
+    own = tensor.shape[2]
+    return tensor if own == heads or None in (own, heads) else tf.repeat(tensor, heads // own, axis=2)

@@ -1,0 +1,146 @@
+"""Keras' attention layers, run through cuDNN."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+from tfopt.kernels.flash import flash_attention
+from tfopt.kernels.installing import (
+    LayerPath,
+    explained_by,
+    layer_path,
+    renew,
+    replace,
+    replacement,
+    require_model,
+)
+from tfopt.kernels.obstacles import obstacles, standing_obstacles
+
+# Where each class keeps the size of a key, that of a value, and the factor on query · key.
+_ATTRIBUTES = {
+    keras.layers.MultiHeadAttention: ("key_dim", "value_dim", "_inverse_sqrt_key_dim"),
+    keras.layers.GroupQueryAttention: ("head_dim", "head_dim", "_inverse_sqrt_head_dim"),
+}
+# What Keras hands to `_compute_attention`.
+_KNOWN = {"query", "key", "value", "attention_mask", "training", "return_attention_scores", "use_causal_mask"}
+
+
+def use_flash_attention(model: keras.Model) -> int:
+    """Runs a model's attention layers through cuDNN, which never keeps the scores, forward or backward.
+
+    Use it before or after `compile` and `fit`, for a model that trains under XLA in mixed precision.
+    `MultiHeadAttention` and `GroupQueryAttention` layers take it wherever they stand in the model, and so do
+    subclasses that leave the attention itself to Keras. A call that cuDNN cannot do, or that was not shown right, takes
+    Keras' own path: outside XLA, without a GPU, in float32, with a mask other than the causal one, with dropout while
+    training, with scores to be returned, with a batch of no fixed size. `explain(model)` names these calls.
+
+    Neither saving nor cloning sees it: call it again on a model that was loaded. `model.export` takes Keras' path, so
+    that what it writes runs anywhere. A function of your own that was traced before stays as it is.
+
+    Args:
+        model: A model, compiled or not.
+
+    Returns:
+        How many layers changed: 0 where all have it already.
+
+    Raises:
+        TypeError: `model` is no Keras model.
+
+    Example:
+        >>> tfopt.kernels.use_flash_attention(model)
+        12
+    """
+    require_model(model)
+    layers = [layer for layer in model._flatten_layers() if _computes_as(_kind(layer), layer)]
+    for layer in layers:
+        replace(layer, "_compute_attention", _FlashAttention(layer))
+    if layers:
+        renew(model)
+    return len(layers)
+
+
+class _FlashAttention:
+    """Takes the place of one layer's `_compute_attention`.
+
+    Attributes:
+        traced: What kept the last call from cuDNN, while training (True) and otherwise (False).
+    """
+
+    def __init__(self, layer: keras.Layer) -> None:
+        self._layer = layer
+        self._plain = layer._compute_attention
+        self._signature = inspect.signature(self._plain)
+        *sizes, scale = _ATTRIBUTES[_kind(layer)]
+        self._sizes = [getattr(layer, name) for name in sizes]
+        self._scale = getattr(layer, scale)
+        self.traced: dict[bool, tuple[str, ...]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._signature.bind(*args, **kwargs).arguments
+        found = tuple(self._obstacles(call))
+        # Keras calls a layer with symbols to know its output's shape, while it builds a model.
+        if not in_symbolic_scope():
+            self.traced[bool(call.get("training"))] = found
+        if found:
+            return self._plain(*args, **kwargs)
+        causal = bool(call.get("use_causal_mask"))
+        output = flash_attention(call["query"], call["key"], call["value"], causal=causal, scale=self._scale)
+        return output, None
+
+    def found(self, *, training: bool, jit: bool) -> tuple[str, ...] | None:
+        """What keeps this layer from cuDNN: as last traced, else whatever the batch, else not known."""
+        if training in self.traced:
+            return self.traced[training]
+        standing = [] if jit else ["XLA is off"]
+        standing += standing_obstacles(self._layer.compute_dtype, *self._sizes)
+        if training and self._layer.dropout > 0:
+            standing.append("dropout")
+        return tuple(standing) or None
+
+    def _obstacles(self, call: dict[str, Any]) -> Iterator[str]:
+        mask, causal = call.get("attention_mask"), bool(call.get("use_causal_mask"))
+        yield from obstacles(call["query"], call["key"], call["value"], mask=mask, causal=causal)
+        if call.get("training") and self._layer.dropout > 0:
+            yield "dropout"
+        # GroupQueryAttention keeps it as an attribute.
+        if call.get("return_attention_scores") or getattr(self._layer, "_return_attention_scores", False):
+            yield "scores to be returned"
+        unknown = [name for name, argument in call.items() if name not in _KNOWN and argument is not None]
+        if unknown:
+            yield f"an argument of a later Keras ({', '.join(unknown)})"
+
+
+@explained_by
+def _explain(layer: keras.Layer, jit: bool) -> LayerPath | None:
+    kind, kernel = _kind(layer), _kernel(layer)
+    if kind is None:
+        return None
+    if kernel:
+        training, inference = kernel.found(training=True, jit=jit), kernel.found(training=False, jit=jit)
+    elif _computes_as(kind, layer):
+        training = inference = ("not asked for: use_flash_attention(model)",)
+    else:
+        training = inference = (f"{type(layer).__name__} computes attention by itself",)
+    return LayerPath(layer=layer_path(layer), kernel="flash attention", training=training, inference=inference)
+
+
+def _kind(layer: keras.Layer) -> type | None:
+    """The class of Keras that a layer is of, or None."""
+    return next((kind for kind in _ATTRIBUTES if isinstance(layer, kind)), None)
+
+
+def _computes_as(kind: type | None, layer: keras.Layer) -> bool:
+    """Whether a layer leaves the attention itself to its class in Keras."""
+    # _masked_softmax: what makes weights of the scores, in models with dropout.
+    names = ("_compute_attention", "_masked_softmax")
+    return kind is not None and all(
+        getattr(type(layer), name) is getattr(kind, name) and name not in vars(layer) for name in names
+    )
+
+
+def _kernel(layer: keras.Layer) -> _FlashAttention | None:
+    function = replacement(layer, "_compute_attention")
+    return function if isinstance(function, _FlashAttention) else None
