@@ -1,0 +1,111 @@
+"""GPT-2 with 124 million parameters, on the source text of Python's own library."""
+
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfopt.errors import UnsupportedError
+
+LENGTH = 1024
+# GPT-2's 50,257 tokens, rounded up to a multiple of 128 for the Tensor Cores.
+VOCABULARY = 50304
+
+
+class Positions(keras.layers.Layer):
+    """Adds a learned vector to each position of a sequence."""
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        """Makes the table: (length, width)."""
+        self.table = self.add_weight(shape=shape[1:], initializer=_initial(), name="table")
+
+    def call(self, inputs: Any) -> Any:
+        """Inputs and outputs: (batch, length, width)."""
+        return inputs + self.table
+
+
+def model(
+    *,
+    blocks: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    vocabulary: int = VOCABULARY,
+    length: int = LENGTH,
+    jit_compile: bool | str = "auto",
+) -> keras.Model:
+    """GPT-2 from random weights, compiled with AdamW, under the global dtype policy.
+
+    Blocks normalize first, the embedding is the last layer's matrix as well, and there is no dropout. As published, but
+    for the size of the vocabulary.
+
+    Args:
+        blocks: Blocks of attention and perceptron.
+        width: Size of a token's vector; the perceptrons are four times as wide.
+        heads: Attention heads in a block.
+        vocabulary: Tokens that the last layer tells apart.
+        length: Tokens in a sequence.
+        jit_compile: As for `keras.Model.compile`.
+    """
+    layers = keras.layers
+    embedding = layers.ReversibleEmbedding(vocabulary, width, embeddings_initializer=_initial())
+    tokens = keras.Input((length,), dtype="int32")
+    hidden = Positions()(embedding(tokens))
+    for _ in range(blocks):
+        normal = layers.LayerNormalization(epsilon=1e-5)(hidden)
+        attention = layers.MultiHeadAttention(heads, width // heads, kernel_initializer=_initial())
+        hidden = hidden + attention(normal, normal, use_causal_mask=True)
+        inner = layers.Dense(4 * width, kernel_initializer=_initial())(layers.LayerNormalization(epsilon=1e-5)(hidden))
+        inner = keras.ops.gelu(inner, approximate=True)
+        hidden = hidden + layers.Dense(width, kernel_initializer=_initial())(inner)
+    logits = embedding(layers.LayerNormalization(epsilon=1e-5)(hidden), reverse=True)
+    net = keras.Model(tokens, layers.Activation("linear", dtype="float32")(logits))
+    net.compile(
+        keras.optimizers.AdamW(3e-4, weight_decay=0.1),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=jit_compile,
+    )
+    return net
+
+
+def batch(size: int, *, length: int = LENGTH, seed: int = 0) -> tuple[Any, Any]:
+    """One batch of text, cut at random: a token is a byte, and the next one is to be told.
+
+    Byte tokens need no file of words from elsewhere, and cost what others cost: the last layer has all of its columns.
+
+    Args:
+        size: Sequences.
+        length: Tokens in each.
+        seed: Of the places.
+
+    Returns:
+        Tokens and those that follow them, each of shape (size, length), int32 from 0 to 255.
+    """
+    data = text()
+    starts = np.random.default_rng(seed).integers(len(data) - length, size=size)
+    cut = data[starts[:, None] + np.arange(length + 1)].astype("int32")
+    return cut[:, :-1], cut[:, 1:]
+
+
+@cache
+def text() -> Any:
+    """The source files of Python's standard library, one after the other, as uint8.
+
+    Raises:
+        tfopt.errors.UnsupportedError: This Python came without them.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    if len(sources) < 1_000_000:
+        raise UnsupportedError(
+            f"Expected the source files of Python's standard library in {folder}. Found {len(sources)} bytes. Use a "
+            "Python that has them: it trains GPT-2 on their text."
+        )
+    return np.frombuffer(sources, np.uint8)
+
+
+def _initial() -> keras.initializers.Initializer:
+    """GPT-2's own: with larger vectors the first logits, and the first loss, would be far too large."""
+    return keras.initializers.RandomNormal(stddev=0.02)
