@@ -4,7 +4,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from keras.optimizers import LossScaleOptimizer
 
 from tfopt.callbacks.order import warn_of_earlier_loggers
 from tfopt.callbacks.rows import RowWriter, check_formats, check_log_dir
+from tfopt.repairs import computing_layers
+from tfopt.text import listed
 
 _COLUMNS = ("time_seconds", "epoch", "steps", "optimizer", "loss_scale", "skipped_steps", "loss_scale_growths")
 _LAYERS_NAMED = 5
@@ -32,10 +34,10 @@ class LossScaleLogger(keras.callbacks.Callback):
     row, and `logs` have the lowest scale and the sums. One that did nothing in an epoch is left out.
 
     No step waits for it: variables are read when an epoch begins and ends. The optimizer counts the steps that it
-    applied, so the others were skipped; each of those halved the scale, and what it lacks to that are growths. Both
-    counts are absent from the logs, and empty or null in files, where they cannot be known: with `steps_per_execution`
-    above one on data of unknown length, and where a `train_step` of one's own applies gradients more or less often than
-    once a step.
+    applied, so the others were skipped; each of those halved the scale, and what it lacks to that are growths. With
+    `steps_per_execution` above one Keras does not tell how many steps the last execution took: counts are then those
+    that explain the scale. They are absent from the logs, and empty or null in files, where several do, or none: where
+    a `train_step` of one's own applies gradients more or less often than once a step.
 
     A model whose optimizer scales no loss has nothing to log. It warns then, and names the layers that compute in
     float16 all the same: their small gradients are lost.
@@ -79,15 +81,16 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs and the files."""
-        steps = self._steps()
+        steps, planned = self._possible_steps(), self.params.get("steps")
         changes = {
-            name: _change(self._before[name], _state(optimizer), steps) for name, optimizer in self._optimizers.items()
+            name: _change(self._before[name], _state(optimizer), steps, planned)
+            for name, optimizer in self._optimizers.items()
         }
         used = {name: change for name, change in changes.items() if change is not None}
         for name, change in used.items():
-            self._write(epoch, steps, name, change)
-            if steps and change.skipped == steps:
-                self._warn_once("skipped", _all_skipped(epoch, steps, change))
+            self._write(epoch, name, change)
+            if change.steps and change.skipped == change.steps:
+                self._warn_once("skipped", _all_skipped(epoch, change))
         if logs is None or not used:
             return
         scales = [change.scale for change in used.values() if change.scale is not None]
@@ -102,17 +105,15 @@ class LossScaleLogger(keras.callbacks.Callback):
         """Closes the files."""
         self._close()
 
-    def _steps(self) -> int | None:
-        """The epoch's steps. Keras tells the last of an execution, which may lie behind the data's end."""
-        planned = self.params.get("steps")
-        if planned is not None:
-            return min(self._last_step, planned)
-        return self._last_step if getattr(self.model, "steps_per_execution", 1) == 1 else None
+    def _possible_steps(self) -> range:
+        """How many steps the epoch may have had: of an execution Keras tells the last one that it may take."""
+        least = self._last_step - getattr(self.model, "steps_per_execution", 1) + 1
+        return range(max(1, least), self._last_step + 1)
 
-    def _write(self, epoch: int, steps: int | None, name: str, change: "_Change") -> None:
+    def _write(self, epoch: int, name: str, change: "_Change") -> None:
         if self._writer is None:
             return
-        row = {"time_seconds": time.time(), "epoch": epoch, "steps": steps, "optimizer": name}
+        row = {"time_seconds": time.time(), "epoch": epoch, "steps": change.steps, "optimizer": name}
         row |= {"loss_scale": change.scale, "skipped_steps": change.skipped, "loss_scale_growths": change.growths}
         self._writer.write(row)
 
@@ -142,6 +143,7 @@ class _Change:
     """What became of the scale in an epoch; None where unknown."""
 
     scale: float | None
+    steps: int | None
     skipped: int | None
     growths: int | None
 
@@ -155,20 +157,35 @@ def _state(optimizer: LossScaleOptimizer) -> _State:
     return _State(scale, applied, good_steps, optimizer.dynamic_growth_steps)
 
 
-def _change(before: _State, after: _State, steps: int | None) -> _Change | None:
-    """What happened between two states; None if nothing did."""
+def _change(before: _State, after: _State, steps: range, planned: int | None) -> _Change | None:
+    """What happened between two states, in as many steps as `steps` allows; None if nothing did."""
     applied = after.applied - before.applied
     usual = 0 < before.scale < math.inf and 0 < after.scale < math.inf
     if usual and applied == 0 and after.scale == before.scale:
         return None
     scale = after.scale if math.isfinite(after.scale) else None
-    if steps is None:
-        return _Change(scale, None, None)
-    skipped = steps - applied
-    growths = skipped + round(math.log2(after.scale / before.scale)) if usual else None
-    # More growths than the good steps allow: gradients were not applied once a step.
-    possible = growths is None or 0 <= growths <= (before.good_steps + applied) // before.growth_steps
-    return _Change(scale, skipped, growths) if skipped >= 0 and possible else _Change(scale, None, None)
+    known = steps[0] if len(steps) == 1 else None
+    if not usual:
+        skipped = None if known is None else known - applied
+        return _Change(scale, known, skipped, None)
+    found = [(skipped, growths) for skipped, growths in _explanations(before, after) if applied + skipped in steps]
+    if len(found) > 1 and planned in steps:  # nearly always it is all data, or all of the last execution
+        found = [one for one in found if applied + one[0] in (planned, steps[-1])]
+    if len(found) != 1:
+        return _Change(scale, known, None, None)
+    return _Change(scale, applied + found[0][0], *found[0])
+
+
+def _explanations(before: _State, after: _State) -> Iterator[tuple[int, int]]:
+    """Skipped steps and growths that lead from a state to another."""
+    good = before.good_steps + after.applied - before.applied
+    halved = round(math.log2(before.scale / after.scale))
+    for growths in range(max(0, -halved), good // before.growth_steps + 1):
+        skipped = halved + growths
+        # Each skipped step ends a run of good ones, which loses less than a growth takes; the last run goes on.
+        lost = good - growths * before.growth_steps - after.good_steps
+        if 0 <= lost <= skipped * (before.growth_steps - 1):
+            yield skipped, growths
 
 
 def _sum(figures: Iterable[int | None]) -> int | None:
@@ -192,20 +209,19 @@ def _loss_scaling(model: keras.Model) -> dict[str, LossScaleOptimizer]:
 def _unscaled(model: keras.Model) -> str:
     optimizer = type(getattr(model, "optimizer", None)).__name__
     found = f"Expected an optimizer that scales the loss, for LossScaleLogger to log. Found: {optimizer}"
-    half = [layer for layer in model._flatten_layers(include_self=False) if layer.compute_dtype == "float16"]
+    half = [layer for layer in computing_layers(model) if layer.compute_dtype == "float16"]
     if not half:
         return f"{found}, and no layer that computes in float16. No loss scale is needed: leave LossScaleLogger out."
     names = [layer.path or layer.name for layer in half if layer.weights] or [layer.name for layer in half]
-    more = f" and {len(names) - _LAYERS_NAMED} more" if len(names) > _LAYERS_NAMED else ""
     return (
-        f"{found}, while these layers compute in float16: {', '.join(names[:_LAYERS_NAMED])}{more}. Their small "
+        f"{found}, while these layers compute in float16: {listed(names, _LAYERS_NAMED)}. Their small "
         "gradients are lost without a word. Compile with keras.optimizers.LossScaleOptimizer(optimizer)."
     )
 
 
-def _all_skipped(epoch: int, steps: int, change: _Change) -> str:
+def _all_skipped(epoch: int, change: _Change) -> str:
     return (
-        f"Expected finite gradients in some of the {steps} steps of epoch {epoch}. Found all of them skipped "
+        f"Expected finite gradients in some of the {change.steps} steps of epoch {epoch}. Found all of them skipped "
         f"for overflow, the loss scale now {change.scale}: nothing was trained. If it goes on, look for NaN in the "
         "data and run tfopt.precision.check(model, dataset), which names the layer that overflows."
     )

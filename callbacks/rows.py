@@ -28,9 +28,11 @@ def check_formats(formats: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_log_dir(log_dir: str | os.PathLike[str] | None) -> Path | None:
-    """Returns the folder, or raises a ValueError for what can be none: better now than after hours of training."""
+    """Returns the folder, or raises for what can be none: better now than after hours of training."""
     if log_dir is None:
         return None
+    if not isinstance(log_dir, (str, os.PathLike)):
+        raise TypeError(f"Expected log_dir to be a path or None. Received: {log_dir!r}. Name a folder for the files.")
     if "://" in os.fspath(log_dir):
         raise ValueError(
             f"Expected log_dir to be a local folder. Received: {log_dir!r}. Copy the files there afterwards."

@@ -134,7 +134,7 @@ FLOORS = [
     {"kernels", "repairs"},
     {"measure"},
     {"hardware"},
-    {"page", "files"},
+    {"page", "files", "text"},
     {"errors"},
 ]
 

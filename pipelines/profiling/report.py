@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.page import Bar, bar_chart
+from tfopt.text import aligned
 
 # A stage limits the pipeline if without it the pipeline would be faster by more than a tenth, and by clearly more than
 # without any other one.
@@ -93,11 +94,7 @@ class PipelineProfile:
             f"({self.examples_per_second_per_core:,.0f} a core, {self.cores:g} cores), {which}"
         )
         rows = [("stage", "ms/example", "at once", "busy", "without it"), *map(self._row, self.stages)]
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = [
-            "  ".join([f"  {row[0]:<{widths[0]}}", *(f"{row[i]:>{widths[i]}}" for i in range(1, 5))]) for row in rows
-        ]
-        return "\n".join([head, *lines, self.verdict])
+        return "\n".join([head, *aligned(rows, texts=1), self.verdict])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the profile as JSON values."""

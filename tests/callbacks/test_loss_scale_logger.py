@@ -13,6 +13,7 @@ import tensorflow as tf
 from models import assert_same_state, state
 
 from tfopt.callbacks import LossScaleLogger
+from tfopt.precision import apply
 
 KEYS = ("loss_scale", "skipped_steps", "loss_scale_growths")
 
@@ -126,14 +127,30 @@ def test_several_steps_an_execution(execution):
 def test_data_of_unknown_length(tmp_path, execution):
     unknown = dataset(6, infinite=[0]).filter(lambda *row: True)
     figures = fit(scaled(steps_per_execution=execution), unknown, LossScaleLogger(tmp_path), epochs=2)
-    assert figures["loss_scale"] == [0.5, 0.25]
-    if execution == 1:
-        assert figures["skipped_steps"] == [1, 1]
-    else:
-        assert "skipped_steps" not in figures
-        assert [(row["steps"], row["skipped_steps"], row["loss_scale_growths"]) for row in rows(tmp_path)] == [
-            (None, None, None)
-        ] * 2
+    assert figures == {"loss_scale": [0.5, 0.25], "skipped_steps": [1, 1], "loss_scale_growths": [0, 0]}
+    assert [row["steps"] for row in rows(tmp_path)] == [6, 6]
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_executions_that_do_not_end_with_the_epoch_or_the_data(tmp_path):
+    """Of 10 steps, four an execution, Keras runs 12; of data of six steps, six."""
+    longer = dataset(12, infinite=[1, 5, 6]).repeat()
+    figures = fit(scaled(growth=2, steps_per_execution=4), longer, LossScaleLogger(tmp_path), steps_per_epoch=10)
+    assert figures == {"loss_scale": [1.0], "skipped_steps": [3], "loss_scale_growths": [3]}
+    shorter = dataset(6, infinite=[5])
+    figures = fit(scaled(growth=2, steps_per_execution=4), shorter, LossScaleLogger(tmp_path), steps_per_epoch=100)
+    assert figures == {"loss_scale": [2.0], "skipped_steps": [1], "loss_scale_growths": [2]}
+    assert [row["steps"] for row in rows(tmp_path)] == [12, 6]
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_counts_that_several_numbers_of_steps_explain_are_left_out(tmp_path):
+    """Four skips and four growths in 16 steps leave what three of both in 15 could have left."""
+    data = dataset(16, infinite=[3, 7, 11, 15])
+    assert fit(scaled(growth=3, steps_per_execution=4), data)["skipped_steps"] == [4]  # all of 16, as the data says
+    data = data.filter(lambda *row: True)
+    assert fit(scaled(growth=3, steps_per_execution=4), data, LossScaleLogger(tmp_path)) == {"loss_scale": [1.0]}
+    assert [(row["steps"], row["skipped_steps"]) for row in rows(tmp_path)] == [(None, None)]
 
 
 def test_generators_eager_and_partial_epochs():
@@ -194,6 +211,15 @@ def test_float16_without_loss_scaling_is_warned_of_once(tmp_path):
 def test_where_no_scale_is_needed_it_says_so(policy):
     with pytest.warns(UserWarning, match="No loss scale is needed: leave LossScaleLogger out"):
         assert fit(net("adam", policy), dataset(2)) == {}
+
+
+def test_what_a_model_was_made_under_is_no_layer_that_computes():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    apply(model, "float32")
+    with pytest.warns(UserWarning, match="no layer that computes in float16"):
+        assert fit(model, dataset(2)) == {}
 
 
 class Adversaries(keras.Model):
@@ -283,6 +309,8 @@ def test_bad_arguments():
         LossScaleLogger("gs://bucket/logs")
     with pytest.raises(ValueError, match="which is a file"):
         LossScaleLogger(__file__)
+    with pytest.raises(TypeError, match=r"Expected log_dir to be a path or None\. Received: 3\. Name a folder"):
+        LossScaleLogger(3)
 
 
 TWO_REPLICAS = """

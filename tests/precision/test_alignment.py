@@ -343,3 +343,30 @@ def test_bad_arguments():
         alignment(keras.Sequential([layers.Dense(8)]), 8)
     with pytest.raises(ValueError, match=r"Expected a model with dense.*multiply no matrices.*leave"):
         alignment(net(layers.Flatten, layers.BatchNormalization, shape=(8, 8)), 8)
+
+
+@pytest.mark.parametrize("kind", [layers.MultiHeadAttention, layers.GroupQueryAttention])
+def test_a_shared_attention_layer_counts_with_the_lengths_of_each_call(kind):
+    query, value = keras.Input((10, 32)), keras.Input((20, 32))
+    options = (4, 8) if kind is layers.MultiHeadAttention else (8, 4, 4)
+    attention = kind(*options)
+    outputs = layers.Concatenate(axis=1)([attention(query, query), attention(query, value)])
+    found = alignment(keras.Model([query, value], outputs), batch_size=2).multiply_adds
+    one, other = 10, 20
+    assert found == sum(2 * (2 * one * 32 * 32 + 2 * keys * 32 * 32 + 2 * 4 * one * keys * 8) for keys in (one, other))
+
+
+def test_an_einsum_without_a_matrix_product_is_not_judged():
+    def scaling(*more):
+        return keras.Sequential([keras.Input((12,)), layers.EinsumDense("ab,b->ab", 12, name="scale"), *more])
+
+    report = alignment(scaling(layers.Dense(10, name="head")), batch_size=8)
+    assert misses(report) == {("head", "outputs"): (10, 12)}
+    assert "scale" not in str(report)
+    with pytest.raises(ValueError, match="whose layers multiply no matrices"):
+        alignment(scaling(), batch_size=8)
+
+
+def test_a_model_of_an_input_alone():
+    with pytest.raises(ValueError, match=r"Expected a model with layers\. Received: .*, which has none\. Add them"):
+        alignment(keras.Sequential([keras.Input((8,))]), batch_size=8)

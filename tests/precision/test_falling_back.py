@@ -85,6 +85,18 @@ def test_a_map_is_kept_and_excepted_from():
     assert check(model, (X, Y), report.fallback).passed
 
 
+def test_a_layer_that_is_called_again_is_not_blamed_for_what_it_passes_on():
+    def body(x):
+        shared, (up, down) = layers.Dense(8, name="shared"), loud(0)
+        return layers.Dense(3, name="head")(shared(down(up(shared(x)))))
+
+    report = check(functional(body), (X, Y), "mixed_float16")
+    assert report.first_overflow == "loud_0"
+    assert report.problems[0].startswith("'loud_0' overflows, the first layer to do so: ")
+    assert report.fallback == {"net": "mixed_float16", "loud_0": "float32", "quiet_0": "float32"}
+    assert [layer.path for layer in report.layers].count("shared") == 1
+
+
 def test_there_is_no_map_where_only_float32_is_left():
     up, down = loud(0)
     model = functional(lambda x: layers.Dense(3, name="head")(down(up(x))))
@@ -93,9 +105,21 @@ def test_there_is_no_map_where_only_float32_is_left():
     assert report.fallback is None
 
 
-def test_a_layer_with_the_models_name_gets_a_map_in_full():
+def test_a_layer_with_the_models_name_is_another():
     up, down = loud(0)
     model = functional(lambda x: layers.Dense(3, name="a")(down(up(layers.Dense(8, name="b")(x)))), name="a")
     report = check(model, (X, Y), "mixed_float16")
-    assert report.fallback == {"a": "float32", "b": "mixed_float16", "loud_0": "float32", "quiet_0": "float32"}
+    assert report.fallback == {"/a": "mixed_float16", "loud_0": "float32", "quiet_0": "float32"}
     assert check(model, (X, Y), report.fallback).passed
+
+    model = functional(lambda x: layers.Dense(3)(loud(0)[1](layers.Rescaling(1e5, name="a")(x))), name="a")
+    report = check(model, (X, Y), "mixed_float16")
+    assert report.first_overflow == "a"
+    assert report.fallback is None  # no other layer is left
+
+    def body(x):
+        return layers.Dense(3)(loud(0)[1](layers.Rescaling(1e5, name="a")(layers.Dense(8, name="b")(x))))
+
+    report = check(functional(body, name="a"), (X, Y), "mixed_float16")
+    assert report.fallback == {"/a": "mixed_float16", "a": "float32", "quiet_0": "float32"}
+    assert apply(functional(body, name="a"), report.fallback).changed == {"b": "mixed_float16"}

@@ -4,8 +4,8 @@ import pytest
 
 from tfopt.errors import UnsupportedError
 from tfopt.precision import apply
-from tfopt.precision.float8 import quantized_clone
-from tfopt.precision.layers import layer_paths, present
+from tfopt.precision.float8 import quantized_clone, split_float8
+from tfopt.precision.layers import layer_paths, present, resolved
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(16, 3, 8)).astype("float32")
@@ -105,6 +105,12 @@ def test_a_saved_model_comes_back(tmp_path):
         keras.models.load_model(tmp_path / "stock.keras")
 
 
+def test_a_layer_that_a_path_takes_out_of_an_expression_is_not_quantized():
+    model = net()
+    assert apply(model, {"den.*": "float8", "dense": "mixed_bfloat16"}).changed == {"dense": "mixed_bfloat16"}
+    assert apply(model, {"den.*": "float8", "dense": "float32"}).changed == {"dense": "float32"}
+
+
 @pytest.mark.parametrize("back", ["float32", "mixed_bfloat16", {"dense": "float32"}])
 def test_it_cannot_be_taken_back(back):
     model = net()
@@ -148,13 +154,19 @@ def subclassed():
     return model
 
 
+def clone_of(model, policy="float8"):
+    base, layers = split_float8(model, policy)
+    return quantized_clone(model, resolved(model, base), layers)
+
+
 @pytest.mark.parametrize("make", [net, subclassed])
 def test_a_clone_is_quantized_and_the_model_is_not(make):
     model = make()
     apply(model, {"dense": "mixed_bfloat16"})
     before = policies(model)
-    clone = quantized_clone(model)
+    clone = clone_of(model)
     assert policies(model) == before
+    assert [*layer_paths(clone).values()] == [*layer_paths(model).values()]
     assert policies(clone)["dense"] == "float8_from_mixed_bfloat16"
     assert clone.compiled == model.compiled
     for layer in ("dense", "head"):
@@ -173,7 +185,34 @@ def test_a_model_that_cannot_be_copied():
     model = NoConfig(4)
     model(X)
     with pytest.raises(UnsupportedError, match="whose copy failed: no config"):
-        quantized_clone(model)
+        clone_of(model)
+
+
+class Fewer(Subclassed):
+    """Its config forgets a layer that was added."""
+
+    def get_config(self):
+        return {"units": self.units}
+
+
+class OwnLoss(keras.Sequential):
+    """Keras copies it as a Sequential, whose loss is another one."""
+
+    def compute_loss(self, *args, **kwargs):
+        return 2.0 * super().compute_loss(*args, **kwargs)
+
+
+def test_a_model_whose_copy_is_unlike():
+    model = Fewer(4)
+    model.extra = layers.ReLU(name="extra")
+    model(X)
+    with pytest.raises(
+        UnsupportedError, match=r"what 'fewer\w*' does, .*Found nothing in place of ReLU\. Give its class"
+    ):
+        clone_of(model)
+    model = OwnLoss([keras.Input((8,)), layers.Dense(4), layers.Dense(3)])
+    with pytest.raises(UnsupportedError, match=r"Found Sequential in place of OwnLoss\. .* let it extend keras\.Model"):
+        clone_of(model)
 
 
 def test_what_the_optimizer_was_told_beside_its_config_stays():

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, small_net, state
-from precision_nets import X, Y, functional
+from precision_nets import X, Y, cross_entropy, functional
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.precision import check
+from tfopt.precision import apply, check
 
 layers = keras.layers
 
@@ -24,6 +24,7 @@ def net(**options):
         ({"policy": {"bodi": "mixed_float16"}}, ValueError, "'bodi', which matches no layer. Did you mean 'body'"),
         ({"policy": {"body": "mixed_float15"}}, ValueError, "Received: 'mixed_float15'"),
         ({"policy": "float16"}, UnsupportedError, "Expected a policy that keeps weights in float32.*Use float32"),
+        *(({"policy": wrong}, TypeError, "Expected a dtype policy: a name") for wrong in (5, None, [], {"body": None})),
         ({"batches": 0}, ValueError, "Expected batches to be an integer of at least 1. Received: batches=0"),
         ({"batches": True}, ValueError, "Received: batches=True"),
         ({"batches": 1.5}, ValueError, r"Received: batches=1\.5"),
@@ -54,6 +55,8 @@ def test_models():
         ((X[:, :5], Y), ValueError, r"Received: \('float32 \(32, 5\)', 'int32 \(32,\)'\)\. Found: .*expected shape"),
         ((X, np.zeros((32, 2, 7), "float32")), ValueError, "Expected batches .* that the model and its loss take"),
         ((X,), ValueError, "Expected batches .* that the model and its loss take"),
+        ((X, Y.astype(str)), ValueError, r"Received: .*string.*\. Found: .*\. Pass what model\.fit takes"),
+        ((X[:0], Y[:0]), PipelineError, r"at least one example\. Found: .*\(0, 8\).*\. Check the dataset's source"),
         ((X, Y + 3), ValueError, r"Found: Received a label value of 5 which is outside .*Pass what model\.fit takes"),
     ],
 )
@@ -72,8 +75,16 @@ def test_a_batch_that_is_not_finite_is_no_matter_of_precision(value):
     dataset = tf.data.Dataset.from_tensors((X, Y)).concatenate(
         tf.data.Dataset.from_tensors((np.where(X > 2, value, X).astype("float32"), Y))
     )
-    with pytest.raises(PipelineError, match=r"NaN or infinity in batch 1; float32 already gives .* Clean the data"):
+    with pytest.raises(
+        PipelineError, match=r"NaN or infinity in x of batch 1; float32 already gives .* Clean the data"
+    ):
         check(net(), dataset)
+
+
+def test_a_sparse_batch_that_is_not_finite():
+    sparse = tf.sparse.from_dense(np.where(X > 2, np.nan, X))
+    with pytest.raises(PipelineError, match=r"NaN or infinity in x of batch 0; .* Clean the data"):
+        check(net(), (sparse, Y))
 
 
 def test_weights_that_are_not_finite():
@@ -118,5 +129,61 @@ def test_stock_keras_cannot_sum_an_activity_regularizer_with_another_loss():
         model.fit(X, Y, verbose=0)
     keras.config.set_dtype_policy("float32")
     body = layers.Dense(8, activity_regularizer="l1", name="body")
-    with pytest.raises(UnsupportedError, match="Found: Cannot convert a list"):
+    with pytest.raises(
+        UnsupportedError, match="Found: The loss that body adds is in 16 bits, which Keras does not sum"
+    ):
         check(functional(lambda x: layers.Dense(3)(body(x))), (X, Y), "mixed_float16")
+
+
+class Checked(layers.Layer):
+    def call(self, x):
+        return tf.debugging.check_numerics(x * 1e4 * 1e4, "too large") * 1e-4 * 1e-4
+
+
+def test_a_check_that_only_the_policy_fails_is_no_fault_of_the_data():
+    model = functional(lambda x: layers.Dense(3)(Checked()(layers.Dense(8)(x))))
+    before = state(model)
+    with pytest.raises(UnsupportedError, match=r"computes under mixed_float16\. Found: .*too large.*Leave the layers"):
+        check(model, (X, Y), "mixed_float16")
+    assert_same_state(before, state(model))
+    assert check(model, (X, Y), "mixed_bfloat16").passed
+
+
+def quantized():
+    model = net()
+    apply(model, "float8")
+    return model
+
+
+def pure():
+    keras.config.set_dtype_policy("bfloat16")
+    model = net()
+    keras.config.set_dtype_policy("float32")
+    return model
+
+
+@pytest.mark.parametrize("make", [quantized, pure])
+def test_a_model_that_cannot_compute_in_float32(make):
+    with pytest.raises(UnsupportedError, match=r"can compute in float32, .* Found 'net' with .*\. Check a model made"):
+        check(make(), (X, Y), {})
+
+
+def test_a_target_that_is_none():
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, {"a": layers.Dense(3, name="a")(inputs), "b": layers.Dense(1, name="b")(inputs)})
+    model.compile("adam", {"a": cross_entropy(), "b": None})
+    with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
+        model.fit(X, {"a": Y, "b": None}, verbose=0)  # Keras takes it
+    assert check(model, (X, {"a": Y, "b": None}), "mixed_float16").passed
+
+
+def test_a_loss_for_each_example_counts_with_its_mean():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+    model = net(loss=loss)
+    report = check(model, (X, Y), "mixed_float16")
+    assert report.passed, str(report)
+    assert report.reference_loss == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-4)
+    gradient = next(layer.weight_gradient for layer in report.layers if layer.path == "head")
+    whole = check(net(), (X, Y), "mixed_float16")
+    expected = next(layer.weight_gradient for layer in whole.layers if layer.path == "head")
+    assert gradient.norm == pytest.approx(len(X) * expected.norm, rel=1e-3)  # of the sum, as in training

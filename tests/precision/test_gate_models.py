@@ -178,6 +178,14 @@ class Unseeded(layers.Layer):
         return x + tf.random.normal(tf.shape(x), dtype=x.dtype)
 
 
+class Generated(layers.Layer):
+    def build(self, shape):
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def call(self, x):
+        return x + tf.cast(self.generator.normal(tf.shape(x)), x.dtype)
+
+
 class Counting(layers.Layer):
     def build(self, shape):
         self.count = tf.Variable(1.0)
@@ -188,7 +196,12 @@ class Counting(layers.Layer):
 
 
 @pytest.mark.parametrize(
-    ("layer", "note"), [(Unseeded, "other random numbers"), (Counting, "assigns to a tf.Variable")]
+    ("layer", "note"),
+    [
+        (Unseeded, "other random numbers"),
+        (Generated, "other random numbers"),
+        (Counting, "assigns to a tf.Variable"),
+    ],
 )
 def test_what_cannot_be_the_same_in_both_is_noted(layer, note):
     planted = layer()

@@ -22,7 +22,8 @@ def layer(path="a", **parts):
 def judged(*layers, policies=None, **arguments):
     arguments = {"heads": (), "softmaxes": (), "reference_loss": 1.0, "candidate_loss": 1.0} | arguments
     policies = policies or {x.path: HALF for x in layers}
-    return problems(Evidence(layers=layers, policies=policies, **arguments))
+    limit = drift_limit(policies.values())
+    return problems(Evidence(calls=layers, layers=layers, policies=policies, drift_limit=limit, **arguments))
 
 
 def test_nothing():

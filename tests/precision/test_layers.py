@@ -116,13 +116,17 @@ def test_layers_of_integers_and_constants_are_left_alone():
     [
         ("mixed_bfloat", r"Received: 'mixed_bfloat'\. Did you mean 'mixed_bfloat16'\?"),
         ({"d": "mixed"}, r"Received: 'mixed'"),
-        (16, r"Received: 16"),
-        (None, r"Received: None"),
         ({"both/.*": "float32", ".*lstm_cell": "mixed_float16"}, r"both match 'both/forward_lstm/lstm_cell'\. Name"),
     ],
 )
 def test_a_wrong_policy(policy, message):
     with pytest.raises(ValueError, match=message):
+        resolved(model(), policy)
+
+
+@pytest.mark.parametrize("policy", [16, None, {"d": None}])
+def test_neither_a_name_nor_a_policy(policy):
+    with pytest.raises(TypeError, match=r"Expected a dtype policy: a name .* Received: .*\. Take 'auto' for what"):
         resolved(model(), policy)
 
 

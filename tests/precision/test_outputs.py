@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from tfopt.errors import UnsupportedError
+from tfopt.precision import apply
 from tfopt.precision.outputs import output_layers
 
 layers = keras.layers
@@ -84,6 +85,8 @@ class Subclassed(keras.Model):
         (lambda: Block(name="block"), {"norm"}),
         (lambda: Weighted(name="block"), {"block", "inner", "norm"}),
         (lambda: keras.Sequential([dense("a"), dense("b")]), {"b"}),
+        # It puts out the very tensor that it takes in.
+        (lambda: keras.Sequential([dense("a"), layers.Identity(name="same")]), {"a", "same"}),
     ],
 )
 def test_of_a_subclassed_model(make, names):
@@ -96,6 +99,13 @@ def test_of_a_subclassed_model(make, names):
     assert [layer.__dict__.get("call") for layer in model._flatten_layers()] == calls
     assert [variable.numpy().tobytes() for variable in model.variables] == weights
     assert found(functional(model)) == names
+
+
+def test_of_a_quantized_head():
+    model = Subclassed(dense("head"))
+    model(X)
+    apply(model, {"head": "float8"})
+    assert found(model) == {"head"}
 
 
 class Ids(keras.Model):

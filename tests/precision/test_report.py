@@ -42,7 +42,7 @@ def test_a_report_that_passes():
     assert str(PASSED).splitlines() == [
         "mixed_float16 passes: the loss differs by 0.5 % from float32's.",
         "Note: A note.",
-        "  layer  class  policy         error  of it own  gradients  overflow  lost gradient",
+        "  layer  class  policy         error  own error  gradients  overflow  lost gradient",
         "  first  Dense  mixed_float16  0.2 %    0.173 %      0.1 %       0 %            0 %",
     ]
 

@@ -212,6 +212,28 @@ def test_unscaled_by_choice_stays_so(under, tmp_path, copied):
         loaded.fit(X, Y, verbose=0)
 
 
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnCall(keras.Sequential):
+    def call(self, inputs, **options):
+        return 2 * super().call(inputs, **options)
+
+
+@pytest.mark.parametrize("kind", [keras.Sequential, OwnStep, OwnCall, Attended])
+def test_what_only_holds_layers_computes_nothing(under, kind):
+    under("mixed_float16")
+    model = kind() if kind is Attended else kind([keras.Input((4,)), keras.layers.Dense(1)])
+    under("float32")
+    outer = keras.Sequential([keras.Input((4,)), model])
+    found = {type(layer) for layer in repairs.computing_layers(outer)}
+    assert {keras.layers.InputLayer, keras.Sequential}.isdisjoint(found)
+    assert (kind in found) == (kind in (OwnCall, Attended))
+    assert keras.layers.Dense in found
+
+
 class Late(keras.layers.Layer):
     """A float32 layer that makes a float16 one when it is built."""
 

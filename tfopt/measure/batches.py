@@ -102,4 +102,6 @@ def not_finite_parts(batch: Any) -> list[str]:
 
 
 def _is_finite(tensor: Any) -> bool:
-    return not tensor.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(tensor)))
+    if tensor is None or not tensor.dtype.is_floating:  # fit takes targets with None for outputs without a loss
+        return True
+    return bool(tf.reduce_all(tf.math.is_finite(tensor)))

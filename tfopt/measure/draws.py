@@ -5,15 +5,17 @@ from contextlib import contextmanager
 
 import keras
 
+from tfopt.measure.keras_own import is_keras_own
+
 
 @contextmanager
 def without_dropout(model: keras.Model) -> Iterator[None]:
-    """Takes the random draws out of Keras' layers: XLA draws other numbers from the same seed.
+    """Takes the random draws out of Keras' layers: XLA, and another dtype, draw other numbers from the same seed.
 
     Either dropout mask is right, but two trainings that differ in their masks cannot be compared.
     """
     # Keras' own layers only: what a rate of 0 does to another is not known.
-    layers = [layer for layer in model._flatten_layers() if type(layer).__module__.startswith("keras.")]
+    layers = [layer for layer in model._flatten_layers() if is_keras_own(layer)]
     names = ("rate", "dropout", "recurrent_dropout", "stddev")
     seeded = [layer for layer in layers if hasattr(layer, "seed_generator")]
     rates = [(layer, name, getattr(layer, name)) for layer in seeded for name in names if hasattr(layer, name)]

@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfopt.precision.alignment_report import AlignmentReport, Miss, Remark
-from tfopt.precision.matrix_products import Dimension, Products, calls, products
+from tfopt.precision.layer_calls import calls
+from tfopt.precision.matrix_products import Dimension, Products, products
 
 # NVIDIA, "Matrix Multiplication Background User's Guide", Tensor Core Requirements: M, N and K should be multiples of
 # 16 bytes, and are most efficient at multiples of 128 bytes on an A100. "Transformer Engine" wants 16 for FP8 as well.
@@ -98,6 +99,8 @@ def _check(model: keras.Model, batch_size: int) -> None:
         raise TypeError(f"Expected batch_size to be an integer. Received: {batch_size!r}. Give the examples in a step.")
     if batch_size < 1:
         raise ValueError(f"Expected batch_size to be at least 1. Received: {batch_size}. Give the examples in a step.")
+    if isinstance(model, keras.Sequential) and not model.layers:
+        raise ValueError(f"Expected a model with layers. Received: {model.name!r}, which has none. Add them first.")
     if not model.built:
         raise ValueError(
             f"Expected a built model. Received: {model.name!r}, whose layers have no shapes yet. "

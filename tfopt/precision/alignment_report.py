@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tfopt.text import aligned, listed
+
 _NAMES_LISTED = 3
 _RULES = (
     "Multiples after NVIDIA's Matrix Multiplication Background User's Guide, for compute capability 8.0 and later\n"
@@ -53,7 +55,7 @@ class Remark:
     layers: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.reason}: {_listed(self.layers)}."
+        return f"{self.reason}: {listed(self.layers, _NAMES_LISTED)}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,33 +95,15 @@ class AlignmentReport:
         return "\n".join([*lines, _RULES])
 
 
-def _listed(names: tuple[str, ...]) -> str:
-    more = len(names) - _NAMES_LISTED
-    return ", ".join(names[:_NAMES_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
 def _table(misses: Iterable[Miss]) -> list[str]:
     head = ("layers", "dimension", "multiple", "size", "next", "padding", "of all", "A100 best")
-    rows = [head, *map(_row, misses)]
-    if len(rows) == 1:
-        return []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = 3  # columns of text, then of numbers
-    return [
-        "  "
-        + "  ".join(
-            [
-                *(f"{cell:<{width}}" for cell, width in zip(row[:texts], widths[:texts], strict=True)),
-                *(f"{cell:>{width}}" for cell, width in zip(row[texts:], widths[texts:], strict=True)),
-            ]
-        )
-        for row in rows
-    ]
+    rows = [*map(_row, misses)]
+    return aligned([head, *rows], texts=3) if rows else []
 
 
 def _row(miss: Miss) -> tuple[str, ...]:
     return (
-        miss.layers[0] + (f" and {len(miss.layers) - 1} more" if len(miss.layers) > 1 else ""),
+        listed(miss.layers, 1),
         miss.dimension,
         f"{miss.multiple} ({miss.dtype})",
         f"{miss.size:,}",

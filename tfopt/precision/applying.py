@@ -12,7 +12,8 @@ from keras.src.models.functional import Functional
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
-from tfopt.precision.float8 import made_anew, quantize, split
+from tfopt.measure.keras_own import is_keras_own
+from tfopt.precision.float8 import made_anew, quantize, split_float8
 from tfopt.precision.layers import Policy, layer_paths, present, resolved, set_policies
 from tfopt.precision.loss_scaling import scale_loss, unscale_loss
 
@@ -66,24 +67,40 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
     products. It adds weights (scales and histories of the largest values), for which the optimizer is made anew with
     the state that it had, and cannot be taken back.
 
-    Functions of your own that were traced before go on as they were.
+    One policy goes to every layer that computes in floating point, except those that make the model's outputs: they
+    stay in float32, since a softmax or logits in 16 bits saturate the loss in silence. A mapping names layers:
+
+    - by path ("encoder/attention/query", names from the model down), by Keras' own `layer.path`, by name ("query"),
+      or by a regular expression that matches a whole path ("encoder/.*"); a path goes before a name, a name before
+      an expression;
+    - a layer that holds others (a nested model, attention, an RNN) hands its policy down to those not named
+      themselves; a layer that is not named, nor inside one that is, keeps the policy that it has (in a
+      `DTypePolicyMap`: gets the map's default);
+    - layers that make outputs change only where a path or a name, not an expression, names them.
+
+    Layers of integers and text, inputs, and `Normalization` (whose constants are kept in the dtype it was built in)
+    are left alone. Functions of your own that were traced before go on as they were.
 
     Args:
-        model: A Keras model, compiled or not, fitted or not.
+        model: A Keras model, compiled or not, fitted or not; built or not. Of a subclassed model the outputs are known
+            once it was called on data.
         policy: A name ("float32", "mixed_bfloat16", "mixed_float16", "auto" for what `recommend()` names) or a Keras
-            policy for all layers but those that make the outputs, or a mapping of layers to policies: see
-            `tfopt.precision.resolved`. Also "float8", with the other layers as they are, and
-            "float8_from_mixed_bfloat16", with the others in mixed_bfloat16.
+            policy for the whole model, or a mapping of layers to either. Also "float8", with the other layers as they
+            are, and "float8_from_mixed_bfloat16", with the others in mixed_bfloat16.
 
     Returns:
         Which layers changed, and whether the loss is scaled.
 
     Raises:
-        TypeError: `model` is no Keras model, or a key of the mapping is no text.
-        ValueError, tfopt.errors.UnsupportedError: As for `resolved`; the model is then unchanged. Also where Keras'
-            functions that the loss-scaling repairs replace are not known, where another compiled model outside has
-            some of the layers, where float16 finds optimizers beside `model.optimizer` that do not scale the loss, and
-            where float8 finds an optimizer that its config cannot make anew.
+        TypeError: `model` is no Keras model, a policy neither a name nor a Keras policy, or a key of the mapping no
+            text.
+        ValueError: An unknown policy, a key that no layer has or that names one of those left alone, a layer that
+            several expressions match, or a model without layers. The model is then unchanged, as after the next.
+        tfopt.errors.UnsupportedError: A built layer keeps its weights in another dtype than the policy asks for, a
+            layer is quantized, the layers that make the outputs cannot be found, Keras' functions that the
+            loss-scaling repairs replace are not known, or another compiled model outside has some of the layers. Also
+            where float16 finds optimizers beside `model.optimizer` that do not scale the loss, and float8 an optimizer
+            that its config cannot make anew.
 
     Example:
         >>> print(tfopt.precision.apply(model, "mixed_float16"))
@@ -92,13 +109,14 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"Expected a keras.Model. Received: {model!r}. Apply policies to one model at a time.")
-    base, quantized = split(model, policy)
+    base, quantized = split_float8(model, policy)
     policies = resolved(model, base)
     paths = layer_paths(model)
     before = {layer: present(layer) for layer in paths}
     _check_other_models(paths, {*quantized, *(x for x, wanted in policies.items() if wanted != before[x])})
     optimizer = made_anew(model) if quantized else None
-    if any(wanted.compute_dtype == "float16" for wanted in policies.values()):
+    computing = repairs.computing_layers(model)
+    if any(policies[layer].compute_dtype == "float16" for layer in computing if layer in policies):
         _check_other_optimizers(paths)
         repairs.install(*repairs.FLOAT16)
     set_policies(policies)
@@ -108,8 +126,6 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
     for trained in [layer for layer in paths if isinstance(layer, keras.Model)]:
         _scale_or_not(trained)  # one inside may be compiled, too
         _renew_functions(trained)
-    # A Functional or Sequential model has a policy too, but computes nothing itself.
-    computing = [layer for layer in paths if not isinstance(layer, (Functional, keras.Sequential))]
     changed = {paths[layer]: present(layer).name for layer in computing if present(layer) != before[layer]}
     return Applied(changed, scaled, tuple(paths[layer] for layer in _unsaved(model)))
 
@@ -156,8 +172,7 @@ def _renew_functions(model: keras.Model) -> None:
     """Lets a model trace anew, also inside of `fit`, which calls the function that the model has at each step."""
     for kind in ("train", "test", "predict"):
         if getattr(model, f"{kind}_function") is not None:
-            setattr(model, f"{kind}_function", None)
-            getattr(model, f"make_{kind}_function")()
+            getattr(model, f"make_{kind}_function")(force=True)
 
 
 def _scale_or_not(model: keras.Model) -> bool | None:
@@ -175,7 +190,7 @@ def _keep_in_config(model: keras.Model) -> None:
     Such a layer makes its inner ones anew when it is loaded, and asks its DTypePolicyMap for each by its path.
     """
     for outer in model._flatten_layers():
-        if isinstance(outer, keras.Model) or not outer._layers or not _is_keras_own(outer):
+        if isinstance(outer, keras.Model) or not outer._layers or not is_keras_own(outer):
             continue
         default = present(outer)
         others = {
@@ -203,7 +218,7 @@ def _unsaved(model: keras.Model) -> list[keras.Layer]:
     found = []
 
     def walk(outer: keras.Layer, users: bool) -> None:
-        users = users or not (_is_keras_own(outer) or isinstance(outer, Functional))
+        users = users or not (is_keras_own(outer) or isinstance(outer, Functional))
         for inner in outer._flatten_layers(include_self=False, recursive=False):
             policy = present(inner)
             # The user's code makes it anew, under the global policy.
@@ -218,7 +233,3 @@ def _unsaved(model: keras.Model) -> list[keras.Layer]:
 
     walk(model, False)
     return found
-
-
-def _is_keras_own(layer: keras.Layer) -> bool:
-    return type(layer).__module__.startswith("keras.")

@@ -1,34 +1,30 @@
 """A policy compared with float32 on a few batches, and the report of it."""
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.measure import preserved
 from tfopt.measure.draws import without_dropout
-from tfopt.precision.deviation import not_finite, summed_up
-from tfopt.precision.float8 import quantized_clone, split
-from tfopt.precision.judging import Evidence, cancelled, first_overflow, problems
-from tfopt.precision.layers import Policy, asked_for, layer_paths, present, resolved
-from tfopt.precision.loss_scaling import scale_loss
+from tfopt.precision.deviation import Deviation, not_finite, summed_up
+from tfopt.precision.judging import Evidence, cancelled, drift_limit, first_overflow, problems
+from tfopt.precision.layers import Policy, layer_paths, present
 from tfopt.precision.outputs import output_layers
+from tfopt.precision.policy_names import is_16_bit
 from tfopt.precision.probing import Measured, Probe, Row, Side
 from tfopt.precision.report import LayerPrecision, PrecisionReport
+from tfopt.precision.sides import candidate_side, described, exact_side, refusal, refusing
 from tfopt.precision.tf32 import tf32
+from tfopt.repairs import computing_layers
 
 # Keras' LossScaleOptimizer starts there.
 _INITIAL_SCALE = 2.0**15
-_16_BIT = ("float16", "bfloat16")
-# A float8 layer takes its scales from the steps before: the first one has none, the second the first one's.
-_FLOAT8_STEPS = 3
 
 
 class Compared(NamedTuple):
@@ -47,96 +43,55 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
     """Computes batches in float32 and under a policy, and judges the difference; the model comes back as it was.
 
     Raises:
-        ValueError, tfopt.errors.UnsupportedError: The policy is unknown, or the model does not compute under it.
+        TypeError, ValueError, tfopt.errors.UnsupportedError: The policy is unknown, or the model does not compute under
+            it, or not in float32.
         NotFiniteError: Float32 is not finite.
+        tf.errors.OpError: Float32 cannot be computed for these batches.
     """
-    exact = Side(model, resolved(model, "float32"))
-    with without_dropout(model), tf32(False), _candidate(model, batches, policy) as candidate:
+    exact = exact_side(model)
+    try:
+        return _compared(exact, batches, policy)
+    except tf.errors.ResourceExhaustedError:
+        raise
+    except tf.errors.OpError as error:
+        alone = Probe(exact, exact, batches[0])
+        with preserved(model, also=alone.variables):
+            for batch in batches:
+                alone(batch, 1.0)  # where this raises too, it is no matter of the policy
+        raise refusal(policy, error) from error
+
+
+def _compared(exact: Side, batches: Sequence[Any], policy: Policy) -> Compared:
+    model = exact.model
+    with without_dropout(model), tf32(False), candidate_side(model, batches, policy) as candidate:
         paths = layer_paths(candidate.model)
         policies = {path: candidate.policies.get(layer, present(layer)) for layer, path in paths.items()}
-        probe = _probe(exact, candidate, batches[0], policy)
+        computing = [policies[paths[layer]] for layer in computing_layers(candidate.model)]
+        with refusing(policy):
+            probe = Probe(exact, candidate, batches[0])
         with preserved(model, also=probe.variables):
-            measured, scale = _measured(probe, batches, _first_scale(model, policies))
+            measured, scale = _measured(probe, batches, _first_scale(model, computing))
         heads = _heads(candidate, policies) if probe.has_16_bit_output else ()
-        layers, softmaxes = _layers(
-            probe.rows, measured, {path: type(x).__name__ for x, path in paths.items()}, policies
-        )
+    kinds = {path: type(layer).__name__ for layer, path in paths.items()}
+    calls = _deviations(probe.rows, measured, lambda row: (row.path, row.call))
+    layers = _deviations(probe.rows, measured, lambda row: (row.path, 0))
+    softmaxes = [path for (path, _), found in layers.items() if _is_equal(found.get("answer"))]
     evidence = Evidence(
-        layers=layers,
+        calls=_figures(calls, kinds, policies),
+        layers=_figures(layers, kinds, policies),
         policies=policies,
         heads=heads,
         softmaxes=tuple(path for path in softmaxes if path not in heads),
         reference_loss=float(np.mean([one.reference_loss for one in measured])),
         candidate_loss=float(np.mean([one.candidate_loss for one in measured])),
+        drift_limit=drift_limit(computing),
     )
-    return _judged(evidence, _notes(model, probe, layers), described(policy), scale, len(batches))
+    return _judged(evidence, _notes(model, probe, evidence.layers), described(policy), scale, len(batches))
 
 
-def described(policy: Policy) -> str:
-    """A policy in words."""
-    if not isinstance(policy, Mapping):
-        return policy if isinstance(policy, str) else str(policy.name)
-    names = sorted({value if isinstance(value, str) else str(value.name) for value in map(policy.__getitem__, policy)})
-    return f"a policy for each layer ({', '.join(names)})" if names else "the model as it stands"
-
-
-def essence(error: BaseException) -> str:
-    """What an error of Keras or TensorFlow says, without the colours, arguments and places in it."""
-    where = ("Graph execution error", "Detected at node", "File ", "Stack trace", "[[{{node")
-    text = re.sub(r"\x1b\[\d*m", "", str(error).split("Arguments received")[0])
-    said = " ".join(line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(where))
-    return said.replace("Exception encountered when calling ", "in ").strip(" .") or type(error).__name__
-
-
-@contextmanager
-def _candidate(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Iterator[Side]:
-    """The model under the policy; where it asks for float8, which cannot be taken back, a clone."""
-    base, quantized = split(model, policy)
-    policies = resolved(model, base)  # refuses what cannot be, before a clone is made
-    if not quantized:
-        yield Side(model, policies | _standing_heads(model, base, policies))
-        return
-    with preserved(model):  # a clone's training may advance the seed that all models share
-        clone = quantized_clone(model, policy)
-        with without_dropout(clone):
-            _settle(clone, batches)
-            yield Side(clone, {})
-
-
-def _standing_heads(
-    model: keras.Model, policy: Policy, policies: Mapping[keras.Layer, keras.DTypePolicy]
-) -> dict[keras.Layer, keras.DTypePolicy]:
-    """Layers that make outputs in 16 bits now and that only `apply` would take to float32: to be seen, not mended."""
-    asked, _ = asked_for(model, policy, layer_paths(model))
-    changed = [layer for layer, its in policies.items() if its.compute_dtype != asked[layer].compute_dtype]
-    return {layer: asked[layer] for layer in changed if present(layer).compute_dtype in _16_BIT}
-
-
-def _settle(clone: keras.Model, batches: Sequence[Any]) -> None:
-    """Trains a quantized clone until its scales fit, and puts back its weights."""
-    kept = [variable for variable in clone.variables if not getattr(variable, "overwrite_with_gradient", False)]
-    values = [variable.numpy() for variable in kept]
-    if any(present(layer).compute_dtype == "float16" for layer in clone._flatten_layers()):
-        scale_loss(clone)  # the gradients that it sees later are scaled, too
-    for batch in islice(cycle(batches), max(_FLOAT8_STEPS, len(batches))):
-        clone.train_on_batch(*keras.utils.unpack_x_y_sample_weight(batch))
-    for variable, value in zip(kept, values, strict=True):
-        variable.assign(value)
-
-
-def _probe(exact: Side, candidate: Side, batch: Any, policy: Policy) -> Probe:
-    try:
-        return Probe(exact, candidate, batch)
-    except Exception as error:  # whatever the user's layers raise on tensors of this dtype
-        raise UnsupportedError(
-            f"Expected a model that computes under {described(policy)}. Found: {essence(error)}. Leave the layers "
-            'concerned out of a policy for each layer, such as {"encoder/.*": "mixed_bfloat16"}.'
-        ) from error
-
-
-def _first_scale(model: keras.Model, policies: Mapping[str, keras.DTypePolicy]) -> float:
-    """What training would multiply the loss by."""
-    if all(policy.compute_dtype != "float16" for policy in policies.values()):
+def _first_scale(model: keras.Model, computing: Iterable[keras.DTypePolicy]) -> float:
+    """What training would multiply the loss by, under the policies of what computes."""
+    if all(policy.compute_dtype != "float16" for policy in computing):
         return 1.0
     optimizer = model.optimizer
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -160,26 +115,38 @@ def _measured(probe: Probe, batches: Sequence[Any], scale: float) -> tuple[list[
     return measured, scale
 
 
-def _layers(
-    rows: Sequence[Row],
-    measured: Sequence[Measured],
+def _deviations(
+    rows: Sequence[Row], measured: Sequence[Measured], of: Callable[[Row], tuple[str, int]]
+) -> dict[tuple[str, int], dict[str, Deviation]]:
+    """The deviation of each role, of the rows that `of` says the same of as one."""
+    places: dict[tuple[tuple[str, int], str], list[int]] = {}
+    for place, row in enumerate(rows):
+        places.setdefault((of(row), row.role), []).append(place)
+    found: dict[tuple[str, int], dict[str, Deviation]] = {}
+    for (what, role), where in places.items():
+        found.setdefault(what, {})[role] = summed_up([one.moments[where] for one in measured])
+    return found
+
+
+def _figures(
+    found: Mapping[tuple[str, int], Mapping[str, Any]],
     kinds: Mapping[str, str],
     policies: Mapping[str, keras.DTypePolicy],
-) -> tuple[tuple[LayerPrecision, ...], tuple[str, ...]]:
-    """A layer for each path, in the order of the rows; and the softmaxes that are the model's answer."""
-    places: dict[Row, list[int]] = {}
-    for place, row in enumerate(rows):
-        places.setdefault(row, []).append(place)
-    parts: dict[str, dict[str, Any]] = {}
-    for row, where in places.items():
-        parts.setdefault(row.path, {})[row.role] = summed_up([one.moments[where] for one in measured])
-    answers = {path: found.pop("answer") for path, found in parts.items() if "answer" in found}
-    softmaxes = tuple(path for path, part in answers.items() if part.norm and not part.error and not part.overflow)
-    layers = tuple(
-        LayerPrecision(path=path, kind=kinds[path], policy=policies[path].name, **found)
-        for path, found in parts.items()
+) -> tuple[LayerPrecision, ...]:
+    return tuple(
+        LayerPrecision(
+            path=path,
+            kind=kinds[path],
+            policy=policies[path].name,
+            **{role: part for role, part in parts.items() if role != "answer"},
+        )
+        for (path, _), parts in found.items()
     )
-    return layers, softmaxes
+
+
+def _is_equal(answer: Deviation | None) -> bool:
+    """Whether a softmax is the model's answer: the same values."""
+    return bool(answer and answer.norm and not answer.error and not answer.overflow)
 
 
 def _heads(candidate: Side, policies: Mapping[str, keras.DTypePolicy]) -> tuple[str, ...]:
@@ -189,9 +156,9 @@ def _heads(candidate: Side, policies: Mapping[str, keras.DTypePolicy]) -> tuple[
         making = output_layers(candidate.model)
     except UnsupportedError:
         making = frozenset()
-    found = [path for x, path in paths.items() if x in making and policies[path].compute_dtype in _16_BIT]
+    found = [path for x, path in paths.items() if x in making and is_16_bit(policies[path])]
     outermost = [path for path in found if path.rpartition("/")[0] not in found]
-    return tuple(outermost) or (candidate.model.name,)
+    return tuple(outermost) or (paths[candidate.model],)
 
 
 def _notes(model: keras.Model, probe: Probe, layers: Sequence[LayerPrecision]) -> Iterator[str]:
@@ -214,14 +181,14 @@ def _notes(model: keras.Model, probe: Probe, layers: Sequence[LayerPrecision]) -
 
 
 def _judged(evidence: Evidence, notes: Iterator[str], policy: str, scale: float, batches: int) -> Compared:
-    found = problems(evidence)
+    found, root = problems(evidence), first_overflow(evidence.calls)
     blamed = {path for problem in found for path in problem.blamed}
     report = PrecisionReport(
         policy=policy,
         problems=tuple(problem.sentence for problem in found),
         notes=tuple(notes),
         layers=tuple(replace(layer, blamed=layer.path in blamed) for layer in evidence.layers),
-        first_overflow=first_overflow(evidence.layers),
+        first_overflow=root.path if root else None,
         fallback=None if found else {},
         reference_loss=evidence.reference_loss,
         candidate_loss=evidence.candidate_loss,

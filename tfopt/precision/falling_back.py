@@ -7,8 +7,9 @@ import keras
 
 from tfopt.errors import UnsupportedError
 from tfopt.precision.comparing import Compared, compare
-from tfopt.precision.float8 import split
+from tfopt.precision.float8 import split_float8
 from tfopt.precision.layers import Policy, layer_paths, resolved
+from tfopt.precision.policy_names import name_of
 
 _ROUNDS = 6
 
@@ -34,7 +35,7 @@ def fallback(model: keras.Model, batches: Sequence[Any], policy: Policy, failed:
     compared, back = failed, _taken_back(failed, units, set())
     for _ in range(_ROUNDS):
         attempt = asked | dict.fromkeys(back & floating, "float32")
-        if all(name == "float32" for path, name in attempt.items() if path != model.name):
+        if all(name == "float32" for path, name in attempt.items() if path != paths[model]):
             return None
         try:
             compared = compare(model, batches, attempt)
@@ -69,17 +70,13 @@ def _inside(outer: str, paths: Iterable[str]) -> list[str]:
 
 def _short(model: keras.Model, policy: Policy, full: Mapping[str, str], back: Iterable[str]) -> dict[str, str]:
     """A full map as exceptions to the policy it began with, where that says the same."""
-    named = policy if isinstance(policy, Mapping) else {model.name: policy}
-    given = {key: _name(named[key]) for key in named}
+    named = policy if isinstance(policy, Mapping) else {layer_paths(model)[model]: policy}
+    given = {key: name_of(named[key]) for key in named}
     back = set(back)
     short = given | {path: "float32" for path in sorted(back) if path.rpartition("/")[0] not in back}
     return short if _assigned(model, short) == _assigned(model, full) else dict(full)
 
 
 def _assigned(model: keras.Model, policy: Policy) -> tuple[dict[keras.Layer, keras.DTypePolicy], set[keras.Layer]]:
-    base, quantized = split(model, policy)
+    base, quantized = split_float8(model, policy)
     return resolved(model, base), set(quantized)
-
-
-def _name(policy: str | keras.DTypePolicy) -> str:
-    return policy if isinstance(policy, str) else str(policy.name)

@@ -1,17 +1,21 @@
 """Dense and EinsumDense layers that train with 8-bit floating-point matrix products."""
 
+import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
+from typing import Any
 
 import keras
 
 from tfopt.errors import UnsupportedError
-from tfopt.precision.layers import Policy, as_policy, asked_for, layer_paths, present, resolved, set_policies
+from tfopt.precision.layers import Policy, asked_for, layer_paths, present, set_policies
 from tfopt.precision.loss_scaling import set_optimizer
 from tfopt.precision.outputs import output_layers
+from tfopt.precision.policy_names import as_policy, name_of
 
 
-def split(model: keras.Model, policy: Policy) -> tuple[Policy, list[keras.Layer]]:
+def split_float8(model: keras.Model, policy: Policy) -> tuple[Policy, list[keras.Layer]]:
     """Takes float8 out of a policy.
 
     Args:
@@ -27,17 +31,16 @@ def split(model: keras.Model, policy: Policy) -> tuple[Policy, list[keras.Layer]
         ValueError: No such layer is left, or one is not built.
     """
     if isinstance(policy, Mapping) and not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
-        sources = {key: _source(value) for key, value in policy.items()}
-        base: Policy = {key: source for key, source in sources.items() if source is not None}
+        sources = {key: _without_float8(value) for key, value in policy.items()}
+        base: Policy = {key: source for key, source in sources.items() if source != {}}
         marked = {key: _FLOAT8 if _is_float8(value) else as_policy(value) for key, value in policy.items()}
         asked, exact = asked_for(model, marked, layer_paths(model))
         wanted = {layer for layer, its in asked.items() if its is _FLOAT8}
     else:
-        source = _source(policy)
-        base, exact = ({} if source is None else source), set()
+        base, exact = _without_float8(policy), set()
         wanted = set(model._flatten_layers()) if _is_float8(policy) else set()
     if not wanted:
-        return policy, []
+        return base, []
     kept = output_layers(model) - exact
     # The scales move with the gradients: a layer that does not train would keep 1.
     layers = [x for x in layer_paths(model) if x in wanted - kept and type(x) in _CLASSES and x.trainable]
@@ -78,48 +81,68 @@ def made_anew(model: keras.Model) -> keras.optimizers.Optimizer | None:
         ) from error
 
 
-def quantized_clone(model: keras.Model, policy: Policy = "float8") -> keras.Model:
+def quantized_clone(
+    model: keras.Model, policies: Mapping[keras.Layer, keras.DTypePolicy], layers: Iterable[keras.Layer]
+) -> keras.Model:
     """A copy of a model with the same weights and loss, quantized to float8; its optimizer is a plain SGD.
 
     For measurement: the model itself stays as it is.
 
     Args:
         model: Functional or Sequential, or subclassed with a `get_config` that makes it anew; built.
-        policy: As for `split`.
+        policies: What layers of the model get in the copy; the others keep their own.
+        layers: Those of the model to quantize in the copy, as `split_float8` gives them.
 
     Returns:
         The copy, with layers of the same names and paths.
 
     Raises:
-        ValueError: As for `split`.
-        tfopt.errors.UnsupportedError: The model's class cannot make a copy of itself.
+        tfopt.errors.UnsupportedError: The model's class cannot make a copy of itself, or makes an unlike one.
     """
-    clone = _clone(model)
-    base, layers = split(clone, policy)
-    set_policies(resolved(clone, base))
-    quantize(clone, layers)
+    copies = _copies(model)
+    clone: keras.Model = copies[model]
+    set_policies({copy: policies.get(layer, present(layer)) for layer, copy in copies.items()})
+    quantize(clone, [copies[layer] for layer in layers])
     if model.compiled:
         options = model._compile_config.config
-        # Metrics are left out: the copy would count into the model's own.
-        clone.compile("sgd", options["loss"], loss_weights=options["loss_weights"], run_eagerly=model.run_eagerly)
+        # Keras' own compile: the class's may take anything. The copy would count into the metrics of the model.
+        keras.Model.compile(clone, "sgd", options["loss"], loss_weights=options["loss_weights"])
     return clone
 
 
-def _clone(model: keras.Model) -> keras.Model:
+def _copies(model: keras.Model) -> dict[keras.Layer, keras.Layer]:
+    """Each layer of a model and its copy of the same name and weights, the model itself first."""
+    seeds = random.getstate()  # Keras draws those of the copy's initializers there
     try:
         clone = keras.models.clone_model(model)
         if not clone.built:
             clone.build_from_config(model.get_build_config())
-        # A class of the user's makes its layers under the global policy.
-        policies = {path: present(layer) for layer, path in layer_paths(model).items()}
-        set_policies({layer: policies[path] for layer, path in layer_paths(clone).items() if path in policies})
         clone.set_weights(model.get_weights())
     except Exception as error:  # whatever the user's class raises
         raise UnsupportedError(
             f"Expected a model that can be copied, to quantize the copy. Found {model.name!r}, whose copy failed: "
             f"{error}. Give its class a get_config that makes it anew, layers included."
         ) from error
-    return clone
+    finally:
+        random.setstate(seeds)
+    # In their order, as set_weights takes them: layers without a name= get another one in each copy.
+    pairs = list(zip_longest(layer_paths(model), layer_paths(clone)))
+    unlike = next((pair for pair in pairs if not _compute_alike(*pair)), None)
+    if unlike:
+        had, found = ("nothing" if x is None else type(x).__name__ for x in unlike)
+        raise UnsupportedError(
+            f"Expected a copy that computes what {model.name!r} does, to quantize it. Found {found} in place of {had}. "
+            "Give its class a get_config that makes it anew, layers included; let it extend keras.Model, not "
+            "keras.Sequential, of which Keras copies no more than the layers."
+        )
+    for layer, copy in pairs:
+        copy.name = layer.name
+    return dict(pairs)
+
+
+def _compute_alike(one: keras.Layer | None, other: keras.Layer | None) -> bool:
+    methods = [[getattr(type(x), name, None) for name in ("call", "compute_loss")] for x in (one, other)]
+    return one is not None and other is not None and methods[0] == methods[1]
 
 
 def _take_over(model: keras.Model, new: keras.optimizers.Optimizer) -> None:
@@ -174,16 +197,13 @@ _CLASSES = (keras.layers.Dense, keras.layers.EinsumDense)
 _FLOAT8 = keras.dtype_policies.QuantizedFloat8DTypePolicy("float8", "float32")
 
 
-def _name(policy: object) -> str:
-    return policy.name if isinstance(policy, keras.DTypePolicy) else str(policy)
-
-
 def _is_float8(policy: object) -> bool:
-    return _name(policy).split("_from_")[0] == "float8"
+    return name_of(policy).split("_from_")[0] == "float8"
 
 
-def _source(policy: object) -> object:
-    """What a policy is without float8; None for "float8" alone."""
-    return (
-        (None if _name(policy) == "float8" else _name(policy).partition("_from_")[2]) if _is_float8(policy) else policy
-    )
+def _without_float8(policy: Any) -> Any:
+    """What a policy is without float8; {}, which leaves layers as they are, for "float8" alone."""
+    if not _is_float8(policy):
+        return policy
+    _, given, source = name_of(policy).partition("_from_")
+    return source if given else {}

@@ -6,17 +6,18 @@ from numbers import Integral
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import PipelineError
+from tfopt.errors import PipelineError, essence
 from tfopt.measure import one_batch
-from tfopt.measure.batches import as_dataset
-from tfopt.precision.comparing import NotFiniteError, compare, essence
+from tfopt.measure.batches import as_dataset, not_finite_parts
+from tfopt.measure.models import require_compiled
+from tfopt.precision.comparing import NotFiniteError, compare
 from tfopt.precision.falling_back import fallback
 from tfopt.precision.layers import Policy, layer_paths
 from tfopt.precision.probing import forward
 from tfopt.precision.report import PrecisionReport
+from tfopt.text import listed
 
 
 def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, batches: int = 3) -> PrecisionReport:
@@ -47,11 +48,13 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
         The verdict, with the figures of each layer and a `fallback` where it did not pass.
 
     Raises:
-        TypeError: `model` is no Keras model, or `data` neither a dataset nor a batch.
+        TypeError: `model` is no Keras model, `data` neither a dataset nor a batch, or a policy none.
         ValueError: The model is not compiled, has no layers that compute in floating point, or is not finite in float32
             already; batches that it does not take; an unknown policy or layer; `batches` below 1.
-        tfopt.errors.PipelineError: The dataset is empty, or a batch holds values that are not finite.
-        tfopt.errors.UnsupportedError: The model cannot be put under the policy, or does not compute under it.
+        tfopt.errors.PipelineError: The dataset or its first batch is empty, or a batch holds values that are not
+            finite.
+        tfopt.errors.UnsupportedError: The model cannot be put under the policy, or does not compute under it; or not
+            under float32, as one with quantized layers or with weights in 16 bits.
 
     Example:
         >>> report = tfopt.precision.check(model, dataset, "mixed_float16")
@@ -59,15 +62,7 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
         mixed_float16 passes: the loss differs by <0.01 % from float32's.
         >>> tfopt.precision.apply(model, "mixed_float16" if report.passed else report.fallback)
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"Expected a keras.Model. Received: {model!r} of type {type(model).__name__}. Pass the model itself."
-        )
-    if not model.compiled:
-        raise ValueError(
-            f"Expected a compiled model. Received: {model.name!r}, which is not compiled. "
-            "Call model.compile(optimizer, loss) first."
-        )
+    require_compiled(model)
     if isinstance(batches, bool) or not isinstance(batches, Integral) or batches < 1:
         raise ValueError(
             f"Expected batches to be an integer of at least 1. Received: batches={batches!r}. "
@@ -79,7 +74,9 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
         compared = compare(model, few, policy)
     except NotFiniteError as error:
         raise _not_finite(model, few, error.args[0]) from error
-    except tf.errors.InvalidArgumentError as error:
+    except tf.errors.ResourceExhaustedError:
+        raise
+    except tf.errors.OpError as error:
         raise _not_taken(few[0], error) from error
     if compared.report.passed:
         return compared.report
@@ -89,8 +86,22 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
 def _first(data: Any, count: int) -> list[Any]:
     """The first batches, as far as they have the shapes of the first one: others would have to be traced again."""
     few = list(as_dataset(data).take(count)) or [one_batch(data)]
-    shapes = [[part.shape for part in tf.nest.flatten(batch)] for batch in few]
+    shapes = [[part.shape for part in _parts(batch)] for batch in few]
+    if any(shape.rank and shape[0] == 0 for shape in shapes[0]):
+        raise PipelineError(
+            f"Expected batches of at least one example. Found: {_described(few[0])}. Check the dataset's source, and "
+            "what filters it."
+        )
     return [batch for batch, its in zip(few, shapes, strict=True) if its == shapes[0]]
+
+
+def _parts(batch: Any) -> list[Any]:
+    """The tensors of a batch; None stands where an output of the model has no target."""
+    return [part for part in tf.nest.flatten(batch) if part is not None]
+
+
+def _described(batch: Any) -> Any:
+    return tf.nest.map_structure(lambda part: None if part is None else f"{part.dtype.name} {tuple(part.shape)}", batch)
 
 
 def _built(model: keras.Model, batch: Any) -> None:
@@ -104,10 +115,9 @@ def _built(model: keras.Model, batch: Any) -> None:
 
 
 def _not_taken(batch: Any, error: Exception) -> ValueError:
-    shapes = tf.nest.map_structure(lambda part: f"{part.dtype.name} {tuple(part.shape)}", batch)
     return ValueError(
-        f"Expected batches (x, y[, sample_weight]) that the model and its loss take in a graph. Received: {shapes}. "
-        f"Found: {essence(error)}. Pass what model.fit takes as a dataset, or one batch."
+        "Expected batches (x, y[, sample_weight]) that the model and its loss take in a graph. Received: "
+        f"{_described(batch)}. Found: {essence(error)}. Pass what model.fit takes as a dataset, or one batch."
     )
 
 
@@ -115,16 +125,18 @@ def _not_finite(model: keras.Model, batches: Sequence[Any], layer: str | None) -
     """The error for what is no matter of precision."""
     already = "float32 already gives a loss or gradient that is NaN or infinite"
     for number, batch in enumerate(batches):
-        if any(not _is_finite(part) for part in tf.nest.flatten(batch)):
+        if wrong := not_finite_parts(batch):
             return PipelineError(
-                f"Expected batches of finite numbers. Found: NaN or infinity in batch {number}; {already}. "
-                "Clean the data: tf.debugging.assert_all_finite in the pipeline tells where they come from."
+                f"Expected batches of finite numbers. Found: NaN or infinity in {' and '.join(wrong)} of batch "
+                f"{number}; {already}. Clean the data: tf.debugging.assert_all_finite in the pipeline tells where they "
+                "come from."
             )
-    weights = [f"{path}/{variable.name}" for path, variable in _weights(model) if not _is_finite(variable.value)]
+    values = [(f"{path}/{x.name}", tf.convert_to_tensor(x.value)) for path, x in _weights(model)]
+    weights = [name for name, value in values if not_finite_parts(value)]
     if weights:
         return ValueError(
             f"Expected a model with finite weights. Received: {model.name!r} with NaN or infinity in "
-            f"{', '.join(weights[:4])}; {already}. Load weights from before the training diverged."
+            f"{listed(weights, 4)}; {already}. Load weights from before the training diverged."
         )
     where = f", from {layer!r} on" if layer else ""
     return ValueError(
@@ -136,7 +148,3 @@ def _not_finite(model: keras.Model, batches: Sequence[Any], layer: str | None) -
 def _weights(model: keras.Model) -> Iterator[tuple[str, keras.Variable]]:
     for layer, path in layer_paths(model).items():
         yield from ((path, variable) for variable in (*layer._trainable_variables, *layer._non_trainable_variables))
-
-
-def _is_finite(value: Any) -> bool:
-    return not value.dtype.is_floating or bool(np.all(tf.math.is_finite(value)))

@@ -8,6 +8,7 @@ import keras
 
 from tfopt.precision.deviation import Deviation
 from tfopt.precision.report import LayerPrecision, percent, relative
+from tfopt.text import listed
 
 # Any overflow is one too many. Of underflow, Micikevicius et al. ("Mixed Precision Training", ICLR 2018, section 3.2)
 # count values that become zero, and find that many of them do no harm: so their norm counts here. Measured on the
@@ -41,20 +42,24 @@ class Evidence:
     """What the verdict rests on.
 
     Attributes:
-        layers: In the order in which they compute.
+        calls: Every call of a layer, in the order in which they end, without gradients of weights.
+        layers: Every layer, its calls as one.
         policies: The policies of layers by path, of those without a row, too.
         heads: Paths of layers that make the model's outputs in 16 bits, the model's own where an operation does.
         softmaxes: Paths of softmaxes in 16 bits whose result becomes the model's output in another dtype.
         reference_loss: In float32.
         candidate_loss: Under the policy.
+        drift_limit: How far that may be from the one in float32, relative to it.
     """
 
+    calls: tuple[LayerPrecision, ...]
     layers: tuple[LayerPrecision, ...]
     policies: Mapping[str, keras.DTypePolicy]
     heads: tuple[str, ...]
     softmaxes: tuple[str, ...]
     reference_loss: float
     candidate_loss: float
+    drift_limit: float
 
     def dtype(self, path: str) -> str:
         """What a layer computes in."""
@@ -84,9 +89,9 @@ def problems(evidence: Evidence) -> list[Problem]:
     return [*(found or [*_lost(evidence), *_wrong(evidence), *_drift(evidence)]), *_heads(evidence)]
 
 
-def first_overflow(layers: Iterable[LayerPrecision]) -> str | None:
-    """The first layer whose output is not finite where float32's is."""
-    return next((layer.path for layer in layers if _overflows(layer.output)), None)
+def first_overflow(calls: Iterable[LayerPrecision]) -> LayerPrecision | None:
+    """The first call whose output is not finite where float32's is."""
+    return next((call for call in calls if _overflows(call.output)), None)
 
 
 def cancelled(part: Deviation, of: Deviation | None) -> bool:
@@ -95,17 +100,16 @@ def cancelled(part: Deviation, of: Deviation | None) -> bool:
 
 
 def _overflow(evidence: Evidence) -> Iterator[Problem]:
-    first = first_overflow(evidence.layers)
+    root = first_overflow(evidence.calls)
     reaches = {layer.path: _reaches(layer) for layer in evidence.layers}
     beyond = [path for path, value in reaches.items() if value > _LARGEST.get(evidence.dtype(path), math.inf)]
-    if first is not None:
-        dtype = evidence.dtype(first)
-        share = next(x.output.overflow for x in evidence.layers if x.path == first and x.output)
+    if root is not None and root.output:
+        first, dtype = root.path, evidence.dtype(root.path)
         inside = "" if first in beyond else " inside"
         others = [path for path in beyond if path != first]
         yield Problem(
-            f"{first!r} overflows{inside}, the first layer to do so: {percent(share)} of its output in {dtype}, which "
-            f"ends at {_LARGEST.get(dtype, math.inf):.5g}, while float32 reaches {reaches[first]:.3g}. "
+            f"{first!r} overflows{inside}, the first layer to do so: {percent(root.output.overflow)} of its output in "
+            f"{dtype}, which ends at {_LARGEST.get(dtype, math.inf):.5g}, while float32 reaches {_reaches(root):.3g}. "
             + (f"{_listed(others)} would overflow, too. " if others else "")
             + "Keep it in float32, or scale its values down.",
             (first, *others),
@@ -121,15 +125,14 @@ def _overflow(evidence: Evidence) -> Iterator[Problem]:
 
 
 def _gradient_overflow(evidence: Evidence) -> Iterator[Problem]:
-    backwards = evidence.layers[::-1]
-    reached = [layer.path for layer in backwards if _overflows(layer.weight_gradient)]
+    reached = [layer.path for layer in evidence.layers[::-1] if _overflows(layer.weight_gradient)]
     if not reached:
         return
     # It begins where what comes is finite, and what goes on is not.
     began = [
-        layer.path
-        for layer in backwards
-        if not _overflows(layer.output_gradient) and (_overflows(layer.input_gradient) or layer.path in reached)
+        call.path
+        for call in evidence.calls[::-1]
+        if not _overflows(call.output_gradient) and (_overflows(call.input_gradient) or call.path in reached)
     ]
     first = (began or reached)[0]
     yield Problem(
@@ -141,17 +144,19 @@ def _gradient_overflow(evidence: Evidence) -> Iterator[Problem]:
 
 
 def _outputs(evidence: Evidence) -> Iterator[Problem]:
-    for layer in evidence.layers:
-        output, given = layer.output, layer.input
+    named = set()
+    for call in evidence.calls:
+        output, given = call.output, call.input
         # One that takes in what is wrong already is not where it comes from.
-        if not output or _is_wrong(given) or not _is_wrong(output) or cancelled(output, given):
+        if not output or _is_wrong(given) or not _is_wrong(output) or cancelled(output, given) or call.path in named:
             continue
+        named.add(call.path)
         what = (
             f"loses {percent(output.lost)} of its norm to zeros, with values of at most {output.largest:.2g} in float32"
             if output.lost > LOST_OUTPUT
             else f"is {output.error:.3g} times its norm away from float32's, which rounding does not explain"
         )
-        yield Problem(f"The output of {layer.path!r} {what}. Keep the layer in float32.", (layer.path,), (layer.path,))
+        yield Problem(f"The output of {call.path!r} {what}. Keep the layer in float32.", (call.path,), (call.path,))
 
 
 def _lost(evidence: Evidence) -> Iterator[Problem]:
@@ -190,20 +195,19 @@ def _wrong(evidence: Evidence) -> Iterator[Problem]:
 
 def _drift(evidence: Evidence) -> Iterator[Problem]:
     drift = relative(evidence.candidate_loss, evidence.reference_loss)
-    limit = drift_limit(evidence.policies.values())
-    if drift > limit:
+    if drift > evidence.drift_limit:
         worst = evidence.suspects
         root = f" {worst[0]!r} adds the largest error. Keep it in float32." if worst else ""
         yield Problem(
             f"The loss is {evidence.candidate_loss:.4g}, and {evidence.reference_loss:.4g} in float32: it differs by "
-            f"{percent(drift)}, above {percent(limit)}.{root}",
+            f"{percent(drift)}, above {percent(evidence.drift_limit)}.{root}",
             tuple(worst[:1]),
             tuple(worst),
         )
 
 
 def drift_limit(policies: Collection[keras.DTypePolicy]) -> float:
-    """How far the loss may be off: by the coarsest dtype among the policies."""
+    """How far the loss may be off: by the coarsest dtype among the policies of the layers that compute."""
     limits = [DRIFT_ROUNDINGS * _ROUNDING.get(policy.compute_dtype, 2.0**-23) for policy in policies]
     return max([*limits, *(FLOAT8_DRIFT for policy in policies if policy.quantization_mode == "float8")], default=0.0)
 
@@ -250,6 +254,4 @@ def _reaches(layer: LayerPrecision) -> float:
 
 
 def _listed(paths: Iterable[str]) -> str:
-    names = [repr(path) for path in paths]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return listed([repr(path) for path in paths], _NAMED)

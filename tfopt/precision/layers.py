@@ -8,10 +8,9 @@ from typing import TypeAlias
 
 import keras
 
-from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.errors import UnsupportedError
 from tfopt.precision.outputs import output_layers
-from tfopt.precision.policies import POLICIES
-from tfopt.precision.recommendation import recommend
+from tfopt.precision.policy_names import as_policy, is_16_bit
 
 Policy: TypeAlias = str | keras.DTypePolicy | Mapping[str, str | keras.DTypePolicy]
 """A policy for the whole model, or one for each layer named by path, by name or by a regular expression of paths."""
@@ -20,19 +19,7 @@ Policy: TypeAlias = str | keras.DTypePolicy | Mapping[str, str | keras.DTypePoli
 def resolved(model: keras.Model, policy: Policy) -> dict[keras.Layer, keras.DTypePolicy]:
     """Says which dtype policy each layer of a model gets if `policy` is asked for, and changes nothing.
 
-    One policy goes to every layer that computes in floating point, except those that make the model's outputs: they
-    stay in float32, since a softmax or logits in 16 bits saturate the loss in silence. A mapping names layers:
-
-    - by path ("encoder/attention/query", names from the model down), by Keras' own `layer.path`, by name ("query"),
-      or by a regular expression that matches a whole path ("encoder/.*"); a path goes before a name, a name before
-      an expression;
-    - a layer that holds others (a nested model, attention, an RNN) hands its policy down to those not named
-      themselves; a layer that is not named, nor inside one that is, keeps the policy that it has (in a
-      `DTypePolicyMap`: gets the map's default);
-    - layers that make outputs change only where a path or a name, not an expression, names them.
-
-    Layers of integers and text, inputs, and `Normalization` (whose constants are kept in the dtype it was built in)
-    are left alone.
+    The rules are those that `tfopt.precision.apply` states.
 
     Args:
         model: Built or not. Of a subclassed model the outputs are known once it was called on data.
@@ -42,7 +29,7 @@ def resolved(model: keras.Model, policy: Policy) -> dict[keras.Layer, keras.DTyp
         The policy of every layer that computes in floating point, the model itself included.
 
     Raises:
-        TypeError: A key that is no text.
+        TypeError: A key that is no text, or a policy that is neither a name nor a Keras policy.
         ValueError: An unknown policy, a key that no layer has or that names one of those left alone, a layer that
             several expressions match, or a model without layers.
         tfopt.errors.UnsupportedError: A built layer keeps its weights in another dtype than the policy asks for, a
@@ -67,7 +54,7 @@ def resolved(model: keras.Model, policy: Policy) -> dict[keras.Layer, keras.DTyp
             f"{', '.join(fixed)}: an input, or a layer of integers, text or constants. Leave it out."
         )
     asked = {layer: policies[layer] for layer in floating}
-    if any(_is_16_bit(wanted) and layer is not model and layer not in exact for layer, wanted in asked.items()):
+    if any(is_16_bit(wanted) and layer is not model and layer not in exact for layer, wanted in asked.items()):
         for layer in output_layers(model):
             if layer in asked and layer not in exact:
                 asked[layer] = _float32(layer)
@@ -118,9 +105,11 @@ def present(layer: keras.Layer) -> keras.DTypePolicy:
 def layer_paths(model: keras.Model) -> dict[keras.Layer, str]:
     """The path of every layer: names from the model down, without the model's own; of the model itself its name.
 
-    Keras' own `layer.path` is None before the layer is built and the same for two layers of nested models.
+    Where a layer in it has that name too, the model's path begins with a slash: "/net". Keras' own `layer.path` is None
+    before the layer is built and the same for two layers of nested models.
     """
-    paths = {model: model.name}
+    inside = model._flatten_layers(include_self=False, recursive=False)
+    paths = {model: "/" * any(layer.name == model.name for layer in inside) + model.name}
 
     def walk(parent: keras.Layer, prefix: str) -> None:
         for layer in parent._flatten_layers(include_self=False, recursive=False):
@@ -130,17 +119,6 @@ def layer_paths(model: keras.Model) -> dict[keras.Layer, str]:
 
     walk(model, "")
     return paths
-
-
-def as_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
-    """A Keras policy from its name; "auto" is what `recommend()` names."""
-    if isinstance(policy, keras.DTypePolicy):
-        return policy
-    if policy == "auto":
-        return keras.DTypePolicy(recommend().policy)
-    if policy not in POLICIES:
-        raise unknown_name("dtype policy", policy, ("auto", *POLICIES))
-    return keras.DTypePolicy(policy)
 
 
 def asked_for(
@@ -217,10 +195,6 @@ def _computes_in_floating_point(layer: keras.Layer) -> bool:
     if isinstance(layer, (keras.layers.InputLayer, keras.layers.Normalization)):
         return False
     return bool(keras.backend.is_float_dtype(present(layer).compute_dtype))
-
-
-def _is_16_bit(policy: keras.DTypePolicy) -> bool:
-    return policy.compute_dtype in ("float16", "bfloat16")
 
 
 def _float32(layer: keras.Layer) -> keras.DTypePolicy:

@@ -1,16 +1,16 @@
-"""The matrix products of a built model's layers: their dimensions and their multiply-adds, read from shapes alone."""
+"""The matrix products of a layer's call: their dimensions and their multiply-adds, read from shapes alone."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
 import keras
 
-Shape = tuple[int | None, ...]
+from tfopt.precision.layer_calls import Shape, built_shapes
+
 _LAYERS = keras.layers
-_ATTENTION = _LAYERS.MultiHeadAttention | _LAYERS.GroupQueryAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,59 +58,6 @@ class Products:
         return sum(math.prod(_size(factor, sizes) or 1 for factor in term) for term in self.terms)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a layer within a model.
-
-    Attributes:
-        layer: The layer.
-        shapes: Its inputs' shapes.
-        times: How often it runs so, as a recurrent cell does; None where the number of steps is unknown.
-    """
-
-    layer: keras.Layer
-    shapes: tuple[Shape, ...]
-    times: int | None
-
-
-def calls(layer: keras.Layer, batch_size: int, shapes: Sequence[Shape] = (), times: int | None = 1) -> Iterator[Call]:
-    """Yields each call of a built layer and of those inside it, without running any.
-
-    In a Functional graph a layer is called once for each of its nodes. Elsewhere it counts once, with the shapes that
-    it was built for. The first dimension of each shape is taken to be the batch.
-    """
-    yield Call(layer, tuple((batch_size, *shape[1:]) for shape in shapes), times)
-    steps = shapes[0][1] if shapes and isinstance(layer, _LAYERS.RNN | _LAYERS.TimeDistributed) else 1
-    inner_times = times * steps if times is not None and steps is not None else None
-    for inner, inner_shapes in _inner(layer, shapes):
-        yield from calls(inner, batch_size, inner_shapes, inner_times)
-
-
-def _inner(layer: keras.Layer, shapes: Sequence[Shape]) -> Iterator[tuple[keras.Layer, list[Shape]]]:
-    graph = getattr(getattr(layer, "_functional", layer), "_nodes_by_depth", None)
-    if graph:
-        for node in (node for depth in sorted(graph, reverse=True) for node in graph[depth]):
-            if isinstance(node.operation, keras.Layer):
-                built = _built_shapes(node.operation)
-                seen = [tuple(tensor.shape) for tensor in node.input_tensors]
-                # With several inputs by name, the node has them in no order that says which is which.
-                yield node.operation, built if len(node.operation._build_shapes_dict or ()) > 1 else seen
-        return
-    for inner in layer._flatten_layers(include_self=False, recursive=False):
-        if isinstance(layer, _ATTENTION) and inner is layer._output_dense:
-            # Attention builds it for a length of None.
-            yield inner, [(*shapes[0][:-1], *_built_shapes(inner)[0][-2:])]
-        else:
-            yield inner, _built_shapes(inner)
-
-
-def _built_shapes(layer: keras.Layer) -> list[Shape]:
-    """The shapes that a layer was built for."""
-    given = [shape for shape in (layer._build_shapes_dict or {}).values() if isinstance(shape, Sequence)]
-    nested = [shape for shape in given if shape and isinstance(shape[0], Sequence)]
-    return [tuple(shape) for shape in (nested[0] if nested else given)]
-
-
 @singledispatch
 def products(layer: keras.Layer, shapes: Sequence[Shape]) -> Products | None:
     """The matrix products of a layer's call on inputs of these shapes, without those of layers inside it.
@@ -127,8 +74,10 @@ def _dense(layer: Any, shapes: Sequence[Shape]) -> Products:
 
 
 @products.register(_LAYERS.EinsumDense)
-def _einsum_dense(layer: Any, shapes: Sequence[Shape]) -> Products:
+def _einsum_dense(layer: Any, shapes: Sequence[Shape]) -> Products | None:
     inputs, kernel, output = layer.equation.replace("->", ",").split(",")
+    if not set(inputs) & set(kernel) - set(output) or not set(kernel) & set(output) - set(inputs):
+        return None  # nothing is summed, or into a single column: by element, or a vector
     size: dict[str, int | None] = dict(zip(kernel, layer._kernel.shape, strict=True))
     rows = _rows([length for letter, length in _lettered(inputs, shapes[0]) if letter not in kernel])
     summed = _axes("inputs", [size[letter] for letter in kernel if letter in inputs and letter not in output])
@@ -139,7 +88,7 @@ def _einsum_dense(layer: Any, shapes: Sequence[Shape]) -> Products:
 
 @products.register(_LAYERS.ReversibleEmbedding)
 def _reversible_embedding(layer: Any, shapes: Sequence[Shape]) -> Products | None:
-    if len(shapes[0]) <= len(_built_shapes(layer)[0]):
+    if len(shapes[0]) <= len(built_shapes(layer)[0]):
         return None  # called on tokens: a gather
     return _product(shapes[0], layer.input_dim)
 
@@ -184,7 +133,7 @@ def _separable(layer: Any, shapes: Sequence[Shape]) -> Products:
 def _attention(layer: Any, shapes: Sequence[Shape]) -> Products:
     axes = layer._attention_axes
     others = [size for axis, size in enumerate(shapes[0][:-1]) if axis not in axes]
-    lengths = [_times([shape[axis] for axis in axes]) for shape in shapes[:2]]
+    lengths = [_product_of([shape[axis] for axis in axes]) for shape in shapes[:2]]
     return _scores(lengths, layer.key_dim, layer.value_dim, (*others, layer.num_heads))
 
 
@@ -231,16 +180,16 @@ def _product(shape: Shape, units: int) -> Products:
 
 def _rows(shape: Sequence[int | None]) -> Dimension:
     """The batch, with what stands beside it as positions."""
-    positions = _times(shape[1:])
+    positions = _product_of(shape[1:])
     name = "batch" if positions == 1 else "batch × positions"
-    return Dimension(name, _times(shape), positions or 1)
+    return Dimension(name, _product_of(shape), positions or 1)
 
 
 def _axes(name: str, sizes: Sequence[int | None]) -> Dimension:
     """Axes that enter a product as one, such as heads and their size; the last can be chosen."""
     if len(sizes) < 2:
-        return Dimension(name, _times(sizes))
-    return Dimension(f"{name} ({' × '.join(map(str, sizes))})", _times(sizes), _times(sizes[:-1]) or 1)
+        return Dimension(name, _product_of(sizes))
+    return Dimension(f"{name} ({' × '.join(map(str, sizes))})", _product_of(sizes), _product_of(sizes[:-1]) or 1)
 
 
 def _lettered(letters: str, shape: Shape) -> list[tuple[str, int | None]]:
@@ -259,7 +208,8 @@ def _positions(layer: Any, shape: Shape) -> Shape:
     return (shape[0], *shape[2:]) if layer.data_format == "channels_first" else tuple(shape[:-1])
 
 
-def _times(sizes: Sequence[int | None]) -> int | None:
+def _product_of(sizes: Sequence[int | None]) -> int | None:
+    """None where any of them is unknown."""
     known = [size for size in sizes if size is not None]
     return math.prod(known) if len(known) == len(sizes) else None
 

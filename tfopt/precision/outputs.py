@@ -9,6 +9,8 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from tfopt.errors import UnsupportedError
+from tfopt.measure.keras_own import is_keras_own
+from tfopt.precision.recording import hooked
 
 _layers = keras.layers
 # They only move values: what they put out was computed by the layer before.
@@ -81,7 +83,7 @@ def _makers(tensor: keras.KerasTensor) -> set[keras.Layer]:
 def _is_transparent(layer: keras.Layer) -> bool:
     """Whether a layer computes only through the layers inside it, as a user's block or subclassed model does."""
     own_weights = layer._trainable_variables or layer._non_trainable_variables
-    return bool(layer._layers) and not own_weights and not type(layer).__module__.startswith("keras.")
+    return bool(layer._layers) and not own_weights and not is_keras_own(layer)
 
 
 def _traced_on_built_shapes(model: keras.Model) -> set[keras.Layer]:
@@ -112,26 +114,21 @@ def _traced_on_built_shapes(model: keras.Model) -> set[keras.Layer]:
 
 def _traced(layer: keras.Layer, args: Iterable[Any], kwargs: dict[str, Any]) -> set[keras.Layer]:
     """The layers that computed what a layer returns, found in the graph of its call."""
-    made: dict[int, keras.Layer] = {}
     found: set[keras.Layer] = set()
 
     def run(args: Any, kwargs: Any) -> None:
         # Without variables assigned or losses kept, as Keras infers shapes.
-        with keras.StatelessScope(), _recording(layer, made) as kept:
-            outputs = layer(*args, **kwargs)
-            waiting = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
-            kept += waiting
-            seen = set(map(id, waiting))
+        with keras.StatelessScope(), _recording(layer) as made:
+            waiting = [x for x in keras.tree.flatten(layer(*args, **kwargs)) if tf.is_tensor(x)]
+            seen = {id(x): x for x in waiting}  # an id is a tensor's only while the tensor lives
             while waiting:
                 tensor = waiting.pop()
-                maker = made.get(id(tensor))
-                if maker is not None:
-                    found.add(maker)
-                if maker is None or isinstance(maker, _MOVERS):
-                    new = [x for x in tensor.op.inputs if id(x) not in seen]
-                    seen.update(map(id, new))
-                    kept += new
-                    waiting += new
+                makers = made.get(id(tensor), ())
+                found.update(makers)
+                if all(isinstance(maker, _MOVERS) for maker in makers):
+                    new = {id(x): x for x in tensor.op.inputs if id(x) not in seen}
+                    seen |= new
+                    waiting += new.values()
 
     def placeholder(value: Any) -> Any:
         return tf.TensorSpec(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
@@ -142,40 +139,28 @@ def _traced(layer: keras.Layer, args: Iterable[Any], kwargs: dict[str, Any]) -> 
 
 
 @contextmanager
-def _recording(outer: keras.Layer, made: dict[int, keras.Layer]) -> Iterator[list[Any]]:
-    """Notes which layer each tensor comes from: the outermost one that computes as a whole."""
-    kept: list[Any] = []  # an id is a tensor's only while the tensor lives
-    hooked: list[keras.Layer] = []
+def _recording(outer: keras.Layer) -> Iterator[dict[int, tuple[keras.Layer, ...]]]:
+    """Notes by id which layers each tensor comes from: the outermost ones that compute as a whole."""
+    made: dict[int, tuple[keras.Layer, ...]] = {}
+    kept: list[Any] = []  # as long as their ids are asked for
+    inside: list[keras.Layer] = []
 
-    def hook(layer: keras.Layer) -> None:
-        call, depth = layer.call, depths
-
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            depth.append(layer)
+    def recorded(layer: keras.Layer, method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            inside.append(layer)
             try:
-                outputs = call(*args, **kwargs)
+                outputs = method(*args, **kwargs)
             finally:
-                depth.pop()
-            if not depth:
-                for tensor in keras.tree.flatten(outputs):
-                    made[id(tensor)] = layer
-                    kept.append(tensor)
+                inside.pop()
+            for tensor in keras.tree.flatten(outputs) if not inside else ():
+                # Identity puts out the very tensor that the layer before made.
+                before = made.get(id(tensor), ()) if isinstance(layer, _MOVERS) else ()
+                made[id(tensor)] = (*before, layer)
+                kept.append(tensor)
             return outputs
 
-        layer.__dict__["call"] = recorded
-        hooked.append(layer)
+        return call
 
-    depths: list[keras.Layer] = []
-    before = {}
-    try:
-        for layer in outer._flatten_layers(include_self=False):
-            if _graph_of(layer) is None and not _is_transparent(layer) and not isinstance(layer, _layers.InputLayer):
-                before[layer] = layer.__dict__.get("call")
-                hook(layer)
-        yield kept
-    finally:
-        for layer in hooked:
-            if before[layer] is None:
-                del layer.__dict__["call"]
-            else:
-                layer.__dict__["call"] = before[layer]
+    layers = [x for x in outer._flatten_layers(include_self=False) if _graph_of(x) is None and not _is_transparent(x)]
+    with hooked([x for x in layers if not isinstance(x, _layers.InputLayer)], recorded):
+        yield made

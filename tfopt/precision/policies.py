@@ -9,14 +9,7 @@ from keras.src.backend.common import global_state
 from tfopt import repairs
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.hardware.warn import warn_once
-from tfopt.precision.recommendation import recommend
-
-POLICIES = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16", "float64")
-"""The policies that Keras trains with; "auto" stands for the one that `recommend` names.
-
-"bfloat16" and "float16" keep the weights in 16 bits as well. Keras takes them, so tfopt does: updates smaller than the
-weights' rounding are lost, which `tfopt.precision.check` measures. The loss is scaled under "float16" all the same.
-"""
+from tfopt.precision.policy_names import POLICIES, as_policy
 
 
 def set_policy(policy: str | keras.DTypePolicy = "auto") -> str:
@@ -87,17 +80,8 @@ def policy(policy: str | keras.DTypePolicy = "auto") -> Iterator[str]:
 
 def _resolved(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
     """The policy object for a name, if Keras trains with it."""
-    if not isinstance(policy, (str, keras.DTypePolicy)):
-        raise TypeError(
-            f"Expected a dtype policy: a name such as 'mixed_bfloat16', or a keras.DTypePolicy. Received: {policy!r}."
-        )
-    name = recommend().policy if policy == "auto" else policy
-    if not isinstance(name, str):
-        chosen = name
-    elif name in POLICIES:
-        chosen = keras.dtype_policies.get(name)
-    else:
-        chosen = _quantised(name)
+    quantised = isinstance(policy, str) and policy.startswith(_QUANTISED)
+    chosen = _quantised(policy) if quantised else as_policy(policy)
     if chosen.quantization_mode is not None:
         # Keras takes such a global policy, and then every model and most layers fail in their first call.
         raise UnsupportedError(
@@ -110,13 +94,10 @@ def _resolved(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
 
 def _quantised(name: str) -> keras.DTypePolicy:
     """The quantised policy of a name, which Keras has for layers."""
-    unknown = unknown_name("dtype policy", name, ("auto", *POLICIES))
-    if not name.startswith(_QUANTISED):
-        raise unknown
     try:
         return keras.dtype_policies.get(name)
     except (ValueError, TypeError, IndexError) as error:  # as Keras' parser of such names raises
-        raise unknown from error
+        raise unknown_name("dtype policy", name, ("auto", *POLICIES)) from error
 
 
 _QUANTISED = ("int8", "int4", "float8", "gptq", "awq")

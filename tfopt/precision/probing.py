@@ -1,7 +1,7 @@
 """A training step under two sets of dtype policies, forward and backward, compared layer by layer in one graph."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,8 +12,11 @@ import tensorflow as tf
 from tfopt.precision.deviation import moments
 from tfopt.precision.layers import computing, layer_paths
 from tfopt.precision.recording import LayerCall, floating, recording
+from tfopt.text import listed
 
 _16_BIT = (tf.float16, tf.bfloat16)
+# Operations that draw from a state of their own, those of tf.random.Generator among them.
+_DRAWING = ("Rng", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
 
 
 class Side(NamedTuple):
@@ -36,11 +39,13 @@ class Row(NamedTuple):
     """What a row of moments compares: a tensor of a layer.
 
     Its role is "input", "output", "input_gradient", "output_gradient", "weight_gradient", or "answer": a softmax
-    against an output of the model that has its shape.
+    against an output of the model that has its shape. Of a layer that is called several times, the first four are
+    numbered by calls.
     """
 
     path: str
     role: str
+    call: int = 0
 
 
 class Probe:
@@ -69,7 +74,7 @@ class Probe:
 
     @property
     def rows(self) -> list[Row]:
-        """What the rows of moments are of, by layers in the order in which they compute."""
+        """What the rows of moments are of, by calls in the order in which they end."""
         return self._rows
 
     @property
@@ -85,7 +90,7 @@ class Probe:
     @property
     def draws_differ(self) -> bool:
         """Whether random numbers are drawn that no seed makes the same in both dtypes."""
-        random = [node for node in self._nodes() if "Random" in node.op]
+        random = [node for node in self._nodes() if "Random" in node.op or node.op.startswith(_DRAWING)]
         return any("Stateless" not in node.op or node.attr["dtype"].type in _16_BIT for node in random)
 
     @property
@@ -111,7 +116,7 @@ class Probe:
 
 
 class _Step(NamedTuple):
-    """What a step computed; tensors by layer, role and number, gradients unscaled."""
+    """What a step computed; tensors by row and number, gradients unscaled."""
 
     loss: tf.Tensor
     outputs: list[tf.Tensor]
@@ -126,8 +131,11 @@ def _step(model: keras.Model, policies: Mapping[keras.Layer, keras.DTypePolicy],
     with computing(model, policies), tf.GradientTape() as tape, recording(model, tape.watch) as calls:
         tape.watch([value_of[id(variable)] for variable in model.trainable_variables])
         # Both sides start from the same state, seeds included, and none assigns anything.
-        with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True):
-            outputs, loss = forward(model, batch)
+        with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
+            try:
+                outputs, loss = forward(model, batch)
+            except TypeError as error:
+                raise _of_added_losses(model, scope.losses, error) from error
         model._clear_losses()  # it would keep tensors of this graph
         loss = tf.cast(loss, tf.float32)
         scaled = loss * scale
@@ -144,9 +152,10 @@ def _step(model: keras.Model, policies: Mapping[keras.Layer, keras.DTypePolicy],
     kept = {key: tensor for key, tensor in tensors.items() if key[0].role in ("input", "output")}
     for (row, number), tensor in tensors.items():
         if id(tensor) in gradients:
-            kept[Row(row.path, f"{row.role}_gradient"), number] = gradients[id(tensor)]
+            kept[row._replace(role=f"{row.role}_gradient"), number] = gradients[id(tensor)]
     softmaxes = [(paths[call.layer], output) for call in calls if _is_softmax(call.layer) for output in call.outputs]
-    return _Step(loss, floating(outputs), kept, softmaxes)
+    # Of a loss for each example the tape takes the sum, and Keras shows the mean.
+    return _Step(tf.reduce_mean(loss), floating(outputs), kept, softmaxes)
 
 
 def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
@@ -156,6 +165,15 @@ def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
     return outputs, model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
 
 
+def _of_added_losses(model: keras.Model, losses: Iterable[Any], error: TypeError) -> TypeError:
+    """An error that names the layers whose added losses are in 16 bits, which Keras does not sum with others."""
+    half = {id(loss) for loss in losses if getattr(loss, "dtype", None) in _16_BIT}
+    found = [path for layer, path in layer_paths(model).items() if not half.isdisjoint(layer._loss_ids)]
+    if not found:
+        return error
+    return TypeError(f"The loss that {listed(found, 4)} adds is in 16 bits, which Keras does not sum with other losses")
+
+
 def _by_layer(calls: list[LayerCall], paths: Mapping[keras.Layer, str]) -> dict[tuple[Row, str], tf.Tensor]:
     found: dict[tuple[Row, str], tf.Tensor] = {}
     times: Counter[str] = Counter()
@@ -163,7 +181,7 @@ def _by_layer(calls: list[LayerCall], paths: Mapping[keras.Layer, str]) -> dict[
         path = paths[call.layer]
         for role, tensors in (("input", call.inputs), ("output", call.outputs)):
             for position, tensor in enumerate(tensors):
-                found[Row(path, role), f"{times[path]}.{position}"] = tensor
+                found[Row(path, role, times[path]), str(position)] = tensor
         times[path] += 1
     return found
 
@@ -177,8 +195,8 @@ def _weights_by_layer(
     found = {}
     for layer, path in paths.items():
         owner = path
-        while owner not in noted and "/" in owner:
-            owner = owner.rpartition("/")[0]
+        while owner not in noted and (outer := owner.rpartition("/")[0]):
+            owner = outer
         for variable in layer._trainable_variables:
             # Scales of quantized layers are kept in variables that their "gradient" overwrites.
             if id(variable) in trainable and not getattr(variable, "overwrite_with_gradient", False):

@@ -1,6 +1,6 @@
 """What goes into every layer of a model and comes out of it, noted while the model is traced."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
@@ -48,7 +48,15 @@ def recording(model: keras.Model, watch: Callable[[list[tf.Tensor]], None]) -> I
         watch(call.inputs + call.outputs)
         calls.append(call)
 
-    with _hooked(model._flatten_layers(), note):
+    def noted(layer: keras.Layer, method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outputs = method(*args, **kwargs)
+            note(layer, (args, kwargs), outputs)
+            return outputs
+
+        return call
+
+    with hooked(model._flatten_layers(), noted):
         yield calls
 
 
@@ -59,27 +67,23 @@ def floating(values: Any) -> list[tf.Tensor]:
 
 
 @contextmanager
-def _hooked(layers: list[keras.Layer], note: Callable[[keras.Layer, Any, Any], None]) -> Iterator[None]:
-    """Puts a function around the call methods of each layer, past Keras' attribute tracking."""
+def hooked(layers: Iterable[keras.Layer], around: Callable[[keras.Layer, Any], Any]) -> Iterator[None]:
+    """Puts a function around the call methods of each layer, past Keras' attribute tracking.
+
+    Args:
+        layers: Each once.
+        around: Makes that function from a layer and its method.
+    """
     before: list[tuple[keras.Layer, Mapping[str, Any]]] = []
     try:
         for layer in layers:
             before.append((layer, {name: layer.__dict__[name] for name in _METHODS if name in layer.__dict__}))
             for name in _METHODS:
-                layer.__dict__[name] = _noted(layer, getattr(layer, name), note)
+                method = getattr(layer, name)
+                layer.__dict__[name] = wraps(method)(around(layer, method))
         yield
     finally:
         for layer, own in before:
             for name in _METHODS:
                 layer.__dict__.pop(name, None)
             layer.__dict__.update(own)
-
-
-def _noted(layer: keras.Layer, method: Any, note: Callable[[keras.Layer, Any, Any], None]) -> Any:
-    @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        outputs = method(*args, **kwargs)
-        note(layer, (args, kwargs), outputs)
-        return outputs
-
-    return call

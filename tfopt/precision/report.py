@@ -7,7 +7,9 @@ from typing import Any
 
 from tfopt.page import Bar, bar_chart
 from tfopt.precision.deviation import Deviation
+from tfopt.text import aligned
 
+_HEAD = ("layer", "class", "policy", "error", "own error", "gradients", "overflow", "lost gradient")
 _ROWS = 12
 _BARS = 16
 
@@ -134,7 +136,7 @@ class PrecisionReport:
             lines.append(f"Passes instead: {_mapping(self.fallback)}")
         lines += [f"Note: {note}" for note in self.notes]
         ranked = sorted(self.layers, key=lambda layer: layer.severity, reverse=True)
-        lines += _table(ranked[:_ROWS])
+        lines += aligned([_HEAD, *map(_row, ranked[:_ROWS])], texts=3)
         if len(ranked) > _ROWS:
             lines.append(f"  (layers closer to float32, not shown: {len(ranked) - _ROWS})")
         return "\n".join(lines)
@@ -183,16 +185,6 @@ def _length(layer: Mapping[str, Any]) -> float:
 def _text(layer: Mapping[str, Any]) -> str:
     overflow = layer["output"]["overflow"]
     return f"{percent(overflow)} overflow" if overflow else percent(_length(layer))
-
-
-def _table(layers: list[LayerPrecision]) -> list[str]:
-    head = ("layer", "class", "policy", "error", "of it own", "gradients", "overflow", "lost gradient")
-    rows = [head, *map(_row, layers)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return [
-        "  " + "  ".join(f"{cell:{'<' if i < 3 else '>'}{widths[i]}}" for i, cell in enumerate(row)).rstrip()
-        for row in rows
-    ]
 
 
 def _row(layer: LayerPrecision) -> tuple[str, ...]:

@@ -28,7 +28,10 @@ def set_tf32(enabled: bool) -> None:
         >>> tfopt.precision.set_tf32(False)
     """
     if not isinstance(enabled, bool):
-        raise TypeError(f"Expected enabled to be True or False. Received: enabled={enabled!r}.")
+        raise TypeError(
+            f"Expected enabled to be True or False. Received: enabled={enabled!r}. Pass False where float32 must mean "
+            "float32."
+        )
     tf.config.experimental.enable_tensor_float_32_execution(enabled)
 
 

@@ -2,7 +2,7 @@
 
 from tfopt.repairs.catalogue import FLOAT16, REPAIRS, Status, install, remove, status
 from tfopt.repairs.clear_session import CLEAR_SESSION
-from tfopt.repairs.loss_scaling import LOSS_SCALING, computes_in_float16
+from tfopt.repairs.loss_scaling import LOSS_SCALING, computes_in_float16, computing_layers
 from tfopt.repairs.repair import Repair, fingerprint
 from tfopt.repairs.replica_overflow import REPLICA_OVERFLOW
 from tfopt.repairs.unscaled_loss import UNSCALED_LOSS
@@ -17,6 +17,7 @@ __all__ = [
     "Repair",
     "Status",
     "computes_in_float16",
+    "computing_layers",
     "fingerprint",
     "install",
     "remove",

@@ -43,10 +43,10 @@ class Status:
 def install(*names: str) -> Status:
     """Puts repairs in place for the rest of the process, all or none of them; again, it does nothing.
 
-    The policies of `tfopt.precision` and the strategies of `tfopt.distribute` install what they need.
+    The policies of `tfopt.precision` install what they need.
 
     Args:
-        names: Which. None: every one.
+        names: Which. Without names: every one.
 
     Returns:
         The state of every repair.
@@ -73,7 +73,7 @@ def remove(*names: str) -> Status:
     A model compiled while `loss_scaling` was in place keeps its optimizer.
 
     Args:
-        names: Which repairs to take back. None: every one.
+        names: Which repairs to take back. Without names: every one.
 
     Returns:
         The state of every repair.

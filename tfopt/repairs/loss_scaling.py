@@ -28,18 +28,24 @@ def automatic_wrapper(inner: keras.optimizers.Optimizer) -> keras.optimizers.Los
 
 
 def computes_in_float16(model: keras.Model) -> bool:
-    """Tells whether any layer of a model computes in float16, so that its loss must be scaled.
+    """Tells whether any layer of a model computes in float16, so that its loss must be scaled."""
+    return any(layer.compute_dtype == "float16" for layer in computing_layers(model) or [model])
 
-    The policy that counts is each layer's own: a model made of layers, and its inputs, compute nothing themselves. A
-    model class of one's own may, in its `call`.
+
+def computing_layers(model: keras.Model) -> list[keras.Layer]:
+    """The layers, of those in a model and the model itself, that compute something: whose dtype policy counts.
+
+    A model made of layers, and its inputs, only take a policy, from the global one as it was when they were made. A
+    model class with a `call` of its own may compute there.
     """
-    layers = [layer for layer in model._flatten_layers() if not _only_holds_layers(layer)]
-    return any(layer.compute_dtype == "float16" for layer in layers or [model])
+    return [layer for layer in model._flatten_layers() if not _only_holds_layers(layer)]
 
 
-def _only_holds_layers(layer: keras.layers.Layer) -> bool:
-    kerass_own = type(layer).__module__.startswith("keras.")
-    return isinstance(layer, keras.layers.InputLayer) or (isinstance(layer, keras.Model) and kerass_own)
+def _only_holds_layers(layer: keras.Layer) -> bool:
+    if isinstance(layer, keras.layers.InputLayer):
+        return True
+    # By its call, not its class: that may add a train_step and no more.
+    return isinstance(layer, keras.Model) and type(layer).call.__module__.startswith("keras.")
 
 
 def _scaling_compile(original: Function) -> Function:

@@ -5,6 +5,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tfopt.text import listed
+
 _SHAPE = re.compile(r"([a-z]+\d*)\[([\d,<=?]*)\](?:\{[\d,]*\})?")
 _DTYPES = {"pred": "bool", "bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 _NAMED = 3  # inputs named in a cause; what changes all of them at once is clear from three
@@ -113,9 +115,7 @@ def _cause(
     if near is None:
         return "its first compilation here"
     if changed:
-        words = [f"input {number}: {_step(near[1][number], inputs[number])}" for number in changed[:_NAMED]]
-        more = len(changed) - _NAMED
-        return ", ".join(words) + (f" and {more} more" if more > 0 else "")
+        return listed([f"input {number}: {_step(near[1][number], inputs[number])}" for number in changed], _NAMED)
     if near[0] == module:
         return "inputs of the same shapes; another value of an input that XLA takes for a constant, or another device"
     return "inputs of the same shapes; traced anew, for another Python argument or by a new tf.function"

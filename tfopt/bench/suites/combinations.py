@@ -17,18 +17,17 @@ _STEPS, _SAMPLES = 10, 2
 _BATCHES = 4  # in the photographs that fit draws from
 
 
-def cases(suite: str, batch_size: int, photographs: int) -> list[Case]:
+def cases(batch_size: int, photographs: int) -> list[Case]:
     """The step alone, on a batch that lies on the device, and the same through fit, fed from the host.
 
     Args:
-        suite: The suite's name.
         batch_size: Examples a step.
         photographs: How many files the examples are taken from.
     """
     resident = cache(partial(resnet50.batch, batch_size, count=photographs))
     many = cache(partial(resnet50.batch, _BATCHES * batch_size, count=photographs))
     question = "Which policy trains ResNet-50 fastest, with XLA or without?"
-    case = partial(Case, suite=suite, question=question)
+    case = partial(Case, suite="precision", question=question)
     return [
         case(workload="resnet50", unit="training step", variants=_variants(partial(_step_timer, resident))),
         case(workload="resnet50, fit", unit="step of fit", variants=_variants(partial(_fit_timer, many, batch_size))),

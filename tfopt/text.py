@@ -1,0 +1,30 @@
+"""Names and figures as text: lists that end in time, and tables."""
+
+from collections.abc import Sequence
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Returns names with commas, of many the first ones and how many more there are.
+
+    Example:
+        >>> listed(["a", "b", "c"], 2)
+        'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def aligned(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
+    """Returns the lines of a table, indented by two.
+
+    Args:
+        rows: The cells, all rows of the same length, the head among them.
+        texts: How many columns, from the first one on, are texts and start together; those after end together.
+
+    Example:
+        >>> aligned([("stage", "busy"), ("decode", "9 %")], texts=1)
+        ['  stage   busy', '  decode   9 %']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:{'<' if i < texts else '>'}{widths[i]}}" for i, cell in enumerate(row)) for row in rows)
+    return [f"  {line}".rstrip() for line in lines]
