@@ -1,6 +1,8 @@
 """Assembles the dataset that a layout describes, with checks in the graph for elements that were not sampled."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,8 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.cache.stored import stored
 from tfopt.pipelines.device import copy_ahead
+from tfopt.pipelines.device_data import DeviceStage, NotAttached, refusing, with_stage
+from tfopt.pipelines.device_room import OnDevice
 from tfopt.pipelines.elements import apply, element_of, leaves, without_autograph
 from tfopt.pipelines.layout import Layout
 from tfopt.pipelines.options import PipelineOptions
@@ -20,6 +24,8 @@ from tfopt.pipelines.sampling import Shapes
 from tfopt.pipelines.seeds import part_seed, shuffle
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.steps import Step, augmentations, before_and_behind, run
+
+_CHUNK_BYTES = 64 * 2**20  # of examples that are on their way to the device
 
 
 def count_elements(source: Source, whole: Any) -> tuple[int | None, bool]:
@@ -52,7 +58,18 @@ def assemble(source: Source, options: PipelineOptions, layout: Layout, what: str
         layout: What was decided.
         what: What a cache on disk holds, for whoever looks at it.
     """
+    dataset = _batches(source, options, layout, what)
+    if not isinstance(layout.on_device, OnDevice):
+        return dataset
+    stage = _stage(source, options, layout, layout.on_device, dataset.element_spec, what)
+    return with_stage(NotAttached(dataset) if layout.on_device.only else dataset, stage)
+
+
+def _batches(source: Source, options: PipelineOptions, layout: Layout, what: str) -> Any:
+    """The dataset of batches; where they are made on the device, the same one, which fails if it is iterated."""
     dataset = _read(source, options, layout)
+    if layout.cache.on == "device":
+        dataset, layout = refusing(dataset), replace(_uncached(layout), device=None)
     if layout.shuffle_first:
         dataset = _shuffle(dataset, options, layout)
     if layout.batch_first:
@@ -65,6 +82,40 @@ def assemble(source: Source, options: PipelineOptions, layout: Layout, what: str
         dataset = dataset.prefetch(tf.data.AUTOTUNE if options.prefetch == "auto" else options.prefetch)
     dataset = dataset.with_options(_settings(layout))
     return dataset if layout.device is None else copy_ahead(dataset, layout.device, layout.steps(options))
+
+
+def _stage(
+    source: Source, options: PipelineOptions, layout: Layout, held: OnDevice, element_spec: Any, what: str
+) -> DeviceStage:
+    """Returns what makes the batches on the device."""
+    plain = source.resident and options.transform is None and options.crop is None
+    # Whole epochs are shuffled by number. A cache on disk is read, one in host memory would only be filled.
+    unshuffled = replace(layout, shuffle_buffer=0, shuffle_first=False, augment_decodes=False)
+    unshuffled = unshuffled if layout.cache.folder is not None else _uncached(unshuffled)
+    count = (layout.count if layout.used is None else layout.used) or 0
+    # No larger than the count: `batch` makes room for a whole one at once.
+    size = min(count, math.ceil(_CHUNK_BYTES / max(layout.sample.example_bytes, 1)))
+    dataset = _read(source, options, layout)
+    if plain and source.decode is not None:
+        spec = _examples(dataset, source, options, unshuffled, what).element_spec
+        chunks = dataset.batch(size).map(source.decode)
+    else:
+        examples = _examples(dataset, source, options, unshuffled, what)
+        spec, chunks = examples.element_spec, examples.batch(size)
+    return DeviceStage(
+        chunks=chunks.prefetch(1).with_options(_settings(layout)),
+        spec=spec,
+        element_spec=element_spec,
+        count=count,
+        options=options,
+        held=held,
+        settings=_settings(layout),
+        steps=layout.steps(options) or 0,
+    )
+
+
+def _uncached(layout: Layout) -> Layout:
+    return replace(layout, cache=replace(layout.cache, on=None), key=None)
 
 
 def _read(source: Source, options: PipelineOptions, layout: Layout) -> Any:

@@ -23,7 +23,7 @@ class CacheChoice:
     """Where examples are cached.
 
     Args:
-        on: "memory", the path of a folder, or None for no cache.
+        on: "memory", "device", the path of a folder, or None for no cache.
         after: The last stage before the cache.
         reason: Why.
         bytes: Its size, None where unknown or where there is none.
@@ -37,7 +37,7 @@ class CacheChoice:
     @property
     def folder(self) -> Path | None:
         """The folder of a cache on disk."""
-        return None if self.on in (None, "memory") else Path(str(self.on))
+        return None if self.on in (None, "memory", "device") else Path(str(self.on))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

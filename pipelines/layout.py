@@ -1,13 +1,18 @@
 """Decides which stages a pipeline has, in which order, and how each is set."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.hardware import host
 from tfopt.pipelines.caching import MIB, CacheChoice, Facts, decide_cache, readable
 from tfopt.pipelines.device import choose_device
-from tfopt.pipelines.elements import is_static
+from tfopt.pipelines.device_jit import find_obstacles
+from tfopt.pipelines.device_room import OnDevice, beside_auto, is_gpu, on_asked_device
+from tfopt.pipelines.elements import is_static, leaves
 from tfopt.pipelines.keys import with_key
 from tfopt.pipelines.options import PerBatch, PipelineOptions
 from tfopt.pipelines.sampling import Sample, Shapes, Traced, mixed_shapes
@@ -44,6 +49,8 @@ class Layout:
         deterministic: Whether elements keep their order in parallel stages.
         device: The device that batches are copied to ahead of use, None for none.
         device_reason: Why.
+        on_device: Where all examples lie on the device, for `tfopt.fit.overlap`; a text says why they do not, None
+            where there was no question.
         threads: How many threads tf.data may use, None for its own choice.
         ahead_mib: What batches prepared ahead may take.
         memory_mib: What the pipeline takes in memory at most: cache, shuffle and batches ahead; None where unknown.
@@ -68,6 +75,7 @@ class Layout:
     deterministic: bool
     device: str | None
     device_reason: str
+    on_device: OnDevice | str | None
     threads: int | None
     ahead_mib: int
     memory_mib: float | None
@@ -88,20 +96,24 @@ def lay_out(
     Raises:
         PipelineError: No batch could be filled, or examples have unlike shapes.
         ValueError: A cache for an endless source, behind a random crop, or on disk where its content cannot be
-            fingerprinted; or a device that is not there.
+            fingerprinted; or a device that is not there, or that cannot hold such examples.
+        UnsupportedError: A cache on the device under a distribution strategy.
     """
     _expect_a_step(source, options, count)
     facts = Facts(count=count, infinite=infinite, resident=source.resident, doubt=_doubt(traced), sample=sample)
-    cache, key = with_key(source, options, decide_cache(options, facts), traced, sample, count=count)
+    guard = _guard(options, traced, sample)
+    device, device_reason, on_device = _devices(options, facts, traced, guard)
+    if isinstance(on_device, OnDevice) and on_device.only:
+        cache, key = CacheChoice("device", "transform", on_device.reason, on_device.bytes), None
+    else:
+        cache, key = with_key(source, options, decide_cache(options, facts), traced, sample, count=count)
     crops = options.crop is not None
     buffer, shuffle_reason, shuffle_first = _shuffle(source, options, sample, count, cache)
-    guard = _guard(options, traced, sample)
     ordered_first = cache.on is None and (shuffle_first or not options.shuffle)
     plain = source.resident and source.decode is not None and options.transform is None and not crops
     gathers = plain and ordered_first
     by_example = [function for function in options.augmentations if not isinstance(function, PerBatch)]
     drops_tail = options.remainder == "drop" and not options.shuffle and count is not None
-    device, device_reason = choose_device(options.device, traced.augmented.element_spec)
     batch_mib = options.batch_size * sample.example_bytes / MIB
     ahead_mib = max(AHEAD_MIB, math.ceil(8 * batch_mib))
     mixing = shuffle_buffer(count, sample.raw_bytes, shared=False)[0] if key and options.shuffle else 0
@@ -127,6 +139,7 @@ def lay_out(
         deterministic=options.seed is not None or not options.training or not options.shuffle or key is not None,
         device=device,
         device_reason=device_reason,
+        on_device=on_device,
         threads=_threads(),
         ahead_mib=ahead_mib,
         memory_mib=_memory_mib(sample, cache, buffer, shuffle_first, mixing, ahead_mib),
@@ -183,6 +196,8 @@ def _shuffle(
     smallest = min(sizes)
     first = cache.on is None and works and (random_crop or sample.raw_bytes <= max(sample.example_bytes, _SMALL_BYTES))
     cached_bytes = sample.example_bytes if cache.after == "transform" else sample.decoded_bytes
+    if cache.on == "device":
+        return count or 0, "their numbers: each epoch one permutation of all examples, drawn at once", False
     # Whether and where cache="auto" caches depends on free memory and on times: under a seed the buffer must not.
     certain = options.seed is None or options.cache not in ("auto", None)
     size = cached_bytes if cache.on is not None and certain else smallest
@@ -202,6 +217,30 @@ def _guard(options: PipelineOptions, traced: Traced, sample: Sample) -> Shapes |
     return sample.shapes[0]
 
 
+def _devices(
+    options: PipelineOptions, facts: Facts, traced: Traced, guard: Shapes | None
+) -> tuple[str | None, str, OnDevice | str | None]:
+    """Returns the device that batches are copied to, why, and whether all examples lie there."""
+    spec = traced.examples.element_spec
+    if options.on_device:
+        held = on_asked_device(options, facts, spec)
+        held = replace(held, obstacles=find_obstacles(options, _full_batch(spec, guard, options.batch_size)))
+        return held.device, "the examples lie there, and batches are made there", held
+    device, reason = choose_device(options.device, traced.augmented.element_spec)
+    asks = options.cache == "auto" and is_gpu(device)
+    return device, reason, beside_auto(options, facts, spec, device) if asks else None
+
+
+def _full_batch(spec: Any, guard: Shapes | None, batch_size: int) -> Any:
+    """The element spec of a full batch of examples whose shapes were sampled."""
+    shapes = [leaf.shape for leaf in leaves(spec)] if guard is None else guard
+    specs = [
+        tf.TensorSpec((batch_size, *(shape or ())), leaf.dtype)
+        for leaf, shape in zip(leaves(spec), shapes, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(spec, specs)
+
+
 def _cropped_behind_cache(options: PipelineOptions, cache: CacheChoice) -> bool:
     return options.crop is not None and options.crop.random and cache.on is not None
 
@@ -218,8 +257,9 @@ def _memory_mib(
 ) -> float | None:
     if cache.on == "memory" and cache.bytes is None:
         return None
-    cached = cache.bytes / MIB if cache.on == "memory" and cache.bytes is not None else 0.0
+    # What lies on the device is gathered in host memory first.
+    cached = cache.bytes / MIB if cache.on in ("memory", "device") and cache.bytes is not None else 0.0
     element = sample.raw_bytes if shuffle_first else max(sample.decoded_bytes, sample.example_bytes)
-    shuffled = 0.0 if cache.on == "memory" else buffer * max(element, _SMALL_BYTES) / MIB
+    shuffled = 0.0 if cache.on in ("memory", "device") else buffer * max(element, _SMALL_BYTES) / MIB
     mixed = mixing * max(sample.raw_bytes, _SMALL_BYTES) / MIB
     return cached + shuffled + mixed + ahead_mib

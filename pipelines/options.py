@@ -13,8 +13,9 @@ import numpy as np
 
 from tfopt.errors import unknown_name
 from tfopt.pipelines.crop import CentralCrop, RandomCrop
+from tfopt.pipelines.device_layers import LayerFunction, is_layer
 
-Cache = Literal["auto", "memory"] | os.PathLike[str] | str | None
+Cache = Literal["auto", "memory", "device"] | os.PathLike[str] | str | None
 CacheAfter = Literal["auto", "decode", "transform"]
 Remainder = Literal["drop", "keep", "pad"]
 Prefetch = Literal["auto"] | int
@@ -24,6 +25,7 @@ R = TypeVar("R")
 
 _AUTOTUNE = -1  # tf.data.AUTOTUNE
 _MOST_GIB = 2**33  # 8 EiB, which no file system exceeds
+_CACHE_NAMES = ("auto", "memory", "device")
 _RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"'}
 
 
@@ -117,8 +119,8 @@ class PipelineOptions:
         _expect_name("remainder", self.remainder, ("drop", "keep", "pad"))
         _expect_crop(self.crop)
         _expect_function("transform", self.transform)
-        fill_in("augment", _functions("augment", self.augment))
         fill_in("cache", _cache(self.cache))
+        fill_in("augment", _functions("augment", _marked_layers(self.augment) if self.on_device else self.augment))
         _expect_name("cache_after", self.cache_after, ("auto", "decode", "transform"))
         _expect_text("cache_key", self.cache_key)
         _expect_limit(self.cache_limit_gib)
@@ -149,9 +151,14 @@ class PipelineOptions:
         return self.augment  # type: ignore[return-value]  # a tuple once made
 
     @property
+    def on_device(self) -> bool:
+        """Whether the examples were asked to lie on the device."""
+        return self.cache == "device"
+
+    @property
     def cache_folder(self) -> str | None:
         """The folder that `cache` names, None where it names none."""
-        return self.cache if isinstance(self.cache, str) and self.cache not in ("auto", "memory") else None
+        return self.cache if isinstance(self.cache, str) and self.cache not in _CACHE_NAMES else None
 
 
 def takes_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -179,7 +186,7 @@ def takes_options(function: Callable[P, R]) -> Callable[P, R]:
 def function_name(function: Callable[..., Any] | PerBatch) -> str:
     """Returns what to call a function, or an object that is called like one."""
     plain = unmarked(function)
-    inner = getattr(plain, "func", plain)  # functools.partial
+    inner = plain.layer if isinstance(plain, LayerFunction) else getattr(plain, "func", plain)  # functools.partial
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 
 
@@ -234,14 +241,22 @@ def _functions(name: str, value: Any) -> tuple[Any, ...]:
     return functions
 
 
+def _marked_layers(value: Any) -> Any:
+    """Marks Keras layers among functions: they take whole batches."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_marked_layers, value))
+    plain = unmarked(value)
+    return PerBatch(LayerFunction(plain)) if is_layer(plain) else value
+
+
 def _cache(value: Any) -> str | None:
     """Returns what `cache` names, a folder as an absolute path."""
-    if value is None or (isinstance(value, str) and value in ("auto", "memory")):
+    if value is None or (isinstance(value, str) and value in _CACHE_NAMES):
         return value
     if not isinstance(value, str | os.PathLike):
         raise TypeError(
-            f'Expected "auto", "memory", the path of a folder or None for `cache`. Received: {value!r}. Pass "memory" '
-            "to cache in memory."
+            'Expected "auto", "memory", "device", the path of a folder or None for `cache`. Received: '
+            f'{value!r}. Pass "memory" to cache in memory.'
         )
     path = os.fspath(value)
     if not isinstance(path, str) or "://" in path or "\0" in path or not path.isprintable() or not path:
@@ -252,7 +267,7 @@ def _cache(value: Any) -> str | None:
     # A bare word is rather a name misspelt than a folder.
     if isinstance(value, str) and os.sep not in path and not path.startswith((".", "~")):
         raise ValueError(
-            'Expected "auto", "memory", the path of a folder or None (without quotes) for `cache`. Received: '
+            'Expected "auto", "memory", "device", the path of a folder or None (without quotes) for `cache`. Received: '
             f"{value!r}. For a folder of that name pass {'.' + os.sep + path!r}."
         )
     return os.path.abspath(os.path.expanduser(path))

@@ -84,10 +84,13 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         transform: A deterministic function of an example, called as `Dataset.map` calls its function.
         augment: A random function of a transformed example, run anew in each epoch, or a list of them; `per_batch`
             marks one that takes batches. Where it has a keyword `seed`, it gets an int32 tensor of shape (2,) for
-            TensorFlow's stateless operations, unlike for each element and epoch.
+            TensorFlow's stateless operations, unlike for each element and epoch. With cache="device" Keras layers, too:
+            they take whole batches, and draw from the pipeline's seeds.
         cache: "memory" keeps the examples; the path of a folder keeps them on disk, for later runs too; "auto" chooses:
             in memory up to a quarter of what is free, else on disk where that is quicker than computing and takes at
-            most half of what is free; None does not.
+            most half of what is free; None does not. "device" copies them to the device once, where they take at most
+            half of what is free; batches are made there, and `fit` needs `tfopt.fit.overlap`. With "auto" `overlap`
+            finds them there too, up to a quarter of what is free on the GPU; a plain `fit` does not need it.
         cache_after: "decode" caches before `transform`, "transform" behind it; "auto" chooses.
         cache_key: Stands for what cannot be fingerprinted in the name of a cache on disk. Change it whenever the
             examples would.
@@ -101,7 +104,7 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             "drop" when training, else "keep".
         prefetch: Batches prepared ahead; "auto" leaves it to tf.data.
         device: Where batches are copied to before they are asked for: "auto" for the GPU where there is one, a device's
-            name, or None.
+            name, or None. With cache="device", where the examples lie.
 
     Returns:
         The plan.
@@ -110,7 +113,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         TypeError: An argument is unknown or of the wrong type.
         ValueError: An argument is out of range; or random draws would be frozen, by the cache or by TensorFlow's
             tracing, or `seed` could not make them the same on every run; or what a cache on disk would hold cannot be
-            fingerprinted; or examples cannot be cropped or padded.
+            fingerprinted; or examples cannot be cropped or padded; or cache="device" cannot hold or make them.
+        UnsupportedError: cache="device" under a distribution strategy.
         PipelineError: Data is missing, empty, damaged or of unlike shapes, there are too few examples for a batch, or
             a function failed.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfopt.pipelines.device_layers import is_layer
 from tfopt.pipelines.elements import accepts_seed
 from tfopt.pipelines.options import PipelineOptions, function_name, unmarked
 from tfopt.pipelines.randomness import Finding
@@ -137,8 +138,7 @@ def refuse_bare_layer(stage: str, function: Any, spec: Any) -> None:
     Raises:
         TypeError: It is such a layer.
     """
-    is_layer = any(base.__name__ == "Layer" for base in type(function).__mro__)
-    if not is_layer or type(spec) is not tuple or len(spec) < 2:
+    if not is_layer(function) or type(spec) is not tuple or len(spec) < 2:
         return
     parameters = inspect.signature(function.call).parameters.values()
     # What can be passed by keyword only, as the **kwargs of a Sequential's call, takes no part of an example.
@@ -148,7 +148,7 @@ def refuse_bare_layer(stage: str, function: Any, spec: Any) -> None:
         raise TypeError(
             f"Expected a function of {len(spec)} arguments for {stage!r}: examples are tuples. Found the layer "
             f"{function_name(function)}, which takes {len(inputs)}. Wrap it: "
-            "lambda image, label: (layer(image), label)."
+            "lambda image, label: (layer(image), label). With cache='device' it may be an `augment` as it is."
         )
 
 

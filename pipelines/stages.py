@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from tfopt.pipelines.device_room import OnDevice
 from tfopt.pipelines.layout import Layout
 from tfopt.pipelines.options import PipelineOptions, function_name
 from tfopt.pipelines.padding import padding_note
@@ -18,7 +19,7 @@ class Stage:
 
     Args:
         name: What it does: "read", "mix", "decode", "crop", "transform", "cache", "shuffle", "augment", "batch",
-            "gather", "pad", "prefetch", "device", "order", "memory".
+            "gather", "pad", "prefetch", "device", "overlap", "order", "memory".
         setting: How it is set.
         reason: Why.
     """
@@ -51,7 +52,7 @@ def describe(source: Source, options: PipelineOptions, layout: Layout) -> tuple[
         stages += [] if layout.shuffle_first else [_shuffle(layout)]
     stages += [_work(step, options, layout) for step in augmentations(options, by_batch=False)]
     stages += _batches(options, layout)
-    stages += [_prefetch(options), _device(layout), _order(options, layout), _memory(layout)]
+    stages += [_prefetch(options), _device(layout), *_overlap(layout), _order(options, layout), _memory(layout)]
     return tuple(stages)
 
 
@@ -116,7 +117,8 @@ def _cache(layout: Layout) -> Stage:
 
 
 def _shuffle(layout: Layout) -> Stage:
-    setting = f"buffer of {layout.shuffle_buffer:,}" if layout.shuffle_buffer else "none"
+    held = "all" if layout.cache.on == "device" else "buffer of"
+    setting = f"{held} {layout.shuffle_buffer:,}" if layout.shuffle_buffer else "none"
     return Stage("shuffle", setting, layout.shuffle_reason)
 
 
@@ -137,7 +139,12 @@ def _batches(options: PipelineOptions, layout: Layout) -> list[Stage]:
     stages = [Stage("batch", f"{options.batch_size:,}", reason)]
     if layout.batch_first:
         stages.append(Stage("gather", "whole batches", "rows in memory need no work one by one"))
-    stages += [_work(step, options, layout) for step in augmentations(options, by_batch=True)]
+    augmenting = augmentations(options, by_batch=True)
+    if layout.cache.on == "device":
+        stages.append(Stage("gather", "on the device", "by number, in a function of its own that XLA compiles"))
+        stages += [_on_device(step, obstacle) for step, obstacle in zip(augmenting, _obstacles(layout), strict=True)]
+    else:
+        stages += [_work(step, options, layout) for step in augmenting]
     if options.remainder == "pad":
         stages.append(Stage("pad", f"to {options.batch_size:,}", padding_note()))
     return stages
@@ -151,6 +158,29 @@ def _prefetch(options: PipelineOptions) -> Stage:
 
 def _device(layout: Layout) -> Stage:
     return Stage("device", layout.device or "none", layout.device_reason)
+
+
+def _obstacles(layout: Layout) -> tuple[str | None, ...]:
+    return layout.on_device.obstacles if isinstance(layout.on_device, OnDevice) else ()
+
+
+def _on_device(step: Step, obstacle: str | None) -> Stage:
+    how = "compiled by XLA" if obstacle is None else f"without XLA: {obstacle}"
+    seeds = "; a fresh seed for each batch" if step.seeded else ""
+    return Stage("augment", function_name(step.function), f"whole batches on the device, {how}{seeds}")
+
+
+def _overlap(layout: Layout) -> list[Stage]:
+    """What `tfopt.fit.overlap` makes of the pipeline."""
+    held = layout.on_device
+    if held is None:
+        return []
+    if isinstance(held, str):
+        return [Stage("overlap", "as above", f"the examples do not lie on the device: {held}")]
+    if held.only:
+        return [Stage("overlap", "needed", "tfopt.fit.overlap(model) makes the batches; without it `fit` is refused")]
+    reason = f"with tfopt.fit.overlap the examples lie on {held.device}: {held.reason}; a plain `fit` goes as above"
+    return [Stage("overlap", "on the device", reason)]
 
 
 def _memory(layout: Layout) -> Stage:
@@ -181,5 +211,6 @@ def summary(source: Source, options: PipelineOptions, layout: Layout) -> dict[st
         "shuffle_buffer": layout.shuffle_buffer,
         "deterministic": layout.deterministic,
         "device": layout.device,
+        "on_device": isinstance(layout.on_device, OnDevice),
         "memory_mib": layout.memory_mib,
     }

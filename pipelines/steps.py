@@ -59,6 +59,24 @@ def augmentations(options: PipelineOptions, *, by_batch: bool) -> list[Step]:
     return [Step("augment", function, accepts_seed(function)) for function in map(unmarked, chosen)]
 
 
+# Not marked do_not_convert: AutoGraph must reach the user's functions, as in Dataset.map.
+def passed(steps: Sequence[Step], element: Any, word: Any, number: int = 0) -> Any:
+    """Returns what an element is behind the steps, in a graph.
+
+    Args:
+        steps: The functions.
+        element: The element, or a batch.
+        word: What the seeds of its steps are made of; None where none takes one.
+        number: How many steps with a seed came before.
+    """
+    # Among the seeded ones, so that what is not does not change their seeds.
+    for step in steps:
+        keywords = {"seed": element_seed(word, number)} if step.seeded else {}
+        number += step.seeded
+        element = apply_stage(step.name, step.function, element, **keywords)
+    return element
+
+
 def run(
     dataset: Any,
     steps: Sequence[Step],
@@ -80,19 +98,13 @@ def run(
         return dataset
     spec, seeded = dataset.element_spec, any(step.seeded for step in steps)
 
-    # Not marked do_not_convert: AutoGraph must reach the user's functions, as in Dataset.map.
-    def passed(before: Any, word: Any) -> Any:
-        element = before
-        number = 0  # among the seeded ones, so that what is not does not change their seeds
-        for step in steps:
-            keywords = {"seed": element_seed(word, number)} if step.seeded else {}
-            number += step.seeded
-            element = apply_stage(step.name, step.function, element, **keywords)
+    def checked(before: Any, word: Any) -> Any:
+        element = passed(steps, before, word)
         return element if check is None else check(before, element)
 
     def unseeded(*arguments: Any) -> Any:
-        return passed(element_of(arguments, spec), None)
+        return checked(element_of(arguments, spec), None)
 
     name = "_and_".join(dict.fromkeys(step.name for step in steps)) or "check"
-    elements, function = (with_words(dataset, seed), passed) if seeded else (dataset, unseeded)
+    elements, function = (with_words(dataset, seed), checked) if seeded else (dataset, unseeded)
     return elements.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=deterministic, name=name)

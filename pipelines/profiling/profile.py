@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfopt.errors import UnsupportedError
 from tfopt.hardware import host
 from tfopt.pipelines.cache.writer import read_index
 from tfopt.pipelines.options import PerBatch
@@ -51,6 +52,7 @@ def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfil
         TypeError: An argument is of the wrong type.
         ValueError: `seconds` is not above zero.
         PipelineError: There is no batch or no example, or the pipeline fails.
+        UnsupportedError: The plan makes its batches on the device.
 
     Example:
         >>> import numpy as np
@@ -72,6 +74,11 @@ def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfil
 
 def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
     sources: list[Any] = []
+    if plan.layout.cache.on == "device":
+        raise UnsupportedError(
+            "profile_pipeline expects stages that run on the host. Found cache='device': batches are made on the "
+            "device, where TensorFlow counts no stages. Profile the same plan with cache=None for what loading takes."
+        )
     plan, unwritten = _without_writing(plan)
     dataset = _to_run(plan, sources).build()
     run = run_passes(dataset, (1 - _SPLITTING_SHARE) * seconds)

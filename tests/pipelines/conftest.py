@@ -6,7 +6,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tfopt.hardware import host
-from tfopt.pipelines import caching, layout
+from tfopt.pipelines import caching, device_room, layout
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def free_memory(monkeypatch):
 
     def set_mib(mib):
         fake = dataclasses.replace(host(), memory_available_mib=mib)
-        for module in (caching, layout):
+        for module in (caching, device_room, layout):
             monkeypatch.setattr(module, "host", lambda: fake)
 
     return set_mib

@@ -25,7 +25,7 @@ def test_training_sets_shuffle_and_remainder():
     [
         (
             {"cache": "memroy"},
-            """Expected "auto", "memory", the path of a folder or None (without quotes) for `cache`. Received: 'mem""",
+            """Expected "auto", "memory", "device", the path of a folder or None (without quotes) for `cache`. Rec""",
         ),
         ({"cache": "photos"}, "For a folder of that name pass './photos'."),
         ({"cache_after": "augment"}, "`cache_after`: 'auto', 'decode' or 'transform'. Received: 'augment'"),
@@ -82,7 +82,7 @@ def test_a_folder_for_the_cache_is_absolute(tmp_path, monkeypatch):
     assert PipelineOptions(cache="./here").cache_folder == str(tmp_path / "here")
     assert PipelineOptions(cache=pathlib.Path("here")).cache_folder == str(tmp_path / "here")
     assert PipelineOptions(cache="~/here").cache_folder == "/somewhere/here"
-    assert [PipelineOptions(cache=name).cache_folder for name in ("auto", "memory", None)] == [None] * 3
+    assert [PipelineOptions(cache=name).cache_folder for name in ("auto", "memory", "device", None)] == [None] * 4
 
 
 def test_functions_have_names():

@@ -1,0 +1,277 @@
+"""The device stage, on a CPU device: every example once an epoch, the batches of the other caches, never numbers."""
+
+import gc
+import threading
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.pipelines import Source, build_pipeline, device_data, per_batch, plan_pipeline, profile_pipeline
+from tfopt.pipelines.device_data import stage_of
+
+X = np.random.default_rng(0).integers(0, 256, size=(22, 3, 3, 1)).astype("uint8")
+Y = np.arange(22, dtype="int32")
+DATA = (X, Y)
+
+
+def epoch(dataset):
+    """The batches of one epoch, made by the stage where the dataset has one."""
+    stage = stage_of(dataset)
+    batches = dataset if stage is None else map(stage.batch, stage.elements)
+    return [tf.nest.map_structure(lambda part: part.numpy(), batch) for batch in batches]
+
+
+def labels(batches):
+    return np.concatenate([batch[1] for batch in batches]).tolist()
+
+
+def assert_same(one, other):
+    tf.nest.assert_same_structure(one, other)
+    for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def shifted(x, y, seed):
+    """Shows its seed in the batch."""
+    return tf.cast(x, tf.int32) + seed[0] % 7, y
+
+
+def by_text(x, y, seed):
+    """The same, by operations that XLA lacks; the second number tells its seed from that of the function before."""
+    return 10 * x + tf.strings.to_number(tf.as_string(seed[0] % 7 + seed[1]), tf.int32), y
+
+
+def half(x, y):
+    return x // 2, y
+
+
+@pytest.mark.parametrize(
+    ("remainder", "batch_size", "training"),
+    [("drop", 5, True), ("keep", 5, True), ("pad", 5, False), ("keep", 11, True), (None, 5, False)],
+)
+def test_batches_in_order_are_those_of_the_cache_in_memory(remainder, batch_size, training):
+    functions = [per_batch(shifted), per_batch(by_text)]
+    chosen = {"training": training, "shuffle": False, "transform": half, "augment": functions, "seed": 1}
+    device, memory = (
+        build_pipeline(DATA, batch_size=batch_size, remainder=remainder, cache=cache, **chosen)
+        for cache in ("device", "memory")
+    )
+    stage = stage_of(device)
+    assert device.element_spec == memory.element_spec == stage.element_spec
+    assert len(device) == len(memory) == stage.steps == len(stage.elements)
+    first, second = epoch(device), epoch(device)
+    assert_same(first, epoch(memory))
+    assert_same(second, epoch(memory))  # the seeds of the second epoch
+    assert any(not np.array_equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("remainder", ["keep", "pad"])
+def test_each_example_comes_once_an_epoch_in_a_new_order(remainder):
+    dataset = build_pipeline(DATA, batch_size=5, cache="device", remainder=remainder)
+    orders = []
+    for _ in range(3):
+        batches = epoch(dataset)
+        weights = [batch[2] if remainder == "pad" else np.ones(len(batch[1])) for batch in batches]
+        own = np.concatenate(weights) > 0
+        orders.append(np.asarray(labels(batches))[own].tolist())
+        assert sorted(orders[-1]) == Y.tolist()
+        for x, y in (batch[:2] for batch in batches):
+            np.testing.assert_array_equal(x, X[y])
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_a_shuffled_epoch_without_its_last_batch_leaves_out_others_each_time():
+    dataset = build_pipeline(DATA, batch_size=5, cache="device")
+    left_out = {frozenset(Y.tolist()) - frozenset(labels(epoch(dataset))) for _ in range(6)}
+    assert {len(out) for out in left_out} == {2}
+    assert len(left_out) > 1
+
+
+def test_under_a_seed_each_run_is_the_same_and_each_epoch_new():
+    def build():
+        return build_pipeline(DATA, batch_size=5, cache="device", seed=3, augment=[per_batch(shifted)])
+
+    one = build()
+    tf.random.set_seed(5)
+    other = build()
+    runs = [[epoch(dataset) for _ in range(2)] for dataset in (one, other)]
+    assert_same(runs[0], runs[1])
+    assert labels(runs[0][0]) != labels(runs[0][1])
+    unlike = build_pipeline(DATA, batch_size=5, cache="device", seed=4)
+    assert labels(epoch(unlike)) != labels(runs[0][0])
+
+
+def test_decoded_images_keep_their_type(photos):
+    def brighter(image, label):
+        return image + 1, label
+
+    chosen = {"batch_size": 5, "transform": brighter, "training": False}
+    device, memory = (build_pipeline(photos, cache=cache, **chosen) for cache in ("device", "memory"))
+    assert device.element_spec[0].dtype == tf.uint8
+    assert device.element_spec == memory.element_spec
+    assert_same(epoch(device), epoch(memory))
+
+
+def test_shuffled_files_come_in_an_order_of_the_seed(photos):
+    chosen = {"batch_size": 4, "seed": 2, "cache": "device"}
+    runs = [epoch(build_pipeline(photos, **chosen)) for _ in range(2)]
+    assert_same(*runs)
+    assert sorted(image[0, 1, 0] for batch, _ in runs[0] for image in batch[:, None, 1]) == list(range(12))
+
+
+def test_every_type_of_number_comes_back_as_it_was():
+    types = ["bool", "int8", "uint16", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
+    data = {name: np.arange(-3, 3).astype(name) for name in types}
+    data["bfloat16"] = tf.cast(np.arange(-3, 3), tf.bfloat16)
+    batch = epoch(build_pipeline(data, batch_size=6, cache="device", training=False))[0]
+    assert_same(batch, {name: np.asarray(values) for name, values in data.items()})
+
+
+def test_the_full_batches_have_static_shapes_and_are_on_the_device():
+    stage = stage_of(build_pipeline(DATA, batch_size=5, cache="device", device="CPU:0"))
+    assert stage.element_spec[0].shape == (5, 3, 3, 1)
+    assert stage.device == "CPU:0"
+    assert stage.batch(next(iter(stage.elements)))[0].device.endswith("CPU:0")
+
+
+def test_examples_are_read_once_and_by_one_thread():
+    calls = []
+
+    def counted(x, y):
+        tf.py_function(lambda: calls.append(1), [], [])
+        return x, y
+
+    stage = stage_of(build_pipeline(DATA, batch_size=5, transform=counted, cache="device"))
+    assert len(calls) <= len(X)  # the planner's
+    calls.clear()
+    elements = list(stage.elements)
+    threads = [threading.Thread(target=stage.batch, args=(elements[0],)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for element in elements + list(stage.elements):
+        stage.batch(element)
+    assert len(calls) == len(X)
+
+
+def test_the_examples_are_freed_with_the_dataset():
+    dataset = build_pipeline(DATA, batch_size=5, cache="device", augment=keras.layers.Rescaling(2.0))
+    stage = stage_of(dataset)
+    stage.batch(next(iter(stage.elements)))
+    rows = weakref.ref(stage._rows[0])
+    del dataset
+    gc.collect()
+    assert rows() is not None
+    del stage
+    gc.collect()
+    assert rows() is None
+
+
+def fitted(dataset, **options):
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(dataset, verbose=0, shuffle=False, **options)
+
+
+@tf.function
+def counted_in_a_graph(dataset):
+    total = 0
+    for _ in dataset:
+        total += 1
+    return total
+
+
+OVERLAP_MISSING = r"Expected tfopt\.fit\.overlap\(model\) before `fit`"
+
+
+@pytest.mark.parametrize("use", [iter, fitted, lambda dataset: fitted(dataset, steps_per_epoch=2)])
+def test_without_overlap_there_is_an_error(use):
+    with pytest.raises(PipelineError, match=OVERLAP_MISSING):
+        use(build_pipeline(DATA, batch_size=5, cache="device"))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda dataset: fitted(dataset.take(2)),
+        lambda dataset: fitted(dataset, class_weight=dict.fromkeys(range(22), 1.0)),
+        lambda dataset: list(dataset.map(lambda x, y: x)),
+        lambda dataset: dataset.reduce(0, lambda total, batch: total + 1),
+        counted_in_a_graph,
+    ],
+    ids=["take", "class_weight", "map", "reduce", "graph"],
+)
+def test_what_is_derived_from_it_fails_too_and_never_gives_a_batch(use):
+    dataset = build_pipeline(DATA, batch_size=5, cache="device", transform=half)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=OVERLAP_MISSING):
+        use(dataset)
+    assert stage_of(dataset.take(1)) is None
+
+
+def test_other_datasets_have_no_stage():
+    assert stage_of(build_pipeline(DATA, batch_size=5, cache="memory")) is None
+    assert stage_of(tf.data.Dataset.range(3)) is None
+    assert stage_of(None) is None
+
+
+def test_an_example_that_cannot_be_read_is_named(photos):
+    dataset = build_pipeline(photos, batch_size=4, cache="device", transform=lambda image, label: (image / 2, label))
+    next(photos.rglob("*.png")).write_bytes(b"no image")
+    stage = stage_of(dataset)
+    with pytest.raises(PipelineError, match="Expected to read 12 examples") as error:
+        stage.batch(next(iter(stage.elements)))
+    assert isinstance(error.value.__cause__, tf.errors.OpError)
+
+
+def test_a_source_with_fewer_examples_than_it_says_fails():
+    def few():
+        return tf.data.Dataset.from_generator(lambda: iter(range(8)), output_signature=tf.TensorSpec((), tf.int32))
+
+    stage = stage_of(build_pipeline(Source(name="few", dataset=few, count=10), batch_size=5, cache="device"))
+    with pytest.raises(PipelineError, match=r"Expected to read 10 examples.*contained only 8"):
+        stage.batch(next(iter(stage.elements)))
+
+
+def test_a_full_device_is_told(monkeypatch):
+    def full(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+
+    stage = stage_of(build_pipeline(DATA, batch_size=5, cache="device"))
+    element = next(iter(stage.elements))
+    monkeypatch.setattr(device_data.tf, "constant", full)
+    with pytest.raises(PipelineError, match=r"Expected room for 286 B of examples on /device:CPU:0"):
+        stage.batch(element)
+
+
+def test_the_plan_says_where_what_is_done():
+    layers = [keras.layers.RandomFlip(), keras.layers.RandomRotation(0.1)]
+    plan = plan_pipeline(DATA, batch_size=5, cache="device", remainder="pad", augment=layers)
+    names = [stage.name for stage in plan.stages]
+    assert names[2:] == [
+        *("cache", "shuffle", "batch", "gather", "augment", "augment", "pad"),
+        *("prefetch", "device", "overlap", "order", "memory"),
+    ]
+    text = str(plan)
+    for said in (
+        "within half of the 16.0 GiB free on /device:CPU:0",
+        "all 22 ",
+        "RandomFlip      whole batches on the device, compiled by XLA; a fresh seed",
+        "RandomRotation  whole batches on the device, without XLA: supports_jit is False",
+        "without it `fit` is refused",
+    ):
+        assert said in text
+    assert (plan.to_dict()["cache"], plan.to_dict()["on_device"]) == ("device", True)
+
+
+def test_the_profiler_refuses_it():
+    plan = plan_pipeline(DATA, batch_size=5, cache="device")
+    with pytest.raises(UnsupportedError, match="Found cache='device'"):
+        profile_pipeline(plan, seconds=0.1)
+    with pytest.raises(PipelineError, match=r"overlap\(model\)"):
+        profile_pipeline(plan.build(), seconds=0.1)

@@ -1,0 +1,173 @@
+"""What lies on the device: what was asked for, what cache="auto" puts there, and what is refused by name."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.pipelines import (
+    CentralCrop,
+    RandomCrop,
+    Source,
+    build_pipeline,
+    device_room,
+    layout,
+    per_batch,
+    plan_pipeline,
+)
+from tfopt.pipelines.device_data import stage_of
+from tfopt.pipelines.device_room import OnDevice
+
+X, Y = np.zeros((64, 128, 128), "float64"), np.arange(64)  # 8 MiB
+FEW = X[:8, :4, :4]
+
+
+def flip(x, y):
+    return x[::-1], y
+
+
+def in_python(x, y):
+    return tf.py_function(lambda z: z, [x], x.dtype), y
+
+
+def endless():
+    return tf.data.Dataset.range(8).repeat()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"cache_after": "decode"}, "expects `transform` to be done once. Found cache_after='decode'"),
+        ({"device": None}, "expects a device. Found device=None"),
+        ({"augment": flip}, "expects an `augment` of whole batches. Found flip, which takes single examples. Rewrite"),
+        ({"transform": lambda x, y: (tf.as_string(x), y)}, "expects dense tensors of numbers. Found examples with"),
+        ({"transform": lambda x, y: (tf.sparse.from_dense(x), y)}, "Found examples with SparseTensorSpec"),
+        ({"device": "/gpu:7"}, "device that TensorFlow sees"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(options, text):
+    with pytest.raises(ValueError, match="xpect") as error:
+        plan_pipeline((FEW, Y[:8]), batch_size=4, cache="device", **options)
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize("found", ["an endless source", "a source of unknown length"])
+def test_the_number_of_examples_must_be_known(found):
+    dataset = endless() if "endless" in found else tf.data.Dataset.range(8).filter(lambda number: number > 1)
+    with pytest.raises(ValueError, match=f"expects a known number of examples. Found {found}"):
+        plan_pipeline(Source(name="some", dataset=lambda: dataset), batch_size=4, cache="device")
+
+
+def test_a_random_crop_is_refused_and_a_central_one_not(photos):
+    with pytest.raises(ValueError, match=r"Found a RandomCrop. Pass CentralCrop, and keras\.layers\.RandomCrop"):
+        plan_pipeline(photos, batch_size=4, cache="device", crop=RandomCrop(4))
+    dataset = build_pipeline(photos, batch_size=4, cache="device", crop=CentralCrop(4))
+    assert dataset.element_spec[0].shape == (4, 4, 4, 3)
+
+
+def test_examples_of_unlike_shapes_are_refused(photos, picture):
+    picture(photos / "abc" / "wide.png", size=(4, 9))
+    with pytest.raises(PipelineError, match="Expected examples of one shape"):
+        plan_pipeline(photos, batch_size=4, cache="device")
+
+
+def test_a_strategy_is_refused():
+    with (
+        tf.distribute.OneDeviceStrategy("CPU:0").scope(),
+        pytest.raises(
+            UnsupportedError, match=r"Found a tf\.distribute strategy.*Build the pipeline with cache='memory'"
+        ),
+    ):
+        plan_pipeline((FEW, Y[:8]), batch_size=4, cache="device")
+
+
+def test_data_take_half_of_what_is_free(free_memory):
+    free_memory(17.0)
+    reason = plan_pipeline((X, Y), batch_size=4, cache="device").layout.cache.reason
+    assert reason == "asked for; 8.0 MiB, within half of the 17.0 MiB free on /device:CPU:0"
+    free_memory(15.0)
+    with pytest.raises(
+        PipelineError, match=r"8\.0 MiB are needed, and exceed half of the 15\.0 MiB free on /device:CPU"
+    ):
+        plan_pipeline((X, Y), batch_size=4, cache="device")
+    free_memory(None)
+    with pytest.raises(PipelineError, match="on this machine is unknown"):
+        plan_pipeline((X, Y), batch_size=4, cache="device")
+
+
+@pytest.fixture
+def as_gpu(monkeypatch):
+    """Has the planner take CPU:0 for a GPU with as many free MiB; data are copied as to a CPU."""
+
+    def set_mib(mib):
+        monkeypatch.setattr(layout, "is_gpu", lambda device: device is not None)
+        monkeypatch.setattr(device_room, "free_bytes", lambda device: mib * 2**20)
+
+    return set_mib
+
+
+def test_loading_needs_room_on_the_host_too(as_gpu, free_memory):
+    as_gpu(1024)
+    free_memory(7.0)
+    with pytest.raises(
+        PipelineError, match=r"8\.0 MiB are needed in host memory while they are loaded, of which 7 MiB"
+    ):
+        plan_pipeline((X, Y), batch_size=4, cache="device")
+
+
+def test_auto_keeps_both_ways(as_gpu):
+    as_gpu(33)
+    plan = plan_pipeline((X, Y), batch_size=16, device="CPU:0", training=False)
+    held = plan.layout.on_device
+    assert isinstance(held, OnDevice)
+    assert (held.only, held.bytes, plan.layout.cache.on) == (False, X.nbytes + Y.nbytes, None)
+    assert "with tfopt.fit.overlap the examples lie on CPU:0" in str(plan)
+    dataset = plan.build()
+    stage = stage_of(dataset)
+    found = [[np.asarray(part) for part in stage.batch(element)] for element in stage.elements]
+    for batch, plain in zip(found, dataset, strict=True):
+        for part, expected in zip(batch, plain, strict=True):
+            np.testing.assert_array_equal(part, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "8.0 MiB are needed, and exceed a quarter of the 31.0 MiB free on CPU:0"),
+        ({"augment": per_batch(flip)}, "`augment` draws otherwise on the device"),
+        ({"seed": 1}, "under a seed the order must not depend on free memory"),
+        ({"transform": in_python}, "calls Python"),
+        ({"cache_after": "decode"}, "expects `transform` to be done once; found cache_after='decode'"),
+    ],
+)
+def test_auto_says_why_not(as_gpu, options, reason):
+    as_gpu(31)
+    plan = plan_pipeline((X, Y), batch_size=16, device="CPU:0", **options)
+    assert reason in next(stage.reason for stage in plan.stages if stage.name == "overlap")
+    assert stage_of(plan.build()) is None
+    assert plan.to_dict()["on_device"] is False
+
+
+def test_an_order_without_shuffle_may_lie_there_under_a_seed(as_gpu):
+    as_gpu(64)
+    assert isinstance(
+        plan_pipeline((X, Y), batch_size=16, device="CPU:0", seed=1, shuffle=False).layout.on_device, OnDevice
+    )
+
+
+@pytest.mark.parametrize("cache", ["auto", "memory", None])
+def test_a_cpu_is_never_taken_unasked(cache):
+    for device in ("auto", "CPU:0", None):
+        plan = plan_pipeline((FEW, Y[:8]), batch_size=4, cache=cache, device=device)
+        assert plan.layout.on_device is None
+        assert "overlap" not in [stage.name for stage in plan.stages]
+
+
+def test_what_is_free_on_a_gpu_is_what_tensorflow_does_not_use(monkeypatch):
+    limit = device_room._limit_bytes("/device:CPU:0")
+    assert limit == 256 * 2**20  # what TensorFlow 2.21 says of every CPU
+    assert device_room._limit_bytes("GPU:7") is None
+    monkeypatch.setattr(device_room, "_limit_bytes", lambda device: 100)
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda device: {"current": 30, "peak": 90})
+    assert device_room.free_bytes("/device:GPU:0") == 70
+    assert device_room.free_bytes("/device:CPU:0") == 16384.0 * 2**20
