@@ -30,11 +30,12 @@ def test_recorded_runs_name_no_place():
         assert not re.search(r'"[^"]*(/home|/root|/Users|/tmp|/var)[^"]*"', path.read_text()), path
 
 
-def test_the_example_runs(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(code.splitlines()) <= 25
+def test_the_examples_run(tmp_path):
+    example, before_and_after = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(example.splitlines()) <= 25
+    assert len(before_and_after.splitlines()) <= 5
     subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"],
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{example}\n{before_and_after}"],
         cwd=tmp_path,
         capture_output=True,
         check=True,

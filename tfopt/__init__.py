@@ -2,7 +2,9 @@
 
 - `tfopt.precision`: mixed-precision policies, recommended for the device that is there
 - `tfopt.xla`: XLA on or off for a model, decided by measurement
+- `tfopt.kernels`: flash attention and fused batch norm, layer by layer
 - `tfopt.pipelines`: `build_pipeline()`, tf.data pipelines that keep the device fed
+- `tfopt.fit`: `model.fit` that launches each step without waiting for the one before
 - `tfopt.callbacks`: utilisation and throughput loggers for `model.fit`
 - `tfopt.repairs`: silent defects of Keras, named and repaired
 - `tfopt.measure`: how long a training step takes, with an interval
@@ -19,7 +21,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tfopt import callbacks as callbacks
     from tfopt import errors as errors
+    from tfopt import fit as fit
     from tfopt import hardware as hardware
+    from tfopt import kernels as kernels
     from tfopt import measure as measure
     from tfopt import pipelines as pipelines
     from tfopt import precision as precision
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["callbacks", "errors", "hardware", "measure", "pipelines", "precision", "repairs", "xla"]
+__all__ = ["callbacks", "errors", "fit", "hardware", "kernels", "measure", "pipelines", "precision", "repairs", "xla"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -207,6 +207,12 @@ def test_drawing_is_timed_from_fresh_input_in_blocks():
     assert made == [10, 10]  # one first, three to warm up, two blocks of three
 
 
+def test_an_input_that_ends_is_begun_anew():
+    assert DrawTimer(lambda: [1, 2], 8)(4, warmup=3, samples=2).steps_per_sample == 2
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        DrawTimer(lambda: [], 8)(4, warmup=3, samples=2)
+
+
 def test_the_loggers_are_on_in_one_variant(spied, monkeypatch):
     (case,) = callbacks.cases(TINY)
     with ExitStack() as stack:
@@ -227,5 +233,6 @@ def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
         for name, scale in (("cpu", CPU), ("gpu", GPU))
     }
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
-    assert workloads["cpu"] == ["digits", "digits", *photographs, "digits"]
-    assert workloads["gpu"] == ["digits", "resnet50", "resnet50, fit", "digits", *photographs, "digits"]
+    assert workloads["cpu"] == ["digits", "digits", *photographs, "mlp, tiny", "digits"]
+    fit = [case.workload for case in load(["fit"])[0].cases(GPU)]
+    assert workloads["gpu"] == ["digits", "resnet50", "resnet50, fit", "digits", *photographs, *fit, "digits"]

@@ -1,4 +1,4 @@
-"""Times the input alone: batches are drawn and thrown away."""
+"""Times what comes one after the other and is thrown away: the batches of an input, the results of a function."""
 
 import itertools
 import time
@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tfopt.measure import StepTimes
+from tfopt.measure.steps import wait
 
 
 class DrawTimer:
     """Times how long it takes to draw a batch.
 
     Args:
-        make: Returns new input: batches without end.
+        make: Returns new input: batches without end, or as often as they come to one. The device is waited for at the
+            end of each sample.
         batch_size: Examples in a batch.
         clock: Seconds, monotonic.
     """
@@ -33,7 +35,7 @@ class DrawTimer:
         """
         block = -(-steps // samples)
         started = self._clock()
-        batches = iter(self._make())
+        batches = self._batches()
         _draw(batches, 1)
         if self._first_step_seconds is None:
             self._first_step_seconds = self._clock() - started
@@ -49,7 +51,14 @@ class DrawTimer:
             examples_per_step=self._batch_size,
         )
 
+    def _batches(self) -> Iterator[Any]:
+        while True:
+            batches = iter(self._make())
+            yield next(batches)  # an error where there is none, and no search without end
+            yield from batches
+
 
 def _draw(batches: Iterator[Any], number: int) -> None:
     for _ in range(number):
         next(batches)
+    wait()

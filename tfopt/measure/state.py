@@ -37,7 +37,7 @@ def traced(model: keras.Model, batch: Any, *, jit_compile: bool | None = None) -
 
     function = tf.function(step, jit_compile=model.jit_compile if jit_compile is None else jit_compile)
     try:
-        graph = function.get_concrete_function(batch).graph
+        concrete = function.get_concrete_function(batch)
     except Exception as error:
         if not model.run_eagerly:
             raise
@@ -45,7 +45,8 @@ def traced(model: keras.Model, batch: Any, *, jit_compile: bool | None = None) -
             "Expected a training step that TensorFlow can trace, so that all it changes can be given back. Found one "
             f"that only runs eagerly: {error}. Measure the model without run_eagerly=True."
         ) from error
-    return (step if model.run_eagerly else function), graph
+    # To let TensorFlow look for it on each call would take longer than the step of a small model.
+    return (step if model.run_eagerly else concrete), concrete.graph
 
 
 @contextmanager

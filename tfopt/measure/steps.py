@@ -234,7 +234,6 @@ class FitTimer:
             self._train_function = self._model.train_function
             self._first_step_seconds = marks.passed[self._model.steps_per_execution] - marks.started
 
-
     def _goes_on(self) -> bool:
         """Whether the dataset has no end; one with an end has to have only whole executions."""
         batches, once = int(self._dataset.cardinality()), self._model.steps_per_execution

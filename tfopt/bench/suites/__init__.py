@@ -1,4 +1,4 @@
-"""The suites, by name. Each module has `SUMMARY`, a line on what it compares, and `cases(scale)`."""
+"""The suites, by name. Each module has `cases(scale)`; what it compares stands in `SUMMARIES`, a line each."""
 
 import importlib
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ SUMMARIES = {
     "precision": "float32 against mixed_bfloat16 and mixed_float16",
     "xla": "the training step with and without XLA",
     "pipeline": "naive and hand-tuned tf.data pipelines against build_pipeline(), with crop and with cache",
+    "fit": "fit, stock and overlapped, beside the step alone; on a GPU also fast kernels",
     "callbacks": "fit with and without tfopt's loggers",
 }
 

@@ -15,6 +15,7 @@ from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, same_values
 from tfopt.bench.drawing import DrawTimer
 from tfopt.bench.workloads import crops, photos
 from tfopt.measure import FitTimer
+from tfopt.measure.feeding import without_end
 from tfopt.pipelines import CentralCrop, RandomCrop, build_pipeline, images, plan_pipeline, profile_pipeline
 
 _Make = Callable[[], tf.data.Dataset]
@@ -151,7 +152,7 @@ def _fit_timer(make: _Make, warmup: int, stack: ExitStack) -> Timer:
 
 
 def _timer(make: _Make, warmup: int, stack: ExitStack) -> Timer:
-    dataset = make().repeat()
+    dataset = without_end(make())
     return partial(DrawTimer(lambda: dataset, _BATCH), _STEPS, warmup=warmup, samples=_SAMPLES)
 
 

@@ -1,0 +1,222 @@
+"""Suite `fit`: what is timed is what its name says, and what is compared would show a difference."""
+
+from contextlib import ExitStack
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from fake_cudnn import FakeCudnn
+from keras.callbacks import CallbackList
+from plain_attention import attention_batch, draw, heads_net
+
+from tfopt import fit as overlapping
+from tfopt import kernels as tfopt_kernels
+from tfopt.bench.cases import GPU, Scale
+from tfopt.bench.suites import feeding, fit, kernels
+from tfopt.bench.workloads import digits, gpt2, resnet50
+from tfopt.errors import UnsupportedError
+from tfopt.fit.settings import overlap_of
+from tfopt.kernels import flash, obstacles
+from tfopt.pipelines.device_data import stage_of
+
+CPU = Scale(batch_size=8, width=1, steps=1, photos=64, resnet=None)
+SHAPE = kernels.Shape(2, 64, 2, 8, causal=True)
+
+
+class Spy:
+    """Stands for a timer: keeps the model, the data, whether the model was overlapped then, and its policies."""
+
+    seen: list
+
+    def __init__(self, model, data):
+        policies = {layer.dtype_policy.name for layer in model.layers}
+        self.seen.append((model, data, overlap_of(model) is not None, policies))
+
+    def __call__(self, *steps, **options):
+        return steps, options
+
+
+@pytest.fixture
+def spied(monkeypatch):
+    Spy.seen = []
+    for module in (fit, feeding):
+        monkeypatch.setattr(module, "FitTimer", Spy)
+        monkeypatch.setattr(module, "StepTimer", Spy)
+    return Spy.seen
+
+
+@pytest.fixture
+def small_resnet(monkeypatch):
+    """Stands for ResNet-50: it normalizes, and takes what the digits' net takes."""
+
+    def model(jit_compile):
+        layers = keras.layers
+        net = keras.Sequential([keras.Input((8, 8, 1)), layers.BatchNormalization(), layers.Flatten()])
+        net.add(layers.Dense(10, dtype="float32"))
+        net.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=jit_compile)
+        return net
+
+    monkeypatch.setattr(resnet50, "model", model)
+    monkeypatch.setattr(resnet50, "batch", lambda size, *, count: tuple(map(tf.constant, digits.batch(size))))
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """A machine that looks like one with an H200, on which TensorFlow computes what cuDNN would."""
+    monkeypatch.setattr(obstacles, "compute_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(obstacles, "device_type", lambda: "GPU")
+    monkeypatch.setattr(flash, "call_module", FakeCudnn())
+
+
+def noted(monkeypatch, workload, model):
+    """The models that a workload makes from now on."""
+    made = []
+
+    def make(jit_compile):
+        made.append(model(jit_compile=jit_compile))
+        return made[-1]
+
+    monkeypatch.setattr(workload, "model", make)
+    return made
+
+
+def test_a_cpu_gets_the_tiny_net_alone():
+    assert [case.workload for case in fit.cases(CPU)] == ["mlp, tiny"]
+
+
+def test_a_gpu_gets_what_says_most_first():
+    workloads = [case.workload for case in fit.cases(GPU)]
+    assert workloads[:3] == ["resnet50", "gpt2", "mlp"]
+    assert workloads[-1] == "resnet50, no XLA"
+    assert len([name for name in workloads if name.startswith("attention, ")]) == 5
+    assert workloads[3] == "attention, 16×1024, 12 heads of 64, causal"
+    assert len(set(workloads)) == 9
+
+
+def test_one_fit_is_overlapped_and_keras_is_itself_again(spied):
+    (case,) = fit.cases(CPU)
+    stock = CallbackList._on_train_batch_end
+    with ExitStack() as stack:
+        for variant in case.variants:
+            variant.timer(stack)
+        assert CallbackList._on_train_batch_end is not stock
+    assert CallbackList._on_train_batch_end is stock
+    assert [overlapped for *_, overlapped, _ in spied] == [False, True, False]
+    assert [model.jit_compile for model, *_ in spied] == [False] * 3
+    assert [overlap_of(model) for model, *_ in spied] == [None] * 3
+    (_, stock_data, *_), (_, data, *_), (_, batch, *_) = spied
+    assert (
+        stock_data.element_spec
+        == data.element_spec
+        == (tf.TensorSpec((8, 784), tf.float32), tf.TensorSpec((8,), tf.int32))
+    )
+    np.testing.assert_array_equal(next(iter(data))[0], batch[0])
+
+
+def test_the_weights_are_those_of_a_training(monkeypatch):
+    (case,) = fit.cases(CPU)
+    stock, overlapped, alone = (variant.values() for variant in case.variants)
+    assert len(stock) == 784 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10
+    assert [case.judge(stock, other).passed for other in (overlapped, alone)] == [True, True]
+    assert case.judge(stock, [*stock[:-1], stock[-1] + 1e-6]).text == "1 of 13002 differ"
+
+    def planted(net):
+        net.optimizer.learning_rate = 2e-3
+
+    monkeypatch.setattr(overlapping, "overlap", planted)
+    assert not case.judge(stock, case.variants[1].values()).passed
+
+
+def test_resnet50_is_fed_as_the_names_say(spied, small_resnet):
+    case = feeding.case(4)
+    with ExitStack() as stack:
+        for variant in case.variants:
+            variant.timer(stack)
+    names = ["stock fit", "overlap", 'overlap, cache="device"', "stock fit, whole batches", "step alone"]
+    assert [variant.name for variant in case.variants] == names
+    assert [overlapped for *_, overlapped, _ in spied] == [False, True, True, False, False]
+    assert [model.jit_compile for model, *_ in spied] == [True] * 5
+    assert all("mixed_bfloat16" in policies for *_, policies in spied)
+    *fed, batch = [data for _, data, *_ in spied]
+    assert [stage_of(data) is not None for data in fed] == [False, False, True, False]
+    assert {data.element_spec[0].shape for data in fed} == {tf.TensorShape((4, 8, 8, 1))} == {batch[0].shape}
+    # No epoch ends while the steps are timed: the first one, the warm-up, the samples.
+    assert [int(data.cardinality()) for data in fed] == [40] * 4
+    assert feeding._BATCHES > 1 + feeding._WARMUP + feeding._STEPS
+
+
+def test_resnet50_is_measured(small_resnet, monkeypatch):
+    for name, value in {"_STEPS": 4, "_WARMUP": 1}.items():
+        monkeypatch.setattr(feeding, name, value)
+    uncompiled = resnet50.model
+    monkeypatch.setattr(resnet50, "model", lambda jit_compile: uncompiled(jit_compile=False))
+    outcome = feeding.case(4).run(lambda name: None)
+    assert {variant["step_time"]["examples_per_step"] for variant in outcome["variants"]} == {4}
+    assert [variant["check"] for variant in outcome["variants"]] == [None] * 5
+
+
+def test_batch_norm_is_fused_in_one_variant(small_resnet, monkeypatch):
+    monkeypatch.setattr(kernels, "_STEPS", 2)
+    made = noted(monkeypatch, resnet50, resnet50.model)
+    kernels.batch_norm_case(4).run(lambda name: None)
+    assert [net.jit_compile for net in made] == [False, False]
+    (plain,), (fused,) = (tfopt_kernels.explain(net).layers for net in made)
+    assert plain.training == ("not asked for: fuse_batch_norm(model)",)
+    assert fused.training == ()
+
+
+def test_gpt2_takes_flash_attention(cudnn, monkeypatch):
+    made = noted(monkeypatch, gpt2, partial(gpt2.model, blocks=1, width=16, heads=2, vocabulary=256, length=64))
+    monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=64))
+    monkeypatch.setattr(kernels, "_GPT2_BATCH", 2)
+    kernels.gpt2_case().variants[1].timer(ExitStack())
+    (net,) = made
+    assert (net.jit_compile, net.dtype_policy.name) == (True, "mixed_bfloat16")
+    assert [row.training for row in tfopt_kernels.explain(net).layers] == [()]
+
+
+def test_keras_path_is_not_measured_under_the_kernels_name(monkeypatch):
+    made = noted(monkeypatch, gpt2, heads_net)
+    monkeypatch.setattr(gpt2, "batch", attention_batch)
+    plain, taken = kernels.gpt2_case().variants
+    plain.timer(ExitStack())
+    assert tfopt_kernels.explain(made[0]).layers[0].training == ("not asked for: use_flash_attention(model)",)
+    with pytest.raises(UnsupportedError, match=r"Found Keras' own path: .*no GPU"):
+        taken.timer(ExitStack())
+    alone = kernels.attention_cases()[0].variants[1]
+    monkeypatch.setattr(kernels, "_operands", lambda shape: [draw(2, 64, 2, 8, dtype="bfloat16")] * 4)
+    with pytest.raises(UnsupportedError, match=r"Found Keras' own path: .*no GPU"):
+        alone.timer(ExitStack())()
+
+
+def test_attention_alone(cudnn, monkeypatch):
+    monkeypatch.setattr(kernels, "_SHAPES", (SHAPE,))
+    monkeypatch.setattr(kernels, "_CALLS", 2)
+    (case,) = kernels.attention_cases()
+    outcome = case.run(lambda name: None)
+    plain, taken = (variant["check"] for variant in outcome["variants"])
+    assert (len(plain["values"]), plain["passed"], taken["passed"]) == (4, True, True)
+    # bfloat16 has eight bits: one rounding is off by 0.2 % or so.
+    assert 1e-3 < max(taken["values"]) <= max(plain["values"]) < 2e-2
+
+
+@pytest.mark.parametrize(
+    ("values", "passed"), [([0.1, 0.2], True), ([0.2, 0.1], True), ([0.1, 0.21], False), ([0.1, float("nan")], False)]
+)
+def test_an_error_may_be_as_large_as_kerass(values, passed):
+    assert kernels._no_larger_error([0.1, 0.2], values).passed == passed
+
+
+def test_the_exact_attention_is_exact():
+    shape = kernels.Shape(1, 5, 2, 4, causal=True)
+    operands = [tf.random.stateless_normal((1, 5, 2, 4), (1, n), dtype=tf.float64) for n in range(4)]
+    output, *gradients = kernels._exact(shape, *operands)
+    with tf.GradientTape() as tape:
+        tape.watch(operands[:3])
+        plain = keras.ops.dot_product_attention(*operands[:3], is_causal=True)
+    np.testing.assert_allclose(output, plain, atol=1e-12)
+    expected = tape.gradient(plain, operands[:3], output_gradients=operands[3])
+    for one, other in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)

@@ -1,0 +1,149 @@
+"""Where the batches come from: copied ahead, made by a pipeline's device stage, and counted right when they end."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from fitting import Pair, X, Y, dataset, dense_net
+
+from tfopt import fit
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.fit import input as fit_input
+from tfopt.measure import preserved
+from tfopt.pipelines import build_pipeline
+from tfopt.pipelines.device import copy_ahead
+
+SILENT = {"verbose": 0, "shuffle": False}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return Pair()
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """A device to copy to, and what was copied to it."""
+    made = []
+
+    def copy(data, device, steps):
+        made.append(copy_ahead(data, device, steps))
+        return made[-1]
+
+    monkeypatch.setattr(fit_input, "choose_device", lambda asked, spec: ("/cpu:0", "played"))
+    monkeypatch.setattr(fit_input, "copy_ahead", copy)
+    return made
+
+
+def steps(model):
+    return int(model.optimizer.iterations)
+
+
+def test_data_of_unknown_length_counts_its_steps_right():
+    """D19: stock fit runs, when the data ends, what of the step does not depend on them."""
+    counts = []
+    for known in (True, False):
+        data = dataset() if known else dataset().filter(lambda *_: True)
+        for model in (dense_net(), fit.overlap(dense_net())):
+            keras.utils.set_random_seed(3)
+            if known:
+                model.fit(data, epochs=6, **SILENT)
+            else:
+                with pytest.warns(UserWarning, match="ran out of data"):
+                    model.fit(data, epochs=6, **SILENT)
+            counts.append(steps(model))
+    assert counts == [18, 18, 24, 18]
+
+
+def test_data_of_unknown_length_train_as_data_of_known_length(pair):
+    def train(model):
+        data = dataset().filter(lambda *_: True) if model is pair.overlapped else dataset()
+        if model is pair.stock:
+            return model.fit(data, epochs=3, **SILENT).history
+        with pytest.warns(UserWarning, match="ran out of data"):
+            return model.fit(data, epochs=3, **SILENT).history
+
+    pair.train(train)
+
+
+@pytest.mark.parametrize(("overlapped", "counted"), [(False, 3), (True, 2)])
+def test_a_pipeline_that_fails_leaves_a_whole_number_of_steps(pair, overlapped, counted):
+    """Stock fit counts the step whose batch never came."""
+    failing = tf.data.Dataset.range(40).map(lambda i: (X[0] / tf.cast(tf.maximum(20 - i, 0), tf.float32), 0))
+    failing = failing.map(lambda x, y: (tf.debugging.check_numerics(x, "bad row"), y)).batch(8)
+    model = pair.models[overlapped]
+    model.optimizer.iterations.assign(0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bad row"):
+        model.fit(failing, **SILENT)
+    assert steps(model) == counted
+    model.fit(dataset(), **SILENT)
+    assert steps(model) == counted + 3
+
+
+def test_every_kind_of_input_is_copied_ahead(pair, copies):
+    def train(model):
+        copies.clear()
+        fitted = [model.fit(X, Y, batch_size=16, validation_data=dataset(), epochs=2, verbose=0).history]
+        fitted.append(model.fit(dataset(), validation_data=(X, Y), epochs=2, **SILENT).history)
+        predicted = model.predict(dataset(), verbose=0).tobytes()
+        counts.append(len(copies))
+        return fitted, model.evaluate(dataset(), verbose=0), predicted
+
+    counts = []
+    pair.train(train)
+    assert counts == [0, 5]  # once for a fit, however many epochs it has
+
+
+def test_what_is_on_the_device_already_is_not_copied_again(pair, copies):
+    ready = build_pipeline((X, Y), batch_size=8, training=False, device="/cpu:0")
+    pair.overlapped.fit(ready, validation_data=ready, epochs=2, **SILENT)
+    assert copies == []
+    again = ready.prefetch(2).with_options(tf.data.Options())
+    assert fit_input.for_predict(again) is again
+    fit_input.for_predict(again.map(lambda x, y: (2 * x, y)))
+    assert len(copies) == 1
+
+
+def test_nothing_is_copied_without_a_gpu(pair, monkeypatch):
+    monkeypatch.setattr(fit_input, "copy_ahead", lambda *_: pytest.fail("copied"))
+    pair.overlapped.fit(X, Y, verbose=0)
+
+
+def staged(**options):
+    return build_pipeline((X, Y), batch_size=8, cache="device", device="/cpu:0", **options)
+
+
+def test_a_device_stage_trains_as_the_same_batches_do(pair):
+    def train(model):
+        data = staged(training=False) if model is pair.overlapped else dataset(batch=8)
+        fitted = model.fit(data, validation_data=data, epochs=3, **SILENT)
+        return fitted.history, model.evaluate(data, verbose=0)
+
+    pair.train(train)
+
+
+def test_a_device_stage_goes_on_where_the_epoch_before_ended(pair):
+    def train(model):
+        data = staged(training=False) if model is pair.overlapped else dataset(batch=8)
+        return model.fit(data, steps_per_epoch=2, epochs=2, **SILENT).history
+
+    pair.train(train)
+
+
+def test_a_device_stage_in_the_order_of_its_seed(pair):
+    histories = []
+    for seed in (5, 5, 6):
+        with preserved(pair.overlapped):
+            histories.append(pair.overlapped.fit(staged(seed=seed), epochs=2, **SILENT).history)
+    assert histories[0] == histories[1] != histories[2]
+
+
+def test_a_device_stage_needs_overlap(pair):
+    with pytest.raises((PipelineError, tf.errors.InvalidArgumentError), match=r"tfopt\.fit\.overlap"):
+        pair.stock.fit(staged(), **SILENT)
+    with pytest.raises(UnsupportedError, match="without a device stage"):
+        pair.overlapped.predict(staged(), verbose=0)
+
+
+def test_predict_of_arrays_is_as_ever(pair):
+    assert np.array_equal(pair.overlapped.predict(x=X, verbose=0), pair.overlapped.predict_on_batch(X))

@@ -1,0 +1,135 @@
+"""`fit`, stock and overlapped, beside the step alone: what the host adds to each step, and whether the weights agree.
+
+On a CPU a tiny net. On a GPU ResNet-50 fed in several ways, too, and what the kernels do to a step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt import fit
+from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, same_values
+from tfopt.bench.suites import feeding, kernels
+from tfopt.bench.workloads import mlp
+from tfopt.measure import FitTimer, StepTimer
+
+_BATCHES = 64  # unlike ones, over and over
+_SAMPLES = 4  # few and long beside the wait at a sample's end
+
+
+def cases(scale: Scale) -> list[Case]:
+    """The cases for this size, those that say most first, should the time run out."""
+    if scale.resnet is None:
+        # So small that what fit adds is not lost in the step.
+        return [_case("mlp, tiny", _Workload(width=16, batch_size=8, jit_compile=False, steps=5 * scale.steps))]
+    large = _Workload(width=512, batch_size=scale.batch_size, jit_compile=True, steps=2 * scale.steps)
+    return [
+        feeding.case(scale.resnet),
+        kernels.gpt2_case(),
+        _case("mlp", large),
+        *kernels.attention_cases(),
+        kernels.batch_norm_case(scale.resnet),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Workload:
+    """The perceptron's size, and how many steps are timed in each turn."""
+
+    width: int
+    batch_size: int
+    jit_compile: bool
+    steps: int
+
+    def net(self) -> keras.Model:
+        return mlp.model(width=self.width, jit_compile=self.jit_compile)
+
+
+_Data = Callable[[], tuple[Any, Any]]
+
+
+def _case(name: str, workload: _Workload) -> Case:
+    data = cache(partial(_data, workload.batch_size))
+    variants = {
+        "stock fit": ("model.fit as it is", False),
+        "overlap": ("after tfopt.fit.overlap; goal on a GPU: 1.15 times the time of the step alone", True),
+    }
+    fits = [
+        Variant(
+            name=variant,
+            note=note,
+            timer=partial(_fit_timer, workload, data, overlapped),
+            values=partial(_fitted, workload, data, overlapped),
+        )
+        for variant, (note, overlapped) in variants.items()
+    ]
+    alone = Variant(
+        name="step alone",
+        note="the ceiling: one batch, on the device from the start",
+        timer=partial(_step_timer, workload, data),
+        values=partial(_stepped, workload, data),
+    )
+    return Case(
+        suite="fit",
+        workload=name,
+        question="What does fit add to the step of a small net?",
+        unit="step",
+        variants=[*fits, alone],
+        judge=same_values(f"every weight after {_BATCHES} steps, bit for bit", "same weights"),
+        repeats=2 * REPEATS,  # short turns: the host's speed drifts more than a GPU's
+    )
+
+
+def _data(batch_size: int) -> tuple[Any, Any]:
+    """Images, shape (batches, batch size, 784), and labels, shape (batches, batch size)."""
+    images, labels = mlp.batch(_BATCHES * batch_size)
+    return images.reshape(_BATCHES, batch_size, -1), labels.reshape(_BATCHES, batch_size)
+
+
+def _dataset(data: _Data) -> tf.data.Dataset:
+    with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
+        return tf.data.Dataset.from_tensor_slices(data()).prefetch(2)
+
+
+def _fit_timer(workload: _Workload, data: _Data, overlapped: bool, stack: ExitStack) -> Timer:
+    net = stack.enter_context(_overlap(workload.net(), overlapped))
+    return partial(FitTimer(net, _dataset(data)), workload.steps, samples=_SAMPLES)
+
+
+def _step_timer(workload: _Workload, data: _Data, stack: ExitStack) -> Timer:
+    images, labels = data()
+    return partial(StepTimer(workload.net(), (images[0], labels[0])), workload.steps, samples=_SAMPLES)
+
+
+def _fitted(workload: _Workload, data: _Data, overlapped: bool) -> Sequence[float]:
+    keras.utils.set_random_seed(0)
+    with _overlap(workload.net(), overlapped) as net:
+        net.fit(_dataset(data), verbose=0, shuffle=False)
+    return _weights(net)
+
+
+def _stepped(workload: _Workload, data: _Data) -> Sequence[float]:
+    keras.utils.set_random_seed(0)
+    net = workload.net()
+    for images, labels in zip(*data(), strict=True):
+        net.train_on_batch(images, labels)
+    return _weights(net)
+
+
+@contextmanager
+def _overlap(net: keras.Model, wanted: bool) -> Iterator[keras.Model]:
+    """The net, overlapped if that is wanted; taken back afterwards, since it also changes Keras' callback list."""
+    if wanted:
+        fit.overlap(net)
+    yield net
+    fit.undo(net)
+
+
+def _weights(net: keras.Model) -> list[float]:
+    return [float(value) for weights in net.get_weights() for value in np.ravel(weights)]

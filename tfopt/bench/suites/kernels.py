@@ -1,0 +1,206 @@
+"""The kernels of tfopt beside Keras' own paths: GPT-2, attention alone and batch norm. For a GPU."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt import kernels, precision
+from tfopt.bench.cases import Case, Check, Timer, Variant
+from tfopt.bench.drawing import DrawTimer
+from tfopt.bench.suites.feeding import PHOTOGRAPHS
+from tfopt.bench.workloads import gpt2, resnet50
+from tfopt.errors import UnsupportedError
+from tfopt.kernels.obstacles import obstacles
+from tfopt.measure import StepTimer
+
+_POLICY = "mixed_bfloat16"
+_GPT2_BATCH = 16
+_STEPS, _WARMUP, _SAMPLES = 10, 1, 2
+_CALLS = 100  # of attention alone, each below a millisecond or not much longer
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of one attention, from a batch of examples to a causal mask."""
+
+    batch: int
+    length: int
+    heads: int
+    size: int
+    causal: bool
+
+    def __str__(self) -> str:
+        return f"{self.batch}×{self.length}, {self.heads} heads of {self.size}{', causal' * self.causal}"
+
+
+_SHAPES = (
+    Shape(16, 1024, 12, 64, causal=True),  # that of GPT-2
+    Shape(16, 1024, 12, 64, causal=False),
+    Shape(16, 512, 16, 64, causal=False),
+    Shape(4, 4096, 12, 64, causal=True),
+    Shape(4, 2048, 16, 128, causal=True),
+)
+
+
+def gpt2_case() -> Case:
+    """GPT-2 with Keras' attention and with cuDNN's; the results have the peak memory of both."""
+    return Case(
+        suite="fit",
+        workload="gpt2",
+        question="What does flash attention do to GPT-2, 124 million parameters (mixed_bfloat16, XLA)?",
+        unit="training step",
+        variants=[
+            Variant(name="Keras' attention", note="as it is", timer=partial(_gpt2_timer, None)),
+            Variant(
+                name="flash attention",
+                note="use_flash_attention; goal: 1.1 times compiled PyTorch's speed, in no more memory",
+                timer=partial(_gpt2_timer, kernels.use_flash_attention),
+            ),
+        ],
+    )
+
+
+def batch_norm_case(batch_size: int) -> Case:
+    """ResNet-50 without XLA, with Keras' batch norm and with the fused kernel."""
+    timer = partial(_resnet_timer, batch_size)
+    return Case(
+        suite="fit",
+        workload="resnet50, no XLA",
+        question="What does the fused batch norm do to ResNet-50 where XLA is off (mixed_bfloat16)?",
+        unit="training step",
+        variants=[
+            Variant(name="Keras' batch norm", note="as it is", timer=partial(timer, None)),
+            Variant(name="fused batch norm", note="fuse_batch_norm", timer=partial(timer, kernels.fuse_batch_norm)),
+        ],
+    )
+
+
+def attention_cases() -> list[Case]:
+    """Attention alone in several shapes, forward and backward, with its error."""
+    return [
+        Case(
+            suite="fit",
+            workload=f"attention, {shape}",
+            question="What does flash attention gain alone, forward and backward (bfloat16, XLA)?",
+            unit="forward and backward pass",
+            variants=[
+                Variant(
+                    name=name,
+                    note=note,
+                    timer=partial(_attention_timer, shape, attend),
+                    values=partial(_errors, shape, attend),
+                )
+                for name, note, attend in (
+                    ("Keras' attention", "keras.ops.dot_product_attention", _plain),
+                    ("flash attention", "tfopt.kernels.dot_product_attention; goal: 2.5 times the speed", _flash),
+                )
+            ],
+            judge=_no_larger_error,
+        )
+        for shape in _SHAPES
+    ]
+
+
+_Attend = Callable[..., tf.Tensor]
+_Put = Callable[[keras.Model], int] | None
+
+
+def _gpt2_timer(put: _Put, stack: ExitStack) -> Timer:
+    with precision.policy(_POLICY):
+        net = gpt2.model(jit_compile=True)
+    return _step_timer(net, put, gpt2.batch(_GPT2_BATCH))
+
+
+def _resnet_timer(batch_size: int, put: _Put, stack: ExitStack) -> Timer:
+    with precision.policy(_POLICY):
+        net = resnet50.model(jit_compile=False)
+    return _step_timer(net, put, resnet50.batch(batch_size, count=PHOTOGRAPHS))
+
+
+def _step_timer(net: keras.Model, put: _Put, batch: Any) -> Timer:
+    if put is not None:
+        put(net)
+    timer = StepTimer(net, batch)
+    if put is not None:
+        _expect_kernel(reason for row in kernels.explain(net).layers for reason in row.training or ())
+    return partial(timer, _STEPS, warmup=_WARMUP, samples=_SAMPLES)
+
+
+def _expect_kernel(reasons: Iterator[str]) -> None:
+    """Raises an error where Keras' own path would be measured under the kernel's name."""
+    found = ", ".join(dict.fromkeys(reasons))
+    if found:
+        raise UnsupportedError(
+            f"Expected a step through the kernel. Found Keras' own path: {found}. Run it on a GPU from Ampere on."
+        )
+
+
+def _plain(query: Any, key: Any, value: Any, *, causal: bool) -> tf.Tensor:
+    return keras.ops.dot_product_attention(query, key, value, is_causal=causal)
+
+
+def _flash(query: Any, key: Any, value: Any, *, causal: bool) -> tf.Tensor:
+    _expect_kernel(obstacles(query, key, value, mask=None, causal=causal))
+    return kernels.dot_product_attention(query, key, value, causal=causal)
+
+
+def _attention_timer(shape: Shape, attend: _Attend, stack: ExitStack) -> Timer:
+    step, operands = _compiled(shape, attend), _operands(shape)
+
+    def results() -> Iterator[Any]:
+        while True:
+            yield step(*operands)
+
+    return partial(DrawTimer(results, shape.batch), _CALLS, warmup=_WARMUP, samples=_SAMPLES)
+
+
+def _compiled(shape: Shape, attend: _Attend) -> Callable[..., list[tf.Tensor]]:
+    def step(query: Any, key: Any, value: Any, upstream: Any) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch([query, key, value])
+            output = attend(query, key, value, causal=shape.causal)
+        return [output, *tape.gradient(output, [query, key, value], output_gradients=upstream)]
+
+    compiled: Callable[..., list[tf.Tensor]] = tf.function(step, jit_compile=True, autograph=False)
+    return compiled
+
+
+def _operands(shape: Shape) -> list[tf.Tensor]:
+    """Query, key, value and the gradient that comes back to the output, (batch, length, heads, size) each."""
+    sizes = (shape.batch, shape.length, shape.heads, shape.size)
+    return [tf.random.stateless_normal(sizes, (0, number), dtype=tf.bfloat16) for number in range(4)]
+
+
+def _errors(shape: Shape, attend: _Attend) -> Sequence[float]:
+    """Of the output and the three gradients of the first example: root mean square over that of the exact ones."""
+    operands = _operands(shape)
+    exact = _exact(shape, *(tf.cast(operand[:1], tf.float64) for operand in operands))
+    found = [tf.cast(result[:1], tf.float64) for result in _compiled(shape, attend)(*operands)]
+    return [float(tf.norm(one - other) / tf.norm(other)) for one, other in zip(found, exact, strict=True)]
+
+
+def _exact(shape: Shape, query: Any, key: Any, value: Any, upstream: Any) -> list[tf.Tensor]:
+    """Attention written out, in float64, and its gradients."""
+    with tf.GradientTape() as tape:
+        tape.watch([query, key, value])
+        scores = tf.einsum("bqhd,bkhd->bhqk", query, key) * shape.size**-0.5
+        if shape.causal:
+            scores += tf.constant(np.triu(np.full((shape.length, shape.length), -np.inf), 1))
+        output = tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores), value)
+    return [output, *tape.gradient(output, [query, key, value], output_gradients=upstream)]
+
+
+def _no_larger_error(baseline: Sequence[float], values: Sequence[float]) -> Check:
+    worst = float(np.max(values))
+    return Check(
+        what="relative error of the output and of three gradients against float64, the largest: the baseline's at most",
+        values=tuple(values),
+        passed=worst <= float(np.max(baseline)),
+        text=f"error {worst:.1e}",
+    )

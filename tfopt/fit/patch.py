@@ -1,0 +1,80 @@
+"""The one change to Keras that an overlapped fit needs: steps' logs reach the callbacks unconverted."""
+
+from typing import Any
+
+from keras.callbacks import CallbackList
+
+from tfopt.fit.logs import LazyLogs, StepLogs
+from tfopt.fit.readers import Readers
+from tfopt.fit.settings import Overlap, overlap_of
+from tfopt.repairs import Repair
+from tfopt.repairs.repair import Function
+
+_LIST = "keras.src.callbacks.callback_list:CallbackList"
+_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+
+
+def _train(stock: Function) -> Function:
+    def _on_train_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
+        if isinstance(logs, StepLogs):
+            _hand(logs.overlap, self, "on_train_batch_end", batch, logs)
+        else:
+            stock(self, batch, logs)
+
+    return _on_train_batch_end
+
+
+def _test(stock: Function) -> Function:
+    def _on_test_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
+        if isinstance(logs, StepLogs):
+            _hand(logs.overlap, self, "on_test_batch_end", batch, logs)
+        else:
+            stock(self, batch, logs)
+
+    return _on_test_batch_end
+
+
+def _predict(stock: Function) -> Function:
+    def _on_predict_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
+        overlap = overlap_of(self._model)
+        if overlap is None or not logs or self._model.run_eagerly:
+            stock(self, batch, logs)
+        else:
+            overlap.in_flight.launched(logs["outputs"])
+            _hand(overlap, self, "on_predict_batch_end", batch, logs)
+
+    return _on_predict_batch_end
+
+
+def _hand(overlap: Overlap, callbacks: CallbackList, hook: str, batch: int, logs: Any) -> None:
+    readers = overlap.readers.get(callbacks)
+    if readers is None:
+        readers = overlap.readers[callbacks] = Readers(overlap.log_every)
+    readers.hand(callbacks, hook, batch, LazyLogs(logs))
+
+
+PATCH = Repair(
+    name="overlap",
+    defect="model.fit waits for the device on every step.",
+    reference="keras/src/callbacks/callback_list.py: the logs of each step are converted, whoever reads them.",
+    broken={
+        f"{_LIST}._on_train_batch_end": frozenset({"b302d4690a6014f5"}),
+        f"{_LIST}._on_test_batch_end": frozenset({"d718ec2a52d0c27e"}),
+        f"{_LIST}._on_predict_batch_end": frozenset({"d39a4729f94f3d4b"}),
+        f"{_TRAINER}._make_function": frozenset({"703051878417df76"}),
+        f"{_TRAINER}._autoconvert_optionals": frozenset({"ba7d80fa0c372fd1"}),
+        f"{_TRAINER}._maybe_symbolic_build": frozenset({"f8854e57c6c86238"}),
+        f"{_TRAINER}.fit": frozenset({"c443656a13e238bb"}),
+        f"{_TRAINER}.evaluate": frozenset({"9ad3bb843b4d8584"}),
+        f"{_TRAINER}.predict": frozenset({"994b523efcb655cd"}),
+        "keras.src.utils.python_utils:pythonify_logs": frozenset({"6611c3fe8a814979"}),
+        "keras.src.callbacks.progbar_logger:ProgbarLogger._update_progbar": frozenset({"ebe09afe4c2f4e2d"}),
+        "keras.src.callbacks.tensorboard:TensorBoard.on_train_batch_end": frozenset({"efb1c456e079257f"}),
+    },
+    replace={
+        f"{_LIST}._on_train_batch_end": _train,
+        f"{_LIST}._on_test_batch_end": _test,
+        f"{_LIST}._on_predict_batch_end": _predict,
+    },
+    without="Call model.fit without tfopt.fit.overlap.",
+)
