@@ -1,6 +1,7 @@
 """The page and the table say what the document says, and nothing else."""
 
 import copy
+import html
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -142,7 +143,7 @@ def test_what_the_gate_found_is_drawn(document, page):
     gates = gates_of(document)
     assert [gate["policy"] for gate in gates] == ["mixed_bfloat16", "mixed_float16"]
     for gate in gates:
-        assert gate["verdict"] in page.replace("&#39;", "'")
+        assert gate["verdict"] in html.unescape(page)
         for layer in gate["layers"]:
             assert percent(layer["output"]["error"]) in page
 
@@ -230,6 +231,10 @@ def test_the_lead_names_what_helped_best_first(document):
         for variant, ratio in zip(case["variants"][1:], (2.0, 3.0, 1.5), strict=False):
             variant["verdict"], variant["comparison"]["ratio"] = "faster", ratio
     assert words.lead(changed).startswith("Faster on this machine: mixed_float16 (3.00×), build_pipeline (3.00×),")
+    (alone,) = [v for case in changed["cases"] for v in case["variants"] if v["ceiling"]]
+    assert alone["name"] == "step alone"
+    assert alone["name"] not in words.lead(changed)
+    assert words.verdict(alone) == "the ceiling"
     for case in changed["cases"]:
         for variant in case["variants"]:
             variant["verdict"] = "no difference"

@@ -69,6 +69,7 @@ class Variant:
         timer: Makes what measures it; what must be cleaned up afterwards goes on the stack.
         values: Makes what `Case.judge` compares with the baseline's.
         recommended: Whether it is what tfopt recommends for this device.
+        ceiling: Whether it is no way to train, but what the others can reach at most.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Variant:
     timer: Callable[[ExitStack], Timer]
     values: Callable[[], Sequence[float]] | None = None
     recommended: bool = False
+    ceiling: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,8 @@ class Case:
             "baseline": baseline,
             "variants": [
                 _outcome(variant, variant.name == baseline, times[baseline], times[variant.name], checks)
-                | {"peak_memory_mib": peaks[variant.name], "recommended": variant.recommended}
+                | {"peak_memory_mib": peaks[variant.name]}
+                | {"recommended": variant.recommended, "ceiling": variant.ceiling}
                 for variant in self.variants
             ],
             "profile": self.profile and self.profile(),

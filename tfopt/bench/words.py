@@ -69,6 +69,8 @@ def check(variant: dict[str, Any]) -> str:
 def verdict(variant: dict[str, Any]) -> str:
     """What to make of it."""
     stated: str = variant["verdict"]
+    if stated == "faster" and variant.get("ceiling"):
+        return "the ceiling"
     return "slower: leave it off" if stated == "slower" else stated
 
 
@@ -89,7 +91,7 @@ def lead(document: dict[str, Any]) -> str:
     end = f" Failed: {', '.join(failed)}." if failed else ""
     if not variants:
         return f"Nothing was measured.{end}"
-    helped = [v for v in variants if v["verdict"] == "faster"]
+    helped = [v for v in variants if v["verdict"] == "faster" and not v.get("ceiling")]
     best = sorted(helped, key=lambda v: -v["comparison"]["ratio"])
     listed = ", ".join(f"{v['name']} ({number(v['comparison']['ratio'])}×)" for v in best)
     first = f"Faster on this machine: {listed}." if best else "Nothing measured here was faster than its baseline."

@@ -41,6 +41,7 @@ def case(batch_size: int) -> Case:
         name="step alone",
         note="the ceiling: one batch, on the device from the start",
         timer=partial(_step_timer, rows, batch_size),
+        ceiling=True,
     )
     variants = [
         Variant(name=name, note=note, timer=partial(_fit_timer, make, overlapped))

@@ -74,6 +74,7 @@ def _case(name: str, workload: _Workload) -> Case:
         note="the ceiling: one batch, on the device from the start",
         timer=partial(_step_timer, workload, data),
         values=partial(_stepped, workload, data),
+        ceiling=True,
     )
     return Case(
         suite="fit",
