@@ -256,7 +256,7 @@ def test_an_export_holds_keras_path(cudnn, tmp_path):
 
 def test_models_that_it_does_not_take():
     for function in (use_flash_attention, explain, undo):
-        with pytest.raises(TypeError, match=r"Expected a keras.Model. Received: 'gpt' of type str. Give a model."):
+        with pytest.raises(TypeError, match=r"Expected a keras.Model. Received: 'gpt' of type str. Pass the model."):
             function("gpt")
 
 

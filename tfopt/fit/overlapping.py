@@ -16,6 +16,7 @@ from tfopt.fit.input import ahead, for_predict
 from tfopt.fit.patch import PATCH
 from tfopt.fit.settings import NAME, Overlap, overlap_of
 from tfopt.fit.stepping import OverlappedStep
+from tfopt.measure.models import require_model
 
 _FUNCTIONS = ("train_function", "test_function")
 _OVERRIDES = ("_make_function", "_maybe_symbolic_build", "predict")
@@ -84,7 +85,7 @@ def undo(model: keras.Model) -> None:
     Example:
         >>> tfopt.fit.undo(model)
     """
-    _require_model(model)
+    require_model(model)
     if overlap_of(model) is None:
         return
     for name in (NAME, *_OVERRIDES):
@@ -128,10 +129,12 @@ def _attach(model: keras.Model, state: Overlap) -> None:
 
 
 def _check(model: keras.Model, **counts: int) -> None:
-    _require_model(model)
+    require_model(model)
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
-            raise ValueError(f"Expected {name} to be an integer of at least 1. Received: {name}={count!r}.")
+            raise ValueError(
+                f"Expected {name} to be an integer of at least 1. Received: {name}={count!r}. Give a count of steps."
+            )
     if overlap_of(model) is not None:
         return
     own = [name for name in _RELIED_ON if getattr(type(model), name) is not getattr(TensorFlowTrainer, name)]
@@ -147,8 +150,3 @@ def _check(model: keras.Model, **counts: int) -> None:
             f"Expected a model without a strategy, or under a MirroredStrategy. Found {model.name!r} under a "
             f"{type(strategy).__name__}, where overlap was not shown to train the same. Fit it without overlap."
         )
-
-
-def _require_model(model: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"Expected a keras.Model. Received: {model!r} of type {type(model).__name__}.")

@@ -5,19 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from tfopt.kernels.flash import flash_attention
-from tfopt.kernels.installing import (
-    LayerPath,
-    explained_by,
-    layer_path,
-    renew,
-    replace,
-    replacement,
-    require_model,
-)
+from tfopt.kernels.installing import LayerPath, Traced, explained_by, layer_path, replace_each, replacement
 from tfopt.kernels.obstacles import obstacles, standing_obstacles
+from tfopt.measure.models import require_model
 
 # Where each class keeps the size of a key, that of a value, and the factor on query · key.
 _ATTRIBUTES = {
@@ -55,19 +47,11 @@ def use_flash_attention(model: keras.Model) -> int:
     """
     require_model(model)
     layers = [layer for layer in model._flatten_layers() if _computes_as(_kind(layer), layer)]
-    for layer in layers:
-        replace(layer, "_compute_attention", _FlashAttention(layer))
-    if layers:
-        renew(model)
-    return len(layers)
+    return replace_each(model, layers, "_compute_attention", _FlashAttention)
 
 
 class _FlashAttention:
-    """Takes the place of one layer's `_compute_attention`.
-
-    Attributes:
-        traced: What kept the last call from cuDNN, while training (True) and otherwise (False).
-    """
+    """Takes the place of one layer's `_compute_attention`."""
 
     def __init__(self, layer: keras.Layer) -> None:
         self._layer = layer
@@ -76,14 +60,12 @@ class _FlashAttention:
         *sizes, scale = _ATTRIBUTES[_kind(layer)]
         self._sizes = [getattr(layer, name) for name in sizes]
         self._scale = getattr(layer, scale)
-        self.traced: dict[bool, tuple[str, ...]] = {}
+        self.traced = Traced()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.bind(*args, **kwargs).arguments
         found = tuple(self._obstacles(call))
-        # Keras calls a layer with symbols to know its output's shape, while it builds a model.
-        if not in_symbolic_scope():
-            self.traced[bool(call.get("training"))] = found
+        self.traced.note(call.get("training"), found)
         if found:
             return self._plain(*args, **kwargs)
         causal = bool(call.get("use_causal_mask"))
@@ -92,13 +74,11 @@ class _FlashAttention:
 
     def found(self, *, training: bool, jit: bool) -> tuple[str, ...] | None:
         """What keeps this layer from cuDNN: as last traced, else whatever the batch, else not known."""
-        if training in self.traced:
-            return self.traced[training]
         standing = [] if jit else ["XLA is off"]
         standing += standing_obstacles(self._layer.compute_dtype, *self._sizes)
         if training and self._layer.dropout > 0:
             standing.append("dropout")
-        return tuple(standing) or None
+        return self.traced.last(training, standing)
 
     def _obstacles(self, call: dict[str, Any]) -> Iterator[str]:
         mask, causal = call.get("attention_mask"), bool(call.get("use_causal_mask"))

@@ -6,19 +6,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from tfopt.kernels.installing import (
-    LayerPath,
-    explained_by,
-    layer_path,
-    renew,
-    replace,
-    replacement,
-    require_model,
-)
+from tfopt.kernels.installing import LayerPath, Traced, explained_by, layer_path, replace_each, replacement
 from tfopt.kernels.obstacles import in_xla
+from tfopt.measure.models import require_model
 
 # What the kernel normalizes, always with float32 statistics.
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -55,40 +47,28 @@ def fuse_batch_norm(model: keras.Model) -> int:
     """
     require_model(model)
     layers = [layer for layer in model._flatten_layers() if _normalizes_as_keras(layer) and not any(_options(layer))]
-    for layer in layers:
-        replace(layer, "call", _FusedBatchNorm(layer))
-    if layers:
-        renew(model)
-    return len(layers)
+    return replace_each(model, layers, "call", _FusedBatchNorm)
 
 
 class _FusedBatchNorm:
-    """Takes the place of one layer's `call`.
-
-    Attributes:
-        traced: What kept the last call from the kernel, while training (True) and otherwise (False).
-    """
+    """Takes the place of one layer's `call`."""
 
     def __init__(self, layer: keras.layers.BatchNormalization) -> None:
         self._layer = layer
         self._plain = layer.call
-        self.traced: dict[bool, tuple[str, ...]] = {}
+        self.traced = Traced()
 
     def __call__(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         learning = bool(training and self._layer.trainable)
         found = tuple(self._obstacles(inputs, mask, learning))
-        # Keras calls a layer with symbols to know its output's shape, while it builds a model.
-        if not in_symbolic_scope():
-            self.traced[bool(training)] = found
+        self.traced.note(training, found)
         if found:
             return self._plain(inputs, training=training, mask=mask)
         return _learn(self._layer, inputs) if learning else _infer(self._layer, inputs)
 
     def found(self, *, training: bool, jit: bool) -> tuple[str, ...] | None:
         """What keeps this layer from the kernel: as last traced, else whatever the batch, else not known."""
-        if training in self.traced:
-            return self.traced[training]
-        return ((_IN_XLA,) if jit else ()) or None
+        return self.traced.last(training, (_IN_XLA,) if jit else ())
 
     def _obstacles(self, inputs: tf.Tensor, mask: Any, learning: bool) -> Iterator[str]:
         if in_xla():

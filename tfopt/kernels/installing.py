@@ -1,12 +1,14 @@
 """Kernels put in the place of single layers' methods, told apart from Keras' own, and taken back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from tfopt.errors import UnsupportedError
+from tfopt.measure.models import require_model
 
 Explainer = Callable[[keras.Layer, bool], "LayerPath | None"]
 _explainers: list[Explainer] = []
@@ -116,11 +118,42 @@ def explained_by(explainer: Explainer) -> Explainer:
     return explainer
 
 
+class Traced:
+    """What kept the last call of a layer from its kernel.
+
+    Attributes:
+        found: That, while training (True) and otherwise (False).
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[bool, tuple[str, ...]] = {}
+
+    def note(self, training: Any, obstacles: tuple[str, ...]) -> None:
+        """Keeps what a call found; nothing where Keras only asks for the shape of an output, to build a model."""
+        if not in_symbolic_scope():
+            self.found[bool(training)] = obstacles
+
+    def last(self, training: bool, standing: Iterable[str]) -> tuple[str, ...] | None:
+        """As last traced, else what stands against the kernel whatever the batch, else None: not known."""
+        return self.found[training] if training in self.found else tuple(standing) or None
+
+
+def replace_each(
+    model: keras.Model, layers: Sequence[keras.Layer], name: str, make: Callable[[keras.Layer], Callable[..., Any]]
+) -> int:
+    """Puts what `make` makes of each layer in the place of its method, and returns how many layers that were."""
+    for layer in layers:
+        replace(layer, name, make(layer))
+    if layers:
+        renew(model)
+    return len(layers)
+
+
 def replace(layer: keras.Layer, name: str, function: Callable[..., Any]) -> None:
     """Puts a function in the place of a method of this one layer: neither its class nor other layers change.
 
-    Call `renew` once all of a model's layers are done. The function gets what the method got, without the layer; the
-    method itself stays at hand as `getattr(type(layer), name)`.
+    Call `renew` once all of a model's layers are done, as `replace_each` does. The function gets what the method got,
+    without the layer; the method itself stays at hand as `getattr(type(layer), name)`.
 
     Args:
         layer: The layer.
@@ -166,12 +199,6 @@ def renew(model: keras.Model) -> None:
             for name in ("train_function", "test_function", "predict_function"):
                 if getattr(part, name) is not None:
                     getattr(part, f"make_{name}")(force=True)
-
-
-def require_model(model: object) -> None:
-    """Raises where something is no Keras model."""
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"Expected a keras.Model. Received: {model!r} of type {type(model).__name__}. Give a model.")
 
 
 def layer_path(layer: keras.Layer) -> str:
