@@ -102,7 +102,8 @@ def training_step(workload: Workload, model: torch.nn.Module, device: str, compi
     loss_of = torch.compile(model) if compiled else model
 
     def step(inputs, targets):
-        # Mixed precision as Keras' mixed_bfloat16 has it: float32 weights, bfloat16 products.
+        # As PyTorch's users train: float32 weights, bfloat16 products. What a normalization returns, and what is added
+        # to it, is float32 here, and bfloat16 under Keras' mixed_bfloat16.
         with torch.autocast(device, torch.bfloat16) if workload.autocast else contextlib.nullcontext():
             loss = loss_of(inputs, targets)
         loss.backward()

@@ -13,12 +13,14 @@ from plain_attention import attention_batch, draw, heads_net
 
 from tfopt import fit as overlapping
 from tfopt import kernels as tfopt_kernels
+from tfopt.bench import words
 from tfopt.bench.cases import GPU, Scale
 from tfopt.bench.suites import feeding, fit, kernels
 from tfopt.bench.workloads import digits, gpt2, resnet50
 from tfopt.errors import UnsupportedError
 from tfopt.fit.settings import overlap_of
 from tfopt.kernels import flash, obstacles
+from tfopt.measure import StepTimes, compare
 from tfopt.pipelines.device_data import stage_of
 
 CPU = Scale(batch_size=8, width=1, steps=1, photos=64, resnet=None)
@@ -129,21 +131,32 @@ def test_the_weights_are_those_of_a_training(monkeypatch):
     assert not case.judge(stock, case.variants[1].values()).passed
 
 
-def test_resnet50_is_fed_as_the_names_say(spied, small_resnet):
+def test_resnet50_is_fed_as_the_names_say(spied, small_resnet, monkeypatch):
+    # On a GPU with room for the examples the cache "auto" puts them there.
+    caches = []
+
+    def build_pipeline(source, *, cache="auto", **options):
+        caches.append(cache)
+        return stock_pipeline(source, cache=cache, **options)
+
+    stock_pipeline = feeding.build_pipeline
+    monkeypatch.setattr(feeding, "build_pipeline", build_pipeline)
     case = feeding.case(4)
     with ExitStack() as stack:
         for variant in case.variants:
             variant.timer(stack)
-    names = ["stock fit", "overlap", 'overlap, cache="device"', "stock fit, whole batches", "step alone"]
+    whole = ["stock fit, whole batches", "overlap, whole batches"]
+    names = ["stock fit", "overlap", 'overlap, cache="device"', *whole, "step alone"]
     assert [variant.name for variant in case.variants] == names
-    assert [overlapped for *_, overlapped, _ in spied] == [False, True, True, False, False]
-    assert [model.jit_compile for model, *_ in spied] == [True] * 5
+    assert [overlapped for *_, overlapped, _ in spied] == [False, True, True, False, True, False]
+    assert [model.jit_compile for model, *_ in spied] == [True] * 6
     assert all("mixed_bfloat16" in policies for *_, policies in spied)
     *fed, batch = [data for _, data, *_ in spied]
-    assert [stage_of(data) is not None for data in fed] == [False, False, True, False]
+    assert caches == [None, None, "device"]
+    assert [stage_of(data) is not None for data in fed] == [False, False, True, False, False]
     assert {data.element_spec[0].shape for data in fed} == {tf.TensorShape((4, 8, 8, 1))} == {batch[0].shape}
     # No epoch ends while the steps are timed: the first one, the warm-up, the samples.
-    assert [int(data.cardinality()) for data in fed] == [40] * 4
+    assert [int(data.cardinality()) for data in fed] == [40] * 5
     assert feeding._BATCHES > 1 + feeding._WARMUP + feeding._STEPS
 
 
@@ -154,7 +167,12 @@ def test_resnet50_is_measured(small_resnet, monkeypatch):
     monkeypatch.setattr(resnet50, "model", lambda jit_compile: uncompiled(jit_compile=False))
     outcome = feeding.case(4).run(lambda name: None)
     assert {variant["step_time"]["examples_per_step"] for variant in outcome["variants"]} == {4}
-    assert [variant["check"] for variant in outcome["variants"]] == [None] * 5
+    assert [variant["check"] for variant in outcome["variants"]] == [None] * 6
+    *fed, ceiling = outcome["variants"]
+    times = [StepTimes.from_dict(variant["step_time"]) for variant in outcome["variants"]]
+    assert [variant["of_ceiling"]["ratio"] for variant in fed] == [compare(times[-1], one).ratio for one in times[:-1]]
+    assert words.verdict(fed[0]) == f"baseline, {words.number(fed[0]['of_ceiling']['ratio'])} of the ceiling"
+    assert ceiling["of_ceiling"] is None
 
 
 def test_batch_norm_is_fused_in_one_variant(small_resnet, monkeypatch):

@@ -120,6 +120,7 @@ class Case:
         del timers  # and with them the models, before others are trained
         checks = self._checks(on_tick)
         baseline = self.variants[0].name
+        ceiling = next((times[variant.name] for variant in self.variants if variant.ceiling), None)
         return {
             "suite": self.suite,
             "workload": self.workload,
@@ -130,6 +131,7 @@ class Case:
                 _outcome(variant, variant.name == baseline, times[baseline], times[variant.name], checks)
                 | {"peak_memory_mib": peaks[variant.name]}
                 | {"recommended": variant.recommended, "ceiling": variant.ceiling}
+                | {"of_ceiling": _of_ceiling(variant, ceiling, times[variant.name])}
                 for variant in self.variants
             ],
             "profile": self.profile and self.profile(),
@@ -167,6 +169,11 @@ def _outcome(
         "check": check and asdict(check),
         "verdict": verdict,
     }
+
+
+def _of_ceiling(variant: Variant, ceiling: StepTimes | None, times: StepTimes) -> dict[str, Any] | None:
+    """The share of the ceiling's speed that a variant reaches."""
+    return None if ceiling is None or variant.ceiling else compare(ceiling, times).to_dict()
 
 
 def same_accuracy(examples: int, at_least: float = 0.95) -> Callable[[Sequence[float], Sequence[float]], Check]:

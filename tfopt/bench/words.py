@@ -71,7 +71,9 @@ def verdict(variant: dict[str, Any]) -> str:
     stated: str = variant["verdict"]
     if stated == "faster" and variant.get("ceiling"):
         return "the ceiling"
-    return "slower: leave it off" if stated == "slower" else stated
+    stated = "slower: leave it off" if stated == "slower" else stated
+    share = variant.get("of_ceiling")
+    return f"{stated}, {number(share['ratio'])} of the ceiling" if share else stated
 
 
 def device(document: dict[str, Any]) -> str:

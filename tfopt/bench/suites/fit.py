@@ -82,7 +82,10 @@ def _case(name: str, workload: _Workload) -> Case:
         question="What does fit add to the step of a small net?",
         unit="step",
         variants=[*fits, alone],
-        judge=same_values(f"every weight after {_BATCHES} steps, bit for bit", "same weights"),
+        # On a GPU two compilations of one step may choose unlike algorithms.
+        judge=None
+        if workload.jit_compile
+        else same_values(f"every weight after {_BATCHES} steps, bit for bit", "same weights"),
         repeats=2 * REPEATS,  # short turns: the host's speed drifts more than a GPU's
     )
 
