@@ -94,6 +94,17 @@ def test_every_kind_of_input_is_copied_ahead(pair, copies):
     assert counts == [0, 5]  # once for a fit, however many epochs it has
 
 
+def test_a_strategy_copies_what_is_predicted_itself(copies, monkeypatch):
+    device = {True: None, False: "/cpu:0"}  # as choose_device
+    monkeypatch.setattr(fit_input, "choose_device", lambda asked, spec: (device[tf.distribute.has_strategy()], ""))
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        model = fit.overlap(dense_net())
+    assert model.predict(dataset(), verbose=0).shape == (40, 4)
+    assert copies == []
+    fit.overlap(dense_net()).predict(dataset(), verbose=0)
+    assert len(copies) == 1
+
+
 def test_what_is_on_the_device_already_is_not_copied_again(pair, copies):
     ready = build_pipeline((X, Y), batch_size=8, training=False, device="/cpu:0")
     pair.overlapped.fit(ready, validation_data=ready, epochs=2, **SILENT)

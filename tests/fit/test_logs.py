@@ -4,11 +4,12 @@ import copy
 import json
 import pickle
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.fit.logs import LazyLogs
+from tfopt.fit.logs import LazyLogs, is_settled
 
 FLOATS = {"b": 2.0, "c": 3.0, "loss": 0.5}
 
@@ -71,6 +72,40 @@ def test_a_look_at_values_finds_floats(logs, look, seen):
     found = look(logs)
     assert found == seen
     assert type(found) is type(seen)
+
+
+def test_two_that_nobody_has_read_are_compared_by_value(logs):
+    def unread(loss=0.5):
+        return LazyLogs({"loss": tf.constant(loss), "b": tf.constant(2.0), "c": tf.constant(3)})
+
+    assert [logs] == [unread()]
+    assert {"a": unread()} == {"a": unread()}
+    assert (unread() != unread()) is False
+    assert unread(0.6) != unread()
+
+
+@pytest.mark.parametrize(
+    ("made", "settled"),
+    [
+        ({"loss": tf.constant(0.5), "in": {"a": tf.constant("x")}, "rows": tf.ragged.constant([[1]])}, True),
+        ({}, True),
+        ({"steps": tf.Variable(1)}, False),
+        ({"in": {"steps": keras.Variable(1)}}, False),
+        ({"loss": 0.5}, False),
+        ({"loss": [tf.constant(0.5)]}, False),
+        (tf.constant(0.5), False),
+        (None, False),
+    ],
+)
+def test_only_what_no_step_changes_is_settled(made, settled):
+    assert is_settled(made) == settled
+
+
+def test_what_becomes_of_the_tensors_changes_nothing():
+    tensors = {"loss": tf.constant(0.5)}
+    logs = LazyLogs(tensors)
+    tensors.clear()  # a list of callbacks of somebody's own may
+    assert logs == {"loss": 0.5}
 
 
 def test_an_update_takes_floats(logs):

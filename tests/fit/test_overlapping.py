@@ -72,6 +72,12 @@ def test_other_models_find_keras_as_it_comes(conversions):
     assert overlap_of(overlapped) is not overlap_of(other) is None
 
 
+def test_a_list_of_callbacks_without_a_model():
+    fit.overlap(dense_net())
+    other, trace = dense_net(), Trace()
+    assert other.predict(X, verbose=0, callbacks=CallbackList([trace])).shape == (40, 4)
+
+
 def test_twice_is_once_with_the_new_settings(conversions, capsys):
     model = fit.overlap(fit.overlap(dense_net(), log_every=1), log_every=5, steps_in_flight=3)
     shown = {"add_history": True, "add_progbar": True, "verbose": 1, "epochs": 1, "steps": 10}
@@ -154,11 +160,23 @@ def test_a_train_function_of_ones_own_stays(conversions):
     assert model.train_function is own
 
 
-def test_an_iterator_of_ones_own():
+class OwnPredict(keras.Sequential):
+    def predict(self, inputs, **options):
+        return super().predict(inputs, **options)
+
+
+def test_a_predict_of_ones_own():
+    model = fit.overlap(OwnPredict([keras.Input((8,)), keras.layers.Dense(4)]))
+    assert np.array_equal(model.predict(inputs=X, verbose=0), model.predict(dataset(X, X), verbose=0))
+
+
+def test_undo_leaves_what_was_put_there_since():
     model = fit.overlap(dense_net())
-    fitted(model)
-    logs = model.train_function(iter(dataset()))
-    assert all(isinstance(value, tf.Tensor) for value in logs.values())
+    model.predict = lambda data: "mine"
+    del model._make_function
+    fit.undo(model)
+    assert model.predict(X) == "mine"
+    assert overlap_of(model) is None
 
 
 class OwnFunction(keras.Sequential):
@@ -214,6 +232,7 @@ def test_a_keras_that_is_not_known_is_refused(monkeypatch):
 TWO_REPLICAS = """
 import keras
 import tensorflow as tf
+import tfopt.fit  # must leave TensorFlow's devices open to what comes next
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from fitting import Pair, Steps, Trace, X, Y, compiled, dataset

@@ -34,7 +34,7 @@ def has_direct_way(iterator: Any) -> bool:
     return plain and _is_known() and tf.config.experimental.get_synchronous_execution()
 
 
-def take_directly(iterator: Any, *default: Any) -> Any:
+def take_directly(iterator: Any, default: Any) -> Any:
     """What `next` does, returning a list of tensors."""
     try:
         return tf.raw_ops.IteratorGetNext(
@@ -43,9 +43,7 @@ def take_directly(iterator: Any, *default: Any) -> Any:
             output_shapes=iterator._flat_output_shapes,
         )
     except tf.errors.OutOfRangeError:
-        if default:
-            return default[0]
-        raise StopIteration from None
+        return default
 
 
 def launch_directly(concrete: Any) -> Callable[[list[Any]], Any]:

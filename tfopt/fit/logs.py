@@ -1,28 +1,18 @@
 """The logs of a step: tensors that may not be computed yet, and become numbers when somebody reads them."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import tensorflow as tf
 from keras.src.utils.python_utils import pythonify_logs
 
-if TYPE_CHECKING:
-    from tfopt.fit.settings import Overlap
-
 _UNREAD = object()
+_TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 
 
-class StepLogs(dict[str, Any]):
-    """What the step of an overlapped model returned: its tensors, as Keras' own step returns them.
-
-    Attributes:
-        overlap: The overlap that the step ran under.
-    """
-
-    __slots__ = ("overlap",)
-
-    def __init__(self, tensors: Mapping[str, Any], overlap: "Overlap"):
-        super().__init__(tensors)
-        self.overlap = overlap
+def is_settled(logs: Any) -> bool:
+    """Whether logs are a dict of tensors, or of such dicts: they stay what they are, whatever the next step changes."""
+    return isinstance(logs, dict) and all(isinstance(log, _TENSORS) or is_settled(log) for log in logs.values())
 
 
 class LazyLogs(dict[str, Any]):
@@ -44,7 +34,7 @@ class LazyLogs(dict[str, Any]):
 
     def __init__(self, tensors: Mapping[str, Any]):
         super().__init__(dict.fromkeys(_flat_keys(tensors), _UNREAD))
-        self._tensors: Mapping[str, Any] | None = tensors
+        self._tensors: Mapping[str, Any] | None = dict(tensors)
 
     @property
     def were_read(self) -> bool:
@@ -74,7 +64,8 @@ def _reading(name: str) -> Callable[..., Any]:
     method = getattr(dict, name)
 
     def read(self: LazyLogs, *args: Any, **kwargs: Any) -> Any:
-        return method(self.read(), *args, **kwargs)
+        others = [arg.read() if isinstance(arg, LazyLogs) else arg for arg in args]
+        return method(self.read(), *others, **kwargs)
 
     read.__name__, read.__doc__ = name, method.__doc__
     return read

@@ -86,10 +86,13 @@ def undo(model: keras.Model) -> None:
         >>> tfopt.fit.undo(model)
     """
     require_model(model)
-    if overlap_of(model) is None:
+    state = overlap_of(model)
+    if state is None:
         return
-    for name in (NAME, *_OVERRIDES):
-        del model.__dict__[name]
+    del model.__dict__[NAME]
+    for name, override in state.overrides.items():
+        if model.__dict__.get(name) is override:  # somebody may have put a function of their own there since
+            del model.__dict__[name]
     for name in _FUNCTIONS:
         function = getattr(model, name)
         if isinstance(function, OverlappedStep):
@@ -115,12 +118,14 @@ def _attach(model: keras.Model, state: Overlap) -> None:
             iterator._distributed_dataset = ahead(iterator._distributed_dataset)
 
     @functools.wraps(kind.predict)
-    def predict(x: Any, *args: Any, **kwargs: Any) -> Any:
-        return kind.predict(model, for_predict(x), *args, **kwargs)
+    def predict(*args: Any, **kwargs: Any) -> Any:  # a class may have a predict with other arguments
+        with model.distribute_strategy.scope():  # where nothing is copied: a strategy does it
+            given = [for_predict(argument) for argument in args]
+            named = {name: for_predict(argument) for name, argument in kwargs.items()}
+        return kind.predict(model, *given, **named)
 
-    for name, override in zip(_OVERRIDES, (_make_function, _maybe_symbolic_build, predict), strict=True):
-        model.__dict__[name] = override
-    model.__dict__[NAME] = state
+    state.overrides = dict(zip(_OVERRIDES, (_make_function, _maybe_symbolic_build, predict), strict=True))
+    model.__dict__.update(state.overrides, **{NAME: state})
     _overlapped.add(model)
     for name in _FUNCTIONS:
         function: Any = getattr(model, name)

@@ -4,9 +4,10 @@ from typing import Any
 
 from keras.callbacks import CallbackList
 
-from tfopt.fit.logs import LazyLogs, StepLogs
+from tfopt.fit.logs import LazyLogs, is_settled
 from tfopt.fit.readers import Readers
 from tfopt.fit.settings import Overlap, overlap_of
+from tfopt.fit.stepping import OverlappedStep
 from tfopt.repairs import Repair
 from tfopt.repairs.repair import Function
 
@@ -16,8 +17,9 @@ _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 
 def _train(stock: Function) -> Function:
     def _on_train_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
-        if isinstance(logs, StepLogs):
-            _hand(logs.overlap, self, "on_train_batch_end", batch, logs)
+        step = getattr(_model_of(self), "train_function", None)
+        if isinstance(step, OverlappedStep) and is_settled(logs):
+            _hand(step.overlap, self, "on_train_batch_end", batch, logs)
         else:
             stock(self, batch, logs)
 
@@ -26,8 +28,9 @@ def _train(stock: Function) -> Function:
 
 def _test(stock: Function) -> Function:
     def _on_test_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
-        if isinstance(logs, StepLogs):
-            _hand(logs.overlap, self, "on_test_batch_end", batch, logs)
+        step = getattr(_model_of(self), "test_function", None)
+        if isinstance(step, OverlappedStep) and is_settled(logs):
+            _hand(step.overlap, self, "on_test_batch_end", batch, logs)
         else:
             stock(self, batch, logs)
 
@@ -36,14 +39,20 @@ def _test(stock: Function) -> Function:
 
 def _predict(stock: Function) -> Function:
     def _on_predict_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
-        overlap = overlap_of(self._model)
-        if overlap is None or not logs or self._model.run_eagerly:
+        model = _model_of(self)
+        overlap = overlap_of(model)
+        if overlap is None or not logs or model.run_eagerly:
             stock(self, batch, logs)
         else:
             overlap.in_flight.launched(logs["outputs"])
             _hand(overlap, self, "on_predict_batch_end", batch, logs)
 
     return _on_predict_batch_end
+
+
+def _model_of(callbacks: CallbackList) -> Any:
+    """The model of a list of callbacks; it may be without."""
+    return getattr(callbacks, "_model", None)
 
 
 def _hand(overlap: Overlap, callbacks: CallbackList, hook: str, batch: int, logs: Any) -> None:

@@ -21,6 +21,7 @@ class Overlap:
         log_every: Steps from one update of the progress bar to the next.
         in_flight: The bound on steps launched.
         readers: What is known of the callbacks that fits and evaluations of this model run with.
+        overrides: What was put into the model's `__dict__`, by name.
     """
 
     log_every: int
@@ -28,6 +29,7 @@ class Overlap:
     readers: "weakref.WeakKeyDictionary[keras.callbacks.CallbackList, Readers]" = field(
         default_factory=weakref.WeakKeyDictionary
     )
+    overrides: dict[str, Any] = field(default_factory=dict)
 
 
 def overlap_of(model: Any) -> Overlap | None:

@@ -9,13 +9,12 @@ import tensorflow as tf
 
 from tfopt.fit.direct import has_direct_way, launch_directly, take_directly
 from tfopt.fit.input import StagedIterator
-from tfopt.fit.logs import StepLogs
+from tfopt.fit.logs import is_settled
 
 if TYPE_CHECKING:
     from tfopt.fit.settings import Overlap
 
 _END = object()
-_EAGER_TENSOR = type(tf.constant(0))
 
 
 class OverlappedStep:
@@ -34,7 +33,7 @@ class OverlappedStep:
     def __init__(self, stock: Callable[[Any], Any], model: keras.Model, overlap: "Overlap"):
         self.stock = stock
         self._model = model
-        self._overlap = overlap
+        self.overlap = overlap
         self._one_step = inspect.getclosurevars(stock).nonlocals["one_step_on_data"]
         # How batches of a spec are taken, and a step on them launched.
         self._spec: Any = None
@@ -47,25 +46,35 @@ class OverlappedStep:
         if not isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator | StagedIterator):
             return self.stock(iterator)  # train_on_batch's generator
         self._prepare(iterator)
-        outputs = self._run(self._take(iterator))
-        for _ in range(self._model.steps_per_execution - 1):
+        steps = self._model.steps_per_execution
+        batch = self._take(iterator, _END)
+        if batch is _END:  # as Keras' function, for whoever calls it in a loop of their own
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence") if steps == 1 else StopIteration
+        outputs = self._run(batch)
+        for _ in range(steps - 1):
             batch = self._take(iterator, _END)
             if batch is _END:
                 break
             outputs = self._run(batch)
-        return StepLogs(outputs, self._overlap) if self._may_wait(outputs) else outputs
+        if is_settled(outputs):
+            return outputs
+        # An eager step may return variables, which the next step changes. Keras' function hands its outputs on in an
+        # Optional, which makes tensors of variables, numbers and lists.
+        return tf.experimental.Optional.from_value(outputs).get_value()
 
     def _run(self, batch: Any) -> Any:
         outputs = self._launch(batch)
-        self._overlap.in_flight.launched(outputs)
+        self.overlap.in_flight.launched(outputs)
         return outputs
 
     def _prepare(self, iterator: Any) -> None:
-        spec, kind = iterator.element_spec, (type(iterator), tf.config.functions_run_eagerly())
+        spec, eager = iterator.element_spec, tf.config.functions_run_eagerly()
+        kind = (type(iterator), eager, tf.config.experimental.get_synchronous_execution())
         if kind == self._kind and (spec is self._spec or spec == self._spec):
             return
-        self._take, self._launch = next, self._one_step
-        if not self._model.run_eagerly and not tf.config.functions_run_eagerly():
+        self._take, self._launch, self._kind = next, self._one_step, None  # what follows may fail
+        # Whether it is a graph was decided when it was made, and not by what model.run_eagerly is by now.
+        if not eager and isinstance(self._one_step.__wrapped__, tf.types.experimental.PolymorphicFunction):
             concrete, whole = self._trace(spec)
             self._launch = concrete if whole else self._model._autoconvert_optionals(concrete)
             if has_direct_way(iterator):
@@ -83,9 +92,3 @@ class OverlappedStep:
             parts = [None if absent else leaf for leaf, absent in zip(leaves, missing, strict=True)]
             spec = keras.tree.pack_sequence_as(spec, parts)
         return self._one_step.__wrapped__.get_concrete_function(spec), not any(missing)
-
-    def _may_wait(self, outputs: Any) -> bool:
-        """Whether the logs may be converted later. An eager step may return variables, which the next step changes."""
-        if not isinstance(outputs, dict):
-            return False
-        return not self._model.run_eagerly or all(type(value) is _EAGER_TENSOR for value in outputs.values())
