@@ -74,10 +74,50 @@ def test_shapes_that_do_not_fit_are_named(query, key, value):
     assert str(error.value).endswith("Transpose them if the heads come before the length.")
 
 
-def test_symbols_and_scales_that_are_no_numbers_are_refused():
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"scale": "half"}, TypeError, r"Expected scale to be a number. Received: 'half'"),
+        ({"scale": True}, TypeError, r"Expected scale to be a number. Received: True"),
+        ({"scale": float("nan")}, ValueError, r"Expected scale to be finite. Received: nan. Leave it out"),
+        ({"causal": "no"}, TypeError, r"Expected causal to be a bool. Received: 'no'. Pass a mask"),
+        ({"causal": tf.constant(True)}, TypeError, r"Expected causal to be a bool"),
+        ({"mask": tf.ones((4, 4))}, TypeError, r"Expected a boolean mask.* Received: one of float32. Pass mask > 0"),
+        (
+            {"mask": tf.ones((2, 1, 4, 3), tf.bool)},
+            ValueError,
+            r"here \(2, 2, 4, 4\). Received: one of shape \(2, 1, 4, 3\)",
+        ),
+        ({"mask": tf.ones((3, 4, 4), tf.bool)}, ValueError, r"Received: one of shape \(3, 4, 4\). .*mask\[:, None\]"),
+        ({"mask": tf.ones((5, 2, 1, 4, 4), tf.bool)}, ValueError, r"Expected a mask that broadcasts"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(options, error, text):
     query = tf.zeros((2, 4, 2, 8))
-    with pytest.raises(TypeError, match=r"Expected scale to be a number. Received: 'half'"):
-        dot_product_attention(query, query, query, scale="half")
+    with pytest.raises(error, match=text):
+        dot_product_attention(query, query, query, **options)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (1, 1, 4, 4), (2, 1, 1, 4), (2, 2, 4, 4)])
+def test_a_mask_broadcasts(shape):
+    query, key, value = operands(2, 2, 4, 4, "float32")
+    mask = np.random.default_rng(0).random(shape) > 0.3
+    found = dot_product_attention(query, key, value, mask=mask.tolist())
+    np.testing.assert_allclose(found, attend(query, key, value, mask=mask), atol=1e-5)
+
+
+def test_numbers_that_are_no_floats_are_refused():
+    """Keras computes a softmax of whole numbers, and gives whole numbers."""
+    query = tf.ones((2, 4, 2, 8), tf.int32)
+    assert keras.ops.dot_product_attention(query, query, query).dtype == tf.int32
+    with pytest.raises(TypeError, match=r"Expected query, key and value to hold floats. Received: int32, .*Cast them"):
+        dot_product_attention(query, query, query)
+
+
+def test_symbols_are_refused():
+    query = tf.zeros((2, 4, 2, 8))
+    with pytest.raises(TypeError, match=r"Expected tensors. Received: a symbolic tensor"):
+        dot_product_attention(query, query, query, mask=keras.Input((1, 4, 4), dtype="bool"))
     symbol = keras.Input((4, 2, 8))
     with pytest.raises(TypeError, match=r"Expected tensors. Received: a symbolic tensor"):
         dot_product_attention(symbol, symbol, symbol)

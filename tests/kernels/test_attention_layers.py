@@ -126,6 +126,8 @@ CASES = {
     "window": (heads, {"sliding_window": 4}, CAUSAL, "a mask"),
     "scores": (heads, {}, SCORES | CAUSAL, "scores to be returned"),
     "value size": (heads, {"value_dim": 16}, {}, "keys of size 8 with values of size 16"),
+    "heads as axis": (heads, {"attention_axes": -1, "dropout": 0.3}, {}, "attention over axes (2,)"),
+    "sequence as axis": (heads, {"attention_axes": -2, "dropout": 0.3}, {}, None),
     "float32": (heads, {"dtype": "float32"}, {}, "float32, where cuDNN takes bfloat16 or float16"),
     "groups": (grouped, {"num_query_heads": 4, "num_key_value_heads": 2}, CAUSAL, None),
     "groups, full": (grouped, {}, {}, None),
@@ -206,6 +208,21 @@ class Own(LAYERS.MultiHeadAttention):
         return value, None
 
 
+class OwnCausalMask(LAYERS.MultiHeadAttention):
+    """A subclass whose mask Keras asks for where the layer has dropout."""
+
+    def _compute_causal_mask(self, query, value=None):
+        return tf.ones_like(super()._compute_causal_mask(query, value))
+
+
+class OwnSoftmax(LAYERS.MultiHeadAttention):
+    """A subclass that replaces what the scores go through where the layer has dropout."""
+
+    def _build_attention(self, rank):
+        super()._build_attention(rank)
+        self._softmax = LAYERS.Softmax(axis=-2, dtype=self.dtype_policy)
+
+
 class Inheriting(LAYERS.MultiHeadAttention):
     """A subclass that leaves the attention to Keras."""
 
@@ -219,6 +236,42 @@ def test_only_layers_that_leave_attention_to_keras_change():
     without = keras.Sequential([keras.Input((2,)), LAYERS.Dense(2)])
     assert use_flash_attention(without) == 0
     assert str(explain(without)) == "The model has no layer that a kernel is there for."
+
+
+@pytest.mark.parametrize("kind", [OwnCausalMask, OwnSoftmax])
+def test_what_a_subclass_does_in_layers_with_dropout_is_kept(cudnn, uncompiled, kind):
+    model = keras.Sequential([keras.Input((LENGTH, 16)), Calls(kind(2, 8, dropout=0.3, dtype="bfloat16"), **CAUSAL)])
+    inputs = attention_batch()[0]
+    expected = model(inputs)
+    assert use_flash_attention(model) == 0
+    assert model(inputs).numpy().tobytes() == expected.numpy().tobytes()
+
+
+def test_a_scale_that_was_set_later_counts(cudnn, uncompiled):
+    model = keras.Sequential([keras.Input((LENGTH, 16)), Calls(heads()), Calls(grouped())])
+    use_flash_attention(model)
+    one, other = (calls.attention for calls in model.layers)
+    one._inverse_sqrt_key_dim, other._inverse_sqrt_head_dim = 0.5, 2.0
+    found = model(attention_batch()[0])
+    assert [config["fmha_scale"] for _, config in cudnn.calls] == [0.5, 2.0]
+    undo(model)
+    expected = model(attention_batch()[0])
+    assert largest_error([tf.cast(found, tf.float64).numpy()], [tf.cast(expected, tf.float64).numpy()]) < 0.05
+
+
+def test_a_layer_that_a_model_calls_twice_is_explained_by_both_calls(cudnn, uncompiled):
+    shared, inputs = heads(), [keras.Input((None, 16)), keras.Input((None, 16))]
+    model = keras.Model(inputs, [shared(part, part) for part in inputs])
+    use_flash_attention(model)
+    call, rows = tf.function(model, autograph=False), attention_batch()[0]
+    for lengths, reasons in [
+        ((64, 32), ("in some calls: a sequence of 32, below 64",)),
+        ((40, 64), ("in some calls: a sequence of 40, below 64",)),
+        ((64, 64), ()),
+        ((32, 40), ("a sequence of 32, below 64", "a sequence of 40, below 64")),
+    ]:
+        call([rows[:, :length] for length in lengths])
+        assert [set(row.inference) for row in explain(model).layers] == [set(reasons)]
 
 
 def test_neither_files_nor_clones_know_of_it(tmp_path):

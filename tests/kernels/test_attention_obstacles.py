@@ -1,10 +1,13 @@
 """What keeps cuDNN away: the machine, the step, the shapes."""
 
+import keras
 import pytest
 import tensorflow as tf
+from plain_attention import draw
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from tfopt.kernels import obstacles
+from tfopt.errors import UnsupportedError
+from tfopt.kernels import dot_product_attention, obstacles
 
 STANDING = [
     ("bfloat16", 64, 64, None),
@@ -15,6 +18,7 @@ STANDING = [
     ("float64", 64, 64, "float64, where cuDNN takes bfloat16 or float16"),
     ("bfloat16", 136, 136, "heads of size 136, where cuDNN takes multiples of 8 up to 128"),
     ("bfloat16", 60, 60, "heads of size 60, where cuDNN takes multiples of 8 up to 128"),
+    ("bfloat16", 0, 0, "heads of size 0, where cuDNN takes multiples of 8 up to 128"),
     ("bfloat16", 64, 32, "keys of size 64 with values of size 32"),
 ]
 SHAPES = [
@@ -26,6 +30,8 @@ SHAPES = [
     ((2, 64, 4, 8), (2, 1, 4, 8), False, "a sequence of 1, below 64"),
     ((None, 64, 4, 8), (None, 64, 4, 8), False, "a batch of no fixed size"),
     ((None, None, 4, 8), (None, 64, 4, 8), False, "a batch and sequence of no fixed size"),
+    ((0, 64, 4, 8), (0, 64, 4, 8), False, "an empty query (0, 64, 4, 8)"),
+    ((2, 64, 0, 8), (2, 64, 0, 8), False, "an empty query (2, 64, 0, 8)"),
     ((2, 64, 4, 8), (1, 64, 4, 8), False, "unlike shapes (2, 64, 4, 8), (1, 64, 4, 8) and (1, 64, 4, 8)"),
 ]
 
@@ -122,3 +128,29 @@ def test_a_strategy_stays_plain(cudnn, uncompiled):
     inside = []
     strategy.run(lambda: inside.extend(found((2, 64, 4, 8), (2, 64, 4, 8))))
     assert inside == ["a distribution strategy"]
+
+
+def test_forward_mode_stays_plain(cudnn, uncompiled):
+    """Through the kernel it failed inside of TensorFlow, with an error that named neither."""
+    query = draw(2, 64, 2, 8, dtype="bfloat16")
+
+    def derivative(attention):
+        with tf.autodiff.ForwardAccumulator(query, tf.sin(query)) as accumulator:
+            output = attention(query, query, query)
+        return accumulator.jvp(output)
+
+    found = tf.function(lambda: derivative(dot_product_attention))()
+    assert not cudnn.calls
+    assert (
+        found.numpy().tobytes() == tf.function(lambda: derivative(keras.ops.dot_product_attention))().numpy().tobytes()
+    )
+
+
+def test_forward_mode_around_a_function_is_refused(cudnn, uncompiled):
+    query = draw(2, 64, 2, 8, dtype="bfloat16")
+    traced = tf.function(lambda query: dot_product_attention(query, query, query))
+    with (
+        pytest.raises(UnsupportedError, match="gradient of cuDNN attention's gradient"),
+        tf.autodiff.ForwardAccumulator(query, query) as accumulator,
+    ):
+        accumulator.jvp(traced(query))

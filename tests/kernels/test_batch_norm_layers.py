@@ -154,6 +154,20 @@ def test_a_mask_is_left_to_keras():
     assert paths(fused)[0] == ("a mask",)
 
 
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(np.asarray, "ndarray"), (tf.RaggedTensor.from_tensor, "RaggedTensor"), (keras.Variable, "Variable")],
+)
+def test_what_is_no_dense_tensor_is_left_to_keras(make, kind):
+    stock, fused = (one_layer(LAYERS.BatchNormalization(), (None, 3)) for _ in range(2))
+    fuse_batch_norm(fused)
+    given = make(np.random.default_rng(0).normal(size=(2, 4, 3)).astype("float32"))
+    expected, found = (model.layers[1].call(given, training=True) for model in (stock, fused))
+    assert type(found) is type(expected)
+    np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    assert paths(fused)[0] == (f"a {kind}, where the kernel takes a dense tensor",)
+
+
 @pytest.mark.parametrize("option", ["synchronized", "renorm"])
 def test_what_a_layer_was_made_with_leaves_it_alone(option):
     model = one_layer(LAYERS.BatchNormalization(**{option: True}))

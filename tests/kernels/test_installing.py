@@ -86,3 +86,25 @@ def test_it_reads_well(training, inference, text):
     row = LayerPath(layer="a/b", kernel="fast", training=training, inference=inference)
     assert str(row) == text
     assert row.to_dict()["training"] == training
+
+
+class Maker(keras.Model):
+    """A model with a maker of its own, which takes no `force`."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = keras.layers.ReLU()
+
+    def call(self, inputs):
+        return self.relu(inputs)
+
+    def make_predict_function(self):
+        return super().make_predict_function()
+
+
+def test_a_maker_of_ones_own_need_not_take_force():
+    model = Maker()
+    model.predict(tf.ones((2, 2)), verbose=0)
+    replace(model.relu, "call", doubled(model.relu))
+    renew(model)
+    assert model.predict(tf.ones((1, 2)), verbose=0).tolist() == [[2.0, 2.0]]

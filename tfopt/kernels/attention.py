@@ -28,7 +28,7 @@ def dot_product_attention(
         query: (batch, query length, heads, size).
         key: (batch, key length, heads, size). With fewer heads, each is repeated for a group of the query's.
         value: As the key; outside of cuDNN its heads may have another size.
-        mask: Boolean, broadcastable to (batch, heads, query length, key length): True: attended to.
+        mask: Boolean, broadcastable to (batch, heads, query length, key length); True: attended to.
         causal: Whether position i attends to positions 0 to i alone.
         scale: Factor on query · key. Defaults to 1 / √size.
 
@@ -36,27 +36,61 @@ def dot_product_attention(
         The output, (batch, query length, heads, size of the value).
 
     Raises:
-        TypeError: `query`, `key` or `value` is symbolic, or `scale` no number.
-        ValueError: The shapes do not fit each other.
+        TypeError: A tensor is symbolic, `query`, `key` or `value` holds no floats, `mask` no booleans, `causal` is no
+            bool, or `scale` no number.
+        ValueError: The shapes do not fit each other, or `scale` is not finite.
 
     Example:
         >>> query = keras.random.normal((2, 128, 4, 64))
         >>> tfopt.kernels.dot_product_attention(query, query, query, causal=True).shape
         TensorShape([2, 128, 4, 64])
     """
-    if any(isinstance(tensor, keras.KerasTensor) for tensor in (query, key, value)):
+    if any(isinstance(tensor, keras.KerasTensor) for tensor in (query, key, value, mask)):
         raise TypeError(
             "Expected tensors. Received: a symbolic tensor of a functional model. Call it in the call() of a layer."
         )
-    if scale is not None and not isinstance(scale, Real):
-        raise TypeError(f"Expected scale to be a number. Received: {scale!r}. Scale the query where it is a tensor.")
+    _check_options(causal, scale)
     query, key, value = map(tf.convert_to_tensor, (query, key, value))
+    if not all(tensor.dtype.is_floating for tensor in (query, key, value)):
+        names = ", ".join(tensor.dtype.name for tensor in (query, key, value))
+        raise TypeError(f"Expected query, key and value to hold floats. Received: {names}. Cast them.")
     _check_shapes(query.shape, key.shape, value.shape)
+    if mask is not None:
+        mask = tf.convert_to_tensor(mask)
+        _check_mask(mask, tf.TensorShape([query.shape[0], query.shape[2], query.shape[1], key.shape[1]]))
     key, value = (_with_heads(tensor, query.shape[2]) for tensor in (key, value))
     if any(obstacles(query, key, value, mask=mask, causal=causal)):
         return keras.ops.dot_product_attention(query, key, value, mask=mask, scale=scale, is_causal=causal)
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else float(scale)
     return flash_attention(query, key, value, causal=causal, scale=scale)
+
+
+def _check_options(causal: Any, scale: Any) -> None:
+    if not isinstance(causal, bool):
+        raise TypeError(f"Expected causal to be a bool. Received: {causal!r}. Pass a mask where it is a tensor.")
+    if scale is None:
+        return
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"Expected scale to be a number. Received: {scale!r}. Scale the query where it is a tensor.")
+    if not math.isfinite(scale):
+        raise ValueError(f"Expected scale to be finite. Received: {scale!r}. Leave it out for 1 / √size.")
+
+
+def _check_mask(mask: tf.Tensor, scores: tf.TensorShape) -> None:
+    if mask.dtype != tf.bool:
+        raise TypeError(
+            f"Expected a boolean mask, True where attended to. Received: one of {mask.dtype.name}. Pass mask > 0, or "
+            "what makes it true where yours attends."
+        )
+    try:
+        fits = tf.broadcast_static_shape(mask.shape, scores).is_compatible_with(scores)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            "Expected a mask that broadcasts to (batch, heads, query length, key length), here "
+            f"{scores}. Received: one of shape {mask.shape}. Give it an axis of heads, as mask[:, None]."
+        )
 
 
 def _check_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorShape) -> None:

@@ -57,9 +57,8 @@ class _FlashAttention:
         self._layer = layer
         self._plain = layer._compute_attention
         self._signature = inspect.signature(self._plain)
-        *sizes, scale = _ATTRIBUTES[_kind(layer)]
+        *sizes, self._scale = _ATTRIBUTES[_kind(layer)]
         self._sizes = [getattr(layer, name) for name in sizes]
-        self._scale = getattr(layer, scale)
         self.traced = Traced()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +68,9 @@ class _FlashAttention:
         if found:
             return self._plain(*args, **kwargs)
         causal = bool(call.get("use_causal_mask"))
-        output = flash_attention(call["query"], call["key"], call["value"], causal=causal, scale=self._scale)
+        # Asked each time, as Keras does: who scales otherwise sets it on the layer.
+        scale = getattr(self._layer, self._scale)
+        output = flash_attention(call["query"], call["key"], call["value"], causal=causal, scale=scale)
         return output, None
 
     def found(self, *, training: bool, jit: bool) -> tuple[str, ...] | None:
@@ -85,6 +86,10 @@ class _FlashAttention:
         yield from obstacles(call["query"], call["key"], call["value"], mask=mask, causal=causal)
         if call.get("training") and self._layer.dropout > 0:
             yield "dropout"
+        # Keras goes by them in layers with dropout alone. More axes than four are an obstacle already.
+        axes = getattr(self._layer, "_attention_axes", (1,))
+        if call["query"].shape.rank == 4 and axes != (1,):
+            yield f"attention over axes {axes}"
         # GroupQueryAttention keeps it as an attribute.
         if call.get("return_attention_scores") or getattr(self._layer, "_return_attention_scores", False):
             yield "scores to be returned"
@@ -114,10 +119,10 @@ def _kind(layer: keras.Layer) -> type | None:
 
 def _computes_as(kind: type | None, layer: keras.Layer) -> bool:
     """Whether a layer leaves the attention itself to its class in Keras."""
-    # _masked_softmax: what makes weights of the scores, in models with dropout.
-    names = ("_compute_attention", "_masked_softmax")
+    # All but the first: how weights are made of the scores, in layers with dropout.
+    names = ("_compute_attention", "_masked_softmax", "_build_attention", "_compute_causal_mask")
     return kind is not None and all(
-        getattr(type(layer), name) is getattr(kind, name) and name not in vars(layer) for name in names
+        getattr(type(layer), name, None) is getattr(kind, name, None) and name not in vars(layer) for name in names
     )
 
 

@@ -70,7 +70,10 @@ class _FusedBatchNorm:
         """What keeps this layer from the kernel: as last traced, else whatever the batch, else not known."""
         return self.traced.last(training, (_IN_XLA,) if jit else ())
 
-    def _obstacles(self, inputs: tf.Tensor, mask: Any, learning: bool) -> Iterator[str]:
+    def _obstacles(self, inputs: Any, mask: Any, learning: bool) -> Iterator[str]:
+        if not isinstance(inputs, tf.Tensor):
+            yield f"a {type(inputs).__name__}, where the kernel takes a dense tensor"
+            return
         if in_xla():
             yield _IN_XLA
         if mask is not None:

@@ -1,10 +1,12 @@
 """Kernels put in the place of single layers' methods, told apart from Keras' own, and taken back."""
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from tfopt.errors import UnsupportedError
@@ -119,23 +121,30 @@ def explained_by(explainer: Explainer) -> Explainer:
 
 
 class Traced:
-    """What kept the last call of a layer from its kernel.
-
-    Attributes:
-        found: That, while training (True) and otherwise (False).
-    """
+    """What kept a layer from its kernel in each call of the last trace: a model may call one layer twice."""
 
     def __init__(self) -> None:
-        self.found: dict[bool, tuple[str, ...]] = {}
+        self._graphs: dict[bool, weakref.ref[Any]] = {}
+        self._calls: dict[bool, list[tuple[str, ...]]] = {}
 
     def note(self, training: Any, obstacles: tuple[str, ...]) -> None:
         """Keeps what a call found; nothing where Keras only asks for the shape of an output, to build a model."""
-        if not in_symbolic_scope():
-            self.found[bool(training)] = obstacles
+        if in_symbolic_scope():
+            return
+        training, graph = bool(training), tf.compat.v1.get_default_graph()
+        known = self._graphs.get(training)
+        if tf.executing_eagerly() or known is None or known() is not graph:
+            self._calls[training] = []
+        self._graphs[training] = weakref.ref(graph)
+        self._calls[training].append(obstacles)
 
     def last(self, training: bool, standing: Iterable[str]) -> tuple[str, ...] | None:
         """As last traced, else what stands against the kernel whatever the batch, else None: not known."""
-        return self.found[training] if training in self.found else tuple(standing) or None
+        calls = self._calls.get(training)
+        if calls is None:
+            return tuple(standing) or None
+        found = dict.fromkeys(obstacle for call in calls for obstacle in call)
+        return tuple(found if all(calls) else (f"in some calls: {obstacle}" for obstacle in found))
 
 
 def replace_each(
@@ -192,13 +201,15 @@ def restore(model: keras.Model) -> int:
 def renew(model: keras.Model) -> None:
     """Makes a model's step functions anew, which `fit`, `evaluate` and `predict` would keep as they traced them first.
 
-    Those of the models inside it too: each can be fitted by itself.
+    Those of the models inside it too: each can be fitted by itself. A callback may ask for it while `fit` runs.
     """
     for part in model._flatten_layers():
         if isinstance(part, keras.Model):
             for name in ("train_function", "test_function", "predict_function"):
                 if getattr(part, name) is not None:
-                    getattr(part, f"make_{name}")(force=True)
+                    # Not `force=True`, which a maker of the user's own need not take.
+                    setattr(part, name, None)
+                    getattr(part, f"make_{name}")()
 
 
 def layer_path(layer: keras.Layer) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.forwardprop_util import pack_tangents
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
@@ -19,6 +20,8 @@ def obstacles(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, mask: Any, 
         yield "not placed on a GPU"
     if tf.distribute.has_strategy():
         yield "a distribution strategy"
+    if pack_tangents([query, key, value]).tangents:
+        yield "a ForwardAccumulator, for which cuDNN has no derivative"
     yield from standing_obstacles(query.dtype.name, query.shape[-1], value.shape[-1])
     if mask is not None:
         yield "a mask"
@@ -42,7 +45,7 @@ def standing_obstacles(dtype: str, key_size: int | None, value_size: int | None)
     # check_is_flash_attention in jax/_src/cudnn/fused_attention_stablehlo.py.
     if key_size != value_size:
         yield f"keys of size {key_size} with values of size {value_size}"
-    elif key_size is not None and (key_size > 128 or key_size % 8):
+    elif key_size is not None and (not 0 < key_size <= 128 or key_size % 8):
         yield f"heads of size {key_size}, where cuDNN takes multiples of 8 up to 128"
 
 
@@ -77,6 +80,8 @@ def _of_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorShape
         return
     if (query[0], *query[2:]) != (key[0], *key[2:]) or key[:3] != value[:3]:
         yield f"unlike shapes {query}, {key} and {value}"
+    if not query[0] or not query[2]:
+        yield f"an empty query {query}"
     if min(query[1], key[1]) < SHORTEST:
         yield f"a sequence of {min(query[1], key[1])}, below {SHORTEST}"
     # Where the triangle starts when the lengths differ was not shown to be as in Keras.
