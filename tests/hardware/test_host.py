@@ -192,7 +192,71 @@ def test_memory_in_mib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=8 * GIB, available=5 * GIB))
     process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3 * 2**20))
     monkeypatch.setattr(psutil, "Process", lambda: process)
-    assert HostMeter().read() == HostReading(None, 3072.0, 3.0)
+    assert HostMeter().read() == HostReading(None, 3072.0, 3.0, None)
+
+
+class Disk:
+    """Stands in for psutil's process: bytes read so far, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+        self.read_bytes: int | Exception = 0
+
+    def memory_info(self) -> Any:
+        return SimpleNamespace(rss=2**20)
+
+    def io_counters(self) -> Any:
+        if isinstance(self.read_bytes, Exception):
+            raise self.read_bytes
+        return SimpleNamespace(read_bytes=self.read_bytes, read_chars=10**12)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(psutil, "Process", lambda: disk)
+    return disk
+
+
+def test_disk_reads_are_a_rate_since_the_reading_before(disk: Disk) -> None:
+    meter = HostMeter(lambda: disk.now)
+    rates = []
+    for now, read_bytes in [(50.0, 10**9), (52.0, 10**9 + 3 * 2**20), (53.0, 10**9 + 3 * 2**20)]:
+        disk.now, disk.read_bytes = now, read_bytes
+        rates.append(meter.read().disk_read_mib_per_second)
+    assert rates == [None, 1.5, 0.0]
+
+
+def test_a_disk_counter_that_goes_back_or_fails_is_unknown_once(disk: Disk) -> None:
+    meter = HostMeter(lambda: disk.now)
+    rates = []
+    for read_bytes in [10 * 2**20, 5 * 2**20, 6 * 2**20, psutil.AccessDenied(), 7 * 2**20, 9 * 2**20]:
+        disk.now, disk.read_bytes = disk.now + 1.0, read_bytes
+        rates.append(meter.read().disk_read_mib_per_second)
+    assert rates == [None, None, 1.0, None, None, 2.0]
+
+
+def test_a_clock_that_stands_gives_no_rate(disk: Disk) -> None:
+    meter = HostMeter(lambda: 50.0)
+    meter.read()
+    disk.read_bytes = 2**20
+    assert meter.read().disk_read_mib_per_second is None
+
+
+def test_a_system_without_disk_counters_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=2**20)))
+    meter = HostMeter()
+    assert [meter.read().disk_read_mib_per_second for _ in range(2)] == [None, None]
+
+
+def test_the_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    process = psutil.Process()
+    monkeypatch.setattr(psutil, "Process", lambda: made.append(1) or process)
+    meter = HostMeter()
+    assert [meter.read().process_memory_mib is None for _ in range(3)] == [False] * 3
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("error", [psutil.AccessDenied(), OSError(), RuntimeWarning("not in /proc/meminfo")])

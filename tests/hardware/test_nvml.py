@@ -1,12 +1,22 @@
 """The door to NVML: what it reads, in which units, and what it makes of everything that can go wrong."""
 
+import os
 import subprocess
 import sys
 import threading
 
 import pynvml
 import pytest
-from fake_nvml import ERROR_CODES, FIELD_FUNCTIONS, READ_FUNCTIONS, FakeGpu, FakeNvml, mig_instance
+from fake_nvml import (
+    ERROR_CODES,
+    FIELD_FUNCTIONS,
+    OTHER_PROCESS,
+    READ_FUNCTIONS,
+    FakeGpu,
+    FakeNvml,
+    lost,
+    mig_instance,
+)
 
 from tfopt.errors import HardwareError
 from tfopt.hardware import nvml
@@ -17,6 +27,8 @@ EXPECTED = Reading(
     gpu_utilization_percent=97,
     gpu_memory_used_mib=1024.0,
     gpu_memory_total_mib=143_771.0,
+    gpu_memory_process_mib=900.0,
+    gpu_memory_others_mib=100.0,
     gpu_power_watts=686.5,
     gpu_energy_joules=123_456.789,
     sm_clock_mhz=1980,
@@ -41,16 +53,14 @@ def test_an_unsupported_field_is_none_and_the_others_are_read(
     field: str, gpu: FakeGpu, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu.unsupported.update(FIELD_FUNCTIONS[field])
-    lost = {name: None for name, functions in FIELD_FUNCTIONS.items() if functions == FIELD_FUNCTIONS[field]}
-    assert nvml.door().read(gpu.uuid) == EXPECTED._replace(**lost)
+    assert nvml.door().read(gpu.uuid) == EXPECTED._replace(**lost(*FIELD_FUNCTIONS[field]))
     assert not caplog.records
 
 
 @pytest.mark.parametrize("field", FIELD_FUNCTIONS)
 def test_a_field_that_an_older_pynvml_lacks_is_none(field: str, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
     fake_nvml.lacks.update(FIELD_FUNCTIONS[field])
-    lost = {name: None for name, functions in FIELD_FUNCTIONS.items() if functions == FIELD_FUNCTIONS[field]}
-    assert nvml.door().read(gpu.uuid) == EXPECTED._replace(**lost)
+    assert nvml.door().read(gpu.uuid) == EXPECTED._replace(**lost(*FIELD_FUNCTIONS[field]))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +80,7 @@ def test_nvmls_own_no_value_is_none(gpu: FakeGpu) -> None:
     gpu.utilization = gpu.power_milliwatts = gpu.sm_clock = gpu.memory_clock = gpu.temperature = 2**32 - 1
     gpu.pcie_rx = gpu.pcie_tx = 2**32 - 1
     gpu.memory_used = gpu.memory_total = gpu.energy_millijoules = gpu.reasons = 2**64 - 1
+    gpu.processes = [(os.getpid(), 2**64 - 1), (OTHER_PROCESS, None)]
     assert nvml.door().read(gpu.uuid) == Reading()
 
 
@@ -190,8 +201,7 @@ def test_every_error_in_a_reading_is_survived(
             reading = nvml.door().read(gpu.uuid)
         except NvmlError:
             continue
-        lost = {name for name, functions in FIELD_FUNCTIONS.items() if functions == [function]}
-        assert {name for name in Reading._fields if getattr(reading, name) is None} == lost
+        assert reading == EXPECTED._replace(**lost(function))
     assert len(caplog.records) <= 1
     fake_nvml.recover()
     assert nvml.door().read(gpu.uuid) == EXPECTED

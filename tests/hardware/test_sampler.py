@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pynvml
 import pytest
-from fake_nvml import ERROR_CODES, FIELD_FUNCTIONS, READ_FUNCTIONS, FakeGpu, FakeNvml, mig_instance
+from fake_nvml import ERROR_CODES, FIELD_FUNCTIONS, READ_FUNCTIONS, FakeGpu, FakeNvml, lost, mig_instance
 
 from tfopt.hardware import GpuSample, GpuSampler, nvml
 from tfopt.hardware.host import HostMeter, HostReading
@@ -22,6 +22,8 @@ ROW = GpuSample(
     gpu_utilization_percent=97,
     gpu_memory_used_mib=1024.0,
     gpu_memory_total_mib=143_771.0,
+    gpu_memory_process_mib=900.0,
+    gpu_memory_others_mib=100.0,
     gpu_power_watts=686.5,
     gpu_energy_joules=123_456.789,
     sm_clock_mhz=1980,
@@ -33,6 +35,7 @@ ROW = GpuSample(
     host_cpu_percent=12.5,
     host_memory_used_mib=2048.0,
     process_memory_mib=256.0,
+    disk_read_mib_per_second=8.0,
 )
 UNKNOWN = dict.fromkeys(FIELD_FUNCTIONS)
 
@@ -52,7 +55,7 @@ class FakeClock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    monkeypatch.setattr(HostMeter, "read", lambda self: HostReading(12.5, 2048.0, 256.0))
+    monkeypatch.setattr(HostMeter, "read", lambda self: HostReading(12.5, 2048.0, 256.0, 8.0))
     return FakeClock()
 
 
@@ -91,8 +94,7 @@ def test_an_unsupported_field_is_none(field: str, clock: FakeClock, gpu: FakeGpu
     gpu.unsupported.update(FIELD_FUNCTIONS[field])
     (row,) = Driven(clock).tick()
     assert getattr(row, field) is None
-    lost = {name: None for name, functions in FIELD_FUNCTIONS.items() if functions == FIELD_FUNCTIONS[field]}
-    assert row == replace(ROW, **lost)
+    assert row == replace(ROW, **lost(*FIELD_FUNCTIONS[field]))
 
 
 def test_without_a_gpu_the_host_is_sampled(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
 """A machine's NVML that tests arrange: GPUs, MIG instances, missing fields, errors, calls that hang.
 
-It stands in for the module `pynvml`, and only where `tfopt.hardware.nvml` loads it. Its functions are autospecs of the
-real ones, and its errors and constants are the real ones: a name or a signature that pynvml does not have fails.
+It stands in for the module `pynvml`, and only where `tfopt.hardware.nvml` loads it. Its functions have the signatures
+of the real ones, and its errors and constants are the real ones: a name or an argument that pynvml does not have fails.
 
     from fake_nvml import FakeGpu, FakeNvml, fake_nvml  # in conftest.py: the fixture
 
@@ -10,17 +10,21 @@ real ones, and its errors and constants are the real ones: a name or a signature
         fake_nvml.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_GPU_IS_LOST, at=3)
 """
 
+import ctypes
+import inspect
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
-from unittest.mock import create_autospec
 
 import pynvml
 import pytest
 
 from tfopt.hardware import nvml, warn
+from tfopt.hardware.gpm import METRICS
 
 # A hung call lasts this long, or until the test ends.
 HANG_SECONDS = 30.0
@@ -28,11 +32,17 @@ HANG_SECONDS = 30.0
 # Every code that pynvml has an error for, and two that a later driver may bring.
 ERROR_CODES = sorted({kind(0).value for kind in pynvml.NVMLError.__subclasses__()} | {31, 12345})
 
-# Each field of a reading and the functions without which it is unknown.
+# Each field of a reading and the functions without which it is unknown. Those of GPM alone have one that asks for it.
 FIELD_FUNCTIONS = {
     "gpu_utilization_percent": ["nvmlDeviceGetUtilizationRates"],
+    "sm_active_percent": ["nvmlGpmQueryDeviceSupport"],
+    "sm_occupancy_percent": ["nvmlGpmQueryDeviceSupport"],
+    "tensor_active_percent": ["nvmlGpmQueryDeviceSupport"],
+    "dram_active_percent": ["nvmlGpmQueryDeviceSupport"],
     "gpu_memory_used_mib": ["nvmlDeviceGetMemoryInfo"],
     "gpu_memory_total_mib": ["nvmlDeviceGetMemoryInfo"],
+    "gpu_memory_process_mib": ["nvmlDeviceGetComputeRunningProcesses_v3"],
+    "gpu_memory_others_mib": ["nvmlDeviceGetComputeRunningProcesses_v3"],
     "gpu_power_watts": ["nvmlDeviceGetPowerUsage"],
     "gpu_energy_joules": ["nvmlDeviceGetTotalEnergyConsumption"],
     "sm_clock_mhz": ["nvmlDeviceGetClockInfo"],
@@ -40,14 +50,54 @@ FIELD_FUNCTIONS = {
     "gpu_temperature_celsius": ["nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"],
     "pcie_rx_mib_per_second": ["nvmlDeviceGetPcieThroughput"],
     "pcie_tx_mib_per_second": ["nvmlDeviceGetPcieThroughput"],
+    "nvlink_rx_mib_per_second": ["nvmlGpmQueryDeviceSupport"],
+    "nvlink_tx_mib_per_second": ["nvmlGpmQueryDeviceSupport"],
     "throttle_reasons": ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"],
 }
-READ_FUNCTIONS = sorted({name for names in FIELD_FUNCTIONS.values() for name in names})
+_GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
+READ_FUNCTIONS = sorted({name for names in FIELD_FUNCTIONS.values() for name in names} | {_GRAPHICS})
+
+# What a reading of a GPU with GPM calls besides.
+GPM_FUNCTIONS = ["nvmlGpmMetricsGet", "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet"]
+
+# What a busy H200 says (FACTS: an 8192³ product in bfloat16), in GPM's units.
+GPM = {
+    "NVML_GPM_METRIC_SM_UTIL": 95.0,
+    "NVML_GPM_METRIC_SM_OCCUPANCY": 14.0,
+    "NVML_GPM_METRIC_ANY_TENSOR_UTIL": 92.0,
+    "NVML_GPM_METRIC_DRAM_BW_UTIL": 16.0,
+    "NVML_GPM_METRIC_PCIE_RX_PER_SEC": 3.5,
+    "NVML_GPM_METRIC_PCIE_TX_PER_SEC": 0.25,
+    "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC": 1000.0,
+    "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC": 2000.0,
+}
+
+
+def lost(*functions: str) -> dict[str, None]:
+    """The fields that are None when these functions do not answer, on a GPU without GPM."""
+    fields = {field for field, needed in FIELD_FUNCTIONS.items() if set(needed) <= set(functions)}
+    return dict.fromkeys(fields | ({"gpu_memory_others_mib"} if _GRAPHICS in functions else set()))
+
+
+# Beyond Linux's largest process number: never this process's own.
+OTHER_PROCESS = 2**22 + 1
 
 
 @dataclass(eq=False)
 class FakeGpu:
-    """A GPU or MIG instance, in NVML's own units. It is its own handle. `unsupported`: functions it answers not to."""
+    """A GPU or MIG instance, in NVML's own units. It is its own handle.
+
+    Attributes:
+        processes: Process numbers and bytes; None: not told. By default this process and another one.
+        graphics: The same for processes that draw.
+        gpm: The value of each metric; None: no GPM.
+        gpm_failed: Metrics that are marked as failed.
+        instances: MIG instances; None in the list: a gap.
+        instance_id: NVML's number of the MIG instance.
+        unsupported: Functions that answer NOT_SUPPORTED.
+        errors: Functions that answer another error.
+        no_clocks: Clocks that are not supported.
+    """
 
     uuid: str = "GPU-00000000-aaaa-bbbb-cccc-000000000000"
     name: str = "NVIDIA H200"
@@ -64,8 +114,17 @@ class FakeGpu:
     pcie_rx: int = 2048
     pcie_tx: int = 512
     reasons: int = 0
+    processes: list[tuple[int, int | None]] = field(
+        default_factory=lambda: [(os.getpid(), 900 * 2**20), (OTHER_PROCESS, 100 * 2**20)]
+    )
+    graphics: list[tuple[int, int | None]] = field(default_factory=list)
+    gpm: dict[str, float] | None = None
+    gpm_failed: set[str] = field(default_factory=set)
     instances: "list[FakeGpu | None] | None" = None
+    instance_id: int = 0
     unsupported: set[str] = field(default_factory=set)
+    errors: dict[str, int] = field(default_factory=dict)
+    no_clocks: set[str] = field(default_factory=set)
 
 
 def mig_instance(uuid: str, name: str = "NVIDIA H200 MIG 1g.18gb", memory_total: int = 16_384 * 2**20) -> FakeGpu:
@@ -81,6 +140,8 @@ def mig_instance(uuid: str, name: str = "NVIDIA H200 MIG 1g.18gb", memory_total:
         "nvmlDeviceGetCurrentClocksEventReasons",
         "nvmlDeviceGetCurrentClocksThrottleReasons",
         "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
     }
     return FakeGpu(uuid=uuid, name=name, memory_total=memory_total, unsupported=whole_gpu_only)
 
@@ -93,7 +154,9 @@ class FakeNvml:
         calls: How often each function was called.
         installed: Whether `pynvml` can be imported at all.
         lacks: Functions that this (older) pynvml does not have.
+        held: GPM's buffers that are not freed, by address, with the device and the number of the sample in each.
         released: Set it to let hung calls go on.
+        now: The door's clock, in seconds.
     """
 
     def __init__(self) -> None:
@@ -103,12 +166,15 @@ class FakeNvml:
         self.lacks: set[str] = set()
         self.released = threading.Event()
         self.hanging = threading.Event()
+        self.now = 1000.0
+        self.held: dict[int, tuple[FakeGpu, int] | None] = {}
         self._started = False
         self._troubles: list[tuple[str, FakeGpu | None, int, Callable[[], None]]] = []
         self._counts: Counter[int] = Counter()
         self._functions = {
-            name[1:]: create_autospec(getattr(pynvml, name[1:]), side_effect=self._wrapped(name[1:], behaviour))
-            for name, behaviour in ((name, getattr(self, name)) for name in dir(type(self)) if name.startswith("_nvml"))
+            name[1:]: self._wrapped(name[1:], getattr(self, name))
+            for name in dir(type(self))
+            if name.startswith("_nvml")
         }
 
     def load(self) -> "FakeNvml":
@@ -153,6 +219,7 @@ class FakeNvml:
 
     def _wrapped(self, name: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         def play(*arguments: Any) -> Any:
+            _signature(name).bind(*arguments)
             self.calls[name] += 1
             target = arguments[0] if arguments else None
             for number, (function, gpu, at, act) in enumerate(list(self._troubles)):
@@ -162,8 +229,10 @@ class FakeNvml:
                         act()
             if not self._started and name != "nvmlInit":
                 _raise(pynvml.NVML_ERROR_UNINITIALIZED)
-            if isinstance(target, FakeGpu) and name in target.unsupported:
-                _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            if isinstance(target, FakeGpu):
+                code = pynvml.NVML_ERROR_NOT_SUPPORTED if name in target.unsupported else target.errors.get(name)
+                if code is not None:
+                    _raise(code)
             return behaviour(*arguments)
 
         return play
@@ -228,6 +297,8 @@ class FakeNvml:
         return gpu.energy_millijoules
 
     def _nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: int) -> int:  # noqa: N802
+        if kind in {getattr(pynvml, clock) for clock in gpu.no_clocks}:
+            _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return {pynvml.NVML_CLOCK_SM: gpu.sm_clock, pynvml.NVML_CLOCK_MEM: gpu.memory_clock}[kind]
 
     def _nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:  # noqa: N802
@@ -239,11 +310,75 @@ class FakeNvml:
     def _nvmlDeviceGetPcieThroughput(self, gpu: FakeGpu, counter: int) -> int:  # noqa: N802
         return {pynvml.NVML_PCIE_UTIL_RX_BYTES: gpu.pcie_rx, pynvml.NVML_PCIE_UTIL_TX_BYTES: gpu.pcie_tx}[counter]
 
+    def _nvmlDeviceGetComputeRunningProcesses_v3(self, gpu: FakeGpu) -> list[Any]:  # noqa: N802
+        return [_process(*process) for process in gpu.processes]
+
+    def _nvmlDeviceGetGraphicsRunningProcesses_v3(self, gpu: FakeGpu) -> list[Any]:  # noqa: N802
+        return [_process(*process) for process in gpu.graphics]
+
+    def _nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, instance: FakeGpu) -> FakeGpu:  # noqa: N802
+        parents = [gpu for gpu in self.gpus if instance in (gpu.instances or ())]
+        return parents[0] if parents else _raise(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def _nvmlDeviceGetGpuInstanceId(self, instance: FakeGpu) -> int:  # noqa: N802
+        return instance.instance_id
+
+    def _nvmlGpmQueryDeviceSupport(self, gpu: FakeGpu) -> Any:  # noqa: N802
+        return pynvml.c_nvmlGpmSupport_t(version=1, isSupportedDevice=int(gpu.gpm is not None))
+
+    def _nvmlGpmSampleAlloc(self) -> Any:  # noqa: N802
+        address = 4096 * (1 + self.calls["nvmlGpmSampleAlloc"])
+        self.held[address] = None
+        return ctypes.cast(address, pynvml.c_nvmlGpmSample_t)
+
+    def _nvmlGpmSampleFree(self, buffer: Any) -> None:  # noqa: N802
+        del self.held[_address(buffer)]  # a KeyError is a crash in the real one
+
+    def _nvmlGpmSampleGet(self, gpu: FakeGpu, buffer: Any) -> Any:  # noqa: N802
+        assert _address(buffer) in self.held
+        if gpu.gpm is None:
+            _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self.held[_address(buffer)] = gpu, self.calls["nvmlGpmSampleGet"] + self.calls["nvmlGpmMigSampleGet"]
+        return buffer
+
+    def _nvmlGpmMigSampleGet(self, gpu: FakeGpu, instance_id: int, buffer: Any) -> Any:  # noqa: N802
+        found = [instance for instance in gpu.instances or () if instance and instance.instance_id == instance_id]
+        return self._nvmlGpmSampleGet(found[0], buffer) if found else _raise(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def _nvmlGpmMetricsGet(self, request: Any) -> Any:  # noqa: N802
+        """The metrics of the device, as they are now. The samples must be two of it, the older one first."""
+        assert (request.version, request.numMetrics) == (pynvml.NVML_GPM_METRICS_GET_VERSION, len(METRICS))
+        older, newer = (self.held[_address(buffer)] for buffer in (request.sample1, request.sample2))
+        assert older is not None and newer is not None  # noqa: PT018
+        assert (older[0], older[1] < newer[1]) == (newer[0], True)
+        names = {getattr(pynvml, name): name for name in GPM}
+        for metric in request.metrics[: request.numMetrics]:
+            name = names[metric.metricId]
+            metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if name in newer[0].gpm_failed else 0
+            metric.value = (newer[0].gpm or {})[name]
+        return request
+
     def _nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:  # noqa: N802
         return gpu.reasons
 
     def _nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:  # noqa: N802
         return gpu.reasons
+
+
+@cache
+def _signature(name: str) -> inspect.Signature:
+    return inspect.signature(getattr(pynvml, name))
+
+
+def _process(pid: int, size: int | None) -> Any:
+    """As pynvml makes it: a number that is not available is None."""
+    process = pynvml.nvmlStructToFriendlyObject(pynvml.c_nvmlProcessInfo_t(pid=pid, usedGpuMemory=size or 0))
+    process.usedGpuMemory = size
+    return process
+
+
+def _address(buffer: Any) -> int:
+    return ctypes.cast(buffer, ctypes.c_void_p).value or 0
 
 
 def _raise(code: int) -> Any:
@@ -254,7 +389,7 @@ def _raise(code: int) -> Any:
 def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     """A machine without GPUs, to be given some; no warning has been given, and no GPU is hidden by the environment."""
     fake = FakeNvml()
-    monkeypatch.setattr(nvml, "_door", nvml.Nvml(load=fake.load))
+    monkeypatch.setattr(nvml, "_door", nvml.Nvml(load=fake.load, clock=lambda: fake.now))
     for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(variable, raising=False)
     warn.forget_warnings()

@@ -1,6 +1,7 @@
 """The host: the CPUs and the memory that this process may use, and how busy they are."""
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,17 +92,30 @@ class HostReading(NamedTuple):
     host_cpu_percent: float | None = None
     host_memory_used_mib: float | None = None
     process_memory_mib: float | None = None
+    disk_read_mib_per_second: float | None = None
 
 
 class HostMeter:
-    """Reads how busy the host is. The CPU percentage is that of the time since the reading before."""
+    """Reads how busy the host is. CPU percentage and disk reads are those of the time since the reading before.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._before: dict[int, tuple[float, float]] = {}
+        self._disk_before: tuple[float, int] | None = None
+        self._process: psutil.Process | None = None
 
     def read(self) -> HostReading:
-        """Returns the reading; the first has no CPU percentage."""
-        return HostReading(_or_none(self._cpu_percent), _or_none(_memory_used_mib), _or_none(_process_memory_mib))
+        """Returns the reading; the first has no CPU percentage and no disk reads."""
+        return HostReading(
+            _or_none(self._cpu_percent),
+            _or_none(_memory_used_mib),
+            _or_none(self._process_memory_mib),
+            _or_none(self._disk_read_mib_per_second),
+        )
 
     def _cpu_percent(self) -> float | None:
         # Not psutil.cpu_percent: its "time before" belongs to the thread that asks, and its first answer is 0.0.
@@ -113,14 +127,29 @@ class HostMeter:
         total = sum(after[1] - before[1] for before, after in both)
         return min(100.0, max(0.0, 100 * busy / total)) if total > 0 else None
 
+    def _process_memory_mib(self) -> float:
+        return float(self._this_process().memory_info().rss / MIB)
+
+    def _disk_read_mib_per_second(self) -> float | None:
+        before, self._disk_before = self._disk_before, None
+        process = self._this_process()
+        if not hasattr(process, "io_counters"):  # macOS
+            return None
+        now = self._disk_before = (self._clock(), process.io_counters().read_bytes)
+        if before is None or now[0] <= before[0] or now[1] < before[1]:
+            return None
+        return float((now[1] - before[1]) / MIB / (now[0] - before[0]))
+
+    def _this_process(self) -> psutil.Process:
+        # Kept: making one reads /proc and costs as much as all that is asked of it.
+        if self._process is None:
+            self._process = psutil.Process()
+        return self._process
+
 
 def _memory_used_mib() -> float:
     memory = psutil.virtual_memory()
     return (memory.total - memory.available) / MIB
-
-
-def _process_memory_mib() -> float:
-    return psutil.Process().memory_info().rss / MIB
 
 
 def _or_none(read: Callable[[], float | None]) -> float | None:

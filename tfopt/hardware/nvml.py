@@ -5,11 +5,14 @@ Every call goes through one thread (`Nvml.call`), since a driver in trouble may 
 
 import importlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tfopt.hardware.gpm import Gpm, Metrics
 from tfopt.hardware.nvml_errors import ABSENT, GONE, UNINITIALIZED, NvmlError, explain, hung, not_installed
 from tfopt.hardware.nvml_values import WIDTH_64, Device, Reading, known, mib, scaled, throttle_names
+from tfopt.hardware.processes import shares
 from tfopt.hardware.warn import warn_once
 from tfopt.hardware.worker import Worker
 
@@ -17,21 +20,31 @@ Result = TypeVar("Result")
 
 DEADLINE_SECONDS = 10.0
 
+# The functions without a version call these, and fail with an error that is none of NVML's where the driver is older.
+_PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3")
+
 
 class Nvml:
     """NVML, started at the first question and left running until the process ends.
 
     Args:
         load: Returns the vendor's module. Tests put a fake one here.
+        clock: Monotonic clock, in seconds.
     """
 
-    def __init__(self, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")):
+    def __init__(
+        self,
+        load: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._load = load
+        self._clock = clock
         self._lock = threading.Lock()
         self._worker = Worker("tfopt-nvml")
         self._vendor: Any = None
         self._started = False
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[str, tuple[Any, Gpm]] = {}
 
     def call(self, function: Callable[[], Result], *, deadline_seconds: float = DEADLINE_SECONDS) -> Result:
         """Returns `function()`, made in NVML's own thread.
@@ -58,11 +71,11 @@ class Nvml:
                 failure = self._vendor.NVMLError
             except (ImportError, AttributeError) as error:  # not there, or another module of that name
                 raise not_installed() from error
+            self._drop_handles()
             try:
                 self._vendor.nvmlInit()
             except failure as error:
                 raise explain(error.value, "NVIDIA's driver to answer") from error
-            self._handles.clear()
             self._started = True
 
     def driver_version(self) -> str | None:
@@ -89,21 +102,32 @@ class Nvml:
         places = [device.pci for device in found]
         return tuple(found if None in places else sorted(found, key=lambda device: device.pci or ()))
 
-    def read(self, uuid: str) -> Reading:
+    def read(self, uuid: str, *, anew: bool = False) -> Reading:
         """Reads every field of the GPU or MIG instance with this UUID.
+
+        Args:
+            uuid: NVIDIA's name for the device.
+            anew: What is measured since the reading before begins with this one.
 
         Raises:
             NvmlError: The device as a whole does not answer: lost, removed, in need of a reset.
         """
         self.start()
         if uuid not in self._handles:
-            expected = f"the device {uuid}"
-            self._handles[uuid] = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=expected)
+            handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
+            gpm = Gpm(self._vendor, self._field, handle, mig=uuid.startswith("MIG-"), clock=self._clock)
+            self._handles[uuid] = handle, gpm
+        handle, gpm = self._handles[uuid]
         try:
-            return self._read(self._handles[uuid])
+            return self._read(handle, gpm.read(anew=anew))
         except NvmlError:
-            self._handles.clear()
+            self._drop_handles()
             raise
+
+    def _drop_handles(self) -> None:
+        for _, gpm in self._handles.values():
+            gpm.close()
+        self._handles.clear()
 
     def _device(self, position: int) -> Device:
         handle = self._ask("nvmlDeviceGetHandleByIndex", position, expected=f"GPU {position} of the machine")
@@ -132,22 +156,30 @@ class Nvml:
                 found.append(Device(uuid, own_name, self._memory(handle)[1], capability))
         return tuple(found)
 
-    def _read(self, handle: Any) -> Reading:
+    def _read(self, handle: Any, metrics: Metrics | None) -> Reading:
+        """Reads the device. `metrics`: what GPM says, if the device has it."""
         utilization = self._field("nvmlDeviceGetUtilizationRates", handle)
         used, total = self._memory(handle)
-        return Reading(
+        own, others = shares([self._field(name, handle) for name in _PROCESSES])
+        reading = Reading(
             gpu_utilization_percent=known(utilization.gpu) if utilization is not None else None,
             gpu_memory_used_mib=mib(used),
             gpu_memory_total_mib=mib(total),
+            gpu_memory_process_mib=mib(own),
+            gpu_memory_others_mib=mib(others),
             gpu_power_watts=scaled(known(self._field("nvmlDeviceGetPowerUsage", handle)), 1000),
             gpu_energy_joules=scaled(known(self._field("nvmlDeviceGetTotalEnergyConsumption", handle), WIDTH_64), 1000),
             sm_clock_mhz=known(self._field("nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_SM")),
             memory_clock_mhz=known(self._field("nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_MEM")),
             gpu_temperature_celsius=self._temperature(handle),
-            pcie_rx_mib_per_second=self._pcie(handle, "NVML_PCIE_UTIL_RX_BYTES"),
-            pcie_tx_mib_per_second=self._pcie(handle, "NVML_PCIE_UTIL_TX_BYTES"),
             throttle_reasons=self._throttle_reasons(handle),
         )
+        if metrics is None:  # each of these calls takes 21 ms
+            return reading._replace(
+                pcie_rx_mib_per_second=self._pcie(handle, "NVML_PCIE_UTIL_RX_BYTES"),
+                pcie_tx_mib_per_second=self._pcie(handle, "NVML_PCIE_UTIL_TX_BYTES"),
+            )
+        return reading._replace(**metrics._asdict())
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None]:
         """Bytes used and in all. "Used" contains what the driver keeps for itself: total - used is what is free."""

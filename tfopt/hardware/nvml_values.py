@@ -40,8 +40,14 @@ class Reading(NamedTuple):
     """What one device says now. None: it does not say."""
 
     gpu_utilization_percent: int | None = None
+    sm_active_percent: float | None = None
+    sm_occupancy_percent: float | None = None
+    tensor_active_percent: float | None = None
+    dram_active_percent: float | None = None
     gpu_memory_used_mib: float | None = None
     gpu_memory_total_mib: float | None = None
+    gpu_memory_process_mib: float | None = None
+    gpu_memory_others_mib: float | None = None
     gpu_power_watts: float | None = None
     gpu_energy_joules: float | None = None
     sm_clock_mhz: int | None = None
@@ -49,6 +55,8 @@ class Reading(NamedTuple):
     gpu_temperature_celsius: int | None = None
     pcie_rx_mib_per_second: float | None = None
     pcie_tx_mib_per_second: float | None = None
+    nvlink_rx_mib_per_second: float | None = None
+    nvlink_tx_mib_per_second: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
 
 

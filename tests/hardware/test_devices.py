@@ -1,0 +1,97 @@
+"""Devices that answer only in part: each gives exactly these readings, and nothing that it does not know is 0."""
+
+import pytest
+from fake_nvml import READ_FUNCTIONS, FakeNvml
+from nvml_devices import ANSWERS, DEVICES, machine
+
+from tfopt.hardware import GpuSampler, gpus, nvml
+from tfopt.hardware.nvml_values import Reading
+
+_WHOLE = Reading(
+    gpu_utilization_percent=97,
+    gpu_memory_used_mib=1024.0,
+    gpu_memory_total_mib=143_771.0,
+    gpu_memory_process_mib=900.0,
+    gpu_memory_others_mib=100.0,
+    gpu_power_watts=686.5,
+    gpu_energy_joules=123_456.789,
+    sm_clock_mhz=1980,
+    memory_clock_mhz=3201,
+    gpu_temperature_celsius=54,
+    pcie_rx_mib_per_second=2.0,
+    pcie_tx_mib_per_second=0.5,
+    throttle_reasons=(),
+)
+
+FIRST = {
+    "mig": Reading(
+        gpu_memory_used_mib=1024.0,
+        gpu_memory_total_mib=143_771.0,
+        gpu_memory_process_mib=900.0,
+        gpu_memory_others_mib=100.0,
+    ),
+    "wsl": _WHOLE._replace(
+        gpu_utilization_percent=None,
+        gpu_energy_joules=None,
+        gpu_memory_process_mib=None,
+        gpu_memory_others_mib=None,
+    ),
+    "gb10": _WHOLE._replace(
+        gpu_memory_used_mib=None,
+        gpu_memory_total_mib=None,
+        memory_clock_mhz=None,
+        pcie_rx_mib_per_second=None,
+        pcie_tx_mib_per_second=None,
+    ),
+    "ampere": _WHOLE,
+    "old_driver": _WHOLE._replace(gpu_memory_process_mib=None, gpu_memory_others_mib=None),
+}
+
+LATER = FIRST | {
+    "mig": FIRST["mig"]._replace(
+        sm_active_percent=95.0,
+        sm_occupancy_percent=14.0,
+        tensor_active_percent=92.0,
+        dram_active_percent=16.0,
+        pcie_rx_mib_per_second=None,
+        pcie_tx_mib_per_second=None,
+        nvlink_rx_mib_per_second=None,
+        nvlink_tx_mib_per_second=None,
+    )
+}
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, fake_nvml: FakeNvml) -> tuple[str, str]:
+    """The device's name here and its UUID."""
+    fake_nvml.gpus, uuid = machine(request.param)
+    for gpu in fake_nvml.gpus[0].instances or ():
+        if gpu is not None:  # links belong to the whole GPU
+            gpu.gpm_failed = {name for name in gpu.gpm or () if "PER_SEC" in name}
+    return request.param, uuid
+
+
+def test_readings_are_exact_and_silent(
+    device: tuple[str, str], fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, uuid = device
+    assert nvml.door().read(uuid) == FIRST[name]
+    fake_nvml.now += 1.0
+    assert nvml.door().read(uuid) == LATER[name]
+    assert not caplog.records
+
+
+def test_the_device_is_found_and_sampled(device: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    name, uuid = device
+    (found,) = gpus()
+    assert (found.uuid, found.mig) == (uuid, name == "mig")
+    assert found.memory_mib == (None if name == "gb10" else 143_771)
+    sampler = GpuSampler()
+    sampler._tick(sampler._ended)
+    (row,) = sampler.samples
+    assert Reading(**{field: getattr(row, field) for field in Reading._fields}) == FIRST[name]
+    assert not caplog.records
+
+
+def test_the_table_has_all_that_a_reading_calls() -> None:
+    assert set(ANSWERS) >= set(READ_FUNCTIONS) - {"nvmlDeviceGetClockInfo"}

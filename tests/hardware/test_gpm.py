@@ -1,0 +1,279 @@
+"""GPM: the metrics between two samples, and what becomes of everything that can go wrong with them."""
+
+import contextlib
+import math
+
+import pynvml
+import pytest
+from fake_nvml import ERROR_CODES, GPM, GPM_FUNCTIONS, FakeGpu, FakeNvml
+from nvml_devices import machine
+
+from tfopt.hardware import GpuSample, GpuSampler, nvml
+from tfopt.hardware.gpm import METRICS, Metrics
+from tfopt.hardware.nvml_errors import NvmlError
+from tfopt.hardware.nvml_values import Reading
+
+FIRST = Reading(
+    gpu_utilization_percent=97,
+    gpu_memory_used_mib=1024.0,
+    gpu_memory_total_mib=143_771.0,
+    gpu_memory_process_mib=900.0,
+    gpu_memory_others_mib=100.0,
+    gpu_power_watts=686.5,
+    gpu_energy_joules=123_456.789,
+    sm_clock_mhz=1980,
+    memory_clock_mhz=3201,
+    gpu_temperature_celsius=54,
+    throttle_reasons=(),
+)
+LATER = FIRST._replace(
+    sm_active_percent=95.0,
+    sm_occupancy_percent=14.0,
+    tensor_active_percent=92.0,
+    dram_active_percent=16.0,
+    pcie_rx_mib_per_second=3.5,
+    pcie_tx_mib_per_second=0.25,
+    nvlink_rx_mib_per_second=1000.0,
+    nvlink_tx_mib_per_second=2000.0,
+)
+FALLBACK = FIRST._replace(pcie_rx_mib_per_second=2.0, pcie_tx_mib_per_second=0.5)
+
+MIG_FUNCTIONS = ["nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetGpuInstanceId", "nvmlGpmMigSampleGet"]
+
+
+@pytest.fixture
+def hopper(fake_nvml: FakeNvml) -> FakeGpu:
+    fake_nvml.gpus.append(FakeGpu(gpm=dict(GPM)))
+    return fake_nvml.gpus[0]
+
+
+def read(fake: FakeNvml, *, after: float = 1.0, anew: bool = False) -> Reading:
+    """A reading of the last GPU, some seconds after the one before."""
+    fake.now += after
+    instances = [instance for instance in fake.gpus[-1].instances or () if instance]
+    return nvml.door().read((instances or fake.gpus)[-1].uuid, anew=anew)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_first_reading_has_no_metrics_and_the_next_have_all(fake_nvml: FakeNvml) -> None:
+    assert [read(fake_nvml) for _ in range(3)] == [FIRST, LATER, LATER]
+    assert fake_nvml.calls["nvmlDeviceGetPcieThroughput"] == 0  # 21 ms each
+    assert fake_nvml.calls["nvmlGpmQueryDeviceSupport"] == 1
+
+
+def test_without_gpm_there_is_the_slow_pcie_call(hopper: FakeGpu, fake_nvml: FakeNvml) -> None:
+    hopper.gpm = None
+    assert [read(fake_nvml) for _ in range(2)] == [FALLBACK, FALLBACK]
+    assert fake_nvml.calls["nvmlGpmSampleAlloc"] == 0
+
+
+@pytest.mark.usefixtures("hopper")
+def test_an_older_pynvml_has_no_gpm(fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+    fake_nvml.lacks.update(GPM_FUNCTIONS)
+    assert [read(fake_nvml) for _ in range(2)] == [FALLBACK, FALLBACK]
+    assert not caplog.records
+
+
+def test_within_the_refresh_time_the_last_metrics_are_repeated(hopper: FakeGpu, fake_nvml: FakeNvml) -> None:
+    assert read(fake_nvml) == FIRST
+    assert read(fake_nvml, after=0.05) == FIRST
+    assert read(fake_nvml, after=0.06) == LATER
+    hopper.gpm = GPM | {"NVML_GPM_METRIC_SM_UTIL": 11.0}
+    assert read(fake_nvml, after=0.09) == LATER
+    assert fake_nvml.calls["nvmlGpmSampleGet"] == 2
+    assert read(fake_nvml, after=0.02) == LATER._replace(sm_active_percent=11.0)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_new_reader_begins_anew(fake_nvml: FakeNvml) -> None:
+    read(fake_nvml)
+    assert [read(fake_nvml, after=3600.0, anew=True), read(fake_nvml)] == [FIRST, LATER]
+    assert read(fake_nvml, after=0.01, anew=True) == FIRST
+
+
+@pytest.mark.parametrize(
+    ("value", "percent", "rate"),
+    [
+        (0.0, 0.0, 0.0),
+        (100.0, 100.0, 100.0),
+        (100.4, 100.0, 100.4),
+        (150.0, None, 150.0),
+        (-0.1, None, None),
+        (1e9, None, None),
+        (math.nan, None, None),
+        (math.inf, None, None),
+    ],
+)
+def test_what_cannot_be_true_is_unknown(
+    value: float, percent: float | None, rate: float | None, hopper: FakeGpu, fake_nvml: FakeNvml
+) -> None:
+    hopper.gpm = dict.fromkeys(GPM, value)
+    read(fake_nvml)
+    expected = {field: percent if field.endswith("_percent") else rate for field in METRICS}
+    assert read(fake_nvml) == FIRST._replace(**expected)
+
+
+@pytest.mark.parametrize("field", METRICS)
+def test_a_metric_marked_as_failed_is_unknown_and_the_others_are_read(
+    field: str, hopper: FakeGpu, fake_nvml: FakeNvml
+) -> None:
+    hopper.gpm_failed = {METRICS[field]}
+    read(fake_nvml)
+    assert read(fake_nvml) == LATER._replace(**{field: None})
+    assert fake_nvml.calls["nvmlDeviceGetPcieThroughput"] == 0
+
+
+def test_every_field_has_its_metric() -> None:
+    assert tuple(METRICS) == Metrics._fields
+    assert set(METRICS.values()) == set(GPM)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_two_buffers_do_for_many_readings(fake_nvml: FakeNvml) -> None:
+    for _ in range(100):
+        read(fake_nvml)
+    assert (fake_nvml.calls["nvmlGpmSampleAlloc"], fake_nvml.calls["nvmlGpmSampleFree"]) == (2, 0)
+    assert len(fake_nvml.held) == 2
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_buffers_are_freed_when_the_gpu_is_lost(fake_nvml: FakeNvml) -> None:
+    for _ in range(3):
+        read(fake_nvml)
+        read(fake_nvml)
+        fake_nvml.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_GPU_IS_LOST)
+        with pytest.raises(NvmlError):
+            read(fake_nvml)
+        fake_nvml.recover()
+        assert not fake_nvml.held
+        assert fake_nvml.calls["nvmlGpmSampleFree"] == fake_nvml.calls["nvmlGpmSampleAlloc"]
+    assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_nothing_is_freed_twice_when_nvml_was_shut_down(fake_nvml: FakeNvml) -> None:
+    read(fake_nvml)
+    fake_nvml.shut_down()
+    with pytest.raises(NvmlError, match="not started"):
+        read(fake_nvml)
+    assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
+    assert fake_nvml.calls["nvmlGpmSampleFree"] == 2
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_shut_down_that_another_question_met_begins_anew_too(fake_nvml: FakeNvml) -> None:
+    read(fake_nvml)
+    fake_nvml.shut_down()
+    with pytest.raises(NvmlError, match="not started"):
+        nvml.door().devices()
+    assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
+    assert fake_nvml.calls["nvmlGpmSampleFree"] == 2
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_buffer_that_was_had_before_the_second_failed_is_used_later(fake_nvml: FakeNvml) -> None:
+    fake_nvml.fail("nvmlGpmSampleAlloc", pynvml.NVML_ERROR_MEMORY, at=2)
+    assert [read(fake_nvml) for _ in range(3)] == [FALLBACK] * 3
+    assert len(fake_nvml.held) == 1
+    fake_nvml.recover()
+    assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
+    assert len(fake_nvml.held) == 2
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+@pytest.mark.parametrize("function", GPM_FUNCTIONS)
+def test_every_error_is_survived_and_the_slow_pcie_call_stands_in(
+    function: str, code: int, hopper: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_nvml.fail(function, code)
+    expected = [FIRST, FALLBACK] if function == "nvmlGpmMetricsGet" else [FALLBACK]  # the first asks for no metrics
+    for _ in range(3):
+        try:
+            assert read(fake_nvml) in expected
+        except NvmlError:
+            assert not fake_nvml.held or code == pynvml.NVML_ERROR_UNINITIALIZED
+            continue
+    assert len(caplog.records) <= 1
+    fake_nvml.recover()
+    assert read(fake_nvml) in (FIRST, LATER)  # only the metrics failed: the last sample is there
+    assert [read(fake_nvml), read(fake_nvml)] == [LATER, LATER]
+    assert len(fake_nvml.held) == 2 or code == pynvml.NVML_ERROR_UNINITIALIZED
+
+
+@pytest.mark.usefixtures("hopper")
+def test_metrics_that_fail_leave_the_slow_pcie_call(fake_nvml: FakeNvml) -> None:
+    fake_nvml.fail("nvmlGpmMetricsGet", pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    assert [read(fake_nvml) for _ in range(3)] == [FIRST, FALLBACK, FALLBACK]
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("code", ERROR_CODES)
+def test_an_error_at_a_later_sample_loses_two_readings(code: int, fake_nvml: FakeNvml) -> None:
+    assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
+    fake_nvml.fail("nvmlGpmSampleGet", code)
+    with contextlib.suppress(NvmlError):
+        assert read(fake_nvml) == FALLBACK
+    fake_nvml.recover()
+    assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+@pytest.mark.parametrize("function", MIG_FUNCTIONS)
+def test_every_error_of_a_mig_instance_is_survived(
+    function: str, code: int, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_nvml.gpus, _ = machine("mig")
+    fake_nvml.fail(function, code)
+    for _ in range(2):
+        try:
+            assert read(fake_nvml).sm_active_percent is None
+        except NvmlError:
+            continue
+    assert len(caplog.records) <= 1
+    fake_nvml.recover()
+    assert [read(fake_nvml).sm_active_percent, read(fake_nvml).sm_active_percent] == [None, 95.0]
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("function", GPM_FUNCTIONS)
+def test_a_hang_is_left_alone_and_the_readings_come_back(function: str, fake_nvml: FakeNvml) -> None:
+    door = nvml.door()
+    fake_nvml.hang(function)
+    first = GpuSampler(deadline_seconds=0.05)
+    rows = []
+    for _ in range(2):
+        fake_nvml.now += 1.0
+        rows += _tick(first)
+    assert rows[-1].gpu_power_watts is None
+    job = door._worker._overdue
+    assert job is not None
+    fake_nvml.recover()
+    assert job.done.wait(10)
+    assert [read(fake_nvml, anew=True), read(fake_nvml)] == [FIRST, LATER]
+
+
+def test_each_sampler_begins_with_its_own_first_sample(hopper: FakeGpu, fake_nvml: FakeNvml) -> None:
+    samplers = GpuSampler(), GpuSampler()
+    active = []
+    for sampler in (samplers[0], samplers[0], samplers[1], samplers[0], samplers[1]):
+        fake_nvml.now += 1.0
+        active += [row.sm_active_percent for row in _tick(sampler)]
+    assert active == [None, 95.0, None, 95.0, 95.0]
+    first, *_, last = samplers[0].samples
+    assert (first.pcie_rx_mib_per_second, last.pcie_rx_mib_per_second) == (None, 3.5)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_second_run_of_a_sampler_begins_anew() -> None:
+    sampler = GpuSampler()
+    _tick(sampler)
+    sampler._begin()
+    (row,) = _tick(sampler)
+    assert row.sm_active_percent is None
+
+
+def _tick(sampler: GpuSampler) -> tuple[GpuSample, ...]:
+    """Takes one sample now, without the sampler's thread."""
+    before = len(sampler.samples)
+    sampler._tick(sampler._ended)
+    return sampler.samples[before:]

@@ -1,0 +1,154 @@
+"""GPM: what a GPU's multiprocessors, tensor cores, memory and links did between two moments.
+
+NVML calls it GPU performance monitoring: Hopper and later, driver 525 and later, MIG instances too. Metrics are made
+from two samples of counters. Source of names and units: nvml.h and the NVML API reference, "GPM Functions".
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# NVML renews the counters so often, and asks for more time than this between two samples.
+REFRESH_SECONDS = 0.1
+
+# Above these a value is a defect, not a reading. 16 TiB/s is nine times the fastest NVLink; a per cent is for rounding.
+_MOST_PERCENT = 101.0
+_MOST_MIB_PER_SECOND = 2.0**24
+
+
+class Metrics(NamedTuple):
+    """What happened between two samples. None: unknown."""
+
+    sm_active_percent: float | None = None
+    sm_occupancy_percent: float | None = None
+    tensor_active_percent: float | None = None
+    dram_active_percent: float | None = None
+    pcie_rx_mib_per_second: float | None = None
+    pcie_tx_mib_per_second: float | None = None
+    nvlink_rx_mib_per_second: float | None = None
+    nvlink_tx_mib_per_second: float | None = None
+
+
+# NVML's name for each field of Metrics, in the field's own unit: per cent or MiB per second.
+METRICS = {
+    "sm_active_percent": "NVML_GPM_METRIC_SM_UTIL",
+    "sm_occupancy_percent": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "tensor_active_percent": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+    "dram_active_percent": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+    "pcie_rx_mib_per_second": "NVML_GPM_METRIC_PCIE_RX_PER_SEC",
+    "pcie_tx_mib_per_second": "NVML_GPM_METRIC_PCIE_TX_PER_SEC",
+    "nvlink_rx_mib_per_second": "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC",
+    "nvlink_tx_mib_per_second": "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC",
+}
+
+
+class Gpm:
+    """The performance monitor of one GPU or MIG instance. Use it in NVML's thread only.
+
+    Args:
+        vendor: The module `pynvml`.
+        ask: Calls one of its functions by name; returns None where that is not offered or fails.
+        handle: The GPU or MIG instance.
+        mig: Whether it is a MIG instance. Its metrics are those of its GPU instance.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self, vendor: Any, ask: Callable[..., Any], handle: Any, *, mig: bool, clock: Callable[[], float]
+    ) -> None:
+        self._vendor = vendor
+        self._ask = ask
+        self._handle = handle
+        self._mig = mig
+        self._clock = clock
+        self._instance: int | None = None
+        self._supported: bool | None = None
+        # Two buffers take turns: the older sample is in the first.
+        self._buffers: list[Any] = []
+        self._taken_at: float | None = None
+        self._last: Metrics | None = None
+
+    def read(self, *, anew: bool) -> Metrics | None:
+        """Takes a sample and returns the metrics since the one before, by field.
+
+        Within 0.1 s of a sample no new one is taken, and the last metrics are returned again.
+
+        Args:
+            anew: The sample before is none of the caller's: begin with this one.
+
+        Returns:
+            All unknown after the first sample. None: the device gives no samples, or failed to give this one.
+        """
+        now = self._clock()
+        if not anew and self._taken_at is not None and now - self._taken_at <= REFRESH_SECONDS:
+            return self._last
+        first = anew or self._taken_at is None
+        self._taken_at = None
+        if not (self._is_supported() and self._take()):
+            return None
+        self._taken_at = now
+        self._last = Metrics() if first else self._metrics()
+        return self._last
+
+    def close(self) -> None:
+        """Gives the buffers back."""
+        for buffer in self._buffers:
+            with contextlib.suppress(self._vendor.NVMLError):
+                self._vendor.nvmlGpmSampleFree(buffer)
+        self._buffers = []
+        self._taken_at = None
+
+    def _is_supported(self) -> bool:
+        """Whether the device has GPM. Asked until the driver has answered."""
+        if self._supported is None:
+            if self._mig and self._instance is None and not self._find_instance():
+                return False
+            support = self._ask("nvmlGpmQueryDeviceSupport", self._handle)
+            self._supported = None if support is None else bool(support.isSupportedDevice)
+        return bool(self._supported)
+
+    def _find_instance(self) -> bool:
+        """A MIG instance is sampled through the GPU that it is a part of."""
+        parent = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self._handle)
+        instance = self._ask("nvmlDeviceGetGpuInstanceId", self._handle)
+        if parent is None or instance is None:
+            return False
+        self._handle, self._instance = parent, instance
+        return True
+
+    def _take(self) -> bool:
+        """Takes a sample into the buffer with the older one."""
+        while len(self._buffers) < 2:
+            buffer = self._ask("nvmlGpmSampleAlloc")
+            if buffer is None:
+                return False
+            self._buffers.append(buffer)
+        self._buffers.reverse()
+        newer = self._buffers[1]
+        if self._instance is None:
+            return self._ask("nvmlGpmSampleGet", self._handle, newer) is not None
+        return self._ask("nvmlGpmMigSampleGet", self._handle, self._instance, newer) is not None
+
+    def _metrics(self) -> Metrics | None:
+        request = self._vendor.c_nvmlGpmMetricsGet_t(
+            version=self._vendor.NVML_GPM_METRICS_GET_VERSION,
+            numMetrics=len(METRICS),
+            sample1=self._buffers[0],
+            sample2=self._buffers[1],
+        )
+        for name, metric in zip(METRICS.values(), request.metrics, strict=False):
+            metric.metricId = getattr(self._vendor, name)
+        if self._ask("nvmlGpmMetricsGet", request) is None:
+            return None
+        found = zip(METRICS, request.metrics, strict=False)
+        return Metrics(**{field: _plausible(field, metric) for field, metric in found})
+
+
+def _plausible(field: str, metric: Any) -> float | None:
+    """The metric's value, unless the driver marks it as failed or it cannot be true."""
+    value = float(metric.value)
+    percent = field.endswith("_percent")
+    # Not a number compares as false, and so is no reading.
+    if metric.nvmlReturn != 0 or not 0 <= value <= (_MOST_PERCENT if percent else _MOST_MIB_PER_SECOND):
+        return None
+    return min(value, 100.0) if percent else value
