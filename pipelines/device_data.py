@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
+from tfopt.measure.feeding import DEVICE_STAGE
 from tfopt.pipelines.caching import readable
 from tfopt.pipelines.device import copy_ahead
 from tfopt.pipelines.device_room import OnDevice, is_gpu
@@ -21,7 +22,6 @@ from tfopt.pipelines.sampling import first_line
 from tfopt.pipelines.seeds import element_seed, part_seed, with_words
 from tfopt.pipelines.steps import augmentations
 
-_ATTRIBUTE = "_tfopt_device_stage"
 NOT_ATTACHED = (
     "Expected tfopt.fit.overlap(model) before `fit`: with cache='device' the examples lie on the device, and overlap "
     "makes the batches there. Found an iteration of the dataset itself, or of one derived from it, as by .map, .take "
@@ -111,12 +111,12 @@ def stage_of(dataset: Any) -> DeviceStage | None:
         >>> [stage.batch(element).numpy().tolist() for element in stage.elements]
         [[0, 1, 2], [3, 4, 5]]
     """
-    return getattr(dataset, _ATTRIBUTE, None)
+    return getattr(dataset, DEVICE_STAGE, None)
 
 
 def with_stage(dataset: Any, stage: DeviceStage) -> Any:
     """Returns the dataset with a stage for `stage_of` to find; datasets derived from it have none."""
-    setattr(dataset, _ATTRIBUTE, stage)
+    setattr(dataset, DEVICE_STAGE, stage)
     return dataset
 
 

@@ -13,4 +13,4 @@ def test_the_snippets_run(tmp_path):
         "150",
         "200",
     ]
-    assert printed[-1] == "328"
+    assert printed[-1] == "372"

@@ -5,8 +5,11 @@ from concurrent.futures import Future
 
 import pytest
 import tensorflow as tf
+from fitting import dataset, dense_net
 
+from tfopt import fit
 from tfopt.fit.in_flight import InFlight, _end_of
+from tfopt.fit.settings import overlap_of
 
 
 class Device:
@@ -85,6 +88,33 @@ def test_an_error_of_the_device_reaches_the_host(monkeypatch):
 def test_the_end_of_a_step_is_seen_by_one_number_of_it(outputs, read):
     found = _end_of(outputs)()
     assert (found if found is None else found.tolist()) == read
+
+
+def test_every_step_of_fit_evaluate_and_predict_is_counted():
+    model = fit.overlap(dense_net())
+    counted = overlap_of(model).in_flight = Counted()
+    model.fit(dataset(), epochs=2, verbose=0, shuffle=False)
+    assert counted.steps == 2 * 3
+    model.evaluate(dataset(), verbose=0)
+    assert counted.steps == 2 * 3 + 3
+    model.predict(dataset(), verbose=0)
+    assert counted.steps == 2 * 3 + 3 + 3
+
+
+class Counted:
+    """Stands for an InFlight."""
+
+    steps = 0
+
+    def launched(self, outputs):
+        self.steps += 1
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_only_a_gpu_is_waited_for(monkeypatch, gpus):
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["GPU:0"] * gpus)
+    in_flight = overlap_of(fit.overlap(dense_net(), steps_in_flight=3)).in_flight
+    assert (in_flight._idle, in_flight._every) == (not gpus, 1)
 
 
 def test_nothing_is_waited_for_on_a_cpu(monkeypatch):

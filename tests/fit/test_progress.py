@@ -2,6 +2,7 @@
 
 import re
 
+import keras
 import pytest
 from fitting import Pair, X, Y, dataset, dense_net
 
@@ -62,6 +63,21 @@ def test_logs_are_converted_every_so_many_steps(conversions, capsys, monkeypatch
     assert stock == 40 + 2  # and at the end of the epoch, and of the training
     assert overlapped == 5 + 2  # steps 1, 11, 21, 31 and 40
     assert silent == 2
+
+
+@pytest.mark.parametrize("ask", ["evaluate", "predict"])
+def test_evaluate_and_predict_convert_at_their_end(conversions, ask):
+    model, heard = dense_net(), []
+    hear = keras.callbacks.LambdaCallback()
+    hear.on_test_batch_end = hear.on_predict_batch_end = lambda batch, logs=None: heard.append(logs)
+    counts = []
+    for put in (fit.undo, fit.overlap):
+        put(model)
+        before = conversions()
+        getattr(model, ask)(dataset(batch=4), verbose=0, callbacks=[hear])
+        counts.append(conversions() - before)
+    assert counts == {"evaluate": [10 + 1, 1], "predict": [10, 0]}[ask]
+    assert len(heard) == 20
 
 
 @pytest.mark.parametrize(

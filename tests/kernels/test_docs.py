@@ -6,4 +6,4 @@ from snippets import run_snippets
 def test_the_snippets_run(tmp_path):
     printed = run_snippets("kernels.md", tmp_path)
     assert printed.startswith("1\nmulti_head_attention: plain (")
-    assert "\n1\nsequential/batch_normalization: fused batch norm" in printed
+    assert "\n1\nsequential/batch_normalization: training fused batch norm;" in printed

@@ -11,7 +11,7 @@ import tensorflow as tf
 class InFlight:
     """Bounds the steps that were launched and have not ended, so that the batches they hold do not pile up.
 
-    Every second of the `most` steps, or thereabouts, is marked, and the mark waited for before more than `most` steps
+    Every `most // 2`-th step is marked, and a mark waited for before more than `most` steps
     are out. A thread of its own does the waiting: what TensorFlow copies from a GPU is ready when everything launched
     before the copy was asked for has ended, so asking in time, and not when the bound is reached, is what keeps the
     device busy meanwhile.
@@ -19,12 +19,16 @@ class InFlight:
     Args:
         most: Steps in flight, at most.
         idle: Whether there is nothing to wait for. A CPU has done a step when its call returns.
+
+    Attributes:
+        waits_every: Steps from one wait to the next; 1 where each has ended when its call returns.
     """
 
     def __init__(self, most: int, *, idle: bool):
         self._every = max(1, most // 2)
         self._marks_out = most // self._every
         self._idle = idle
+        self.waits_every = 1 if idle else self._every
         self._unmarked = 0
         self._marks: deque[Future[Any]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfopt-fit")  # starts with its first task

@@ -65,6 +65,7 @@ def _hand(overlap: Overlap, callbacks: CallbackList, hook: str, batch: int, logs
 PATCH = Repair(
     name="overlap",
     defect="model.fit waits for the device on every step.",
+    unpatched="Nothing is changed, and the model trains as it did:",
     reference="keras/src/callbacks/callback_list.py: the logs of each step are converted, whoever reads them.",
     broken={
         f"{_LIST}._on_train_batch_end": frozenset({"b302d4690a6014f5"}),

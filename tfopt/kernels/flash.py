@@ -69,5 +69,5 @@ def call_module(module: str, operands: tuple[tf.Tensor, ...], results: tuple[Typ
 def _no_second_gradient(*upstreams: tf.Tensor) -> NoReturn:
     raise UnsupportedError(
         "Expected gradients of a loss. Found a gradient of cuDNN attention's gradient, which cuDNN does not have. "
-        "Take the kernel back first: tfopt.kernels.undo(model)."
+        "Take the kernel back first: tfopt.kernels.undo(model); in your own layer, keras.ops.dot_product_attention."
     )

@@ -83,7 +83,7 @@ def explain(model: keras.Model) -> Explanation:
 
     Example:
         >>> print(tfopt.kernels.explain(model))
-        decoder/attention: training flash attention; inference plain (the batch has no fixed size: …)
+        decoder/attention: training flash attention; inference plain (a batch of no fixed size)
     """
     require_model(model)
     rows = (explainer(layer, model.jit_compile) for layer in _in_order(model, set()) for explainer in _explainers)

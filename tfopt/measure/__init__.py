@@ -3,6 +3,7 @@
 from tfopt.measure.batches import one_batch
 from tfopt.measure.environment import environment
 from tfopt.measure.interleaving import interleave
+from tfopt.measure.peak import matmul_tflops
 from tfopt.measure.state import preserved
 from tfopt.measure.steps import FitTimer, StepTimer, fit_time, step_time
 from tfopt.measure.times import Comparison, StepTimes, compare
@@ -16,6 +17,7 @@ __all__ = [
     "environment",
     "fit_time",
     "interleave",
+    "matmul_tflops",
     "one_batch",
     "preserved",
     "step_time",

@@ -7,6 +7,9 @@ import tensorflow as tf
 
 from tfopt.measure.batches import first_batch
 
+# The attribute under which tfopt.pipelines, a floor above, gives a dataset its device stage.
+DEVICE_STAGE = "_tfopt_device_stage"
+
 
 def first(model: keras.Model, dataset: tf.data.Dataset) -> Any:
     """The first batch as `fit` would hand it to the step; that of a device stage where the dataset itself has none.
@@ -54,5 +57,4 @@ def ends_on_device(dataset: Any) -> bool:
 
 
 def _device_stage(dataset: Any) -> Any:
-    # Set by tfopt.pipelines, a floor above, whose stage_of reads it.
-    return getattr(dataset, "_tfopt_device_stage", None)
+    return getattr(dataset, DEVICE_STAGE, None)

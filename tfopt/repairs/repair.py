@@ -40,6 +40,7 @@ class Repair:
             here is only read.
         mended: Function to the fingerprints in which upstream has mended it.
         without: How to go on without the repair.
+        unpatched: What it means that nothing is patched, in a sentence or two.
 
     Example:
         >>> tfopt.repairs.CLEAR_SESSION.install()
@@ -53,6 +54,7 @@ class Repair:
     broken: Mapping[str, frozenset[str]]
     replace: Mapping[str, Callable[[Function], Function]]
     without: str
+    unpatched: str = "It stays unpatched, and this may still be wrong:"
     mended: Mapping[str, frozenset[str]] = field(default_factory=dict)
     _patches: list[tuple[str, Function, Function]] = field(default_factory=list, init=False, repr=False)
     _for_good: bool = field(default=False, init=False, repr=False)
@@ -144,8 +146,8 @@ class Repair:
 
     def _unknown(self, target: str, found: str) -> UnsupportedError:
         return UnsupportedError(
-            f"Expected {target} as tfopt's repair {self.name!r} knows it, broken or mended. Found {found}. "
-            f"It stays unpatched, and this may still be wrong: {self.defect} {self.without}"
+            f"Expected {target} as tfopt's {self.name!r} knows it. Found {found}. {self.unpatched} {self.defect} "
+            f"{self.without}"
         )
 
 
