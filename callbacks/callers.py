@@ -1,6 +1,7 @@
 """What Keras tells no callback, and the functions that call it know."""
 
-import inspect
+import sys
+from types import FrameType
 from typing import TypeVar
 
 Kind = TypeVar("Kind")
@@ -8,9 +9,9 @@ Kind = TypeVar("Kind")
 
 def variable_of_a_caller(name: str, kind: type[Kind]) -> Kind | None:
     """The local variable `name` of the nearest caller in which it is a `kind`, or None."""
-    own = inspect.currentframe()
-    # Not its own frame: asking that for its variables, of which it is one, would keep fit's frames in a cycle.
-    frame = own and own.f_back
+    # Not by way of this function's own frame: a frame that is one of its own variables is a cycle, and keeps what was
+    # found. An iterator of tf.data would then end at some later garbage collection, for which a step waits.
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         found = frame.f_locals.get(name)
         if isinstance(found, kind):

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 from keras.optimizers import LossScaleOptimizer
 
+from tfopt.callbacks.files.rows import RowWriter, check_formats, check_log_dir
 from tfopt.callbacks.order import warn_of_earlier_loggers
-from tfopt.callbacks.rows import RowWriter, check_formats, check_log_dir
 from tfopt.repairs import computing_layers
 from tfopt.text import listed
 
@@ -44,7 +44,7 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     Args:
         log_dir: Folder for the files. None: only epoch logs.
-        formats: Which files: "csv", "jsonl".
+        formats: Which files: "csv", "jsonl", and "tensorboard" where that is installed.
 
     Raises:
         ValueError: An unknown format, or a `log_dir` that can be no folder.

@@ -11,7 +11,12 @@ _LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callba
 
 
 def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
-    """Warns if Keras loggers stand before `callback` in fit's list. Call it from the callback's `on_train_begin`."""
+    """Warns if Keras loggers stand before `callback` in fit's list. Call it from the callback's `on_train_begin`.
+
+    One that `tfopt.callbacks.sources` has added stands behind all of them, and rightly.
+    """
+    if getattr(callback, "added_for_another", False):
+        return
     running = running_list()
     for earlier in takewhile(lambda other: other is not callback, running.callbacks if running else ()):
         if isinstance(earlier, _LOGGERS):

@@ -1,53 +1,97 @@
 """How fast `fit` trains."""
 
+import math
 import os
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from tfopt.callbacks.input_wait import InputWait
+from tfopt.callbacks.epoch_examples import EpochExamples
+from tfopt.callbacks.files.rows import RowWriter, check_formats, check_log_dir
 from tfopt.callbacks.order import warn_of_earlier_loggers
-from tfopt.callbacks.rows import RowWriter, check_formats, check_log_dir
+from tfopt.callbacks.sources import Listeners
+from tfopt.callbacks.steps_trained import steps_trained
+from tfopt.callbacks.throughput.input_wait import InputWait, takes_a_batch_a_step
+from tfopt.callbacks.throughput.model_rate import ModelRate, model_rate, require_positive
+from tfopt.callbacks.throughput.step_window import StepWindow
+from tfopt.callbacks.throughput.time_left import TimeLeft
+from tfopt.fit.settings import overlap_of
 
-_COLUMNS = ("time_seconds", "epoch", "step", "step_time_ms", "examples_per_second", "input_wait_percent")
+_TOLD_EVERY_SECONDS = 1.0
+_COLUMNS = (
+    "time_seconds",
+    "epoch",
+    "step",
+    "step_time_ms",
+    "step_time_p95_ms",
+    "step_time_p99_ms",
+    "examples_per_second",
+    "input_wait_percent",
+    "model_tflops_per_second",
+    "mfu_percent",
+    "eta_seconds",
+)
 
 
 class ThroughputLogger(keras.callbacks.Callback):
-    """Logs step time and examples per second of `model.fit`, without the first step, which traces and compiles.
+    """Logs step time, examples per second, model FLOPs and the time that is left of `model.fit`.
 
-    In `logs`, and so in Keras' history and in loggers that stand after this callback: `step_time_ms`, the median over
-    the epoch's last `window_steps` steps, input included, and `examples_per_second`, over the whole epoch: without
-    validation, with the start of the input, which makes it less than a batch over the median. Examples are counted by
-    Keras' own loss tracker, a smaller last batch included; where another callback has reset that (by `evaluate`), each
-    batch counts as large as the first. A model whose `train_step` does not update it has no `examples_per_second`. In a
-    training of one step, that step is all there is, tracing and compilation included. `input_wait_percent` is the share
-    of the epoch's time, without its last step, in which the host waited for a batch: near 0 the model sets the pace,
-    near 100 the input does. It comes from tf.data's own timing, and is absent where that has none: under a distribution
-    strategy, and for a dataset whose autotuning is off. It is absent, too, with `steps_per_execution` above one, where
-    a batch is taken while the step before still runs, with `run_eagerly`, and where an epoch or window has fewer than
-    five steps to go by: an epoch's last step and the first of the training tell nothing.
+    The first step, which traces and compiles, is in none of these. Later steps that compile are: `CompilationLogger`
+    logs their `xla_compilation_seconds`. All durations come from a monotonic clock.
+
+    In `logs`, and so in Keras' history and in loggers that stand after this callback:
+
+    - `step_time_ms`, `step_time_p95_ms`, `step_time_p99_ms`: median, 95th and 99th percentile of the epoch's last
+      `window_steps` steps, input included, in an epoch's first step its start too. With `steps_per_execution` above
+      one, of the executions' means; with `tfopt.fit.overlap` on a GPU, of groups of steps: those launched ahead return
+      at once, and then one waits.
+    - `examples_per_second`: over the whole epoch, without validation, with the start of the input, which makes it less
+      than a batch over the median. Examples, those of all replicas, are counted by Keras' own loss tracker, a smaller
+      last batch included; where another callback has reset that (by `evaluate`), each batch counts as large as the
+      first. A model whose `train_step` does not update it has no `examples_per_second`. In a training of one step,
+      that step is all there is, tracing and compilation included.
+    - `input_wait_percent`: the share of the epoch's time, without its last step, in which the host waited for a batch:
+      near 0 the model sets the pace, near 100 the input does. It comes from tf.data's own timing, and is absent where
+      that has none: under a distribution strategy, and for a dataset whose autotuning is off. It is absent, too, with
+      `steps_per_execution` above one, where a batch is taken while the step before still runs, with `run_eagerly`, and
+      where an epoch or window has fewer than five steps to go by: an epoch's last step and the first of the training
+      tell nothing.
+    - `model_tflops_per_second`: `flops_per_example` times `examples_per_second`, in 10¹² operations; `mfu_percent`,
+      model FLOPs utilisation: their share of `peak_tflops` (Chowdhery et al., "PaLM", 2022, appendix B). Absent where
+      they are unknown.
+    - `eta_seconds`: what is left of the fit, at the pace of its steps so far, with the validations and whatever else
+      lies between epochs, once seen. Absent where the number of steps is unknown and no epoch has ended.
+    - `first_step_seconds`: what the first step took, in the epoch in which it fell.
 
     In files: `throughput.csv` and `throughput.jsonl`, a row after every `window_steps` steps, across epochs, and one
-    for what remains at the end, with the columns `time_seconds` (since 1970), `epoch`, `step` (of the epoch),
-    `step_time_ms` (median of the window), `examples_per_second` (of the window, taking each batch as large as the
-    first) and `input_wait_percent` (of the window).
+    for what remains at the end, with the columns `time_seconds` (since 1970), `epoch`, `step` (of the epoch), and the
+    keys above, without `first_step_seconds`, of the window; `examples_per_second` takes each batch as large as the
+    first.
 
     Args:
         log_dir: Folder for the files. None: only epoch logs.
         window_steps: Steps in a window. Default 100.
-        formats: Which files: "csv", "jsonl".
+        formats: Which files: "csv", "jsonl", and "tensorboard" where that is installed.
+        flops_per_example: Floating-point operations of a training step on one example, a multiply-add being two. None:
+            three times those of the forward pass's matrix products, counted from Keras' layers when `fit` begins; a
+            layer that freezes its weights has a cheaper backward pass, and where nothing before it trains either, none.
+            Where a layer's are not known, it is named once, and there are none.
+        peak_tflops: What one device can do, in 10¹² operations per second; `tfopt.measure.matmul_tflops` measures it.
+            None: as NVIDIA lists it for this GPU and the dtype that most of the operations run in.
         clock: Seconds, monotonic.
 
     Attributes:
         first_step_seconds: What the first step took, with tracing and compilation; None before it.
+        flops_per_example: As given, or as counted when the last fit began; None where unknown.
+        peak_tflops: Of all devices of the last fit together; None where unknown.
+        listeners: Told, in the training thread, of the steps since they were last told (a dict with a file row's
+            fields), about once a second and at an epoch's end.
 
     Raises:
-        ValueError: An unknown format, `window_steps` below 1, or a `log_dir` that can be no folder.
+        ValueError: An unknown format, `window_steps` below 1, FLOPs that are not above 0, or a `log_dir` that can be no
+            folder.
 
     Example:
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.ThroughputLogger("logs")])
@@ -59,6 +103,8 @@ class ThroughputLogger(keras.callbacks.Callback):
         window_steps: int = 100,
         formats: Sequence[str] = ("csv", "jsonl"),
         *,
+        flops_per_example: float | None = None,
+        peak_tflops: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         super().__init__()
@@ -67,115 +113,175 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._log_dir = check_log_dir(log_dir)
         self._window_steps = window_steps
         self._formats = check_formats(formats)
+        self._given_flops = require_positive("flops_per_example", flops_per_example)
+        self._given_peak = require_positive("peak_tflops", peak_tflops)
         self._clock = clock
         self._writer: RowWriter | None = None
         self._input = InputWait()
+        self._rate = ModelRate(self._given_flops, None)
         self.first_step_seconds: float | None = None
+        self.listeners = Listeners()
+
+    @property
+    def flops_per_example(self) -> float | None:
+        """FLOPs of a training step on one example."""
+        return self._rate.flops_per_example
+
+    @property
+    def peak_tflops(self) -> float | None:
+        """TFLOPS that all devices of the fit can do together."""
+        return self._rate.peak_tflops
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Opens the files."""
+        """Opens the files, and counts the model's operations."""
         warn_of_earlier_loggers(self)
         self._close()  # an exception ended the fit before, without on_train_end
         self.first_step_seconds = None
-        self._batch_size: float | None = None
-        self._unwritten: list[float] = []
+        self._examples = EpochExamples(self.model)
+        self._unwritten, self._untold = StepWindow(), StepWindow()
+        self._left = TimeLeft()
+        self._ended_at: float | None = None
+        self._trained = self._done = 0
+        params = self.params or {}
+        self._epochs: int | None = params.get("epochs")
+        self._known_steps = self._epoch_steps = params.get("steps")
         self._input.begin()
+        self._rate = model_rate(self.model, self._given_flops, self._given_peak)
         if self._log_dir is not None:
             self._writer = RowWriter(self._log_dir, "throughput", self._formats, _COLUMNS)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the epoch's figures."""
-        self._epoch = epoch
-        self._steps: deque[float] = deque(maxlen=self._window_steps)
-        self._counted: float | None = None
+        self._epoch = self._epochs_ended = epoch
+        self._follows_input = takes_a_batch_a_step(self.model)
+        self._group = _executions_in_a_group(self.model)
+        self._steps = StepWindow(-(-self._window_steps // (self._group * self.model.steps_per_execution)))
+        self._examples.start(self._known_steps)
         self._left_out = 0  # steps of the first execution, whose time is not counted
-        self._seconds = 0.0
+        # Of the steps done here and the optimizer's, the greater: BackupAndRestore may have restored the latter.
+        self._trained = max(self._trained + self._done, steps_trained(self.model))
         self._done = 0
-        self._last = self._clock()
+        self._start_group()
+        self._last = self._told_at = self._clock()
+        if self._ended_at is not None:
+            self._left.end_seconds += self._last - self._ended_at  # what callbacks behind this one did
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Times the step; with `steps_per_execution` above one, several at once."""
+        is_first, is_last = self.first_step_seconds is None, batch + 1 == self._known_steps
+        if batch >= self._examples.due:
+            self._examples.look(batch)  # before the clock, as it waits for the steps that were launched ahead
         now = self._clock()
         seconds, self._last = now - self._last, now
         steps, self._done = batch + 1 - self._done, batch + 1
-        self._follow_input(seconds, steps)
-        if self._done == self.params.get("steps"):
-            self._counted = self._count()  # before validation, or another callback's, resets it
-        if self.first_step_seconds is None:
-            self.first_step_seconds = seconds
-            # The one tensor read before an epoch's end; tracing and compiling have just kept the host waiting anyway.
-            self._batch_size = self._count() / steps or None
-            self._left_out = steps
+        if self._follows_input:
+            self._follow_input(seconds, steps)
+        if is_first:
+            self.first_step_seconds, self._left_out = seconds, steps
             return
-        self._seconds += seconds
-        self._steps.extend([seconds / steps] * steps)
-        self._unwritten.extend([seconds / steps] * steps)
-        if len(self._unwritten) >= self._window_steps:
-            self._write()
+        self._open_executions += 1
+        self._open_steps += steps
+        self._open_seconds += seconds
+        if self._open_executions >= self._group:
+            # Of a group that waits for all steps launched ahead, only the sum tells something.
+            self._end_group(sampled=self._group == 1 or not is_last)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs."""
+        if self._open_steps:
+            self._end_group(sampled=False)
         wait_percent = self._input.end_epoch()
-        if logs is None or not self._done:
-            return
-        first = self.first_step_seconds or 0.0
-        only = not self._steps  # a training of one execution: the first is all there is
-        logs["step_time_ms"] = 1000 * (first / self._done if only else statistics.median(self._steps))
-        examples, seconds = self._examples(0 if only else self._left_out), first if only else self._seconds
-        if examples and seconds > 0:
-            logs["examples_per_second"] = examples / seconds
-        if wait_percent is not None:
-            logs["input_wait_percent"] = wait_percent
+        self._ended_at = self._clock()
+        self._left.add_end(self._ended_at - self._last)
+        self._epochs_ended = epoch + 1
+        if self._done:
+            self._epoch_steps = self._known_steps or self._done
+        self._tell()
+        if logs is not None and self._done:
+            found = self._epoch_figures() | {"input_wait_percent": wait_percent, "eta_seconds": self._eta_seconds()}
+            logs.update({key: value for key, value in found.items() if value is not None})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes what remains and closes the files."""
-        if self._unwritten:
+        if self._unwritten.steps:
             self._write()
         self._close()
 
-    def _examples(self, left_out: int) -> float:
-        """Examples of the epoch, without those of its first `left_out` steps; 0 where unknown."""
-        if not self._batch_size:
-            return 0.0
-        counted = self._count() if self._counted is None else self._counted
-        # Steps of one size, the last perhaps smaller: any other count is not this epoch's.
-        if not (self._done - 1) * self._batch_size < counted <= self._done * self._batch_size:
-            counted = self._done * self._batch_size
-        return counted - left_out * self._batch_size
+    def _start_group(self) -> None:
+        self._open_executions = self._open_steps = 0
+        self._open_seconds = 0.0
 
-    def _count(self) -> float:
-        """The examples since the last reset: Keras weights its mean loss with them."""
-        tracker = getattr(self.model, "_loss_tracker", None)
-        return 0.0 if tracker is None else float(tracker.count.numpy())
+    def _end_group(self, *, sampled: bool) -> None:
+        steps, seconds = self._open_steps, self._open_seconds
+        self._start_group()
+        for window in (self._steps, self._unwritten, self._untold):
+            window.add(steps, seconds, sampled=sampled)
+        self._left.add_steps(steps, seconds)
+        if self._unwritten.steps >= self._window_steps:
+            self._write()
+        if self._last - self._told_at >= _TOLD_EVERY_SECONDS:
+            self._tell()
+
+    def _epoch_figures(self) -> dict[str, float | None]:
+        """Of the epoch without the training's first execution, unless that is all there is."""
+        steps, left_out = self._steps, self._left_out
+        if not steps.steps:
+            steps, left_out = StepWindow(), 0
+            steps.add(self._done, self.first_step_seconds or 0.0, sampled=True)
+        examples, batch_size = self._examples.examples(self._done), self._examples.batch_size
+        rate = None
+        if examples and batch_size and steps.seconds > 0:
+            rate = (examples - left_out * batch_size) / steps.seconds
+        first = {"first_step_seconds": self.first_step_seconds} if self._left_out else {}
+        return steps.step_times() | {"examples_per_second": rate} | self._rate.figures(rate) | first
 
     def _follow_input(self, seconds: float, steps: int) -> None:
-        if getattr(self.model, "steps_per_execution", 1) != 1:
-            return  # a batch is taken while the step before still runs
-        if getattr(self.model, "run_eagerly", False) or tf.config.functions_run_eagerly():
-            return  # tried: shares were wrong by up to a half
         if steps == self._done:
             self._input.end_first_step(None if self.first_step_seconds is None else seconds)
         else:
             self._input.end_step(seconds)
 
+    def _eta_seconds(self) -> float | None:
+        if self._epochs is None or self._epoch_steps is None:
+            return None
+        ends = self._epochs - self._epochs_ended
+        done = self._done if self._epochs_ended == self._epoch else 0
+        return self._left.seconds(steps=max(0, ends * self._epoch_steps - done), ends=ends)
+
     def _write(self) -> None:
-        window, self._unwritten = self._unwritten, []
-        if self._writer is None:
-            return
-        seconds = sum(window)
-        row = {
+        window, self._unwritten = self._unwritten, StepWindow()
+        if self._writer is not None:
+            self._writer.write(self._row(window, "files"), step=self._trained + self._done)
+
+    def _tell(self) -> None:
+        window, self._untold = self._untold, StepWindow()
+        self._told_at = self._last
+        if window.steps:
+            self.listeners(self._row(window, "listeners"))
+
+    def _row(self, window: StepWindow, reader: str) -> dict[str, Any]:
+        rate = window.examples_per_second(self._examples.batch_size)
+        return {
             "time_seconds": time.time(),
             "epoch": self._epoch,
             "step": self._done,
-            "step_time_ms": statistics.median(window) * 1000,
-            "examples_per_second": self._batch_size * len(window) / seconds
-            if self._batch_size and seconds > 0
-            else None,
-            "input_wait_percent": self._input.end_window(),
+            **window.step_times(),
+            "examples_per_second": rate,
+            "input_wait_percent": self._input.percent(reader),
+            **self._rate.figures(rate),
+            "eta_seconds": self._eta_seconds(),
         }
-        self._writer.write(row)
 
     def _close(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+
+
+def _executions_in_a_group(model: keras.Model) -> int:
+    """How many executions are timed as one: those from one wait of an overlapped fit to its next."""
+    overlap = overlap_of(model)
+    if overlap is None:
+        return 1
+    every = overlap.in_flight.waits_every
+    return every // math.gcd(every, model.steps_per_execution)

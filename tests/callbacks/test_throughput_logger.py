@@ -1,33 +1,29 @@
+import copy
 import csv
 import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
+from throughput import Clock, dataset, rows, tiny_net
 
+from tfopt import fit as tfopt_fit
 from tfopt.callbacks import ThroughputLogger
-
-
-class Clock:
-    """One second for each step: it is read when an epoch begins and when a step ends."""
-
-    def __init__(self, *seconds):
-        self.now = 0.0
-        self.seconds = list(seconds)
-
-    def __call__(self):
-        self.now += self.seconds.pop(0) if self.seconds else 1.0
-        return self.now
-
-
-def dataset(examples, size):
-    return tf.data.Dataset.from_tensor_slices(batch(examples)).batch(size)
+from tfopt.fit.settings import overlap_of
+from tfopt.hardware.warn import forget_warnings
 
 
 def fit(logger, examples=40, size=8, model=None, **arguments):
-    model = model or small_net()
+    model = model or tiny_net()
     return model.fit(dataset(examples, size), verbose=0, shuffle=False, callbacks=[logger], **arguments)
 
 
@@ -52,7 +48,7 @@ def test_validation_is_neither_timed_nor_counted():
 
 def test_steps_per_execution():
     logger = ThroughputLogger(clock=Clock(0.0, 60.0))
-    history = fit(logger, examples=64, size=8, epochs=1, model=small_net(steps_per_execution=4))
+    history = fit(logger, examples=64, size=8, epochs=1, model=tiny_net(steps_per_execution=4))
     assert history.history["step_time_ms"] == [250.0]
     assert history.history["examples_per_second"] == [32.0]
 
@@ -60,7 +56,7 @@ def test_steps_per_execution():
 @pytest.mark.parametrize("steps", [1, 4])
 def test_in_a_training_of_one_execution_that_is_all_there_is(steps):
     logger = ThroughputLogger(clock=Clock(0.0, 60.0))
-    history = fit(logger, examples=8 * steps, model=small_net(steps_per_execution=steps), epochs=2)
+    history = fit(logger, examples=8 * steps, model=tiny_net(steps_per_execution=steps), epochs=2)
     assert history.history["step_time_ms"] == [60_000.0 / steps, 1000.0 / steps]
     assert history.history["examples_per_second"] == [8 * steps / 60, 8 * steps]
 
@@ -73,7 +69,7 @@ def test_another_callback_that_evaluates_does_not_bend_the_figures(when, first):
     logger = ThroughputLogger(clock=Clock())
     callbacks = [evaluates, logger] if first else [logger, evaluates]
     data = dataset(40, 8)
-    history = small_net().fit(data, epochs=2, verbose=0, shuffle=False, callbacks=callbacks).history
+    history = tiny_net().fit(data, epochs=2, verbose=0, shuffle=False, callbacks=callbacks).history
     if not (first and when == "on_train_batch_end"):  # else the first batch's size is not to be had
         assert history["examples_per_second"] == [8.0, 8.0]
 
@@ -82,7 +78,7 @@ def test_another_callback_that_evaluates_does_not_bend_the_figures(when, first):
 def test_data_of_unknown_length():
     unknown = dataset(20, 8).filter(lambda x, y: True)
     logger = ThroughputLogger(clock=Clock())
-    history = small_net().fit(unknown, epochs=2, verbose=0, shuffle=False, callbacks=[logger]).history
+    history = tiny_net().fit(unknown, epochs=2, verbose=0, shuffle=False, callbacks=[logger]).history
     assert history["examples_per_second"] == [12 / 2, 20 / 3]
 
 
@@ -129,7 +125,7 @@ def test_it_can_be_fitted_with_again_after_an_exception(tmp_path):
             raise RuntimeError
 
     logger = ThroughputLogger(tmp_path, window_steps=1)
-    model = small_net()
+    model = tiny_net()
     with pytest.raises(RuntimeError):
         model.fit(dataset(40, 8), verbose=0, shuffle=False, callbacks=[logger, Fails()])
     history = fit(logger, model=model)
@@ -139,7 +135,7 @@ def test_it_can_be_fitted_with_again_after_an_exception(tmp_path):
 
 def test_a_keras_logger_before_it_is_warned_of(tmp_path):
     csv_logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    model = small_net()
+    model = tiny_net()
     with pytest.warns(UserWarning, match="Expected ThroughputLogger before CSVLogger"):
         model.fit(dataset(40, 8), verbose=0, shuffle=False, callbacks=[csv_logger, ThroughputLogger()])
     assert "step_time_ms" not in (tmp_path / "log.csv").read_text()
@@ -147,137 +143,293 @@ def test_a_keras_logger_before_it_is_warned_of(tmp_path):
     assert "step_time_ms" in (tmp_path / "log.csv").read_text()
 
 
+def test_percentiles_of_the_last_steps_of_an_epoch():
+    # Steps of 1 s to 21 s after the first one and some that the window has forgotten.
+    clock = Clock(0.0, 60.0, *[500.0] * 3, *map(float, range(1, 22)))
+    history = fit(ThroughputLogger(window_steps=21, clock=clock), examples=25, size=1).history
+    assert history["step_time_ms"] == [11_000.0]
+    assert history["step_time_p95_ms"] == [20_000.0]
+    assert history["step_time_p99_ms"] == pytest.approx([20_800.0])
+
+
+def test_the_first_step_is_in_the_logs_of_its_epoch_alone():
+    seen = []
+    look = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs.get("first_step_seconds")))
+    logger = ThroughputLogger(clock=Clock(0.0, 60.0))
+    tiny_net().fit(dataset(16, 8), epochs=2, verbose=0, shuffle=False, callbacks=[logger, look])
+    assert seen == [60.0, None]
+
+
+class Stopwatch:
+    """A clock that others move."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Takes(keras.callbacks.Callback):
+    """Moves a clock: what the first step, each other one, a validation and the callbacks behind take."""
+
+    def __init__(self, clock, first=60.0, step=2.0, validation=0.0, behind=0.0):
+        super().__init__()
+        self.clock, self.first, self.step, self.validation, self.behind = clock, first, step, validation, behind
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.clock.now += self.first
+        self.first = self.step
+
+    def on_test_end(self, logs=None):
+        self.clock.now += self.validation
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.clock.now += self.behind
+
+
+class Told:
+    """What a logger's listeners are told."""
+
+    def __init__(self, logger):
+        self.rows = []
+        logger.listeners.add(self.take)
+
+    def take(self, row):
+        self.rows.append(row)
+
+
+def test_the_time_that_is_left_takes_in_validation_once_it_was_seen():
+    clock = Stopwatch()
+    logger, takes = ThroughputLogger(clock=clock), Takes(clock, validation=7.0, behind=3.0)
+    told = Told(logger)
+    history = tiny_net().fit(
+        *batch(40), batch_size=8, epochs=3, verbose=0, validation_data=batch(8), callbacks=[logger, takes]
+    )
+    # The callbacks behind are seen when the next epoch begins: two ends of 7 s and one of 3 s.
+    assert history.history["eta_seconds"] == [2 * (5 * 2 + 7), 5 * 2 + (7 + 7 + 3) / 2, 0]
+    # After two of fifteen steps, and before any validation.
+    assert told.rows[0]["eta_seconds"] == 13 * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_no_time_is_left_to_tell_where_the_number_of_steps_is_unknown():
+    clock = Stopwatch()
+    logger, takes = ThroughputLogger(clock=clock), Takes(clock)
+    told = Told(logger)
+    unknown = dataset(24, 8).filter(lambda x, y: True)
+    history = tiny_net().fit(unknown, epochs=2, verbose=0, shuffle=False, callbacks=[logger, takes]).history
+    by_place = {(row["epoch"], row["step"]): row["eta_seconds"] for row in told.rows}
+    assert by_place[0, 2] is None
+    # Keras begins a fourth step, which finds no data: the end of an epoch takes 2 s.
+    assert history["eta_seconds"] == [3 * 2 + 2, 0]
+    assert by_place[1, 2] == 2 + 2
+
+
+def test_operations_and_their_share_of_the_peak():
+    logger = ThroughputLogger(clock=Clock(), flops_per_example=1e9, peak_tflops=2)
+    history = fit(logger, epochs=2).history
+    # Eight examples a second.
+    assert history["model_tflops_per_second"] == pytest.approx([0.008, 0.008])
+    assert history["mfu_percent"] == pytest.approx([0.4, 0.4])
+
+
+def test_operations_are_counted_and_without_a_peak_they_have_no_share(tmp_path):
+    logger = ThroughputLogger(tmp_path, window_steps=2, clock=Clock())
+    history = fit(logger).history
+    assert logger.flops_per_example == 6 * 64
+    assert logger.peak_tflops is None
+    assert history["model_tflops_per_second"] == pytest.approx([8 * 6 * 64 / 1e12])
+    assert "mfu_percent" not in history
+    assert {row["mfu_percent"] for row in rows(tmp_path)} == {None}
+    assert rows(tmp_path)[0]["model_tflops_per_second"] == pytest.approx(8 * 6 * 64 / 1e12)
+
+
+def test_a_layer_that_cannot_be_counted_is_named_once_and_survived(caplog):
+    class Own(keras.layers.Layer):
+        def call(self, inputs):
+            return keras.ops.matmul(inputs, keras.ops.transpose(inputs))
+
+    forget_warnings()
+    stack = [keras.layers.Flatten(), Own(name="own"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((8, 8, 1), batch_size=8), *stack])
+    model.compile("sgd", "mse")
+    with caplog.at_level(logging.WARNING, "tfopt"):
+        for _ in range(2):
+            history = fit(ThroughputLogger(), model=model).history
+    (record,) = caplog.records
+    assert "own (products in its own call)" in record.message
+    assert "pass ThroughputLogger(flops_per_example=…)" in record.message
+    assert "model_tflops_per_second" not in history
+    assert "examples_per_second" in history
+
+
+def test_listeners_are_told_once_a_second_and_at_the_end_of_an_epoch(tmp_path):
+    clock = Stopwatch()
+    logger, takes = ThroughputLogger(tmp_path, window_steps=1, clock=clock), Takes(clock, step=0.4)
+    told = Told(logger)
+    fit(logger, epochs=2)  # the clock stands still: only the ends of epochs
+    assert [(row["epoch"], row["step"]) for row in told.rows] == [(0, 5), (1, 5)]
+    told.rows.clear()
+    history = tiny_net().fit(dataset(64, 8), epochs=2, verbose=0, shuffle=False, callbacks=[takes, logger])
+    # The first step ends at 60 s; three more take over a second.
+    assert [(row["epoch"], row["step"]) for row in told.rows] == [(0, 2), (0, 5), (0, 8), (1, 3), (1, 6), (1, 8)]
+    assert {round(row["step_time_ms"]) for row in told.rows} == {400}
+    assert {round(row["examples_per_second"]) for row in told.rows} == {20}
+    assert told.rows[0].keys() == rows(tmp_path)[0].keys()
+    assert "step_time_ms" in history.history
+
+
+def test_a_listener_that_fails_is_survived(caplog):
+    class Fails:
+        def take(self, row):
+            raise RuntimeError("no")
+
+    logger, fails = ThroughputLogger(), Fails()
+    logger.listeners.add(fails.take)
+    with caplog.at_level(logging.WARNING, "tfopt"):
+        fit(logger)
+    assert "RuntimeError('no')" in caplog.text
+
+
+def test_the_wall_clock_may_jump(tmp_path, monkeypatch):
+    jumps = iter([3600.0, -3600.0] * 50)
+    monkeypatch.setattr(time, "time", lambda: 1e9 + next(jumps))
+    logger = ThroughputLogger(tmp_path, window_steps=2, clock=Clock())
+    history = fit(logger, epochs=2).history
+    assert history["step_time_ms"] == history["step_time_p99_ms"] == [1000.0, 1000.0]
+    assert history["examples_per_second"] == [8.0, 8.0]
+    assert history["first_step_seconds"] == [1.0]
+    assert {row["step_time_ms"] for row in rows(tmp_path)} == {1000.0}
+
+
+def test_its_own_clock_does_not_jump():
+    assert ThroughputLogger()._clock is time.perf_counter
+
+
+class Device:
+    """Stands in for the bound on steps in flight: launching takes 1 s, each step 10 s on the device."""
+
+    def __init__(self, clock, every=4):
+        self.clock, self.waits_every = clock, every
+        self.done_at, self.unmarked, self.marks = 0.0, 0, []
+
+    def launched(self, outputs):
+        self.clock.now += 1.0
+        self.done_at = max(self.done_at, self.clock.now) + 10.0
+        self.unmarked += 1
+        if self.unmarked == self.waits_every:
+            self.unmarked = 0
+            self.marks.append(self.done_at)
+            if len(self.marks) == 2:
+                self.clock.now = max(self.clock.now, self.marks.pop(0))
+
+    def wait(self, *_):
+        self.clock.now = max(self.clock.now, self.done_at)
+
+
+@pytest.mark.parametrize(("steps_per_execution", "every"), [(1, 4), (2, 4), (3, 4)])
+def test_the_pace_of_steps_launched_ahead(monkeypatch, steps_per_execution, every):
+    clock = Stopwatch()
+    device = Device(clock, every)
+    model = tfopt_fit.overlap(tiny_net(jit_compile=False, steps_per_execution=steps_per_execution))
+    overlap_of(model).in_flight = device
+    counted = []
+    monkeypatch.setattr(
+        "tfopt.callbacks.epoch_examples.count_examples", lambda model: device.wait() or counted.append(1) or 0.0
+    )
+    logger = ThroughputLogger(clock=clock)
+    history = model.fit(*batch(480), batch_size=4, epochs=2, verbose=0, callbacks=[logger]).history
+    assert history["step_time_ms"] == [10_000.0, 10_000.0]
+    assert history["step_time_p95_ms"] == [10_000.0, 10_000.0]
+    # The sum holds the wait at the epoch's end: 120 steps of the device, and the launch of the first.
+    assert logger._steps.seconds == 1201.0
+    # No time of the first step is the second's: its end is waited for.
+    assert logger.first_step_seconds == 1 + 10 * steps_per_execution
+    assert len(counted) == 3
+
+
+def test_training_is_the_same_with_it_overlapped():
+    plain, logged = tfopt_fit.overlap(small_net()), tfopt_fit.overlap(small_net())
+    data = dataset(44, 8)
+    plain.fit(data, epochs=2, verbose=0, shuffle=False)
+    callbacks = [ThroughputLogger(), keras.callbacks.EarlyStopping("loss"), ThroughputLogger()]
+    history = logged.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=callbacks).history
+    assert_same_state(state(plain), state(logged))
+    assert "examples_per_second" in history
+
+
+TWO_REPLICAS = """
+import keras
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from models import batch
+from tfopt.callbacks import ThroughputLogger
+
+class Clock:
+    now = 0.0
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+logger = ThroughputLogger(clock=Clock(), peak_tflops=3)
+history = model.fit(*batch(40), batch_size=8, epochs=2, verbose=0, callbacks=[logger]).history
+assert history["examples_per_second"] == [8.0, 8.0], history
+assert logger.peak_tflops == 6
+print("done", model.distribute_strategy.num_replicas_in_sync)
+"""
+
+
+def test_two_replicas():
+    """In a process of its own: logical devices are made before TensorFlow starts."""
+    folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    run = subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=environ, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "done 2" in run.stdout
+
+
+def test_a_list_of_callbacks_that_tells_nothing_of_the_fit():
+    model, logger = tiny_net(), ThroughputLogger(clock=Clock())
+    callbacks = keras.callbacks.CallbackList([logger], add_history=True, model=model)
+    history = model.fit(*batch(40), batch_size=8, epochs=1, verbose=0, callbacks=callbacks).history
+    assert history["examples_per_second"] == [8.0]
+    assert "eta_seconds" not in history
+
+
+def test_a_batch_of_nan_counts_as_any_other():
+    x, y = batch(40)
+    x[8:16] = np.nan
+    model = tiny_net()
+    history = model.fit(x, y, batch_size=8, epochs=1, verbose=0, callbacks=[ThroughputLogger(clock=Clock())]).history
+    assert history["examples_per_second"] == [8.0]
+
+
+@pytest.mark.parametrize("of", [copy.deepcopy, lambda logger: pickle.loads(pickle.dumps(logger))])
+def test_a_copy_is_a_logger_of_its_own(of):
+    logger = ThroughputLogger(window_steps=7, flops_per_example=3)
+    copied = of(logger)
+    assert fit(copied).history["step_time_ms"]
+    assert copied.flops_per_example == 3
+    assert logger.first_step_seconds is None
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="window_steps"):
         ThroughputLogger(window_steps=0)
+    with pytest.raises(ValueError, match=r"flops_per_example above 0. Received: flops_per_example=0"):
+        ThroughputLogger(flops_per_example=0)
+    with pytest.raises(ValueError, match="peak_tflops=nan"):
+        ThroughputLogger(peak_tflops=float("nan"))
+    with pytest.raises(TypeError, match="peak_tflops='auto'"):
+        ThroughputLogger(peak_tflops="auto")
     with pytest.raises(ValueError, match=r"Received: 'cvs'\. Did you mean 'csv'\?"):
         ThroughputLogger(formats=("cvs",))
     with pytest.raises(ValueError, match="local folder"):
         ThroughputLogger("gs://bucket/logs")
     with pytest.raises(ValueError, match="which is a file"):
         ThroughputLogger(__file__)
-
-
-class Works(keras.callbacks.Callback):
-    """Work of a known length in each step: `fit` waits for it as for the model's."""
-
-    def __init__(self, seconds):
-        super().__init__()
-        self.seconds = seconds
-
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(self.seconds)
-
-
-def slow_input(seconds, batches=12):
-    """Batches that take this long each, made while the model works on the one before."""
-
-    def nap(x):
-        time.sleep(seconds)
-        return x
-
-    def wait(x, y):
-        return tf.ensure_shape(tf.numpy_function(nap, [x], tf.float32), x.shape), y
-
-    return dataset(8 * batches, 8).map(wait, num_parallel_calls=1).prefetch(1)
-
-
-def tiny_net(base=keras.Sequential, **options):
-    model = base([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", **options)
-    return model
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "throughput.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize(("input_ms", "work_ms", "low", "high"), [(1, 30, 0, 50), (40, 20, 10, 90), (40, 1, 30, 100)])
-def test_the_share_of_waiting_for_input(tmp_path, jit_compile, input_ms, work_ms, low, high):
-    logger, work = ThroughputLogger(tmp_path, window_steps=6), Works(work_ms / 1000)
-    data = slow_input(input_ms / 1000)
-    history = tiny_net(jit_compile=jit_compile).fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[logger, work])
-    assert history.history["input_wait_percent"][0] >= low - 40  # that step's compilation is no step's work
-    # In the first epoch, batches lie ready that were made while the first step compiled.
-    shares = [history.history["input_wait_percent"][1], *(row["input_wait_percent"] for row in rows(tmp_path)[2:])]
-    assert len(shares) == 3
-    assert all(low <= share <= high for share in shares)
-
-
-def test_waiting_and_the_model_are_told_apart_inside_the_step():
-    def nap(x):
-        time.sleep(0.03)
-        return x
-
-    class Busy(keras.Sequential):
-        def train_step(self, data):
-            x, y = data
-            return super().train_step((tf.ensure_shape(tf.numpy_function(nap, [x], tf.float32), x.shape), y))
-
-    model = tiny_net(Busy, jit_compile=False)
-    quick = model.fit(slow_input(0.001), verbose=0, shuffle=False, callbacks=[ThroughputLogger()])
-    slow = model.fit(slow_input(0.06), verbose=0, shuffle=False, callbacks=[ThroughputLogger()])
-    shares = [history.history["input_wait_percent"][0] for history in (quick, slow)]
-    assert shares[0] + 5 < shares[1] < 90
-
-
-def test_arrays_and_generators_have_a_share():
-    def endless():
-        while True:
-            time.sleep(0.02)
-            yield batch(8)
-
-    arrays = tiny_net().fit(*batch(80), batch_size=8, epochs=2, verbose=0, callbacks=[ThroughputLogger(), Works(0.02)])
-    assert max(arrays.history["input_wait_percent"]) < 45  # near 0, but for whatever else the machine does
-    # One iterator serves all epochs: what passes between two of them is no step.
-    between = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.5))
-    generated = tiny_net().fit(
-        endless(), steps_per_epoch=12, epochs=2, verbose=0, shuffle=False, callbacks=[ThroughputLogger(), between]
-    )
-    assert min(generated.history["input_wait_percent"]) > 30
-
-
-def test_a_step_that_compiles_anew_waits_for_no_input():
-    # The last batch is smaller: its step compiles, and takes longer than all others together.
-    data = dataset(84, 8)
-    model = tiny_net(jit_compile=True)
-    history = model.fit(data, verbose=0, shuffle=False, callbacks=[ThroughputLogger(), Works(0.005)]).history
-    assert history["input_wait_percent"][0] < 45
-
-
-def test_more_steps_than_tf_data_keeps_gaps_of():
-    class Slows(Works):
-        def on_train_batch_end(self, step, logs=None):
-            if step < 130:
-                super().on_train_batch_end(step)
-
-    data = slow_input(0.004, batches=260)
-    history = tiny_net().fit(data, verbose=0, shuffle=False, callbacks=[ThroughputLogger(), Slows(0.008)]).history
-    # No wait in the first half, which takes two thirds of the time; then waiting, less what a step of the model takes.
-    assert 5 < history["input_wait_percent"][0] < 60
-
-
-@pytest.mark.parametrize("why", ["steps_per_execution", "autotuning", "eager", "few steps"])
-def test_where_it_is_unknown_it_is_absent(tmp_path, why):
-    data = dataset(40 if why == "few steps" else 80, 8)
-    if why == "autotuning":
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        data = data.with_options(options)
-    eager = {"run_eagerly": True, "jit_compile": False} if why == "eager" else {}
-    model = tiny_net(steps_per_execution=2 if why == "steps_per_execution" else 1, **eager)
-    logger = ThroughputLogger(tmp_path, window_steps=4 if why == "few steps" else 8)
-    history = model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[logger]).history
-    assert "input_wait_percent" not in history
-    assert {row["input_wait_percent"] for row in rows(tmp_path)} == {None}
-
-
-def test_the_iterator_is_let_go_after_an_epoch():
-    logger, seen = ThroughputLogger(), []
-    watch = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda step, logs: seen.append(logger._input._iterator is not None),
-        on_epoch_end=lambda epoch, logs: seen.append(logger._input._iterator is None),
-    )
-    tiny_net().fit(dataset(40, 8), verbose=0, shuffle=False, callbacks=[logger, watch])
-    assert seen == [True] * 6

@@ -1,67 +1,39 @@
 import copy
 import csv
-import gc
+import functools
+import itertools
 import json
+import math
 import pickle
-import threading
+import time
 
 import keras
-import pynvml
 import pytest
-import tensorflow as tf
-from fake_nvml import FIELD_FUNCTIONS, FakeGpu
-from models import assert_same_state, batch, small_net, state
+from fake_nvml import FIELD_FUNCTIONS, GPM, FakeGpu
+from models import assert_same_state
+from sampled_fits import EXAMPLES, INTERVAL, STEPS, Slow, X, Y, driven, lines, net
 
-from tfopt.callbacks import UtilizationLogger
+from tfopt import fit as overlapping
+from tfopt.callbacks import utilization_logger
+from tfopt.callbacks.utilization_logger import UtilizationLogger
+from tfopt.hardware import GpuSampler, nvml
 
-INTERVAL = 0.01
-
-
-class Slow(keras.callbacks.Callback):
-    """Holds each epoch until the sampler has had its turn, or for good if it never has."""
-
-    def __init__(self, logger, samples=3):
-        super().__init__()
-        self.logger = logger
-        self.taken = threading.Semaphore(0)
-        self.samples = samples
-        take = logger._take
-
-        def counted(rows):
-            take(rows)
-            self.taken.release()
-
-        logger._take = counted
-
-    def on_epoch_begin(self, epoch, logs=None):
-        while epoch and self.taken.acquire(blocking=False):
-            pass  # samples of the epoch before
-
-    def on_train_batch_end(self, step, logs=None):
-        if step == 0:
-            for _ in range(self.samples):
-                self.taken.acquire()
+__all__ = ["net"]  # the fixture
 
 
-def dataset():
-    return tf.data.Dataset.from_tensor_slices(batch(16)).batch(8)
-
-
-def fit(logger, *others, epochs=2, model=None):
-    model = model or small_net()
-    return model.fit(dataset(), epochs=epochs, verbose=0, shuffle=False, callbacks=[logger, *others]).history
-
-
-def test_epoch_means_and_rows(tmp_path, fake_nvml):
+def test_epoch_means_and_rows(tmp_path, fake_nvml, net):
     fake_nvml.gpus += [
-        FakeGpu(uuid="GPU-a", utilization=90, power_milliwatts=600_000),
-        FakeGpu(uuid="GPU-b", bus=2, utilization=70, power_milliwatts=400_000),
+        FakeGpu(uuid="GPU-a", utilization=90, power_milliwatts=600_000, memory_used=1024 * 2**20),
+        FakeGpu(uuid="GPU-b", bus=2, utilization=70, power_milliwatts=400_000, memory_used=3072 * 2**20, reasons=0x4),
     ]
     logger = UtilizationLogger(tmp_path, INTERVAL)
-    history = fit(logger, Slow(logger))
+    history = net.fit(logger, Slow(logger))
     assert history["gpu_utilization_percent"] == [80.0, 80.0]
     assert history["gpu_power_watts"] == [500.0, 500.0]
-    assert history["gpu_memory_used_mib"] == [1024.0, 1024.0]
+    assert history["gpu_memory_used_mib"] == [2048.0, 2048.0]
+    assert history["gpu_memory_process_mib"] == [900.0, 900.0]
+    assert history["gpu_memory_peak_mib"] == [3072.0, 3072.0]
+    assert history["throttled_percent"] == [50.0, 50.0]
     assert history["host_memory_used_mib"][0] > 0
     with open(tmp_path / "utilization.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -70,60 +42,75 @@ def test_epoch_means_and_rows(tmp_path, fake_nvml):
         ("1", "GPU-b", "70"),
     }
     assert len(rows) >= 2 * 3 * 2  # epochs, samples in each, GPUs
-    objects = [json.loads(line) for line in (tmp_path / "utilization.jsonl").read_text().splitlines()]
-    assert [row["uuid"] for row in objects] == [row["uuid"] for row in rows]
+    assert [row["uuid"] for row in lines(tmp_path / "utilization.jsonl")] == [row["uuid"] for row in rows]
+
+
+def test_all_that_the_performance_monitor_says(fake_nvml, monkeypatch):
+    fake_nvml.gpus.append(FakeGpu(gpm=GPM))
+    seconds = itertools.count()  # GPM's readings are taken anew when some time has gone by
+    monkeypatch.setattr(nvml, "_door", nvml.Nvml(load=fake_nvml.load, clock=lambda: float(next(seconds))))
+    logs = driven(UtilizationLogger(interval_seconds=INTERVAL), samples=3)
+    assert (logs["sm_active_percent"], logs["sm_occupancy_percent"]) == (95.0, 14.0)
+    assert (logs["tensor_active_percent"], logs["dram_active_percent"]) == (92.0, 16.0)
+    assert {"nvlink_rx_mib_per_second", "nvlink_tx_mib_per_second", "pcie_rx_mib_per_second"} <= set(logs)
+    assert all(math.isfinite(value) for value in logs.values())
+    assert "throttle_reasons" not in logs
+
+
+class Burning(FakeGpu):
+    """Draws 300 W by its energy counter, whatever the power reading says."""
+
+    clock = staticmethod(lambda: 0.0)
+
+    @property
+    def energy_millijoules(self):
+        return int(300_000 * self.clock())
+
+    @energy_millijoules.setter
+    def energy_millijoules(self, value):
+        pass
+
+
+@pytest.mark.parametrize("jumps", [[0], [0, 3600, -3600]])  # of the wall clock, in seconds
+def test_energy_of_an_epoch_and_of_a_thousand_examples(fake_nvml, monkeypatch, net, jumps):
+    now, jump = [0.0], itertools.cycle(jumps)
+    jumping = functools.partial(GpuSampler, wall_clock=lambda: 1e9 + next(jump))
+    monkeypatch.setattr(utilization_logger, "GpuSampler", jumping)
+    monkeypatch.setattr(Burning, "clock", staticmethod(lambda: now[0]))
+    fake_nvml.gpus += [Burning(uuid="GPU-a"), Burning(uuid="GPU-b", bus=2)]
+    logger = UtilizationLogger(interval_seconds=INTERVAL, clock=lambda: now[0])
+
+    class TenSeconds(Slow):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 0:
+                self.wait()
+
+        def on_train_batch_end(self, step, logs=None):
+            if step == 0:
+                now[0] += 10
+                self.wait()
+
+    history = net.fit(logger, TenSeconds(logger, samples=2), epochs=3)
+    assert history["gpu_energy_joules"] == [2 * 300 * 10.0] * 3
+    assert history["gpu_energy_joules_per_thousand_examples"] == [6000 / EXAMPLES * 1000] * 3
 
 
 @pytest.mark.parametrize("field", sorted(FIELD_FUNCTIONS))
 def test_a_field_that_the_device_does_not_give_is_left_out(tmp_path, fake_nvml, field):
     fake_nvml.gpus.append(FakeGpu(unsupported=set(FIELD_FUNCTIONS[field])))
-    logger = UtilizationLogger(tmp_path, INTERVAL)
-    history = fit(logger, Slow(logger), epochs=1)
-    assert field not in history
-    first = json.loads((tmp_path / "utilization.jsonl").read_text().splitlines()[0])
+    logs = driven(UtilizationLogger(tmp_path, INTERVAL))
+    assert (field in logs) == (field == "gpu_energy_joules")  # which the readings of power give as well
+    first = lines(tmp_path / "utilization.jsonl")[0]
     assert first[field] is None
     with open(tmp_path / "utilization.csv", newline="") as file:
         assert next(csv.DictReader(file))[field] == ""
 
 
-def uninstall(nvml):
-    nvml.installed = False
-
-
-FAULTS = {
-    "package missing": uninstall,
-    "library missing": lambda nvml: nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND),
-    "driver not loaded": lambda nvml: nvml.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
-    "version mismatch": lambda nvml: nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
-    "no permission": lambda nvml: nvml.fail("nvmlInit", pynvml.NVML_ERROR_NO_PERMISSION),
-    "lost at sample 2": lambda nvml: nvml.fail("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_GPU_IS_LOST, at=2),
-    "hung from the start": lambda nvml: nvml.hang("nvmlInit"),
-    "hung at sample 2": lambda nvml: nvml.hang("nvmlDeviceGetPowerUsage", at=2),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, fault):
-    """A hung call returns at the end of the test only: a fit that waited for it would never end."""
-    fake_nvml.gpus.append(FakeGpu())
-    FAULTS[fault](fake_nvml)
-    plain, logged = small_net(), small_net()
-    fit(keras.callbacks.Callback(), model=plain)
-    logger = UtilizationLogger(tmp_path, INTERVAL)
-    fit(logger, *([] if "hung" in fault else [Slow(logger)]), model=logged)
-    assert_same_state(state(plain), state(logged))
-    if "hung" not in fault:
-        warnings = [record for record in caplog.records if record.name == "tfopt"]
-        assert len(warnings) == 1, caplog.text
-    assert all(json.loads(line) for line in (tmp_path / "utilization.jsonl").read_text().splitlines())
-
-
 def test_without_a_gpu_the_host_is_logged(tmp_path, fake_nvml):
-    logger = UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",))
-    history = fit(logger, Slow(logger), epochs=1)
-    assert not [key for key in history if key.startswith("gpu")]
-    assert history["host_memory_used_mib"][0] > 0
-    row = json.loads((tmp_path / "utilization.jsonl").read_text().splitlines()[0])
+    logs = driven(UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",)))
+    assert not [key for key in logs if key.startswith("gpu") or key == "throttled_percent"]
+    assert logs["host_memory_used_mib"] > 0
+    row = lines(tmp_path / "utilization.jsonl")[0]
     assert (row["uuid"], row["gpu_utilization_percent"]) == (None, None)
     assert not (tmp_path / "utilization.csv").exists()
 
@@ -131,19 +118,22 @@ def test_without_a_gpu_the_host_is_logged(tmp_path, fake_nvml):
 class FirstEpochOnly(Slow):
     def on_train_batch_end(self, step, logs=None):
         if self.samples:
-            super().on_train_batch_end(step, logs)
-            self.samples = 0
+            self.samples -= 1
+            self.taken.acquire()
 
 
-def test_a_short_epoch_repeats_the_last_reading(fake_nvml):
+def test_a_short_epoch_repeats_the_last_reading(fake_nvml, net):
     fake_nvml.gpus.append(FakeGpu(utilization=55))
     logger = UtilizationLogger(interval_seconds=3600)
-    history = fit(logger, FirstEpochOnly(logger, samples=1), epochs=3)
+    history = net.fit(logger, FirstEpochOnly(logger, samples=1), epochs=3)
     assert history["gpu_utilization_percent"] == [55.0] * 3
-    assert len(history["host_cpu_percent"]) == 3  # also in the first, in which there was but one sample
+    assert history["gpu_memory_peak_mib"] == [1024.0] * 3
+    assert len(history["gpu_energy_joules"]) == 3
+    # Rates are there in the first, too, in which there was but one sample.
+    assert [len(history[key]) for key in ("host_cpu_percent", "disk_read_mib_per_second")] == [3, 3]
 
 
-def test_means_begin_anew_with_each_epoch(fake_nvml):
+def test_means_begin_anew_with_each_epoch(fake_nvml, net):
     gpu = FakeGpu(utilization=10)
     fake_nvml.gpus.append(gpu)
 
@@ -152,7 +142,7 @@ def test_means_begin_anew_with_each_epoch(fake_nvml):
             gpu.utilization = 90
 
     logger = UtilizationLogger(interval_seconds=INTERVAL)
-    history = fit(logger, Slow(logger, samples=4), Busier())
+    history = net.fit(logger, Slow(logger, samples=4), Busier())
     first, second = history["gpu_utilization_percent"]
     assert first == 10.0
     assert second > 50.0  # one sample at most was under way when the load changed
@@ -161,72 +151,103 @@ def test_means_begin_anew_with_each_epoch(fake_nvml):
 def test_the_next_fit_does_not_begin_with_the_last_ones_readings(fake_nvml):
     fake_nvml.gpus.append(FakeGpu())
     logger = UtilizationLogger(interval_seconds=INTERVAL)
-    fit(logger, Slow(logger), epochs=1)
+    assert "gpu_power_watts" in driven(logger)
     fake_nvml.gpus.clear()
-    assert "gpu_power_watts" not in fit(logger, epochs=1)
+    assert not [key for key in driven(logger) if key.startswith("gpu")]
 
 
-def test_it_can_be_copied(tmp_path):
+def test_curves_stand_over_the_training_step(tmp_path, fake_nvml, net):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    fake_nvml.gpus += [FakeGpu(uuid="GPU-a", utilization=90), FakeGpu(uuid="GPU-b", bus=2, utilization=70)]
+    logger = UtilizationLogger(tmp_path, INTERVAL, formats=("tensorboard",))
+    slow = Slow(logger)
+    net.fit(logger, slow)
+    net.model.fit(X, Y, batch_size=8, verbose=0, callbacks=[logger, slow])
+    seen = events.EventAccumulator(str(tmp_path / "utilization")).Reload()
+    curves = {name: seen.Scalars(name) for name in seen.Tags()["scalars"]}
+    assert {point.value for point in curves["gpu0/gpu_utilization_percent"]} == {90.0}
+    assert {point.value for point in curves["gpu1/gpu_utilization_percent"]} == {70.0}
+    assert len(curves["host/host_memory_used_mib"]) == len(curves["gpu0/gpu_power_watts"])
+    assert {name.split("/")[0] for name in curves} == {"gpu0", "gpu1", "host"}
+    assert not [name for name in curves if "reasons" in name or "index" in name]
+    steps = {point.step for point in curves["gpu1/gpu_power_watts"]}
+    assert {1, STEPS + 1, 2 * STEPS + 1} <= steps  # after which Slow waits: the first step of each epoch
+    assert max(steps) <= 3 * STEPS
+    points = curves["gpu0/gpu_power_watts"]
+    assert [point.step for point in points] == sorted(point.step for point in points)  # the second fit goes on
+    assert abs(curves["gpu0/gpu_power_watts"][0].wall_time - time.time()) < 600
+    assert [path.name for path in tmp_path.iterdir()] == ["utilization"]
+
+
+def test_after_a_restored_backup_the_curves_go_on_from_its_step(tmp_path, fake_nvml, net):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+    class Restores(keras.callbacks.Callback):  # as BackupAndRestore does
+        def on_train_begin(self, logs=None):
+            self.model.optimizer.iterations.assign(40)
+
+    logger = UtilizationLogger(tmp_path, INTERVAL, formats=("tensorboard",))
+    net.fit(logger, Restores(), Slow(logger), epochs=1)
+    seen = events.EventAccumulator(str(tmp_path / "utilization")).Reload()
+    assert 41 in {point.step for point in seen.Scalars("host/process_memory_mib")}
+
+
+def test_it_can_be_copied(tmp_path, fake_nvml):
     logger = UtilizationLogger(tmp_path, INTERVAL)
     for copied in (copy.deepcopy(logger), pickle.loads(pickle.dumps(logger))):
-        assert len(fit(copied, epochs=1)["loss"]) == 1
+        assert driven(copied)
+    driven(logger)
 
 
-def test_after_an_interrupted_fit_sampling_ends_with_the_callback(fake_nvml):
-    class Interrupts(keras.callbacks.Callback):
-        def on_train_batch_end(self, step, logs=None):
-            raise KeyboardInterrupt
-
-    def interrupted():
-        with pytest.raises(KeyboardInterrupt):
-            fit(UtilizationLogger(interval_seconds=INTERVAL), Interrupts())
-
-    interrupted()
-    gc.collect()
-    assert not [thread for thread in threading.enumerate() if thread.name == "tfopt-sampler"]
-
-
-def test_the_log_folder_vanishes(tmp_path, fake_nvml):
-    class Removes(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            for file in tmp_path.iterdir():
-                file.unlink()
-            tmp_path.rmdir()
-
-    logger = UtilizationLogger(tmp_path, INTERVAL)
-    assert len(fit(logger, Removes(), epochs=1)["loss"]) == 1
-
-
-def test_keras_loggers_after_it_see_its_keys(tmp_path, fake_nvml):
+def test_keras_loggers_after_it_see_its_keys(tmp_path, fake_nvml, net):
     fake_nvml.gpus.append(FakeGpu())
     logger = UtilizationLogger(interval_seconds=INTERVAL)
-    fit(logger, Slow(logger), keras.callbacks.CSVLogger(tmp_path / "log.csv"))
+    net.fit(logger, Slow(logger), keras.callbacks.CSVLogger(tmp_path / "log.csv"))
     assert "gpu_power_watts" in (tmp_path / "log.csv").read_text()
     with pytest.warns(UserWarning, match="Expected UtilizationLogger before CSVLogger"):
-        fit(keras.callbacks.CSVLogger(tmp_path / "log.csv"), UtilizationLogger())
+        net.fit(keras.callbacks.CSVLogger(tmp_path / "log.csv"), UtilizationLogger())
 
 
-def test_sampling_ends_with_fit_and_starts_with_the_next(tmp_path, fake_nvml):
-    def samplers():
-        return [thread for thread in threading.enumerate() if thread.name == "tfopt-sampler"]
+def test_training_is_bit_for_bit_the_same(tmp_path, fake_nvml, net):
+    fake_nvml.gpus.append(FakeGpu())
+    net.fit()
+    plain = net.state()
+    net.fit(keras.callbacks.History(), UtilizationLogger(tmp_path, INTERVAL))
+    assert_same_state(plain, net.state())
+    overlapping.overlap(net.model)
+    try:
+        history = net.fit(UtilizationLogger(tmp_path, INTERVAL), validation_split=0)
+    finally:
+        overlapping.undo(net.model)
+    assert_same_state(plain, net.state())
+    assert len(history["process_memory_mib"]) == 2
 
-    class Fails(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            raise RuntimeError
 
-    logger = UtilizationLogger(tmp_path, INTERVAL)
-    slow = Slow(logger)
-    fit(logger, slow)
-    assert not samplers()
-    with pytest.raises(RuntimeError):
-        fit(logger, Fails())
-    assert len(samplers()) == 1  # an exception ends fit without on_train_end
-    fit(logger, slow)
-    assert not samplers()
+def cluster(index, workers=2):
+    addresses = [f"127.0.0.1:{port}" for port in range(workers)]
+    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+
+
+def test_each_worker_has_its_own_files_and_the_chief_merges_summaries(tmp_path, fake_nvml, monkeypatch):
+    for index, watts in ((1, 300), (0, 100)):
+        fake_nvml.gpus[:] = [FakeGpu(uuid=f"GPU-{index}", power_milliwatts=watts * 1000)]
+        monkeypatch.setenv("TF_CONFIG", cluster(index))
+        driven(UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",)))
+    assert lines(tmp_path / "utilization-worker1.jsonl")[0]["uuid"] == "GPU-1"
+    assert lines(tmp_path / "utilization-worker0.jsonl")[0]["uuid"] == "GPU-0"
+    merged = json.loads((tmp_path / "utilization-summary.json").read_text())
+    assert merged["overall"]["gpu_power_watts"] == {"mean": 200.0, "min": 100.0, "max": 300.0}
+    assert (merged["missing"], merged["stale"], merged["gpus"]) == ([], [], 2)
+
+
+def test_alone_there_is_no_summary(tmp_path, fake_nvml, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", cluster(0, workers=1))
+    driven(UtilizationLogger(tmp_path, INTERVAL))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["utilization.csv", "utilization.jsonl"]
 
 
 def test_bad_arguments():
     with pytest.raises(ValueError, match="interval_seconds"):
         UtilizationLogger(interval_seconds=0)
-    with pytest.raises(ValueError, match=r"Expected a log format: 'csv' or 'jsonl'\. Received: 'xml'"):
+    with pytest.raises(ValueError, match=r"Expected a log format: 'csv', 'jsonl' or 'tensorboard'\. Received: 'xml'"):
         UtilizationLogger(formats=("xml",))

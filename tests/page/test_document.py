@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tfopt.errors import UnsupportedError
-from tfopt.page import Bar, Page, Section, Table, bar_chart, render
+from tfopt.page import Bar, Page, Section, Table, bar_chart, render, require_renderer
 
 VOID = {"meta", "br", "hr", "link", "img", "input"}
 
@@ -172,8 +172,10 @@ def test_what_no_document_may_hold_is_replaced():
 
 def test_jinja_missing_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'tfopt\[bench\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install jinja2"):
         render(page())
+    with pytest.raises(UnsupportedError, match=r"pip install jinja2"):
+        require_renderer()
 
 
 def test_table_is_checked():

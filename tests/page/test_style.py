@@ -3,6 +3,8 @@ from importlib import resources
 
 import pytest
 
+from tfopt.page import MOST_LINES
+
 STYLE = resources.files("tfopt.page").joinpath("style.html.jinja").read_text(encoding="utf-8")
 COLOURS = re.findall(r":root \{([^}]*)\}", STYLE)
 
@@ -27,7 +29,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_both_schemes_define_every_colour_that_is_used():
-    used = set(re.findall(r"var\(--(\w+)\)", STYLE)) - {"tone"}
+    used = set(re.findall(r"var\(--(\w+)\)", STYLE)) - {"tone", "line", "left", "right"}
     assert used == set(LIGHT) == set(DARK)
     assert STYLE.index("prefers-color-scheme: dark") < STYLE.index(COLOURS[1])
     assert not set(LIGHT.values()) & set(DARK.values())
@@ -44,8 +46,14 @@ def test_contrast_meets_wcag_aa(scheme: dict[str, str]):
     for ground in ("paper", "panel"):
         for text in ("ink", "muted", "accent"):
             assert contrast(scheme[text], scheme[ground]) >= 4.5, (text, ground)
-    for graphic in ("baseline", "better", "worse", "unclear"):
+    for graphic in ("baseline", "better", "worse", "unclear", "line0", "line1", "line2", "line3"):
         assert contrast(scheme[graphic], scheme["paper"]) >= 3, graphic
+
+
+def test_each_style_of_a_line_is_another_colour_or_dash():
+    styles = re.findall(r"\.line(\d), \.line(\d) \{ --line: var\(--(\w+)\); \}", STYLE)
+    assert styles == [(str(number), str(number + 4), f"line{number}") for number in range(MOST_LINES // 2)]
+    assert re.findall(r"path:is\((.*)\) \{ stroke-dasharray", STYLE) == [".line4, .line5, .line6, .line7"]
 
 
 def test_colours_come_from_variables_only():

@@ -150,14 +150,14 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _env(options: argparse.Namespace) -> int:
-    from tfopt.bench.report import flat
     from tfopt.measure import environment
+    from tfopt.page.entries import entries
 
     found = environment()
     if options.json:
         _print_json(found)
     else:
-        rows = flat(found)
+        rows = entries(found)
         width = max(len(name) for name, _ in rows)
         print("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
     return DONE

@@ -1,11 +1,11 @@
 """The results as a self-contained HTML page."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from tfopt.bench import words
 from tfopt.page import Bar, Page, Section, Table, bar_chart, render
+from tfopt.page.entries import entries
 
 _LEGEND = (
     "Times are medians with a 95 % interval. Speed is the baseline's time over the variant's, turn by turn, and the "
@@ -114,17 +114,5 @@ def _samples(variant: dict[str, Any]) -> Table:
 
 
 def _environment(document: dict[str, Any]) -> Section:
-    rows = flat(document["environment"])
+    rows = entries(document["environment"])
     return Section(title="Environment", tables=(Table(("What", "Value"), rows, align="ll"),))
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested entries as (dotted name, text)."""
-    found: list[tuple[str, str]] = []
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found += flat(value, f"{prefix}{name}.")
-        else:
-            text = "unknown" if value is None else value if isinstance(value, str) else json.dumps(value)
-            found.append((prefix + name, text))
-    return found

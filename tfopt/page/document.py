@@ -55,7 +55,7 @@ class Section:
     Args:
         title: Its heading.
         text: Paragraphs, with an empty line between two of them.
-        charts: What `bar_chart` returned. They go into the page as they are: pass no markup from elsewhere.
+        charts: What `bar_chart` and `line_chart` returned. They go in as they are: pass no markup from elsewhere.
         tables: Always shown.
         details: Pairs of a summary and what unfolds below it, a table or a text whose lines are kept.
 
@@ -106,6 +106,15 @@ def render(page: Page) -> str:
     return _environment().get_template("page.html.jinja").render(page=page)
 
 
+def require_renderer() -> None:
+    """Does nothing where `render` can be used. Call it before hours of work that end in a page.
+
+    Raises:
+        UnsupportedError: jinja2 is not installed.
+    """
+    _environment()
+
+
 def _environment() -> Any:
     """The templates beside this file, everything that goes into them escaped."""
     try:
@@ -113,7 +122,7 @@ def _environment() -> Any:
         from markupsafe import Markup
     except ImportError as cause:
         raise UnsupportedError(
-            "Expected jinja2, which writes the HTML page. Found: it is not installed. Run: pip install 'tfopt[bench]'"
+            "Expected jinja2, which writes the HTML page. Found: it is not installed. Run: pip install jinja2"
         ) from cause
 
     environment = jinja2.Environment(

@@ -5,9 +5,10 @@ autotuning, the gaps between the end of one taking and the start of the next. Th
 step worked; the rest of its time it waited.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfopt.callbacks.callers import variable_of_a_caller
@@ -25,11 +26,20 @@ class _Balance:
     gaps: int = 0
     gap_seconds: float = 0.0
 
-    def wait_percent(self) -> float | None:
-        if self.gaps < _FEWEST or self.seconds <= 0:
+    def wait_percent(self, since: "_Balance") -> float | None:
+        gaps, seconds = self.gaps - since.gaps, self.seconds - since.seconds
+        if gaps < _FEWEST or seconds <= 0:
             return None
-        working = self.steps * self.gap_seconds / self.gaps
-        return min(100.0, max(0.0, 100 * (1 - working / self.seconds)))
+        working = (self.steps - since.steps) * (self.gap_seconds - since.gap_seconds) / gaps
+        return min(100.0, max(0.0, 100 * (1 - working / seconds)))
+
+
+def takes_a_batch_a_step(model: keras.Model) -> bool:
+    """Whether the gaps between batches are those between steps."""
+    if model.steps_per_execution != 1:
+        return False  # a batch is taken while the step before still runs
+    # Tried with eager steps: shares were wrong by up to a half.
+    return not (model.run_eagerly or tf.config.functions_run_eagerly())
 
 
 class InputWait:
@@ -42,15 +52,16 @@ class InputWait:
 
     def __init__(self) -> None:
         self._iterator: Any = None
-        self._epoch, self._window = _Balance(), _Balance()
-        self._taken = 0  # batches, up to the last gap that is accounted for
-        self._unread = 0
         self._open: float | None = None  # the seconds of the step whose gap has not ended
+        self.begin()
 
     def begin(self) -> None:
         """Starts a training."""
-        self.end_epoch()
-        self._window = _Balance()
+        self._let_go()
+        self._total = _Balance()
+        self._seen: dict[str, _Balance] = {}  # the total as each reader last saw it
+        self._taken = 0  # batches, up to the last gap that is accounted for
+        self._unread = 0
 
     def end_first_step(self, seconds: float | None) -> None:
         """Finds the iterator. Call it from `on_train_batch_end`.
@@ -66,35 +77,35 @@ class InputWait:
     def end_step(self, seconds: float) -> None:
         """Counts another step, and reads the gaps before tf.data forgets them."""
         if self._open is not None:
-            for balance in (self._epoch, self._window):
-                balance.steps += 1
-                balance.seconds += self._open
+            self._total.steps += 1
+            self._total.seconds += self._open
         self._open = seconds
         self._unread += 1
         if self._unread >= _KEPT:
             self._read()
 
-    def end_window(self) -> float | None:
-        """Returns the share in percent since the last call."""
+    def percent(self, reader: str) -> float | None:
+        """Returns the share in percent since this reader's last call."""
         self._read()
-        window, self._window = self._window, _Balance()
-        return window.wait_percent()
+        since, self._seen[reader] = self._seen.get(reader, _Balance()), replace(self._total)
+        return self._total.wait_percent(since)
 
     def end_epoch(self) -> float | None:
         """Returns the epoch's share in percent, and lets the iterator go: it holds what the pipeline holds."""
-        self._read()
+        percent = self.percent("epoch")
+        self._let_go()
+        return percent
+
+    def _let_go(self) -> None:
         self._iterator = self._open = None
-        epoch, self._epoch = self._epoch, _Balance()
-        return epoch.wait_percent()
 
     def _read(self) -> None:
         before, self._unread = self._taken, 0
         gaps = self._read_gaps()
         new = min(self._taken - before, len(gaps))
         if new > 0:
-            for balance in (self._epoch, self._window):
-                balance.gaps += new
-                balance.gap_seconds += sum(gaps[-new:]) / 1e6
+            self._total.gaps += new
+            self._total.gap_seconds += sum(gaps[-new:]) / 1e6
 
     def _read_gaps(self) -> list[int]:
         """Returns the gaps that tf.data keeps, in microseconds."""

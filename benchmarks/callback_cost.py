@@ -1,0 +1,162 @@
+"""What tfopt's callbacks cost `fit`: on each step, in the sampler's thread, in memory over a week, and to begin with.
+
+    python benchmarks/callback_cost.py [RESULTS.json]
+
+Prints the figures, and writes them with the raw samples and the environment. The goals, with all of them on at 1 Hz: at
+most 0.5 % on a step of 5 ms and 20 µs on one of half a millisecond, against the same fit without them, in turn; the
+sampler's thread under 1 % of a core; a week's readings under 50 MB; import and construction under 50 ms beyond Keras'.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import psutil
+import tensorflow as tf
+
+from tfopt import callbacks
+from tfopt.files import write_atomic
+from tfopt.hardware import GpuSample, GpuSampler
+from tfopt.measure import FitTimer, environment, interleave
+
+STEPS = 1000
+BATCH = 32
+# Name: width of the dense layers and turns; short turns, as the speed of a shared machine drifts within seconds.
+NETS = {"0.5 ms": (16, 31), "5 ms": (1100, 15)}
+SAMPLER_SECONDS = 20
+WEEK_SECONDS = 7 * 24 * 3600
+IMPORT = """
+import time, tensorflow, keras
+keras.layers.Dense, keras.callbacks.Callback  # lazy parts of Keras that any training loads
+started = time.perf_counter()
+from tfopt import callbacks
+callbacks.UtilizationLogger(), callbacks.ThroughputLogger(), callbacks.UtilizationAlert()
+print(1000 * (time.perf_counter() - started))
+"""
+
+
+class NoTracker:
+    """Takes what a tracker takes."""
+
+    def log(self, values, step):
+        """Does nothing."""
+
+
+def all_callbacks(folder):
+    """Those that take or use readings, as a training would have them."""
+    return [
+        callbacks.UtilizationLogger(folder),
+        callbacks.ThroughputLogger(folder),
+        callbacks.UtilizationAlert("host_cpu_percent", below=None, above=1000, for_seconds=5),
+        callbacks.PrometheusExporter(Path(folder) / "training.prom"),
+        callbacks.TrackerLogger(NoTracker()),
+        callbacks.StepProfiler(folder, start_step=10**9),
+        callbacks.ReportWriter(Path(folder) / "report.html"),
+    ]
+
+
+def net(width):
+    """Two dense layers with a metric, compiled."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(width, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=["accuracy"], jit_compile=False)
+    return model
+
+
+def batches():
+    """Batches of noise, cached in memory."""
+    random = np.random.default_rng(0)
+    arrays = random.random((64 * BATCH, 64), "float32"), random.integers(4, size=64 * BATCH)
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH, drop_remainder=True).cache().prefetch(4)
+
+
+def on_a_step(width, repeats):
+    """Times of fit without and with the callbacks, in turn, and what a step takes longer, with its interval."""
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = {"without": [], "with": all_callbacks(folder)}
+        timers = {name: FitTimer(net(width), batches(), callbacks=those) for name, those in chosen.items()}
+        times = interleave({name: lambda timer=timer: timer(STEPS) for name, timer in timers.items()}, repeats=repeats)
+    without, with_ = (np.array([np.median(turn) for turn in times[name].repeats_ms]) for name in chosen)
+    drawn = np.random.default_rng(0).integers(repeats, size=(2000, repeats))
+    longer = 1000 * (with_ - without)
+    interval = np.percentile(np.median(longer[drawn], axis=1), (2.5, 97.5))
+    return {
+        "step_ms": float(np.median(without)),
+        "longer_us": float(np.median(longer)),
+        "interval_us": [float(end) for end in interval],
+        "longer_percent": float(100 * np.median(longer / 1000 / without)),
+        "times": {name: one.to_dict() for name, one in times.items()},
+    }
+
+
+def of_the_sampler():
+    """The share of a core that the sampler's thread takes at 1 Hz, the first sample left out."""
+    seen = []
+    with GpuSampler(1.0, keep=1, on_sample=lambda rows: seen.append((time.perf_counter(), time.thread_time()))):
+        time.sleep(SAMPLER_SECONDS)
+    (started, before), (ended, after) = seen[0], seen[-1]
+    return 100 * (after - before) / (ended - started)
+
+
+def of_a_week():
+    """MiB that the process grows by while the callbacks take a week's samples of a GPU at 1 Hz."""
+    feeding = Feed(WEEK_SECONDS)
+    with tempfile.TemporaryDirectory() as folder:
+        those = [one for one in all_callbacks(folder) if not isinstance(one, callbacks.UtilizationLogger)]
+        net(16).fit(batches(), verbose=0, callbacks=[callbacks.UtilizationLogger(), *those, feeding])
+    return feeding.grown_mib
+
+
+class Feed(keras.callbacks.Callback):
+    """Hands samples to the UtilizationLogger of its fit, as its sampler would."""
+
+    def __init__(self, samples):
+        super().__init__()
+        self.samples = samples
+
+    def on_train_begin(self, logs=None):
+        """Does it."""
+        logger = next(one for one in callbacks.sources.running_list().callbacks if hasattr(one, "_take"))
+        process, random = psutil.Process(), np.random.default_rng(0).integers(100, size=997).tolist()
+        for number in range(self.samples):
+            busy = random[number % len(random)]
+            logger._take((GpuSample(float(number), float(number), 0, "GPU-0", busy, 1000.0 + busy, 140e3, 5.0 * busy),))
+            if number == 10_000:  # caches and pools are filled
+                before = process.memory_info().rss
+        self.grown_mib = (process.memory_info().rss - before) / 2**20
+
+
+def to_begin_with():
+    """Milliseconds of import and construction in new processes, beyond TensorFlow's and Keras' import."""
+    return [float(subprocess.check_output([sys.executable, "-c", IMPORT], text=True)) for _ in range(5)]
+
+
+def main():
+    """Measures all of it."""
+    figures = {"on a step": {name: on_a_step(*sizes) for name, sizes in NETS.items()}}
+    for name, figure in figures["on a step"].items():
+        low, high = figure["interval_us"]
+        longer = f"{figure['longer_us']:.1f} µs ({low:.1f} to {high:.1f}), {figure['longer_percent']:.2f} %"
+        print(f"{name}: {longer} of {figure['step_ms']:.2f} ms")
+    figures["sampler_percent_of_a_core"] = of_the_sampler()
+    print(f"sampler: {figures['sampler_percent_of_a_core']:.2f} % of a core")
+    figures["week_mib"] = of_a_week()
+    print(f"a week: {figures['week_mib']:.1f} MiB")
+    figures["import_ms"] = to_begin_with()
+    print(f"import and construction: {np.median(figures['import_ms']):.0f} ms")
+    figures["threads_left"] = [one.name for one in threading.enumerate() if one.name.startswith("tfopt-")]
+    if len(sys.argv) > 1:
+        document = {"environment": environment(), "steps": STEPS, "batch_size": BATCH, "figures": figures}
+        write_atomic(sys.argv[1], json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""When a metric is out of its bound, for how long, and why."""

@@ -1,0 +1,1 @@
+"""Rows in CSV, JSONL and event files that a kill leaves whole."""

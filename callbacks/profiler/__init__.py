@@ -1,0 +1,1 @@
+"""A trace of steps and what is in it."""

@@ -1,0 +1,1 @@
+"""What UtilizationLogger is made of: an epoch's figures, and several workers'."""

@@ -1,0 +1,193 @@
+"""The verdict, the charts and the page of a report, from timelines with known figures."""
+
+import re
+
+import pytest
+
+from tfopt.callbacks.report.charts import QUANTITIES, chart
+from tfopt.callbacks.report.page import Epoch, Record, report
+from tfopt.callbacks.report.timeline import Event, Kept, Timeline
+from tfopt.callbacks.report.verdict import verdict
+
+BUSY = {"gpu_utilization_percent": 97, "input_wait_percent": 2, "sm_active_percent": 80, "tensor_active_percent": 30}
+ENVIRONMENT = {
+    "tfopt": "0.1",
+    "packages": {"tensorflow": "2.21.0", "keras": "3.15.1"},
+    "gpus": [{"name": "NVIDIA H200"}] * 2,
+    "host": {"cpu_model": "EPYC"},
+}
+
+
+def timeline(seconds=100, gpus=1, **values):
+    """Each quantity at one value a second; of several GPUs each at another: a list."""
+    found = Timeline()
+    for at in range(seconds):
+        for name, value in values.items():
+            of_gpu = "gpu" in name or "active" in name or "slowed" in name
+            for device in range(gpus) if of_gpu else [None]:
+                found.add(name, device, float(at), value[device] if isinstance(value, list) else value)
+    return found
+
+
+def said(first_step_end=1.0, gpus=1, **values):
+    text = verdict(timeline(gpus=gpus, **values), seconds=100.0, first_step_end=first_step_end)
+    return text.replace("\u00a0", " ")
+
+
+def test_waiting_for_input():
+    assert said(gpu_utilization_percent=43, input_wait_percent=38) == (
+        "The GPU was busy 43 % of the time and steps waited for input in 38 % of it: the input is the limit. "
+        "tfopt.pipelines.profile_pipeline tells which stage of it is slow."
+    )
+    assert "the input is the limit" in said(host_cpu_percent=90, input_wait_percent=20)
+    assert "the input is the limit" not in said(**BUSY | {"input_wait_percent": 19.9})
+
+
+def test_all_is_well():
+    assert said(**BUSY) == (
+        "The GPU was busy 97 % of the time and steps waited for input in 2 % of it: the model sets the pace."
+    )
+
+
+def test_several_gpus_with_their_spread():
+    text = said(gpus=2, gpu_utilization_percent=[99, 91], input_wait_percent=1)
+    assert text.startswith(
+        "The 2 GPUs were busy 95 % of the time (91 to 99 %) and steps waited for input in 1 % of it:"
+    )
+    assert "(" not in said(gpus=2, gpu_utilization_percent=[99, 96], input_wait_percent=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"gpu_utilization_percent": 79}, "the host did not hand it work fast enough. Try tfopt.fit.overlap"),
+        ({"gpu_utilization_percent": 79, "input_wait_percent": None}, "try the input first (tfopt.pipelines.profile"),
+        ({"sm_active_percent": 49}, "with only 49 % of its multiprocessors: the kernels are small"),
+        ({"tensor_active_percent": 0.4}, "its tensor cores only 0 % of it: tfopt.precision.recommend"),
+        ({"slowed_percent": 20}, "heat or a power brake held the clocks back in 20 % of it"),
+        ({"input_wait_percent": None}, "whether steps waited for input is unknown: the model sets the pace"),
+        ({"sm_active_percent": None, "tensor_active_percent": None}, "the model sets the pace"),
+    ],
+)
+def test_what_held_it_back(values, expected):
+    assert expected in said(**BUSY | values)
+
+
+def test_without_a_gpu_the_host_is_known():
+    assert said(host_cpu_percent=71, input_wait_percent=3) == (
+        "No GPU was read; the host's CPUs were busy 71 % of the time and steps waited for input in 3 % of it: the "
+        "input is not the limit."
+    )
+    assert said(host_cpu_percent=71).endswith("whether steps waited for input is unknown: nothing more can be said.")
+    assert said(input_wait_percent=3).startswith("Neither a GPU nor the host was read; steps waited for input in 3 %")
+
+
+def test_what_came_before_the_end_of_the_first_step_does_not_count():
+    read = timeline(seconds=20, gpu_utilization_percent=0, input_wait_percent=0)
+    for at in range(20, 100):
+        read.add("gpu_utilization_percent", 0, float(at), 90.0)
+    assert "busy 90" in verdict(read, seconds=100.0, first_step_end=19.5)
+
+
+def test_too_short_to_judge():
+    assert said(first_step_end=None) == "No step ended, so there is nothing to judge."
+    assert said(first_step_end=51.0).startswith("51 s of 1 min 40 s had passed when the first step")
+
+
+def text_of(markup):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", markup).replace("\u00a0", " "))
+
+
+def test_a_panel_for_each_known_quantity_in_its_unit():
+    read = timeline(gpu_power_watts=600, process_memory_mib=2048, step_time_ms=38.5)
+    markup = chart(read, seconds=100.0, epoch_ends=[])
+    assert re.findall(r'class="quantity"><strong>(.*?)<', markup) == ["Step time", "GPU power", "Host memory"]
+    found = text_of(markup)
+    assert "mean 2.00 GiB" in found
+    assert ">1.5</text>" in markup.split("Host memory")[-1], "its axis too"
+    assert "median 38.5 ms" in found
+    assert chart(Timeline(), seconds=1.0, epoch_ends=[]) is None
+
+
+def test_a_line_for_each_gpu_up_to_eight_then_their_median():
+    few = chart(timeline(gpus=8, gpu_power_watts=list(range(8))), seconds=100.0, epoch_ends=[])
+    assert "GPU 7" in few
+    assert "lowest to highest" not in few.split("</figcaption>")[1]
+    many = chart(timeline(gpus=9, gpu_power_watts=list(range(9))), seconds=100.0, epoch_ends=[])
+    assert "median of 9 GPUs" in many
+    assert "GPU 7" not in many
+    line, shade = re.search(r'class="line only" d="M0 (\d+)', many), re.search(r'class="shade" d="M0 (\d+)L', many)
+    assert (int(line[1]), int(shade[1])) == (200, 0)  # 4 and 8 of 8 watts
+
+
+def test_a_step_that_took_a_hundred_times_as_long_leaves_the_others_readable():
+    read = timeline(step_time_ms=40.0)
+    read.add("step_time_ms", None, 100.0, 8000.0)
+    found = chart(read, seconds=101.0, epoch_ends=[])
+    assert "median 40.0 ms, highest 8,000 ms, beyond the chart" in text_of(found)
+    assert re.search(r'class="line only" d="M0 200L', found)  # half of the panel
+
+
+def test_many_epochs_are_marked_now_and_then():
+    read = timeline(step_time_ms=40.0)
+    few = chart(read, seconds=100.0, epoch_ends=[float(at) for at in range(30)])
+    assert few.count('<svg class="division"') == 30
+    many = chart(read, seconds=100.0, epoch_ends=[at / 10 for at in range(61)])
+    assert many.count('<svg class="division"') == 21
+    assert "end of every 3rd epoch" in many
+
+
+def record(read, epochs=3, ended=True, **logs):
+    kept = Kept(1000)
+    for number in range(epochs):
+        end = number * 10.0 + 10
+        kept.add(Epoch(number=number + 1, begin=number * 10.0, end=end, logs={"loss": 1.5, **logs}))
+    fields = {"seconds": 90.0, "written": "2026-11-21 20:10 UTC", "first_step_end": 1.0, "environment": ENVIRONMENT}
+    return Record(name="resnet50", ended=ended, timeline=read, epochs=kept, **fields)
+
+
+def test_the_page_holds_it_all():
+    read = timeline(**BUSY)
+    read.events["compilation"].add(Event(3.0, "one_step_on_data: 2 s, the first"))
+    read.events["alert"].add(Event(7.0, "Expected <b>"))
+    page = text_of(report(record(read)))
+    assert "Training of resnet50 The GPU was busy 97 %" in page
+    assert (
+        "3 epochs in 1 min 30 s on 2 × NVIDIA H200; TensorFlow 2.21.0, Keras 3.15.1. 1 alert and 1 compilation." in page
+    )
+    assert "3.0 s compilation one_step_on_data: 2 s, the first 7.0 s alert Expected &lt;b&gt;" in page
+    assert "Epoch Took loss 1 10 s 1.5" in page
+    assert "packages.keras 3.15.1" in page
+    assert "had not come to its end" not in page
+    assert "had not come to its end" in text_of(report(record(read, ended=False)))
+
+
+def test_keys_with_units_unfold():
+    page = report(record(timeline(), gpu_power_watts=612.5, step_time_ms=38.2, examples_per_second=53_000.4))
+    shown, folded = page.split("All logged keys", 1)
+    assert "step_time_ms" in shown
+    assert "53,000" in shown
+    assert "gpu_power_watts" not in shown
+    assert "612.5" in folded
+
+
+def test_of_many_epochs_some_are_shown_with_the_last():
+    page = report(record(timeline(), epochs=500))
+    rows = re.findall(r'<th scope="row" class="r">(\d+)</th>', page.split("All logged keys")[0])
+    assert len(rows) == 20
+    assert (rows[0], rows[-1]) == ("1", "500")
+    assert "20 of 500, evenly over the training." in page
+
+
+def test_a_training_that_ended_at_once():
+    page = text_of(report(record(Timeline(), epochs=0)))
+    assert "Nothing was read: the training ended before the first reading." in page
+    assert "Epochs None has ended." in page
+    assert "0 epochs in" in page
+
+
+def test_quantities_are_those_that_are_read():
+    from tfopt.hardware import GpuSample
+
+    steps = {"step_time_ms", "examples_per_second", "input_wait_percent"}
+    assert {quantity.name for quantity in QUANTITIES} <= {*GpuSample.__slots__, *steps}

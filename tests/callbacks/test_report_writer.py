@@ -1,0 +1,309 @@
+import copy
+import functools
+import gc
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import keras
+import pytest
+import tensorflow as tf
+from fake_nvml import FakeGpu
+from models import assert_same_state, batch, small_net, state
+
+import tfopt
+from tfopt.callbacks import CompilationLogger, ThroughputLogger, UtilizationLogger, report_writer
+from tfopt.callbacks.report_writer import ReportWriter
+from tfopt.callbacks.utilization_alert import UtilizationAlert
+from tfopt.errors import UnsupportedError
+from tfopt.hardware.warn import forget_warnings
+
+ENVIRONMENT = {"tfopt": "0", "packages": {"tensorflow": "2", "keras": "3"}, "gpus": [], "host": {"cpu_model": "C"}}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    forget_warnings()
+    monkeypatch.setattr(report_writer, "environment", lambda: ENVIRONMENT)
+
+
+def dataset(steps=4):
+    return tf.data.Dataset.from_tensor_slices(batch(8 * steps)).batch(8)
+
+
+@functools.cache
+def traced():
+    """One model for all whose weights do not matter: tracing takes longer than a test."""
+    return small_net()
+
+
+def fit(*callbacks, model=None, epochs=2, steps=4, **arguments):
+    model = model or traced()
+    model.fit(dataset(steps), epochs=epochs, verbose=0, shuffle=False, callbacks=[*callbacks], **arguments)
+    return model
+
+
+def text(path):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", path.read_text()).replace("\u00a0", " "))
+
+
+class After(keras.callbacks.Callback):
+    """Waits in the first step for `samples` readings, and does something in a later one."""
+
+    def __init__(self, logger, action=None, *, samples=2):
+        super().__init__()
+        self.taken, self.samples, self.action = threading.Semaphore(0), samples, action
+        logger.listeners.add(self.count)
+
+    def count(self, rows):
+        self.taken.release()
+
+    def on_train_batch_end(self, step, logs=None):
+        if step == 1:
+            for _ in range(self.samples):
+                assert self.taken.acquire(timeout=20)
+        if step == 2 and self.action:
+            self.action()
+
+
+def test_a_page_at_the_end_with_sources_of_its_own(tmp_path):
+    path = tmp_path / "new folder" / "report.html"
+    fit(ReportWriter(path))
+    page = text(path)
+    assert "Training of sequential" in page
+    assert "2 epochs in" in page
+    assert "No GPU was read" in page or "had passed when the first step" in page
+    assert "Throughput examples/s" in page
+    assert "host.cpu_model C" in page
+    assert re.search(r"Epochs Epoch Took accuracy loss .*step_time_ms", page), "keys of a source behind it too"
+    assert "had not come to its end" not in page
+
+
+def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path, fake_nvml):
+    fake_nvml.gpus += [FakeGpu(uuid="GPU-a", utilization=90), FakeGpu(uuid="GPU-b", bus=2, utilization=70)]
+    path, logger = tmp_path / "report.html", UtilizationLogger(interval_seconds=0.01)
+    # In any order: those that stand behind are used too, and none is added.
+    others = [
+        logger,
+        ThroughputLogger(),
+        CompilationLogger(),
+        UtilizationAlert("step_time_ms", above=0, for_seconds=1e-9),
+    ]
+    alert = others[-1]
+    model = small_net(jit_compile=True)
+    lists = []
+    spy = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: lists.append(report_writer.running_list().callbacks)
+    )
+    fit(ReportWriter(path), *others, After(logger), spy, model=model, epochs=3)
+    assert [type(one) for one in lists[0]].count(UtilizationLogger) == 1
+    page = text(path)
+    assert "GPU utilisation" in page
+    assert "mean 80.0 %" in page
+    assert "GPU 0 GPU 1" in page
+    assert re.search(r"compilation one_step_on_data", page)
+    assert alert.alerts
+    assert str(alert.alerts[0])[:50] in page
+    assert re.search(r"3 epochs in .* 1 compilation", page)
+
+
+def test_training_is_the_same_with_it_in_any_place_and_overlapped(tmp_path):
+    plain = fit(model=small_net())
+    for place in (0, 2):
+        callbacks = [ThroughputLogger(), UtilizationLogger()]
+        callbacks.insert(place, ReportWriter(tmp_path / "report.html"))
+        assert_same_state(state(plain), state(fit(*callbacks, model=small_net())))
+    overlapped = fit(ReportWriter(tmp_path / "report.html"), model=tfopt.fit.overlap(small_net()))
+    assert_same_state(state(plain), state(overlapped))
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_times_come_from_the_clock(tmp_path):
+    clock, path = Clock(), tmp_path / "report.html"
+    advance = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(clock, "now", clock.now + 90))
+    fit(advance, ReportWriter(path, clock=clock), epochs=2)
+    assert "2 epochs in 3 min on" in text(path)
+    assert path.read_text().count('<svg class="division"') % 2 == 0
+    assert re.search(r"1 1 min 30 s .* 2 1 min 30 s", text(path))
+
+
+def test_a_wall_clock_that_jumps_bends_nothing(tmp_path, monkeypatch):
+    path, wall = tmp_path / "report.html", time.time
+    shift = iter([3600.0, -3600.0] * 100_000)
+    monkeypatch.setattr(time, "time", lambda: wall() + next(shift))
+    fit(ReportWriter(path))
+    assert re.search(r"2 epochs in [\d.]+ s on", text(path))
+
+
+def test_a_page_before_the_end_so_that_a_kill_leaves_one(tmp_path):
+    clock, path, seen = Clock(), tmp_path / "report.html", []
+
+    def look(epoch, logs):
+        if epoch == 1:
+            deadline = time.monotonic() + 20
+            while not path.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            seen.append(text(path))
+        clock.now += 400
+
+    fit(keras.callbacks.LambdaCallback(on_epoch_begin=look), ReportWriter(path, clock=clock), epochs=4)
+    assert "1 epoch in" in seen[0] or "0 epochs in" in seen[0]
+    assert "had not come to its end" in seen[0]
+    assert "4 epochs in" in text(path)
+
+
+def stop(error):
+    def action():
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_interrupted_fit_leaves_a_page(tmp_path, error):
+    path, logger = tmp_path / "report.html", UtilizationLogger(interval_seconds=0.01)
+    writer = ReportWriter(path)
+    with pytest.raises(error):
+        fit(writer, logger, After(logger, stop(error)), epochs=2)
+    gc.collect()
+    page = text(path)
+    assert "0 epochs in" in page
+    assert "had not come to its end" in page
+    # And the next one begins anew.
+    fit(writer, epochs=1)
+    assert "1 epoch in" in text(path)
+    assert "had not come to its end" not in text(path)
+
+
+SCRIPT = """
+import os, signal, sys
+import keras
+import numpy as np
+from tfopt.callbacks.report_writer import ReportWriter
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+interrupt = lambda batch, logs: os.kill(os.getpid(), signal.SIGINT) if batch == 5 else None
+callbacks = [ReportWriter(sys.argv[1]), keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)]
+model.fit(np.ones((80, 4)), np.ones((80, 1)), batch_size=8, verbose=0, callbacks=callbacks)
+"""
+
+
+def test_ctrl_c_in_a_script_leaves_a_page(tmp_path):
+    path = tmp_path / "report.html"
+    ended = subprocess.run([sys.executable, "-c", SCRIPT, path], capture_output=True, text=True, timeout=300)
+    assert "KeyboardInterrupt" in ended.stderr
+    assert "The training had not come to its end" in text(path)
+    assert "packages.tensorflow" in text(path)
+
+
+def test_nothing_is_left_running(tmp_path):
+    before = threading.active_count()
+    writer = ReportWriter(tmp_path / "report.html")
+    fit(writer)
+    assert threading.active_count() == before
+    assert (writer._background, writer._recording, writer._sources) == (None, None, ())
+    logger = UtilizationLogger(interval_seconds=0.01)
+    with pytest.raises(RuntimeError):
+        fit(writer, logger, After(logger, stop(RuntimeError)))
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name == "tfopt-report"]
+
+
+def test_a_page_that_cannot_be_written_is_told_once(tmp_path, caplog):
+    folder = tmp_path / "folder"
+    writer = ReportWriter(folder / "report.html")
+    folder.write_text("a file where the folder should be")
+    fit(writer)
+    fit(writer)
+    found = [record.getMessage() for record in caplog.records if "report" in record.getMessage()]
+    assert len(found) == 1
+    assert found[0].startswith(f"Expected to write the report to {folder / 'report.html'}. Found: ")
+    assert "The training goes on; free the disk or choose another path." in found[0]
+
+
+def test_a_full_disk_leaves_the_page_of_before(tmp_path, caplog, monkeypatch):
+    path = tmp_path / "report.html"
+    path.write_text("the one of before")
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    fit(ReportWriter(path))
+    assert path.read_text() == "the one of before"
+    assert "No space left on device" in caplog.text
+
+
+def test_a_disk_that_hangs_holds_fit_up_for_a_stated_time(tmp_path, caplog, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(report_writer, "write_atomic", lambda *arguments: answers.wait(20))
+    monkeypatch.setattr(report_writer, "_PATIENCE_SECONDS", 0.1)
+    fit(ReportWriter(tmp_path / "report.html"))
+    assert "Found it unfinished, and fit ends without it." in caplog.text
+    answers.set()
+
+
+def test_a_defect_in_the_page_ends_no_training(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(report_writer, "report", lambda record: 1 / 0)
+    fit(ReportWriter(tmp_path / "report.html"))
+    assert "ZeroDivisionError" in caplog.text
+    assert "unfinished" not in caplog.text
+
+
+def test_each_worker_writes_its_own(tmp_path, monkeypatch):
+    cluster = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+    monkeypatch.setenv("TF_CONFIG", cluster)
+    fit(ReportWriter(tmp_path / "report.html"))
+    assert [path.name for path in tmp_path.iterdir()] == ["report-worker1.html"]
+
+
+def test_it_can_be_copied_and_pickled_before_fit(tmp_path):
+    writer = ReportWriter(tmp_path / "report.html")
+    fit(pickle.loads(pickle.dumps(writer)))
+    assert (tmp_path / "report.html").exists()
+    fit(copy.deepcopy(writer))
+
+
+def test_logs_that_are_odd_are_shown_as_they_are(tmp_path):
+    path = tmp_path / "report.html"
+    odd = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: logs.update(
+            {"note": "<i>", "nan": float("nan"), "list": [1], f"only{epoch}": 1}
+        )
+    )
+    fit(odd, ReportWriter(path))
+    page = text(path)
+    assert "&lt;i&gt;" in page
+    assert "only1" in page
+    assert "–" in page, "an epoch without a key"
+
+
+def test_jinja_missing_is_said_when_it_is_made(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(UnsupportedError, match="pip install jinja2"):
+        ReportWriter(tmp_path / "report.html")
+
+
+def test_bad_paths(tmp_path):
+    with pytest.raises(TypeError, match=r"Expected path to be a path\. Received: None\. Name a file"):
+        ReportWriter(None)
+    with pytest.raises(ValueError, match=r"Expected path to be a local file\. Received: 'gs://b/r.html'"):
+        ReportWriter("gs://b/r.html")
+    with pytest.raises(ValueError, match=r"Expected path to be a file\. Received: .*a folder"):
+        ReportWriter(tmp_path)
+    with pytest.raises(ValueError, match="a folder"):
+        ReportWriter("")

@@ -1,0 +1,275 @@
+import copy
+import gc
+import pickle
+import threading
+import time
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from fake_nvml import FakeGpu
+from models import assert_same_state, state
+from watched_fit import Clock, Forks, Interrupts, fit, gpus, net, shared_net, threads, told
+
+import tfopt
+from tfopt.callbacks import ThroughputLogger, UtilizationLogger
+from tfopt.callbacks.tracker_logger import TrackerLogger
+from tfopt.hardware import GpuSample, warn
+
+
+@pytest.fixture(autouse=True)
+def _forgotten_warnings():
+    warn.forget_warnings()
+
+
+class Tracker:
+    """Keeps what it is told, as W&B's run does: a step that goes back is an error here."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log(self, data, step=None, commit=None):
+        assert not self.logged or step >= self.logged[-1][0], "the step goes back"
+        self.logged.append((step, data))
+
+    def epochs(self):
+        return [(step, data) for step, data in self.logged if "loss" in data]
+
+    def live(self):
+        return [(step, data) for step, data in self.logged if any(key.startswith("live/") for key in data)]
+
+
+def driven(tracker, clock):
+    """One that runs without fit: the test hands it its readings."""
+    logger = TrackerLogger(tracker, interval_seconds=10, clock=clock)
+    logger.set_model(shared_net())
+    logger.on_train_begin()
+    return logger
+
+
+def test_epochs_at_their_last_step():
+    tracker = Tracker()
+    history = fit(TrackerLogger(tracker), model=net(), epochs=3).history
+    assert tracker.epochs() == [(4 * epoch + 4, {"loss": loss}) for epoch, loss in enumerate(history["loss"])]
+
+
+def test_keys_of_callbacks_before_it(fake_nvml):
+    tracker = Tracker()
+    fit(ThroughputLogger(), TrackerLogger(tracker))
+    ((_, logged),) = tracker.epochs()
+    assert {"loss", "step_time_ms", "examples_per_second"} <= set(logged)
+
+
+def test_readings_are_means_over_the_interval_and_the_gpus():
+    clock, tracker = Clock(), Tracker()
+    logger = driven(tracker, clock)
+    for percent in (10, 20, 30):
+        logger._take_samples(gpus(percent, percent + 40, gpu_energy_joules=1e6, host_cpu_percent=percent))
+        logger._take_throughput({"epoch": 1, "step": 2, "step_time_ms": float(percent), "mfu_percent": None})
+        clock.now += 4
+    logger._take_samples(gpus(100, None, host_cpu_percent=60.0))
+    clock.now += 1
+    logger._take_throughput({"step_time_ms": 99.0})
+    logger.on_train_end()
+    # 0, 4 and 8 seconds, and the one at 12 with which ten had passed; what is left comes at the end.
+    first = {"live/gpu_utilization_percent": 340 / 7, "live/host_cpu_percent": 30.0, "live/step_time_ms": 20.0}
+    assert tracker.logged == [(0, pytest.approx(first)), (0, {"live/step_time_ms": 99.0})]
+
+
+def test_without_a_gpu_the_host_is_logged():
+    tracker = Tracker()
+    logger = driven(tracker, Clock())
+    logger._take_samples((GpuSample(0.0, 0.0, host_cpu_percent=42.0),))
+    logger.on_train_end()
+    assert tracker.logged == [(0, {"live/host_cpu_percent": 42.0})]
+
+
+def test_finite_numbers_only():
+    tracker = Tracker()
+    logger = driven(tracker, Clock())
+    logger.on_epoch_end(0, {"loss": float("nan"), "name": "x", "none": None, "array": np.ones(2)})
+    logger.on_epoch_end(1, {"loss": float("inf"), "mean": np.float32(0.5), "count": 3})
+    logger.on_train_end()
+    assert tracker.logged == [(0, {"mean": 0.5, "count": 3.0})]
+    assert [type(value) for value in tracker.logged[0][1].values()] == [float, float]
+
+
+def test_in_fit(fake_nvml):
+    fake_nvml.gpus += [FakeGpu(utilization=90), FakeGpu(utilization=70, uuid="GPU-b", bus=2)]
+    tracker = Tracker()
+
+    class Waits(keras.callbacks.Callback):
+        def on_train_batch_end(self, step, logs=None):
+            while step == 2 and not any("live/gpu_utilization_percent" in data for _, data in tracker.logged):
+                time.sleep(0.002)
+
+    logger = TrackerLogger(tracker, interval_seconds=0.02)
+    fit(logger, Waits(), UtilizationLogger(interval_seconds=0.01), ThroughputLogger(), epochs=2)
+    assert {data["live/gpu_utilization_percent"] for _, data in tracker.live() if len(data) > 9} == {80.0}
+    assert any("live/step_time_ms" in data for _, data in tracker.live())
+    assert len(tracker.epochs()) == 2
+    assert logger.dropped == 0
+
+
+def test_steps_go_on_from_one_fit_to_the_next():
+    tracker, model = Tracker(), net()
+    fit(TrackerLogger(tracker), model=model)
+    fit(logger := TrackerLogger(tracker), model=model)  # another one, and the same training
+    fit(logger, model=net())  # another training, and the same logger
+    assert [step for step, _ in tracker.epochs()] == [4, 8, 12]
+
+
+def test_steps_after_a_restart(tmp_path):
+    tracker = Tracker()
+
+    class Crashes(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fit(TrackerLogger(Tracker()), keras.callbacks.BackupAndRestore(tmp_path), Crashes(), model=net(), epochs=3)
+    fit(TrackerLogger(tracker), keras.callbacks.BackupAndRestore(tmp_path), model=net(), epochs=3)
+    assert tracker.epochs()[-1][0] == 12
+
+
+def test_several_steps_an_execution_and_accumulated_gradients():
+    for options in ({"steps_per_execution": 2}, {}):
+        tracker, model = Tracker(), net()
+        model.compile(keras.optimizers.Adam(gradient_accumulation_steps=2), "mse", jit_compile=False, **options)
+        for _ in range(2):
+            fit(TrackerLogger(tracker), model=model)
+        assert [step for step, _ in tracker.epochs()] == [4, 8]
+
+
+def test_a_step_that_another_thread_has_overtaken():
+    tracker = Tracker()
+    logger = driven(tracker, Clock())
+    background, logger._step = logger._background, 8
+    logger.on_epoch_end(0, {"loss": 1.0})
+    background.put(({"live/late": 1.0}, 7))
+    logger.on_train_end()
+    assert tracker.logged == [(8, {"loss": 1.0}), (8, {"live/late": 1.0})]
+
+
+def test_a_tracker_that_raises_is_reported_once(fake_nvml, caplog):
+    calls = []
+
+    def log(data, step):
+        calls.append(step)
+        raise ConnectionError("offline")
+
+    assert len(fit(TrackerLogger(SimpleNamespace(log=log)), epochs=3).epoch) == 3
+    (text,) = [text for text in told(caplog) if "tracker" in text]
+    assert text == "Expected the tracker to work. Found: ConnectionError('offline'). The training goes on."
+    assert len(calls) >= 3  # it is tried again
+
+
+def test_a_tracker_that_hangs_holds_nothing_up_and_is_waited_for_a_little(caplog, monkeypatch):
+    monkeypatch.setattr("tfopt.callbacks.background.Background.close.__defaults__", (0.2,))
+    released = threading.Event()
+    logger = driven(SimpleNamespace(log=lambda data, step: released.wait(60)), Clock())
+    for epoch in range(80):
+        logger.on_epoch_end(epoch, {"loss": 1.0})
+    logger.on_train_end()
+    full, late = told(caplog)
+    assert full.startswith(
+        "Expected the tracker to keep up. Found 64 items waiting for it. What does not fit is dropped"
+    )
+    assert late.startswith("Expected the tracker to be done within 0.2 s. Found it at work still, and it is waited for")
+    assert logger.dropped in (15, 16)  # one may be with the tracker, 64 wait
+    released.set()
+
+
+def test_the_rest_is_logged_before_fit_ends():
+    tracker = Tracker()
+
+    def slow(data, step):
+        time.sleep(0.05)
+        tracker.log(data, step)
+
+    fit(TrackerLogger(SimpleNamespace(log=slow)), epochs=10)
+    assert len(tracker.epochs()) == 10
+
+
+def test_after_an_interrupted_fit_it_ends_by_itself_and_can_run_again():
+    tracker = Tracker()
+    logger = TrackerLogger(tracker)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            fit(logger, Interrupts())
+        gc.collect()
+        assert not threads("tracker", "sampler")
+    fit(logger)
+    assert len(tracker.epochs()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_in_the_middle_of_fit():
+    tracker = Tracker()
+    logger = TrackerLogger(tracker)
+    fit(logger, Forks(lambda: (logger.on_epoch_end(0, {"loss": 1.0}), logger.on_train_end())))
+    assert len(tracker.epochs()) == 1
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_training_is_the_same_with_it(overlapped):
+    plain, watched = net(), net()
+    fit(model=plain, epochs=2)
+    if overlapped:
+        tfopt.fit.overlap(watched)
+    fit(
+        TrackerLogger(Tracker(), interval_seconds=0.01),
+        UtilizationLogger(interval_seconds=0.01),
+        model=watched,
+        epochs=2,
+    )
+    if overlapped:
+        tfopt.fit.undo(watched)
+    assert_same_state(state(plain), state(watched))
+
+
+def test_it_can_be_copied_before_and_after_fit():
+    logger = TrackerLogger(Tracker())
+    fit(logger)
+    for copied in (copy.copy(logger), pickle.loads(pickle.dumps(TrackerLogger(Tracker())))):
+        fit(copied)
+    assert len(logger._tracker.epochs()) == 2
+
+
+def test_adapters_of_one_line():
+    """As docs/callbacks.md has it for MLflow, whose log_metrics takes (metrics, step, …, run_id)."""
+    logged = []
+
+    def log_metrics(metrics, step=None, synchronous=None, run_id=None):
+        logged.append((metrics, step, run_id))
+
+    adapter = SimpleNamespace(log=lambda values, step: log_metrics(values, step=step, run_id="a1"))
+    fit(TrackerLogger(adapter), model=net())
+    assert [(step, run) for metrics, step, run in logged if "loss" in metrics] == [(4, "a1")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            (object(),),
+            TypeError,
+            r"Expected a tracker with a method log\(dict, step\). Received: <object .*Pass a W&B run",
+        ),
+        ((SimpleNamespace(log=3),), TypeError, "Expected a tracker with a method"),
+        ((None,), TypeError, "Received: None"),
+        ((Tracker(), {"interval_seconds": "10"}), TypeError, "Expected interval_seconds to be a number"),
+        ((Tracker(), {"interval_seconds": 0}), ValueError, "Expected interval_seconds to be above 0"),
+        (
+            (Tracker(), {"interval_seconds": float("nan")}),
+            ValueError,
+            "Expected interval_seconds to be a finite number",
+        ),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    options = arguments[1] if len(arguments) > 1 else {}
+    with pytest.raises(error, match=message):
+        TrackerLogger(arguments[0], **options)

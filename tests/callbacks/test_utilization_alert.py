@@ -1,0 +1,383 @@
+import copy
+import gc
+import json
+import logging
+import pickle
+import threading
+import time
+
+import keras
+import pytest
+from fake_nvml import FakeGpu
+from models import assert_same_state, state
+from watched_fit import Clock, Forks, Interrupts, fit, gpus, net, shared_net, threads, told
+
+import tfopt
+from tfopt.callbacks import ThroughputLogger, UtilizationLogger
+from tfopt.callbacks.utilization_alert import Alert, UtilizationAlert
+from tfopt.hardware import GpuSample, warn
+
+FIRST = (
+    "Expected gpu_utilization_percent of GPU:0 to be at least 50. Found 30 on average for 3 s. Likely cause: the "
+    "training waits for input 63 % of its time. tfopt.pipelines.profile_pipeline(dataset) names the slow stage; "
+    "build_pipeline decodes in parallel, caches and prefetches."
+)
+
+
+@pytest.fixture
+def clock():
+    warn.forget_warnings()
+    return Clock()
+
+
+@pytest.fixture
+def driven(clock):
+    """Makes alerts that run without fit: the test hands them their readings, one a second."""
+    begun = []
+
+    def drive(*arguments, warm=True, **options):
+        alert = UtilizationAlert(*arguments, for_seconds=3, clock=clock, **options)
+        alert.set_model(shared_net())
+        alert.on_train_begin()
+        if warm:
+            alert.on_train_batch_end(0)
+        begun.append(alert)
+        return alert
+
+    yield drive
+    for alert in begun:
+        alert.on_train_end()
+
+
+def sample(alert, clock, *readings, step=True):
+    for reading in readings:
+        if step and alert._stepped_at is not None:
+            alert.on_train_batch_end(0)
+        alert._take_samples(reading if isinstance(reading, tuple) else gpus(reading))
+        clock.now += 1
+
+
+def test_a_warning_with_the_likely_cause(driven, clock, caplog):
+    alert = driven()
+    alert._take_throughput({"input_wait_percent": 63.0})
+    sample(alert, clock, 45, 30, 30, 15, 10)
+    alert.on_train_end()
+    assert told(caplog) == [FIRST]
+    assert caplog.records[0].levelno == logging.WARNING
+    (found,) = alert.alerts
+    assert str(found) == found.text == FIRST
+    assert (found.metric, found.value, found.gpu_index, found.seconds) == ("gpu_utilization_percent", 30.0, 0, 3.0)
+    assert FIRST.endswith(found.cause)
+    assert json.loads(json.dumps(found.to_dict())) == {
+        "text": FIRST,
+        "metric": "gpu_utilization_percent",
+        "value": 30.0,
+        "gpu_index": 0,
+        "seconds": 3.0,
+        "cause": found.cause,
+    }
+
+
+def test_each_gpu_by_itself(driven, clock):
+    alert = driven()
+    sample(alert, clock, gpus(90, 10), gpus(10, 10), gpus(90, 10), gpus(10, 10), gpus(10, 10), gpus(10, 10))
+    assert [(found.gpu_index, found.seconds) for found in alert.alerts] == [(1, 3.0)]
+    sample(alert, clock, gpus(10, 10))
+    assert [found.gpu_index for found in alert.alerts] == [1, 0]
+
+
+def test_it_warns_again_only_after_a_recovery(driven, clock, caplog):
+    alert = driven()
+    sample(alert, clock, *[10] * 9, *[54] * 9, *[10] * 9)
+    assert len(alert.alerts) == 1
+    sample(alert, clock, *[55] * 4, *[10] * 4)
+    alert.on_train_end()
+    assert len(alert.alerts) == len(told(caplog)) == 2  # the same text, and yet twice
+
+
+@pytest.mark.parametrize(("bound", "back"), [({"below": 95}, 97.5), ({"above": 5}, 4.5), ({"above": 96}, 86.4)])
+def test_a_margin_within_what_a_percentage_can_be(driven, clock, bound, back):
+    alert = driven(**bound)
+    beyond = 10 if "below" in bound else 99
+    sample(alert, clock, *[beyond] * 4, *[back] * 4, *[beyond] * 4)
+    assert len(alert.alerts) == 2
+    almost = back - 0.1 if "below" in bound else back + 0.1
+    sample(alert, clock, *[almost] * 4, *[beyond] * 4)
+    assert len(alert.alerts) == 2
+
+
+def test_what_comes_before_the_end_of_the_first_step_does_not_count(driven, clock):
+    alert = driven(warm=False)
+    sample(alert, clock, *[0] * 100)
+    alert.on_train_batch_end(0)
+    sample(alert, clock, 0, 0, 0)
+    assert alert.alerts == ()
+    sample(alert, clock, 0)
+    assert len(alert.alerts) == 1
+
+
+def pace(alert, clock, **figures):
+    for _ in range(4):
+        alert.on_train_batch_end(0)
+        alert._take_throughput(figures)
+        clock.now += 1
+
+
+def test_metrics_of_the_training_and_of_the_host(driven, clock):
+    slow, host = driven("step_time_ms", above=100), driven("host_cpu_percent", above=90)
+    pace(slow, clock, step_time_ms=120.0, input_wait_percent=None)
+    sample(host, clock, *[(GpuSample(0.0, 0.0, host_cpu_percent=99.0),)] * 4)
+    assert slow.alerts[0].text.startswith(
+        "Expected step_time_ms to be at most 100. Found 120 on average for 3 s. None of the causes that tfopt can tell "
+        "fits. Not known here: input_wait_percent, "
+    )
+    assert (host.alerts[0].gpu_index, host.alerts[0].value) == (None, 99.0)
+
+
+def test_the_cause_of_a_slow_training_is_looked_for_on_every_gpu(driven, clock):
+    alert = driven("step_time_ms", above=100)
+    sample(alert, clock, (*gpus(97), GpuSample(0.0, 0.0, index=1, throttle_reasons=("thermal",))))
+    pace(alert, clock, step_time_ms=120.0, input_wait_percent=0.0)
+    assert "GPU:1 is throttled by heat" in alert.alerts[0].cause
+
+
+@pytest.mark.parametrize(
+    ("hook", "named"),
+    [
+        ("on_epoch_begin", "It waits for its batch"),
+        ("on_test_begin", "the validation runs"),
+        ("on_epoch_end", "between"),
+    ],
+)
+def test_where_fit_stands_still(driven, clock, hook, named):
+    alert = driven()
+    alert.on_test_begin()
+    alert.on_epoch_end(0)
+    getattr(alert, hook)(*[] if hook == "on_test_begin" else [1])
+    sample(alert, clock, *[0] * 4, step=False)
+    assert "Likely cause: no training step has ended for 3 s" in alert.alerts[0].cause
+    assert named in alert.alerts[0].cause
+
+
+@pytest.mark.parametrize(("policy", "named"), [("float32", True), ("mixed_bfloat16", False)])
+def test_the_models_dtype_is_known(clock, policy, named):
+    alert = UtilizationAlert("tensor_active_percent", below=10, for_seconds=3, clock=clock)
+    alert.set_model(net(policy))
+    alert.on_train_begin()
+    alert.on_train_batch_end(0)
+    sample(alert, clock, *[gpus(97, tensor_active_percent=0.0, sm_active_percent=90.0)] * 4)
+    alert.on_train_end()
+    assert ("computes in float32" in alert.alerts[0].cause) == named
+
+
+@pytest.mark.parametrize("rows", [gpus(None), (GpuSample(0.0, 0.0),)])
+def test_a_metric_that_nothing_gives_is_told_once(driven, clock, caplog, rows):
+    alert = driven()
+    sample(alert, clock, rows, rows, rows)
+    assert told(caplog) == []
+    sample(alert, clock, *[rows] * 9)
+    assert told(caplog) == [
+        "Expected readings of gpu_utilization_percent. Found none for 3 s: UtilizationAlert has nothing to tell, and "
+        "the training goes on. Choose a metric that is logged here."
+    ]
+    assert alert.alerts == ()
+
+
+def test_a_gpu_that_is_lost_is_no_idle_one(driven, clock, caplog):
+    alert = driven()
+    sample(alert, clock, 90, *[None] * 20)
+    assert (alert.alerts, told(caplog)) == ((), [])
+
+
+def test_stop(driven, clock, caplog):
+    alert = driven(action="stop")
+    sample(alert, clock, *[10] * 3)
+    assert not alert.model.stop_training
+    sample(alert, clock, 10)
+    assert alert.model.stop_training is True
+    alert.on_train_end()
+    assert told(caplog)[0].endswith('The training is stopped (action="stop").')
+
+
+def test_a_function_is_called_in_a_thread_of_its_own(driven, clock, caplog):
+    calls = []
+    alert = driven(action=lambda found: calls.append((found, threading.current_thread().name)))
+    sample(alert, clock, *[10] * 4)
+    alert.on_train_end()
+    assert calls == [(alert.alerts[0], "tfopt-alert-action")]
+    assert told(caplog) == []
+
+
+def test_a_function_that_raises_is_reported_once(driven, clock, caplog):
+    def webhook(found):
+        raise OSError("no route to host")
+
+    alert = driven(action=webhook)
+    sample(alert, clock, *[10] * 4, *[90] * 4, *[10] * 4)
+    alert.on_train_end()
+    assert told(caplog) == [
+        "Expected the alert action to work. Found: OSError('no route to host'). The training goes on."
+    ]
+    assert len(alert.alerts) == 2
+
+
+def test_a_function_that_hangs_holds_nothing_up(driven, clock, caplog, monkeypatch):
+    released = threading.Event()
+    alert = driven(action=lambda found: released.wait(30))
+    started = time.monotonic()
+    sample(alert, clock, *([10] * 4 + [90] * 4) * 20)
+    assert len(alert.alerts) == 20
+    assert [text.split(". ")[1] for text in told(caplog)] == ["Found 16 items waiting for it"]
+    alert._background.close(0.01)
+    assert told(caplog)[-1].startswith("Expected the alert action to be done within 0.01 s. Found it at work still")
+    assert time.monotonic() - started < 20
+    released.set()
+
+
+def test_listeners_are_told_and_a_bounded_number_is_kept(driven, clock):
+    class Page:
+        def __init__(self):
+            self.taken = []
+
+        def take(self, alert):
+            self.taken.append(alert)
+
+    page, alert = Page(), driven(action=lambda found: None)
+    alert.listeners.add(page.take)
+    sample(alert, clock, *([10] * 4 + [90] * 4) * 110)
+    assert len(page.taken) == 110
+    assert alert.alerts == tuple(page.taken[-100:])
+
+
+class Idle(keras.callbacks.Callback):
+    """Holds a step until the alert has come, or for good if it never does."""
+
+    def __init__(self, alert, step=1):
+        super().__init__()
+        self.alert, self.step = alert, step
+
+    def on_train_batch_end(self, step, logs=None):
+        while step == self.step and not self.alert.alerts:
+            time.sleep(0.002)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_in_fit_with_a_logger_wherever_it_stands(fake_nvml, order):
+    fake_nvml.gpus += [FakeGpu(utilization=10, uuid="GPU-a"), FakeGpu(utilization=90, uuid="GPU-b", bus=2)]
+    alert, logger = (
+        UtilizationAlert(for_seconds=0.05, action=lambda found: None),
+        UtilizationLogger(interval_seconds=0.01),
+    )
+    both = [(alert, logger)[place] for place in order]
+    fit(*both, Idle(alert))
+    assert {found.gpu_index for found in alert.alerts} == {0}
+    assert alert.alerts[0].value == 10.0
+    assert not logger.listeners._methods
+
+
+def test_stop_ends_the_training_after_the_step_that_runs(fake_nvml, caplog):
+    fake_nvml.gpus.append(FakeGpu(utilization=10))
+    alert, model = UtilizationAlert(for_seconds=0.05, action="stop"), net()
+    history = fit(UtilizationLogger(interval_seconds=0.01), alert, Idle(alert), model=model, epochs=5)
+    assert len(history.epoch) == 1
+    assert model.optimizer.iterations.numpy() == 2
+    # The next fit begins anew.
+    assert len(fit(model=model, epochs=2).epoch) == 2
+
+
+def test_it_adds_its_sources_and_ends_with_them(fake_nvml, monkeypatch):
+    fake_nvml.gpus.append(FakeGpu(utilization=10))
+    monkeypatch.setattr(UtilizationLogger.__init__, "__defaults__", (None, 0.01, ("csv",)))
+    alert = UtilizationAlert(for_seconds=0.05, action=lambda found: None)
+    fit(alert, Idle(alert))
+    assert alert.alerts
+    gc.collect()
+    assert not threads("alert-action", "sampler")
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_training_is_the_same_with_it(fake_nvml, overlapped):
+    fake_nvml.gpus.append(FakeGpu(utilization=10))
+    plain, watched = net(), net()
+    fit(model=plain, epochs=2)
+    if overlapped:
+        tfopt.fit.overlap(watched)
+    alert = UtilizationAlert(for_seconds=0.02, action=lambda found: None)
+    fit(Idle(alert), ThroughputLogger(), alert, UtilizationLogger(interval_seconds=0.01), model=watched, epochs=2)
+    if overlapped:
+        tfopt.fit.undo(watched)
+    assert_same_state(state(plain), state(watched))
+
+
+def test_after_an_interrupted_fit_it_ends_by_itself_and_can_run_again(fake_nvml):
+    fake_nvml.gpus.append(FakeGpu(utilization=10))
+    alert, logger = UtilizationAlert(for_seconds=0.02), UtilizationLogger(interval_seconds=0.005)
+
+    def interrupted(*callbacks):
+        with pytest.raises(KeyboardInterrupt):
+            fit(*callbacks, Interrupts())
+
+    interrupted(alert)
+    gc.collect()
+    assert not threads("alert-action", "sampler")
+    interrupted(alert, logger)
+    gc.collect()
+    before = alert.alerts
+    time.sleep(0.2)  # the logger, which somebody holds, goes on; the alert does not
+    assert alert.alerts == before
+    fit(alert, logger, Idle(alert))
+    assert alert.alerts
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_in_the_middle_of_fit():
+    alert = UtilizationAlert(for_seconds=0.02)
+
+    def in_the_child():
+        alert.on_train_batch_end(2)
+        alert._take_samples(gpus(10))
+        alert.on_train_end()
+
+    fit(alert, Forks(in_the_child))
+    assert not threads("alert-action")
+
+
+def test_it_can_be_copied_before_and_after_fit():
+    alert = UtilizationAlert("gpu_memory_used_mib", above=1000)
+    for copied in (copy.deepcopy(alert), pickle.loads(pickle.dumps(alert))):
+        fit(copied)
+        assert copied.alerts == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"metric": "gpu_utilisation_percent"}, ValueError, "Did you mean 'gpu_utilization_percent'"),
+        ({"metric": "throttle_reasons"}, ValueError, "Expected a metric: "),
+        ({"metric": "uuid"}, ValueError, "Expected a metric: "),
+        ({"metric": "step_time_ms"}, ValueError, "Expected one bound for step_time_ms: .*below=None, above=None"),
+        ({"below": None}, ValueError, "Expected one bound"),
+        ({"below": 50, "above": 90}, ValueError, "Expected one bound.*For two bounds use two alerts"),
+        ({"below": "50"}, TypeError, "Expected below to be a number"),
+        ({"above": True}, TypeError, "Expected above to be a number"),
+        ({"below": float("nan")}, ValueError, "Expected below to be a finite number"),
+        ({"for_seconds": 0}, ValueError, "Expected for_seconds to be above 0"),
+        ({"for_seconds": float("inf")}, ValueError, "Expected for_seconds to be a finite number"),
+        ({"action": "explode"}, ValueError, "Expected an alert action .*'warn' or 'stop'. Received: 'explode'"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        UtilizationAlert(**arguments)
+
+
+def test_a_bound_above_needs_no_word_about_below():
+    for alert in (UtilizationAlert("gpu_temperature_celsius", above=85), UtilizationAlert(below=None, above=85)):
+        assert str(alert._bound) == "at most 85"
+    assert str(UtilizationAlert("sm_active_percent")._bound) == "at least 50"
+    assert str(UtilizationAlert(below=30)._bound) == "at least 30"
+
+
+def test_an_alert_is_a_value():
+    with pytest.raises(AttributeError):
+        Alert("text", "metric", 1.0, None, 60.0, "cause").text = "other"

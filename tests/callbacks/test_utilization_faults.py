@@ -1,0 +1,198 @@
+"""What may go wrong with the hardware, the driver, the disk and the process while UtilizationLogger runs."""
+
+import functools
+import gc
+import itertools
+import math
+import os
+import resource
+import shutil
+import time
+import tracemalloc
+
+import keras
+import pynvml
+import pytest
+from fake_nvml import ERROR_CODES, READ_FUNCTIONS, FakeGpu
+from models import assert_same_state
+from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_of
+
+from tfopt.callbacks import utilization_logger
+from tfopt.callbacks.utilization_logger import UtilizationLogger
+from tfopt.hardware import GpuSample, GpuSampler
+
+__all__ = ["net"]  # the fixture
+
+
+def uninstall(nvml):
+    nvml.installed = False
+
+
+FAULTS = {
+    "package missing": uninstall,
+    "library missing": lambda nvml: nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND),
+    "lost at sample 2": lambda nvml: nvml.fail("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_GPU_IS_LOST, at=2),
+    "hung from the start": lambda nvml: nvml.hang("nvmlInit"),
+    "hung at sample 2": lambda nvml: nvml.hang("nvmlDeviceGetPowerUsage", at=2),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, net, fault):
+    """A hung call returns at the end of the test only: a fit that waited for it would never end."""
+    fake_nvml.gpus.append(FakeGpu())
+    FAULTS[fault](fake_nvml)
+    net.fit()
+    plain = net.state()
+    logger = UtilizationLogger(tmp_path, INTERVAL)
+    history = net.fit(logger, *([] if "hung" in fault else [Slow(logger)]))
+    assert_same_state(plain, net.state())
+    if "hung" not in fault:
+        assert len(warnings_of(caplog)) == 1, caplog.text
+    if "lost" in fault:
+        assert "gpu_energy_joules" not in history
+    assert all(lines(tmp_path / "utilization.jsonl"))
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+def test_every_error_of_the_driver_is_survived_and_reported_once(fake_nvml, caplog, code):
+    function = READ_FUNCTIONS[code % len(READ_FUNCTIONS)]
+    for failing, at in (("nvmlInit", 1), (function, 2)):
+        fake_nvml.recover()
+        caplog.clear()
+        fake_nvml.gpus[:] = [FakeGpu(uuid=f"GPU-{failing}")]
+        fake_nvml.fail(failing, code, at=at)
+        logs = driven(UtilizationLogger(interval_seconds=INTERVAL), samples=3)
+        assert logs["process_memory_mib"] > 0
+        assert all(math.isfinite(value) for value in logs.values())
+        assert len(warnings_of(caplog)) <= 1, caplog.text
+
+
+def test_an_error_in_the_sampler_is_reported_once(fake_nvml, caplog, monkeypatch, net):
+    calls = itertools.count()
+
+    def fails(self):
+        next(calls)
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(GpuSampler, "_find_gpus", fails)
+
+    class Waits(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            while next(calls) < 5:
+                time.sleep(INTERVAL)
+
+    assert len(net.fit(UtilizationLogger(interval_seconds=INTERVAL), Waits())["loss"]) == 2
+    assert len(warnings_of(caplog)) == 1, caplog.text
+
+
+def test_after_an_interrupted_fit_sampling_ends(fake_nvml, net):
+    class Interrupts(keras.callbacks.Callback):
+        def on_train_batch_end(self, step, logs=None):
+            raise KeyboardInterrupt
+
+    logger = UtilizationLogger(interval_seconds=INTERVAL)
+
+    def interrupted():
+        with pytest.raises(KeyboardInterrupt):
+            net.fit(logger, Interrupts())
+
+    interrupted()
+    gc.collect()
+    assert not samplers()
+    assert driven(logger)  # and the callback is as good as new
+
+
+def test_the_next_fit_ends_what_an_interrupted_one_left(tmp_path, fake_nvml):
+    logger = UtilizationLogger(tmp_path, INTERVAL)
+    logger.on_train_begin()  # and no on_train_end
+    assert len(samplers()) == 1
+    driven(logger)
+    assert not samplers()
+
+
+@pytest.mark.parametrize("formats", [("csv", "jsonl"), ("jsonl", "tensorboard")])
+def test_the_log_folder_vanishes(tmp_path, fake_nvml, caplog, net, formats):
+    if "tensorboard" in formats:
+        pytest.importorskip("tensorboard")
+    logger = UtilizationLogger(tmp_path / "logs", INTERVAL, formats=formats)
+
+    class Removes(Slow):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                shutil.rmtree(tmp_path / "logs")
+
+    history = net.fit(logger, Removes(logger))
+    assert len(history["host_memory_used_mib"]) == 2
+    assert len([text for text in warnings_of(caplog) if "to append to" in text]) == 1, caplog.text
+
+
+def test_a_full_disk(tmp_path, fake_nvml, caplog, net):
+    for name in ("utilization.csv", "utilization.jsonl"):
+        (tmp_path / name).write_text("x" * 99 + "\n" * 99_901)
+    (tmp_path / "utilization.csv").unlink()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    logger = UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_100, before[1]))  # Python ignores SIGXFSZ
+    try:
+        history = net.fit(logger, Slow(logger))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(history["host_memory_used_mib"]) == 2
+    assert len([text for text in warnings_of(caplog) if "Free the disk" in text]) == 1, caplog.text
+
+
+def test_a_jump_of_the_wall_clock_bends_nothing(tmp_path, fake_nvml, monkeypatch):
+    fake_nvml.gpus.append(FakeGpu(energy_millijoules=0, power_milliwatts=500_000))
+    hours = itertools.cycle([0, 3600, -3600])
+    jumping = functools.partial(GpuSampler, wall_clock=lambda: time.time() + next(hours))
+    monkeypatch.setattr(utilization_logger, "GpuSampler", jumping)
+    logs = driven(UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",)), samples=6)
+    rows = lines(tmp_path / "utilization.jsonl")
+    elapsed = [row["elapsed_seconds"] for row in rows]
+    assert elapsed == sorted(elapsed)
+    assert elapsed[-1] < 60
+    assert max(row["time_seconds"] for row in rows) - min(row["time_seconds"] for row in rows) > 7000
+    assert (logs["gpu_power_watts"], logs["gpu_energy_joules"]) == (500.0, 0.0)  # by a counter that stands still
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_in_the_middle_of_a_line_does_not_hang(tmp_path, fake_nvml, monkeypatch):
+    logger = UtilizationLogger(tmp_path, interval_seconds=3600)
+    logger.on_train_begin()
+    with logger._writer._lock:
+        child = os.fork()
+        if child == 0:
+            logger.on_train_end()
+            os._exit(0)
+    deadline = time.monotonic() + 30
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if done == (0, 0):
+        os.kill(child, 9)
+    logger.on_train_end()
+    assert done == (child, 0)
+
+
+def test_a_week_of_readings_takes_no_memory(fake_nvml):
+    logger = UtilizationLogger(interval_seconds=3600)
+    logger.set_params({})
+    logger.on_train_begin()
+    logger.on_epoch_begin(0)
+
+    def take(times):
+        for second in times:
+            gpu = {"gpu_power_watts": 500.0 + second % 7, "gpu_energy_joules": 500.0 * second}
+            rows = [
+                GpuSample(second, second, index, f"GPU-{index}", 97, **gpu, host_cpu_percent=9.0) for index in (0, 1)
+            ]
+            logger._take(rows)
+
+    take(range(1000))
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    take(range(1000, 11_000))
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    logger.on_train_end()
+    assert grown < 10_000

@@ -1,0 +1,156 @@
+import time
+
+import keras
+import pytest
+import tensorflow as tf
+from models import batch
+from throughput import dataset, rows, tiny_net
+
+from tfopt.callbacks import ThroughputLogger
+from tfopt.callbacks.throughput.input_wait import InputWait
+
+
+class Planted(InputWait):
+    """With gaps, in microseconds, that a test writes down."""
+
+    def __init__(self):
+        self.gaps = []
+        super().__init__()
+
+    def _read_gaps(self):
+        self._taken = len(self.gaps)
+        return self.gaps
+
+    def work(self, gap_ms):
+        """Six steps of 10 ms of which the model takes so much."""
+        for _ in range(6):
+            self.gaps.append(1000 * gap_ms)
+            self.end_step(0.01)
+
+
+def test_each_reader_has_the_share_since_it_last_asked():
+    waiting = Planted()
+    waiting.end_first_step(0.01)
+    waiting.work(10)
+    assert waiting.percent("listeners") == pytest.approx(0)
+    waiting.work(2.5)
+    assert waiting.percent("listeners") == pytest.approx(75)
+    assert waiting.percent("files") == pytest.approx(37.5)
+    assert waiting.percent("files") is None
+    waiting.begin()
+    assert waiting.end_epoch() is None
+
+
+class Works(keras.callbacks.Callback):
+    """Work of a known length in each step: `fit` waits for it as for the model's."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(self.seconds)
+
+
+def slow_input(seconds, batches=12):
+    """Batches that take this long each, made while the model works on the one before."""
+
+    def nap(x):
+        time.sleep(seconds)
+        return x
+
+    def wait(x, y):
+        return tf.ensure_shape(tf.numpy_function(nap, [x], tf.float32), x.shape), y
+
+    return dataset(8 * batches, 8).map(wait, num_parallel_calls=1).prefetch(1)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("input_ms", "work_ms", "low", "high"), [(1, 30, 0, 50), (40, 20, 10, 90), (40, 1, 30, 100)])
+def test_the_share_of_waiting_for_input(tmp_path, jit_compile, input_ms, work_ms, low, high):
+    logger, work = ThroughputLogger(tmp_path, window_steps=6), Works(work_ms / 1000)
+    data = slow_input(input_ms / 1000)
+    history = tiny_net(jit_compile=jit_compile).fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[logger, work])
+    assert history.history["input_wait_percent"][0] >= low - 40  # that step's compilation is no step's work
+    # In the first epoch, batches lie ready that were made while the first step compiled.
+    shares = [history.history["input_wait_percent"][1], *(row["input_wait_percent"] for row in rows(tmp_path)[2:])]
+    assert len(shares) == 3
+    assert all(low <= share <= high for share in shares)
+
+
+def test_waiting_and_the_model_are_told_apart_inside_the_step():
+    def nap(x):
+        time.sleep(0.03)
+        return x
+
+    class Busy(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            return super().train_step((tf.ensure_shape(tf.numpy_function(nap, [x], tf.float32), x.shape), y))
+
+    model = tiny_net(Busy, jit_compile=False)
+    quick = model.fit(slow_input(0.001), verbose=0, shuffle=False, callbacks=[ThroughputLogger()])
+    slow = model.fit(slow_input(0.06), verbose=0, shuffle=False, callbacks=[ThroughputLogger()])
+    shares = [history.history["input_wait_percent"][0] for history in (quick, slow)]
+    assert shares[0] + 5 < shares[1] < 90
+
+
+def test_arrays_and_generators_have_a_share():
+    def endless():
+        while True:
+            time.sleep(0.02)
+            yield batch(8)
+
+    arrays = tiny_net().fit(*batch(80), batch_size=8, epochs=2, verbose=0, callbacks=[ThroughputLogger(), Works(0.02)])
+    assert max(arrays.history["input_wait_percent"]) < 45  # near 0, but for whatever else the machine does
+    # One iterator serves all epochs: what passes between two of them is no step.
+    between = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.5))
+    generated = tiny_net().fit(
+        endless(), steps_per_epoch=12, epochs=2, verbose=0, shuffle=False, callbacks=[ThroughputLogger(), between]
+    )
+    assert min(generated.history["input_wait_percent"]) > 30
+
+
+def test_a_step_that_compiles_anew_waits_for_no_input():
+    # The last batch is smaller: its step compiles, and takes longer than all others together.
+    data = dataset(84, 8)
+    model = tiny_net(jit_compile=True)
+    history = model.fit(data, verbose=0, shuffle=False, callbacks=[ThroughputLogger(), Works(0.005)]).history
+    assert history["input_wait_percent"][0] < 45
+
+
+def test_more_steps_than_tf_data_keeps_gaps_of():
+    class Slows(Works):
+        def on_train_batch_end(self, step, logs=None):
+            if step < 130:
+                super().on_train_batch_end(step)
+
+    data = slow_input(0.004, batches=260)
+    history = tiny_net().fit(data, verbose=0, shuffle=False, callbacks=[ThroughputLogger(), Slows(0.008)]).history
+    # No wait in the first half, which takes two thirds of the time; then waiting, less what a step of the model takes.
+    assert 5 < history["input_wait_percent"][0] < 60
+
+
+@pytest.mark.parametrize("why", ["steps_per_execution", "autotuning", "eager", "few steps"])
+def test_where_it_is_unknown_it_is_absent(tmp_path, why):
+    data = dataset(40 if why == "few steps" else 80, 8)
+    if why == "autotuning":
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        data = data.with_options(options)
+    eager = {"run_eagerly": True, "jit_compile": False} if why == "eager" else {}
+    model = tiny_net(steps_per_execution=2 if why == "steps_per_execution" else 1, **eager)
+    logger = ThroughputLogger(tmp_path, window_steps=4 if why == "few steps" else 8)
+    history = model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[logger]).history
+    assert "input_wait_percent" not in history
+    assert {row["input_wait_percent"] for row in rows(tmp_path)} == {None}
+
+
+def test_the_iterator_is_let_go_after_an_epoch():
+    logger, seen = ThroughputLogger(), []
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda step, logs: seen.append(logger._input._iterator is not None),
+        on_epoch_end=lambda epoch, logs: seen.append(logger._input._iterator is None),
+    )
+    tiny_net().fit(dataset(40, 8), verbose=0, shuffle=False, callbacks=[logger, watch])
+    assert seen == [True] * 6

@@ -1,0 +1,90 @@
+import pytest
+
+from tfopt.callbacks.utilization.epoch_readings import EpochReadings
+from tfopt.hardware import GpuSample
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def row(elapsed=0.0, index=0, **fields):
+    return GpuSample(0.0, elapsed, index, f"GPU-{index}", **fields)
+
+
+def test_means_are_over_readings_and_gpus(clock):
+    readings = EpochReadings(clock)
+    readings.start()
+    readings.add([row(sm_active_percent=10.0), row(index=1, sm_active_percent=20.0)])
+    readings.add([row(sm_active_percent=30.0), row(index=1)])
+    assert readings.values() == {"sm_active_percent": 20.0}
+
+
+def test_the_peak_is_of_one_gpu(clock):
+    readings = EpochReadings(clock)
+    readings.start()
+    for used in (1000.0, 9000.0, 2000.0):
+        readings.add([row(gpu_memory_used_mib=used), row(index=1, gpu_memory_used_mib=500.0)])
+    assert readings.values()["gpu_memory_peak_mib"] == 9000.0
+    readings.start()
+    assert readings.values()["gpu_memory_peak_mib"] == 2000.0  # of the last reading
+    readings.add([row(gpu_memory_used_mib=10.0)])
+    assert readings.values()["gpu_memory_peak_mib"] == 10.0
+
+
+@pytest.mark.parametrize(
+    ("reasons", "percent"),
+    [
+        ([(), ("power_cap",), ("hw_thermal", "sync_boost"), ("applications_clocks",)], 50.0),
+        ([()], 0.0),
+        ([None, ("thermal",)], 100.0),
+        ([None], None),
+    ],
+)
+def test_throttled_is_the_share_of_readings_with_a_reason_that_slows(clock, reasons, percent):
+    readings = EpochReadings(clock)
+    readings.start()
+    for one in reasons:
+        readings.add([row(throttle_reasons=one)])
+    assert readings.values().get("throttled_percent") == percent
+
+
+def test_energy_is_mean_power_times_the_epochs_duration(clock):
+    readings = EpochReadings(clock)
+    readings.add([row(0.5, gpu_energy_joules=1000.0), row(0.5, 1, gpu_power_watts=100.0)])
+    clock.now = 1.0
+    readings.start()
+    readings.add([row(10.5, gpu_energy_joules=4000.0), row(10.5, 1, gpu_power_watts=300.0)])
+    clock.now = 21.0
+    assert readings.values()["gpu_energy_joules"] == (300 + 200) * 20.0
+
+
+@pytest.mark.parametrize("last", [{"gpu_energy_joules": 1.0}, {}])
+def test_energy_is_absent_where_one_gpus_is_unknown(clock, last):
+    readings = EpochReadings(clock)
+    readings.start()
+    readings.add([row(gpu_energy_joules=100.0), row(0.0, 1, gpu_energy_joules=100.0)])
+    readings.add([row(1.0, gpu_energy_joules=200.0), row(1.0, 1, **last)])
+    clock.now = 1.0
+    assert "gpu_energy_joules" not in readings.values()
+
+
+def test_what_is_not_finite_or_unknown_is_left_out(clock):
+    readings = EpochReadings(clock)
+    assert readings.values() == {}
+    readings.add([row(gpu_power_watts=None, sm_active_percent=float("nan"), dram_active_percent=float("inf"))])
+    assert readings.values() == {}
+
+
+def test_the_host_alone_has_no_energy(clock):
+    readings = EpochReadings(clock)
+    readings.add([GpuSample(0.0, 0.0, host_cpu_percent=50.0, disk_read_mib_per_second=2.0)])
+    assert readings.values() == {"host_cpu_percent": 50.0, "disk_read_mib_per_second": 2.0}

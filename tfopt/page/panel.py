@@ -1,0 +1,168 @@
+"""Draws one panel of a line chart.
+
+Its lines are stretched with the page, its text is not: that stands beside them in the SVG, placed in percent.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tfopt.page.lines import Kind, Line, Marks, Panel, Shade
+from tfopt.page.text import escape
+from tfopt.page.ticks import nice_step, ticks, time_ticks
+
+# The drawing's own units, fine enough for a wide screen; whole numbers keep the page small.
+_WIDTH, _HEIGHT = 2000, 400
+_LABEL_PERCENT = 11.0  # of a panel's height: a line of its labels
+SHAPES: dict[Kind, str] = {"division": "", "note": "M-4-9h8l-4 7z", "alarm": "M0-10 5-5 0 0-5-5z"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """Where a time and a value stand, as a share of the panel's width and height; at the edge where beyond it."""
+
+    seconds: float
+    low: float
+    high: float
+
+    def across(self, seconds: float) -> float:
+        return min(1.0, max(0.0, seconds / self.seconds))
+
+    def down(self, value: float) -> float:
+        # Halves, since the difference of two huge values may be infinite.
+        place = (self.high / 2 - value / 2) / (self.high / 2 - self.low / 2)
+        return min(1.0, max(0.0, place))
+
+    def point(self, seconds: float, value: float) -> str:
+        return f"{round(self.across(seconds) * _WIDTH)} {round(self.down(value) * _HEIGHT)}"
+
+
+def _fit_axes(panel: Panel, seconds: float) -> _Axes:
+    columns = [line.values for line in panel.lines]
+    if panel.shade is not None:
+        columns += [panel.shade.low, panel.shade.high]
+    numbers = [number for column in columns for number in column if number is not None]
+    low, high = min([0.0, *numbers]), max([0.0, *numbers]) if panel.top is None else panel.top
+    if low / 2 == high / 2:
+        return _Axes(seconds, 0.0, 1.0)
+    if panel.top is None and math.isfinite(high - low):
+        step = nice_step(high - low, 4)
+        high = math.ceil(high / step - 1e-9) * step  # the highest tick stands above all values
+    return _Axes(seconds, low, high)
+
+
+def draw_panel(panel: Panel, seconds: float, marks: Sequence[Marks], styles: Mapping[str, int]) -> str:
+    """Returns a panel as HTML with inline SVG; `styles` numbers the labels' styles."""
+    axes = _fit_axes(panel, seconds)
+    several = len(panel.lines) > 1
+    # A panel's only line has a style of its own: the first device's would be mistaken for that device.
+    names = [f"line{styles[line.label]}" if several else "only" for line in panel.lines]
+    heading = f"<strong>{escape(panel.title)}</strong> <span>{escape(panel.unit)}</span>"
+    said = escape(f"{panel.unit}; {panel.text}" if panel.text else panel.unit)
+    shade = _shade(panel.shade, axes) if panel.shade is not None else ""
+    lines = "".join(
+        f'<path class="line {name}" d="{_path(line, axes)}"/>' for line, name in zip(panel.lines, names, strict=True)
+    )
+    return (
+        f'<div class="panel"><p class="quantity">{heading}<b>{escape(panel.text)}</b></p>\n'
+        f'<svg class="plot" role="img"><title>{escape(panel.title)}</title><desc>{said}</desc>\n'
+        f"{_grid(axes)}{_marks(marks, axes)}\n"
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none">{shade}{lines}</svg>\n'
+        f"{_end_labels(panel, axes, names) if several else ''}</svg></div>"
+    )
+
+
+def _grid(axes: _Axes) -> str:
+    rows = "".join(
+        f'<line class="{"origin" if value == 0 else "grid"}" x2="100%" y1="{100 * axes.down(value):.1f}%" '
+        f'y2="{100 * axes.down(value):.1f}%"/>'
+        f'<text class="tick" x="-8" y="{100 * axes.down(value):.1f}%" dy="0.35em" text-anchor="end">{text}</text>'
+        for value, text in _value_ticks(axes)
+    )
+    columns = "".join(
+        f'<text class="tick" x="{100 * axes.across(at):.1f}%" y="100%" dy="1.5em" '
+        f'text-anchor="{_anchor(axes.across(at))}">{text}</text>'
+        for at, text in time_ticks(axes.seconds)
+    )
+    return rows + columns
+
+
+def _anchor(across: float) -> str:
+    return "start" if across == 0 else "end" if across > 0.97 else "middle"
+
+
+def _value_ticks(axes: _Axes) -> list[tuple[float, str]]:
+    if not math.isfinite(axes.high - axes.low) or axes.high - axes.low < 1e-300:
+        return [(value, f"{value:.3g}") for value in (axes.low, axes.high)]
+    return ticks(axes.low, axes.high)
+
+
+def _marks(marks: Sequence[Marks], axes: _Axes) -> str:
+    drawn = []
+    for kind in marks:
+        for at in kind.seconds:
+            line = '<line y2="100%"/>' if kind.kind != "note" else ""
+            shape = f'<path d="{SHAPES[kind.kind]}"/>' if SHAPES[kind.kind] else ""
+            drawn.append(
+                f'<svg class="{kind.kind}" x="{100 * axes.across(at):.2f}%" overflow="visible">{line}{shape}</svg>'
+            )
+    return "".join(drawn)
+
+
+def _path(line: Line, axes: _Axes) -> str:
+    """Each run of known values as one stroke; a value alone between gaps as a dot, which a line without length is."""
+    drawn = []
+    for run in _runs(line.seconds, line.values):
+        points = [axes.point(seconds, value) for seconds, value in run]
+        drawn.append(f"M{points[0]}L" + " ".join(points[1:] or points))
+    return "".join(drawn)
+
+
+def _shade(shade: Shade, axes: _Axes) -> str:
+    drawn = []
+    runs = zip(_runs(shade.seconds, shade.high), _runs(shade.seconds, shade.low), strict=True)
+    for high, low in runs:
+        edge = [axes.point(seconds, value) for seconds, value in [*high, *reversed(low)]]
+        drawn.append(f"M{edge[0]}L" + " ".join(edge[1:]) + "z")
+    return f'<path class="shade" d="{"".join(drawn)}"/>'
+
+
+def _runs(seconds: Sequence[float], values: Sequence[float | None]) -> Iterator[list[tuple[float, float]]]:
+    """The known values that follow each other, each with its time."""
+    run: list[tuple[float, float]] = []
+    for at, value in zip(seconds, values, strict=True):
+        if value is not None:
+            run.append((at, value))
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _end_labels(panel: Panel, axes: _Axes, names: Sequence[str]) -> str:
+    """Each line's label at the right edge, as near to the line's end as the others leave room."""
+    ends: list[tuple[float, str, str]] = []
+    for line, name in zip(panel.lines, names, strict=True):
+        last = next((value for value in reversed(line.values) if value is not None), None)
+        if last is not None:
+            ends.append((100 * axes.down(last), line.label, name))
+    ends.sort(key=lambda end: end[0])
+    drawn = "".join(
+        f'<line class="line {name}" x1="3" x2="11" y1="{end:.1f}%" y2="{at:.1f}%"/>'
+        f'<text class="tick" x="14" y="{at:.1f}%" dy="0.35em">{escape(label)}</text>'
+        for (end, label, name), at in zip(ends, _apart([end for end, _, _ in ends]), strict=True)
+    )
+    return f'<svg x="100%" overflow="visible">{drawn}</svg>'
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Moves sorted places of labels apart, and back up where the lowest would leave the panel."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + _LABEL_PERCENT) if moved else place)
+    limit = 100.0
+    for at in reversed(range(len(moved))):
+        moved[at] = min(moved[at], limit)
+        limit = moved[at] - _LABEL_PERCENT
+    return moved

@@ -1,0 +1,71 @@
+"""Round numbers for the ticks of an axis."""
+
+import math
+from itertools import pairwise
+
+# How a training's length is best read: in the largest unit of which it has at least two.
+_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+# Steps that divide a day, an hour and a minute into equal parts, besides the decimal ones.
+_PARTS = {"h": (0.5, 1, 2, 3, 4, 6, 12), "min": (0.5, 1, 2, 5, 10, 15, 20, 30), "s": (1, 2, 5, 10, 15, 20, 30)}
+
+
+def nice_step(span: float, most: int) -> float:
+    """Returns the smallest of 1, 2 and 5 times a power of ten that divides a span into at most `most` parts."""
+    exponent = math.floor(math.log10(span / most))
+    steps = [float(f"{digit}e{power}") for power in (exponent, exponent + 1) for digit in (1, 2, 5)]
+    return next(step for step in steps if span / step <= most * (1 + 1e-9))
+
+
+def ticks(low: float, high: float, *, most: int = 4) -> list[tuple[float, str]]:
+    """Returns the round numbers between `low` and `high`, with their text.
+
+    Args:
+        low: Where the axis begins.
+        high: Where it ends, above `low`.
+        most: Into how many parts they divide the axis at most.
+
+    Example:
+        >>> ticks(0, 700)
+        [(0.0, '0'), (200.0, '200'), (400.0, '400'), (600.0, '600')]
+    """
+    step = nice_step(high - low, most)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [(number * step, number_text(number * step, step)) for number in range(first, last + 1)]
+
+
+def number_text(value: float, step: float) -> str:
+    """A tick's number, with the decimals that tell it from the next one at a distance of `step`."""
+    if step < 1e-4 or abs(value) >= 1e7:
+        return f"{value:.3g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e").replace("-", "−")
+    decimals = max(0, -math.floor(math.log10(step)))
+    return f"{value:,.{decimals}f}".replace("-", "−")
+
+
+def time_ticks(seconds: float, *, most: int = 5) -> list[tuple[float, str]]:
+    """Returns round times from 0 to `seconds`, with their text, all in one unit: seconds, minutes, hours or days.
+
+    Example:
+        >>> time_ticks(5400)
+        [(0.0, '0'), (1200.0, '20 min'), (2400.0, '40 min'), (3600.0, '60 min'), (4800.0, '80 min')]
+    """
+    unit, size = next(((unit, size) for unit, size in _UNITS if seconds >= 2 * size), _UNITS[-1])
+    span = seconds / size
+    step = next((part for part in _PARTS.get(unit, ()) if span / part <= most), nice_step(span, most))
+    if seconds < most:  # a training of a few seconds
+        step = nice_step(span, most)
+    count = math.floor(span / step + 1e-9)
+    return [(0.0, "0"), *((number * step * size, f"{number * step:g}\u00a0{unit}") for number in range(1, count + 1))]
+
+
+def duration(seconds: float) -> str:
+    """A length of time in its two largest units.
+
+    Example:
+        >>> duration(11_580)
+        '3 h 13 min'
+    """
+    for (large, size), (small, part) in pairwise(_UNITS):
+        whole, rest = divmod(round(seconds / part), round(size / part))
+        if whole:
+            return f"{whole}\u00a0{large}" + (f" {rest}\u00a0{small}" if rest else "")
+    return f"{seconds:.1f}\u00a0s" if seconds < 9.95 else f"{seconds:.0f}\u00a0s"
