@@ -12,7 +12,7 @@ from tfopt.bench.drawing import DrawTimer
 from tfopt.bench.results import Results, read
 from tfopt.bench.suites import callbacks, combinations, load, pipeline, precision, settings, xla
 from tfopt.bench.workloads import crops, digits, photos, resnet50
-from tfopt.callbacks import ThroughputLogger, UtilizationLogger
+from tfopt.callbacks import ReportWriter, StepProfiler, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.hardware import Gpu
 from tfopt.measure import environment
 
@@ -213,17 +213,19 @@ def test_an_input_that_ends_is_begun_anew():
         DrawTimer(lambda: [], 8)(4, warmup=3, samples=2)
 
 
-def test_the_loggers_are_on_in_one_variant(spied, monkeypatch):
-    (case,) = callbacks.cases(TINY)
+def test_the_callbacks_are_on_in_one_variant(spied, monkeypatch):
     with ExitStack() as stack:
-        timers(case, stack)
+        for case in callbacks.cases(TINY):
+            timers(case, stack)
     kinds = [[type(callback) for callback in options["callbacks"]] for _, _, options, _ in spied]
-    assert kinds == [[], [UtilizationLogger, ThroughputLogger]]
+    watching = [UtilizationLogger, ThroughputLogger, UtilizationAlert, StepProfiler, ReportWriter]
+    assert kinds == [[], watching] * 2
     fitted = []
     monkeypatch.setattr(keras.Model, "fit", lambda self, *data, callbacks, **options: fitted.append(len(callbacks)))
-    for variant in case.variants:
-        variant.values()
-    assert fitted == [0, 2]
+    for case in callbacks.cases(TINY):
+        for variant in case.variants:
+            variant.values()
+    assert fitted == [0, len(watching)] * 2
 
 
 def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
@@ -233,6 +235,6 @@ def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
         for name, scale in (("cpu", CPU), ("gpu", GPU))
     }
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
-    assert workloads["cpu"] == ["digits", "digits", *photographs, "mlp, tiny", "digits"]
+    assert workloads["cpu"] == ["digits", "digits", *photographs, "mlp, tiny", "digits", "mlp, tiny"]
     fit = [case.workload for case in load(["fit"])[0].cases(GPU)]
-    assert workloads["gpu"] == ["digits", "resnet50", "resnet50, fit", "digits", *photographs, *fit, "digits"]
+    assert workloads["gpu"] == ["digits", "resnet50", "resnet50, fit", "digits", *photographs, *fit, "digits", "mlp, tiny"]

@@ -12,7 +12,7 @@ SUMMARIES = {
     "xla": "the training step with and without XLA",
     "pipeline": "naive and hand-tuned tf.data pipelines against build_pipeline(), with crop and with cache",
     "fit": "fit, stock and overlapped, beside the step alone; on a GPU also fast kernels",
-    "callbacks": "fit with and without tfopt's loggers",
+    "callbacks": "fit with and without tfopt's callbacks",
 }
 
 

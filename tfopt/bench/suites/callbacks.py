@@ -1,63 +1,99 @@
-"""fit with and without tfopt's loggers: what they cost, and that the weights stay the same."""
+"""fit with and without tfopt's callbacks: what they cost, and that the weights stay the same."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfopt.bench.cases import Case, Scale, Timer, Variant, same_values
-from tfopt.bench.workloads import digits
-from tfopt.callbacks import ThroughputLogger, UtilizationLogger
+from tfopt.bench.workloads import digits, mlp
+from tfopt.callbacks import ReportWriter, StepProfiler, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.measure import FitTimer
+
+_EXAMPLES = 2048  # for the small perceptron
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Workload:
+    """What is trained, and how many steps are timed in each turn."""
+
+    model: Callable[[], keras.Model]
+    dataset: Callable[[], tf.data.Dataset]
+    steps: int
 
 
 def cases(scale: Scale) -> list[Case]:
-    """The cases for this size."""
-    notes = {"no callback": "fit alone", "tfopt's loggers": "UtilizationLogger at 1 Hz and ThroughputLogger, to files"}
+    """The cases for this size: an ordinary step, and one so short that any cost shows."""
+    # What a callback costs is small beside a step: more steps than elsewhere.
+    ordinary = _Workload(
+        model=partial(digits.model, width=scale.width), dataset=partial(_digits, scale), steps=5 * scale.steps
+    )
+    short = _Workload(model=partial(mlp.model, width=16, jit_compile=False), dataset=_noise, steps=15 * scale.steps)
+    return [_case("digits", ordinary), _case("mlp, tiny", short)]
+
+
+def _case(name: str, workload: _Workload) -> Case:
+    notes = {
+        "no callback": "fit alone",
+        "tfopt's callbacks": "UtilizationLogger at 1 Hz and ThroughputLogger, to files, UtilizationAlert, StepProfiler "
+        "before its trace, ReportWriter",
+    }
+    return Case(
+        suite="callbacks",
+        workload=name,
+        question="What do tfopt's callbacks cost?",
+        unit="step of fit",
+        variants=[
+            Variant(
+                name=variant,
+                note=note,
+                timer=partial(_timer, watched, workload),
+                values=partial(_weights, watched, workload),
+            )
+            for (variant, note), watched in zip(notes.items(), (False, True), strict=True)
+        ],
+        judge=same_values("every weight after one epoch, bit for bit", "same weights"),
+    )
+
+
+def _callbacks(stack: ExitStack) -> list[keras.callbacks.Callback]:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     return [
-        Case(
-            suite="callbacks",
-            workload="digits",
-            question="What do the loggers cost?",
-            unit="step of fit",
-            variants=[
-                Variant(
-                    name=name,
-                    note=note,
-                    timer=partial(_timer, logged, scale),
-                    values=partial(_weights, logged, scale),
-                )
-                for (name, note), logged in zip(notes.items(), (False, True), strict=True)
-            ],
-            judge=same_values("every weight after one epoch, bit for bit", "same weights"),
-        )
+        UtilizationLogger(folder),
+        ThroughputLogger(folder),
+        UtilizationAlert("process_memory_mib", above=1e9),
+        StepProfiler(folder, start_step=10**9),
+        ReportWriter(folder / "report.html"),
     ]
 
 
-def _loggers(stack: ExitStack) -> list[keras.callbacks.Callback]:
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
-    return [UtilizationLogger(folder), ThroughputLogger(folder)]
-
-
-def _batches(scale: Scale) -> tf.data.Dataset:
+def _digits(scale: Scale) -> tf.data.Dataset:
     train, _ = digits.data()
-    return tf.data.Dataset.from_tensor_slices(tuple(train)).batch(scale.batch_size, drop_remainder=True).cache()
+    return _batches(tuple(train), scale.batch_size)
 
 
-def _timer(logged: bool, scale: Scale, stack: ExitStack) -> Timer:
-    callbacks = _loggers(stack) if logged else []
-    timer = FitTimer(digits.model(width=scale.width), _batches(scale), callbacks=callbacks)
-    # What a logger costs is small beside a step: more steps than elsewhere.
-    return partial(timer, 10 * scale.steps)
+def _noise() -> tf.data.Dataset:
+    return _batches(mlp.batch(_EXAMPLES), 8)
 
 
-def _weights(logged: bool, scale: Scale) -> Sequence[float]:
+def _batches(arrays: tuple[object, ...], batch_size: int) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size, drop_remainder=True).cache()
+
+
+def _timer(watched: bool, workload: _Workload, stack: ExitStack) -> Timer:
+    callbacks = _callbacks(stack) if watched else []
+    return partial(FitTimer(workload.model(), workload.dataset(), callbacks=callbacks), workload.steps)
+
+
+def _weights(watched: bool, workload: _Workload) -> Sequence[float]:
     keras.utils.set_random_seed(0)
-    net = digits.model(width=scale.width)
+    net = workload.model()
     with ExitStack() as stack:
-        net.fit(_batches(scale), verbose=0, shuffle=False, callbacks=_loggers(stack) if logged else [])
+        net.fit(workload.dataset(), verbose=0, shuffle=False, callbacks=_callbacks(stack) if watched else [])
     return [float(value) for weights in net.get_weights() for value in np.ravel(weights)]
