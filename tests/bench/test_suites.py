@@ -12,7 +12,7 @@ from tfopt.bench.drawing import DrawTimer
 from tfopt.bench.results import Results, read
 from tfopt.bench.suites import callbacks, combinations, load, pipeline, precision, settings, xla
 from tfopt.bench.workloads import crops, digits, photos, resnet50
-from tfopt.callbacks import ReportWriter, StepProfiler, ThroughputLogger, UtilizationAlert, UtilizationLogger
+from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.hardware import Gpu
 from tfopt.measure import environment
 
@@ -218,7 +218,7 @@ def test_the_callbacks_are_on_in_one_variant(spied, monkeypatch):
         for case in callbacks.cases(TINY):
             timers(case, stack)
     kinds = [[type(callback) for callback in options["callbacks"]] for _, _, options, _ in spied]
-    watching = [UtilizationLogger, ThroughputLogger, UtilizationAlert, StepProfiler, ReportWriter]
+    watching = [UtilizationLogger, ThroughputLogger, UtilizationAlert, ReportWriter]
     assert kinds == [[], watching] * 2
     fitted = []
     monkeypatch.setattr(keras.Model, "fit", lambda self, *data, callbacks, **options: fitted.append(len(callbacks)))
@@ -237,4 +237,13 @@ def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
     assert workloads["cpu"] == ["digits", "digits", *photographs, "mlp, tiny", "digits", "mlp, tiny"]
     fit = [case.workload for case in load(["fit"])[0].cases(GPU)]
-    assert workloads["gpu"] == ["digits", "resnet50", "resnet50, fit", "digits", *photographs, *fit, "digits", "mlp, tiny"]
+    assert workloads["gpu"] == [
+        "digits",
+        "resnet50",
+        "resnet50, fit",
+        "digits",
+        *photographs,
+        *fit,
+        "digits",
+        "mlp, tiny",
+    ]

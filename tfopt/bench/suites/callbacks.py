@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfopt.bench.cases import Case, Scale, Timer, Variant, same_values
 from tfopt.bench.workloads import digits, mlp
-from tfopt.callbacks import ReportWriter, StepProfiler, ThroughputLogger, UtilizationAlert, UtilizationLogger
+from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.measure import FitTimer
 
 _EXAMPLES = 2048  # for the small perceptron
@@ -41,8 +41,7 @@ def cases(scale: Scale) -> list[Case]:
 def _case(name: str, workload: _Workload) -> Case:
     notes = {
         "no callback": "fit alone",
-        "tfopt's callbacks": "UtilizationLogger at 1 Hz and ThroughputLogger, to files, UtilizationAlert, StepProfiler "
-        "before its trace, ReportWriter",
+        "tfopt's callbacks": "UtilizationLogger at 1 Hz and ThroughputLogger, to files, UtilizationAlert, ReportWriter",
     }
     return Case(
         suite="callbacks",
@@ -68,7 +67,6 @@ def _callbacks(stack: ExitStack) -> list[keras.callbacks.Callback]:
         UtilizationLogger(folder),
         ThroughputLogger(folder),
         UtilizationAlert("process_memory_mib", above=1e9),
-        StepProfiler(folder, start_step=10**9),
         ReportWriter(folder / "report.html"),
     ]
 

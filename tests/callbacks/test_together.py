@@ -1,0 +1,66 @@
+"""All callbacks in one list, in any order, with Keras' own and with an overlapped fit."""
+
+import csv
+import random
+import threading
+
+import keras
+import pytest
+import tensorflow as tf
+from models import assert_same_state, batch, small_net, state
+
+from tfopt import callbacks as ours
+from tfopt import fit as tfopt_fit
+
+NAMES = {
+    "utilization": lambda folder: ours.UtilizationLogger(folder, 0.05, formats=("csv", "jsonl", "tensorboard")),
+    "throughput": lambda folder: ours.ThroughputLogger(folder, 2, formats=("csv", "jsonl", "tensorboard")),
+    "compilations": lambda folder: ours.CompilationLogger(),
+    "alert": lambda folder: ours.UtilizationAlert(
+        "process_memory_mib", above=1, for_seconds=0.1, action=lambda alert: 0
+    ),
+    "profiler": lambda folder: ours.StepProfiler(folder, start_step=3, steps=2),
+    "prometheus": lambda folder: ours.PrometheusExporter(folder / "training.prom", interval_seconds=0.1),
+    "tracker": lambda folder: ours.TrackerLogger(Tracker()),
+    "report": lambda folder: ours.ReportWriter(folder / "report.html"),
+    "stopping": lambda folder: keras.callbacks.EarlyStopping("loss", patience=3),
+    "checkpoint": lambda folder: keras.callbacks.ModelCheckpoint(folder / "net.weights.h5", save_weights_only=True),
+}
+
+
+class Tracker:
+    def log(self, values, step):
+        pass
+
+
+def trained(callbacks, *, overlapped=False, **options):
+    model = small_net()
+    if overlapped:
+        tfopt_fit.overlap(model)
+    dataset = tf.data.Dataset.from_tensor_slices(batch(40)).batch(8)
+    history = model.fit(
+        dataset, epochs=3, verbose=0, shuffle=False, validation_data=dataset, callbacks=callbacks, **options
+    ).history
+    tfopt_fit.undo(model)
+    return history, state(model)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return trained([])
+
+
+@pytest.mark.parametrize(("seed", "overlapped"), [(0, False), (1, True), (2, True)])
+def test_in_any_order_the_training_is_the_same(tmp_path, fake_nvml, alone, seed, overlapped):
+    names = list(NAMES)
+    random.Random(seed).shuffle(names)
+    # Where Keras' logger stands does not matter to the others; last, it sees all keys.
+    last = keras.callbacks.CSVLogger(tmp_path / "epochs.csv")
+    history, weights = trained([*(NAMES[name](tmp_path) for name in names), last], overlapped=overlapped)
+    assert_same_state(alone[1], weights)
+    assert {key: history[key] for key in alone[0]} == alone[0]
+    with open(tmp_path / "epochs.csv", newline="") as file:
+        assert set(next(csv.DictReader(file))) >= {"step_time_ms", "host_memory_used_mib", "examples_per_second"}
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made >= {"utilization.csv", "throughput.jsonl", "report.html", "training.prom", "plugins", "utilization"}
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("tfopt-sampler")] == []
