@@ -1,12 +1,16 @@
 """What only a GPU can show."""
 
+import subprocess
 import time
 
+import keras
 import pytest
 import tensorflow as tf
 from models import batch, small_net
 
 from tfopt import hardware, precision, xla
+from tfopt.callbacks import UtilizationLogger
+from tfopt.hardware import nvml
 from tfopt.measure import StepTimer
 
 pytestmark = pytest.mark.gpu
@@ -39,3 +43,51 @@ def test_a_step_is_timed_on_a_batch_that_lies_on_the_gpu():
 def test_xla_computes_the_same_there():
     with precision.policy("auto"):
         assert xla.decide(small_net(policy=None), batch(64), steps=10).drift < 0.1
+
+
+def test_readings_are_those_of_nvidia_smi():
+    with hardware.GpuSampler(interval_seconds=0.2) as sampler:
+        time.sleep(1)
+        query = "--query-gpu=uuid,memory.used,power.draw,temperature.gpu,clocks.sm"
+        said = subprocess.check_output(["nvidia-smi", query, "--format=csv,noheader,nounits"], text=True)
+        time.sleep(0.5)
+    theirs = {uuid: map(float, rest) for uuid, *rest in (line.split(", ") for line in said.splitlines())}
+    for gpu in hardware.gpus():
+        ours = [sample for sample in sampler.samples if sample.uuid == gpu.uuid]
+        fields = ("gpu_memory_used_mib", "gpu_power_watts", "gpu_temperature_celsius", "sm_clock_mhz")
+        # What nvidia-smi rounds to, and for what changes by itself a little beyond what was read around it.
+        for name, found, slack in zip(fields, theirs[gpu.uuid], (1, 25, 2, 100), strict=True):
+            values = [getattr(sample, name) for sample in ours]
+            assert min(values) - slack <= found <= max(values) + slack, name
+
+
+def test_energy_is_the_counters():
+    counted = []
+
+    def count(*_):
+        counted.append(sum(nvml.door().read(gpu.uuid).gpu_energy_joules for gpu in hardware.gpus()))
+
+    model, data = small_net(), tf.data.Dataset.from_tensors(batch(4096)).repeat()
+    counting = keras.callbacks.LambdaCallback(on_epoch_begin=count, on_epoch_end=count)
+    callbacks = [UtilizationLogger(None, 0.1), counting]
+    history = model.fit(data, steps_per_epoch=5000, epochs=3, verbose=0, callbacks=callbacks).history
+    for epoch, joules in list(enumerate(history["gpu_energy_joules"]))[1:]:  # the first compiles
+        assert joules == pytest.approx(counted[2 * epoch + 1] - counted[2 * epoch], rel=0.02)
+
+
+def test_gpm_tells_of_the_tensor_cores():
+    """On Hopper and later."""
+    if any(gpu.compute_capability < (9, 0) for gpu in hardware.gpus()):
+        pytest.skip("needs a GPU of Hopper's generation or later")
+    matrix = tf.random.normal((8192, 8192), dtype=tf.bfloat16)
+    product = tf.function(lambda: tf.linalg.matmul(matrix, matrix), jit_compile=True)
+    with hardware.GpuSampler(interval_seconds=0.5) as sampler:
+        deadline = time.monotonic() + 4
+        while time.monotonic() < deadline:
+            for _ in range(20):
+                last = product()
+            _ = last[0, 0].numpy()
+    last = sampler.samples[-2]
+    assert last.sm_active_percent > 50
+    assert last.tensor_active_percent > 30
+    assert last.gpu_memory_process_mib is None or last.gpu_memory_process_mib > 100
