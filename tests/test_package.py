@@ -84,9 +84,9 @@ def test_the_wheel_can_be_built_from_the_sdist(built, tmp_path):
         assert wheel.namelist() == direct.namelist()
 
 
-def loaded_after(code):
-    """Which of the heavy modules a fresh interpreter has loaded after some code."""
-    script = f"{code}\nimport sys, json\nprint(json.dumps([n for n in {HEAVY!r} if n in sys.modules]))"
+def loaded_after(code, among=HEAVY):
+    """Which of these modules a fresh interpreter has loaded after some code."""
+    script = f"{code}\nimport sys, json\nprint(json.dumps([n for n in {among!r} if n in sys.modules]))"
     output = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     return json.loads(output.stdout.splitlines()[-1])
 
@@ -102,6 +102,12 @@ def test_help_loads_nothing_heavy():
     assert loaded_after("from tfopt.bench.cli import main\nmain(['run', 'precison'])") == []
 
 
+def test_a_callback_loads_what_it_uses():
+    loggers = "from tfopt.callbacks import ThroughputLogger as T, UtilizationAlert as A, UtilizationLogger as U"
+    others = ["tfopt.fit", "tfopt.pipelines", "tfopt.precision", "tfopt.xla", "jinja2", "tensorboard"]
+    assert loaded_after(f"{loggers}\nU(), T(), A()", others) == []
+
+
 @pytest.mark.parametrize("name", tfopt.__all__)
 def test_every_public_name_resolves(name):
     module = getattr(tfopt, name)
@@ -114,6 +120,9 @@ def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'tfopt' has no attribute 'diagnose'"):
         _ = tfopt.diagnose
     assert set(tfopt.__all__) <= set(dir(tfopt))
+    with pytest.raises(AttributeError, match=r"module 'tfopt\.callbacks' has no attribute 'Logger'"):
+        _ = tfopt.callbacks.Logger
+    assert set(tfopt.callbacks.__all__) <= set(dir(tfopt.callbacks))
 
 
 def test_both_ways_to_call_the_command_are_the_same():

@@ -7,7 +7,6 @@ from numbers import Real
 import keras
 import tensorflow as tf
 
-from tfopt.callbacks.throughput.flops import ModelFlops, model_flops
 from tfopt.hardware import gpus
 from tfopt.hardware.peaks import peak_tflops
 from tfopt.hardware.warn import warn_once
@@ -46,6 +45,9 @@ def model_rate(model: keras.Model, flops_per_example: float | None, device_tflop
         flops_per_example: None: counted from the model.
         device_tflops: What one device can do. None: as listed.
     """
+    # Here, as what it counts with takes longer to load than all callbacks together.
+    from tfopt.callbacks.throughput.flops import ModelFlops, model_flops
+
     try:
         counted = model_flops(model)
     except Exception as error:  # noqa: BLE001  what looks on must not end a training

@@ -1,4 +1,7 @@
-"""The suites, by name. Each module has `cases(scale)`; what it compares stands in `SUMMARIES`, a line each."""
+"""The suites, by name. The module of each has `cases(scale)`; the other modules hold cases of several.
+
+What a suite compares stands in `SUMMARIES`, a line each.
+"""
 
 import importlib
 from collections.abc import Sequence

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfopt.bench.cases import Case, Scale, Timer, Variant, same_values
+from tfopt.bench.weights import flat_weights
 from tfopt.bench.workloads import digits, mlp
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.measure import FitTimer
@@ -94,4 +94,4 @@ def _weights(watched: bool, workload: _Workload) -> Sequence[float]:
     net = workload.model()
     with ExitStack() as stack:
         net.fit(workload.dataset(), verbose=0, shuffle=False, callbacks=_callbacks(stack) if watched else [])
-    return [float(value) for weights in net.get_weights() for value in np.ravel(weights)]
+    return flat_weights(net)

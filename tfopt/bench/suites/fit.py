@@ -10,12 +10,12 @@ from functools import cache, partial
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfopt import fit
 from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, same_values
 from tfopt.bench.suites import feeding, kernels
+from tfopt.bench.weights import flat_weights
 from tfopt.bench.workloads import mlp
 from tfopt.measure import FitTimer, StepTimer
 
@@ -115,7 +115,7 @@ def _fitted(workload: _Workload, data: _Data, overlapped: bool) -> Sequence[floa
     keras.utils.set_random_seed(0)
     with _overlap(workload.net(), overlapped) as net:
         net.fit(_dataset(data), verbose=0, shuffle=False)
-    return _weights(net)
+    return flat_weights(net)
 
 
 def _stepped(workload: _Workload, data: _Data) -> Sequence[float]:
@@ -123,7 +123,7 @@ def _stepped(workload: _Workload, data: _Data) -> Sequence[float]:
     net = workload.net()
     for images, labels in zip(*data(), strict=True):
         net.train_on_batch(images, labels)
-    return _weights(net)
+    return flat_weights(net)
 
 
 @contextmanager
@@ -133,7 +133,3 @@ def _overlap(net: keras.Model, wanted: bool) -> Iterator[keras.Model]:
         fit.overlap(net)
     yield net
     fit.undo(net)
-
-
-def _weights(net: keras.Model) -> list[float]:
-    return [float(value) for weights in net.get_weights() for value in np.ravel(weights)]
