@@ -75,7 +75,7 @@ class Background:
         while (item := self._items.get()) is not None:
             try:
                 self._function(item)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  what a user handed in must not end the thread
+            except BaseException as error:  # noqa: BLE001  what a user handed in must not end the thread
                 text = f"Expected the {self._name} to work. Found: {error!r}. The training goes on."
                 warn_once(f"{self._name} {type(error).__name__}", text, error=error)
 

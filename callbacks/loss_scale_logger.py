@@ -11,7 +11,9 @@ from typing import Any
 import keras
 from keras.optimizers import LossScaleOptimizer
 
-from tfopt.callbacks.files.rows import RowWriter, check_formats, check_log_dir
+from tfopt.callbacks.background import end_with_fit
+from tfopt.callbacks.files.background_rows import BackgroundRows
+from tfopt.callbacks.files.rows import check_formats, check_log_dir
 from tfopt.callbacks.order import warn_of_earlier_loggers
 from tfopt.repairs import computing_layers
 from tfopt.text import listed
@@ -57,7 +59,7 @@ class LossScaleLogger(keras.callbacks.Callback):
         super().__init__()
         self._log_dir = check_log_dir(log_dir)
         self._formats = check_formats(formats)
-        self._writer: RowWriter | None = None
+        self._writer: BackgroundRows | None = None
         self._warned: set[str] = set()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -68,7 +70,8 @@ class LossScaleLogger(keras.callbacks.Callback):
         if not self._optimizers:
             self._warn_once("unscaled", _unscaled(self.model))
         elif self._log_dir is not None:
-            self._writer = RowWriter(self._log_dir, "loss_scale", self._formats, _COLUMNS)
+            self._writer = BackgroundRows(self._log_dir, "loss_scale", self._formats, _COLUMNS)
+            end_with_fit(self, self._writer.close)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Reads where each optimizer starts."""

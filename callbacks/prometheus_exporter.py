@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ class PrometheusExporter(keras.callbacks.Callback):
         self._clock = clock
         self._take_no_more: Callable[[], None] | None = None
         self._outlet: _Textfile | _Server | None = None
+        self._readings = Readings()  # of no fit: `evaluate` and `predict` call callbacks too
 
     @property
     def url(self) -> str | None:
@@ -93,6 +95,7 @@ class PrometheusExporter(keras.callbacks.Callback):
         """Opens the port, or begins the file."""
         self._end()  # an exception ended the fit before, without on_train_end
         self._readings = Readings()
+        self._before = 0
         if self._textfile is not None:
             self._outlet = _Textfile(self._textfile, self._readings, self._interval_seconds, self._clock)
         elif self._port is not None:
@@ -118,7 +121,7 @@ class PrometheusExporter(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Offers the epoch's logs."""
         self._readings.epochs += 1
-        self._readings.logs = finite(logs or {})
+        self._readings.logs = {} if logs is None else logs
         self._refresh()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -201,6 +204,7 @@ class _Server:
         self._process = os.getpid()
         self._closing: threading.Thread | None = None
         self._server, self._thread = start_http_server(port, host, registry(readings))
+        self._connections = _noted_connections(self._server)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/metrics"
 
     def refresh(self) -> None:
@@ -223,12 +227,29 @@ class _Server:
             # Closing alone leaves it open in a process that was forked meanwhile, and the port taken.
             self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
+        # The thread of a client that never asks, or never reads, would stay.
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _noted_connections(server: Any) -> "weakref.WeakSet[socket.socket]":
+    """Those that are open, of all that come from now on."""
+    connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+    process = server.process_request
+
+    def process_and_note(connection: socket.socket, address: object) -> None:
+        connections.add(connection)
+        process(connection, address)
+
+    server.process_request = process_and_note
+    return connections
 
 
 def _serve(host: str, port: int, readings: Readings) -> _Server | None:
     try:
         return _Server(host, port, readings)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: what can be no name of a host
         text = (
             f"Expected to listen on {host}:{port} for Prometheus. Found: {error}. Nothing can be scraped there; the "
             "training goes on. Choose another port, or 0 for any that is free."

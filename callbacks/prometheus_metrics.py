@@ -3,11 +3,12 @@
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, finite
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import GpuSample
+from tfopt.page.text import printable
 
 if TYPE_CHECKING:  # it is in an extra, and whoever does without need not have it
     from prometheus_client import CollectorRegistry, Metric
@@ -25,7 +26,7 @@ class Readings:
         epochs: Epochs of it that have ended.
         rows: The last reading of each GPU; empty where there is none.
         throughput: The last figures of the training's pace.
-        logs: The logs of the last epoch that has ended.
+        logs: The logs of the last epoch that has ended: Keras' own, to which callbacks further back still add.
     """
 
     running: bool = True
@@ -33,7 +34,7 @@ class Readings:
     epochs: int = 0
     rows: tuple[GpuSample, ...] = ()
     throughput: Mapping[str, float] = field(default_factory=dict)
-    logs: Mapping[str, float] = field(default_factory=dict)
+    logs: Mapping[str, Any] = field(default_factory=dict)
 
     def end(self) -> None:
         """Leaves what stays true after `fit`."""
@@ -92,7 +93,7 @@ class _Collector:
         for key, value in {**host, **now.throughput}.items():
             yield GaugeMetricFamily(f"tfopt_{key}", f"{key}, as tfopt's callbacks log it.", value=value)
         logs = GaugeMetricFamily("tfopt_log", "Keras' logs of the last epoch that has ended.", labels=["key"])
-        for key, value in now.logs.items():
-            logs.add_metric([key], value)
+        for key, value in finite(dict(now.logs)).items():
+            logs.add_metric([printable(key)], value)
         if logs.samples:
             yield logs

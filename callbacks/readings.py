@@ -29,13 +29,21 @@ THROUGHPUT_KEYS = (
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns those of the values that are finite numbers, as floats.
+    """Returns those of the values that are finite numbers, as floats, by names that are texts.
 
     Example:
         >>> finite({"loss": 0.5, "val_loss": math.nan, "name": "first"})
         {'loss': 0.5}
     """
-    return {name: float(value) for name, value in values.items() if isinstance(value, Real) and math.isfinite(value)}
+    numbers = {str(name): _number(value) for name, value in values.items() if isinstance(value, Real)}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+
+def _number(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer or a fraction larger than any float
+        return math.inf
 
 
 def take_readings(

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 
 from tfopt.callbacks.background import Background, end_with_fit
-from tfopt.callbacks.compilation_logger import CompilationLogger
 from tfopt.callbacks.files.ranks import rank
 from tfopt.callbacks.order import running_list
 from tfopt.callbacks.report.page import report
@@ -23,7 +22,6 @@ from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
 from tfopt.hardware.warn import warn_once
-from tfopt.measure import environment
 from tfopt.page import require_renderer
 
 # With 8 GPUs a page takes 0.6 s of one core to make, which Python takes from the training thread: 0.2 %.
@@ -76,6 +74,8 @@ class ReportWriter(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins to record."""
         self._end()  # an exception ended the fit before, without on_train_end
+        from tfopt.callbacks.compilation_logger import CompilationLogger  # here, as it brings all of tfopt.xla along
+
         utilization, throughput = source(UtilizationLogger, self), source(ThroughputLogger, self)
         running = running_list()
         others = running.callbacks if running else []
@@ -163,6 +163,8 @@ class _Writing:
 
     def _write(self, state: str) -> None:
         if not self._environment:
+            from tfopt.measure import environment  # here, in a thread: it takes a while to load
+
             self._environment = environment()
         record = self._recording.record(
             ended=state == "ended",

@@ -188,7 +188,8 @@ class StepProfiler(keras.callbacks.Callback):
         self._mark, self._left = None, 0
         if recording is not None:
             recording.finish()
-            self.traces += [recording.folder] if recording.folder else []
+            if recording.folder is not None and recording.folder not in self.traces:
+                self.traces.append(recording.folder)
 
     def _never_begun(self) -> str:
         planned = [f"at step {self._start_step}"] if self._at_step < math.inf else []

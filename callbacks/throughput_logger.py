@@ -8,8 +8,10 @@ from typing import Any
 
 import keras
 
+from tfopt.callbacks.background import end_with_fit
 from tfopt.callbacks.epoch_examples import EpochExamples
-from tfopt.callbacks.files.rows import RowWriter, check_formats, check_log_dir
+from tfopt.callbacks.files.background_rows import BackgroundRows
+from tfopt.callbacks.files.rows import check_formats, check_log_dir
 from tfopt.callbacks.order import warn_of_earlier_loggers
 from tfopt.callbacks.sources import Listeners
 from tfopt.callbacks.steps_trained import steps_trained
@@ -17,7 +19,6 @@ from tfopt.callbacks.throughput.input_wait import InputWait, takes_a_batch_a_ste
 from tfopt.callbacks.throughput.model_rate import ModelRate, model_rate, require_positive
 from tfopt.callbacks.throughput.step_window import StepWindow
 from tfopt.callbacks.throughput.time_left import TimeLeft
-from tfopt.fit.settings import overlap_of
 
 _TOLD_EVERY_SECONDS = 1.0
 _COLUMNS = (
@@ -116,7 +117,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._given_flops = require_positive("flops_per_example", flops_per_example)
         self._given_peak = require_positive("peak_tflops", peak_tflops)
         self._clock = clock
-        self._writer: RowWriter | None = None
+        self._writer: BackgroundRows | None = None
         self._input = InputWait()
         self._rate = ModelRate(self._given_flops, None)
         self.first_step_seconds: float | None = None
@@ -148,7 +149,8 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._input.begin()
         self._rate = model_rate(self.model, self._given_flops, self._given_peak)
         if self._log_dir is not None:
-            self._writer = RowWriter(self._log_dir, "throughput", self._formats, _COLUMNS)
+            self._writer = BackgroundRows(self._log_dir, "throughput", self._formats, _COLUMNS)
+            end_with_fit(self, self._writer.close)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the epoch's figures."""
@@ -173,7 +175,9 @@ class ThroughputLogger(keras.callbacks.Callback):
             self._examples.look(batch)  # before the clock, as it waits for the steps that were launched ahead
         now = self._clock()
         seconds, self._last = now - self._last, now
-        steps, self._done = batch + 1 - self._done, batch + 1
+        # At least one: a loop of one's own may not number its steps, and a nested fit counts here as well.
+        steps = max(1, batch + 1 - self._done)
+        self._done += steps
         if self._follows_input:
             self._follow_input(seconds, steps)
         if is_first:
@@ -280,6 +284,8 @@ class ThroughputLogger(keras.callbacks.Callback):
 
 def _executions_in_a_group(model: keras.Model) -> int:
     """How many executions are timed as one: those from one wait of an overlapped fit to its next."""
+    from tfopt.fit.settings import overlap_of  # here, as it takes half as long to load as all callbacks together
+
     overlap = overlap_of(model)
     if overlap is None:
         return 1

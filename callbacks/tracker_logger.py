@@ -71,6 +71,7 @@ class TrackerLogger(keras.callbacks.Callback):
         self._end()  # an exception ended the fit before, without on_train_end
         self.dropped = 0
         self._begun = False
+        self._before = self._step
         self._means = _Means(self._clock())
         self._background = Background("tracker", _in_order(self._tracker), most=_WAITING)
         end_with_fit(self, self._background.close)

@@ -22,6 +22,7 @@ from tfopt.callbacks.utilization.summaries import Summaries
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.host import HostMeter, HostReading
 from tfopt.hardware.nvml_values import Reading
+from tfopt.hardware.warn import warn_once
 
 _COLUMNS = tuple(field.name for field in fields(GpuSample))
 
@@ -113,15 +114,23 @@ class UtilizationLogger(keras.callbacks.Callback):
             worker = rank()
             self._summaries = Summaries(self._log_dir, worker) if worker.task in worker.tasks else None
         # The rows are written as they come, so only the last is kept.
-        sampler = GpuSampler(self._interval_seconds, keep=1, on_sample=_weakly(self), clock=self._clock).start()
+        sampler = GpuSampler(self._interval_seconds, keep=1, on_sample=_weakly(self), clock=self._clock)
         self._end = functools.partial(_close, sampler, self._writer, self._summaries)
         end_with_fit(self, self._end)
+        try:
+            sampler.start()
+        except RuntimeError as error:
+            warn_once(
+                "sampler thread",
+                f"Expected to start a thread that reads the GPUs. Found: {error}. The training goes on, and nothing is "
+                "sampled. Look at the limit of processes (ulimit -u; pids.max of the control group).",
+            )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the epoch's figures."""
         # Again, since BackupAndRestore may stand behind this callback. A step skipped for overflow counts here only.
         self._first_step = self._step = max(self._step, steps_trained(self.model))
-        self._examples.start(self.params.get("steps"))
+        self._examples.start((self.params or {}).get("steps"))
         self._readings.start()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -153,6 +162,12 @@ class UtilizationLogger(keras.callbacks.Callback):
         """Ends sampling."""
         self._stop()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy begins as new: threads, locks and files belong to a fit."""
+        of_a_fit = {"_readings", "_host"}
+        state = {name: value for name, value in self.__dict__.items() if name not in of_a_fit}
+        return state | {"_end": None, "_writer": None, "_summaries": None}
+
     def _stop(self) -> None:
         end, self._end = self._end, None
         if end is not None:
@@ -163,11 +178,11 @@ class UtilizationLogger(keras.callbacks.Callback):
         """Runs in the sampler's thread."""
         self._gpus = sum(row.uuid is not None for row in rows)
         self._readings.add(rows)
+        self.listeners(rows)  # first: a disk may hang
         writer, step = self._writer, self._step
         if writer is not None:
             for row in rows:
                 writer.write(row.to_dict(), step=step, curves=_curves(row, with_host=row is rows[0]))
-        self.listeners(rows)
 
 
 def _close(sampler: GpuSampler, writer: RowWriter | None, summaries: Summaries | None) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+from functools import partial
 
 import keras
 import pytest
@@ -55,8 +56,9 @@ def test_readings_are_those_of_nvidia_smi():
     for gpu in hardware.gpus():
         ours = [sample for sample in sampler.samples if sample.uuid == gpu.uuid]
         fields = ("gpu_memory_used_mib", "gpu_power_watts", "gpu_temperature_celsius", "sm_clock_mhz")
-        # What nvidia-smi rounds to, and for what changes by itself a little beyond what was read around it.
-        for name, found, slack in zip(fields, theirs[gpu.uuid], (1, 25, 2, 100), strict=True):
+        # What nvidia-smi rounds to, and for what changes by itself a little beyond what was read around it. Of memory
+        # nvidia-smi leaves out what the driver keeps for itself, which is not free either.
+        for name, found, slack in zip(fields, theirs[gpu.uuid], (1024, 10, 1, 15), strict=True):
             values = [getattr(sample, name) for sample in ours]
             assert min(values) - slack <= found <= max(values) + slack, name
 
@@ -65,7 +67,9 @@ def test_energy_is_the_counters():
     counted = []
 
     def count(*_):
-        counted.append(sum(nvml.door().read(gpu.uuid).gpu_energy_joules for gpu in hardware.gpus()))
+        door = nvml.door()
+        uuids = [gpu.uuid for gpu in hardware.gpus()]
+        counted.append(sum(door.call(partial(door.read, uuid)).gpu_energy_joules for uuid in uuids))
 
     model, data = small_net(), tf.data.Dataset.from_tensors(batch(4096)).repeat()
     counting = keras.callbacks.LambdaCallback(on_epoch_begin=count, on_epoch_end=count)

@@ -4,14 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfopt.callbacks.thresholds import SM_ACTIVE_PERCENT, TENSOR_ACTIVE_PERCENT, WAITING_PERCENT
 from tfopt.hardware import GpuSample
 
-# A training that waits a fifth of its time becomes a quarter faster without the wait; with less there is less to gain.
-_WAIT_PERCENT = 20.0
-# DCGM's documentation (profiling metrics): SM activity of less than 0.5 "likely indicates ineffective GPU usage".
-_BUSY_PERCENT = 50.0
-# Too little for any matrix product that takes time, yet above the noise of a counter at rest.
-_TENSOR_IDLE_PERCENT = 1.0
 # With fewer multiprocessors at work there is too little to do, in whatever type.
 _WORKING_PERCENT = 20.0
 # More than the CUDA context of a process that computes nothing takes, which is some hundreds of MiB.
@@ -139,7 +134,7 @@ def _no_steps(situation: Situation, gpu: GpuSample) -> str | None:
 
 def _waiting_for_input(situation: Situation, gpu: GpuSample) -> str | None:
     percent = situation.wait_percent
-    if percent is None or percent < _WAIT_PERCENT:
+    if percent is None or percent < WAITING_PERCENT:
         return None
     return (
         f"the training waits for input {percent:.0f} % of its time. tfopt.pipelines.profile_pipeline(dataset) names "
@@ -171,7 +166,7 @@ def _idle_tensor_cores(situation: Situation, gpu: GpuSample) -> str | None:
     tensor, active = gpu.tensor_active_percent, gpu.sm_active_percent
     if not situation.float32 or tensor is None or active is None:
         return None
-    if tensor >= _TENSOR_IDLE_PERCENT or active < _WORKING_PERCENT:
+    if tensor >= TENSOR_ACTIVE_PERCENT or active < _WORKING_PERCENT:
         return None
     return (
         f"the model computes in float32, and the tensor cores of GPU:{gpu.index} are idle ({tensor:.1f} %, while "
@@ -184,9 +179,9 @@ def _short_kernels(situation: Situation, gpu: GpuSample) -> str | None:
     used, active = gpu.gpu_utilization_percent, gpu.sm_active_percent
     if used is None:
         return None
-    if used < _BUSY_PERCENT and situation.wait_percent is not None:
+    if used < SM_ACTIVE_PERCENT and situation.wait_percent is not None:
         found = f"GPU:{gpu.index} is idle {100 - used:.0f} % of the time, though not for lack of input"
-    elif used >= _BUSY_PERCENT and active is not None and active < _BUSY_PERCENT:
+    elif used >= SM_ACTIVE_PERCENT and active is not None and active < SM_ACTIVE_PERCENT:
         found = f"GPU:{gpu.index} is in use {used:.0f} % of the time, but {active:.0f} % of its multiprocessors work"
     else:
         return None

@@ -51,7 +51,7 @@ def rank(environ: Mapping[str, str] = os.environ) -> Rank:
     text = environ.get("TF_CONFIG", "").strip()
     try:
         return _rank(json.loads(text)) if text else Rank()
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         warn_once(
             "TF_CONFIG",
             "Expected TF_CONFIG to hold a cluster and a task, such as "

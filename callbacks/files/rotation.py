@@ -45,7 +45,11 @@ class RotatedLines:
     def _open(self) -> None:
         self._file = LineAppender(self.path)
         if self._header is not None and self._file.empty:
-            self._file.append(self._header)
+            try:
+                self._file.append(self._header)
+            except OSError:  # the disk is full
+                self._file.close()
+                raise
 
 
 def _make_room(path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, count
 from numbers import Real
 from pathlib import Path
@@ -30,12 +30,16 @@ def check_formats(formats: str | Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         ValueError: There is no such format.
+        TypeError: No names at all.
         UnsupportedError: "tensorboard", and TensorBoard is not installed.
     """
-    names = (formats,) if isinstance(formats, str) else tuple(dict.fromkeys(formats))
-    for name in names:
+    if not isinstance(formats, Iterable):
+        raise TypeError(f"Expected formats to be a sequence of names. Received: {formats!r}. Choose from {FORMATS}.")
+    given = (formats,) if isinstance(formats, str) else tuple(formats)
+    for name in given:
         if name not in FORMATS:
             raise unknown_name("log format", name, FORMATS)
+    names = tuple(dict.fromkeys(given))
     if "tensorboard" in names:
         require_tensorboard()
     return names
@@ -120,6 +124,10 @@ class RowWriter:
         """Closes the files. A second call does nothing."""
         self._closed = True
         if not self._lock.acquire(timeout=_CLOSE_SECONDS):
+            text = f"Expected {self._log_dir} to take a row within {_CLOSE_SECONDS:g} s. Found that it hangs. "
+            warn_once(
+                f"hung {self._log_dir}", text + "Its last rows are lost, and the training goes on. See to the disk."
+            )
             return
         try:
             while self._files:

@@ -13,6 +13,7 @@ Item = TypeVar("Item")
 
 # More lines across a chart would hide what it shows.
 _EPOCHS_DRAWN = 30
+_EVENTS_DRAWN = 60
 # A value so many times the one that all but a twentieth stay below would leave a third of the panel to the others.
 _SPIKE, _USUAL = 6.0, 0.95
 
@@ -70,8 +71,8 @@ def chart(timeline: Timeline, *, seconds: float, epoch_ends: Sequence[float]) ->
     every = f"end of every {_ordinal(-(-len(epoch_ends) // _EPOCHS_DRAWN))} epoch"
     marks = [
         Marks("end of an epoch" if len(drawn) == len(epoch_ends) else every, drawn, "division"),
-        Marks("compilation", _times(timeline, "compilation"), "note"),
-        Marks("alert", _times(timeline, "alert"), "alarm"),
+        Marks("compilation", _times(timeline, "compilation", seconds), "note"),
+        Marks("alert", _times(timeline, "alert", seconds), "alarm"),
     ]
     return line_chart(
         panels,
@@ -185,9 +186,10 @@ def _index(item: tuple[int | None, Series]) -> int:
     return -1 if item[0] is None else item[0]
 
 
-def _times(timeline: Timeline, kind: str) -> list[float]:
+def _times(timeline: Timeline, kind: str, seconds: float) -> list[float]:
+    """When events were; of those too close together to be told apart, the first."""
     events: list[Event] = timeline.events[kind].items if kind in timeline.events else []
-    return [event.at for event in events]
+    return list({int(_EVENTS_DRAWN * event.at / seconds): event.at for event in reversed(events)}.values())[::-1]
 
 
 def _ordinal(count: int) -> str:

@@ -10,6 +10,7 @@ from tfopt.callbacks.report.verdict import verdict
 from tfopt.page import Page, Section, Table, duration, entries, render
 
 _EPOCHS_SHOWN = 20
+_EVENTS_SHOWN = 40
 # Keys that end so say how fast the training ran, not how well: with tfopt's callbacks there are dozens of them.
 _UNITS = ("_percent", "_mib", "_watts", "_joules", "_celsius", "_mhz", "_ms", "_second", "_seconds", "_examples")
 _SPEED = ("step_time_ms", "examples_per_second")
@@ -116,7 +117,7 @@ def _epochs(epochs: Kept[Epoch]) -> Section:
     if not epochs.count:
         return Section("Epochs", "None has ended.")
     # Copied, since callbacks of the epoch that has just ended may still add keys.
-    kept = [replace(epoch, logs=dict(epoch.logs)) for epoch in epochs.items]
+    kept = [replace(epoch, logs={str(key): value for key, value in dict(epoch.logs).items()}) for epoch in epochs.items]
     keys = list(dict.fromkeys(key for epoch in kept for key in epoch.logs))
     main = [key for key in keys if not key.endswith(_UNITS) or key in _SPEED]
     shown = [*thinned(kept[:-1], _EPOCHS_SHOWN - 1), kept[-1]]
@@ -151,7 +152,10 @@ def _events(timeline: Timeline) -> Section | None:
         f"every {kept.every}th {kind} of {kept.count}" for kind, kept in timeline.events.items() if kept.every > 1
     ]
     table = Table(("At", "Event", "What"), [(duration(at), kind, text) for at, kind, text in rows], align="rll")
-    return Section("Events", f"Of many, some are left out: {', '.join(dropped)}." if dropped else "", tables=[table])
+    text = f"Of many, some are left out: {', '.join(dropped)}." if dropped else ""
+    if len(rows) > _EVENTS_SHOWN:
+        return Section("Events", text, details=[(f"{len(rows)} events", table)])
+    return Section("Events", text, tables=[table])
 
 
 def _environment(environment: Mapping[str, Any]) -> Section:

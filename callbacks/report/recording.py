@@ -2,15 +2,17 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tfopt.callbacks.compilation_logger import CompilationLogger
 from tfopt.callbacks.readings import HOST_KEYS
 from tfopt.callbacks.report.charts import QUANTITIES
 from tfopt.callbacks.report.page import Epoch, Record
 from tfopt.callbacks.report.timeline import Event, Kept, Timeline
-from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.hardware import GpuSample
+
+if TYPE_CHECKING:
+    from tfopt.callbacks.compilation_logger import CompilationLogger
+    from tfopt.callbacks.throughput_logger import ThroughputLogger
 
 # Of NVML's reasons to hold a clock back, those that are a defect. A GPU at full work is at its power cap, as it should.
 _SLOWING = {"hw_slowdown", "thermal", "hw_thermal", "hw_power_brake"}
@@ -34,8 +36,8 @@ class Recording:
     def __init__(
         self,
         name: str,
-        throughput: ThroughputLogger,
-        compilations: CompilationLogger | None,
+        throughput: "ThroughputLogger",
+        compilations: "CompilationLogger | None",
         clock: Callable[[], float],
     ):
         self._name, self._throughput, self._compilations, self._clock = name, throughput, compilations, clock

@@ -3,16 +3,12 @@
 from statistics import fmean
 
 from tfopt.callbacks.report.timeline import Timeline
+from tfopt.callbacks.thresholds import SM_ACTIVE_PERCENT, TENSOR_ACTIVE_PERCENT, WAITING_PERCENT
 from tfopt.page import duration
 
-# From a fifth on, mending it makes the training up to a quarter faster: worth somebody's time.
-WAITING_PERCENT = 20.0
-BUSY_PERCENT = 80.0
-SLOWED_PERCENT = 20.0
-# DCGM's documentation (profiling metrics): SM activity of less than 0.5 "likely indicates ineffective GPU usage".
-SM_ACTIVE_PERCENT = 50.0
-# Too little for any matrix product that takes time, yet above the noise of a counter at rest.
-TENSOR_ACTIVE_PERCENT = 1.0
+# A fifth of the time, as for waiting.
+BUSY_PERCENT = 100 - WAITING_PERCENT
+SLOWED_PERCENT = WAITING_PERCENT
 
 
 def verdict(timeline: Timeline, *, seconds: float, first_step_end: float | None) -> str:

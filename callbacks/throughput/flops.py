@@ -101,7 +101,7 @@ def _unknown(layer: keras.Layer, shapes: Sequence[Shape]) -> str | None:
     for operation in _operations(layer):
         if type(operation).__name__ in _UNCOUNTED_OPERATIONS:
             return f"keras.ops: {operation.name}"
-    if type(layer).call.__module__.partition(".")[0] != "keras":
+    if isinstance(layer, _LAYERS.Lambda) or type(layer).call.__module__.partition(".")[0] != "keras":
         return None if _accounts_for_its_graph(layer, shapes) else "products in its own call"
     has_kernel = any(len(weight.shape) > 1 for weight in layer._trainable_variables)
     if isinstance(layer, _UNCOUNTED) or (has_kernel and not isinstance(layer, _NO_PRODUCTS)):

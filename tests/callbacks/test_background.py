@@ -1,3 +1,4 @@
+import asyncio
 import threading
 
 import pytest
@@ -52,7 +53,7 @@ def test_what_does_not_fit_is_dropped_and_counted(caplog):
     ]
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
 def test_an_error_is_reported_once_and_work_goes_on(caplog, error):
     taken = []
 

@@ -43,3 +43,21 @@ def test_what_was_found_goes_with_its_owner():
         return weakref.ref(thing)
 
     assert fit()() is None
+
+
+def test_what_a_caller_deletes_is_gone():
+    """A frame keeps the variables that it was asked for, up to its end."""
+    large = Thing()
+    gone = weakref.ref(large)
+    assert variable_of_a_caller("no_such_variable", Thing) is None
+    del large
+    assert gone() is None
+
+
+def test_a_variable_that_an_inner_function_uses_is_found():
+    thing = Thing()
+
+    def inner():
+        return thing
+
+    assert found_below() is inner()

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 
 import keras
+import numpy as np
 import pytest
 from fake_nvml import FakeGpu
 from models import assert_same_state, state
@@ -162,6 +163,30 @@ def test_logs_are_finite_numbers_under_whatever_name(driven):
     assert found["tfopt_epochs_total",] == 1.0
 
 
+def test_a_log_key_that_no_file_can_hold(driven):
+    exporter = driven()
+    exporter.on_epoch_end(0, {"\ud800": 0.5, 7: 1.5})
+    found = written(exporter)
+    assert (found["tfopt_log", "\ufffd"], found["tfopt_log", "7"]) == (0.5, 1.5)
+
+
+def test_evaluate_and_predict_without_fit(tmp_path):
+    exporter, inputs = PrometheusExporter(tmp_path / "x.prom"), shared_net().inputs[0].shape[1:]
+    x = np.zeros((4, *inputs), "float32")
+    shared_net().predict(x, verbose=0, callbacks=[exporter])
+    shared_net().evaluate(x, np.zeros((4, 1), "float32"), verbose=0, callbacks=[exporter])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loop_that_tells_of_no_epochs(tmp_path):
+    exporter = PrometheusExporter(tmp_path / "loop.prom")
+    exporter.set_model(shared_net())
+    exporter.on_train_begin()
+    exporter.on_train_batch_end(0)
+    exporter.on_train_end()
+    assert parsed((tmp_path / "loop.prom").read_text())["tfopt_steps_total",] == 1.0
+
+
 def test_the_file_is_written_each_interval_and_never_in_part(driven, monkeypatch):
     clock, writes = Clock(), []
     exporter = driven(clock)
@@ -210,6 +235,33 @@ def test_a_port_that_is_taken_is_reported_once(caplog):
 def test_an_address_that_is_not_there(caplog):
     assert len(fit(PrometheusExporter(port=0, host="no.such.host.invalid")).epoch) == 1
     assert len([text for text in told(caplog) if "no.such.host" in text]) == 1
+    assert len(fit(PrometheusExporter(port=0, host="a" * 80)).epoch) == 1  # more than a label of a name may have
+    assert len([text for text in told(caplog) if "aaaa" in text]) == 1
+
+
+def test_clients_that_never_ask_or_read_leave_no_thread(capfd):
+    class Connects(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs |= {f"key {number} {'x' * 100}": 1.0 for number in range(10_000)}  # more than a socket's buffers hold
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                address = exporter._outlet._server.server_address
+                clients.extend(socket.create_connection(address) for _ in range(3))
+                clients[1].sendall(b"GET /metrics HTTP/1.1\r\n")
+                clients[2].sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                while sum("process_request" in name for name in map(str, threading.enumerate())) < 3:
+                    time.sleep(0.005)
+
+    clients, exporter = [], PrometheusExporter(port=0)
+    fit(Connects(), exporter, epochs=2)
+    for thread in threading.enumerate():
+        if "process_request" in thread.name:
+            thread.join(10)
+            assert not thread.is_alive()
+    for client in clients:
+        client.close()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_only_this_machine_can_connect_unless_told_otherwise():

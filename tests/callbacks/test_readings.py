@@ -3,6 +3,7 @@ import gc
 import math
 import threading
 import weakref
+from fractions import Fraction
 
 import keras
 import numpy as np
@@ -43,6 +44,10 @@ def test_finite_numbers():
         "float": 0.5,
         "numpy": 0.25,
     }
+
+
+def test_numbers_beyond_floats_and_names_that_are_no_texts():
+    assert finite({"huge": 10**400, "share": Fraction(10**400, 3), 7: 1, ("a", 1): 2}) == {"7": 1.0, "('a', 1)": 2.0}
 
 
 @pytest.mark.parametrize("scaled", [False, True])

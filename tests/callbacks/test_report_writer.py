@@ -136,7 +136,7 @@ def test_times_come_from_the_clock(tmp_path):
     advance = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(clock, "now", clock.now + 90))
     fit(advance, ReportWriter(path, clock=clock), epochs=2)
     assert "2 epochs in 3 min on" in text(path)
-    assert path.read_text().count('<svg class="division"') % 2 == 0
+    assert path.read_text().count('<svg class="division"') > 0
     assert re.search(r"1 1 min 30 s .* 2 1 min 30 s", text(path))
 
 

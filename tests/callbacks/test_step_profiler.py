@@ -140,6 +140,20 @@ def test_each_cause_begins_a_trace_of_its_own(tmp_path, recordings):
     assert [path.name for path in profiler.traces] == ["0", "1", "2"]
 
 
+def test_traces_of_one_second_have_one_folder(tmp_path, recordings, monkeypatch):
+    def record(log_dir):
+        recording = recorded(log_dir)
+        recording.folder = log_dir / "one second"
+        return recording
+
+    recorded = step_profiler.record
+    monkeypatch.setattr(step_profiler, "record", record)
+    profiler = StepProfiler(tmp_path, start_step=4, steps=2)
+    fit(profiler, after_step(0, profiler.request), steps=12)
+    assert len(recordings) == 2
+    assert profiler.traces == [tmp_path / "one second"]
+
+
 def test_causes_that_meet_begin_one_trace(tmp_path, recordings):
     profiler = StepProfiler(tmp_path, start_step=4, steps=2, start_after_seconds=0)
     fit(profiler, after_step(3, profiler.request))

@@ -1,5 +1,6 @@
 import copy
 import csv
+import gc
 import json
 import logging
 import os
@@ -433,3 +434,53 @@ def test_bad_arguments():
         ThroughputLogger("gs://bucket/logs")
     with pytest.raises(ValueError, match="which is a file"):
         ThroughputLogger(__file__)
+
+
+def by_hand(logger, model, batches):
+    logger.set_model(model)
+    logger.on_train_begin()
+    logger.on_epoch_begin(0)
+    for batch_number in batches:
+        logger.on_train_batch_end(batch_number)
+    logs = {}
+    logger.on_epoch_end(0, logs)
+    logger.on_train_end()
+    return logs
+
+
+def test_a_loop_of_ones_own_that_does_not_number_its_steps():
+    model = tiny_net()
+    fit(ThroughputLogger(), model=model)
+    numbered = by_hand(ThroughputLogger(clock=Clock()), model, range(5))
+    assert numbered["step_time_ms"] == 1000.0
+    assert by_hand(ThroughputLogger(clock=Clock()), model, [0] * 5)["step_time_ms"] == 1000.0
+
+
+def test_one_logger_in_a_fit_within_a_fit():
+    logger, inner = ThroughputLogger(), tiny_net()
+
+    class Fits(keras.callbacks.Callback):
+        def on_train_batch_end(self, step, logs=None):
+            if step == 0:
+                fit(logger, examples=16, model=inner)  # two steps, as many as the outer fit has done after its next
+
+    history = tiny_net().fit(dataset(40, 8), epochs=2, verbose=0, shuffle=False, callbacks=[logger, Fits()]).history
+    assert len(history["step_time_ms"]) == 2
+
+
+def test_after_an_interrupted_fit_no_file_is_open(tmp_path):
+    class Interrupts(keras.callbacks.Callback):
+        def on_train_batch_end(self, step, logs=None):
+            raise KeyboardInterrupt
+
+    def interrupted():
+        callbacks = [ThroughputLogger(tmp_path), Interrupts()]
+        with pytest.raises(KeyboardInterrupt):
+            tiny_net().fit(dataset(40, 8), verbose=0, shuffle=False, callbacks=callbacks)
+
+    interrupted()
+    gc.collect()
+    handles = Path("/proc/self/fd")
+    if not handles.exists():
+        pytest.skip("no /proc")
+    assert [link for link in handles.iterdir() if str(tmp_path) in os.path.realpath(link)] == []

@@ -12,6 +12,8 @@ from models import assert_same_state, batch, small_net, state
 from tfopt import callbacks as ours
 from tfopt import fit as tfopt_fit
 
+KEYS = {"step_time_ms", "host_memory_used_mib", "examples_per_second"}
+EPOCHS = []  # the keys that the tracker got of each
 NAMES = {
     "utilization": lambda folder: ours.UtilizationLogger(folder, 0.05, formats=("csv", "jsonl", "tensorboard")),
     "throughput": lambda folder: ours.ThroughputLogger(folder, 2, formats=("csv", "jsonl", "tensorboard")),
@@ -21,7 +23,7 @@ NAMES = {
     ),
     "profiler": lambda folder: ours.StepProfiler(folder, start_step=3, steps=2),
     "prometheus": lambda folder: ours.PrometheusExporter(folder / "training.prom", interval_seconds=0.1),
-    "tracker": lambda folder: ours.TrackerLogger(Tracker()),
+    "tracker": lambda folder: ours.TrackerLogger(Tracker(EPOCHS)),
     "report": lambda folder: ours.ReportWriter(folder / "report.html"),
     "stopping": lambda folder: keras.callbacks.EarlyStopping("loss", patience=3),
     "checkpoint": lambda folder: keras.callbacks.ModelCheckpoint(folder / "net.weights.h5", save_weights_only=True),
@@ -29,8 +31,14 @@ NAMES = {
 
 
 class Tracker:
+    """Keeps the epochs' logs."""
+
+    def __init__(self, epochs=None):
+        self.epochs = [] if epochs is None else epochs
+
     def log(self, values, step):
-        pass
+        if "loss" in values:
+            self.epochs.append(set(values))
 
 
 def trained(callbacks, *, overlapped=False, **options):
@@ -52,6 +60,7 @@ def alone():
 
 @pytest.mark.parametrize(("seed", "overlapped"), [(0, False), (1, True), (2, True)])
 def test_in_any_order_the_training_is_the_same(tmp_path, fake_nvml, alone, seed, overlapped):
+    EPOCHS.clear()
     names = list(NAMES)
     random.Random(seed).shuffle(names)
     # Where Keras' logger stands does not matter to the others; last, it sees all keys.
@@ -60,7 +69,10 @@ def test_in_any_order_the_training_is_the_same(tmp_path, fake_nvml, alone, seed,
     assert_same_state(alone[1], weights)
     assert {key: history[key] for key in alone[0]} == alone[0]
     with open(tmp_path / "epochs.csv", newline="") as file:
-        assert set(next(csv.DictReader(file))) >= {"step_time_ms", "host_memory_used_mib", "examples_per_second"}
+        assert set(next(csv.DictReader(file))) >= KEYS
+    assert len(EPOCHS) == 3
+    exported = (tmp_path / "training.prom").read_text()
+    assert all(f'tfopt_log{{key="{key}"}}' in exported for key in KEYS)
     made = {path.name for path in tmp_path.iterdir()}
     assert made >= {"utilization.csv", "throughput.jsonl", "report.html", "training.prom", "plugins", "utilization"}
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("tfopt-sampler")] == []

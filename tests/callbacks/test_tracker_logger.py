@@ -95,6 +95,15 @@ def test_finite_numbers_only():
     assert [type(value) for value in tracker.logged[0][1].values()] == [float, float]
 
 
+def test_a_loop_that_tells_of_no_epochs():
+    tracker = Tracker()
+    logger = driven(tracker, Clock())
+    logger.on_train_batch_end(0)
+    logger.on_epoch_end(0, {"loss": 1.0, "huge": 10**400})
+    logger.on_train_end()
+    assert tracker.logged == [(1, {"loss": 1.0})]
+
+
 def test_in_fit(fake_nvml):
     fake_nvml.gpus += [FakeGpu(utilization=90), FakeGpu(utilization=70, uuid="GPU-b", bus=2)]
     tracker = Tracker()

@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import shutil
+import threading
 import time
 import tracemalloc
 
@@ -20,6 +21,8 @@ from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_
 from tfopt.callbacks import utilization_logger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSample, GpuSampler
+from tfopt.hardware.nvml_errors import ABSENT
+from tfopt.hardware.warn import forget_warnings
 
 __all__ = ["net"]  # the fixture
 
@@ -59,13 +62,17 @@ def test_every_error_of_the_driver_is_survived_and_reported_once(fake_nvml, capl
     function = READ_FUNCTIONS[code % len(READ_FUNCTIONS)]
     for failing, at in (("nvmlInit", 1), (function, 2)):
         fake_nvml.recover()
+        forget_warnings()
         caplog.clear()
+        before = fake_nvml.calls[failing]
         fake_nvml.gpus[:] = [FakeGpu(uuid=f"GPU-{failing}")]
         fake_nvml.fail(failing, code, at=at)
         logs = driven(UtilizationLogger(interval_seconds=INTERVAL), samples=3)
         assert logs["process_memory_mib"] > 0
         assert all(math.isfinite(value) for value in logs.values())
-        assert len(warnings_of(caplog)) <= 1, caplog.text
+        asked = fake_nvml.calls[failing] - before > at - 1  # not all are, where GPM is there
+        told = asked and (failing == "nvmlInit" or code not in ABSENT)
+        assert len(warnings_of(caplog)) == told, caplog.text
 
 
 def test_an_error_in_the_sampler_is_reported_once(fake_nvml, caplog, monkeypatch, net):
@@ -84,6 +91,19 @@ def test_an_error_in_the_sampler_is_reported_once(fake_nvml, caplog, monkeypatch
 
     assert len(net.fit(UtilizationLogger(interval_seconds=INTERVAL), Waits())["loss"]) == 2
     assert len(warnings_of(caplog)) == 1, caplog.text
+
+
+def test_no_thread_is_to_be_had(tmp_path, fake_nvml, caplog, monkeypatch, net):
+    start = threading.Thread.start
+
+    def refuses(thread):
+        if thread.name == "tfopt-sampler":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    assert len(net.fit(UtilizationLogger(tmp_path))["loss"]) == 2
+    assert [text for text in warnings_of(caplog) if "can't start new thread" in text], caplog.text
 
 
 def test_after_an_interrupted_fit_sampling_ends(fake_nvml, net):

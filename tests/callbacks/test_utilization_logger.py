@@ -251,3 +251,24 @@ def test_bad_arguments():
         UtilizationLogger(interval_seconds=0)
     with pytest.raises(ValueError, match=r"Expected a log format: 'csv', 'jsonl' or 'tensorboard'\. Received: 'xml'"):
         UtilizationLogger(formats=("xml",))
+
+
+def test_a_loop_of_ones_own_that_sets_no_params(fake_nvml):
+    logger, logs = UtilizationLogger(interval_seconds=INTERVAL), {}
+    slow = Slow(logger, 2)
+    logger.on_train_begin()
+    logger.on_epoch_begin(0)
+    slow.wait()
+    logger.on_train_batch_end(0)
+    logger.on_epoch_end(0, logs)
+    logger.on_train_end()
+    assert logs["process_memory_mib"] > 0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda logger: pickle.loads(pickle.dumps(logger))])
+def test_a_copy_after_and_within_a_fit_begins_as_new(tmp_path, fake_nvml, copied):
+    logger = UtilizationLogger(tmp_path, INTERVAL)
+    logger.on_train_begin()
+    within = copied(logger)
+    logger.on_train_end()
+    assert len([driven(copy)["process_memory_mib"] for copy in (within, copied(logger))]) == 2

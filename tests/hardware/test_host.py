@@ -259,7 +259,7 @@ def test_the_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("error", [psutil.AccessDenied(), OSError(), RuntimeWarning("not in /proc/meminfo")])
+@pytest.mark.parametrize("error", [psutil.AccessDenied(), OSError(), KeyError(), RuntimeWarning()])
 def test_what_psutil_cannot_read_is_none(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
         raise error

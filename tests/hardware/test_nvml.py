@@ -271,3 +271,13 @@ def test_importing_the_package_loads_no_heavy_module() -> None:
     code = "import sys, tfopt.hardware; print({'tensorflow', 'keras', 'numpy', 'pynvml'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("error", [SyntaxError("print 1"), FutureWarning("deprecated"), RuntimeError("broken")])
+def test_a_module_that_cannot_be_imported_is_none(error: Exception) -> None:
+    def load() -> None:
+        raise error
+
+    with pytest.raises(NvmlError, match="it cannot be imported") as raised:
+        nvml.Nvml(load).start()
+    assert raised.value.__cause__ is error

@@ -400,3 +400,19 @@ def test_a_sampler_whose_thread_is_gone_starts_again(gpu: FakeGpu) -> None:
     sampler.start()
     assert sampler._thread is not thread
     sampler.close()
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetUtilizationRates"])
+def test_an_error_that_is_none_of_nvmls_leaves_the_host(
+    function: str, clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise TypeError("no such argument")
+
+    fake_nvml._trouble(function, None, 1, fails)
+    driven = Driven(clock)
+    rows = [driven.tick()[0] for _ in range(2)]
+    assert [row.process_memory_mib for row in rows] == [ROW.process_memory_mib] * 2
+    assert {row.gpu_power_watts for row in rows} == {None}
+    assert len(caplog.records) == 1
+    assert "no such argument" in caplog.text

@@ -69,7 +69,7 @@ class Nvml:
             try:
                 self._vendor = self._load()
                 failure = self._vendor.NVMLError
-            except (ImportError, AttributeError) as error:  # not there, or another module of that name
+            except Exception as error:  # not there, another module of that name, or a broken one
                 raise not_installed() from error
             self._drop_handles()
             try:

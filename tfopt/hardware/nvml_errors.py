@@ -115,6 +115,14 @@ def not_installed() -> NvmlError:
     )
 
 
+def unexpected(error: Exception) -> NvmlError:
+    """Returns the error for what NVML's module raised that is none of NVML's errors."""
+    return NvmlError(
+        f"unexpected {type(error).__name__}",
+        f"Expected NVIDIA's driver to answer. Found: {error!r}. What to do: update nvidia-ml-py.",
+    )
+
+
 def hung(deadline_seconds: float) -> NvmlError:
     """Returns the error for a call that did not come back."""
     return NvmlError(

@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from tfopt.hardware import nvml
 from tfopt.hardware.gpus import Gpu, find_gpus
 from tfopt.hardware.host import HostMeter
-from tfopt.hardware.nvml_errors import NO_DRIVER, NvmlError
+from tfopt.hardware.nvml_errors import NO_DRIVER, NvmlError, unexpected
 from tfopt.hardware.nvml_values import Reading
 from tfopt.hardware.sample import GpuSample
 from tfopt.hardware.visible import hides_all
@@ -92,8 +92,9 @@ class GpuSampler:
         if self._thread is None or not self._thread.is_alive():  # a fork keeps the object and loses the thread
             self._begin()
             # The thread gets its own end signal: one that hangs through close() stays ended after the next start().
-            self._thread = threading.Thread(target=self._run, args=(self._ended,), name="tfopt-sampler", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, args=(self._ended,), name="tfopt-sampler", daemon=True)
+            thread.start()
+            self._thread = thread  # not before: one that could not be started cannot be waited for
         return self
 
     def close(self) -> None:
@@ -173,7 +174,12 @@ class GpuSampler:
             return Reading()
 
     def _ask(self, question: Callable[[], Answer]) -> Answer:
-        return nvml.door().call(question, deadline_seconds=self._deadline_seconds)
+        try:
+            return nvml.door().call(question, deadline_seconds=self._deadline_seconds)
+        except NvmlError:
+            raise
+        except Exception as error:  # the host, and the other GPUs, are to be read all the same
+            raise unexpected(error) from error
 
     def _report(self, rows: Rows) -> None:
         if self._on_sample is None:

@@ -180,3 +180,14 @@ def test_a_tensorboard_that_cannot_be_imported_is_survived(tmp_path, monkeypatch
     write(tmp_path, [(1, None, 1.0)], ("tensorboard", "csv"))
     assert len(caplog.records) == 1
     assert read(tmp_path)[0] == [list(FIELDS), ["1", "", "1.0"]]
+
+
+@pytest.mark.parametrize("formats", [None, 1])
+def test_formats_that_are_no_names(formats):
+    with pytest.raises(TypeError, match=r"Expected formats to be a sequence of names\. Received: .* Choose from"):
+        check_formats(formats)
+
+
+def test_a_format_that_is_a_list():
+    with pytest.raises(ValueError, match=r"Expected a log format: .* Received: \['csv'\]"):
+        check_formats([["csv"]])

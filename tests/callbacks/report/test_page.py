@@ -137,6 +137,19 @@ def test_many_epochs_are_marked_now_and_then():
     assert "end of every 3rd epoch" in many
 
 
+@pytest.mark.parametrize("kind", ["alert", "compilation"])
+def test_events_too_close_to_be_told_apart_are_one_mark(kind):
+    read = timeline(step_time_ms=40.0)
+    for at in (10.0, 10.1, 50.0):
+        read.events[kind].add(Event(at, "x"))
+    mark = {"alert": "alarm", "compilation": "note"}[kind]
+    places = re.findall(rf'<svg class="{mark}" x="([\d.]+)%', chart(read, seconds=100.0, epoch_ends=[]))
+    assert places == ["10.00", "50.00"]
+    for at in range(500):
+        read.events[kind].add(Event(50 + at / 10, "x"))
+    assert chart(read, seconds=100.0, epoch_ends=[]).count(f'<svg class="{mark}"') == 31
+
+
 def record(read, epochs=3, ended=True, **logs):
     kept = Kept(1000)
     for number in range(epochs):
@@ -160,6 +173,19 @@ def test_the_page_holds_it_all():
     assert "packages.keras 3.15.1" in page
     assert "had not come to its end" not in page
     assert "had not come to its end" in text_of(report(record(read, ended=False)))
+
+
+def test_many_events_unfold():
+    read = timeline(**BUSY)
+    for at in range(41):
+        read.events["alert"].add(Event(float(at), "x"))
+    assert "<summary>41 events</summary>" in report(record(read))
+
+
+def test_log_keys_that_are_no_texts():
+    training = record(timeline(), epochs=0)
+    training.epochs.add(Epoch(number=1, begin=0.0, end=10.0, logs={7: 1.5, ("a", 1): 2.5}))
+    assert "Epoch Took 7 (&#39;a&#39;, 1) 1 10 s 1.5 2.5" in text_of(report(training))
 
 
 def test_keys_with_units_unfold():

@@ -209,3 +209,10 @@ def test_counting_leaves_the_model_as_it_was():
 
 def test_a_model_without_products_has_no_operations():
     assert flops(layers.Flatten()).per_example is None
+
+
+def test_the_products_in_a_lambda_are_not_known():
+    product = layers.Lambda(lambda inputs: keras.ops.matmul(inputs, keras.ops.ones((4, 4))))
+    found = flops(layers.Dense(4), product)
+    assert (found.per_example, found.unknown) == (None, (f"{product.path} (products in its own call)",))
+    assert flops(layers.Dense(4), layers.Lambda(lambda inputs: inputs / 2)).per_example == 6 * 16

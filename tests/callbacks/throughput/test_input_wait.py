@@ -71,7 +71,6 @@ def test_the_share_of_waiting_for_input(tmp_path, jit_compile, input_ms, work_ms
     logger, work = ThroughputLogger(tmp_path, window_steps=6), Works(work_ms / 1000)
     data = slow_input(input_ms / 1000)
     history = tiny_net(jit_compile=jit_compile).fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[logger, work])
-    assert history.history["input_wait_percent"][0] >= low - 40  # that step's compilation is no step's work
     # In the first epoch, batches lie ready that were made while the first step compiled.
     shares = [history.history["input_wait_percent"][1], *(row["input_wait_percent"] for row in rows(tmp_path)[2:])]
     assert len(shares) == 3

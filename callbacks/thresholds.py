@@ -1,0 +1,8 @@
+"""From where on a reading says that something holds a training back; one measure for alerts and the report."""
+
+# From a fifth on, mending it makes the training up to a quarter faster: worth somebody's time.
+WAITING_PERCENT = 20.0
+# DCGM's documentation (profiling metrics): SM activity of less than 0.5 "likely indicates ineffective GPU usage".
+SM_ACTIVE_PERCENT = 50.0
+# Too little for any matrix product that takes time, yet above the noise of a counter at rest.
+TENSOR_ACTIVE_PERCENT = 1.0
