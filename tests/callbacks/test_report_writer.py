@@ -28,7 +28,7 @@ ENVIRONMENT = {"tfopt": "0", "packages": {"tensorflow": "2", "keras": "3"}, "gpu
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     forget_warnings()
-    monkeypatch.setattr(report_writer, "environment", lambda: ENVIRONMENT)
+    monkeypatch.setattr("tfopt.measure.environment", lambda: ENVIRONMENT)
 
 
 def dataset(steps=4):

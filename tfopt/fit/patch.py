@@ -17,8 +17,8 @@ _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 
 def _train(stock: Function) -> Function:
     def _on_train_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
-        step = getattr(_model_of(self), "train_function", None)
-        if isinstance(step, OverlappedStep) and is_settled(logs):
+        step = _overlapped_step(self, "train_function")
+        if step is not None and is_settled(logs):
             _hand(step.overlap, self, "on_train_batch_end", batch, logs)
         else:
             stock(self, batch, logs)
@@ -28,8 +28,8 @@ def _train(stock: Function) -> Function:
 
 def _test(stock: Function) -> Function:
     def _on_test_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
-        step = getattr(_model_of(self), "test_function", None)
-        if isinstance(step, OverlappedStep) and is_settled(logs):
+        step = _overlapped_step(self, "test_function")
+        if step is not None and is_settled(logs):
             _hand(step.overlap, self, "on_test_batch_end", batch, logs)
         else:
             stock(self, batch, logs)
@@ -48,6 +48,14 @@ def _predict(stock: Function) -> Function:
             _hand(overlap, self, "on_predict_batch_end", batch, logs)
 
     return _on_predict_batch_end
+
+
+def _overlapped_step(callbacks: CallbackList, name: str) -> OverlappedStep | None:
+    """The step that ran, where it is an overlapped one; a callback may have wrapped it."""
+    step: Any = getattr(_model_of(callbacks), name, None)
+    while not isinstance(step, OverlappedStep) and hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    return step if isinstance(step, OverlappedStep) else None
 
 
 def _model_of(callbacks: CallbackList) -> Any:
