@@ -27,8 +27,9 @@ def render(document: dict[str, Any], width: int = WIDTH) -> str:
         console.print(f"tfopt-bench on {words.device(document)}")
         console.print(_table(document))
         console.print(words.lead(document))
-        for sentence in filter(None, map(words.recommended, document["cases"])):
-            console.print(sentence)
+        for case in document["cases"]:
+            for sentence in filter(None, (words.recommended(case), words.reached(case))):
+                console.print(sentence)
         console.print(
             "ms a step: median [95 % interval]. Speed: the baseline's time over the variant's, turn by turn. "
             f"Status: {document['status']}."

@@ -71,9 +71,14 @@ def verdict(variant: dict[str, Any]) -> str:
     stated: str = variant["verdict"]
     if stated == "faster" and variant.get("ceiling"):
         return "the ceiling"
-    stated = "slower: leave it off" if stated == "slower" else stated
-    share = variant.get("of_ceiling")
-    return f"{stated}, {number(share['ratio'])} of the ceiling" if share else stated
+    return "slower: leave it off" if stated == "slower" else stated
+
+
+def reached(case: dict[str, Any]) -> str:
+    """What share of the ceiling's speed each variant reaches, in a sentence; empty where there is no ceiling."""
+    shares = [(v["name"], v["of_ceiling"]["ratio"]) for v in case["variants"] if v.get("of_ceiling")]
+    listed = ", ".join(f"{name} {number(share)}" for name, share in shares)
+    return f"{case['workload']}, of the ceiling's speed: {listed}." if shares else ""
 
 
 def device(document: dict[str, Any]) -> str:
