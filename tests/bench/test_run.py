@@ -48,7 +48,7 @@ def test_every_variant_computes_the_same(document):
     checks = {(case["suite"], v["name"]): v["check"] for case in cases for v in case["variants"]}
     assert {key: check["passed"] for key, check in checks.items()} == dict.fromkeys(checks, True)
     accuracies = checks["precision", "mixed_float16"]["values"]
-    assert len(accuracies) == 3
+    assert len(accuracies) == 1
     assert min(accuracies) >= 0.95
 
 
