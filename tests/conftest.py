@@ -11,7 +11,7 @@ def _restored_globals():
     """Each test finds Keras' global state as it was, whatever the one before did to it."""
     before = keras.config.dtype_policy()
     yield
-    for repair in repairs.REPAIRS.values():
+    for repair in sorted(repairs.REPAIRS.values(), key=lambda repair: repair.turn, reverse=True):
         if repair.installed:  # asking for the state of all after each test would take 20 ms
             repair.remove()
     keras.config.set_dtype_policy(before)

@@ -4,17 +4,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.repairs.accumulation import ACCUMULATION
 from tfopt.repairs.clear_session import CLEAR_SESSION
+from tfopt.repairs.clipping import CLIPPING
 from tfopt.repairs.loss_scaling import LOSS_SCALING
+from tfopt.repairs.multi_worker import MULTI_WORKER
 from tfopt.repairs.repair import Repair
+from tfopt.repairs.replica_executions import REPLICA_EXECUTIONS
 from tfopt.repairs.replica_overflow import REPLICA_OVERFLOW
+from tfopt.repairs.uneven_batches import UNEVEN_BATCHES
 from tfopt.repairs.unscaled_loss import UNSCALED_LOSS
 
-REPAIRS = {repair.name: repair for repair in (REPLICA_OVERFLOW, LOSS_SCALING, UNSCALED_LOSS, CLEAR_SESSION)}
+_ALL = (
+    REPLICA_OVERFLOW,
+    LOSS_SCALING,
+    UNSCALED_LOSS,
+    CLEAR_SESSION,
+    MULTI_WORKER,
+    UNEVEN_BATCHES,
+    CLIPPING,
+    ACCUMULATION,
+    REPLICA_EXECUTIONS,
+)
+
+REPAIRS = {repair.name: repair for repair in _ALL}
 """Every repair, by its name."""
 
 FLOAT16 = ("replica_overflow", "loss_scaling", "unscaled_loss")
 """The repairs that training in float16 needs."""
+
+REPLICAS = ("replica_overflow", "multi_worker", "uneven_batches", "clipping", "accumulation", "replica_executions")
+"""The repairs that training on several replicas needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +106,7 @@ def remove(*names: str) -> Status:
         >>> tfopt.repairs.remove("clear_session").states["clear_session"]
         'broken'
     """
-    for repair in _chosen(names):
+    for repair in sorted(_chosen(names), key=lambda repair: repair.turn, reverse=True):
         repair.remove()
     return status()
 
@@ -105,7 +125,7 @@ def _chosen(names: tuple[str, ...]) -> list[Repair]:
     for name in names:
         if name not in list(REPAIRS):  # whatever was passed, also what has no hash
             raise unknown_name("repair", name, REPAIRS)
-    return [REPAIRS[name] for name in names or REPAIRS]
+    return [repair for name, repair in REPAIRS.items() if name in names or not names]
 
 
 def _state(repair: Repair) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import io
+import itertools
 import sys
 import textwrap
 import threading
@@ -20,6 +21,7 @@ from tfopt.errors import UnsupportedError
 
 Function = Callable[..., Any]
 _lock = threading.RLock()
+_turns = itertools.count(1)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -41,6 +43,8 @@ class Repair:
         mended: Function to the fingerprints in which upstream has mended it.
         without: How to go on without the repair.
         unpatched: What it means that nothing is patched, in a sentence or two.
+        turn: Its place in the order in which repairs were put in place. Two may have changed one function: the later
+            one is taken back first.
 
     Example:
         >>> tfopt.repairs.CLEAR_SESSION.install()
@@ -56,6 +60,7 @@ class Repair:
     without: str
     unpatched: str = "It stays unpatched, and this may still be wrong:"
     mended: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    turn: int = field(default=0, init=False)
     _patches: list[tuple[str, Function, Function]] = field(default_factory=list, init=False, repr=False)
     _for_good: bool = field(default=False, init=False, repr=False)
     _blocks: int = field(default=0, init=False, repr=False)
@@ -132,6 +137,7 @@ class Repair:
             replacement = functools.wraps(original)(make(original))
             _put(target, original, replacement)
             self._patches.append((target, original, replacement))
+        self.turn = next(_turns)
 
     def _unpatch(self) -> None:
         for target, _, replacement in self._patches:

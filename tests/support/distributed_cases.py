@@ -1,0 +1,166 @@
+"""Small trainings that have to come out the same on one device, on two replicas and in two processes."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+EXAMPLES, BATCH = 64, 16
+
+
+class Case:
+    """A training: how its model is made and compiled, and what it is trained on."""
+
+    def __init__(
+        self,
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+        *,
+        layers=(),
+        dtype="float32",
+        examples=EXAMPLES,
+        weights=None,
+        loss="mse",
+        overflow_in=None,
+        epochs=2,
+        everything=False,
+        same=True,
+        **compile_options,
+    ):
+        self.optimizer, self.layers, self.dtype, self.examples = optimizer, layers, dtype, examples
+        self.weights, self.loss, self.overflow_in, self.epochs = weights, loss, overflow_in, epochs
+        self.everything, self.same = everything, same
+        self.compile_options = {"jit_compile": False, **compile_options}
+
+    def data(self):
+        random = np.random.default_rng(3)
+        x = random.normal(size=(self.examples, 5))
+        y = x @ random.normal(size=(5, 2)) + 0.1 * random.normal(size=(self.examples, 2))
+        if self.overflow_in is not None:  # the replica's half of the second batch
+            half = BATCH // 2
+            start = BATCH + self.overflow_in * half
+            y[start : start + half] = 1e4
+        parts = (x, y) if self.weights is None else (x, y, self.weights(random, self.examples))
+        return tuple(part.astype("float64" if self.dtype == "float64" else "float32") for part in parts)
+
+    def dataset(self):
+        return tf.data.Dataset.from_tensor_slices(self.data()).batch(BATCH)
+
+    def model(self):
+        keras.utils.set_random_seed(7)
+        policy = keras.DTypePolicy(self.dtype)
+        layers = [keras.Input((5,)), keras.layers.Dense(6, activation="tanh", dtype=policy)]
+        layers += [layer(policy) for layer in self.layers]
+        model = keras.Sequential([*layers, keras.layers.Dense(2, dtype=policy)])
+        loss = self.loss() if callable(self.loss) else self.loss
+        model.compile(
+            self.optimizer(),
+            loss,
+            metrics=["mae"],
+            weighted_metrics=[] if self.weights else None,
+            **self.compile_options,
+        )
+        return model
+
+
+class Embedded(Case):
+    """Sequences with a mask."""
+
+    def data(self):
+        random = np.random.default_rng(3)
+        lengths = random.integers(1, 6, size=self.examples)
+        x = random.integers(1, 9, size=(self.examples, 6)) * (np.arange(6) < lengths[:, None])
+        return x, random.normal(size=(self.examples, 6, 2))
+
+    def model(self):
+        keras.utils.set_random_seed(7)
+        with_mask = keras.layers.Embedding(9, 4, mask_zero=True, dtype=self.dtype)
+        model = keras.Sequential([keras.Input((6,), dtype="int64"), with_mask, keras.layers.Dense(2, dtype=self.dtype)])
+        model.compile(self.optimizer(), self.loss, metrics=["mae"], **self.compile_options)
+        return model
+
+
+def _schedule():
+    return keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
+
+
+def _weights(random, examples):
+    return random.random(examples) * np.where(np.arange(examples) % 16 < 8, 1.0, 5.0)  # unlike in the two halves
+
+
+def _sync(policy):
+    return keras.layers.BatchNormalization(synchronized=True, dtype=policy)
+
+
+def _batch_norm(policy):
+    return keras.layers.BatchNormalization(dtype=policy)
+
+
+sgd, optimizers = keras.optimizers.SGD, keras.optimizers
+DOUBLE = {"dtype": "float64"}
+SAME = {
+    "momentum, uneven tail": Case(lambda: sgd(0.1, momentum=0.9), examples=57, everything=True, **DOUBLE),
+    "one example left": Case(examples=65, everything=True, **DOUBLE),
+    "batch norm, one example left": Case(layers=(_batch_norm,), examples=65, epochs=1, same=False, **DOUBLE),
+    "adamw, schedule": Case(lambda: optimizers.AdamW(_schedule(), weight_decay=0.1), **DOUBLE),
+    "clipnorm": Case(lambda: sgd(0.1, clipnorm=0.05), examples=57, **DOUBLE),
+    "global_clipnorm": Case(lambda: sgd(0.1, global_clipnorm=0.05), **DOUBLE),
+    "clipvalue": Case(lambda: optimizers.Adam(0.01, clipvalue=0.01), **DOUBLE),
+    "accumulation, schedule": Case(lambda: sgd(_schedule(), gradient_accumulation_steps=2), **DOUBLE),
+    "accumulation, adam, clipping, leftovers": Case(
+        lambda: optimizers.Adam(0.01, gradient_accumulation_steps=3, global_clipnorm=0.05), examples=57, **DOUBLE
+    ),
+    "synchronised batch norm, uneven tail": Case(layers=(_sync,), examples=57, **DOUBLE),
+    "sample weights, uneven tail": Case(weights=_weights, examples=57, **DOUBLE),
+    "mean with sample weight": Case(
+        weights=_weights, examples=57, loss=lambda: keras.losses.MeanSquaredError("mean_with_sample_weight"), **DOUBLE
+    ),
+    "mask": Embedded(**DOUBLE),
+    "mask, uneven tail": Embedded(examples=57, **DOUBLE),
+    "steps per execution": Case(examples=57, steps_per_execution=3, everything=True, **DOUBLE),
+    "jit": Case(lambda: optimizers.Adam(0.01), jit_compile=True, examples=57, **DOUBLE),
+    "float32 sgd": Case(examples=57),
+    "float32 adam": Case(lambda: optimizers.Adam(0.01), examples=57),
+    "float16": Case(lambda: optimizers.LossScaleOptimizer(sgd(0.01)), dtype="mixed_float16"),
+    "overflow in the first": Case(
+        lambda: optimizers.LossScaleOptimizer(sgd(0.01)), dtype="mixed_float16", overflow_in=0
+    ),
+    "overflow in the second": Case(
+        lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01)), dtype="mixed_float16", overflow_in=1
+    ),
+}
+
+# Those that show what is wrong in Keras as it is.
+STOCK = {
+    "here": [
+        "one example left",
+        "global_clipnorm",
+        "accumulation, schedule",
+        "mask",
+        "mean with sample weight",
+        "batch norm, one example left",
+        "steps per execution",
+        "jit",
+        "overflow in the second",
+    ],
+    "workers": ["global_clipnorm"],
+}
+
+
+def trained(name, strategy):
+    """Trains a case under a strategy: its weights, history and counters, and for some evaluation and prediction."""
+    case = SAME[name]
+    keras.config.set_floatx("float64" if case.dtype == "float64" else "float32")  # of losses and metrics
+    with strategy.scope():
+        model = case.model()
+    found = {"history": model.fit(case.dataset(), epochs=case.epochs, verbose=0).history}
+    if case.everything:
+        found["evaluated"] = model.evaluate(case.dataset(), verbose=0, return_dict=True)
+        predicted = model.predict(case.dataset().map(lambda *parts: parts[0]), verbose=0)
+        found["predicted"] = np.asarray(predicted).tolist()
+    optimizer = model.optimizer
+    scale = getattr(optimizer, "dynamic_scale", None)
+    return {
+        **found,
+        "weights": [weight.tolist() for weight in model.get_weights()],
+        "iterations": int(optimizer.iterations.numpy()),
+        "scale": None if scale is None else float(scale.value.numpy()),
+    }

@@ -1,0 +1,87 @@
+"""D6: gradient accumulation runs through learning-rate schedules too fast, and not at all under replicas."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.repairs.repair import Function, Repair
+
+_BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+
+
+def _counting_updates(original: Function) -> Function:
+    def _get_current_learning_rate(self: Any) -> Any:
+        if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            return self._learning_rate(self.iterations)  # those are updates; self._iterations counts batches
+        return original(self)
+
+    return _get_current_learning_rate
+
+
+def _deciding_for_all_replicas(original: Function) -> Function:
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        context = tf.distribute.get_replica_context()
+        if not self.gradient_accumulation_steps or context is None or context.num_replicas_in_sync == 1:
+            original(self, grads, trainable_variables)
+            return
+        # A branch that synchronises must be entered by all replicas at once, from outside of them.
+        context.merge_call(_accumulate_or_update, args=(self, list(grads), list(trainable_variables)))
+
+    return _backend_apply_gradients
+
+
+def _accumulate_or_update(strategy: Any, optimizer: Any, grads: Any, variables: Any) -> None:
+    """Adds each replica's gradients to its own sums, and updates with all of them when a round is full.
+
+    Args:
+        strategy: The strategy, whose replicas have met here.
+        optimizer: The optimizer.
+        grads: A list of gradients, one of each replica.
+        variables: Their variables.
+    """
+    steps = optimizer.gradient_accumulation_steps
+    variables = [strategy.experimental_local_results(variable)[0] for variable in variables]
+    sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(variable)].value for variable in variables]
+
+    def each(function: Function) -> None:
+        for total, gradient in zip(sums, grads, strict=True):
+            strategy.extended.update(total, function, args=(gradient,), group=False)
+
+    def update() -> None:
+        each(lambda total, gradient: total.assign((total + gradient) / steps))
+        strategy.extended.call_for_each_replica(_update, args=(optimizer, variables, sums))
+        each(lambda total, _: total.assign(tf.zeros_like(total)))
+
+    full = tf.equal((optimizer._iterations.value + 1) % steps, 0)
+    tf.cond(full, update, lambda: each(lambda total, gradient: total.assign_add(gradient)))
+
+
+def _update(optimizer: Any, variables: Any, means: Any) -> None:
+    grads = optimizer._clip_gradients([_read(mean) for mean in means])
+    optimizer._apply_weight_decay(variables)
+    optimizer._backend_update_step(grads, variables, optimizer.learning_rate)
+
+
+def _read(variable: Any) -> Any:
+    with tf.device(variable.device):  # inside a branch nothing has a device, and where to reduce is told by it
+        return tf.identity(variable)
+
+
+ACCUMULATION = Repair(
+    name="accumulation",
+    defect=(
+        "gradient_accumulation_steps=N evaluates learning-rate schedules on each batch, N times too fast; under a "
+        "tf.distribute strategy with several replicas fit ends with an error."
+    ),
+    reference="keras#20582; of the schedules no upstream report was found.",
+    broken={
+        f"{_BASE}._get_current_learning_rate": frozenset({"a90d5cfe04f6c5c3"}),
+        f"{_BASE}._backend_apply_gradients": frozenset({"911dfbb4fb47a126"}),
+    },
+    replace={
+        f"{_BASE}._get_current_learning_rate": _counting_updates,
+        f"{_BASE}._backend_apply_gradients": _deciding_for_all_replicas,
+    },
+    without="Stretch the schedule N times yourself, and train on a single replica; or take larger batches.",
+)

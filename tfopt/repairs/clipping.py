@@ -1,0 +1,58 @@
+"""D3: gradients are clipped in each replica, before they are summed."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfopt.repairs.repair import Function, Repair
+
+_BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_TENSORFLOW = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
+
+
+def _in_several_replicas() -> bool:
+    context = tf.distribute.get_replica_context()
+    return context is not None and context.num_replicas_in_sync > 1
+
+
+def _later(original: Function) -> Function:
+    def _clip_gradients(self: Any, grads: Any) -> Any:
+        return grads if _in_several_replicas() else original(self, grads)
+
+    return _clip_gradients
+
+
+def _then_clipped(original: Function) -> Function:
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        reduced = original(self, grads_and_vars)
+        if not _in_several_replicas():
+            return list(reduced)
+        clip: Function = BaseOptimizer._clip_gradients
+        stock = getattr(clip, "__wrapped__", clip)
+        clipped = stock(self, [gradient for gradient, _ in reduced])
+        return [(gradient, variable) for gradient, (_, variable) in zip(clipped, reduced, strict=True)]
+
+    return _all_reduce_sum_gradients
+
+
+CLIPPING = Repair(
+    name="clipping",
+    defect=(
+        "Under a tf.distribute strategy with several replicas, clipnorm, global_clipnorm and clipvalue act on each "
+        "replica's gradients before they are summed: the update is another than on one device."
+    ),
+    reference="Keras, BaseOptimizer._backend_apply_gradients; no upstream report was found.",
+    broken={
+        f"{_BASE}._backend_apply_gradients": frozenset({"911dfbb4fb47a126"}),
+        f"{_BASE}._clip_gradients": frozenset({"2959288b42bbb415"}),
+        f"{_TENSORFLOW}._backend_update_step": frozenset({"9117333b6dd23978"}),
+        f"{_TENSORFLOW}._all_reduce_sum_gradients": frozenset({"33492b4c7a2a499e"}),
+    },
+    replace={
+        f"{_BASE}._clip_gradients": _later,
+        f"{_TENSORFLOW}._all_reduce_sum_gradients": _then_clipped,
+    },
+    without="Do not clip gradients, or train on a single replica.",
+)

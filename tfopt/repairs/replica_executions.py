@@ -1,0 +1,110 @@
+"""`steps_per_execution` and `jit_compile` under several replicas, which end with an error in stock Keras."""
+
+import inspect
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.losses import loss as loss_module
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from tfopt.errors import UnsupportedError
+from tfopt.repairs.repair import Function, Repair
+
+_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+
+
+def _replicas(model: Any) -> int:
+    return int(model.distribute_strategy.num_replicas_in_sync)
+
+
+def _one_by_one(original: Function) -> Function:
+    def _make_function(self: Any, step_function: Function) -> Function:
+        if _replicas(self) == 1:
+            return original(self, step_function)
+        if self.jit_compile and type(self).train_step is not TensorFlowTrainer.train_step:
+            warnings.warn(
+                f"Expected the train_step of Keras under jit_compile=True with several replicas. Found that of "
+                f"{type(self).__name__}: it is compiled only as far as it calls super().train_step. Give the part "
+                "that computes gradients to a tf.function(jit_compile=True) of your own.",
+                stacklevel=2,
+            )
+        compiled, self._jit_compile = self._jit_compile, False  # the whole step spans devices, and XLA's may not
+        try:
+            function = original(self, step_function)
+        finally:
+            self._jit_compile = compiled
+        if self.steps_per_execution == 1:
+            return function
+        one_step_on_data = inspect.getclosurevars(function).nonlocals["one_step_on_data"]
+
+        def steps(iterator: Any) -> Any:
+            """Takes the steps of an execution one after another: a graph with all of them cannot be made."""
+            outputs = None
+            for _ in range(self.steps_per_execution):
+                batch = next(iterator, None)
+                if batch is None:
+                    break
+                outputs = one_step_on_data(batch)
+            if outputs is None:
+                raise StopIteration
+            return outputs
+
+        return steps
+
+    return _make_function
+
+
+def _differentiating(original: Function) -> Function:
+    def train_step(self: Any, data: Any) -> Any:
+        if _replicas(self) == 1 or not self.jit_compile or self.run_eagerly or not self.trainable_weights:
+            return original(self, data)
+        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(data)
+        examples = tf.shape(next(part for part in keras.tree.flatten(x) if part is not None))[0]
+        weights = self.trainable_weights
+
+        @tf.function(jit_compile=True, autograph=False)
+        def differentiate(x: Any, y: Any, sample_weight: Any) -> Any:
+            with tf.GradientTape() as tape:
+                training = {"training": True} if self._call_has_training_arg else {}
+                y_pred = self(x, **training)
+                loss = self._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+                scaled = self.optimizer.scale_loss(loss)
+            return loss, y_pred, tape.gradient(scaled, weights)
+
+        try:
+            loss, y_pred, gradients = differentiate(x, y, sample_weight)
+        except RuntimeError as error:
+            if "merge_call" not in str(error):
+                raise
+            raise UnsupportedError(
+                "Expected a forward and backward pass that needs no other replica, under jit_compile=True with several "
+                "replicas. Found one that does: BatchNormalization(synchronized=True), a mask, or a loss that divides "
+                "by the sum of its sample weights. Compile with jit_compile=False."
+            ) from error
+        self._loss_tracker.update_state(loss_module.unscale_loss_for_distribution(loss), sample_weight=examples)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+    return train_step
+
+
+REPLICA_EXECUTIONS = Repair(
+    name="replica_executions",
+    defect=(
+        "Under a tf.distribute strategy with several replicas, steps_per_execution > 1 and jit_compile=True end fit "
+        "with an error."
+    ),
+    reference="Keras, TensorFlowTrainer._make_function; tensorflow.org: XLA does not span the devices of a strategy.",
+    broken={
+        f"{_TRAINER}._make_function": frozenset({"703051878417df76"}),
+        f"{_TRAINER}.train_step": frozenset({"f6ecb19499b554c4"}),
+    },
+    replace={
+        f"{_TRAINER}._make_function": _one_by_one,
+        f"{_TRAINER}.train_step": _differentiating,
+    },
+    without="Compile with jit_compile=False and steps_per_execution=1.",
+)

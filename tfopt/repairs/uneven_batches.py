@@ -1,0 +1,144 @@
+"""D2: batches that split unevenly over the replicas weigh their examples unevenly."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.repairs.repair import Function, Repair
+
+_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+_LOSS = "keras.src.losses.loss"
+_NORMALIZATION = "keras.src.layers.normalization.batch_normalization:BatchNormalization"
+
+# Of the replica's thread, while its step is traced: its share of the global batch.
+_tracing = threading.local()
+
+
+def _in_several_replicas() -> bool:
+    context = tf.distribute.get_replica_context()
+    return context is not None and context.num_replicas_in_sync > 1
+
+
+def _over_all(value: Any) -> Any:
+    """The sum over the replicas, where there are several."""
+    if not _in_several_replicas():
+        return value
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
+@contextmanager
+def _share_of(data: Any) -> Iterator[None]:
+    """Notes which part of the global batch's examples this replica has, unless all have the same number."""
+    batched = [leaf for leaf in keras.tree.flatten(data) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
+    if not batched or not _in_several_replicas() or batched[0].shape[0] is not None:
+        yield
+        return
+    examples = tf.cast(tf.shape(batched[0])[0], tf.float32)
+    before = getattr(_tracing, "share", None)
+    _tracing.share = tf.cast(examples, tf.float64) / tf.cast(_over_all(examples), tf.float64)  # for float64's sake
+    try:
+        yield
+    finally:
+        _tracing.share = before
+
+
+def _weighing(original: Function) -> Function:
+    def _make_function(self: Any, step_function: Function) -> Function:
+        def step(data: Any) -> Any:
+            with _share_of(data):
+                return step_function(data)
+
+        return original(self, step)
+
+    return _make_function
+
+
+def _scaling(original: Function) -> Function:
+    def scale_loss_for_distribution(value: Any) -> Any:
+        share = getattr(_tracing, "share", None)
+        return original(value) if share is None else value * tf.cast(share, value.dtype)
+
+    return scale_loss_for_distribution
+
+
+def _unscaling(original: Function) -> Function:
+    def unscale_loss_for_distribution(value: Any) -> Any:
+        share = getattr(_tracing, "share", None)
+        return original(value) if share is None else tf.math.divide_no_nan(value, tf.cast(share, value.dtype))
+
+    return unscale_loss_for_distribution
+
+
+def _reducing(original: Function) -> Function:
+    def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
+        weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
+        if not weighted or not values.shape.rank or not _in_several_replicas():
+            return original(values, sample_weight, reduction)
+        # The mean over the weights of all replicas, and not the mean of the replicas' means.
+        weight = _over_all(tf.cast(tf.reduce_sum(sample_weight), values.dtype))
+        return tf.math.divide_no_nan(tf.reduce_sum(values), weight)
+
+    return reduce_values
+
+
+def _masking(original: Function) -> Function:
+    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
+        if mask is None or reduction not in ("mean", "sum_over_batch_size") or not _in_several_replicas():
+            return original(sample_weight, mask, dtype, reduction)
+        # Keras weighs with all/valid of the replica; what it has to be is that of the global batch.
+        kept = tf.cast(mask, dtype)
+        here = tf.stack([tf.cast(tf.size(kept), dtype), tf.reduce_sum(kept)])
+        everywhere = _over_all(here)
+        ratio = tf.math.divide_no_nan(
+            tf.math.divide_no_nan(everywhere[0], everywhere[1]), tf.math.divide_no_nan(here[0], here[1])
+        )
+        return original(sample_weight, mask, dtype, reduction) * ratio
+
+    return apply_mask
+
+
+def _keeping_statistics(original: Function) -> Function:
+    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+        mean, variance = original(self, inputs, mask)
+        if self.synchronized or inputs.shape[0] is not None or not _in_several_replicas():
+            return mean, variance
+        # A replica without examples has no statistics: NaN, which would stay in the moving ones.
+        empty = tf.equal(tf.shape(inputs)[0], 0)
+        return (
+            tf.where(empty, tf.cast(self.moving_mean, mean.dtype), mean),
+            tf.where(empty, tf.cast(self.moving_variance, variance.dtype), variance),
+        )
+
+    return _moments
+
+
+UNEVEN_BATCHES = Repair(
+    name="uneven_batches",
+    defect=(
+        "Under a tf.distribute strategy with several replicas, a batch that splits unevenly (the last one of an epoch) "
+        "weighs each replica alike instead of each example, as do masks and weights that differ between the replicas; "
+        "a replica without any example fills BatchNormalization with NaN."
+    ),
+    reference="Keras, scale_loss_for_distribution in keras/src/losses/loss.py; no upstream report was found.",
+    broken={
+        f"{_TRAINER}._make_function": frozenset({"703051878417df76"}),
+        f"{_LOSS}:scale_loss_for_distribution": frozenset({"d51ce2890a926a77"}),
+        f"{_LOSS}:unscale_loss_for_distribution": frozenset({"7d7ba58a65159a39"}),
+        f"{_LOSS}:reduce_values": frozenset({"426eafe27d1d3164"}),
+        f"{_LOSS}:apply_mask": frozenset({"fea4b325cbec9bec"}),
+        f"{_NORMALIZATION}._moments": frozenset({"4ef2dd17257b8c7f"}),
+    },
+    replace={
+        f"{_TRAINER}._make_function": _weighing,
+        f"{_LOSS}:scale_loss_for_distribution": _scaling,
+        f"{_LOSS}:unscale_loss_for_distribution": _unscaling,
+        f"{_LOSS}:reduce_values": _reducing,
+        f"{_LOSS}:apply_mask": _masking,
+        f"{_NORMALIZATION}._moments": _keeping_statistics,
+    },
+    without="Drop the last, smaller batch (drop_remainder=True), and use neither masks nor sample weights.",
+)
