@@ -1,5 +1,7 @@
 """Trains a small net with every way to watch it: files, TensorBoard, alerts, a trace, Prometheus, a tracker, a report.
 
+It trains in mixed_float16, so that there is a loss scale to log.
+
 Run it as it stands: `python examples/monitor.py [FOLDER]`. It needs scikit-learn, jinja2, TensorBoard and
 prometheus-client: `pip install '.[bench,tensorboard,prometheus]'`. With a GPU the same script shows the GPU.
 """
@@ -12,6 +14,7 @@ from sklearn.datasets import load_digits
 
 from tfopt.callbacks import (
     CompilationLogger,
+    LossScaleLogger,
     PrometheusExporter,
     ReportWriter,
     StepProfiler,
@@ -39,13 +42,14 @@ x, y = (digits.data / 16).astype("float32").reshape(-1, 8, 8, 1), digits.target.
 dataset = build_pipeline((x, y), batch_size=32, seed=0, remainder="drop")
 
 keras.utils.set_random_seed(0)
+keras.config.set_dtype_policy("mixed_float16")
 model = keras.Sequential(
     [
         keras.Input((8, 8, 1)),
         keras.layers.Conv2D(32, 3, activation="relu"),
         keras.layers.Conv2D(64, 3, activation="relu"),
         keras.layers.Flatten(),
-        keras.layers.Dense(10),
+        keras.layers.Dense(10, dtype="float32"),
     ]
 )
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -61,6 +65,7 @@ model.fit(
         UtilizationLogger(folder, 0.25, formats=("csv", "jsonl", "tensorboard")),
         ThroughputLogger(folder, formats=("csv", "jsonl", "tensorboard")),
         CompilationLogger(),
+        LossScaleLogger(folder),
         # Fires on purpose, on any machine, and has the next steps traced.
         UtilizationAlert("host_cpu_percent", above=1, for_seconds=1, action=profiler.request),
         profiler,

@@ -5,6 +5,7 @@
 - `tfopt.kernels`: flash attention and fused batch norm, layer by layer
 - `tfopt.pipelines`: `build_pipeline()`, tf.data pipelines that keep the device fed
 - `tfopt.fit`: `model.fit` that launches each step without waiting for the one before
+- `tfopt.distribute`: the same script on one GPU, on all of a machine, and on many machines
 - `tfopt.callbacks`: utilisation and throughput loggers for `model.fit`
 - `tfopt.repairs`: silent defects of Keras, named and repaired
 - `tfopt.measure`: how long a training step takes, with an interval
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfopt import callbacks as callbacks
+    from tfopt import distribute as distribute
     from tfopt import errors as errors
     from tfopt import fit as fit
     from tfopt import hardware as hardware
@@ -32,7 +34,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["callbacks", "errors", "fit", "hardware", "kernels", "measure", "pipelines", "precision", "repairs", "xla"]
+__all__ = [
+    "callbacks",
+    "distribute",
+    "errors",
+    "fit",
+    "hardware",
+    "kernels",
+    "measure",
+    "pipelines",
+    "precision",
+    "repairs",
+    "xla",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

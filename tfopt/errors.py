@@ -17,6 +17,10 @@ class PipelineError(TfoptError):
     """Input data is missing, empty, damaged or inconsistent."""
 
 
+class ClusterError(TfoptError):
+    """The cluster is described wrongly, or a peer in it does not answer."""
+
+
 class ResultsError(TfoptError):
     """A recorded benchmark run cannot be read or compared."""
 

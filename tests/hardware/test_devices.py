@@ -1,27 +1,11 @@
 """Devices that answer only in part: each gives exactly these readings, and nothing that it does not know is 0."""
 
 import pytest
-from fake_nvml import READ_FUNCTIONS, FakeNvml
+from fake_nvml import READ_FUNCTIONS, READING, FakeNvml, tick
 from nvml_devices import ANSWERS, DEVICES, machine
 
 from tfopt.hardware import GpuSampler, gpus, nvml
 from tfopt.hardware.nvml_values import Reading
-
-_WHOLE = Reading(
-    gpu_utilization_percent=97,
-    gpu_memory_used_mib=1024.0,
-    gpu_memory_total_mib=143_771.0,
-    gpu_memory_process_mib=900.0,
-    gpu_memory_others_mib=100.0,
-    gpu_power_watts=686.5,
-    gpu_energy_joules=123_456.789,
-    sm_clock_mhz=1980,
-    memory_clock_mhz=3201,
-    gpu_temperature_celsius=54,
-    pcie_rx_mib_per_second=2.0,
-    pcie_tx_mib_per_second=0.5,
-    throttle_reasons=(),
-)
 
 FIRST = {
     "mig": Reading(
@@ -30,21 +14,21 @@ FIRST = {
         gpu_memory_process_mib=900.0,
         gpu_memory_others_mib=100.0,
     ),
-    "wsl": _WHOLE._replace(
+    "wsl": READING._replace(
         gpu_utilization_percent=None,
         gpu_energy_joules=None,
         gpu_memory_process_mib=None,
         gpu_memory_others_mib=None,
     ),
-    "gb10": _WHOLE._replace(
+    "gb10": READING._replace(
         gpu_memory_used_mib=None,
         gpu_memory_total_mib=None,
         memory_clock_mhz=None,
         pcie_rx_mib_per_second=None,
         pcie_tx_mib_per_second=None,
     ),
-    "ampere": _WHOLE,
-    "old_driver": _WHOLE._replace(gpu_memory_process_mib=None, gpu_memory_others_mib=None),
+    "ampere": READING,
+    "old_driver": READING._replace(gpu_memory_process_mib=None, gpu_memory_others_mib=None),
 }
 
 LATER = FIRST | {
@@ -86,9 +70,7 @@ def test_the_device_is_found_and_sampled(device: tuple[str, str], caplog: pytest
     (found,) = gpus()
     assert (found.uuid, found.mig) == (uuid, name == "mig")
     assert found.memory_mib == (None if name == "gb10" else 143_771)
-    sampler = GpuSampler()
-    sampler._tick(sampler._ended)
-    (row,) = sampler.samples
+    (row,) = tick(GpuSampler())
     assert Reading(**{field: getattr(row, field) for field in Reading._fields}) == FIRST[name]
     assert not caplog.records
 

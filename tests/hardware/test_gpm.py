@@ -5,27 +5,15 @@ import math
 
 import pynvml
 import pytest
-from fake_nvml import ERROR_CODES, GPM, GPM_FUNCTIONS, FakeGpu, FakeNvml
+from fake_nvml import ERROR_CODES, GPM, GPM_FUNCTIONS, READING, FakeGpu, FakeNvml, tick
 from nvml_devices import machine
 
-from tfopt.hardware import GpuSample, GpuSampler, nvml
+from tfopt.hardware import GpuSampler, nvml
 from tfopt.hardware.gpm import METRICS, Metrics
 from tfopt.hardware.nvml_errors import NvmlError
 from tfopt.hardware.nvml_values import Reading
 
-FIRST = Reading(
-    gpu_utilization_percent=97,
-    gpu_memory_used_mib=1024.0,
-    gpu_memory_total_mib=143_771.0,
-    gpu_memory_process_mib=900.0,
-    gpu_memory_others_mib=100.0,
-    gpu_power_watts=686.5,
-    gpu_energy_joules=123_456.789,
-    sm_clock_mhz=1980,
-    memory_clock_mhz=3201,
-    gpu_temperature_celsius=54,
-    throttle_reasons=(),
-)
+FIRST = READING._replace(pcie_rx_mib_per_second=None, pcie_tx_mib_per_second=None)
 LATER = FIRST._replace(
     sm_active_percent=95.0,
     sm_occupancy_percent=14.0,
@@ -36,7 +24,6 @@ LATER = FIRST._replace(
     nvlink_rx_mib_per_second=1000.0,
     nvlink_tx_mib_per_second=2000.0,
 )
-FALLBACK = FIRST._replace(pcie_rx_mib_per_second=2.0, pcie_tx_mib_per_second=0.5)
 
 MIG_FUNCTIONS = ["nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetGpuInstanceId", "nvmlGpmMigSampleGet"]
 
@@ -63,14 +50,14 @@ def test_the_first_reading_has_no_metrics_and_the_next_have_all(fake_nvml: FakeN
 
 def test_without_gpm_there_is_the_slow_pcie_call(hopper: FakeGpu, fake_nvml: FakeNvml) -> None:
     hopper.gpm = None
-    assert [read(fake_nvml) for _ in range(2)] == [FALLBACK, FALLBACK]
+    assert [read(fake_nvml) for _ in range(2)] == [READING, READING]
     assert fake_nvml.calls["nvmlGpmSampleAlloc"] == 0
 
 
 @pytest.mark.usefixtures("hopper")
 def test_an_older_pynvml_has_no_gpm(fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
     fake_nvml.lacks.update(GPM_FUNCTIONS)
-    assert [read(fake_nvml) for _ in range(2)] == [FALLBACK, FALLBACK]
+    assert [read(fake_nvml) for _ in range(2)] == [READING, READING]
     assert not caplog.records
 
 
@@ -173,7 +160,7 @@ def test_a_shut_down_that_another_question_met_begins_anew_too(fake_nvml: FakeNv
 @pytest.mark.usefixtures("hopper")
 def test_a_buffer_that_was_had_before_the_second_failed_is_used_later(fake_nvml: FakeNvml) -> None:
     fake_nvml.fail("nvmlGpmSampleAlloc", pynvml.NVML_ERROR_MEMORY, at=2)
-    assert [read(fake_nvml) for _ in range(3)] == [FALLBACK] * 3
+    assert [read(fake_nvml) for _ in range(3)] == [READING] * 3
     assert len(fake_nvml.held) == 1
     fake_nvml.recover()
     assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
@@ -186,7 +173,7 @@ def test_every_error_is_survived_and_the_slow_pcie_call_stands_in(
     function: str, code: int, hopper: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_nvml.fail(function, code)
-    expected = [FIRST, FALLBACK] if function == "nvmlGpmMetricsGet" else [FALLBACK]  # the first asks for no metrics
+    expected = [FIRST, READING] if function == "nvmlGpmMetricsGet" else [READING]  # the first asks for no metrics
     for _ in range(3):
         try:
             assert read(fake_nvml) in expected
@@ -203,7 +190,7 @@ def test_every_error_is_survived_and_the_slow_pcie_call_stands_in(
 @pytest.mark.usefixtures("hopper")
 def test_metrics_that_fail_leave_the_slow_pcie_call(fake_nvml: FakeNvml) -> None:
     fake_nvml.fail("nvmlGpmMetricsGet", pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
-    assert [read(fake_nvml) for _ in range(3)] == [FIRST, FALLBACK, FALLBACK]
+    assert [read(fake_nvml) for _ in range(3)] == [FIRST, READING, READING]
 
 
 @pytest.mark.usefixtures("hopper")
@@ -212,7 +199,7 @@ def test_an_error_at_a_later_sample_loses_two_readings(code: int, fake_nvml: Fak
     assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
     fake_nvml.fail("nvmlGpmSampleGet", code)
     with contextlib.suppress(NvmlError):
-        assert read(fake_nvml) == FALLBACK
+        assert read(fake_nvml) == READING
     fake_nvml.recover()
     assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
 
@@ -243,7 +230,7 @@ def test_a_hang_is_left_alone_and_the_readings_come_back(function: str, fake_nvm
     rows = []
     for _ in range(2):
         fake_nvml.now += 1.0
-        rows += _tick(first)
+        rows += tick(first)
     assert rows[-1].gpu_power_watts is None
     job = door._worker._overdue
     assert job is not None
@@ -257,7 +244,7 @@ def test_each_sampler_begins_with_its_own_first_sample(hopper: FakeGpu, fake_nvm
     active = []
     for sampler in (samplers[0], samplers[0], samplers[1], samplers[0], samplers[1]):
         fake_nvml.now += 1.0
-        active += [row.sm_active_percent for row in _tick(sampler)]
+        active += [row.sm_active_percent for row in tick(sampler)]
     assert active == [None, 95.0, None, 95.0, 95.0]
     first, *_, last = samplers[0].samples
     assert (first.pcie_rx_mib_per_second, last.pcie_rx_mib_per_second) == (None, 3.5)
@@ -266,14 +253,7 @@ def test_each_sampler_begins_with_its_own_first_sample(hopper: FakeGpu, fake_nvm
 @pytest.mark.usefixtures("hopper")
 def test_a_second_run_of_a_sampler_begins_anew() -> None:
     sampler = GpuSampler()
-    _tick(sampler)
+    tick(sampler)
     sampler._begin()
-    (row,) = _tick(sampler)
+    (row,) = tick(sampler)
     assert row.sm_active_percent is None
-
-
-def _tick(sampler: GpuSampler) -> tuple[GpuSample, ...]:
-    """Takes one sample now, without the sampler's thread."""
-    before = len(sampler.samples)
-    sampler._tick(sampler._ended)
-    return sampler.samples[before:]

@@ -12,6 +12,7 @@ from fake_nvml import (
     FIELD_FUNCTIONS,
     OTHER_PROCESS,
     READ_FUNCTIONS,
+    READING,
     FakeGpu,
     FakeNvml,
     lost,
@@ -23,25 +24,9 @@ from tfopt.hardware import nvml
 from tfopt.hardware.nvml_errors import NvmlError, explain
 from tfopt.hardware.nvml_values import THROTTLE_REASONS, Reading
 
-EXPECTED = Reading(
-    gpu_utilization_percent=97,
-    gpu_memory_used_mib=1024.0,
-    gpu_memory_total_mib=143_771.0,
-    gpu_memory_process_mib=900.0,
-    gpu_memory_others_mib=100.0,
-    gpu_power_watts=686.5,
-    gpu_energy_joules=123_456.789,
-    sm_clock_mhz=1980,
-    memory_clock_mhz=3201,
-    gpu_temperature_celsius=54,
-    pcie_rx_mib_per_second=2.0,
-    pcie_tx_mib_per_second=0.5,
-    throttle_reasons=(),
-)
-
 
 def test_a_reading_has_its_units(gpu: FakeGpu) -> None:
-    assert nvml.door().read(gpu.uuid) == EXPECTED
+    assert nvml.door().read(gpu.uuid) == READING
 
 
 def test_all_fields_are_in_the_table_of_fields() -> None:
@@ -53,14 +38,14 @@ def test_an_unsupported_field_is_none_and_the_others_are_read(
     field: str, gpu: FakeGpu, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu.unsupported.update(FIELD_FUNCTIONS[field])
-    assert nvml.door().read(gpu.uuid) == EXPECTED._replace(**lost(*FIELD_FUNCTIONS[field]))
+    assert nvml.door().read(gpu.uuid) == READING._replace(**lost(*FIELD_FUNCTIONS[field]))
     assert not caplog.records
 
 
 @pytest.mark.parametrize("field", FIELD_FUNCTIONS)
 def test_a_field_that_an_older_pynvml_lacks_is_none(field: str, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
     fake_nvml.lacks.update(FIELD_FUNCTIONS[field])
-    assert nvml.door().read(gpu.uuid) == EXPECTED._replace(**lost(*FIELD_FUNCTIONS[field]))
+    assert nvml.door().read(gpu.uuid) == READING._replace(**lost(*FIELD_FUNCTIONS[field]))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +79,7 @@ def test_zero_is_zero(gpu: FakeGpu) -> None:
 def test_the_older_names_of_functions_stand_in_for_the_newer(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
     gpu.unsupported = {"nvmlDeviceGetTemperature"}
     fake_nvml.lacks.add("nvmlDeviceGetCurrentClocksEventReasons")
-    assert nvml.door().read(gpu.uuid) == EXPECTED
+    assert nvml.door().read(gpu.uuid) == READING
 
 
 @pytest.mark.parametrize(
@@ -201,10 +186,10 @@ def test_every_error_in_a_reading_is_survived(
             reading = nvml.door().read(gpu.uuid)
         except NvmlError:
             continue
-        assert reading == EXPECTED._replace(**lost(function))
+        assert reading == READING._replace(**lost(function))
     assert len(caplog.records) <= 1
     fake_nvml.recover()
-    assert nvml.door().read(gpu.uuid) == EXPECTED
+    assert nvml.door().read(gpu.uuid) == READING
 
 
 @pytest.mark.parametrize(
@@ -216,7 +201,7 @@ def test_a_lost_gpu_is_an_error_of_the_whole_reading(code: int, gpu: FakeGpu, fa
     with pytest.raises(NvmlError):
         nvml.door().read(gpu.uuid)
     fake_nvml.recover()
-    assert nvml.door().read(gpu.uuid) == EXPECTED
+    assert nvml.door().read(gpu.uuid) == READING
     assert fake_nvml.calls["nvmlDeviceGetHandleByUUID"] == 2  # after a reset the old handle may be no one's
 
 
@@ -228,7 +213,7 @@ def test_nvml_is_started_once_and_again_after_another_library_ended_it(gpu: Fake
     fake_nvml.shut_down()
     with pytest.raises(NvmlError, match="not started"):
         door.read(gpu.uuid)
-    assert door.read(gpu.uuid) == EXPECTED
+    assert door.read(gpu.uuid) == READING
     assert fake_nvml.calls["nvmlInit"] == 2
 
 
@@ -253,7 +238,7 @@ def test_a_hung_call_frees_its_caller_and_the_next_fail_at_once(gpu: FakeGpu, fa
     assert fake_nvml.calls["nvmlInit"] == 1
     fake_nvml.recover()
     door._worker._overdue.done.wait(10)
-    assert door.call(lambda: door.read(gpu.uuid)) == EXPECTED
+    assert door.call(lambda: door.read(gpu.uuid)) == READING
 
 
 def test_calls_are_made_in_one_daemon_thread() -> None:

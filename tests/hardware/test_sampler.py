@@ -8,7 +8,17 @@ from typing import Any
 import psutil
 import pynvml
 import pytest
-from fake_nvml import ERROR_CODES, FIELD_FUNCTIONS, READ_FUNCTIONS, FakeGpu, FakeNvml, lost, mig_instance
+from fake_nvml import (
+    ERROR_CODES,
+    FIELD_FUNCTIONS,
+    READ_FUNCTIONS,
+    READING,
+    FakeGpu,
+    FakeNvml,
+    lost,
+    mig_instance,
+    tick,
+)
 
 from tfopt.hardware import GpuSample, GpuSampler, nvml
 from tfopt.hardware.host import HostMeter, HostReading
@@ -19,19 +29,7 @@ ROW = GpuSample(
     elapsed_seconds=0.0,
     index=0,
     uuid="GPU-00000000-aaaa-bbbb-cccc-000000000000",
-    gpu_utilization_percent=97,
-    gpu_memory_used_mib=1024.0,
-    gpu_memory_total_mib=143_771.0,
-    gpu_memory_process_mib=900.0,
-    gpu_memory_others_mib=100.0,
-    gpu_power_watts=686.5,
-    gpu_energy_joules=123_456.789,
-    sm_clock_mhz=1980,
-    memory_clock_mhz=3201,
-    gpu_temperature_celsius=54,
-    pcie_rx_mib_per_second=2.0,
-    pcie_tx_mib_per_second=0.5,
-    throttle_reasons=(),
+    **READING._asdict(),
     host_cpu_percent=12.5,
     host_memory_used_mib=2048.0,
     process_memory_mib=256.0,
@@ -67,10 +65,9 @@ class Driven:
         self.sampler = GpuSampler(clock=clock, wall_clock=clock.wall, **options)
 
     def tick(self) -> tuple[GpuSample, ...]:
-        before = len(self.sampler.samples)
-        self.sampler._tick(self.sampler._ended)
+        rows = tick(self.sampler)
         self.clock.now += self.sampler.interval_seconds
-        return self.sampler.samples[before:]
+        return rows
 
 
 @pytest.mark.usefixtures("gpu")

@@ -23,8 +23,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from tfopt.hardware import nvml, warn
+from tfopt.hardware import GpuSample, GpuSampler, nvml, warn
 from tfopt.hardware.gpm import METRICS
+from tfopt.hardware.nvml_values import Reading
 
 # A hung call lasts this long, or until the test ends.
 HANG_SECONDS = 30.0
@@ -97,6 +98,7 @@ class FakeGpu:
         unsupported: Functions that answer NOT_SUPPORTED.
         errors: Functions that answer another error.
         no_clocks: Clocks that are not supported.
+        cpus: The numbers of the CPUs near it.
     """
 
     uuid: str = "GPU-00000000-aaaa-bbbb-cccc-000000000000"
@@ -125,6 +127,32 @@ class FakeGpu:
     unsupported: set[str] = field(default_factory=set)
     errors: dict[str, int] = field(default_factory=dict)
     no_clocks: set[str] = field(default_factory=set)
+    cpus: set[int] = field(default_factory=set)
+
+
+# What a FakeGpu without GPM is read as.
+READING = Reading(
+    gpu_utilization_percent=97,
+    gpu_memory_used_mib=1024.0,
+    gpu_memory_total_mib=143_771.0,
+    gpu_memory_process_mib=900.0,
+    gpu_memory_others_mib=100.0,
+    gpu_power_watts=686.5,
+    gpu_energy_joules=123_456.789,
+    sm_clock_mhz=1980,
+    memory_clock_mhz=3201,
+    gpu_temperature_celsius=54,
+    pcie_rx_mib_per_second=2.0,
+    pcie_tx_mib_per_second=0.5,
+    throttle_reasons=(),
+)
+
+
+def tick(sampler: GpuSampler) -> tuple[GpuSample, ...]:
+    """Lets a sampler take one sample now, without its thread, and returns that."""
+    before = len(sampler.samples)
+    sampler._tick(sampler._ended)
+    return sampler.samples[before:]
 
 
 def mig_instance(uuid: str, name: str = "NVIDIA H200 MIG 1g.18gb", memory_total: int = 16_384 * 2**20) -> FakeGpu:
@@ -322,6 +350,10 @@ class FakeNvml:
 
     def _nvmlDeviceGetGpuInstanceId(self, instance: FakeGpu) -> int:  # noqa: N802
         return instance.instance_id
+
+    def _nvmlDeviceGetCpuAffinity(self, gpu: FakeGpu, words: int) -> Any:  # noqa: N802
+        numbers = [sum(1 << cpu - 64 * word for cpu in gpu.cpus if cpu // 64 == word) for word in range(words)]
+        return (ctypes.c_ulonglong * words)(*numbers)
 
     def _nvmlGpmQueryDeviceSupport(self, gpu: FakeGpu) -> Any:  # noqa: N802
         return pynvml.c_nvmlGpmSupport_t(version=1, isSupportedDevice=int(gpu.gpm is not None))

@@ -23,6 +23,9 @@ DEADLINE_SECONDS = 10.0
 # The functions without a version call these, and fail with an error that is none of NVML's where the driver is older.
 _PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3")
 
+# As many as the largest Linux kernel knows CPUs (8,192); too few are an error.
+_CPU_WORDS = 128
+
 
 class Nvml:
     """NVML, started at the first question and left running until the process ends.
@@ -123,6 +126,19 @@ class Nvml:
         except NvmlError:
             self._drop_handles()
             raise
+
+    def cpu_affinity(self, uuid: str) -> list[int] | None:
+        """The CPUs near the GPU, or near the one that a MIG instance is part of: 64 of them in the bits of each number.
+
+        Raises:
+            NvmlError: There is no such device.
+        """
+        self.start()
+        handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
+        if uuid.startswith("MIG-"):
+            handle = self._field("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+        words = None if handle is None else self._field("nvmlDeviceGetCpuAffinity", handle, _CPU_WORDS)
+        return None if words is None else list(words)
 
     def _drop_handles(self) -> None:
         for _, gpm in self._handles.values():

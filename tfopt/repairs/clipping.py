@@ -1,5 +1,6 @@
 """D3: gradients are clipped in each replica, before they are summed."""
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,15 +27,18 @@ def _later(original: Function) -> Function:
 
 def _then_clipped(original: Function) -> Function:
     def _all_reduce_sum_gradients(self: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        reduced = original(self, grads_and_vars)
-        if not _in_several_replicas():
-            return list(reduced)
-        clip: Function = BaseOptimizer._clip_gradients
-        stock = getattr(clip, "__wrapped__", clip)
-        clipped = stock(self, [gradient for gradient, _ in reduced])
-        return [(gradient, variable) for gradient, (_, variable) in zip(clipped, reduced, strict=True)]
+        return clip_sum(self, original(self, grads_and_vars))
 
     return _all_reduce_sum_gradients
+
+
+def clip_sum(optimizer: Any, reduced: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Clips gradients that have been summed over the replicas, as the optimizer clips; on one replica it has before."""
+    reduced = list(reduced)
+    if not _in_several_replicas():
+        return reduced
+    clipped = inspect.unwrap(BaseOptimizer._clip_gradients)(optimizer, [gradient for gradient, _ in reduced])
+    return [(gradient, variable) for gradient, (_, variable) in zip(clipped, reduced, strict=True)]
 
 
 CLIPPING = Repair(

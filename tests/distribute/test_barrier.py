@@ -1,0 +1,259 @@
+"""The start: who is missing is named, who does not belong is turned away, and TensorFlow gets its port."""
+
+import contextlib
+import json
+import signal
+import socket
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+from watched_workers import Workers, free_addresses
+
+from tfopt.distribute.barrier import MAGIC, Gathering, Start, fingerprint, join
+from tfopt.distribute.channel import Channel
+from tfopt.errors import ClusterError
+
+
+@pytest.fixture
+def workers():
+    with Workers() as workers:
+        yield workers
+
+
+@contextlib.contextmanager
+def connected(address):
+    """A connection to whoever listens there, as soon as somebody does."""
+    host, port = address.split(":")
+    due = time.monotonic() + 30
+    while True:
+        try:
+            connection = socket.create_connection((host, int(port)), 5)
+            break
+        except ConnectionRefusedError:
+            assert time.monotonic() < due
+            time.sleep(0.02)
+    with connection:
+        yield connection
+
+
+def answer(connection):
+    """What is said to a connection until it is closed."""
+    said = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(4096):
+            said += data
+    return said
+
+
+def hello(addresses, **changes):
+    fields = {"magic": MAGIC, "job": fingerprint(addresses), "index": 1, "pid": 1, "host": "elsewhere"} | changes
+    return json.dumps(fields).encode() + b"\n"
+
+
+def test_one_that_never_comes_is_named_by_all(workers):
+    ended = workers.run("", "", "", absent=[1], deadline=2)
+    for end in ended.values():
+        assert end.code == 1
+        named = end.stderr.partition("no sign of ")[2].partition(" What")[0]
+        assert named.startswith("worker 1 (127.0.0.1:"), end
+        assert "worker 0" not in named
+        assert "worker 2" not in named
+
+
+def test_a_chief_that_never_comes_is_named_by_each(workers):
+    ended = workers.run("", "", "", absent=[0], deadline=1)
+    for end in ended.values():
+        assert end.code == 1
+        assert "Expected worker 0 (127.0.0.1:" in end.stderr
+        assert "Found: Connection refused" in end.stderr
+
+
+def test_one_that_goes_while_others_wait_may_come_back(workers):
+    addresses = free_addresses(3)
+    workers.start(addresses, 0)
+    with connected(addresses[0]) as first:
+        first.sendall(hello(addresses))
+        assert b"welcome" in first.recv(100)
+    workers.start(addresses, 1)
+    workers.start(addresses, 2)
+    assert [end.code for end in workers.wait().values()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("index", [0, 1])
+def test_signals_work_while_it_waits(workers, number, index):
+    addresses = free_addresses(2)
+    process = workers.start(addresses, index, deadline=50)
+    if index == 0:
+        with connected(addresses[0]):
+            process.send_signal(number)
+    else:
+        host, port = addresses[0].split(":")
+        with socket.create_server((host, int(port))) as chief:
+            chief.accept()[0].close()
+            process.send_signal(number)
+    assert workers.wait()[index].code == -number
+
+
+def test_a_worker_of_another_job_is_turned_away(workers):
+    addresses = free_addresses(3)
+    workers.start(addresses[:2], 0)
+    workers.start([addresses[0], addresses[2]], 1)
+    process = workers.processes[1]
+    process.wait(timeout=60)
+    said = workers.said(1, "stderr")
+    assert f"this port belongs to another job, of 2 workers: {addresses[0]}, {addresses[1]}" in said
+    workers.start(addresses[:2], 1)
+    assert [end.code for end in workers.wait().values()] == [0, 0]
+
+
+def test_a_second_chief_on_the_port_is_told(workers):
+    addresses = free_addresses(3)
+    workers.start(addresses[:2], 0)
+    ours, theirs = socket.socketpair()
+    with connected(addresses[0]), ours, theirs:
+        second = Gathering(Start((addresses[0], addresses[2]), 0, 1, 1.0), Channel(ours))
+        with pytest.raises(ClusterError, match=r"port \d+ to be free for worker 0 .* Address already in use\."):
+            second.run()
+    workers.start(addresses[:2], 1)
+    assert [end.code for end in workers.wait().values()] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"magic": "tfopt-watchdog-0"}, "it speaks 'tfopt-watchdog-0'"),
+        ({"job": "0123"}, "this port belongs to another job"),
+        ({"index": 0}, "there is no other worker 0"),
+        ({"index": 3}, "there is no other worker 3"),
+        ({"index": True}, "there is no other worker True"),
+        ({"index": "1"}, "there is no other worker '1'"),
+        ({"index": 1.0}, "there is no other worker 1.0"),
+        ({"index": [1]}, "there is no other worker [1]"),
+        ({"index": 2}, "there is a worker 2 already: process 77 on host 'here'"),
+    ],
+)
+def test_who_does_not_belong_is_told_why(gathering, changes, why):
+    with connected(gathering[0]) as second, connected(gathering[0]) as connection:
+        second.sendall(hello(gathering, index=2, pid=77, host="here"))
+        assert b"welcome" in second.recv(100)
+        connection.sendall(hello(gathering, **changes))
+        assert why in json.loads(answer(connection))["refused"]
+
+
+def test_one_that_talks_on_is_there_once(gathering):
+    with connected(gathering[0]) as connection:
+        connection.sendall(hello(gathering) + hello(gathering) + b'{"more": 1}\n')
+        assert connection.recv(1000) == b'{"welcome": true}\n'
+        connection.sendall(hello(gathering, index=2))
+
+
+@pytest.fixture
+def gathering():
+    """The addresses of a job of three whose chief waits, in a thread; at the end the others come, and it succeeds."""
+    addresses = tuple(free_addresses(3))
+    ours, theirs = socket.socketpair()
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(Gathering(Start(addresses, 0, 1, 30.0), Channel(ours)).run())
+    )
+    thread.start()
+    yield addresses
+    with connected(addresses[0]) as one, connected(addresses[0]) as two:
+        for index, connection in enumerate((one, two), start=1):
+            connection.sendall(hello(addresses, index=index))
+            assert b"welcome" in connection.recv(100)
+        thread.join(30)
+        assert b"go" in one.recv(100)
+    (links, _), *_ = results
+    for link in links.values():
+        link.close()
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 40 + b"\n",
+        b"x" * 100_000,
+        b"[" * 4000 + b"\n",
+        b"[]\n",
+        b"{}\n",
+        b"9" * 4000 + b"\n",
+        b"\n",
+        b"\xff\xfe\n",
+        b'{"magic": "tfopt-watchdog-1", "index": ',
+    ],
+)
+def test_garbage_on_the_port_harms_nobody(gathering, garbage):
+    with connected(gathering[0]) as connection:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(garbage)
+        connection.shutdown(socket.SHUT_WR)
+        assert b"go" not in answer(connection)
+
+
+def test_one_that_says_nothing_is_dropped(gathering, monkeypatch):
+    monkeypatch.setattr("tfopt.distribute.barrier._HELLO_SECONDS", 0.2)
+    with connected(gathering[0]) as connection:
+        connection.sendall(b'{"magic"')
+        assert answer(connection) == b""  # it is closed, or this would wait for ever
+
+
+def test_something_else_on_the_port_is_described():
+    addresses = free_addresses(2)
+    training, other = socket.socketpair()
+    with socket.create_server(("127.0.0.1", int(addresses[0].split(":")[1]))) as server, training, other:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as connection:
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(ClusterError, match="something else listens there and answers b'HTTP"):
+            join(Start(tuple(addresses), 1, 1, 1.0), Channel(training))
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_tensorflow_binds_the_port_beside_the_connections(gathering_of_two):
+    addresses, links = gathering_of_two
+    without_gpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    server = tf.distribute.Server({"worker": [addresses[0]]}, job_name="worker", task_index=0, config=without_gpu)
+    assert server.target == f"grpc://{addresses[0]}"
+    links[0].send(still="there")
+    assert wait_for(links[1]) == {"still": "there"}
+
+
+@pytest.fixture
+def gathering_of_two():
+    """The addresses of a job of two after the start, and both ends of its connection."""
+    addresses = tuple(free_addresses(2))
+    sockets = socket.socketpair()
+    results = []
+    chief = Gathering(Start(addresses, 0, 1, 30.0), Channel(sockets[0]))
+    thread = threading.Thread(target=lambda: results.append(chief.run()))
+    thread.start()
+    link, seed = join(Start(addresses, 1, 2, 30.0), Channel(sockets[1]))
+    thread.join()
+    (links, same_seed), *_ = results
+    assert seed == same_seed
+    yield addresses, (links[1], link)
+    for each in (links[1], link, *sockets):
+        each.close()
+
+
+def wait_for(channel):
+    due = time.monotonic() + 30
+    while time.monotonic() < due:
+        for message in channel.receive():
+            return message
+        time.sleep(0.01)
+    raise AssertionError("nothing came")

@@ -1,0 +1,118 @@
+"""On two replicas and in two processes the same comes out as on one device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed_cases import SAME
+
+SUPPORT = Path(__file__).parents[1] / "support"
+TRAINING = SUPPORT / "distributed_training.py"
+# Of weights; the scale of the last update for Adam.
+LIMITS = {"float64": 1e-9, "float32": 1e-6, "mixed_float16": 1e-2}
+REPLICAS = ["two replicas", "worker 0", "worker 1"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What came out of every case, by where it was trained."""
+    folder = tmp_path_factory.mktemp("trained")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
+    environ.pop("TF_CONFIG", None)
+    here = [sys.executable, TRAINING, folder, "here"]
+    workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "workers"]
+    started = [
+        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for command in (here, workers)
+    ]
+    for process in started:
+        said = process.communicate(timeout=600)[0]
+        assert process.returncode == 0, said[-4000:]
+    here, *workers = (
+        json.loads((folder / name).read_text()) for name in ("here0.json", "workers0.json", "workers1.json")
+    )
+    return {
+        "one device": here["one"],
+        "two replicas": here["repaired"],
+        "worker 0": workers[0]["repaired"],
+        "worker 1": workers[1]["repaired"],
+        "stock": here["stock"],
+        "stock workers": workers[0]["stock"],
+    }
+
+
+def distance(one, other):
+    """The largest difference between two lists of arrays."""
+    assert [np.shape(part) for part in one] == [np.shape(part) for part in other]
+    return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("where", REPLICAS)
+@pytest.mark.parametrize("name", [name for name, case in SAME.items() if case.same])
+def test_weights_history_and_counters_are_those_of_one_device(found, name, where):
+    one, several = found["one device"][name], found[where][name]
+    assert "error" not in several
+    limit = LIMITS[SAME[name].dtype] * (100 if "adam" in name and SAME[name].dtype == "float32" else 1)
+    assert distance(one["weights"], several["weights"]) < limit
+    assert (one["iterations"], one["scale"]) == (several["iterations"], several["scale"])
+    if SAME[name].overflow_in is None:
+        for key, values in one["history"].items():
+            np.testing.assert_allclose(
+                several["history"][key], values, rtol=max(limit, 1e-6) if limit > 1e-9 else limit
+            )
+    for key in set(one) & {"evaluated"}:
+        assert several[key] == pytest.approx(one[key], rel=limit)
+    if "predicted" in one:
+        np.testing.assert_allclose(several["predicted"], one["predicted"], atol=limit)
+
+
+@pytest.mark.parametrize("where", REPLICAS)
+def test_it_trained_at_all(found, where):
+    for name, outcome in found[where].items():
+        assert outcome["iterations"] > 0, name
+        if SAME[name].overflow_in is None and len(outcome["history"]["loss"]) > 1:
+            assert outcome["history"]["loss"][-1] < outcome["history"]["loss"][0], name
+
+
+@pytest.mark.parametrize("where", REPLICAS)
+def test_an_overflow_in_either_replica_skips_the_step_for_all(found, where):
+    for name in ("overflow in the first", "overflow in the second"):
+        assert (found[where][name]["iterations"], found[where][name]["scale"]) == (6, 2.0**13)
+
+
+def test_a_replica_without_examples_leaves_no_trace_in_batch_norm(found):
+    for where in REPLICAS:
+        weights = found[where]["batch norm, one example left"]["weights"]
+        assert all(np.isfinite(weight).all() for weight in weights)
+    stock = found["stock"]["batch norm, one example left"]["weights"]
+    assert not all(np.isfinite(weight).all() for weight in stock)
+
+
+@pytest.mark.parametrize("name", ["one example left", "global_clipnorm", "mask", "mean with sample weight"])
+def test_stock_keras_computes_something_else(found, name):
+    assert distance(found["one device"][name]["weights"], found["stock"][name]["weights"]) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("accumulation, schedule", "merge_call"),
+        ("steps per execution", "placeholder"),
+        ("jit", "located in device"),
+    ],
+)
+def test_stock_keras_ends_with_an_error(found, name, says):
+    assert says in found["stock"][name]["error"]
+
+
+def test_stock_keras_cannot_fit_in_several_processes(found):
+    assert "unsupported type" in found["stock workers"]["global_clipnorm"]["error"]
+
+
+def test_stock_keras_overlooks_an_overflow(found):
+    weights = found["stock"]["overflow in the second"]["weights"]
+    assert not all(np.isfinite(weight).all() for weight in weights)

@@ -1,0 +1,115 @@
+"""Real training processes with real watchdogs, of which each does as it is told. They do not load TensorFlow."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 60  # seconds, only to keep a test that fails from hanging
+
+_WORKER = """
+import ctypes, json, os, signal, sys, time, types
+from tfopt.distribute.watch import Watch
+workers, index, deadline = json.loads(sys.argv[1])
+watch = Watch.start(types.SimpleNamespace(workers=tuple(workers), index=index), deadline_seconds=deadline)
+print("seed", watch.seed, flush=True)
+exec(sys.argv[2])
+"""
+_QUICK = {"BEAT": 0.2, "STOPPED": 1, "LEAVE": 1, "KILL": 1}
+
+
+def free_addresses(count):
+    """Addresses on this machine that nobody uses."""
+    with contextlib.ExitStack() as stack:
+        ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [f"127.0.0.1:{port.getsockname()[1]}" for port in ports]
+
+
+class Ended:
+    """How a worker ended."""
+
+    def __init__(self, code, stdout, stderr):
+        self.code, self.stdout, self.stderr = code, stdout, stderr
+
+    def __repr__(self):
+        return f"exit code {self.code}\n{self.stdout}\n{self.stderr}"
+
+
+class Workers:
+    """Starts workers, and cleans up after them. Used as a context manager, it fails if one leaves a process behind."""
+
+    def __init__(self):
+        self._mark = f"TFOPT_TEST_{uuid.uuid4().hex}"
+        self._folder = tempfile.TemporaryDirectory()
+        self.processes = {}
+
+    def start(self, addresses, index, action="", *, deadline=30, **seconds):
+        """Starts one; `action` is what it does after the start. `seconds` change the intervals: DEAF=2."""
+        times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in (_QUICK | seconds).items()}
+        environ = os.environ | times | {self._mark: "1", "PYTHONPATH": str(ROOT)}
+        # Files, unlike pipes, are never full and hold no one up.
+        with self._file(index, "stdout").open("wb") as out, self._file(index, "stderr").open("wb") as err:
+            self.processes[index] = subprocess.Popen(
+                [sys.executable, "-c", _WORKER, json.dumps([addresses, index, deadline]), action],
+                env=environ,
+                stdout=out,
+                stderr=err,
+            )
+        return self.processes[index]
+
+    def said(self, index, name="stdout"):
+        """What one has written so far."""
+        return self._file(index, name).read_text()
+
+    def _file(self, index, name):
+        return Path(self._folder.name, f"{index}.{name}")
+
+    def run(self, *actions, absent=(), **options):
+        """Starts one worker for each action and returns how they ended."""
+        addresses = free_addresses(len(actions))
+        for index, action in enumerate(actions):
+            if index not in absent:
+                self.start(addresses, index, action, **options)
+        return self.wait()
+
+    def wait(self):
+        """Waits for all and returns how they ended, by index."""
+        ended = {}
+        for index, process in self.processes.items():
+            process.wait(timeout=DEADLINE)
+            ended[index] = Ended(process.returncode, self.said(index), self.said(index, "stderr"))
+        return ended
+
+    def left(self):
+        """The processes that descend from the workers and are still there."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self._mark.encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        due = time.monotonic() + DEADLINE
+        while (left := self.left()) and time.monotonic() < due:
+            time.sleep(0.05)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._folder.cleanup()
+        assert not left, f"left behind: {left}"

@@ -1,0 +1,134 @@
+"""Starts several workers of one training on this machine: `python -m tfopt.distribute.launch -n 2 train.py`."""
+
+import argparse
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from tfopt.distribute.local_workers import LocalWorkers
+from tfopt.errors import ClusterError
+
+USAGE, ENVIRONMENT = 2, 3
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    options = _parse(arguments)
+    command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
+    if os.environ.get("TF_CONFIG"):
+        sys.stderr.write("[launch] the TF_CONFIG of the environment is replaced\n")
+    ports = [_free_port() for _ in range(options.workers)]
+    try:
+        shares = gpu_shares(options.workers, options.gpus_per_worker, os.environ)
+        return LocalWorkers(command, [_environ(ports, rank, share) for rank, share in enumerate(shares)]).run()
+    except (ClusterError, OSError) as error:
+        sys.stderr.write(f"[launch] {error}\n")
+        return ENVIRONMENT
+    finally:
+        for port in ports:
+            port.close()
+
+
+def gpu_shares(workers: int, each: int | None, environ: Mapping[str, str]) -> list[str | None]:
+    """Returns the CUDA_VISIBLE_DEVICES of each worker: neighbouring GPUs out of those that this process may use.
+
+    Args:
+        workers: How many workers there are.
+        each: GPUs a worker. None: nobody's variable is touched.
+        environ: Where this process's own CUDA_VISIBLE_DEVICES stands. Its entries are passed on as they are.
+
+    Raises:
+        ClusterError: There are too few.
+
+    Example:
+        >>> gpu_shares(2, 2, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
+        ['4,5', '6,7']
+    """
+    if each is None:
+        return [None] * workers
+    entries = _visible_gpus(environ)
+    if len(entries) < workers * each:
+        raise ClusterError(
+            f"Expected {workers * each} GPUs for {workers} workers of {each} each. Found {len(entries)}"
+            f"{' in ' + _VISIBLE if _VISIBLE in environ else ''}. What to do: start fewer workers, or with a smaller "
+            "--gpus-per-worker."
+        )
+    return [",".join(entries[rank * each : (rank + 1) * each]) for rank in range(workers)]
+
+
+def _visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    value = environ.get(_VISIBLE)
+    if value is None:
+        from tfopt.hardware import gpus  # the driver is asked only where nothing else says what is there
+
+        return [gpu.uuid for gpu in gpus(environ=environ)]
+    entries = [entry.strip() for entry in value.split(",")]
+    # CUDA reads the list up to the first entry that names no device: empty, negative or NoDevFiles.
+    end = next((i for i, entry in enumerate(entries) if entry in ("", "NoDevFiles") or entry[0] == "-"), len(entries))
+    return entries[:end]
+
+
+def _free_port() -> socket.socket:
+    """Takes a free port and holds it, bound but deaf: nobody else is given it before TensorFlow binds it too."""
+    port = socket.socket()
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as TensorFlow does: both may then be bound
+    port.bind(("127.0.0.1", 0))
+    return port
+
+
+def _environ(ports: Sequence[socket.socket], rank: int, gpus: str | None) -> dict[str, str]:
+    workers = ["{}:{}".format(*port.getsockname()) for port in ports]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+    return {
+        **os.environ,
+        "TF_CONFIG": json.dumps(config),
+        "PYTHONUNBUFFERED": "1",
+        **({} if gpus is None else {_VISIBLE: gpus}),
+    }
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong in three parts."""
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"Expected arguments as above. Received: {message}. What to do: see --help for each.\n")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(
+        prog="python -m tfopt.distribute.launch",
+        description="Starts several workers of one training on this machine, each with a TF_CONFIG of its own, and "
+        "shows their output with their rank before each line.",
+        epilog="exit codes: that of the first worker that failed (128 + n if signal n killed it), 2 wrong usage, "
+        "3 too few GPUs, 75 restart me (a worker was lost), 130 interrupted",
+    )
+    parser.add_argument("-n", dest="workers", type=_count, required=True, metavar="N", help="how many workers")
+    parser.add_argument(
+        "--gpus-per-worker", type=_count, metavar="K", help="GPUs for each worker (default: all see all GPUs)"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    parser.add_argument("script", help="the training script (with -m: module)")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    options = parser.parse_args(arguments)
+    if not options.module and not Path(options.script).exists():
+        parser.error(f"{options.script!r}, and there is no such file")
+    return options
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, which is no whole number of 1 or more")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

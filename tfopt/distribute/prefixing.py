@@ -1,0 +1,63 @@
+"""The output of several processes as one, each line marked with whose it is."""
+
+import os
+import select
+import time
+from collections.abc import Callable
+
+_LINE_BYTES = 65536  # a longer line is cut into pieces
+_REDRAWN_SECONDS = 5.0
+
+
+class Prefixer:
+    """Cuts a stream of bytes into lines and puts a prefix before each.
+
+    A progress bar redraws its line with carriage returns: of each such line the last state is kept, and the one at the
+    moment every few seconds while it is being drawn.
+
+    Args:
+        prefix: What to put before each line.
+        clock: Monotonic clock, in seconds.
+
+    Example:
+        >>> Prefixer(b"[0] ").lines(b"one\\ntwo\\nthr")
+        b'[0] one\\n[0] two\\n'
+    """
+
+    def __init__(self, prefix: bytes, *, clock: Callable[[], float] = time.monotonic):
+        self._prefix = prefix
+        self._clock = clock
+        self._rest = b""
+        self._drawn_at = clock()
+
+    def lines(self, data: bytes) -> bytes:
+        """Returns the lines that these bytes complete, prefixed. What begins a line is kept for the next call."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        out = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole]
+        if b"\r" in self._rest:
+            drawn, _, self._rest = self._rest.rpartition(b"\r")
+            state = drawn.rpartition(b"\r")[2]
+            if state and self._clock() - self._drawn_at >= _REDRAWN_SECONDS:
+                self._drawn_at = self._clock()
+                out.append(state)
+        while len(self._rest) >= _LINE_BYTES:
+            out.append(self._rest[:_LINE_BYTES])
+            self._rest = self._rest[_LINE_BYTES:]
+        return b"".join(self._prefix + line + b"\n" for line in out)
+
+    def end(self) -> bytes:
+        """Returns what is left when the stream has ended, as a line."""
+        return self.lines(b"\n") if self._rest else b""
+
+
+def write_whole(descriptor: int, data: bytes) -> None:
+    """Writes all of it, also where the descriptor takes it in pieces.
+
+    Raises:
+        OSError: It cannot be written: nobody reads it, or the disk is full.
+    """
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:  # a terminal that some other program has made non-blocking
+            select.select([], [descriptor], [], 1.0)

@@ -1,0 +1,17 @@
+"""Which process holds a port."""
+
+import psutil
+
+
+def port_holder(port: int) -> str | None:
+    """Returns the process of this machine that listens on the TCP port, as "python (process 4711)".
+
+    Returns:
+        None where none is found: of another user's processes the system does not tell.
+    """
+    try:
+        connections = psutil.net_connections(kind="tcp")
+        holders = [c.pid for c in connections if c.laddr and c.laddr.port == port and not c.raddr and c.pid]
+        return f"{psutil.Process(holders[0]).name()} (process {holders[0]})" if holders else None
+    except (psutil.Error, OSError):
+        return None
