@@ -31,11 +31,12 @@ def test_recorded_runs_name_no_place():
 
 
 def test_the_examples_run(tmp_path):
-    example, before_and_after = re.findall(r"```python\n(.*?)```", README, re.S)
+    example, before_and_after, distributed = re.findall(r"```python\n(.*?)```", README, re.S)
     assert len(example.splitlines()) <= 25
     assert len(before_and_after.splitlines()) <= 5
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import tfopt"
     subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{example}\n{before_and_after}"],
+        [sys.executable, "-c", "\n".join([start, distributed, example, before_and_after])],
         cwd=tmp_path,
         capture_output=True,
         check=True,
