@@ -40,6 +40,8 @@ def found(tmp_path_factory):
         "two replicas": here["repaired"],
         "worker 0": workers[0]["repaired"],
         "worker 1": workers[1]["repaired"],
+        "by hand": [trained["by hand"] for trained in (here, *workers)],
+        "one by hand": here["one by hand"],
         "stock": here["stock"],
         "stock workers": workers[0]["stock"],
     }
@@ -92,7 +94,9 @@ def test_a_replica_without_examples_leaves_no_trace_in_batch_norm(found):
     assert not all(np.isfinite(weight).all() for weight in stock)
 
 
-@pytest.mark.parametrize("name", ["one example left", "global_clipnorm", "mask", "mean with sample weight"])
+@pytest.mark.parametrize(
+    "name", ["one example left", "global_clipnorm", "mask, uneven tail", "mean with sample weight"]
+)
 def test_stock_keras_computes_something_else(found, name):
     assert distance(found["one device"][name]["weights"], found["stock"][name]["weights"]) > 1e-4
 
@@ -103,6 +107,7 @@ def test_stock_keras_computes_something_else(found, name):
         ("accumulation, schedule", "merge_call"),
         ("steps per execution", "placeholder"),
         ("jit", "located in device"),
+        ("a step of one's own, batches that never split evenly", "AddN"),
     ],
 )
 def test_stock_keras_ends_with_an_error(found, name, says):
@@ -111,6 +116,11 @@ def test_stock_keras_ends_with_an_error(found, name, says):
 
 def test_stock_keras_cannot_fit_in_several_processes(found):
     assert "unsupported type" in found["stock workers"]["global_clipnorm"]["error"]
+
+
+def test_a_loop_of_ones_own_trains_as_on_one_device(found):
+    for weights in found["by hand"]:
+        assert distance(found["one by hand"], weights) < 1e-6
 
 
 def test_stock_keras_overlooks_an_overflow(found):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-EXAMPLES, BATCH = 64, 16
+EXAMPLES = 64
 
 
 class Case:
@@ -17,6 +17,8 @@ class Case:
         layers=(),
         dtype="float32",
         examples=EXAMPLES,
+        batch=16,
+        model=keras.Sequential,
         weights=None,
         loss="mse",
         overflow_in=None,
@@ -27,7 +29,7 @@ class Case:
     ):
         self.optimizer, self.layers, self.dtype, self.examples = optimizer, layers, dtype, examples
         self.weights, self.loss, self.overflow_in, self.epochs = weights, loss, overflow_in, epochs
-        self.everything, self.same = everything, same
+        self.everything, self.same, self.batch, self.kind = everything, same, batch, model
         self.compile_options = {"jit_compile": False, **compile_options}
 
     def data(self):
@@ -35,21 +37,21 @@ class Case:
         x = random.normal(size=(self.examples, 5))
         y = x @ random.normal(size=(5, 2)) + 0.1 * random.normal(size=(self.examples, 2))
         if self.overflow_in is not None:  # the replica's half of the second batch
-            half = BATCH // 2
-            start = BATCH + self.overflow_in * half
+            half = self.batch // 2
+            start = self.batch + self.overflow_in * half
             y[start : start + half] = 1e4
         parts = (x, y) if self.weights is None else (x, y, self.weights(random, self.examples))
         return tuple(part.astype("float64" if self.dtype == "float64" else "float32") for part in parts)
 
     def dataset(self):
-        return tf.data.Dataset.from_tensor_slices(self.data()).batch(BATCH)
+        return tf.data.Dataset.from_tensor_slices(self.data()).batch(self.batch)
 
     def model(self):
         keras.utils.set_random_seed(7)
         policy = keras.DTypePolicy(self.dtype)
         layers = [keras.Input((5,)), keras.layers.Dense(6, activation="tanh", dtype=policy)]
         layers += [layer(policy) for layer in self.layers]
-        model = keras.Sequential([*layers, keras.layers.Dense(2, dtype=policy)])
+        model = self.kind([*layers, keras.layers.Dense(2, dtype=policy)])
         loss = self.loss() if callable(self.loss) else self.loss
         model.compile(
             self.optimizer(),
@@ -59,6 +61,19 @@ class Case:
             **self.compile_options,
         )
         return model
+
+
+class OwnStep(keras.Sequential):
+    """A training step as many write it."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return self.compute_metrics(x, y, y_pred)
 
 
 class Embedded(Case):
@@ -97,13 +112,12 @@ def _batch_norm(policy):
 sgd, optimizers = keras.optimizers.SGD, keras.optimizers
 DOUBLE = {"dtype": "float64"}
 SAME = {
-    "momentum, uneven tail": Case(lambda: sgd(0.1, momentum=0.9), examples=57, everything=True, **DOUBLE),
+    "momentum, uneven tail": Case(lambda: sgd(0.1, momentum=0.9), examples=57, **DOUBLE),
     "one example left": Case(examples=65, everything=True, **DOUBLE),
     "batch norm, one example left": Case(layers=(_batch_norm,), examples=65, epochs=1, same=False, **DOUBLE),
     "adamw, schedule": Case(lambda: optimizers.AdamW(_schedule(), weight_decay=0.1), **DOUBLE),
     "clipnorm": Case(lambda: sgd(0.1, clipnorm=0.05), examples=57, **DOUBLE),
     "global_clipnorm": Case(lambda: sgd(0.1, global_clipnorm=0.05), **DOUBLE),
-    "clipvalue": Case(lambda: optimizers.Adam(0.01, clipvalue=0.01), **DOUBLE),
     "accumulation, schedule": Case(lambda: sgd(_schedule(), gradient_accumulation_steps=2), **DOUBLE),
     "accumulation, adam, clipping, leftovers": Case(
         lambda: optimizers.Adam(0.01, gradient_accumulation_steps=3, global_clipnorm=0.05), examples=57, **DOUBLE
@@ -113,13 +127,19 @@ SAME = {
     "mean with sample weight": Case(
         weights=_weights, examples=57, loss=lambda: keras.losses.MeanSquaredError("mean_with_sample_weight"), **DOUBLE
     ),
-    "mask": Embedded(**DOUBLE),
     "mask, uneven tail": Embedded(examples=57, **DOUBLE),
     "steps per execution": Case(examples=57, steps_per_execution=3, everything=True, **DOUBLE),
     "jit": Case(lambda: optimizers.Adam(0.01), jit_compile=True, examples=57, **DOUBLE),
+    "a step of one's own, batches that never split evenly": Case(batch=15, model=OwnStep, **DOUBLE),
+    "eagerly, uneven tail": Case(examples=57, epochs=1, run_eagerly=True, **DOUBLE),
     "float32 sgd": Case(examples=57),
     "float32 adam": Case(lambda: optimizers.Adam(0.01), examples=57),
     "float16": Case(lambda: optimizers.LossScaleOptimizer(sgd(0.01)), dtype="mixed_float16"),
+    "float16, accumulation": Case(
+        lambda: optimizers.LossScaleOptimizer(sgd(0.01, gradient_accumulation_steps=2, clipnorm=1.0)),
+        dtype="mixed_float16",
+        epochs=1,
+    ),
     "overflow in the first": Case(
         lambda: optimizers.LossScaleOptimizer(sgd(0.01)), dtype="mixed_float16", overflow_in=0
     ),
@@ -134,7 +154,8 @@ STOCK = {
         "one example left",
         "global_clipnorm",
         "accumulation, schedule",
-        "mask",
+        "mask, uneven tail",
+        "a step of one's own, batches that never split evenly",
         "mean with sample weight",
         "batch norm, one example left",
         "steps per execution",
@@ -143,6 +164,26 @@ STOCK = {
     ],
     "workers": ["global_clipnorm"],
 }
+
+
+def trained_by_hand(strategy):
+    """The weights after a training loop of one's own, with Keras' optimizer."""
+    keras.utils.set_random_seed(5)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+        optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.05)
+        optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(x, training=True) - y) ** 2) / 16
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    train = tf.function(lambda x, y: strategy.run(step, args=(x, y)), autograph=False)
+    for x, y in strategy.experimental_distribute_dataset(Case().dataset()):
+        train(x, y)
+    return [weight.tolist() for weight in model.get_weights()]
 
 
 def trained(name, strategy):

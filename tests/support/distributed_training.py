@@ -34,14 +34,16 @@ def main():
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = distribute.strategy("auto")
-    from distributed_cases import SAME, STOCK
+    from distributed_cases import SAME, STOCK, trained_by_hand
 
     repairs.remove()
     found = {"stock": outcomes(STOCK[where], strategy)}
     repairs.install(*repairs.REPLICAS)
     found["repaired"] = outcomes(SAME, strategy)
+    found["by hand"] = trained_by_hand(strategy)
     if where == "here":
         found["one"] = outcomes(SAME, tf.distribute.get_strategy())
+        found["one by hand"] = trained_by_hand(tf.distribute.get_strategy())
     (folder / f"{where}{distribute.resolve().index}.json").write_text(json.dumps(found))
 
 

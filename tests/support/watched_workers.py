@@ -54,7 +54,7 @@ class Workers:
     def start(self, addresses, index, action="", *, deadline=30, **seconds):
         """Starts one; `action` is what it does after the start. `seconds` change the intervals: DEAF=2."""
         times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in (_QUICK | seconds).items()}
-        environ = os.environ | times | {self._mark: "1", "PYTHONPATH": str(ROOT)}
+        environ = os.environ | times | {self._mark: "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
         # Files, unlike pipes, are never full and hold no one up.
         with self._file(index, "stdout").open("wb") as out, self._file(index, "stderr").open("wb") as err:
             self.processes[index] = subprocess.Popen(

@@ -35,7 +35,7 @@ def _reducing_scalars(original: Function) -> Function:
 def _building_from_a_local_batch(original: Function) -> Function:
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         strategy = self.distribute_strategy
-        if iterator is None or not _spans_workers(strategy):
+        if iterator is None or strategy.num_replicas_in_sync == 1:
             original(self, iterator=iterator, data_batch=data_batch)
             return
         for _, _, batches in itertools.islice(iterator, 1):
@@ -48,8 +48,9 @@ def _building_from_a_local_batch(original: Function) -> Function:
 MULTI_WORKER = Repair(
     name="multi_worker",
     defect=(
-        "Under MultiWorkerMirroredStrategy fit, evaluate and predict end with an error: Keras averages the batch that "
-        "it builds the model from, and scalar logs along an axis that they do not have."
+        "Under MultiWorkerMirroredStrategy fit, evaluate and predict end with an error, and under any strategy if the "
+        "first batch splits unevenly: Keras averages the replicas' batches only to learn their shape, and averages "
+        "scalar logs along an axis that they do not have."
     ),
     reference="keras#20585, keras#20329, ray#47464.",
     broken={

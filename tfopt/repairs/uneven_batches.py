@@ -34,7 +34,9 @@ def _over_all(value: Any) -> Any:
 def _share_of(data: Any) -> Iterator[None]:
     """Notes which part of the global batch's examples this replica has, unless all have the same number."""
     batched = [leaf for leaf in keras.tree.flatten(data) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
-    if not batched or not _in_several_replicas() or batched[0].shape[0] is not None:
+    # A shape that a graph knows beforehand is that of all replicas; an eager batch has one in any case.
+    even = batched and batched[0].shape[0] is not None and not tf.executing_eagerly()
+    if not batched or even or not _in_several_replicas():
         yield
         return
     examples = tf.cast(tf.shape(batched[0])[0], tf.float32)
@@ -104,7 +106,7 @@ def _masking(original: Function) -> Function:
 def _keeping_statistics(original: Function) -> Function:
     def _moments(self: Any, inputs: Any, mask: Any) -> Any:
         mean, variance = original(self, inputs, mask)
-        if self.synchronized or inputs.shape[0] is not None or not _in_several_replicas():
+        if self.synchronized or not _in_several_replicas() or inputs.shape[0]:
             return mean, variance
         # A replica without examples has no statistics: NaN, which would stay in the moving ones.
         empty = tf.equal(tf.shape(inputs)[0], 0)
