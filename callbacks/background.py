@@ -18,7 +18,8 @@ class Background:
     """Calls a function with one item after the other, in a thread of its own. Whoever hands items over never waits.
 
     Items that do not fit, because the function is slow or hangs, are dropped and counted. That is reported once, as is
-    an error of the function, which is called again with the next item.
+    an error of the function, which is called again with the next item, and a thread that cannot be started: then all
+    items are dropped.
 
     Args:
         name: What works there, as messages name it: "tracker".
@@ -28,6 +29,7 @@ class Background:
     Attributes:
         dropped: Items that did not fit.
         closed: Whether it takes no more items.
+        works: Whether its thread could be started.
 
     Example:
         >>> background = Background("tracker", print)
@@ -42,19 +44,30 @@ class Background:
         self._function = function
         self._most = most
         self.closed = False
+        self.works = True
         # No event and no queue.Queue: the garbage collection may close it while this very thread holds their locks.
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"tfopt-{name.replace(' ', '-')}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.works = False
+            warn_once(
+                f"thread of {name}",
+                f"Expected to start a thread for the {name}. Found: {error}. The training goes on without it. Look at "
+                "the limit of processes (ulimit -u; pids.max of the control group).",
+            )
 
     def put(self, item: Any) -> None:
         """Hands an item over; does nothing once closed."""
         if self.closed:
             return
-        if self._items.qsize() < self._most:
+        if self.works and self._items.qsize() < self._most:
             self._items.put(item)
             return
         self.dropped += 1
+        if not self.works:
+            return
         text = f"Expected the {self._name} to keep up. Found {self._most} items waiting for it. What does not fit is "
         warn_once(f"full {self._name}", f"{text}dropped; the training goes on. Look whether it hangs, or ask for less.")
 
@@ -64,7 +77,8 @@ class Background:
             return
         self.closed = True
         self._items.put(None)
-        if self._thread is threading.current_thread():  # in which the garbage collection may run
+        # In the thread itself the garbage collection may run.
+        if not self.works or self._thread is threading.current_thread():
             return
         self._thread.join(wait_seconds)
         if self._thread.is_alive():

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.callbacks.arguments import integer
 from tfopt.callbacks.compilation_storm import storm
 from tfopt.callbacks.order import running_list, warn_of_earlier_loggers
 from tfopt.xla.watching import Compilations, Watch
@@ -37,7 +38,8 @@ class CompilationLogger(keras.callbacks.Callback):
         compilations: The `tfopt.xla.Compilations` of the last `fit`; None before the first.
 
     Raises:
-        ValueError: `max_compilations` below 1 or no integer.
+        ValueError: `max_compilations` is below 1.
+        TypeError: It is no integer.
 
     Example:
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.CompilationLogger()])
@@ -45,12 +47,9 @@ class CompilationLogger(keras.callbacks.Callback):
 
     def __init__(self, max_compilations: int = 4):
         super().__init__()
-        if isinstance(max_compilations, bool) or not isinstance(max_compilations, int) or max_compilations < 1:
-            raise ValueError(
-                f"Expected max_compilations to be an integer of at least 1. Received: {max_compilations!r}. "
-                "A training whose last batch is smaller needs 2."
-            )
-        self._max_compilations = max_compilations
+        self._max_compilations = integer(
+            "max_compilations", max_compilations, "A training whose last batch is smaller needs 2.", least=1
+        )
         self._watch: Watch | None = None
         self._steps: list[tuple[keras.Model, str, _WatchedStep]] = []
         self.compilations: Compilations | None = None

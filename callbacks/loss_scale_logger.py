@@ -11,9 +11,10 @@ from typing import Any
 import keras
 from keras.optimizers import LossScaleOptimizer
 
+from tfopt.callbacks.arguments import log_folder
 from tfopt.callbacks.background import end_with_fit
 from tfopt.callbacks.files.background_rows import BackgroundRows
-from tfopt.callbacks.files.rows import check_formats, check_log_dir
+from tfopt.callbacks.files.rows import check_formats
 from tfopt.callbacks.order import warn_of_earlier_loggers
 from tfopt.repairs import computing_layers
 from tfopt.text import listed
@@ -50,6 +51,8 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     Raises:
         ValueError: An unknown format, or a `log_dir` that can be no folder.
+        TypeError: `log_dir` is no path.
+        tfopt.errors.UnsupportedError: TensorBoard is asked for and not installed.
 
     Example:
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.LossScaleLogger("logs")])
@@ -57,7 +60,7 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     def __init__(self, log_dir: str | os.PathLike[str] | None = None, formats: Sequence[str] = ("csv", "jsonl")):
         super().__init__()
-        self._log_dir = check_log_dir(log_dir)
+        self._log_dir = log_folder(log_dir)
         self._formats = check_formats(formats)
         self._writer: BackgroundRows | None = None
         self._warned: set[str] = set()

@@ -13,15 +13,17 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.alerts.bounds import seconds
+from tfopt.callbacks.arguments import file, integer, number
 from tfopt.callbacks.background import Background, end_with_fit
 from tfopt.callbacks.prometheus_metrics import Readings, registry, require_client
-from tfopt.callbacks.readings import THROUGHPUT_KEYS, finite, take_readings
+from tfopt.callbacks.readings import finite, take_readings
+from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
 from tfopt.hardware.warn import warn_once
 
 _WAIT_SECONDS = 2.0
+_PORT = "Take 0 for any port that is free."
 
 
 class PrometheusExporter(keras.callbacks.Callback):
@@ -76,13 +78,13 @@ class PrometheusExporter(keras.callbacks.Callback):
                 f"Expected a textfile or a port. Received: textfile={textfile!r}, port={port!r}. For both use two."
             )
         self._textfile = None if textfile is None else _prom_file(textfile)
-        self._port = None if port is None else _port(port)
+        self._port = None if port is None else integer("port", port, _PORT, least=0, most=65535)
         if not isinstance(host, str) or not host:  # an empty one would listen everywhere
             raise TypeError(f'Expected host to be an address. Received: {host!r}. Take "127.0.0.1".')
         self._host = host
-        self._interval_seconds = seconds("interval_seconds", interval_seconds)
+        self._interval_seconds = number("interval_seconds", interval_seconds, "Give seconds.", above=0)
         self._clock = clock
-        self._take_no_more: Callable[[], None] | None = None
+        self._ending = contextlib.ExitStack()
         self._outlet: _Textfile | _Server | None = None
         self._readings = Readings()  # of no fit: `evaluate` and `predict` call callbacks too
 
@@ -103,7 +105,8 @@ class PrometheusExporter(keras.callbacks.Callback):
         if self._outlet is None:
             return
         end_with_fit(self, self._outlet.close)
-        self._take_no_more = take_readings(self, self._take_samples, self._take_throughput)
+        self._ending.callback(self._outlet.close)
+        self._ending.callback(take_readings(self, self._take_samples, self._take_throughput))
         self._outlet.refresh()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -129,12 +132,8 @@ class PrometheusExporter(keras.callbacks.Callback):
         self._end()
 
     def _end(self) -> None:
-        take_no_more, self._take_no_more = self._take_no_more, None
-        if take_no_more is not None:
-            take_no_more()
-        outlet, self._outlet = self._outlet, None
-        if outlet is not None:
-            outlet.close()
+        self._ending.close()
+        self._outlet = None
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
@@ -217,9 +216,10 @@ class _Server:
             return
         # In a thread, since the server's own may come here, through the garbage collection, and would wait for itself.
         self._closing = threading.Thread(target=self._close, name="tfopt-prometheus-closing", daemon=True)
-        self._closing.start()
-        if threading.current_thread() is not self._thread:
-            self._closing.join(_WAIT_SECONDS)
+        with contextlib.suppress(RuntimeError):  # no thread can be started: the port stays open until Python exits
+            self._closing.start()
+            if threading.current_thread() is not self._thread:
+                self._closing.join(_WAIT_SECONDS)
 
     def _close(self) -> None:
         self._server.shutdown()
@@ -249,7 +249,7 @@ def _noted_connections(server: Any) -> "weakref.WeakSet[socket.socket]":
 def _serve(host: str, port: int, readings: Readings) -> _Server | None:
     try:
         return _Server(host, port, readings)
-    except (OSError, ValueError) as error:  # ValueError: what can be no name of a host
+    except (OSError, ValueError, RuntimeError) as error:  # no name of a host; no thread can be started
         text = (
             f"Expected to listen on {host}:{port} for Prometheus. Found: {error}. Nothing can be scraped there; the "
             "training goes on. Choose another port, or 0 for any that is free."
@@ -259,20 +259,10 @@ def _serve(host: str, port: int, readings: Readings) -> _Server | None:
 
 
 def _prom_file(textfile: Any) -> Path:
-    if not isinstance(textfile, str | os.PathLike):
-        raise TypeError(f'Expected textfile to be a path. Received: {textfile!r}. Name a file that ends in ".prom".')
-    path = Path(textfile)
-    if path.suffix != ".prom" or path.is_dir():
+    path = file("textfile", textfile, 'Name a file that ends in ".prom".')
+    if path.suffix != ".prom":
         raise ValueError(
             f'Expected textfile to be a file that ends in ".prom". Received: {str(textfile)!r}. node_exporter reads no '
             "others."
         )
     return path
-
-
-def _port(port: Any) -> int:
-    if isinstance(port, bool) or not isinstance(port, int):
-        raise TypeError(f"Expected port to be an integer. Received: {port!r}. Take 0 for any port that is free.")
-    if not 0 <= port <= 65535:
-        raise ValueError(f"Expected port to be from 0 to 65535. Received: {port}. Take 0 for any port that is free.")
-    return port

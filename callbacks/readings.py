@@ -16,16 +16,6 @@ from tfopt.hardware.nvml_values import Reading
 
 GPU_KEYS = tuple(name for name in Reading._fields if name != "throttle_reasons")
 HOST_KEYS = HostReading._fields
-# Of the fields that ThroughputLogger tells, those that say how fast the training is.
-THROUGHPUT_KEYS = (
-    "step_time_ms",
-    "step_time_p95_ms",
-    "step_time_p99_ms",
-    "examples_per_second",
-    "input_wait_percent",
-    "model_tflops_per_second",
-    "mfu_percent",
-)
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:

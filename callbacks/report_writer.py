@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tfopt.callbacks.arguments import file
 from tfopt.callbacks.background import Background, end_with_fit
 from tfopt.callbacks.files.ranks import rank
 from tfopt.callbacks.order import running_list
@@ -54,7 +55,7 @@ class ReportWriter(keras.callbacks.Callback):
 
     Raises:
         TypeError: `path` is no path.
-        ValueError: `path` is a folder or an address.
+        ValueError: `path` is a folder or an address, or can be no path.
         tfopt.errors.UnsupportedError: jinja2 is not installed.
 
     Example:
@@ -63,7 +64,7 @@ class ReportWriter(keras.callbacks.Callback):
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic):
         super().__init__()
-        self._path = _check_path(path)
+        self._path = file("path", path, "Name a file, such as 'report.html'.")
         require_renderer()
         self._clock = clock
         self._recording: Recording | None = None
@@ -81,7 +82,7 @@ class ReportWriter(keras.callbacks.Callback):
         others = running.callbacks if running else []
         compilations = next((other for other in others if isinstance(other, CompilationLogger)), None)
         alerts = [other for other in others if isinstance(other, UtilizationAlert)]
-        self._recording = Recording(self.model.name, throughput, compilations, self._clock)
+        self._recording = Recording(self.model.name, throughput, compilations, self._clock, _optimizer(self.model))
         path = self._path.with_name(f"{rank().file_name(self._path.stem)}{self._path.suffix}")
         self._writing = _Writing(path, self._recording)
         self._background = Background("report", self._writing)
@@ -109,7 +110,8 @@ class ReportWriter(keras.callbacks.Callback):
         if self._background is not None and self._writing is not None:
             self._background.put("ended")
             self._background.close(_PATIENCE_SECONDS)
-            self._writing.warn_if_unfinished()
+            if self._background.works:
+                self._writing.warn_if_unfinished()
         self._end()
 
     def _end(self) -> None:
@@ -192,20 +194,14 @@ class _Writing:
             warn_once(f"report {self._path} unfinished", text)
 
 
+def _optimizer(model: keras.Model) -> str | None:
+    """The name of the class of a model's optimizer, in mixed_float16 of the one that it scales the loss for."""
+    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    return None if optimizer is None else type(optimizer).__name__
+
+
 def _end_interrupted(background: Background) -> None:
     """Writes what there is of a fit that an exception has ended; does nothing after one that came to its end."""
     background.put("interrupted")
     background.close()
-
-
-def _check_path(path: Any) -> Path:
-    """Returns the path, or raises for what can be none: better now than after hours of training."""
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"Expected path to be a path. Received: {path!r}. Name a file, such as 'report.html'.")
-    if "://" in os.fspath(path):
-        raise ValueError(f"Expected path to be a local file. Received: {path!r}. Copy the page there afterwards.")
-    if not os.fspath(path) or Path(path).is_dir():
-        raise ValueError(
-            f"Expected path to be a file. Received: {path!r}, a folder. Add a name, such as 'report.html'."
-        )
-    return Path(path)

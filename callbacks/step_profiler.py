@@ -6,13 +6,12 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from tfopt.callbacks.files.rows import check_log_dir
+from tfopt.callbacks.arguments import folder, integer, number
 from tfopt.callbacks.order import running_list
 from tfopt.callbacks.profiler.recording import Recording, StepMark, is_writing, record, warm_up
 from tfopt.callbacks.profiler.summary import TraceSummary, summarize_trace
@@ -50,9 +49,8 @@ class StepProfiler(keras.callbacks.Callback):
         traces: The folders of the traces of the last fit that are written, the newest last.
 
     Raises:
-        TypeError: `log_dir` is no path.
-        ValueError: `log_dir` can be no folder, `start_step` or `steps` is no such number of steps, or
-            `start_after_seconds` no time.
+        TypeError: `log_dir` is no path, `start_step` or `steps` no integer, or `start_after_seconds` no number.
+        ValueError: `log_dir` can be no folder, `start_step` or `start_after_seconds` is below 0, or `steps` below 1.
 
     Example:
         >>> profiler = tfopt.callbacks.StepProfiler("logs", start_step=100)
@@ -70,10 +68,15 @@ class StepProfiler(keras.callbacks.Callback):
         clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
-        self._log_dir = _folder(log_dir)
-        self._start_step = None if start_step is None else _count("start_step", start_step, 0)
-        self._steps = _count("steps", steps, 1)
-        self._start_after_seconds = None if start_after_seconds is None else _seconds(start_after_seconds)
+        self._log_dir = folder("log_dir", log_dir, "Name a folder for the trace.")
+        self._start_step = self._start_after_seconds = None
+        if start_step is not None:
+            self._start_step = integer("start_step", start_step, "Give a number of steps, or None.", least=0)
+        if start_after_seconds is not None:
+            self._start_after_seconds = number(
+                "start_after_seconds", start_after_seconds, "Give seconds, or None.", least=0
+            )
+        self._steps = integer("steps", steps, "Give a number of steps.", least=1)
         self._clock = clock
         self._requested = False
         self._recording: Recording | None = None
@@ -102,12 +105,12 @@ class StepProfiler(keras.callbacks.Callback):
         self._collect()
         if not self.traces:
             return None
-        folder = self.traces[-1]
-        summary = summarize_trace(folder, steps_per_execution=self._steps_per_execution)
+        trace = self.traces[-1]
+        summary = summarize_trace(trace, steps_per_execution=self._steps_per_execution)
         try:
-            write_atomic(folder / "summary.json", json.dumps(summary.to_dict(), indent=2) + "\n")
+            write_atomic(trace / "summary.json", json.dumps(summary.to_dict(), indent=2) + "\n")
         except OSError as error:
-            warn_once("step profiler summary", f"Expected to write {folder / 'summary.json'}. Found: {error}.")
+            warn_once("step profiler summary", f"Expected to write {trace / 'summary.json'}. Found: {error}.")
         return summary
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -198,26 +201,3 @@ class StepProfiler(keras.callbacks.Callback):
             f"Expected to begin a trace {' and '.join(planned)} of fit. Found that it ended after "
             f"{self._before + self._done} steps, before that. Choose an earlier start."
         )
-
-
-def _folder(log_dir: str | os.PathLike[str]) -> Path:
-    folder = check_log_dir(log_dir)
-    if folder is None:
-        raise TypeError("Expected log_dir to be a path. Received: None. Name a folder for the trace.")
-    return folder
-
-
-def _count(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(
-            f"Expected {name} to be an integer of at least {least}. Received: {value!r}. Give a number of steps."
-        )
-    return value
-
-
-def _seconds(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
-        raise ValueError(
-            f"Expected start_after_seconds to be a time of at least 0. Received: {value!r}. Give seconds, or None."
-        )
-    return float(value)

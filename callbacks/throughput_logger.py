@@ -8,23 +8,22 @@ from typing import Any
 
 import keras
 
+from tfopt.callbacks.arguments import integer, log_folder, number
 from tfopt.callbacks.background import end_with_fit
 from tfopt.callbacks.epoch_examples import EpochExamples
 from tfopt.callbacks.files.background_rows import BackgroundRows
-from tfopt.callbacks.files.rows import check_formats, check_log_dir
+from tfopt.callbacks.files.rows import check_formats
 from tfopt.callbacks.order import warn_of_earlier_loggers
 from tfopt.callbacks.sources import Listeners
 from tfopt.callbacks.steps_trained import steps_trained
 from tfopt.callbacks.throughput.input_wait import InputWait, takes_a_batch_a_step
-from tfopt.callbacks.throughput.model_rate import ModelRate, model_rate, require_positive
+from tfopt.callbacks.throughput.model_rate import ModelRate, model_rate
 from tfopt.callbacks.throughput.step_window import StepWindow
 from tfopt.callbacks.throughput.time_left import TimeLeft
 
 _TOLD_EVERY_SECONDS = 1.0
-_COLUMNS = (
-    "time_seconds",
-    "epoch",
-    "step",
+# Of what it tells, how fast the training is.
+THROUGHPUT_KEYS = (
     "step_time_ms",
     "step_time_p95_ms",
     "step_time_p99_ms",
@@ -32,8 +31,8 @@ _COLUMNS = (
     "input_wait_percent",
     "model_tflops_per_second",
     "mfu_percent",
-    "eta_seconds",
 )
+_COLUMNS = ("time_seconds", "epoch", "step", *THROUGHPUT_KEYS, "eta_seconds")
 
 
 class ThroughputLogger(keras.callbacks.Callback):
@@ -85,6 +84,7 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     Attributes:
         first_step_seconds: What the first step took, with tracing and compilation; None before it.
+        batch_size: Examples of a step, those of all replicas; None before the first, 0 where Keras counts none.
         flops_per_example: As given, or as counted when the last fit began; None where unknown.
         peak_tflops: Of all devices of the last fit together; None where unknown.
         listeners: Told, in the training thread, of the steps since they were last told (a dict with a file row's
@@ -93,6 +93,8 @@ class ThroughputLogger(keras.callbacks.Callback):
     Raises:
         ValueError: An unknown format, `window_steps` below 1, FLOPs that are not above 0, or a `log_dir` that can be no
             folder.
+        TypeError: `log_dir` is no path, `window_steps` no integer, or FLOPs that are no number.
+        tfopt.errors.UnsupportedError: TensorBoard is asked for and not installed.
 
     Example:
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.ThroughputLogger("logs")])
@@ -109,18 +111,17 @@ class ThroughputLogger(keras.callbacks.Callback):
         clock: Callable[[], float] = time.perf_counter,
     ):
         super().__init__()
-        if isinstance(window_steps, bool) or not isinstance(window_steps, int) or window_steps < 1:
-            raise ValueError(f"Expected window_steps to be an integer of at least 1. Received: {window_steps!r}.")
-        self._log_dir = check_log_dir(log_dir)
-        self._window_steps = window_steps
+        self._log_dir = log_folder(log_dir)
+        self._window_steps = integer("window_steps", window_steps, "Give a number of steps.", least=1)
         self._formats = check_formats(formats)
-        self._given_flops = require_positive("flops_per_example", flops_per_example)
-        self._given_peak = require_positive("peak_tflops", peak_tflops)
+        self._given_flops = _positive("flops_per_example", flops_per_example)
+        self._given_peak = _positive("peak_tflops", peak_tflops)
         self._clock = clock
         self._writer: BackgroundRows | None = None
         self._input = InputWait()
         self._rate = ModelRate(self._given_flops, None)
         self.first_step_seconds: float | None = None
+        self.batch_size: float | None = None
         self.listeners = Listeners()
 
     @property
@@ -137,7 +138,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         """Opens the files, and counts the model's operations."""
         warn_of_earlier_loggers(self)
         self._close()  # an exception ended the fit before, without on_train_end
-        self.first_step_seconds = None
+        self.first_step_seconds = self.batch_size = None
         self._examples = EpochExamples(self.model)
         self._unwritten, self._untold = StepWindow(), StepWindow()
         self._left = TimeLeft()
@@ -173,6 +174,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         is_first, is_last = self.first_step_seconds is None, batch + 1 == self._known_steps
         if batch >= self._examples.due:
             self._examples.look(batch)  # before the clock, as it waits for the steps that were launched ahead
+            self.batch_size = self._examples.batch_size
         now = self._clock()
         seconds, self._last = now - self._last, now
         # At least one: a loop of one's own may not number its steps, and a nested fit counts here as well.
@@ -280,6 +282,10 @@ class ThroughputLogger(keras.callbacks.Callback):
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+
+
+def _positive(name: str, value: float | None) -> float | None:
+    return None if value is None else number(name, value, "Leave it out where you do not know it.", above=0)
 
 
 def _executions_in_a_group(model: keras.Model) -> int:

@@ -3,14 +3,16 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import keras
 
-from tfopt.callbacks.alerts.bounds import seconds
+from tfopt.callbacks.arguments import number
 from tfopt.callbacks.background import Background, end_with_fit
-from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, THROUGHPUT_KEYS, finite, take_readings
+from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, finite, take_readings
 from tfopt.callbacks.steps_trained import steps_trained
+from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
 from tfopt.hardware import GpuSample
 
 _WAITING = 64
@@ -58,10 +60,10 @@ class TrackerLogger(keras.callbacks.Callback):
                 "object whose log hands the numbers on."
             )
         self._tracker = tracker
-        self._interval_seconds = seconds("interval_seconds", interval_seconds)
+        self._interval_seconds = number("interval_seconds", interval_seconds, "Give seconds.", above=0)
         self._clock = clock
         self._step = 0
-        self._take_no_more: Callable[[], None] | None = None
+        self._ending = ExitStack()
         self._background: Background | None = None
         self._means: _Means | None = None
         self.dropped = 0
@@ -73,9 +75,10 @@ class TrackerLogger(keras.callbacks.Callback):
         self._begun = False
         self._before = self._step
         self._means = _Means(self._clock())
-        self._background = Background("tracker", _in_order(self._tracker), most=_WAITING)
-        end_with_fit(self, self._background.close)
-        self._take_no_more = take_readings(self, self._take_samples, self._take_throughput)
+        background = self._background = Background("tracker", _in_order(self._tracker), most=_WAITING)
+        end_with_fit(self, background.close)
+        self._ending.callback(self._close, background)
+        self._ending.callback(take_readings(self, self._take_samples, self._take_throughput))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts on from the steps before."""
@@ -98,16 +101,14 @@ class TrackerLogger(keras.callbacks.Callback):
         self._end()
 
     def _end(self) -> None:
-        take_no_more, self._take_no_more = self._take_no_more, None
-        if take_no_more is not None:
-            take_no_more()
-        means, self._means = self._means, None
-        if means is not None:
-            self._send(means.since(self._clock(), 0.0))
-        background, self._background = self._background, None
-        if background is not None:
-            background.close()
-            self.dropped = background.dropped
+        self._ending.close()
+        self._background = self._means = None
+
+    def _close(self, background: Background) -> None:
+        if self._means is not None:
+            self._send(self._means.since(self._clock(), 0.0))
+        background.close()
+        self.dropped = background.dropped
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""

@@ -3,18 +3,23 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfopt.callbacks.alerts.bounds import DEFAULT_BELOW, make_bound, seconds
+from tfopt.callbacks.alerts.bounds import DEFAULT_BELOW, make_bound
 from tfopt.callbacks.alerts.likely_cause import Situation, likely_cause
+from tfopt.callbacks.alerts.running_means import RunningMeans, Sums
 from tfopt.callbacks.alerts.sustained import Episode, Sustained
+from tfopt.callbacks.arguments import number
 from tfopt.callbacks.background import Background, end_with_fit
-from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, THROUGHPUT_KEYS, take_readings
+from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, take_readings
 from tfopt.callbacks.sources import Listeners
+from tfopt.callbacks.throttling import Throttling
+from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
 from tfopt.errors import unknown_name
 from tfopt.hardware import GpuSample
 from tfopt.hardware.warn import warn_once
@@ -80,7 +85,7 @@ class UtilizationAlert(keras.callbacks.Callback):
 
     Raises:
         ValueError: An unknown metric or action, no bound or two, or a time that is not above 0.
-        TypeError: A bound or time that is no number.
+        TypeError: A bound or time that is no number; True and False are none.
 
     Example:
         >>> alert = tfopt.callbacks.UtilizationAlert("step_time_ms", above=200, for_seconds=30, action="stop")
@@ -104,10 +109,10 @@ class UtilizationAlert(keras.callbacks.Callback):
             raise unknown_name("alert action (or a function of the alert)", action, ("warn", "stop"))
         self._metric = metric
         self._bound = make_bound(metric, below, above)
-        self._for_seconds = seconds("for_seconds", for_seconds)
+        self._for_seconds = number("for_seconds", for_seconds, "Give seconds.", above=0)
         self._action = action
         self._clock = clock
-        self._take_no_more: Callable[[], None] | None = None
+        self._ending = ExitStack()
         self._background: Background | None = None
         self.alerts: tuple[Alert, ...] = ()
         self.listeners = Listeners()
@@ -121,12 +126,14 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._phase = "training"
         self._unknown_since: float | None = None
         self._rules: dict[int | None, Sustained] = {}
-        self._rows: tuple[GpuSample, ...] = ()
-        self._throughput: Mapping[str, Any] = {}
+        self._throttling, self._means = Throttling(), RunningMeans()
+        self._start: Sums = {}  # what was read before the end of the first step
+        self._since: dict[int | None, Sums] = {}  # and before the metric went beyond its bound
         self._float32, self._memory_grows = _computes_in_float32(self.model), _memory_grows()
         self._background = Background("alert action", self._action if callable(self._action) else _warn)
         end_with_fit(self, self._background.close)
-        self._take_no_more = take_readings(self, self._take_samples, self._take_throughput)
+        self._ending.callback(self._background.close)
+        self._ending.callback(take_readings(self, self._take_samples, self._take_throughput))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes what fit is doing."""
@@ -149,30 +156,32 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._end()
 
     def _end(self) -> None:
-        take_no_more, self._take_no_more = self._take_no_more, None
-        if take_no_more is not None:
-            take_no_more()
-        background, self._background = self._background, None
-        if background is not None:
-            background.close()
+        self._ending.close()
+        self._background = None
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
-        self._rows = rows
+        for row in rows:
+            if row.index is not None:
+                reasons = self._throttling.reasons(row)
+                # Whoever asks why a clock is low is told of the power cap, too, however low that is.
+                self._means.add_gpu(row, row.throttle_reasons if self._metric == "sm_clock_mhz" else reasons)
         if self._metric in GPU_KEYS:
             for row in rows:
-                self._take(row.index, getattr(row, self._metric), (row,))
+                self._take(row.index, getattr(row, self._metric))
         elif self._metric in HOST_KEYS:
-            self._take(None, getattr(rows[0], self._metric), rows)
+            self._take(None, getattr(rows[0], self._metric))
 
     def _take_throughput(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
-        self._throughput = row
+        self._means.add_throughput(row)
         if self._metric in THROUGHPUT_KEYS:
-            self._take(None, row.get(self._metric), self._rows)
+            self._take(None, row.get(self._metric))
 
-    def _take(self, gpu_index: int | None, value: float | None, gpus: tuple[GpuSample, ...]) -> None:
+    def _take(self, gpu_index: int | None, value: float | None) -> None:
         background = self._background
+        if self._stepped_at is None:
+            self._start = self._means.moment()
         if self._stepped_at is None or background is None or background.closed:
             return
         now = self._clock()
@@ -181,25 +190,28 @@ class UtilizationAlert(keras.callbacks.Callback):
             bound = self._bound
             rule = Sustained(bound.value, above=bound.above, margin=bound.margin, for_seconds=self._for_seconds)
             self._rules[gpu_index] = rule
-        episode = self._rules[gpu_index].take(value, now)
-        if episode is None:
+        rule = self._rules[gpu_index]
+        episode = rule.take(value, now)
+        alert = None if episode is None else self._alert(gpu_index, episode)
+        if not rule.counting:
+            self._since[gpu_index] = self._means.moment()
+        if alert is None:
             return
-        alert = self._alert(gpu_index, episode, gpus)
         self.alerts = (*self.alerts, alert)[-_KEPT:]
         if self._action == "stop":
             self.model.stop_training = True
         background.put(alert)
         self.listeners(alert)
 
-    def _alert(self, gpu_index: int | None, episode: Episode, gpus: tuple[GpuSample, ...]) -> Alert:
-        real = tuple(gpu for gpu in gpus if gpu.index is not None)
+    def _alert(self, gpu_index: int | None, episode: Episode) -> Alert:
+        since = self._since.get(gpu_index, self._start)
         stalled = self._clock() - (self._stepped_at or 0.0)
         cause = likely_cause(
             Situation(
                 self._metric,
                 self._bound.above,
-                real,
-                self._throughput,
+                self._means.gpus(since, only=gpu_index),
+                self._means.throughput(since),
                 float32=self._float32,
                 memory_grows=self._memory_grows,
                 stalled_seconds=stalled if stalled >= self._for_seconds / 2 else None,

@@ -10,10 +10,11 @@ from typing import Any
 
 import keras
 
+from tfopt.callbacks.arguments import log_folder, number
 from tfopt.callbacks.background import end_with_fit
 from tfopt.callbacks.epoch_examples import EpochExamples
 from tfopt.callbacks.files.ranks import rank
-from tfopt.callbacks.files.rows import RowWriter, check_formats, check_log_dir
+from tfopt.callbacks.files.rows import RowWriter, check_formats
 from tfopt.callbacks.order import warn_of_earlier_loggers
 from tfopt.callbacks.sources import Listeners
 from tfopt.callbacks.steps_trained import steps_trained
@@ -42,7 +43,8 @@ class UtilizationLogger(keras.callbacks.Callback):
       `pcie_rx_mib_per_second`, `pcie_tx_mib_per_second`, `nvlink_rx_mib_per_second`, `nvlink_tx_mib_per_second`; and of
       `host_cpu_percent`, `host_memory_used_mib`, `process_memory_mib`, `disk_read_mib_per_second`;
     - `gpu_memory_peak_mib`: the most that was used of one GPU's memory, at the times of the readings;
-    - `throttled_percent`: the share of readings in which power, heat or a hardware brake held the clocks back;
+    - `throttled_percent`: the share of readings in which heat, a hardware brake or a power cap held the
+      clocks back, a power cap only if below three quarters of the highest clock seen;
     - `gpu_energy_joules`: each GPU's mean power times the epoch's duration, summed over these GPUs. The mean power is
       the difference of the energy counter from the last reading before the epoch to the last one in it, over the time
       between the two; without a counter, the power readings integrated over that time. Absent where a counter went
@@ -72,7 +74,8 @@ class UtilizationLogger(keras.callbacks.Callback):
 
     Raises:
         ValueError: An unknown format, an interval that is not above 0, or a `log_dir` that can be no folder.
-        UnsupportedError: TensorBoard is asked for and not installed.
+        TypeError: `log_dir` is no path, or the interval no number.
+        tfopt.errors.UnsupportedError: TensorBoard is asked for and not installed.
 
     Example:
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.UtilizationLogger("logs")])
@@ -87,11 +90,10 @@ class UtilizationLogger(keras.callbacks.Callback):
         clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
-        self._log_dir = check_log_dir(log_dir)
+        self._log_dir = log_folder(log_dir)
         self._formats = check_formats(formats)
-        self._interval_seconds = interval_seconds
+        self._interval_seconds = number("interval_seconds", interval_seconds, "Give seconds.", above=0)
         self._clock = clock
-        GpuSampler(interval_seconds)  # refuses what is no interval
         # Threads and locks are made by each fit, so that the callback can be copied.
         self._end: Callable[[], None] | None = None
         self._writer: RowWriter | None = None

@@ -1,10 +1,11 @@
 """A bound that a metric shall keep."""
 
-import math
 from dataclasses import dataclass
-from typing import Any
+
+from tfopt.callbacks.arguments import number
 
 DEFAULT_BELOW = 50.0  # the very object tells whether a caller gave a bound
+_REACHABLE = "Give one that readings can reach, such as 50."
 _WITH_DEFAULT = ("gpu_utilization_percent", "sm_active_percent")
 
 
@@ -51,23 +52,5 @@ def make_bound(metric: str, below: float | None, above: float | None) -> Bound:
             f"Expected one bound for {metric}: below=… or above=…. Received: below={below!r}, above={above!r}. "
             "For two bounds use two alerts."
         )
-    given = number("below", below) if above is None else number("above", above)
+    given = number("below", below, _REACHABLE) if above is None else number("above", above, _REACHABLE)
     return Bound(metric, given, above is not None)
-
-
-def number(name: str, value: Any) -> float:
-    """Returns an argument as a float, or raises for what is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"Expected {name} to be a number. Received: {value!r}. Give one, such as 50.")
-    if not math.isfinite(value):
-        raise ValueError(
-            f"Expected {name} to be a finite number. Received: {value!r}. Give one that readings can reach."
-        )
-    return float(value)
-
-
-def seconds(name: str, value: Any) -> float:
-    """Returns an argument as a float, or raises for what is no time."""
-    if number(name, value) <= 0:
-        raise ValueError(f"Expected {name} to be above 0. Received: {value!r}. Give seconds.")
-    return float(value)

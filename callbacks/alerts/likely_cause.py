@@ -1,10 +1,17 @@
-"""Why a GPU is not used well, as far as the last readings tell."""
+"""Why a GPU is not used well, as far as the readings tell."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfopt.callbacks.thresholds import SM_ACTIVE_PERCENT, TENSOR_ACTIVE_PERCENT, WAITING_PERCENT
+from tfopt.callbacks.thresholds import (
+    BUSY_PERCENT,
+    SHORT_KERNELS,
+    SM_ACTIVE_PERCENT,
+    TENSOR_ACTIVE_PERCENT,
+    WAITING_PERCENT,
+)
+from tfopt.callbacks.throttling import SLOWED_BY
 from tfopt.hardware import GpuSample
 
 # With fewer multiprocessors at work there is too little to do, in whatever type.
@@ -28,13 +35,6 @@ _SLOW_ABOVE = {"step_time_ms", "step_time_p95_ms", "step_time_p99_ms", "input_wa
 _MEMORY_ABOVE = {"gpu_memory_used_mib", "gpu_memory_process_mib", "gpu_memory_others_mib"}
 _HOT_ABOVE, _HOT_BELOW = {"gpu_temperature_celsius"}, {"sm_clock_mhz", "memory_clock_mhz"}
 
-_BY = {
-    "power_cap": "power",
-    "hw_power_brake": "power",
-    "thermal": "heat",
-    "hw_thermal": "heat",
-    "hw_slowdown": "heat or power",
-}
 _REMEDIES = {
     "power": "Its power limit sets the pace: nvidia-smi -q -d POWER shows it, and nvidia-smi -pl raises it.",
     "heat": "See to its cooling: nvidia-smi -q -d TEMPERATURE shows the limits.",
@@ -62,8 +62,9 @@ class Situation:
     Attributes:
         metric: Which metric, as `GpuSample` or `ThroughputLogger` names it.
         above: Whether it is above its bound; otherwise below.
-        gpus: The last readings of the GPUs in question.
-        throughput: The last row of `ThroughputLogger`; empty where there is none.
+        gpus: The readings of the GPUs in question: their means over the time beyond the bound, and the throttle reason
+            that was seen most.
+        throughput: What `ThroughputLogger` told over that time, as means; empty where it told nothing.
         float32: Whether the model computes in float32 alone.
         memory_grows: Whether TensorFlow takes GPU memory as it needs it. Otherwise it takes nearly all at the start,
             and a full memory says nothing.
@@ -92,7 +93,7 @@ def likely_cause(situation: Situation) -> str:
     The first that fits, in this order: no step ends, as in a long validation; the training waits for input (20 % of
     its time or more); the GPU is throttled by power or heat; another process holds a GiB or more of its memory; the
     model computes in float32 while the multiprocessors work and the tensor cores do not (below 1 %); many short kernels
-    (a GPU that is idle half of the time without a wait for input, or that is in use while less than half of its
+    (a GPU that is in use less than 80 % of the time without a wait for input, or while less than half of its
     multiprocessors are); its memory is full (95 %). Memory that runs full is looked into for what takes it, a clock
     that falls for what holds it.
 
@@ -144,10 +145,11 @@ def _waiting_for_input(situation: Situation, gpu: GpuSample) -> str | None:
 
 def _throttled(situation: Situation, gpu: GpuSample) -> str | None:
     for reason in gpu.throttle_reasons or ():
-        if reason in _BY:
+        if reason in SLOWED_BY:
             power, heat = gpu.gpu_power_watts, gpu.gpu_temperature_celsius
-            at = f"{'' if power is None else f', {power:.0f} W'}{'' if heat is None else f', {heat} °C'}"
-            return f"GPU:{gpu.index} is throttled by {_BY[reason]} ({reason}{at}). {_REMEDIES[_BY[reason]]}"
+            at = f"{'' if power is None else f', {power:.0f} W'}{'' if heat is None else f', {heat:.0f} °C'}"
+            by = SLOWED_BY[reason]
+            return f"GPU:{gpu.index} is throttled by {by} ({reason}{at}). {_REMEDIES[by]}"
     return None
 
 
@@ -179,16 +181,13 @@ def _short_kernels(situation: Situation, gpu: GpuSample) -> str | None:
     used, active = gpu.gpu_utilization_percent, gpu.sm_active_percent
     if used is None:
         return None
-    if used < SM_ACTIVE_PERCENT and situation.wait_percent is not None:
+    if used < BUSY_PERCENT and situation.wait_percent is not None:
         found = f"GPU:{gpu.index} is idle {100 - used:.0f} % of the time, though not for lack of input"
     elif used >= SM_ACTIVE_PERCENT and active is not None and active < SM_ACTIVE_PERCENT:
         found = f"GPU:{gpu.index} is in use {used:.0f} % of the time, but {active:.0f} % of its multiprocessors work"
     else:
         return None
-    return (
-        f"{found}: many short kernels. Take a larger batch, let XLA fuse them (tfopt.xla.decide(model, dataset) "
-        "measures whether jit_compile pays), and let steps overlap (tfopt.fit.overlap(model))."
-    )
+    return f"{found}: {SHORT_KERNELS}"
 
 
 def _memory_full(situation: Situation, gpu: GpuSample) -> str | None:

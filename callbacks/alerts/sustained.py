@@ -41,6 +41,11 @@ class Sustained:
         self._seconds = self._sum = 0.0
         self._readings = 0
 
+    @property
+    def counting(self) -> bool:
+        """Whether the time runs: that beyond the bound or, once that is told, that back within it."""
+        return self._last is not None
+
     def take(self, value: float | None, at: float) -> Episode | None:
         """Takes the next reading, and returns what is to be told.
 

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, count
@@ -43,21 +42,6 @@ def check_formats(formats: str | Sequence[str]) -> tuple[str, ...]:
     if "tensorboard" in names:
         require_tensorboard()
     return names
-
-
-def check_log_dir(log_dir: str | os.PathLike[str] | None) -> Path | None:
-    """Returns the folder, or raises for what can be none: better now than after hours of training."""
-    if log_dir is None:
-        return None
-    if not isinstance(log_dir, (str, os.PathLike)):
-        raise TypeError(f"Expected log_dir to be a path or None. Received: {log_dir!r}. Name a folder for the files.")
-    if "://" in os.fspath(log_dir):
-        raise ValueError(
-            f"Expected log_dir to be a local folder. Received: {log_dir!r}. Copy the files there afterwards."
-        )
-    if Path(log_dir).exists() and not Path(log_dir).is_dir():
-        raise ValueError(f"Expected log_dir to be a folder. Received: {log_dir!r}, which is a file. Choose another.")
-    return Path(log_dir)
 
 
 class RowWriter:

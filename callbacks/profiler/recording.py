@@ -34,6 +34,7 @@ class Recording:
 
     Raises:
         tf.errors.AlreadyExistsError: Another profiler is running.
+        RuntimeError: No thread can be started.
 
     Example:
         >>> recording = Recording(Path("logs"))
@@ -51,7 +52,11 @@ class Recording:
         # Not to be waited for at exit, where nobody else would end it; `finish` is called there first.
         self._thread = threading.Thread(target=self._write, name="tfopt-profiler", daemon=True)
         tf.profiler.experimental.start(str(log_dir))
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            tf.profiler.experimental.stop(save=False)
+            raise
         atexit.register(self.finish)
         _recordings.add(self)
 

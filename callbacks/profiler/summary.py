@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.errors import UnsupportedError
+from tfopt.errors import UnsupportedError, essence
 from tfopt.text import aligned
 
 _OPERATIONS = 10
@@ -136,6 +136,9 @@ def summarize_trace(folder: str | os.PathLike[str], *, steps_per_execution: int 
             f"Expected a folder with a trace (*.xplane.pb). Received: {os.fspath(folder)!r}. "
             "Name the folder of one trace, LOG_DIR/plugins/profile/TIME."
         )
+    for path in files:
+        if not os.path.getsize(path):  # to XProf a trace without steps
+            raise _unreadable([path], "an empty file")
     # XProf keeps beside the trace what it has read, and would not see that the trace is another one by now.
     steps = _table(files, "input_pipeline_analyzer", "stepTimeMs", use_saved_result=False)
     operations = _table(files, "framework_op_stats", "operation", use_saved_result=True)
@@ -161,13 +164,21 @@ def _table(files: Sequence[str], tool: str, column: str, **options: bool) -> dic
             "Expected the package xprof, which reads traces. Found that it is not installed. "
             "Run pip install 'tfopt[profile]', or open the trace on a machine that has it."
         ) from cause
-    text, _ = xprof.xspace_to_tool_data(files, tool, options)
-    if not text:
-        raise UnsupportedError(
-            f"Expected a trace that XProf can read. Found that its tool {tool} makes nothing of {', '.join(files)}. "
-            "Record it again: it was not written to its end, or by another version of TensorFlow."
-        )
-    return next((table for table in json.loads(text) if column in _ids(table)), {})
+    try:
+        text, _ = xprof.xspace_to_tool_data(files, tool, options)
+        tables = json.loads(text) if text else None
+    except Exception as cause:  # it raises what its parsers do
+        raise _unreadable(files, f"that its tool {tool} fails with {type(cause).__name__}: {essence(cause)}") from cause
+    if tables is None:
+        raise _unreadable(files, f"that its tool {tool} makes nothing of it")
+    return next((table for table in tables if column in _ids(table)), {})
+
+
+def _unreadable(files: Sequence[str], found: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"Expected a trace that XProf can read in {', '.join(files)}. Found {found}. "
+        "Record it again: it was not written to its end, as on a full disk, or by another version of TensorFlow."
+    )
 
 
 def _ids(table: Mapping[str, Any]) -> list[str]:

@@ -45,6 +45,8 @@ class Record:
         first_step_end: When the first step had ended, in seconds; None where none did.
         timeline: What was read.
         epochs: Those that ended.
+        optimizer: The name of its class; None where it is unknown.
+        batch_size: Examples of a step; None where it is unknown.
         environment: `tfopt.measure.environment()`.
     """
 
@@ -56,6 +58,8 @@ class Record:
     timeline: Timeline
     epochs: Kept[Epoch]
     environment: Mapping[str, Any]
+    optimizer: str | None = None
+    batch_size: float | None = None
 
 
 def report(record: Record) -> str:
@@ -87,7 +91,18 @@ def _what(record: Record) -> str:
     device = f"{len(names)} × {names[0]}" if names else f"{host.get('cpu_model') or 'an unknown CPU'}, without a GPU"
     events = [_counted(kept.count, kind) for kind, kept in sorted(record.timeline.events.items())]
     happened = f" {' and '.join(events)}." if events else ""
-    return f"{trained} on {device}; TensorFlow {packages.get('tensorflow')}, Keras {packages.get('keras')}.{happened}"
+    versions = f"TensorFlow {packages.get('tensorflow')}, Keras {packages.get('keras')}"
+    return f"{'; '.join([f'{trained} on {device}', *_how(record), versions])}.{happened}"
+
+
+def _how(record: Record) -> list[str]:
+    """How it was trained, as far as that is known."""
+    series = record.timeline.series.get("mfu_percent", {}).get(None)
+    mfu = None if series is None else series.mean(record.first_step_end or 0.0)
+    known = [record.optimizer] if record.optimizer else []
+    known += [f"batch size {record.batch_size:,.0f}"] if record.batch_size else []
+    known += [f"model FLOPs utilisation {mfu:.3g}\u00a0%"] if mfu is not None else []
+    return [", ".join(known)] if known else []
 
 
 def _counted(count: int, what: str) -> str:

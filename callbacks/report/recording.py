@@ -8,18 +8,17 @@ from tfopt.callbacks.readings import HOST_KEYS
 from tfopt.callbacks.report.charts import QUANTITIES
 from tfopt.callbacks.report.page import Epoch, Record
 from tfopt.callbacks.report.timeline import Event, Kept, Timeline
+from tfopt.callbacks.throttling import Throttling
 from tfopt.hardware import GpuSample
 
 if TYPE_CHECKING:
     from tfopt.callbacks.compilation_logger import CompilationLogger
     from tfopt.callbacks.throughput_logger import ThroughputLogger
 
-# Of NVML's reasons to hold a clock back, those that are a defect. A GPU at full work is at its power cap, as it should.
-_SLOWING = {"hw_slowdown", "thermal", "hw_thermal", "hw_power_brake"}
 _NAMES = [quantity.name for quantity in QUANTITIES]
 _OF_HOST = [name for name in _NAMES if name in HOST_KEYS]
 _OF_GPUS = [name for name in _NAMES if name in GpuSample.__slots__ and name not in HOST_KEYS]
-_OF_STEPS = [name for name in _NAMES if name not in GpuSample.__slots__]
+_OF_STEPS = [*(name for name in _NAMES if name not in GpuSample.__slots__), "mfu_percent"]
 _EPOCHS = 1000
 
 
@@ -28,9 +27,10 @@ class Recording:
 
     Args:
         name: The model's.
-        throughput: Knows when the first step had ended.
+        throughput: Knows when the first step had ended, and how many examples it had.
         compilations: The one in fit's list, if there is one.
         clock: Seconds, monotonic.
+        optimizer: The name of its class.
     """
 
     def __init__(
@@ -39,10 +39,13 @@ class Recording:
         throughput: "ThroughputLogger",
         compilations: "CompilationLogger | None",
         clock: Callable[[], float],
+        optimizer: str | None = None,
     ):
         self._name, self._throughput, self._compilations, self._clock = name, throughput, compilations, clock
+        self._optimizer = optimizer
         self._lock = threading.Lock()  # held for a millisecond at most
         self._timeline = Timeline()
+        self._throttling = Throttling()
         self._epochs: Kept[Epoch] = Kept(_EPOCHS)
         self._first_epoch: float | None = None
         self._epoch_begin = 0.0
@@ -66,8 +69,8 @@ class Recording:
                     continue
                 for name in _OF_GPUS:
                     self._timeline.add(name, row.index, now, getattr(row, name))
-                reasons = row.throttle_reasons
-                slowed = None if reasons is None else 100.0 * bool(_SLOWING & set(reasons))
+                reasons = self._throttling.reasons(row)
+                slowed = None if reasons is None else 100.0 * bool(reasons)
                 self._timeline.add("slowed_percent", row.index, now, slowed)
         self._take_compilations()
 
@@ -114,6 +117,8 @@ class Recording:
             timeline=timeline,
             epochs=epochs,
             environment=environment,
+            optimizer=self._optimizer,
+            batch_size=self._throughput.batch_size,
         )
 
     def _take_compilations(self) -> None:

@@ -3,12 +3,14 @@
 from statistics import fmean
 
 from tfopt.callbacks.report.timeline import Timeline
-from tfopt.callbacks.thresholds import SM_ACTIVE_PERCENT, TENSOR_ACTIVE_PERCENT, WAITING_PERCENT
+from tfopt.callbacks.thresholds import (
+    BUSY_PERCENT,
+    SHORT_KERNELS,
+    SM_ACTIVE_PERCENT,
+    TENSOR_ACTIVE_PERCENT,
+    WAITING_PERCENT,
+)
 from tfopt.page import duration
-
-# A fifth of the time, as for waiting.
-BUSY_PERCENT = 100 - WAITING_PERCENT
-SLOWED_PERCENT = WAITING_PERCENT
 
 
 def verdict(timeline: Timeline, *, seconds: float, first_step_end: float | None) -> str:
@@ -20,8 +22,8 @@ def verdict(timeline: Timeline, *, seconds: float, first_step_end: float | None)
     Readings from before the first step's end, which traces and compiles, do not count. What is unknown shows nothing.
 
     Args:
-        timeline: With the quantities of `GpuSample`, of `throughput.csv`, and `slowed_percent`: 100 where heat or the
-            hardware slowed a GPU, else 0.
+        timeline: With the quantities of `GpuSample`, of `throughput.csv`, and `slowed_percent`: 100 where
+            `tfopt.callbacks.throttling` finds a GPU slowed down, else 0.
         seconds: How long the training took.
         first_step_end: When the first step had ended, in seconds; None where none did.
     """
@@ -83,20 +85,17 @@ def _of_gpus(read: _Means, wait: float | None) -> str:
     """What the GPUs' readings show, where steps did not wait for input or that is unknown."""
     slowed, busy = read.mean("slowed_percent"), read.mean("gpu_utilization_percent")
     sm_active, tensor_active = read.mean("sm_active_percent"), read.mean("tensor_active_percent")
-    if slowed is not None and slowed >= SLOWED_PERCENT:
-        return f", but heat or a power brake held the clocks back in {slowed:.0f}\u00a0% of it: check the cooling."
+    if slowed is not None and slowed >= WAITING_PERCENT:
+        return (
+            f", but heat or power held the clocks back in {slowed:.0f}\u00a0% of it: see to the cooling and the power "
+            "limit (nvidia-smi -q -d PERFORMANCE shows which)."
+        )
     if busy is not None and busy < BUSY_PERCENT:
         if wait is None:
             return ": try the input first (tfopt.pipelines.profile_pipeline), then tfopt.fit.overlap."
-        return (
-            ": the host did not hand it work fast enough. Try tfopt.fit.overlap, jit_compile (tfopt.xla.decide) or a "
-            "larger batch."
-        )
+        return f": {SHORT_KERNELS}"
     if sm_active is not None and sm_active < SM_ACTIVE_PERCENT:
-        return (
-            f", but with only {sm_active:.0f}\u00a0% of its multiprocessors: the kernels are small. Try a larger batch "
-            "or jit_compile (tfopt.xla.decide)."
-        )
+        return f", but with only {sm_active:.0f}\u00a0% of its multiprocessors: {SHORT_KERNELS}"
     if tensor_active is not None and tensor_active < TENSOR_ACTIVE_PERCENT:
         return (
             f", but its tensor cores only {tensor_active:.0f}\u00a0% of it: tfopt.precision.recommend tells which "

@@ -1,8 +1,6 @@
 """The model's operations per second, and what share of the devices' peak they are."""
 
-import math
 from dataclasses import dataclass
-from numbers import Real
 
 import keras
 import tensorflow as tf
@@ -61,19 +59,6 @@ def model_rate(model: keras.Model, flops_per_example: float | None, device_tflop
     device = device_tflops or _listed_tflops(counted.dtype or model.compute_dtype)
     replicas = model.distribute_strategy.num_replicas_in_sync
     return ModelRate(flops_per_example, None if device is None else device * replicas)
-
-
-def require_positive(name: str, value: float | None) -> float | None:
-    """Returns a number above 0 or None; anything else raises."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(
-            f"Expected {name} to be a number or None. Received: {name}={value!r}. Leave it out to count it."
-        )
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"Expected {name} above 0. Received: {name}={value!r}. Leave it out where you do not know it.")
-    return float(value)
 
 
 def _listed_tflops(dtype: str) -> float | None:

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
+from tfopt.callbacks.throttling import Throttling
 from tfopt.callbacks.utilization.energy import MeanPower
 from tfopt.hardware import GpuSample
 
@@ -31,8 +32,6 @@ _AVERAGED = (
     "process_memory_mib",
     "disk_read_mib_per_second",
 )
-# Reasons that slow a GPU down which would run faster. The others are what its owner has set.
-_SLOWING = frozenset({"power_cap", "thermal", "hw_slowdown", "hw_thermal", "hw_power_brake"})
 
 
 class EpochReadings:
@@ -48,6 +47,7 @@ class EpochReadings:
         self._seen: dict[str, list[float]] = {}  # sum, count and greatest value
         self._last: dict[str, list[float]] = {}
         self._powers: dict[str, MeanPower] = {}
+        self._throttling = Throttling()
         self._began = clock()
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class EpochReadings:
         """Adds one reading: a row for each GPU."""
         reading: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, -math.inf])
         for row in rows:
-            for name, value in _numbers(row):
+            for name, value in self._numbers(row):
                 _add(reading[name], value, 1, value)
         with self._lock:
             self._last = dict(reading)
@@ -87,14 +87,14 @@ class EpochReadings:
             figures["gpu_energy_joules"] = sum(known) * seconds
         return figures
 
-
-def _numbers(row: GpuSample) -> Iterator[tuple[str, float]]:
-    for name in _AVERAGED:
-        value = getattr(row, name)
-        if value is not None and math.isfinite(value):
-            yield name, value
-    if row.throttle_reasons is not None:
-        yield "throttled_percent", 100.0 * bool(_SLOWING.intersection(row.throttle_reasons))
+    def _numbers(self, row: GpuSample) -> Iterator[tuple[str, float]]:
+        for name in _AVERAGED:
+            value = getattr(row, name)
+            if value is not None and math.isfinite(value):
+                yield name, value
+        reasons = self._throttling.reasons(row)
+        if reasons is not None:
+            yield "throttled_percent", 100.0 * bool(reasons)
 
 
 def _add(sums: list[float], total: float, count: float, greatest: float) -> None:

@@ -2,7 +2,10 @@ import asyncio
 import threading
 
 import pytest
+from tensorflow.python.profiler.trace import enabled
+from watched_fit import fit
 
+from tfopt import callbacks as ours
 from tfopt.callbacks.background import Background
 from tfopt.hardware import warn
 
@@ -89,3 +92,68 @@ def test_it_may_be_closed_in_its_own_thread(caplog):
     background._thread.join(30)
     assert not background._thread.is_alive()
     assert caplog.messages == []
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_a_thread_that_cannot_be_started_is_reported_once(caplog, no_threads):
+    taken = []
+    for _ in range(2):
+        background = Background("work", taken.append)
+        for item in range(20):
+            background.put(item)
+        background.close()
+        background.close()
+        assert (taken, background.closed, background.dropped) == ([], True, 20)
+    assert caplog.messages == [
+        "Expected to start a thread for the work. Found: can't start new thread. The training goes on without it. Look "
+        "at the limit of processes (ulimit -u; pids.max of the control group)."
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning")
+def test_fit_survives_that_no_thread_can_be_started(caplog, no_threads, tmp_path):
+    """And an alert, which needs none to be found, still stops it."""
+    profiler, alert = ours.StepProfiler(tmp_path, start_step=1, steps=1), Alert()
+    callbacks = [
+        ours.UtilizationLogger(tmp_path),
+        ours.ThroughputLogger(tmp_path, window_steps=1),
+        ours.PrometheusExporter(tmp_path / "a.prom"),
+        ours.PrometheusExporter(port=0),
+        ours.TrackerLogger(Tracker()),
+        ours.ReportWriter(tmp_path / "report.html"),
+        alert,
+        profiler,
+    ]
+    assert len(fit(*callbacks, epochs=9).epoch) == 1
+    assert alert.alerts
+    assert profiler.traces == []
+    assert not enabled(), "TensorFlow's profiler does not go on without it"
+    assert len(caplog.messages) == len(set(caplog.messages))
+    assert all("can't start new thread" in text for text in caplog.messages)
+    lost = ("throughput log", "textfile", "127.0.0.1:0", "tracker", "report", "alert action", "trace", "reads the GPUs")
+    assert [name for name in lost if not any(name in text for text in caplog.messages)] == []
+
+
+class Tracker:
+    def log(self, values, step):
+        raise AssertionError("there is no thread to call it in")
+
+
+class Alert(ours.UtilizationAlert):
+    """Is about each step's time, and asks nobody what it is."""
+
+    def __init__(self):
+        super().__init__("step_time_ms", above=1, for_seconds=1, action="stop", clock=lambda: self.now)
+        self.now = 0.0
+
+    def on_train_batch_end(self, step, logs=None):
+        super().on_train_batch_end(step, logs)
+        self.now += 1
+        self._take_throughput({"step_time_ms": 5.0})

@@ -259,9 +259,3 @@ def test_evaluate_alone_is_not_followed():
     model = linear()
     model.evaluate(data(8), verbose=0, callbacks=[CompilationLogger()])
     assert not watched(model.test_function)
-
-
-@pytest.mark.parametrize("limit", [0, -1, 2.0, True, None])
-def test_bad_arguments(limit):
-    with pytest.raises(ValueError, match=r"Expected max_compilations to be an integer of at least 1\. Received"):
-        CompilationLogger(max_compilations=limit)

@@ -1,29 +1,55 @@
-"""docs/callbacks.md: its snippets run, and every key that is logged stands in it."""
+"""docs/callbacks.md: its snippets run, and every key that is logged stands in it with its unit and source."""
 
+import re
 from dataclasses import fields
 
 import pytest
 from snippets import ROOT, run_snippets
 
-from tfopt.callbacks import throughput_logger
+from tfopt.callbacks import loss_scale_logger, throughput_logger
+from tfopt.callbacks.utilization.epoch_readings import _AVERAGED
 from tfopt.hardware import GpuSample
 
 TEXT = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
-EPOCH_KEYS = ("gpu_memory_peak_mib", "throttled_percent", "gpu_energy_joules_per_thousand_examples")
-OTHERS = ("first_step_seconds", "loss_scale", "skipped_steps", "loss_scale_growths", "xla_compilations")
+PEAKS = ("gpu_memory_peak_mib", "throttled_percent", "gpu_energy_joules", "gpu_energy_joules_per_thousand_examples")
+KEYS = {
+    "UtilizationLogger": [*(field.name for field in fields(GpuSample)), *_AVERAGED, *PEAKS],
+    "ThroughputLogger": [*throughput_logger._COLUMNS, "first_step_seconds"],
+    "LossScaleLogger": loss_scale_logger._COLUMNS,
+    "CompilationLogger": ["xla_compilations", "xla_compilation_seconds"],
+}
+
+
+def listed(logger):
+    """Unit and source of each key in the tables of a logger's section."""
+    section = TEXT.split(f"\n## {logger}\n")[1].split("\n## ")[0]
+    found = {}
+    for table in re.findall(r"^\| key \| unit \| what, and where .*\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE):
+        for row in table.splitlines():
+            keys, unit, source = (cell.strip() for cell in row.split("|")[1:4])
+            found |= dict.fromkeys(re.findall("`(.*?)`", keys), (unit, source))
+    return found
+
+
+@pytest.mark.parametrize("logger", KEYS)
+def test_every_key_is_listed_with_its_unit_and_source(logger):
+    found = listed(logger)
+    assert set(KEYS[logger]) == set(found)
+    assert [key for key, (unit, source) in found.items() if not unit or not source] == []
+
+
+def test_units_are_those_in_the_names():
+    units = {"_percent": "%", "_mib": "MiB", "_ms": "ms", "_watts": "W", "_celsius": "°C", "_mhz": "MHz"}
+    units |= {"_mib_per_second": "MiB/s", "_seconds": "s", "_joules": "J"}
+    for logger in KEYS:
+        for key, (unit, _) in listed(logger).items():
+            assert [known for end, known in units.items() if key.endswith(end)] in ([], [unit]), key
 
 
 def test_the_snippets_run(tmp_path):
     printed = run_snippets("callbacks.md", tmp_path)
     assert "'loss'" in printed  # what the tracker got
     assert {path.name for path in tmp_path.iterdir()} >= {"logs", "report.html", "log.csv", "training.prom"}
-
-
-@pytest.mark.parametrize(
-    "key", [*(field.name for field in fields(GpuSample)), *throughput_logger._COLUMNS, *EPOCH_KEYS, *OTHERS]
-)
-def test_every_key_is_listed(key):
-    assert f"`{key}`" in TEXT
 
 
 def test_those_of_hardware_run(tmp_path):

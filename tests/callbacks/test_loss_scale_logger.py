@@ -305,11 +305,11 @@ def test_a_keras_logger_before_it_is_warned_of(tmp_path):
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"Received: 'cvs'\. Did you mean 'csv'\?"):
         LossScaleLogger(formats=("cvs",))
-    with pytest.raises(ValueError, match="local folder"):
+    with pytest.raises(ValueError, match="local path"):
         LossScaleLogger("gs://bucket/logs")
     with pytest.raises(ValueError, match="which is a file"):
         LossScaleLogger(__file__)
-    with pytest.raises(TypeError, match=r"Expected log_dir to be a path or None\. Received: 3\. Name a folder"):
+    with pytest.raises(TypeError, match=r"Expected log_dir to be a path\. Received: 3\. Name a folder"):
         LossScaleLogger(3)
 
 

@@ -383,3 +383,21 @@ def test_the_package_is_missing(monkeypatch):
 def test_bad_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         PrometheusExporter(**arguments)
+
+
+def test_fit_ends_where_no_thread_can_be_started_to_close_the_port(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    outlets = []
+
+    class Full(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            outlets.append(exporter._outlet)
+            monkeypatch.setattr(threading.Thread, "start", start)
+
+    exporter = PrometheusExporter(port=0)
+    assert fit(exporter, Full()).history["loss"]
+    assert exporter.url is None
+    monkeypatch.undo()
+    outlets[0]._close()

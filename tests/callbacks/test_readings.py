@@ -12,8 +12,9 @@ import tensorflow as tf
 from watched_fit import Interrupts, fit, net, threads
 
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger
-from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, THROUGHPUT_KEYS, finite, take_readings
+from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, finite, take_readings
 from tfopt.callbacks.steps_trained import steps_trained
+from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
 from tfopt.hardware import GpuSample
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import keras
 import pytest
@@ -99,6 +100,7 @@ def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path
     spy = keras.callbacks.LambdaCallback(
         on_train_begin=lambda logs: lists.append(report_writer.running_list().callbacks)
     )
+    others[1] = ThroughputLogger(flops_per_example=1e6, peak_tflops=1.0)
     fit(ReportWriter(path), *others, After(logger), spy, model=model, epochs=3)
     assert [type(one) for one in lists[0]].count(UtilizationLogger) == 1
     page = text(path)
@@ -109,6 +111,7 @@ def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path
     assert alert.alerts
     assert str(alert.alerts[0])[:50] in page
     assert re.search(r"3 epochs in .* 1 compilation", page)
+    assert re.search(r"; Adam, batch size \d+, model FLOPs utilisation [\d.]+ %; TensorFlow", page)
 
 
 def test_training_is_the_same_with_it_in_any_place_and_overlapped(tmp_path):
@@ -298,10 +301,17 @@ def test_jinja_missing_is_said_when_it_is_made(tmp_path, monkeypatch):
         ReportWriter(tmp_path / "report.html")
 
 
+def test_the_optimizer_is_the_one_that_the_loss_is_scaled_for():
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    assert report_writer._optimizer(SimpleNamespace(optimizer=scaled)) == "SGD"
+    assert report_writer._optimizer(small_net()) == "Adam"
+    assert report_writer._optimizer(small_net(compiled=False)) is None
+
+
 def test_bad_paths(tmp_path):
     with pytest.raises(TypeError, match=r"Expected path to be a path\. Received: None\. Name a file"):
         ReportWriter(None)
-    with pytest.raises(ValueError, match=r"Expected path to be a local file\. Received: 'gs://b/r.html'"):
+    with pytest.raises(ValueError, match=r"Expected path to be a local path\. Received: 'gs://b/r.html'"):
         ReportWriter("gs://b/r.html")
     with pytest.raises(ValueError, match=r"Expected path to be a file\. Received: .*a folder"):
         ReportWriter(tmp_path)

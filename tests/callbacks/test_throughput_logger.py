@@ -420,17 +420,9 @@ def test_a_copy_is_a_logger_of_its_own(of):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="window_steps"):
-        ThroughputLogger(window_steps=0)
-    with pytest.raises(ValueError, match=r"flops_per_example above 0. Received: flops_per_example=0"):
-        ThroughputLogger(flops_per_example=0)
-    with pytest.raises(ValueError, match="peak_tflops=nan"):
-        ThroughputLogger(peak_tflops=float("nan"))
-    with pytest.raises(TypeError, match="peak_tflops='auto'"):
-        ThroughputLogger(peak_tflops="auto")
     with pytest.raises(ValueError, match=r"Received: 'cvs'\. Did you mean 'csv'\?"):
         ThroughputLogger(formats=("cvs",))
-    with pytest.raises(ValueError, match="local folder"):
+    with pytest.raises(ValueError, match="local path"):
         ThroughputLogger("gs://bucket/logs")
     with pytest.raises(ValueError, match="which is a file"):
         ThroughputLogger(__file__)

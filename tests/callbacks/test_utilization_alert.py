@@ -78,6 +78,51 @@ def test_a_warning_with_the_likely_cause(driven, clock, caplog):
     }
 
 
+def test_the_cause_is_told_from_the_whole_time_beyond_the_bound(driven, clock):
+    """The first reading is of before, and the last ones are no better than the others."""
+    alert = driven()
+    alert._take_throughput({"input_wait_percent": 0.0})
+    sample(alert, clock, 90)
+    for percent in (80.0, 80.0, 80.0, 0.0):
+        alert._take_throughput({"input_wait_percent": percent})
+        sample(alert, clock, 10)
+    assert "waits for input 60 % of its time" in alert.alerts[0].cause
+
+
+@pytest.mark.parametrize(("reasons", "named"), [("hnnn", True), ("nhhn", True), ("nnnn", False)])
+def test_a_throttle_reason_of_a_part_of_the_time(driven, clock, reasons, named):
+    alert = driven()
+    sample(alert, clock, gpus(90, throttle_reasons=("thermal",)))
+    for one in reasons:
+        sample(alert, clock, gpus(10, throttle_reasons=("thermal",) if one == "h" else ()))
+    assert ("GPU:0 is throttled by heat (thermal)" in alert.alerts[0].cause) == named
+
+
+def test_what_each_gpu_did_is_told_of_it_alone_and_since_its_own_time(driven, clock):
+    alert = driven()
+    full, empty = ({"gpu_memory_others_mib": mib} for mib in (5000.0, 0.0))
+    for percent, others in ((10, full), (90, full), (10, empty), (10, empty), (10, empty), (10, empty)):
+        sample(alert, clock, (*gpus(percent, **others), GpuSample(0.0, 0.0, index=1, gpu_memory_others_mib=9000.0)))
+    assert "another process" not in alert.alerts[0].cause
+
+
+def test_what_was_before_the_end_of_the_first_step_is_no_cause(driven, clock):
+    alert = driven("step_time_ms", above=100, warm=False)
+    sample(alert, clock, *[gpus(0, gpu_memory_others_mib=9000.0)] * 9)
+    alert._take_throughput({"step_time_ms": 500.0, "input_wait_percent": 99.0})
+    alert.on_train_batch_end(0)
+    sample(alert, clock, gpus(0, gpu_memory_others_mib=0.0))
+    pace(alert, clock, step_time_ms=120.0, input_wait_percent=0.0)
+    assert "another process" not in alert.alerts[0].cause
+    assert "waits for input" not in alert.alerts[0].cause
+
+
+def test_a_low_clock_is_explained_by_the_power_cap_however_low_it_is(driven, clock):
+    alert = driven("sm_clock_mhz", below=1900)
+    sample(alert, clock, *[gpus(97, sm_clock_mhz=mhz, throttle_reasons=("power_cap",)) for mhz in [1980] + [1800] * 4])
+    assert "GPU:0 is throttled by power (power_cap)" in alert.alerts[0].cause
+
+
 def test_each_gpu_by_itself(driven, clock):
     alert = driven()
     sample(alert, clock, gpus(90, 10), gpus(10, 10), gpus(90, 10), gpus(10, 10), gpus(10, 10), gpus(10, 10))

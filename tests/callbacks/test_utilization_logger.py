@@ -24,7 +24,7 @@ __all__ = ["net"]  # the fixture
 def test_epoch_means_and_rows(tmp_path, fake_nvml, net):
     fake_nvml.gpus += [
         FakeGpu(uuid="GPU-a", utilization=90, power_milliwatts=600_000, memory_used=1024 * 2**20),
-        FakeGpu(uuid="GPU-b", bus=2, utilization=70, power_milliwatts=400_000, memory_used=3072 * 2**20, reasons=0x4),
+        FakeGpu(uuid="GPU-b", bus=2, utilization=70, power_milliwatts=400_000, memory_used=3072 * 2**20, reasons=0x20),
     ]
     logger = UtilizationLogger(tmp_path, INTERVAL)
     history = net.fit(logger, Slow(logger))

@@ -94,6 +94,9 @@ def test_many_short_kernels():
     assert cause(gpu(gpu_utilization_percent=30), wait=3.0) == IDLE
     assert cause(gpu(gpu_utilization_percent=97, sm_active_percent=30.0), metric="sm_active_percent") == SPARSE
     assert cause(gpu(gpu_utilization_percent=97, sm_active_percent=50.0), metric="mfu_percent").startswith(NONE)
+    assert "in use 79 %" in cause(gpu(gpu_utilization_percent=79, sm_active_percent=30.0), wait=None)
+    assert "is idle 21 %" in cause(gpu(gpu_utilization_percent=79), wait=3.0, metric="mfu_percent")
+    assert cause(gpu(gpu_utilization_percent=80), wait=3.0, metric="mfu_percent").startswith(NONE)
     # Idle, and nobody knows whether for lack of input.
     assert cause(gpu(gpu_utilization_percent=30)).startswith(NONE)
 

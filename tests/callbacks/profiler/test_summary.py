@@ -40,7 +40,7 @@ def table(columns, rows, **properties):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "host.xplane.pb").touch()
+    (tmp_path / "host.xplane.pb").write_bytes(b"a trace")
     return tmp_path
 
 
@@ -151,8 +151,33 @@ def test_without_xprof_it_names_the_extra(folder, monkeypatch):
 
 def test_a_trace_that_cannot_be_read(folder, monkeypatch):
     replace(monkeypatch, lambda paths, tool, options: (None, "application/json"))
-    with pytest.raises(UnsupportedError, match=r"Expected a trace that XProf can read\. Found .* Record it again"):
+    with pytest.raises(
+        UnsupportedError, match=r"Expected a trace that XProf can read in .*\. Found .* Record it again"
+    ):
         summarize_trace(folder)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", RuntimeError("Error parsing message")])
+def test_whatever_xprof_makes_of_a_trace_it_is_named(folder, monkeypatch, text):
+    def tool_data(paths, tool, options):
+        if isinstance(text, Exception):
+            raise text
+        return text, "application/json"
+
+    replace(monkeypatch, tool_data)
+    with pytest.raises(UnsupportedError, match=r"host\.xplane\.pb\. Found that its tool input_pipeline_analyzer "):
+        summarize_trace(folder)
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
+def test_a_trace_that_a_full_disk_cut_off(tmp_path, share):
+    pytest.importorskip("xprof")
+    path = tmp_path / "host.xplane.pb"
+    write_gpu_trace(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(UnsupportedError, match=r"Expected a trace .* was not written to its end, as on a full disk"):
+        summarize_trace(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "none"])

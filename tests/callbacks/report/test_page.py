@@ -1,6 +1,7 @@
 """The verdict, the charts and the page of a report, from timelines with known figures."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from tfopt.callbacks.report.charts import QUANTITIES, chart
 from tfopt.callbacks.report.page import Epoch, Record, report
 from tfopt.callbacks.report.timeline import Event, Kept, Timeline
 from tfopt.callbacks.report.verdict import verdict
+from tfopt.callbacks.thresholds import SHORT_KERNELS
 
 BUSY = {"gpu_utilization_percent": 97, "input_wait_percent": 2, "sm_active_percent": 80, "tensor_active_percent": 30}
 ENVIRONMENT = {
@@ -60,11 +62,11 @@ def test_several_gpus_with_their_spread():
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"gpu_utilization_percent": 79}, "the host did not hand it work fast enough. Try tfopt.fit.overlap"),
+        ({"gpu_utilization_percent": 79}, f"2 % of it: {SHORT_KERNELS}"),
         ({"gpu_utilization_percent": 79, "input_wait_percent": None}, "try the input first (tfopt.pipelines.profile"),
-        ({"sm_active_percent": 49}, "with only 49 % of its multiprocessors: the kernels are small"),
+        ({"sm_active_percent": 49}, f"with only 49 % of its multiprocessors: {SHORT_KERNELS}"),
         ({"tensor_active_percent": 0.4}, "its tensor cores only 0 % of it: tfopt.precision.recommend"),
-        ({"slowed_percent": 20}, "heat or a power brake held the clocks back in 20 % of it"),
+        ({"slowed_percent": 20}, "heat or power held the clocks back in 20 % of it: see to the cooling and"),
         ({"input_wait_percent": None}, "whether steps waited for input is unknown: the model sets the pace"),
         ({"sm_active_percent": None, "tensor_active_percent": None}, "the model sets the pace"),
     ],
@@ -173,6 +175,18 @@ def test_the_page_holds_it_all():
     assert "packages.keras 3.15.1" in page
     assert "had not come to its end" not in page
     assert "had not come to its end" in text_of(report(record(read, ended=False)))
+
+
+def test_the_lead_says_how_it_was_trained():
+    def lead(read, **known):
+        return text_of(report(replace(record(read), **known)))
+
+    whole = lead(timeline(**BUSY, mfu_percent=41.234), optimizer="AdamW", batch_size=1024.0)
+    assert "on 2 × NVIDIA H200; AdamW, batch size 1,024, model FLOPs utilisation 41.2 %; TensorFlow 2.21.0" in whole
+    assert "on 2 × NVIDIA H200; SGD; TensorFlow 2.21.0" in lead(timeline(**BUSY), optimizer="SGD", batch_size=0.0)
+    early = timeline(seconds=1, mfu_percent=1.0)
+    early.add("mfu_percent", None, 50.0, 40.0)
+    assert "H200; model FLOPs utilisation 40 %;" in lead(early), "what came before the first step's end does not count"
 
 
 def test_many_events_unfold():

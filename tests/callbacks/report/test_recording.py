@@ -29,7 +29,7 @@ def logger():
 
 @pytest.fixture
 def recording(clock, logger):
-    return Recording("net", SimpleNamespace(first_step_seconds=3.0), logger, clock)
+    return Recording("net", SimpleNamespace(first_step_seconds=3.0, batch_size=32.0), logger, clock, "Adam")
 
 
 def record(recording, **changes):
@@ -60,6 +60,13 @@ def test_samples_by_gpu_and_the_host_once(recording, clock):
     assert points(timeline, "slowed_percent", 0) == [(1, 0), (2, 0)], "at its power cap as it should be"
     assert points(timeline, "slowed_percent", 1) == [(1, 100), (2, 100)]
     assert not timeline.series["sm_active_percent"]
+
+
+def test_how_it_was_trained(recording):
+    recording.take_steps({"mfu_percent": 41.5})
+    found = record(recording)
+    assert (found.optimizer, found.batch_size) == ("Adam", 32.0)
+    assert points(found.timeline, "mfu_percent") == [(0, 41.5)]
 
 
 def test_without_a_gpu_the_host_alone(recording):

@@ -43,7 +43,7 @@ def test_the_peak_is_of_one_gpu(clock):
 @pytest.mark.parametrize(
     ("reasons", "percent"),
     [
-        ([(), ("power_cap",), ("hw_thermal", "sync_boost"), ("applications_clocks",)], 50.0),
+        ([(), ("power_cap",), ("hw_thermal", "sync_boost"), ("applications_clocks",)], 25.0),
         ([()], 0.0),
         ([None, ("thermal",)], 100.0),
         ([None], None),
