@@ -48,10 +48,11 @@ def test_what_was_said_before_the_other_end_went_is_read(pair):
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_a_line_too_long_closes_it(pair, size, end):
     channel, other = pair
-    other.sendall(b" " * size + end)
+    line = b'{"a": "' + b"x" * size + b'"}'
+    other.sendall(line + end)
     assert channel.receive() == []
     assert channel.closed
-    assert channel.nonsense == b" " * 80
+    assert channel.nonsense == line[:80]
 
 
 def test_one_that_does_not_read_closes_it(pair):

@@ -30,7 +30,8 @@ class Launched:
 
     def __init__(self, folder, script, *options, arguments=(), **environment):
         (folder / "train.py").write_text(PREAMBLE + script)
-        environ = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+        without = ("CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "TF_CONFIG")
+        environ = {key: value for key, value in os.environ.items() if key not in without}
         code = f"import sys; {SHORT}; from tfopt.distribute.launch import main; sys.exit(main())"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *options, folder / "train.py", *arguments],
@@ -94,7 +95,8 @@ with socket.socket() as other:
         print("held")
 socket.create_server(("", int(port)), family=socket.AF_INET)
 """
-        assert sorted(launch(bind).end()[1].splitlines()) == ["[0] held", "[1] held"]
+        code, out, err = launch(bind).end()
+        assert (code, sorted(out.splitlines())) == (0, ["[0] held", "[1] held"]), err
 
     def test_arguments_and_output_at_once(self, launch):
         script = f"print(sys.argv[1:], end='; '); print('unfinished'); {SLEEP}"
@@ -110,10 +112,10 @@ socket.create_server(("", int(port)), family=socket.AF_INET)
         assert output.stdout.startswith("[0] usage: python -m json.tool")
 
     def test_gpus_only_if_asked_for(self, launch):
-        script = "print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
-        assert sorted(launch(script).end()[1].splitlines()) == ["[0] None", "[1] None"]
+        script = "print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('TFOPT_GPUS_ASSIGNED'))"
+        assert sorted(launch(script).end()[1].splitlines()) == ["[0] None None", "[1] None None"]
         run = launch(script, "-n", "2", "--gpus-per-worker", "2", CUDA_VISIBLE_DEVICES="GPU-a,GPU-b,6,7,8")
-        assert sorted(run.end()[1].splitlines()) == ["[0] GPU-a,GPU-b", "[1] 6,7"]
+        assert sorted(run.end()[1].splitlines()) == ["[0] GPU-a,GPU-b 1", "[1] 6,7 1"]
 
     def test_a_tf_config_of_the_environment_is_replaced_and_this_is_said(self, launch):
         code, out, err = launch("print(rank)", TF_CONFIG="{}").end()

@@ -51,12 +51,6 @@ def test_a_stopped_one_ends_the_others_and_is_killed(workers):
     assert "Expected this worker, worker 1" in ended[1].stderr
 
 
-def test_a_short_stop_is_none(workers):
-    shell = "f'kill -STOP {os.getpid()}; sleep 1; kill -CONT {os.getpid()}'"
-    ended = workers.run("time.sleep(2)", f"import subprocess; subprocess.run(['sh', '-c', {shell}])", STOPPED=20)
-    assert [end.code for end in ended.values()] == [0, 0], ended
-
-
 def test_c_code_that_never_gives_the_gil_back(workers):
     ended = workers.run(SLEEP, "ctypes.PyDLL(None).sleep(300)", DEAF=2)
     assert_lost(ended, 1, "no Python thread of it runs")
@@ -95,8 +89,17 @@ def test_the_others_get_time_after_an_end_on_purpose(workers, end):
     assert ended[1].code != 0
 
 
+def test_a_survivor_without_stderr_ends_too(workers):
+    assert workers.run("os.close(2); time.sleep(300)", f"time.sleep(0.5); {KILL}")[0].code == 75
+
+
+def test_an_exit_code_of_a_thread_is_none(workers):
+    thread = "import threading; thread = threading.Thread(target=sys.exit, args=(3,)); thread.start(); thread.join()"
+    assert [end.code for end in workers.run("time.sleep(2.5)", thread).values()] == [0, 0]
+
+
 def test_what_was_printed_is_not_lost(workers):
-    assert "step 1" in workers.run("print('step 1'); time.sleep(300)", KILL)[0].stdout
+    assert "step 1" in workers.run("print('step 1'); time.sleep(300)", f"time.sleep(0.5); {KILL}")[0].stdout
 
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])

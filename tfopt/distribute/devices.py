@@ -62,14 +62,11 @@ def visible_devices(
     """
     _check_argument(devices_per_worker)
     value = environ.get(NAME)
-    if value is None:
-        if cluster.local_workers == 1 and devices_per_worker is None:
-            return VisibleDevices(None, "the only worker on this host takes all GPUs")
-        entries = _installed(environ)
-    elif ASSIGNED in environ:
+    if value is None and cluster.local_workers == 1 and devices_per_worker is None:
+        return VisibleDevices(None, "the only worker on this host takes all GPUs")
+    if value is not None and ASSIGNED in environ:
         return VisibleDevices(value, "the launcher gave each worker its own")
-    else:
-        entries = _entries(value)
+    entries = visible_entries(environ)
     if not entries:
         return VisibleDevices(value, "no GPU")
     return _narrowed(value, entries, cluster, devices_per_worker)
@@ -97,17 +94,21 @@ def _narrowed(value: str | None, entries: list[str], cluster: Cluster, wanted: i
     return VisibleDevices(",".join(own), f"{each} of {len(entries)} GPUs, local rank {rank} of {workers}{rest}")
 
 
-def _entries(value: str) -> list[str]:
-    """The entries that CUDA reads: up to the first that ends the list, and none at all if one is there twice."""
+def visible_entries(environ: Mapping[str, str]) -> list[str]:
+    """Returns the entries that CUDA reads from CUDA_VISIBLE_DEVICES; where it is unset, one for each GPU that is there.
+
+    Example:
+        >>> visible_entries({"CUDA_VISIBLE_DEVICES": "2,0,-1,3"})
+        ['2', '0']
+    """
+    value = environ.get(NAME)
+    if value is None:
+        # Instances first: of several, gpus() shows the one that CUDA would take, with a warning.
+        return list(mig_instances()) or [str(gpu.index) for gpu in gpus(environ=environ)]
+    # CUDA reads up to the first that names no device, and none at all if one is there twice.
     entries = [entry.strip() for entry in value.split(",")]
     read = list(takewhile(lambda entry: entry not in ("", "NoDevFiles") and entry[0] != "-", entries))
     return read if len(set(read)) == len(read) else []
-
-
-def _installed(environ: Mapping[str, str]) -> list[str]:
-    """All GPUs of the machine as entries: CUDA's own numbers, or the MIG instances' UUIDs."""
-    # Instances first: of several, gpus() shows the one that CUDA would take, with a warning.
-    return list(mig_instances()) or [str(gpu.index) for gpu in gpus(environ=environ)]
 
 
 def _check_argument(devices_per_worker: int | None) -> None:

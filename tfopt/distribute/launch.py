@@ -13,7 +13,6 @@ from tfopt.distribute.local_workers import LocalWorkers
 from tfopt.errors import ClusterError
 
 USAGE, ENVIRONMENT = 2, 3
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,26 +50,16 @@ def gpu_shares(workers: int, each: int | None, environ: Mapping[str, str]) -> li
     """
     if each is None:
         return [None] * workers
-    entries = _visible_gpus(environ)
+    from tfopt.distribute.devices import NAME, visible_entries  # loads NVML's library: only where GPUs are asked for
+
+    entries = visible_entries(environ)
     if len(entries) < workers * each:
         raise ClusterError(
             f"Expected {workers * each} GPUs for {workers} workers of {each} each. Found {len(entries)}"
-            f"{' in ' + _VISIBLE if _VISIBLE in environ else ''}. What to do: start fewer workers, or with a smaller "
+            f"{' in ' + NAME if NAME in environ else ''}. What to do: start fewer workers, or with a smaller "
             "--gpus-per-worker."
         )
     return [",".join(entries[rank * each : (rank + 1) * each]) for rank in range(workers)]
-
-
-def _visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    value = environ.get(_VISIBLE)
-    if value is None:
-        from tfopt.hardware import gpus  # the driver is asked only where nothing else says what is there
-
-        return [gpu.uuid for gpu in gpus(environ=environ)]
-    entries = [entry.strip() for entry in value.split(",")]
-    # CUDA reads the list up to the first entry that names no device: empty, negative or NoDevFiles.
-    end = next((i for i, entry in enumerate(entries) if entry in ("", "NoDevFiles") or entry[0] == "-"), len(entries))
-    return entries[:end]
 
 
 def _free_port() -> socket.socket:
@@ -88,8 +77,16 @@ def _environ(ports: Sequence[socket.socket], rank: int, gpus: str | None) -> dic
         **os.environ,
         "TF_CONFIG": json.dumps(config),
         "PYTHONUNBUFFERED": "1",
-        **({} if gpus is None else {_VISIBLE: gpus}),
+        **_gpu_variables(gpus),
     }
+
+
+def _gpu_variables(gpus: str | None) -> dict[str, str]:
+    if gpus is None:
+        return {}
+    from tfopt.distribute.devices import ASSIGNED, NAME
+
+    return {NAME: gpus, ASSIGNED: "1"}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -145,8 +145,10 @@ class Watch:
         if lost_somebody:
             self._channel.send(asks=True)
             # Until the watchdogs have seen who has stopped or gone: then the thread ends this process.
-            time.sleep(max(self._intervals.silent_seconds, self._intervals.stopped_seconds) * 1.25)
-            self._say_failure(kind, error)
+            try:
+                time.sleep(max(self._intervals.silent_seconds, self._intervals.stopped_seconds) * 1.25)
+            finally:  # Ctrl-C
+                self._say_failure(kind, error)
 
     def _say_failure(self, kind: type[BaseException], error: BaseException) -> None:
         text = f"it failed: {kind.__name__}: {error}"[:_SAID_CHARACTERS]
@@ -154,11 +156,12 @@ class Watch:
 
     def _on_exit(self, code: Any = None) -> NoReturn:
         """Stands in for sys.exit(): nothing else tells the exit code while Python ends."""
-        self._exit_code = code
+        if threading.current_thread() is threading.main_thread():  # in another one it ends that thread alone
+            self._exit_code = code
         self._previous_exit(code)
 
     def _say_bye(self) -> None:
-        if self._exit_code in (None, 0, False):
+        if self._exit_code in (None, 0):
             self._say(bye=True)
         else:
             self._say(failed=f"it ended with exit code {self._exit_code}"[:_SAID_CHARACTERS], on_purpose=True)
@@ -236,7 +239,8 @@ def _end(text: str) -> NoReturn:
         flush = threading.Thread(target=_flush, daemon=True)  # a thread, for the main one may hold a stream's lock
         flush.start()
         flush.join(_FLUSH_SECONDS)
-    os.write(2, f"\n{text}\n".encode())
+    with contextlib.suppress(OSError):  # there may be no stderr
+        os.write(2, f"\n{text}\n".encode())
     os._exit(RESTART)
 
 

@@ -5,6 +5,7 @@ each looks after its own training process and tells the chief's of its end, and 
 its own since nothing inside a training process runs while C code holds Python's lock, or when it is stopped or killed.
 """
 
+import contextlib
 import math
 import os
 import signal
@@ -148,7 +149,8 @@ class Watchdog:
             self._training.channel.send(lost=self._sentence)
             self._sentence_at, self._kill_at = math.inf, now + self._intervals.kill_seconds
         if now >= self._kill_at and not self._training.ends:
-            os.write(2, f"\n{self._sentence} It did not end by itself and is killed.\n".encode())
+            with contextlib.suppress(OSError):  # there may be no stderr
+                os.write(2, f"\n{self._sentence} It did not end by itself and is killed.\n".encode())
             self._training.kill()
             self._kill_at = math.inf
 
