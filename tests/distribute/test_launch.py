@@ -22,7 +22,10 @@ config = json.loads(os.environ["TF_CONFIG"])
 rank = config["task"]["index"]
 """
 HEAVY = ("tensorflow", "keras", "numpy", "psutil", "pynvml", "asyncio", "multiprocessing")
-SHORT = "import tfopt.distribute.local_workers as l; l._KILL_SECONDS = 1; l._DRAIN_SECONDS = l._LEAVE_SECONDS = 0.5"
+SHORT = """
+import tfopt.distribute.local_workers as l
+l._SURVIVOR_SECONDS, l._KILL_SECONDS, l._DRAIN_SECONDS, l._LEAVE_SECONDS = 2, 1, 0.5, 0.5
+"""
 
 
 class Launched:
@@ -32,7 +35,7 @@ class Launched:
         (folder / "train.py").write_text(PREAMBLE + script)
         without = ("CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "TF_CONFIG")
         environ = {key: value for key, value in os.environ.items() if key not in without}
-        code = f"import sys; {SHORT}; from tfopt.distribute.launch import main; sys.exit(main())"
+        code = f"{SHORT}import sys; from tfopt.distribute.launch import main; sys.exit(main())"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *options, folder / "train.py", *arguments],
             env=environ | {"PYTHONPATH": str(ROOT)} | environment,

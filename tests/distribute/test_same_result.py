@@ -42,6 +42,7 @@ def found(tmp_path_factory):
         "worker 1": workers[1]["repaired"],
         "by hand": [trained["by hand"] for trained in (here, *workers)],
         "one by hand": here["one by hand"],
+        "refused": here["refused"],
         "stock": here["stock"],
         "stock workers": workers[0]["stock"],
     }
@@ -76,8 +77,8 @@ def test_weights_history_and_counters_are_those_of_one_device(found, name, where
 def test_it_trained_at_all(found, where):
     for name, outcome in found[where].items():
         assert outcome["iterations"] > 0, name
-        if SAME[name].overflow_in is None and len(outcome["history"]["loss"]) > 1:
-            assert outcome["history"]["loss"][-1] < outcome["history"]["loss"][0], name
+        if SAME[name].overflow_in is None and len(outcome["history"]["mae"]) > 1:
+            assert outcome["history"]["mae"][-1] < outcome["history"]["mae"][0], name
 
 
 @pytest.mark.parametrize("where", REPLICAS)
@@ -116,6 +117,11 @@ def test_stock_keras_ends_with_an_error(found, name, says):
 
 def test_stock_keras_cannot_fit_in_several_processes(found):
     assert "unsupported type" in found["stock workers"]["global_clipnorm"]["error"]
+
+
+def test_jit_is_refused_where_replicas_need_each_other(found):
+    for outcome in found["refused"].values():
+        assert outcome["error"].startswith("UnsupportedError: Expected a forward and backward pass that needs no other")
 
 
 def test_a_loop_of_ones_own_trains_as_on_one_device(found):

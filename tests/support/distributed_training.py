@@ -34,7 +34,7 @@ def main():
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = distribute.strategy("auto")
-    from distributed_cases import SAME, STOCK, trained_by_hand
+    from distributed_cases import REFUSED, SAME, STOCK, trained_by_hand
 
     repairs.remove()
     found = {"stock": outcomes(STOCK[where], strategy)}
@@ -43,6 +43,7 @@ def main():
     found["by hand"] = trained_by_hand(strategy)
     if where == "here":
         found["one"] = outcomes(SAME, tf.distribute.get_strategy())
+        found["refused"] = outcomes(REFUSED, strategy)
         found["one by hand"] = trained_by_hand(tf.distribute.get_strategy())
     (folder / f"{where}{distribute.resolve().index}.json").write_text(json.dumps(found))
 

@@ -81,11 +81,12 @@ class Workers:
         return self.wait()
 
     def wait(self):
-        """Waits for all and returns how they ended, by index."""
+        """Waits for all started since the last wait and returns how they ended, by index."""
         ended = {}
         for index, process in self.processes.items():
             process.wait(timeout=DEADLINE)
             ended[index] = Ended(process.returncode, self.said(index), self.said(index, "stderr"))
+        self.processes.clear()
         return ended
 
     def left(self):

@@ -106,7 +106,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("-n", dest="workers", type=_count, required=True, metavar="N", help="how many workers")
     parser.add_argument(
-        "--gpus-per-worker", type=_count, metavar="K", help="GPUs for each worker (default: all see all GPUs)"
+        "--gpus-per-worker", type=_count, metavar="K", help="GPUs for each worker (default: strategy() divides them)"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("script", help="the training script (with -m: module)")

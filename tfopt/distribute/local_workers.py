@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
-_SURVIVOR_SECONDS = 2.0  # after a survivor: the one that it lost may be seen a moment later, and its code says more
+_SURVIVOR_SECONDS = 15.0  # after a survivor: the one that failed, whose code counts, may take seconds to end
 _LEAVE_SECONDS = 30.0  # after a signal: the workers may be writing a checkpoint
 _KILL_SECONDS = 10.0
 _DRAIN_SECONDS = 4.0  # a watchdog outlives its worker by two seconds and holds its stderr

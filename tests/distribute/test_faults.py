@@ -1,0 +1,192 @@
+"""Real trainings in several processes, with faults in them: each ends, and says through whom."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from watched_workers import ROOT, Workers, free_addresses
+
+from tfopt import distribute
+from tfopt.errors import ClusterError
+
+TRAINING = ROOT / "tests" / "support" / "distributed_endless.py"
+DEADLINE = 180  # seconds, only to keep a test that fails from hanging: TensorFlow takes long to load
+
+
+class Trainings(Workers):
+    """Starts workers that train."""
+
+    def start(self, addresses, index, *options, **seconds):
+        """Starts one; `seconds` change the watchdog's intervals: STOPPED=1."""
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in seconds.items()}
+        environ = {**os.environ, **times, self._mark: "1", "PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(config)}
+        with self._file(index, "stdout").open("wb") as out, self._file(index, "stderr").open("wb") as err:
+            command = [sys.executable, TRAINING, *options]
+            self.processes[index] = subprocess.Popen(command, env=environ, stdout=out, stderr=err)
+
+    def start_both(self, *options, **seconds):
+        """Starts two and waits until both are in the middle of fit. Returns their addresses."""
+        addresses = free_addresses(2)
+        for index in range(2):
+            self.start(addresses, index, *options, **seconds)
+        for index in range(2):
+            self.until(lambda index=index: "step 10\n" in self.said(index), index)
+        return addresses
+
+    def until(self, reached, index):
+        """Waits for something that one of them does."""
+        due = time.monotonic() + DEADLINE
+        while not reached():
+            ended = self.processes[index].poll()
+            assert ended is None, f"worker {index} ended with {ended}: {self.said(index, 'stderr')[-4000:]}"
+            assert time.monotonic() < due, f"worker {index} hangs: {self.said(index)}"
+            time.sleep(0.05)
+
+    def watchdog(self, index):
+        """One's watchdog, once there is one."""
+        for child in psutil.Process(self.processes[index].pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "tfopt-watchdog" in " ".join(child.cmdline()):
+                    return child
+        return None
+
+
+@pytest.fixture
+def trainings():
+    with Trainings() as trainings:
+        yield trainings
+
+
+@pytest.mark.parametrize(
+    ("number", "lost", "code", "why"),
+    [
+        (signal.SIGKILL, 1, -signal.SIGKILL, "ended without a goodbye"),
+        (signal.SIGKILL, 0, -signal.SIGKILL, "ended without a goodbye"),
+        (signal.SIGTERM, 1, -signal.SIGTERM, "ended without a goodbye"),
+        (signal.SIGSTOP, 1, -signal.SIGKILL, "has been stopped (SIGSTOP)"),
+    ],
+)
+def test_a_lost_worker_ends_the_other_with_75_and_is_named(trainings, number, lost, code, why):
+    addresses = trainings.start_both(STOPPED=2, KILL=2)
+    trainings.processes[lost].send_signal(number)
+    ended = trainings.wait()
+    assert ended[lost].code == code, ended
+    assert ended[1 - lost].code == 75, ended
+    assert f"Expected worker {lost} ({addresses[lost]}) to train with this one" in ended[1 - lost].stderr
+    assert why in ended[1 - lost].stderr
+
+
+def test_tensorflows_own_error_waits_until_it_is_known_who_was_lost(trainings):
+    addresses = trainings.start_both(SILENT=60)
+    watchdog = trainings.watchdog(1)
+    watchdog.suspend()  # the watchdogs are late, and TensorFlow is the first to know
+    try:
+        trainings.processes[1].kill()
+        trainings.until(lambda: "errors_impl." in trainings.said(0, "stderr"), 0)
+    finally:
+        watchdog.resume()
+    survivor = trainings.wait()[0]
+    assert survivor.code == 75, survivor
+    assert f"Expected worker 1 ({addresses[1]})" in survivor.stderr.rpartition("errors_impl.")[2]
+
+
+def test_a_worker_that_never_starts_is_named(trainings):
+    addresses = free_addresses(2)
+    trainings.start(addresses, 0, "--start-seconds", "3")
+    end = trainings.wait()[0]
+    assert end.code == 75, end
+    assert f"Expected all 2 workers within 3 s. Found no sign of worker 1 ({addresses[1]})." in end.stderr
+    assert end.stdout == "waiting\n"
+
+
+def test_waiting_for_others_can_be_ended(trainings):
+    addresses = free_addresses(3)
+    signals = [signal.SIGTERM, signal.SIGINT]
+    for index in range(2):
+        trainings.start(addresses, index, "--start-seconds", "3600")
+    for index, number in enumerate(signals):
+        trainings.until(lambda index=index: trainings.watchdog(index), index)
+        trainings.processes[index].send_signal(number)
+    assert [end.code for end in trainings.wait().values()] == [-number for number in signals]
+
+
+def test_sigterm_reaches_the_script_which_ends_well(trainings):
+    trainings.start_both("--handle-sigterm")
+    for process in trainings.processes.values():
+        process.terminate()
+    for end in trainings.wait().values():
+        assert end.code == 0, end
+        assert end.stdout.splitlines()[-1] == "trained"
+        assert end.stdout.count("terminating\n") == 1
+
+
+class Launched:
+    """The script under the launcher."""
+
+    def __init__(self, *options):
+        environ = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, *options]
+        self.process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def end(self):
+        """Waits for its end; returns its exit code and what it has written."""
+        try:
+            out, err = self.process.communicate(timeout=DEADLINE)
+        finally:
+            self.process.kill()
+        return self.process.returncode, out, err
+
+
+class TestUnderTheLauncher:
+    def test_two_jobs_at_once(self):
+        jobs = [Launched("--steps", "30") for _ in range(2)]
+        for code, out, err in [job.end() for job in jobs]:
+            assert code == 0, err
+            for rank in range(2):
+                mine = [line for line in out.splitlines() if line.startswith(f"[{rank}] ")]
+                said = [line.removeprefix(f"[{rank}] ") for line in mine]
+                assert said == ["waiting", "step 0", "step 10", "step 20", "trained"]
+
+    def test_an_error_in_one_is_named_by_the_other(self):
+        code, out, err = Launched("--fail-in", "1").end()
+        assert code == 1, err
+        assert "[1] ValueError: no such label" in err
+        assert "[launch] worker 1 ended with exit code 1" in err
+        told = next(line for line in err.splitlines() if line.startswith("[0] Expected worker 1 (127.0.0.1:"))
+        assert "Found: it failed: ValueError: no such label. What to do: " in told
+        assert "trained" not in out
+
+
+class TestBeforeTensorFlowStarts:
+    """What is wrong with this worker's own place is an error at once."""
+
+    def assert_error(self, monkeypatch, config, pattern):
+        monkeypatch.setenv("TF_CONFIG", config)
+        with pytest.raises(ClusterError, match=pattern) as error:
+            distribute.strategy("auto", start_seconds=1)
+        assert "Expected " in str(error.value)
+        assert "What to do: " in str(error.value)
+
+    def config(self, *addresses):
+        return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}})
+
+    def test_the_port_is_taken(self, monkeypatch):
+        with socket.create_server(("127.0.0.1", 0)) as holder:
+            own = f"127.0.0.1:{holder.getsockname()[1]}"
+            pattern = rf"{own}, the address of worker 0, to be free\. Found: .*process {os.getpid()}\) listens there"
+            self.assert_error(monkeypatch, self.config(own, "127.0.0.1:1"), pattern)
+
+    def test_the_address_is_another_hosts(self, monkeypatch):
+        config = self.config("192.0.2.1:2222", "127.0.0.1:1")
+        self.assert_error(monkeypatch, config, r"192\.0\.2\.1:2222, to be this machine's")
+
+    def test_tf_config_is_malformed(self, monkeypatch):
+        self.assert_error(monkeypatch, "{'cluster'", "Expected TF_CONFIG to hold JSON")
