@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed_cases import SAME
+from distributed_cases import OF_WORKERS, SAME
 
 SUPPORT = Path(__file__).parents[1] / "support"
 TRAINING = SUPPORT / "distributed_training.py"
@@ -30,7 +30,7 @@ def found(tmp_path_factory):
         for command in (here, workers)
     ]
     for process in started:
-        said = process.communicate(timeout=600)[0]
+        said = process.communicate(timeout=800)[0]
         assert process.returncode == 0, said[-4000:]
     here, *workers = (
         json.loads((folder / name).read_text()) for name in ("here0.json", "workers0.json", "workers1.json")
@@ -54,8 +54,15 @@ def distance(one, other):
     return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("where", REPLICAS)
-@pytest.mark.parametrize("name", [name for name, case in SAME.items() if case.same])
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        (name, where)
+        for where in REPLICAS
+        for name, case in SAME.items()
+        if case.same and (name in OF_WORKERS or where == "two replicas")
+    ],
+)
 def test_weights_history_and_counters_are_those_of_one_device(found, name, where):
     one, several = found["one device"][name], found[where][name]
     assert "error" not in several
@@ -83,7 +90,7 @@ def test_it_trained_at_all(found, where):
 
 @pytest.mark.parametrize("where", REPLICAS)
 def test_an_overflow_in_either_replica_skips_the_step_for_all(found, where):
-    for name in ("overflow in the first", "overflow in the second"):
+    for name in {"overflow in the first", "overflow in the second"} & set(found[where]):
         assert (found[where][name]["iterations"], found[where][name]["scale"]) == (6, 2.0**13)
 
 

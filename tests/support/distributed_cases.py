@@ -147,6 +147,23 @@ SAME = {
         lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01)), dtype="mixed_float16", overflow_in=1
     ),
 }
+# In several processes: not all again, but each repair and each precision.
+OF_WORKERS = [
+    "one example left",
+    "global_clipnorm",
+    "accumulation, adam, clipping, leftovers",
+    "synchronised batch norm, uneven tail",
+    "mean with sample weight",
+    "mask, uneven tail",
+    "steps per execution",
+    "jit",
+    "batch norm, one example left",
+    "float32 sgd",
+    "float32 adam",
+    "float16, accumulation",
+    "overflow in the second",
+]
+
 REFUSED = {
     "jit, synchronised batch norm": Case(layers=(_sync,), jit_compile=True, epochs=1),
     "jit, mask": Embedded(jit_compile=True, epochs=1),
