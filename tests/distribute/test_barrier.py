@@ -150,6 +150,20 @@ def test_one_that_talks_on_is_there_once(gathering):
         connection.sendall(hello(gathering, index=2))
 
 
+@contextlib.contextmanager
+def welcomed(addresses, index):
+    """A connection of a worker; the chief may still hold one of the same index that has just hung up."""
+    due = time.monotonic() + 30
+    while True:
+        with connected(addresses[0]) as connection:
+            connection.sendall(hello(addresses, index=index))
+            if b"welcome" in connection.recv(100):
+                yield connection
+                return
+        assert time.monotonic() < due
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def gathering():
     """The addresses of a job of three whose chief waits, in a thread; at the end the others come, and it succeeds."""
@@ -161,10 +175,9 @@ def gathering():
     )
     thread.start()
     yield addresses
-    with connected(addresses[0]) as one, connected(addresses[0]) as two:
-        for index, connection in enumerate((one, two), start=1):
-            connection.sendall(hello(addresses, index=index))
-            assert b"welcome" in connection.recv(100)
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(welcomed(addresses, 1))
+        stack.enter_context(welcomed(addresses, 2))
         thread.join(30)
         assert b"go" in one.recv(100)
     (links, _), *_ = results
@@ -191,9 +204,9 @@ def gathering():
 )
 def test_garbage_on_the_port_harms_nobody(gathering, garbage):
     with connected(gathering[0]) as connection:
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        with contextlib.suppress(OSError):  # it may hang up before all of it is sent
             connection.sendall(garbage)
-        connection.shutdown(socket.SHUT_WR)
+            connection.shutdown(socket.SHUT_WR)
         assert b"go" not in answer(connection)
 
 

@@ -1,13 +1,17 @@
 """What the training process keeps of its watchdog. The faults are in test_watchdog.py."""
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tfopt.distribute import watch
+from tfopt.distribute.channel import Channel
 from tfopt.distribute.intervals import Intervals
 from tfopt.distribute.watch import Watch
 from tfopt.errors import ClusterError
@@ -67,6 +71,23 @@ except Exception as error:
 def test_a_deadline_that_is_none(seconds):
     with pytest.raises(ValueError, match="Expected deadline_seconds to be a positive number"):
         Watch.start(SimpleNamespace(workers=("a:1", "b:1"), index=0), deadline_seconds=seconds)
+
+
+def test_a_worker_that_is_lost_in_the_same_breath_is_heard(monkeypatch):
+    ours, theirs = map(Channel, socket.socketpair())
+    theirs.send(go=7)
+    theirs.send(lost="worker 1")
+    seed, later = watch._await_go(ours, time.monotonic() + 30)
+    assert (seed, later) == (7, [{"lost": "worker 1"}])
+
+    def end(text):
+        raise InterruptedError(text)
+
+    monkeypatch.setattr(watch, "_end", end)
+    with pytest.raises(InterruptedError, match="worker 1"):
+        Watch(ours, None, seed, Intervals(beat_seconds=600), later)._run()
+    theirs.close()
+    ours.close()
 
 
 class TestIntervals:

@@ -52,7 +52,7 @@ def test_a_stopped_one_ends_the_others_and_is_killed(workers):
 
 
 def test_c_code_that_never_gives_the_gil_back(workers):
-    ended = workers.run(SLEEP, "ctypes.PyDLL(None).sleep(300)", DEAF=2)
+    ended = workers.run(SLEEP, "ctypes.PyDLL(None).sleep(300)", DEAF=8)
     assert_lost(ended, 1, "no Python thread of it runs")
     assert ended[1].code == -9
 
@@ -104,7 +104,7 @@ def test_what_was_printed_is_not_lost(workers):
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 def test_a_watchdog_that_is_lost_ends_all(workers, number):
-    ended = workers.run(SLEEP, f"os.kill(watch._process.pid, signal.{number}); {SLEEP}", SILENT=3)
+    ended = workers.run(SLEEP, f"os.kill(watch._process.pid, signal.{number}); {SLEEP}", SILENT=8)
     assert ended[1].code == 75
     assert "Expected this worker's watchdog" in ended[1].stderr
     assert_lost({0: ended[0]}, 1, "broke off" if number == "SIGKILL" else "silent")
@@ -145,7 +145,7 @@ class TestACommunicationError:
 
     def test_of_nobody_else_is_its_own(self, workers):
         fails = COMMUNICATION_ERROR + "raise UnavailableError('of my own making')"
-        ended = workers.run(SLEEP, fails, SILENT=2)
+        ended = workers.run(SLEEP, fails, SILENT=8)
         assert ended[1].code == 1
         assert_lost(ended, 1, "UnavailableError: of my own making")
 

@@ -23,7 +23,7 @@ watch = Watch.start(types.SimpleNamespace(workers=tuple(workers), index=index), 
 print("seed", watch.seed, flush=True)
 exec(sys.argv[2])
 """
-_QUICK = {"BEAT": 0.2, "STOPPED": 1, "LEAVE": 1, "KILL": 1}
+_QUICK = {"BEAT": 0.2, "STOPPED": 1, "LEAVE": 1, "KILL": 10}  # 10 s: a busy machine ends a process slowly
 
 
 def free_addresses(count):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.measure.models import require_model
 from tfopt.repairs.clipping import CLIPPING, clip_sum
+from tfopt.repairs.replicas import in_several_replicas
 
 DTYPES = ("bfloat16", "float16")
 _NAME = "_all_reduce_sum_gradients"
@@ -62,8 +63,7 @@ def compress_gradients(model: keras.Model, dtype: str = "bfloat16") -> keras.Mod
 
 def _summed_in(dtype: tf.DType, optimizer: Any, stock: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
     """As the optimizer's own, with the sum itself in 16 bits; what clips after it does so in 32."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
+    if not in_several_replicas():
         return stock(optimizer, grads_and_vars)
     short = [(None if grad is None else tf.cast(grad, dtype), variable) for grad, variable in grads_and_vars]
     summed = inspect.unwrap(stock)(optimizer, short)

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.repairs.repair import Function, Repair
+from tfopt.repairs.replicas import in_several_replicas
 
 _BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 
@@ -21,12 +22,13 @@ def _counting_updates(original: Function) -> Function:
 
 def _deciding_for_all_replicas(original: Function) -> Function:
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
-        context = tf.distribute.get_replica_context()
-        if not self.gradient_accumulation_steps or context is None or context.num_replicas_in_sync == 1:
+        if not self.gradient_accumulation_steps or not in_several_replicas():
             original(self, grads, trainable_variables)
             return
         # A branch that synchronises must be entered by all replicas at once, from outside of them.
-        context.merge_call(_accumulate_or_update, args=(self, list(grads), list(trainable_variables)))
+        tf.distribute.get_replica_context().merge_call(
+            _accumulate_or_update, args=(self, list(grads), list(trainable_variables))
+        )
 
     return _backend_apply_gradients
 

@@ -4,23 +4,18 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.repairs.repair import Function, Repair
+from tfopt.repairs.replicas import in_several_replicas
 
 _BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 _TENSORFLOW = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 
 
-def _in_several_replicas() -> bool:
-    context = tf.distribute.get_replica_context()
-    return context is not None and context.num_replicas_in_sync > 1
-
-
 def _later(original: Function) -> Function:
     def _clip_gradients(self: Any, grads: Any) -> Any:
-        return grads if _in_several_replicas() else original(self, grads)
+        return grads if in_several_replicas() else original(self, grads)
 
     return _clip_gradients
 
@@ -35,7 +30,7 @@ def _then_clipped(original: Function) -> Function:
 def clip_sum(optimizer: Any, reduced: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Clips gradients that have been summed over the replicas, as the optimizer clips; on one replica it has before."""
     reduced = list(reduced)
-    if not _in_several_replicas():
+    if not in_several_replicas():
         return reduced
     clipped = inspect.unwrap(BaseOptimizer._clip_gradients)(optimizer, [gradient for gradient, _ in reduced])
     return [(gradient, variable) for gradient, (_, variable) in zip(clipped, reduced, strict=True)]

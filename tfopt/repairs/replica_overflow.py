@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.repairs.repair import Function, Repair
+from tfopt.repairs.replicas import in_several_replicas
 
 _OPTIMIZER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 
@@ -14,9 +15,9 @@ def _everywhere(original: Function) -> Function:
 
     def check_finite(self: Any, grads: Any) -> Any:
         finite = original(self, grads)
-        context = tf.distribute.get_replica_context()
-        if context is None or context.num_replicas_in_sync == 1:
+        if not in_several_replicas():
             return finite
+        context = tf.distribute.get_replica_context()
         # All-reduced rather than gathered: it reaches the replicas of other workers, too.
         replicas = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(finite, tf.float32))
         return tf.equal(replicas, float(context.num_replicas_in_sync))

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.repairs.repair import Function, Repair
+from tfopt.repairs.replicas import in_several_replicas
 
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 _LOSS = "keras.src.losses.loss"
@@ -18,14 +19,9 @@ _NORMALIZATION = "keras.src.layers.normalization.batch_normalization:BatchNormal
 _tracing = threading.local()
 
 
-def _in_several_replicas() -> bool:
-    context = tf.distribute.get_replica_context()
-    return context is not None and context.num_replicas_in_sync > 1
-
-
 def _over_all(value: Any) -> Any:
     """The sum over the replicas, where there are several."""
-    if not _in_several_replicas():
+    if not in_several_replicas():
         return value
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
@@ -36,7 +32,7 @@ def _share_of(data: Any) -> Iterator[None]:
     batched = [leaf for leaf in keras.tree.flatten(data) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
     # A shape that a graph knows beforehand is that of all replicas; an eager batch has one in any case.
     even = batched and batched[0].shape[0] is not None and not tf.executing_eagerly()
-    if not batched or even or not _in_several_replicas():
+    if not batched or even or not in_several_replicas():
         yield
         return
     examples = tf.cast(tf.shape(batched[0])[0], tf.float32)
@@ -78,7 +74,7 @@ def _unscaling(original: Function) -> Function:
 def _reducing(original: Function) -> Function:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
         weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
-        if not weighted or not values.shape.rank or not _in_several_replicas():
+        if not weighted or not values.shape.rank or not in_several_replicas():
             return original(values, sample_weight, reduction)
         # The mean over the weights of all replicas, and not the mean of the replicas' means.
         weight = _over_all(tf.cast(tf.reduce_sum(sample_weight), values.dtype))
@@ -89,7 +85,7 @@ def _reducing(original: Function) -> Function:
 
 def _masking(original: Function) -> Function:
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
-        if mask is None or reduction not in ("mean", "sum_over_batch_size") or not _in_several_replicas():
+        if mask is None or reduction not in ("mean", "sum_over_batch_size") or not in_several_replicas():
             return original(sample_weight, mask, dtype, reduction)
         # Keras weighs with all/valid of the replica; what it has to be is that of the global batch.
         kept = tf.cast(mask, dtype)
@@ -106,7 +102,7 @@ def _masking(original: Function) -> Function:
 def _keeping_statistics(original: Function) -> Function:
     def _moments(self: Any, inputs: Any, mask: Any) -> Any:
         mean, variance = original(self, inputs, mask)
-        if self.synchronized or not _in_several_replicas() or inputs.shape[0]:
+        if self.synchronized or not in_several_replicas() or inputs.shape[0]:
             return mean, variance
         # A replica without examples has no statistics: NaN, which would stay in the moving ones.
         empty = tf.equal(tf.shape(inputs)[0], 0)
