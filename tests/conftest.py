@@ -1,9 +1,16 @@
+import signal
+
 import keras
 import pytest
 import tensorflow as tf
 from xdist.scheduler import LoadScopeScheduling
 
 from tfopt import repairs
+
+# A job in the background of a shell ignores these, and so would all processes that a test starts and interrupts.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(autouse=True)
