@@ -97,7 +97,7 @@ REPLICA_EXECUTIONS = Repair(
         "Under a tf.distribute strategy with several replicas, steps_per_execution > 1 and jit_compile=True end fit "
         "with an error."
     ),
-    reference="Keras, TensorFlowTrainer._make_function; tensorflow.org: XLA does not span the devices of a strategy.",
+    reference="Keras, TensorFlowTrainer._make_function; no upstream report was found.",
     broken={
         f"{_TRAINER}._make_function": frozenset({"703051878417df76"}),
         f"{_TRAINER}.train_step": frozenset({"f6ecb19499b554c4"}),

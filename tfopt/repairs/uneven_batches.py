@@ -20,9 +20,7 @@ _tracing = threading.local()
 
 
 def _over_all(value: Any) -> Any:
-    """The sum over the replicas, where there are several."""
-    if not in_several_replicas():
-        return value
+    """The sum over the replicas."""
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
