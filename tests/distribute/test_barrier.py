@@ -236,6 +236,24 @@ def test_something_else_on_the_port_is_described():
         thread.join()
 
 
+def test_what_the_chief_says_in_the_breath_of_the_start_is_heard():
+    training, other = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server, training, other:
+        addresses = (f"127.0.0.1:{server.getsockname()[1]}", "127.0.0.1:1")
+
+        def lead():
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(b'{"welcome": true}\n{"go": 7}\n{"lost": 0, "why": "x", "after_seconds": 0}\n')
+
+        thread = threading.Thread(target=lead)
+        thread.start()
+        chief, seed = join(Start(addresses, 1, 1, 30.0), Channel(training))
+        thread.join()
+        assert (seed, wait_for(chief)["lost"]) == (7, 0)
+        chief.close()
+
+
 def test_tensorflow_binds_the_port_beside_the_connections(gathering_of_two):
     addresses, links = gathering_of_two
     without_gpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})

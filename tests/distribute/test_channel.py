@@ -18,11 +18,11 @@ def pair():
 
 def test_messages_in_pieces(pair):
     channel, other = pair
-    assert channel.receive() == []
+    assert list(channel.receive()) == []
     other.sendall(b'{"a": 1}\n{"b"')
-    assert channel.receive() == [{"a": 1}]
+    assert list(channel.receive()) == [{"a": 1}]
     other.sendall(b": 2}\n")
-    assert channel.receive() == [{"b": 2}]
+    assert list(channel.receive()) == [{"b": 2}]
     assert not channel.closed
 
 
@@ -30,8 +30,8 @@ def test_half_a_message_before_the_end_is_none(pair):
     channel, other = pair
     other.sendall(b'{"a": 1}\n{"b": 2}')
     other.close()
-    assert channel.receive() == [{"a": 1}]
-    assert channel.receive() == []
+    assert list(channel.receive()) == [{"a": 1}]
+    assert list(channel.receive()) == []
     assert channel.closed
 
 
@@ -41,7 +41,7 @@ def test_what_was_said_before_the_other_end_went_is_read(pair):
     other.close()
     channel.send(beat=1)
     channel.send(beat=1)
-    assert channel.receive() == [{"fate": "x"}]
+    assert list(channel.receive()) == [{"fate": "x"}]
 
 
 @pytest.mark.parametrize("size", [LINE_BYTES + 1, 60_000])
@@ -50,7 +50,7 @@ def test_a_line_too_long_closes_it(pair, size, end):
     channel, other = pair
     line = b'{"a": "' + b"x" * size + b'"}'
     other.sendall(line + end)
-    assert channel.receive() == []
+    assert list(channel.receive()) == []
     assert channel.closed
     assert channel.nonsense == line[:80]
 

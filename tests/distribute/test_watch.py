@@ -77,15 +77,14 @@ def test_a_worker_that_is_lost_in_the_same_breath_is_heard(monkeypatch):
     ours, theirs = map(Channel, socket.socketpair())
     theirs.send(go=7)
     theirs.send(lost="worker 1")
-    seed, later = watch._await_go(ours, time.monotonic() + 30)
-    assert (seed, later) == (7, [{"lost": "worker 1"}])
+    assert watch._await_go(ours, time.monotonic() + 30) == 7
 
     def end(text):
         raise InterruptedError(text)
 
     monkeypatch.setattr(watch, "_end", end)
     with pytest.raises(InterruptedError, match="worker 1"):
-        Watch(ours, None, seed, Intervals(beat_seconds=600), later)._run()
+        Watch(ours, None, 7, Intervals(beat_seconds=600))._run()
     theirs.close()
     ours.close()
 

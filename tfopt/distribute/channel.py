@@ -4,7 +4,8 @@ import json
 import select
 import socket
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 # A message is a few words long. What is longer comes from someone else.
@@ -48,7 +49,7 @@ class Channel:
     Example:
         >>> ours, theirs = map(Channel, socket.socketpair())
         >>> theirs.send(beat=1)
-        >>> ours.receive()
+        >>> list(ours.receive())
         [{'beat': 1}]
     """
 
@@ -60,6 +61,7 @@ class Channel:
         self._socket = connection
         self._line_bytes = line_bytes
         self._rest = b""
+        self._messages: deque[dict[str, Any]] = deque()
 
     def fileno(self) -> int:
         """The socket's file descriptor, by which selectors know it."""
@@ -78,40 +80,38 @@ class Channel:
         except OSError:  # the other end has gone; what it said before can still be read
             pass
 
-    def receive(self) -> list[dict[str, Any]]:
-        """Returns the messages that have come since the last call."""
-        if self.closed:
-            return []
-        try:
-            data = self._socket.recv(65536)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
-            self.close()
-            return []
-        self.heard_at = time.monotonic()
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > self._line_bytes:
-            lines.append(self._rest)
-        return self._read(lines)
+    def receive(self) -> Iterator[dict[str, Any]]:
+        """Returns the messages that have come. What is not taken from the iterator comes with the next call."""
+        if not self.closed:
+            self._read()
+        return (self._messages.popleft() for _ in range(len(self._messages)))
 
     def close(self) -> None:
         """Closes the socket. A second call does nothing."""
         self.closed = True
         self._socket.close()
 
-    def _read(self, lines: list[bytes]) -> list[dict[str, Any]]:
-        messages = []
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self.heard_at = time.monotonic()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > self._line_bytes:
+            lines.append(self._rest)
         for line in lines:
             message = _message(line) if len(line) <= self._line_bytes else None
             if message is None:
                 self.nonsense = line[:80] or b"\n"
                 self.close()
                 break
-            messages.append(message)
-        return messages
+            self._messages.append(message)
 
 
 def _message(line: bytes) -> dict[str, Any] | None:

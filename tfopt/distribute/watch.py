@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
@@ -60,19 +59,11 @@ class Watch:
 
     _running: "Watch | None" = None
 
-    def __init__(
-        self,
-        channel: Channel,
-        process: subprocess.Popen[bytes],
-        seed: int,
-        intervals: Intervals,
-        heard: Iterable[dict[str, Any]] = (),
-    ):
+    def __init__(self, channel: Channel, process: subprocess.Popen[bytes], seed: int, intervals: Intervals):
         self.seed = seed
         self._channel = channel
         self._process = process
         self._intervals = intervals
-        self._heard = list(heard)
         self._over = False  # it may end, and so may the watchdog
         self._left = ""  # what to say if the communication breaks since the chief has ended well
         self._exit_code: object = None
@@ -102,13 +93,13 @@ class Watch:
             intervals = Intervals.from_environ() if intervals is None else intervals
             channel, process = _start_watchdog(cluster, deadline_seconds, intervals)
             try:
-                seed, later = _await_go(channel, time.monotonic() + deadline_seconds + _SPARE_SECONDS)
+                seed = _await_go(channel, time.monotonic() + deadline_seconds + _SPARE_SECONDS)
             except BaseException:
                 channel.close()
                 process.kill()
                 process.wait()
                 raise
-            cls._running = cls(channel, process, seed, intervals, later)
+            cls._running = cls(channel, process, seed, intervals)
             cls._running._begin()
         return cls._running
 
@@ -121,9 +112,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over:
-            readable([self._channel], 0 if self._heard else self._intervals.beat_seconds)
-            heard, self._heard = self._heard, []
-            for message in (*heard, *self._channel.receive()):
+            for message in self._channel.receive():
                 if "lost" in message and not self._over:
                     _end(message["lost"])
                 if "over" in message:
@@ -133,6 +122,7 @@ class Watch:
                 self._process.kill()  # it may have been stopped, and would stay for ever
                 _end(text)
             self._channel.send(beat=1)
+            readable([self._channel], self._intervals.beat_seconds)
 
     def _watchdog_lost(self) -> str | None:
         silent = time.monotonic() - self._channel.heard_at
@@ -222,16 +212,14 @@ def _start_watchdog(
     return Channel(ours), process
 
 
-def _await_go(channel: Channel, due: float) -> tuple[int, list[dict[str, Any]]]:
-    """Returns the seed that the watchdog sends when all workers are there, and what it has already said since."""
+def _await_go(channel: Channel, due: float) -> int:
+    """Returns the seed that the watchdog sends when all workers are there."""
     while time.monotonic() < due and not channel.closed:
         readable([channel], 1.0)
-        messages = channel.receive()
-        if messages:
-            first, *later = messages
-            if "go" not in first:
-                raise ClusterError(first["error"])
-            return int(first["go"]), later  # one that is lost at once may be named in the same breath
+        for message in channel.receive():
+            if "go" not in message:
+                raise ClusterError(message["error"])
+            return int(message["go"])
     found = "it ended" if channel.closed else "it says nothing"
     raise ClusterError(
         f"Expected this worker's watchdog to tell when all workers are there. Found: {found}. What to do: look for its "
