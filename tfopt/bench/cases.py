@@ -94,6 +94,8 @@ class Case:
         repeats: Turns of each variant.
         profile: Makes a profile of the input as JSON values, as `PipelineProfile.to_dict` does. None: there is none.
         gate: Checks the model in other dtype policies, as `PrecisionReport.to_dict` does. None: it is not checked.
+        communication: From the times by variant, what the replicas send each other, and what the step would take on
+            more of them, as JSON values. None: there is one replica.
     """
 
     suite: str
@@ -105,6 +107,7 @@ class Case:
     repeats: int = REPEATS
     profile: Callable[[], dict[str, Any]] | None = None
     gate: Callable[[], list[dict[str, Any]]] | None = None
+    communication: Callable[[Mapping[str, StepTimes]], dict[str, Any]] | None = None
 
     @property
     def ticks(self) -> int:
@@ -136,6 +139,7 @@ class Case:
             ],
             "profile": self.profile and self.profile(),
             "gate": self.gate and self.gate(),
+            "communication": self.communication and self.communication(times),
         }
 
     def _checks(self, on_tick: Callable[[str], None]) -> dict[str, Check]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from tfopt.bench import words
+from tfopt.bench.scaling import FORMULA
 from tfopt.page import Bar, Page, Section, Table, bar_chart, render
 from tfopt.page.entries import entries
 
@@ -63,8 +64,37 @@ def _section(case: dict[str, Any]) -> Section:
         title=title,
         text=f"{case['question']} {notes}. {words.recommended(case)}".rstrip(),
         charts=(_chart(case), *_more_charts(case)),
-        tables=(Table(headers, rows, align="lrrr" + "r" * with_memory + "ll"),),
+        tables=(Table(headers, rows, align="lrrr" + "r" * with_memory + "ll"), *_communication(case)),
         details=tuple((f"Raw samples of {variant['name']}", _samples(variant)) for variant in case["variants"]),
+    )
+
+
+def _communication(case: dict[str, Any]) -> Iterator[Table]:
+    found = case.get("communication")
+    if not found:
+        return
+    model, sent = found["model"], found["sent_bytes_per_step"]
+    yield Table(
+        ("Communication", "Value"),
+        [
+            ("Bytes sent a step by each replica", "not measured" if sent is None else f"{sent:,.0f}"),
+            ("The same by the model's size, 2 (n - 1) / n · bytes", f"{found['expected_bytes_per_step']:,.0f}"),
+            ("Latency of a message", f"{words.number(model['latency_ms'])} ms"),
+            ("Bandwidth from a replica to the next", f"{words.number(model['mib_per_second'])} MiB/s"),
+            *[
+                (f"Start to first step, {name}", f"{words.number(s)} s")
+                for name, s in found["start_to_first_step_seconds"].items()
+            ],
+        ],
+        align="lr",
+    )
+    yield Table(
+        (f"Predicted, not measured: {FORMULA}", "ms a step", "Of linear scaling"),
+        [
+            (f"{each['replicas']} replicas", words.number(each["step_ms"]), f"{each['efficiency']:.0%}")
+            for each in found["predictions"]
+        ],
+        align="lrr",
     )
 
 

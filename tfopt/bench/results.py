@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfopt.bench.scaling import RingModel
 from tfopt.errors import ResultsError
 from tfopt.files import write_atomic
 from tfopt.measure import Comparison, StepTimes, compare
@@ -116,6 +117,21 @@ def _check_case(case: dict[str, Any]) -> None:
         peak = variant.get("peak_memory_mib")  # older runs have none
         if peak is not None and not 0 <= peak < math.inf:
             raise ValueError(f"{case['suite']}/{name} states a peak of {peak!r} MiB")
+    if communication := case.get("communication"):  # older runs have none
+        alone = next(times[variant["name"]] for variant in case["variants"] if variant["ceiling"])
+        _check_communication(communication, alone)
+
+
+def _check_communication(communication: dict[str, Any], alone: StepTimes) -> None:
+    model, replicas = RingModel(**communication["model"]), communication["replicas"]
+    if not _near(model.compute_ms, alone.median_ms):
+        raise ValueError(f"{model.compute_ms} ms on one replica do not follow")
+    stated = [(each["replicas"], each["step_ms"], each["efficiency"]) for each in communication["predictions"]]
+    for count, step_ms, efficiency in stated:
+        if not (_near(step_ms, model.step_ms(count)) and _near(efficiency, model.efficiency(count))):
+            raise ValueError(f"what is predicted for {count} replicas does not follow")
+    if not _near(communication["expected_bytes_per_step"], model.sent_bytes(replicas)):
+        raise ValueError("the bytes expected a step do not follow")
 
 
 def _verdict(variant: dict[str, Any], baseline: StepTimes, times: StepTimes, is_baseline: bool) -> str:

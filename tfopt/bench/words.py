@@ -81,6 +81,23 @@ def reached(case: dict[str, Any]) -> str:
     return f"{case['workload']}, of the ceiling's speed: {listed}." if shares else ""
 
 
+def communication(case: dict[str, Any]) -> str:
+    """What the replicas send each other, how soon they train, and what is predicted; empty where there is one."""
+    found = case.get("communication")
+    if not found:
+        return ""
+    sent, expected = found["sent_bytes_per_step"], found["expected_bytes_per_step"]
+    measured = "" if sent is None else f"{number(sent / 2**20)} MiB sent a step by each of {found['replicas']}, "
+    first = f"{case['workload']}: {measured}{number(expected / 2**20)} MiB by the model's size."
+    begun = ", ".join(f"{name} {number(value)} s" for name, value in found["start_to_first_step_seconds"].items())
+    started = f" From the start to the end of the first step: {begun}." if begun else ""
+    predicted = ", ".join(
+        f"on {each['replicas']} {number(each['step_ms'])} ms a step ({each['efficiency']:.0%} of linear scaling)"
+        for each in found["predictions"]
+    )
+    return f"{first}{started} Predicted, not measured: {predicted}."
+
+
 def device(document: dict[str, Any]) -> str:
     """What it was measured on, in a line."""
     environment = document["environment"]

@@ -1,14 +1,13 @@
 """Starts several workers of one training on this machine: `python -m tfopt.distribute.launch -n 2 train.py`."""
 
 import argparse
-import json
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from tfopt.distribute.local_cluster import local_cluster
 from tfopt.distribute.local_workers import LocalWorkers
 from tfopt.errors import ClusterError
 
@@ -21,16 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
     if os.environ.get("TF_CONFIG"):
         sys.stderr.write("[launch] the TF_CONFIG of the environment is replaced\n")
-    ports = [_free_port() for _ in range(options.workers)]
     try:
         shares = gpu_shares(options.workers, options.gpus_per_worker, os.environ)
-        return LocalWorkers(command, [_environ(ports, rank, share) for rank, share in enumerate(shares)]).run()
+        with local_cluster(options.workers) as configs:
+            return LocalWorkers(command, list(map(_environ, configs, shares))).run()
     except (ClusterError, OSError) as error:
         sys.stderr.write(f"[launch] {error}\n")
         return ENVIRONMENT
-    finally:
-        for port in ports:
-            port.close()
 
 
 def gpu_shares(workers: int, each: int | None, environ: Mapping[str, str]) -> list[str | None]:
@@ -62,23 +58,8 @@ def gpu_shares(workers: int, each: int | None, environ: Mapping[str, str]) -> li
     return [",".join(entries[rank * each : (rank + 1) * each]) for rank in range(workers)]
 
 
-def _free_port() -> socket.socket:
-    """Takes a free port and holds it, bound but deaf: nobody else is given it before TensorFlow binds it too."""
-    port = socket.socket()
-    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as TensorFlow does: both may then be bound
-    port.bind(("127.0.0.1", 0))
-    return port
-
-
-def _environ(ports: Sequence[socket.socket], rank: int, gpus: str | None) -> dict[str, str]:
-    workers = ["{}:{}".format(*port.getsockname()) for port in ports]
-    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-    return {
-        **os.environ,
-        "TF_CONFIG": json.dumps(config),
-        "PYTHONUNBUFFERED": "1",
-        **_gpu_variables(gpus),
-    }
+def _environ(config: str, gpus: str | None) -> dict[str, str]:
+    return {**os.environ, "TF_CONFIG": config, "PYTHONUNBUFFERED": "1", **_gpu_variables(gpus)}
 
 
 def _gpu_variables(gpus: str | None) -> dict[str, str]:

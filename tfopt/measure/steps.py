@@ -276,8 +276,13 @@ class _Marks(keras.callbacks.Callback):
 
 
 def wait() -> None:
-    """Waits until every device has done what it was given."""
-    tf.test.experimental.sync_devices()
+    """Waits until every device of this process has done what it was given."""
+    try:
+        tf.test.experimental.sync_devices()
+    except tf.errors.InternalError:  # so it ends under MultiWorkerMirroredStrategy, whose devices are a cluster's
+        for gpu in tf.config.list_logical_devices("GPU"):
+            with tf.device(gpu.name):
+                tf.zeros(()).numpy()  # comes back after what was given to the GPU before
 
 
 def _block(steps: int, warmup: int, samples: int) -> int:

@@ -16,6 +16,7 @@ SUMMARIES = {
     "pipeline": "naive and hand-tuned tf.data pipelines against build_pipeline(), with crop and with cache",
     "fit": "fit, stock and overlapped, beside the step alone; on a GPU also fast kernels",
     "callbacks": "fit with and without tfopt's callbacks",
+    "distribute": "two processes under bare tf.distribute and under tfopt's strategy(), beside one; and all GPUs",
 }
 
 

@@ -1,0 +1,104 @@
+"""Suite `distribute`: real processes train the same, what they send is counted, and what is predicted follows."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tfopt.bench import report, table
+from tfopt.bench.results import read
+from tfopt.bench.suites import distribute
+from tfopt.errors import ResultsError
+
+ON_TWO_DEVICES = """
+import json, sys
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from tfopt.bench.suites import distribute
+distribute._DEVICE_BATCH_SIZE = 32
+print(json.dumps(distribute.devices_case(["CPU:0", "CPU:1"], 8).run(lambda name: None)))
+"""
+
+
+@pytest.fixture
+def case(document):
+    """The suite's part of a real run."""
+    (case,) = (case for case in document["cases"] if case["suite"] == "distribute")
+    assert case["error"] is None
+    return case
+
+
+def test_all_ways_train_to_the_same_weights(case):
+    variants = {variant["name"]: variant for variant in case["variants"]}
+    assert list(variants) == ["tf.distribute", "strategy()", "strategy(), fit", "one process"]
+    assert all(variant["check"]["passed"] for variant in variants.values())
+    assert variants["one process"]["of_ceiling"] is None
+    assert all(variants[name]["of_ceiling"]["ratio"] > 0 for name in list(variants)[:3])
+    examples = {name: variant["step_time"]["examples_per_step"] for name, variant in variants.items()}
+    assert examples == {"tf.distribute": 256, "strategy()": 256, "strategy(), fit": 256, "one process": 128}
+
+
+def test_what_is_sent_is_counted(case):
+    found = case["communication"]
+    assert (
+        found["expected_bytes_per_step"] == found["model"]["gradient_bytes"] == 4 * (785 * 512 + 513 * 512 + 513 * 10)
+    )
+    # Others on this machine may send, too.
+    assert found["sent_bytes_per_step"] > found["expected_bytes_per_step"]
+    assert [each["replicas"] for each in found["predictions"]] == [2, 8, 64]
+    assert set(found["start_to_first_step_seconds"]) == {"tf.distribute", "strategy()", "one process"}
+
+
+def test_other_weights_are_seen():
+    weights = np.arange(1.0, 100.0)
+    assert distribute._same_weights(weights, weights * (1 + 1e-6)).passed
+    check = distribute._same_weights(weights, weights * 1.01)
+    assert (check.passed, check.text) == (False, "0.01 apart")
+
+
+def test_the_table_and_the_page_tell_what_is_predicted(document, case):
+    only = document | {"cases": [case]}
+    text = " ".join(table.render(only).split())
+    assert "MiB sent a step by each of 2, 2.55 MiB by the model's size" in text
+    assert "Predicted, not measured: on 2 " in text
+    page = report.page(only)
+    for words in ("Latency of a message", "Predicted, not measured", "64 replicas", "Start to first step, strategy()"):
+        assert words in page
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found["predictions"][1].update(step_ms=1.0),
+        lambda found: found["predictions"][2].update(efficiency=1.0),
+        lambda found: found["model"].update(compute_ms=1.0),
+        lambda found: found.update(expected_bytes_per_step=1.0),
+        lambda found: found.pop("model"),
+    ],
+)
+def test_figures_that_do_not_follow_are_refused(document, case, change, tmp_path):
+    changed = copy.deepcopy(document | {"cases": [case]})
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(changed))
+    read(path)
+    change(changed["cases"][0]["communication"])
+    path.write_text(json.dumps(changed))
+    with pytest.raises(ResultsError):
+        read(path)
+
+
+def test_devices_of_one_process():
+    out = subprocess.run([sys.executable, "-c", ON_TWO_DEVICES], capture_output=True, text=True, timeout=300)
+    case = json.loads(out.stdout.splitlines()[-1])
+    both, one = case["variants"]
+    assert (both["name"], one["name"]) == ("2 devices", "1 device")
+    assert both["check"]["passed"]
+    assert one["check"]["passed"]
+    assert one["ceiling"]
+    assert both["step_time"]["examples_per_step"] == 2 * one["step_time"]["examples_per_step"] == 64
+    assert case["communication"]["sent_bytes_per_step"] is None
+    assert case["communication"]["model"]["compute_ms"] == one["step_time"]["median_ms"]

@@ -1,0 +1,78 @@
+"""Processes that are told what to do: who ends, hangs or stays silent is named with what it wrote."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from tfopt.bench import group as group_module
+from tfopt.bench.group import Group
+from tfopt.bench.worker import Job
+from tfopt.errors import TfoptError
+
+ANSWERING = """
+import json, os, socket
+from tfopt.distribute.channel import Channel, readable
+channel = Channel(socket.socket(fileno=0))
+channel.send(answer={"pid": os.getpid(), "config": os.environ["TF_CONFIG"], "gpus": os.environ["CUDA_VISIBLE_DEVICES"]})
+while not channel.closed:
+    readable([channel], 1.0)
+    for message in channel.receive():
+        if message["call"] == "fail":
+            raise ZeroDivisionError("of its own making")
+        if message["call"] != "ignore":
+            channel.send(answer=message)
+"""
+
+
+@pytest.fixture
+def group(monkeypatch):
+    monkeypatch.setattr(Job, "command", lambda self: [sys.executable, "-c", ANSWERING])
+    with Group([Job("none", rank, None) for rank in range(2)]) as group:
+        yield group
+
+
+def test_each_has_its_place_in_the_cluster_and_no_gpu(group):
+    answers = group.answers()
+    tasks = [json.loads(answer["config"]) for answer in answers]
+    assert [task["task"] for task in tasks] == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
+    assert tasks[0]["cluster"] == tasks[1]["cluster"]
+    assert len(set(tasks[0]["cluster"]["worker"])) == 2
+    assert {answer["gpus"] for answer in answers} == {"-1"}
+
+
+def test_one_alone_is_no_cluster(monkeypatch):
+    monkeypatch.setattr(Job, "command", lambda self: [sys.executable, "-c", ANSWERING])
+    monkeypatch.setenv("TF_CONFIG", "of somebody else")
+    with Group([Job("none", 0, None)]) as group:
+        assert group.answers()[0]["config"] == ""
+
+
+def test_all_are_asked_and_answer(group):
+    group.answers()
+    assert group.ask("add", steps=3) == [{"call": "add", "arguments": {"steps": 3}}] * 2
+
+
+def test_one_that_fails_is_named_with_its_error(group):
+    group.answers()
+    with pytest.raises(
+        TfoptError, match=r"worker 0 to answer to 'fail'.* ended(.|\n)*ZeroDivisionError: of its own mak"
+    ):
+        group.ask("fail")
+
+
+def test_one_that_does_not_answer(group, monkeypatch):
+    group.answers()
+    monkeypatch.setattr(group_module, "_ANSWER_SECONDS", 0.5)
+    with pytest.raises(TfoptError, match=r"worker 0 to answer to 'ignore' within 0\.5 s\. Found that it did not"):
+        group.ask("ignore")
+
+
+def test_none_is_left(group):
+    pids = [answer["pid"] for answer in group.answers()]
+    group.__exit__(None, None, None)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    group._workers.clear()

@@ -1,0 +1,213 @@
+"""Processes that train together: bare tf.distribute, tfopt's layer over it, and one process alone. And all GPUs."""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.bench.cases import Case, Check, Scale, Timer, Variant
+from tfopt.bench.group import Group
+from tfopt.bench.replicas import Training, reduction_times
+from tfopt.bench.scaling import RingModel
+from tfopt.bench.worker import Job
+from tfopt.hardware.host import usable_cpus
+from tfopt.hardware.network import sent_bytes
+from tfopt.measure import StepTimes
+
+_PROCESSES = 2
+_GLOBAL_BATCH_SIZE = 256  # of both; one alone takes half
+_DEVICE_BATCH_SIZE = 4096
+_CHECK_STEPS = 20
+_ALONE = "one process"
+_TOLERANCE = 1e-4  # of the weights' length: float32, summed in another order, through Adam
+
+
+def cases(scale: Scale) -> list[Case]:
+    """The cases for this size: two processes on CPUs, and where there are several GPUs one of them, two … all."""
+    gpus = [gpu.name.removeprefix("/device:") for gpu in tf.config.list_logical_devices("GPU")]
+    return [_processes_case(scale.steps), *([devices_case(gpus, scale.steps)] if len(gpus) > 1 else [])]
+
+
+def _processes_case(steps: int) -> Case:
+    bare, tfopt, alone = _Processes("tensorflow", _PROCESSES), _Processes("tfopt", _PROCESSES), _Processes("none", 1)
+    ways = {
+        "tf.distribute": (bare, True, "MultiWorkerMirroredStrategy and a loop by hand: stock Keras cannot fit there"),
+        "strategy()": (tfopt, True, "tfopt.distribute.strategy() and the same loop; goal: 0.98 of the speed"),
+        "strategy(), fit": (tfopt, False, "the same with model.fit"),
+        _ALONE: (alone, True, "on one of the CPUs, with one worker's part of the batch"),
+    }
+    return Case(
+        suite="distribute",
+        workload=f"mlp, {_PROCESSES} processes",
+        question="What does tfopt's layer add to a step of tf.distribute, and what does the second process bring?",
+        unit="step",
+        variants=[
+            Variant(
+                name=name,
+                note=note,
+                timer=partial(processes.timer, by_hand, steps),
+                values=partial(processes.weights, by_hand),
+                ceiling=name == _ALONE,
+            )
+            for name, (processes, by_hand, note) in ways.items()
+        ],
+        judge=_same_weights,
+        communication=partial(
+            _communication_of_processes, tfopt, {name: each for name, (each, by_hand, _) in ways.items() if by_hand}
+        ),
+    )
+
+
+class _Processes:
+    """Processes that train in one way or another, and what is measured in them and kept after their end.
+
+    Args:
+        layer: As in `Job`.
+        count: How many there are.
+    """
+
+    def __init__(self, layer: str, count: int):
+        self._layer, self._count = layer, count
+        self._group: Group | None = None
+        self._weights: dict[bool, Sequence[float]] = {}
+        self.first_step_seconds = 0.0
+        self.gradient_bytes = 0
+        self.sent_bytes: float | None = None
+        self.reduction_ms: Mapping[int, float] = {}
+
+    def timer(self, by_hand: bool, steps: int, stack: ExitStack) -> Timer:
+        """Trains for the comparison of weights; what it returns times `steps` steps."""
+        group = self._group or self._start(stack)
+        training: dict[str, Any] = {"batch_size": _GLOBAL_BATCH_SIZE, "by_hand": by_hand}
+        left = _CHECK_STEPS - 1 if by_hand else _CHECK_STEPS  # the first by hand was taken at the start
+        before = sent_bytes()
+        group.ask("train", **training, steps=left)
+        after = sent_bytes()
+        if by_hand and before is not None and after is not None:
+            self.sent_bytes = (after - before) / left / self._count
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "weights.npy")
+            group.ask("save", **training, path=str(path))
+            self._weights[by_hand] = np.load(path)
+        return partial(self._time, group, by_hand, steps)
+
+    def weights(self, by_hand: bool) -> Sequence[float]:
+        """Those after the steps that `timer` has taken."""
+        return self._weights[by_hand]
+
+    def _start(self, stack: ExitStack) -> Group:
+        cpus = usable_cpus()
+        jobs = [Job(self._layer, rank, cpus[rank] if len(cpus) > 1 else None) for rank in range(self._count)]
+        self._group = group = stack.enter_context(Group(jobs))
+        group.answers()
+        first, *_ = group.ask("train", batch_size=_GLOBAL_BATCH_SIZE, by_hand=True, steps=1)
+        self.first_step_seconds = time.monotonic() - group.started
+        self.gradient_bytes = first["gradient_bytes"]
+        if self._count > 1:
+            times, *_ = group.ask("reduce")
+            self.reduction_ms = {int(size): StepTimes.from_dict(each).median_ms for size, each in times.items()}
+        return group
+
+    def _time(self, group: Group, by_hand: bool, steps: int) -> StepTimes:
+        batch_size = _GLOBAL_BATCH_SIZE // _PROCESSES * self._count
+        times, *_ = group.ask("time", batch_size=batch_size, by_hand=by_hand, steps=steps, warmup=2, samples=4)
+        return replace(StepTimes.from_dict(times), examples_per_step=batch_size)  # fit sees one worker's part
+
+
+def _communication_of_processes(
+    tfopt: _Processes, groups: Mapping[str, _Processes], times: Mapping[str, StepTimes]
+) -> dict[str, Any]:
+    model = RingModel.measured(
+        compute_ms=times[_ALONE].median_ms,
+        gradient_bytes=tfopt.gradient_bytes,
+        replicas=_PROCESSES,
+        reduction_ms=tfopt.reduction_ms,
+    )
+    started = {name: each.first_step_seconds for name, each in groups.items()}
+    return _communication(model, _PROCESSES, tfopt.sent_bytes) | {"start_to_first_step_seconds": started}
+
+
+def _communication(model: RingModel, replicas: int, sent: float | None) -> dict[str, Any]:
+    return {
+        "replicas": replicas,
+        "sent_bytes_per_step": sent,
+        "expected_bytes_per_step": model.sent_bytes(replicas),
+        "model": model.to_dict(),
+        "predictions": model.predictions(replicas),
+        "start_to_first_step_seconds": {},
+    }
+
+
+def devices_case(devices: Sequence[str], steps: int) -> Case:
+    """One device, two, four … all of them, each with the same batch: their all-reduce is what is added.
+
+    Args:
+        devices: Their names, as "GPU:0".
+        steps: Steps to time in each turn.
+    """
+    counts = [count for count in (2**power for power in range(16)) if count < len(devices)] + [len(devices)]
+    strategies = {count: cache(partial(_mirrored, devices[:count])) for count in counts}
+    return Case(
+        suite="distribute",
+        workload=f"mlp, {len(devices)} devices",
+        question="What do more devices bring, with the same batch for each?",
+        unit="step",
+        variants=[_devices_variant(strategies[count], count, steps) for count in reversed(counts)],
+        judge=_same_weights,
+        communication=partial(_communication_of_devices, strategies[len(devices)], len(devices)),
+    )
+
+
+def _devices_variant(strategy: Callable[[], tf.distribute.Strategy], count: int, steps: int) -> Variant:
+    def timer(stack: ExitStack) -> Timer:
+        timer = Training(strategy(), count * _DEVICE_BATCH_SIZE, by_hand=True).timer
+        return partial(timer, steps, warmup=2, samples=4)
+
+    return Variant(
+        name=f"{count} device{'s' * (count > 1)}",
+        note=f"{count * _DEVICE_BATCH_SIZE} examples a step",
+        timer=timer,
+        values=lambda: _trained(strategy(), _DEVICE_BATCH_SIZE),
+        ceiling=count == 1,
+    )
+
+
+def _mirrored(devices: Sequence[str]) -> tf.distribute.Strategy:
+    return tf.distribute.MirroredStrategy(devices) if len(devices) > 1 else tf.distribute.get_strategy()
+
+
+def _trained(strategy: tf.distribute.Strategy, batch_size: int) -> Sequence[float]:
+    training = Training(strategy, batch_size, by_hand=True)
+    training.train(_CHECK_STEPS)
+    weights: Sequence[float] = training.weights()
+    return weights
+
+
+def _communication_of_devices(strategy: Any, replicas: int, times: Mapping[str, StepTimes]) -> dict[str, Any]:
+    reductions = reduction_times(strategy())
+    model = RingModel.measured(
+        compute_ms=times["1 device"].median_ms,
+        gradient_bytes=Training(strategy(), replicas, by_hand=True).gradient_bytes,
+        replicas=replicas,
+        reduction_ms={size: each.median_ms for size, each in reductions.items()},
+    )
+    return _communication(model, replicas, None)
+
+
+def _same_weights(expected: Sequence[float], values: Sequence[float]) -> Check:
+    """Judges weights by the length of their difference."""
+    apart = float(np.linalg.norm(np.subtract(values, expected)) / np.linalg.norm(expected))
+    passed = apart <= _TOLERANCE
+    return Check(
+        what=f"weights after {_CHECK_STEPS} steps of the same global batches: within {_TOLERANCE:g} of their length",
+        values=(apart,),
+        passed=passed,
+        text="same weights" if passed else f"{apart:.1g} apart",
+    )
