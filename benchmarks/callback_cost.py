@@ -3,7 +3,7 @@
     python benchmarks/callback_cost.py [RESULTS.json]
 
 Prints the figures, and writes them with the raw samples and the environment. The goals, with all of them on at 1 Hz: at
-most 0.5 % on a step of 5 ms and 20 µs on one of half a millisecond, against the same fit without them, in turn; the
+most 0.5 % on a step of 5 ms and 20 µs on one of half a millisecond, against steps of the same fit without them; the
 sampler's thread under 1 % of a core; a week's readings under 50 MB; import and construction under 50 ms beyond Keras'.
 """
 
@@ -24,12 +24,11 @@ from tfopt import callbacks
 from tfopt.callbacks.sources import source
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
-from tfopt.measure import FitTimer, environment, interleave
+from tfopt.measure import environment
 
-STEPS = 1000
 BATCH = 32
-# Name: width of the dense layers and turns; short turns, as the speed of a shared machine drifts within seconds.
-NETS = {"0.5 ms": (16, 15), "5 ms": (1100, 9)}
+# Name: width of the dense layers, steps in a block, pairs of blocks.
+NETS = {"0.5 ms": (16, 50, 400), "5 ms": (1100, 10, 200)}
 SAMPLER_SECONDS = 20
 WEEK = "--week"  # for a process of its own: what others have freed would hide the growth
 WEEK_SECONDS = 7 * 24 * 3600
@@ -80,56 +79,98 @@ def batches():
     return tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH, drop_remainder=True).cache().prefetch(4)
 
 
-class Clock:
-    """Wall time for a FitTimer, and beside it the CPU time of the process, which neighbours disturb less."""
+class Switched(keras.callbacks.Callback):
+    """Passes everything on to callbacks, but what belongs to a step only in every other block of steps.
 
-    def __init__(self):
-        self._seconds = []
-        self.turns_ms = []
+    So both are measured in one fit, a fraction of a second apart, and a drift of the machine's speed cancels out. By
+    the wall, and by the CPU time of the training thread, which neighbours disturb less.
+    """
 
-    def __call__(self):
-        self._seconds.append(time.process_time())
-        return time.perf_counter()
+    def __init__(self, those, block):
+        super().__init__()
+        self._those = keras.callbacks.CallbackList(those)
+        self._each = those  # on a step the list would convert logs again that Keras' own has converted
+        self._block = block
+        self._done = -3 * block  # compilation and what is slow at first
+        self._on = False
+        self._marks = None
+        self.blocks = []  # (on, wall, thread) in seconds
 
-    def end_turn(self, times):
-        """Keeps the CPU time of a step of the turn that has just been timed."""
-        blocks = len(times.repeats_ms[-1])
-        seconds = self._seconds[-1] - self._seconds[-1 - blocks]
-        self.turns_ms.append(1000 * seconds / (blocks * times.steps_per_sample))
+    def set_model(self, model):
+        """Passes it on."""
+        super().set_model(model)
+        self._those.set_model(model)
+
+    def set_params(self, params):
+        """Passes it on."""
+        super().set_params(params)
+        self._those.set_params(params)
+
+    def on_train_begin(self, logs=None):
+        """Passes it on."""
+        self._those.on_train_begin(logs)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Passes it on."""
+        self._those.on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Passes it on."""
+        self._those.on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs=None):
+        """Passes it on, and measures what the threads have taken."""
+        ours = [thread for thread in threading.enumerate() if thread.name.startswith("tfopt-")]
+        seconds = sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) for thread in ours)
+        self.threads_percent = 100 * seconds / (time.perf_counter() - self._started)
+        self._those.on_train_end(logs)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Passes it on in every other block."""
+        if self._on:
+            for one in self._each:
+                one.on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Passes it on in every other block, at whose end the clocks are read."""
+        if self._on:
+            for one in self._each:
+                one.on_train_batch_end(batch, logs)
+        self._done += 1
+        if self._done >= 0 and self._done % self._block == 0:
+            now = np.array([time.perf_counter(), time.thread_time()])
+            if self._marks is None:
+                self._started = now[0]
+            else:
+                self.blocks.append((self._on, *(now - self._marks)))
+            self._on = not self._on
+            self._marks = np.array([time.perf_counter(), time.thread_time()])
 
 
-def on_a_step(width, repeats):
-    """What a step of fit takes longer with the callbacks than without, in turn: by the wall, and of CPU time."""
-    clocks = {"without": Clock(), "with": Clock()}
+def on_a_step(width, block, pairs):
+    """What a step of fit takes longer with the callbacks than without: by the wall, and of the thread's CPU time."""
     with tempfile.TemporaryDirectory() as folder:
-        chosen = {"without": [], "with": all_callbacks(folder)}
-        timers = {
-            name: FitTimer(net(width), batches(), callbacks=those, clock=clocks[name]) for name, those in chosen.items()
-        }
-
-        def turn(name):
-            times = timers[name](STEPS)
-            clocks[name].end_turn(times)
-            return times
-
-        times = interleave({name: lambda name=name: turn(name) for name in chosen}, repeats=repeats)
-    # Means, not medians: what is done once a second falls into few of a turn's blocks.
-    wall = {name: [float(np.mean(turn)) for turn in times[name].repeats_ms] for name in chosen}
-    cpu = {name: clocks[name].turns_ms[-repeats:] for name in chosen}
-    return {"wall": longer(**wall), "cpu": longer(**cpu), "times": {name: one.to_dict() for name, one in times.items()}}
+        switched = Switched(all_callbacks(folder), block)
+        steps = block * (2 * pairs + 4)
+        net(width).fit(batches().repeat(), steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=[switched])
+    blocks = np.array(switched.blocks)[: 2 * pairs]
+    on, off = (1000 * blocks[blocks[:, 0] == wanted, 1:] / block for wanted in (1, 0))
+    figures = {"threads_percent": switched.threads_percent, "steps_per_block": block}
+    for column, clock in enumerate(("wall", "thread")):
+        figures[clock] = longer(off[:, column], on[:, column])
+    return figures
 
 
-def longer(without, **others):
+def longer(before, after):
     """The medians of a step's time and of what it takes longer with the callbacks, with an interval."""
-    before, after = np.array(without), np.array(others["with"])
     more = 1000 * (after - before)
     drawn = np.random.default_rng(0).integers(len(more), size=(2000, len(more)))
     return {
         "step_ms": float(np.median(before)),
         "longer_us": float(np.median(more)),
         "interval_us": [float(end) for end in np.percentile(np.median(more[drawn], axis=1), (2.5, 97.5))],
-        "longer_percent": float(100 * np.median(more / 1000 / before)),
-        "turns_ms": {"without": list(without), "with": list(others["with"])},
+        "longer_percent": float(np.median(more) / 10 / np.median(before)),
+        "blocks_ms": {"without": before.tolist(), "with": after.tolist()},
     }
 
 
@@ -212,11 +253,12 @@ def main():
     """Measures all of it."""
     figures = {"on a step": {name: on_a_step(*sizes) for name, sizes in NETS.items()}}
     for name, figure in figures["on a step"].items():
-        for clock in ("wall", "cpu"):
+        for clock in ("wall", "thread"):
             one = figure[clock]
             low, high = one["interval_us"]
             more = f"{one['longer_us']:.1f} µs ({low:.1f} to {high:.1f}), {one['longer_percent']:.2f} %"
             print(f"{name}, {clock}: {more} of {one['step_ms']:.2f} ms", flush=True)
+        print(f"{name}: all threads of tfopt {figure['threads_percent']:.2f} % of a core", flush=True)
     figures["sampler_percent_of_a_core"] = of_the_sampler()
     print(f"sampling: {figures['sampler_percent_of_a_core']:.2f} % of a core", flush=True)
     figures["week_mib"] = of_a_week()
@@ -225,7 +267,7 @@ def main():
     print(f"import and construction: {np.median(figures['import_ms']):.0f} ms")
     figures["threads_left"] = [one.name for one in threading.enumerate() if one.name.startswith("tfopt-")]
     if len(sys.argv) > 1:
-        document = {"environment": environment(), "steps": STEPS, "batch_size": BATCH, "figures": figures}
+        document = {"environment": environment(), "batch_size": BATCH, "figures": figures}
         write_atomic(sys.argv[1], json.dumps(document, indent=1) + "\n")
 
 
