@@ -154,6 +154,13 @@ class TestExitCode:
         code, out, _ = launch(f"rank == 0 and (time.sleep(1), sys.exit(5))\n{deaf}").end()
         assert (code, out) == (5, "[1] deaf\n")
 
+    def test_where_the_ends_of_children_are_ignored(self, tmp_path):
+        (tmp_path / "train.py").write_text("raise SystemExit(7)")
+        ignore = "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+        code = f"{ignore}; from tfopt.distribute.launch import main; sys.exit(main())"
+        command = [sys.executable, "-c", code, "-n", "2", tmp_path / "train.py"]
+        assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=DEADLINE).returncode == 7
+
 
 class TestSignals:
     @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])

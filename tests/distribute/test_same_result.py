@@ -127,8 +127,13 @@ def test_stock_keras_cannot_fit_in_several_processes(found):
 
 
 def test_jit_is_refused_where_replicas_need_each_other(found):
-    for outcome in found["refused"].values():
-        assert outcome["error"].startswith("UnsupportedError: Expected a forward and backward pass that needs no other")
+    for name in ("jit, synchronised batch norm", "jit, mask"):
+        error = found["refused"][name]["error"]
+        assert error.startswith("UnsupportedError: Expected a forward and backward pass that needs no other")
+
+
+def test_weights_that_averages_overwrite_meanwhile_are_refused(found):
+    assert "ema_overwrite_frequency=3" in found["refused"]["overwritten by averages"]["error"]
 
 
 def test_a_loop_of_ones_own_trains_as_on_one_device(found):

@@ -143,6 +143,13 @@ class TestACommunicationError:
         assert f"Expected worker {left} (" in ended[asking].stderr
         assert "it had ended before, by itself" in ended[asking].stderr
 
+    def test_a_survivor_that_is_stopped_while_it_asks_is_killed(self, workers):
+        stopped = "threading.Timer(1, os.kill, (os.getpid(), signal.SIGSTOP)).start()"
+        fails = f"{COMMUNICATION_ERROR}import threading; {stopped}; raise UnavailableError('Connection reset by peer')"
+        ended = workers.run(fails, f"time.sleep(2.5); {KILL}", STOPPED=50, KILL=2)
+        assert ended[0].code == -9
+        assert "Expected worker 1 (" in ended[0].stderr
+
     def test_of_nobody_else_is_its_own(self, workers):
         fails = COMMUNICATION_ERROR + "raise UnavailableError('of my own making')"
         ended = workers.run(SLEEP, fails, SILENT=8)

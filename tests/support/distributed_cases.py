@@ -135,6 +135,10 @@ SAME = {
     "float32 sgd": Case(examples=57),
     "float32 adam": Case(lambda: optimizers.Adam(0.01), examples=57),
     "float16": Case(lambda: optimizers.LossScaleOptimizer(sgd(0.01)), dtype="mixed_float16"),
+    "moving averages": Case(lambda: sgd(0.1, use_ema=True, ema_momentum=0.9), **DOUBLE),
+    "accumulation, moving averages": Case(
+        lambda: sgd(0.1, use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=2), **DOUBLE
+    ),
     "float16, accumulation": Case(
         lambda: optimizers.LossScaleOptimizer(sgd(0.01, gradient_accumulation_steps=2, clipnorm=1.0)),
         dtype="mixed_float16",
@@ -167,6 +171,9 @@ OF_WORKERS = [
 REFUSED = {
     "jit, synchronised batch norm": Case(layers=(_sync,), jit_compile=True, epochs=1),
     "jit, mask": Embedded(jit_compile=True, epochs=1),
+    "overwritten by averages": Case(
+        lambda: sgd(0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3), epochs=1
+    ),
 }
 
 # Those that show what is wrong in Keras as it is.

@@ -34,8 +34,12 @@ class Group:
         self._workers: list[tuple[subprocess.Popen[bytes], Channel, IO[bytes]]] = []
         self.started = time.monotonic()
         configs = self._stack.enter_context(local_cluster(len(jobs)))
-        for job, config in zip(jobs, configs, strict=True):
-            self._start(job, config if len(jobs) > 1 else "")  # an empty one counts as none
+        try:
+            for job, config in zip(jobs, configs, strict=True):
+                self._start(job, config if len(jobs) > 1 else "")  # an empty one counts as none
+        except BaseException:
+            self._end()
+            raise
 
     def ask(self, call: str, **arguments: Any) -> list[dict[str, Any]]:
         """Has all of them call a method of `tfopt.bench.worker.Worker`, at once, and waits for the answers.
@@ -58,8 +62,8 @@ class Group:
                     answers[rank] = message["answer"]
                 if rank not in answers and (channel.closed or time.monotonic() > due):
                     raise TfoptError(
-                        f"Expected worker {rank} to answer to {call!r} within {_ANSWER_SECONDS:g} s. Found that it "
-                        f"{'ended' if channel.closed else 'did not'}. What it wrote: {_tail(output)}"
+                        f"Expected worker {rank} to answer to {call!r} within {_ANSWER_SECONDS:g} s. Found that "
+                        f"it {'ended' if channel.closed else 'did not'}. What to do: see its output: {_tail(output)}"
                     )
         return [answers[rank] for rank in range(len(answers))]
 
@@ -77,6 +81,9 @@ class Group:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
         for process, channel, _ in self._workers:
             channel.close()
             process.kill()  # nothing of theirs is lost, and TensorFlow may take a quarter of a minute to end

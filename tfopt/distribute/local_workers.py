@@ -227,8 +227,12 @@ def _wake_up(on_signal: Callable[[int, FrameType | None], None]) -> Iterator[soc
     alarm, ring = socket.socketpair()
     ring.setblocking(False)
     wanted = {signal.SIGCHLD: _nothing} | dict.fromkeys(_FORWARDED, on_signal)
-    # One that is ignored stays so, for this process and its children: nohup, or a shell's background job.
-    before = {number: signal.getsignal(number) for number in wanted if signal.getsignal(number) != signal.SIG_IGN}
+    # One that is ignored stays so, for this process and its children: nohup, or a shell's background job. But where
+    # SIGCHLD is ignored, the system forgets how a child ended.
+    now = {number: signal.getsignal(number) for number in wanted}
+    before = {
+        number: handler for number, handler in now.items() if handler != signal.SIG_IGN or number == signal.SIGCHLD
+    }
     with alarm, ring:
         signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
         for number in before:

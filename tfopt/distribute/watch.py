@@ -93,7 +93,8 @@ class Watch:
             intervals = Intervals.from_environ() if intervals is None else intervals
             channel, process = _start_watchdog(cluster, deadline_seconds, intervals)
             try:
-                seed = _await_go(channel, time.monotonic() + deadline_seconds + _SPARE_SECONDS)
+                # Twice: a chief that comes at the last moment waits for the others as long again.
+                seed = _await_go(channel, time.monotonic() + 2 * deadline_seconds + _SPARE_SECONDS)
             except BaseException:
                 channel.close()
                 process.kill()

@@ -123,7 +123,8 @@ class Watchdog:
 
     def _answer(self) -> None:
         """A worker whose communication broke waits to hear through whom: a lost one, or else one that has left."""
-        if self._training.asks and self._sentence:
+        told = self._kill_at < math.inf
+        if self._training.asks and self._sentence and not told:
             self._sentence_at = min(self._sentence_at, time.monotonic())
         elif self._training.asks and self._start.index not in self._asking:
             self._asking.add(self._start.index)

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.errors import UnsupportedError
 from tfopt.repairs.repair import Function, Repair
 from tfopt.repairs.replicas import in_several_replicas
 
@@ -22,6 +23,12 @@ def _counting_updates(original: Function) -> Function:
 
 def _deciding_for_all_replicas(original: Function) -> Function:
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        if self.use_ema and self.ema_overwrite_frequency and in_several_replicas():
+            raise UnsupportedError(
+                "Expected an optimizer whose weights each replica can set by itself. Found: "
+                f"ema_overwrite_frequency={self.ema_overwrite_frequency}, for which all replicas would have to meet in "
+                "the middle of a condition. What to do: leave it out; the averages are then taken at the end of fit."
+            )
         if not self.gradient_accumulation_steps or not in_several_replicas():
             original(self, grads, trainable_variables)
             return
@@ -29,6 +36,8 @@ def _deciding_for_all_replicas(original: Function) -> Function:
         tf.distribute.get_replica_context().merge_call(
             _accumulate_or_update, args=(self, list(grads), list(trainable_variables))
         )
+        if self.use_ema:
+            self._update_model_variables_moving_average(self._trainable_variables)
 
     return _backend_apply_gradients
 
