@@ -132,6 +132,11 @@ def test_jit_is_refused_where_replicas_need_each_other(found):
         assert error.startswith("UnsupportedError: Expected a forward and backward pass that needs no other")
 
 
+def test_a_loss_that_is_one_number_for_the_batch_is_refused(found):
+    error = found["refused"]["one number for the batch"]["error"]
+    assert error.startswith("UnsupportedError: Expected a loss for each example")
+
+
 def test_weights_that_averages_overwrite_meanwhile_are_refused(found):
     assert "ema_overwrite_frequency=3" in found["refused"]["overwritten by averages"]["error"]
 

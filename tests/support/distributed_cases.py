@@ -105,6 +105,10 @@ def _sync(policy):
     return keras.layers.BatchNormalization(synchronized=True, dtype=policy)
 
 
+def _one_number(y, y_pred):
+    return keras.ops.mean((y - y_pred) ** 2)
+
+
 def _batch_norm(policy):
     return keras.layers.BatchNormalization(dtype=policy)
 
@@ -171,6 +175,7 @@ OF_WORKERS = [
 REFUSED = {
     "jit, synchronised batch norm": Case(layers=(_sync,), jit_compile=True, epochs=1),
     "jit, mask": Embedded(jit_compile=True, epochs=1),
+    "one number for the batch": Case(loss=lambda: _one_number, epochs=1),
     "overwritten by averages": Case(
         lambda: sgd(0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3), epochs=1
     ),

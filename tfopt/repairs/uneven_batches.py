@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.errors import UnsupportedError
 from tfopt.repairs.repair import Function, Repair
 from tfopt.repairs.replicas import in_several_replicas
 
@@ -71,6 +72,12 @@ def _unscaling(original: Function) -> Function:
 
 def _reducing(original: Function) -> Function:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
+        if not values.shape.rank and reduction not in (None, "none", "sum") and in_several_replicas():
+            raise UnsupportedError(
+                "Expected a loss for each example, to be averaged over the examples of all replicas. Found: one number "
+                "for a replica's whole batch. What to do: return a loss for each example (no mean over the first "
+                "axis, and predictions of at least two dimensions); or train on one device."
+            )
         weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
         if not weighted or not values.shape.rank or not in_several_replicas():
             return original(values, sample_weight, reduction)
