@@ -100,7 +100,8 @@ def samples_in(document):
 
 
 def test_every_number_on_the_page_is_in_the_document(page, document):
-    percents = [100 * n for n in numbers_in(gates_of(document))]
+    shares = [case["communication"]["predictions"] for case in document["cases"] if case["communication"]]
+    percents = [100 * n for n in numbers_in([gates_of(document), shares])]
     known = [*numbers_in(document), *percents, 1.0, 95.0]  # 1× the baseline, and the interval's share
     found = [n for text in parsed(page).text for n in NUMBER.findall(text)]
     assert len(found) > 100

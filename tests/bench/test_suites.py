@@ -234,8 +234,9 @@ def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
         name: [case.workload for suite in load([]) for case in suite.cases(scale)]
         for name, scale in (("cpu", CPU), ("gpu", GPU))
     }
+    processes = ["mlp, 2 processes"]
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
-    assert workloads["cpu"] == ["digits", "digits", *photographs, "mlp, tiny", "digits", "mlp, tiny"]
+    assert workloads["cpu"] == ["digits", "digits", *photographs, "mlp, tiny", "digits", "mlp, tiny", *processes]
     fit = [case.workload for case in load(["fit"])[0].cases(GPU)]
     assert workloads["gpu"] == [
         "digits",
@@ -246,4 +247,5 @@ def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
         *fit,
         "digits",
         "mlp, tiny",
+        *processes,
     ]
