@@ -5,6 +5,7 @@ import tensorflow as tf
 from keras.src.utils import python_utils
 
 from tfopt.fit import overlapping, undo
+from tfopt.fit.patch import PATCH
 
 
 @pytest.fixture
@@ -28,3 +29,4 @@ def _nothing_left():
     yield
     for model in list(overlapping._overlapped):
         undo(model)
+    PATCH.remove()  # a model that was collected has left it there
