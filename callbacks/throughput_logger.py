@@ -141,6 +141,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self.first_step_seconds = self.batch_size = None
         self._examples = EpochExamples(self.model)
         self._unwritten, self._untold = StepWindow(), StepWindow()
+        self._uncounted: list[tuple[int, float]] = []  # executions: the last batch of each, and when it ended
         self._left = TimeLeft()
         self._ended_at: float | None = None
         self._trained = self._done = 0
@@ -160,6 +161,8 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._group = _executions_in_a_group(self.model)
         self._steps = StepWindow(-(-self._window_steps // (self._group * self.model.steps_per_execution)))
         self._examples.start(self._known_steps)
+        self._uncounted.clear()
+        self._countable = 1  # an epoch's first execution is counted at once
         self._left_out = 0  # steps of the first execution, whose time is not counted
         # Of the steps done here and the optimizer's, the greater: BackupAndRestore may have restored the latter.
         self._trained = max(self._trained + self._done, steps_trained(self.model))
@@ -171,18 +174,30 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Times the step; with `steps_per_execution` above one, several at once."""
-        is_first, is_last = self.first_step_seconds is None, batch + 1 == self._known_steps
         if batch >= self._examples.due:
             self._examples.look(batch)  # before the clock, as it waits for the steps that were launched ahead
             self.batch_size = self._examples.batch_size
         now = self._clock()
-        seconds, self._last = now - self._last, now
+        self._uncounted.append((batch, now))
+        if len(self._uncounted) >= self._countable or now - self._told_at >= _TOLD_EVERY_SECONDS:
+            self._count()
+
+    def _count(self) -> None:
+        """Counts the steps that have ended: many at once, for one at a time costs several times as much."""
+        for batch, ended in self._uncounted:
+            self._count_step(batch, ended)
+        self._uncounted.clear()
+        until_a_row = -(-(self._window_steps - self._unwritten.steps) // self.model.steps_per_execution)
+        self._countable = min(until_a_row, self._input.room)
+
+    def _count_step(self, batch: int, ended: float) -> None:
+        seconds, self._last = ended - self._last, ended
         # At least one: a loop of one's own may not number its steps, and a nested fit counts here as well.
         steps = max(1, batch + 1 - self._done)
         self._done += steps
         if self._follows_input:
             self._follow_input(seconds, steps)
-        if is_first:
+        if self.first_step_seconds is None:
             self.first_step_seconds, self._left_out = seconds, steps
             return
         self._open_executions += 1
@@ -190,10 +205,11 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._open_seconds += seconds
         if self._open_executions >= self._group:
             # Of a group that waits for all steps launched ahead, only the sum tells something.
-            self._end_group(sampled=self._group == 1 or not is_last)
+            self._end_group(sampled=self._group == 1 or batch + 1 != self._known_steps)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs."""
+        self._count()
         if self._open_steps:
             self._end_group(sampled=False)
         wait_percent = self._input.end_epoch()
@@ -209,6 +225,7 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes what remains and closes the files."""
+        self._count()
         if self._unwritten.steps:
             self._write()
         self._close()

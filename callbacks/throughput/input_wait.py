@@ -55,6 +55,11 @@ class InputWait:
         self._open: float | None = None  # the seconds of the step whose gap has not ended
         self.begin()
 
+    @property
+    def room(self) -> int:
+        """How many steps may end before `end_step` is called for them: tf.data forgets the gaps of more."""
+        return _KEPT - self._unread
+
     def begin(self) -> None:
         """Starts a training."""
         self._let_go()

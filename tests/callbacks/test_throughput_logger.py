@@ -54,6 +54,42 @@ def test_steps_per_execution():
     assert history.history["examples_per_second"] == [32.0]
 
 
+@pytest.mark.parametrize(("window_steps", "steps_per_execution"), [(30, 1), (30, 4), (1000, 1)])
+def test_steps_counted_many_at_once_give_the_same(tmp_path, monkeypatch, window_steps, steps_per_execution):
+    waiting = []  # executions that are not counted
+
+    def training(folder):
+        """The files' rows and the epochs' figures of 260 steps of about a millisecond."""
+        logger = ThroughputLogger(folder, window_steps=window_steps, clock=Milliseconds())
+        look = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda *_, logs: waiting.append(len(logger._uncounted))
+        )
+        keras.utils.set_random_seed(0)
+        model = tiny_net(steps_per_execution=steps_per_execution)
+        data = dataset(130 * 8, 8)
+        found = model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[logger, look]).history
+        listed = [found, *rows(folder)]
+        return [{key: row[key] for key in row if key not in ("time_seconds", "input_wait_percent")} for row in listed]
+
+    many = training(tmp_path / "many")
+    assert 20 // steps_per_execution < max(waiting) < 100
+    waiting.clear()
+    monkeypatch.setattr("tfopt.callbacks.throughput.input_wait.InputWait.room", 1)
+    assert training(tmp_path / "one") == many
+    assert set(waiting) == {0}
+
+
+class Milliseconds:
+    """A clock on which each look comes about a millisecond after the one before."""
+
+    def __init__(self):
+        self._random, self._now = np.random.default_rng(0), 0.0
+
+    def __call__(self):
+        self._now += self._random.uniform(0.5e-3, 2e-3)
+        return self._now
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_in_a_training_of_one_execution_that_is_all_there_is(steps):
     logger = ThroughputLogger(clock=Clock(0.0, 60.0))
