@@ -23,7 +23,6 @@ from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
 from tfopt.errors import unknown_name
 from tfopt.hardware import GpuSample
 from tfopt.hardware.warn import warn_once
-from tfopt.repairs import computing_layers
 
 _KEPT = 100
 _log = logging.getLogger("tfopt")
@@ -247,6 +246,8 @@ def _warn(alert: Alert) -> None:
 
 
 def _computes_in_float32(model: keras.Model) -> bool:
+    from tfopt.repairs import computing_layers  # here, as the repairs take a sixth of what all callbacks take to load
+
     dtypes = {layer.compute_dtype for layer in computing_layers(model)}
     return "float32" in dtypes and not dtypes & {"float16", "bfloat16"}
 
