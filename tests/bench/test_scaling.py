@@ -22,17 +22,22 @@ def test_a_step(replicas, sent_mib, step_ms):
 def test_latency_and_bandwidth_follow_from_two_reductions(replicas):
     def reduction_ms(size):
         mib = 2 * (replicas - 1) / replicas * size / MIB
-        return 2 * (replicas - 1) * 0.5 + mib / 1000 * 1000
+        return 0.3 + 2 * (replicas - 1) * 0.5 + mib / 1000 * 1000
 
-    sizes = {16 * MIB: reduction_ms(16 * MIB), 0: reduction_ms(0)}
+    sizes = {16 * MIB: reduction_ms(16 * MIB), 4: reduction_ms(4), 0: 0.3}
     found = RingModel.measured(compute_ms=10, gradient_bytes=8 * MIB, replicas=replicas, reduction_ms=sizes)
-    assert (found.latency_ms, found.mib_per_second) == (pytest.approx(0.5), pytest.approx(1000))
+    assert (found.latency_ms, found.mib_per_second) == (pytest.approx(0.5, rel=1e-4), pytest.approx(1000))
 
 
 def test_a_large_tensor_that_seems_no_slower_than_a_small_one():
-    found = RingModel.measured(compute_ms=10, gradient_bytes=MIB, replicas=2, reduction_ms={4: 2.0, MIB: 1.9})
+    found = RingModel.measured(compute_ms=10, gradient_bytes=MIB, replicas=2, reduction_ms={0: 0.5, 4: 2.5, MIB: 2.4})
     assert found.latency_ms == 1.0
     assert found.step_ms(2) == pytest.approx(12.0, abs=0.01)
+
+
+def test_a_reduction_that_seems_no_slower_than_the_call_alone():
+    found = RingModel.measured(compute_ms=10, gradient_bytes=0, replicas=2, reduction_ms={0: 2.0, 4: 1.9, MIB: 3.0})
+    assert found.step_ms(2) == pytest.approx(10.0, abs=0.01)
 
 
 def test_predictions_begin_with_what_was_measured():

@@ -14,8 +14,8 @@ from tfopt.bench.workloads import mlp
 from tfopt.measure import FitTimer, StepTimes
 
 WIDTH = 512
-REDUCED_BYTES = (4, 2**22)
-"""Of the small tensor, by which latency is measured, and of the large one, by which bandwidth is."""
+REDUCED_BYTES = (0, 4, 2**22)
+"""Of the small tensor, by which latency is measured, and of the large one, by which bandwidth is; 0: the call alone."""
 
 _BATCHES = 16
 _REDUCTIONS = 40
@@ -86,15 +86,19 @@ class Training:
 
 
 def reduction_times(strategy: tf.distribute.Strategy) -> dict[int, StepTimes]:
-    """How long it takes to add up a tensor over all replicas, by its size in bytes. All workers have to call it."""
+    """Times adding up a tensor over all replicas. All workers have to call it.
+
+    Returns:
+        By the tensor's size in bytes; under 0 the call alone, which adds up nothing.
+    """
     return {size: _reduction_timer(strategy, size)(_REDUCTIONS, warmup=3, samples=10) for size in REDUCED_BYTES}
 
 
 def _reduction_timer(strategy: tf.distribute.Strategy, size: int) -> DrawTimer:
-    values = tf.ones((size // 4,))
+    values = tf.ones((max(1, size // 4),))
 
     def reduce() -> Any:
-        total = tf.distribute.get_replica_context().all_reduce("sum", values)
+        total = tf.distribute.get_replica_context().all_reduce("sum", values) if size else values
         return total[0]  # not all of it back to Python
 
     reduced = tf.function(partial(strategy.run, reduce), autograph=False)

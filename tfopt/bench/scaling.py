@@ -36,18 +36,20 @@ class RingModel:
         """The model whose latency and bandwidth follow from the times of two all-reduces over the replicas there are.
 
         Args:
-            compute_ms, gradient_bytes: As above.
+            compute_ms: The step on one replica.
+            gradient_bytes: Of all gradients together.
             replicas: At least two.
-            reduction_ms: The time to add up a small and a large tensor, by their size in bytes.
+            reduction_ms: The time to add up a small and a large tensor, by their size in bytes; under 0 that of the
+                call alone, which adds up nothing.
         """
-        (small, small_ms), (large, large_ms) = sorted(reduction_ms.items())
+        (_, call_ms), (small, small_ms), (large, large_ms) = sorted(reduction_ms.items())
         sent_bytes = 2 * (replicas - 1) / replicas * (large - small)
-        # Below what the clock tells apart, the link is as good as infinitely fast.
+        # Below what the clock tells apart, the link is as good as infinitely fast, and a message takes no time.
         seconds = max(large_ms - small_ms, 1e-3) / 1000
         return cls(
             compute_ms=compute_ms,
             gradient_bytes=gradient_bytes,
-            latency_ms=small_ms / (2 * (replicas - 1)),
+            latency_ms=max(small_ms - call_ms, 1e-3) / (2 * (replicas - 1)),
             mib_per_second=sent_bytes / 2**20 / seconds,
         )
 

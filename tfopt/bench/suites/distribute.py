@@ -30,7 +30,7 @@ _TOLERANCE = 1e-4  # of the weights' length: float32, summed in another order, t
 
 
 def cases(scale: Scale) -> list[Case]:
-    """The cases for this size: two processes on CPUs, and where there are several GPUs one of them, two … all."""
+    """The cases for this size: two processes on CPUs, and where there are several GPUs all of them and one."""
     gpus = [gpu.name.removeprefix("/device:") for gpu in tf.config.list_logical_devices("GPU")]
     return [_processes_case(scale.steps), *([devices_case(gpus, scale.steps)] if len(gpus) > 1 else [])]
 
@@ -152,20 +152,19 @@ def _communication(model: RingModel, replicas: int, sent: float | None) -> dict[
 
 
 def devices_case(devices: Sequence[str], steps: int) -> Case:
-    """One device, two, four … all of them, each with the same batch: their all-reduce is what is added.
+    """All devices and one, each with the same batch: their all-reduce is what is added.
 
     Args:
         devices: Their names, as "GPU:0".
         steps: Steps to time in each turn.
     """
-    counts = [count for count in (2**power for power in range(16)) if count < len(devices)] + [len(devices)]
-    strategies = {count: cache(partial(_mirrored, devices[:count])) for count in counts}
+    strategies = {count: cache(partial(_mirrored, devices[:count])) for count in (len(devices), 1)}
     return Case(
         suite="distribute",
         workload=f"mlp, {len(devices)} devices",
         question="What do more devices bring, with the same batch for each?",
         unit="step",
-        variants=[_devices_variant(strategies[count], count, steps) for count in reversed(counts)],
+        variants=[_devices_variant(strategy, count, steps) for count, strategy in strategies.items()],
         judge=_same_weights,
         communication=partial(_communication_of_devices, strategies[len(devices)], len(devices)),
     )
