@@ -1,6 +1,7 @@
 import copy
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def played(monkeypatch, recorded):
 
 def test_without_arguments_every_suite_runs(played, capsys):
     assert cli.main([]) == cli.DONE
-    assert played.calls == [([], "tfopt-bench-results", {"budget_seconds": None})]
+    assert played.calls == [([], "tfopt-bench-results", {"budget_seconds": None, "resume": False})]
     output = capsys.readouterr().out
     assert "float32" in output
     assert str(played.path) in output
@@ -48,8 +49,13 @@ def test_json_is_one_document(played, capsys):
 
 
 def test_suites_output_and_budget(played, tmp_path):
-    assert cli.main(["run", "xla", "pipeline", "--output", str(tmp_path), "--budget", "60"]) == cli.DONE
-    assert played.calls == [(["xla", "pipeline"], str(tmp_path), {"budget_seconds": 60.0})]
+    assert cli.main(["run", "xla", "pipeline", "--output", str(tmp_path), "--budget", "60", "--resume"]) == cli.DONE
+    assert played.calls == [(["xla", "pipeline"], str(tmp_path), {"budget_seconds": 60.0, "resume": True})]
+
+
+def test_nothing_to_resume_is_wrong_usage(tmp_path, capsys):
+    assert cli.main(["run", "--resume", "--output", str(tmp_path)]) == cli.USAGE
+    assert "a run that did not end. Found none. Run without --resume." in capsys.readouterr().err
 
 
 def test_a_changed_result_is_exit_code_4(played):
@@ -234,16 +240,18 @@ def test_a_missing_package_ends_the_run_before_it_begins(monkeypatch, tmp_path, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_keeps_what_was_measured(tmp_path, number):
-    """A real run, ended after its first case."""
+    """A run of its own process, ended in its second case."""
     code = (
-        "import signal, sys\nfrom tfopt.bench import run\nfrom tfopt.bench.cases import Scale\n"
+        "import signal, sys\nimport planned_cases\nfrom tfopt.bench import run\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run in the background
-        "run.default_scale = lambda: Scale(batch_size=8, width=1, steps=1, photos=64, resnet=None, seeds=(0,))\n"
-        "from tfopt.bench.cli import main\nsys.exit(main(['run', 'callbacks', 'xla', '--output', sys.argv[1]]))"
+        "run._cases = planned_cases.second_hangs\n"
+        "from tfopt.bench.cli import main\nsys.exit(main(['run', '--output', sys.argv[1]]))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environ)
     for line in process.stderr:
-        if line.startswith("xla on digits"):
+        if line.startswith("two on w"):
             break
     process.send_signal(number)
     process.communicate()
@@ -251,4 +259,4 @@ def test_a_signal_keeps_what_was_measured(tmp_path, number):
     (path,) = tmp_path.glob("*.json")
     document = json.loads(path.read_text())
     assert document["status"] == "interrupted"
-    assert {case["suite"] for case in document["cases"]} == {"callbacks"}
+    assert [case["suite"] for case in document["cases"]] == ["one"]

@@ -1,36 +1,26 @@
+import itertools
 import json
+import os
+import subprocess
+import sys
+import time
 
+import planned_cases
 import pytest
 
 from tfopt.bench import run as run_module
 from tfopt.bench import suites
-from tfopt.bench.cases import Case, Variant
+from tfopt.bench.progress import Progress
 from tfopt.bench.results import read
+from tfopt.errors import ResultsError
 from tfopt.measure import StepTimes, compare
 
 
-def times(ms):
-    return StepTimes(repeats_ms=((ms, ms),), steps_per_sample=1, first_step_seconds=1.0)
-
-
-def case(name, timer=lambda stack: lambda: times(1.0)):
-    variants = [Variant(name=n, note="", timer=timer) for n in ("a", "b")]
-    return Case(suite=name, workload="w", question="?", unit="step", variants=variants, repeats=2)
-
-
 @pytest.fixture
-def planned(monkeypatch):
-    """Runs the given cases in place of the suites'."""
-
-    def plan(*cases):
-        class Suite:
-            @staticmethod
-            def cases(scale):
-                return cases
-
-        monkeypatch.setattr(suites, "load", lambda names: [Suite])
-
-    return plan
+def planned(monkeypatch, tmp_path):
+    """Runs cases of `planned_cases` in place of the suites', in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return lambda make: monkeypatch.setattr(run_module, "_cases", make)
 
 
 def test_every_suite_runs_on_real_data(document):
@@ -73,23 +63,32 @@ def test_the_environment_is_recorded(document):
     assert "HOME" not in found["variables"]
 
 
-def test_a_case_that_fails_is_a_row_and_the_others_go_on(planned, tmp_path, capsys):
-    def broken(stack):
-        raise RuntimeError("broken on purpose")
-
-    planned(case("one"), case("two", broken), case("three"))
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (planned_cases.second_raises, "RuntimeError: broken on purpose"),
+        (planned_cases.second_is_killed, "was ended by signal 9"),
+        (planned_cases.second_hangs, "Expected an answer within 5 s"),
+    ],
+)
+def test_a_case_that_fails_is_a_row_and_the_others_go_on(planned, tmp_path, monkeypatch, make, error):
+    monkeypatch.setenv("LIMIT", "5")
+    planned(make)
     results = run_module.run([], tmp_path)
-    assert [c["error"] for c in results.document["cases"]] == [None, "RuntimeError: broken on purpose", None]
+    one, two, three = results.document["cases"]
+    assert one["error"] is None is three["error"]
+    assert error in two["error"]
     assert results.document["status"] == "complete"
-    assert "Traceback" in capsys.readouterr().err
     assert read(results.path)["cases"][1]["variants"] == []
 
 
-def test_an_interrupt_keeps_what_was_measured(planned, tmp_path):
-    def interrupted(stack):
-        raise KeyboardInterrupt
+def test_an_interrupt_keeps_what_was_measured(planned, tmp_path, monkeypatch):
+    def interrupted(self, variant):
+        if "two" in self._case:
+            raise KeyboardInterrupt
 
-    planned(case("one"), case("two", interrupted), case("three"))
+    planned(planned_cases.three)
+    monkeypatch.setattr(Progress, "tick", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_module.run([], tmp_path)
     (path,) = tmp_path.iterdir()
@@ -98,17 +97,78 @@ def test_an_interrupt_keeps_what_was_measured(planned, tmp_path):
     assert [c["suite"] for c in document["cases"]] == ["one"]
 
 
-def test_a_budget_ends_the_run_between_cases(planned, tmp_path):
-    now = [0.0]
-
-    def slow(stack):
-        now[0] += 10
-        return lambda: times(1.0)
-
-    planned(*(case(name, slow) for name in ("one", "two", "three")))
-    results = run_module.run([], tmp_path, budget_seconds=30, clock=lambda: now[0])
+def test_a_budget_ends_the_run_between_cases_and_it_can_be_resumed(planned, tmp_path):
+    planned(planned_cases.three)
+    clock = itertools.count(0, 10)  # at the start, and before each case
+    results = run_module.run([], tmp_path, budget_seconds=20, clock=lambda: next(clock))
     assert results.document["status"] == "out of budget"
     assert [c["suite"] for c in results.document["cases"]] == ["one", "two"]
+    first = json.loads(results.path.read_text())
+    resumed = run_module.run([], tmp_path, resume=True)
+    assert resumed.path == results.path
+    document = read(resumed.path)
+    assert document["status"] == "complete"
+    assert document["cases"][:2] == first["cases"]
+    assert [c["suite"] for c in document["cases"]] == ["one", "two", "three"]
+    with pytest.raises(ResultsError, match=r"Expected in .* a run that did not end\. Found none"):
+        run_module.run([], tmp_path, resume=True)
+
+
+KILLED = """
+import planned_cases
+from tfopt.bench import run
+if __name__ == "__main__":
+    run._cases = planned_cases.second_hangs
+    run.run([], "results")
+"""
+
+
+def test_a_run_that_was_killed_is_resumed(planned, tmp_path):
+    (tmp_path / "script.py").write_text(KILLED)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)
+    due = time.monotonic() + 300
+    while not (tmp_path / "pid").exists():
+        assert killed.poll() is None
+        assert time.monotonic() < due
+        time.sleep(0.1)
+    killed.kill()
+    killed.wait()
+    (path,) = (tmp_path / "results").iterdir()
+    before = read(path)
+    assert (before["status"], len(before["cases"])) == ("running", 1)
+    (tmp_path / "go").touch()
+    planned(planned_cases.second_hangs)
+    document = read(run_module.run([], tmp_path / "results", resume=True).path)
+    assert document["cases"][0] == before["cases"][0]
+    assert [(c["suite"], c["error"]) for c in document["cases"]] == [("one", None), ("two", None), ("three", None)]
+
+
+def test_what_failed_is_measured_again(planned, tmp_path):
+    planned(planned_cases.second_raises)
+    path = run_module.run([], tmp_path).path
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"status": "interrupted"}))
+    planned(planned_cases.three)
+    assert [c["error"] for c in run_module.run([], tmp_path, resume=True).document["cases"]] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda document: document["environment"].update(driver="1.2.3"), "driver: 1.2.3 and None"),
+        (lambda document: document.update(suites=["xla"]), "suites: xla and one, two, three"),
+    ],
+)
+def test_another_machine_or_other_suites_are_not_resumed(planned, tmp_path, change, found):
+    planned(planned_cases.three)
+    path = run_module.run([], tmp_path, budget_seconds=1e-9).path
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(ResultsError, match=found):
+        run_module.run([], tmp_path, resume=True)
+    assert json.loads(path.read_text()) == document
 
 
 def test_an_unknown_suite(tmp_path):

@@ -4,4 +4,5 @@ import sys
 
 from tfopt.bench.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # the processes of the cases load this module, too
+    sys.exit(main())

@@ -96,6 +96,7 @@ class Case:
         gate: Checks the model in other dtype policies, as `PrecisionReport.to_dict` does. None: it is not checked.
         communication: From the times by variant, what the replicas send each other, and what the step would take on
             more of them, as JSON values. None: there is one replica.
+        limit_seconds: After this time it is ended: it hangs.
     """
 
     suite: str
@@ -108,6 +109,7 @@ class Case:
     profile: Callable[[], dict[str, Any]] | None = None
     gate: Callable[[], list[dict[str, Any]]] | None = None
     communication: Callable[[Mapping[str, StepTimes]], dict[str, Any]] | None = None
+    limit_seconds: float = 900.0
 
     @property
     def ticks(self) -> int:

@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("suites", nargs="*", metavar="SUITE", help="by default all of them")
     run.add_argument("--output", default=_FOLDER, metavar="FOLDER", help=f"where the files go (default: {_FOLDER})")
     run.add_argument("--budget", type=_seconds, metavar="SECONDS", help="begin no further case after this time")
+    run.add_argument("--resume", action="store_true", help="go on with the last run in the folder that did not end")
     add("list", "list the suites", _list)
     add("env", "show what a run on this machine would record about it", _env)
     report = add("report", "show a recorded run as a table and write its HTML page", _report)
@@ -128,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
     from tfopt.bench.run import run
     from tfopt.files import write_atomic
 
-    recorded = run(options.suites, options.output, budget_seconds=options.budget)
+    recorded = run(options.suites, options.output, budget_seconds=options.budget, resume=options.resume)
     page = recorded.path.with_suffix(".html")
     print(results.dumps(recorded.document) if options.json else table.render(recorded.document))
     write_atomic(page, report.page(recorded.document))

@@ -6,10 +6,9 @@ from statistics import median
 from typing import Any
 
 from tfopt.bench import words
+from tfopt.bench.results import differences
 from tfopt.errors import ResultsError
 from tfopt.measure import Comparison, StepTimes, compare
-
-_ALIKE = ("python", "packages", "driver", "cuda", "cudnn", "gpus", "host.cpu_model", "host.cpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +61,10 @@ def changes(
     Raises:
         tfopt.errors.ResultsError: The runs are of unlike environments, or share no case.
     """
-    unlike = [name for name in _ALIKE if _part(before, name) != _part(after, name)]
+    unlike = differences(before["environment"], after["environment"])
     if unlike and not force:
-        found = "; ".join(f"{name}: {_part(before, name)} and {_part(after, name)}" for name in unlike)
         raise ResultsError(
-            f"Expected two runs on the same device with the same versions. Found {found}. "
+            f"Expected two runs on the same device with the same versions. Found {'; '.join(unlike)}. "
             "Use --force to compare anyway."
         )
     cases = {(case["suite"], case["workload"]): case for case in after["cases"]}
@@ -107,10 +105,3 @@ def _in_baselines(case: dict[str, Any], variant: dict[str, Any]) -> StepTimes:
     turns = zip(variant["step_time"]["repeats_ms"], baseline["step_time"]["repeats_ms"], strict=True)
     repeats = tuple(tuple(ms / median(unit) for ms in turn) for turn, unit in turns)
     return replace(StepTimes.from_dict(variant["step_time"]), repeats_ms=repeats)
-
-
-def _part(document: dict[str, Any], name: str) -> Any:
-    value = document["environment"]
-    for key in name.split("."):
-        value = value.get(key)
-    return [gpu["name"] for gpu in value] if name == "gpus" else value

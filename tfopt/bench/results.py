@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tfopt.bench.scaling import RingModel
 from tfopt.errors import ResultsError
@@ -15,6 +15,8 @@ from tfopt.measure import Comparison, StepTimes, compare
 
 SCHEMA = "tfopt-bench"
 SCHEMA_VERSION = 1
+
+_ALIKE = ("python", "packages", "driver", "cuda", "cudnn", "gpus", "host.cpu_model", "host.cpus")
 
 
 class Results:
@@ -40,10 +42,43 @@ class Results:
         }
         self._write()
 
+    @classmethod
+    def unended(cls, folder: str | os.PathLike[str]) -> Self:
+        """The last run in a folder that did not end.
+
+        Raises:
+            tfopt.errors.ResultsError: There is none, or it cannot be read.
+        """
+        paths = [path for path in sorted(Path(folder).glob("*.json")) if _status(path) not in (None, "complete")]
+        if not paths:
+            raise ResultsError(f"Expected in {folder} a run that did not end. Found none. Run without --resume.")
+        results = cls.__new__(cls)
+        results.path, results.document = paths[-1], read(paths[-1])
+        return results
+
+    def go_on(self, suites: Sequence[str], environment: dict[str, Any]) -> None:
+        """Notes that the run goes on.
+
+        Raises:
+            tfopt.errors.ResultsError: It is of another machine, of other versions or of other suites.
+        """
+        unlike = differences(self.document["environment"], environment)
+        if self.document["suites"] != list(suites):
+            unlike.append(f"suites: {', '.join(self.document['suites'])} and {', '.join(suites)}")
+        if unlike:
+            raise ResultsError(
+                f"Expected to go on where {self.path} was begun. Found {'; '.join(unlike)}. Run without --resume."
+            )
+        self.end("running")
+
+    def has(self, case: dict[str, Any]) -> bool:
+        """Whether a case was measured, without an error."""
+        return any(_key(one) == _key(case) and one["error"] is None for one in self.document["cases"])
+
     def add(self, case: dict[str, Any]) -> None:
-        """Adds a case's outcome."""
+        """Adds a case's outcome, in place of that of a failure before."""
         dumps(case)  # what is no JSON must not spoil the document
-        self.document["cases"].append(case)
+        self.document["cases"] = [one for one in self.document["cases"] if _key(one) != _key(case)] + [case]
         self._write()
 
     def end(self, status: str) -> None:
@@ -53,6 +88,15 @@ class Results:
 
     def _write(self) -> None:
         write_atomic(self.path, dumps(self.document) + "\n")
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """In what two environments are unlike, so that figures of the one say nothing of the other, in words."""
+    return [
+        f"{name}: {_part(before, name)} and {_part(after, name)}"
+        for name in _ALIKE
+        if _part(before, name) != _part(after, name)
+    ]
 
 
 def dumps(document: dict[str, Any]) -> str:
@@ -145,6 +189,26 @@ def _verdict(variant: dict[str, Any], baseline: StepTimes, times: StepTimes, is_
         raise ValueError(f"a ratio of {stated['ratio']} does not follow")
     low, high = stated["interval"]
     return Comparison(ratio=stated["ratio"], interval=(low, high)).verdict
+
+
+def _part(environment: dict[str, Any], name: str) -> Any:
+    value: Any = environment
+    for key in name.split("."):
+        value = value.get(key)
+    return [gpu["name"] for gpu in value] if name == "gpus" else value
+
+
+def _key(case: dict[str, Any]) -> tuple[str, str]:
+    return case["suite"], case["workload"]
+
+
+def _status(path: Path) -> str | None:
+    """How the run in a file stands; None where it is no results file."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document.get("status") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
 
 
 def _near(a: float, b: float) -> bool:

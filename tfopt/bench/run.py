@@ -1,18 +1,21 @@
-"""Runs suites and records what they find."""
+"""Runs suites and records what they find: each case in a process of its own."""
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from tfopt.bench import suites
+from tfopt.bench import isolated, suites
 from tfopt.bench.cases import CPU, GPU, Case, Scale
+from tfopt.bench.isolated import ProcessError
 from tfopt.bench.progress import Progress
 from tfopt.bench.results import Results
 from tfopt.measure import environment
+
+_LISTING_SECONDS = 300.0
+_Make = Callable[[Sequence[str], Scale | None], list[Case]]
 
 
 def default_scale() -> Scale:
@@ -26,17 +29,20 @@ def run(
     *,
     budget_seconds: float | None = None,
     scale: Scale | None = None,
+    resume: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Results:
     """Runs suites in order, all of them where none is named; each case is on the disk as soon as it has ended.
 
-    A case that fails is recorded with its error, and the others go on. An interrupt ends the run and is raised again.
+    A case that fails, crashes or takes longer than its limit is recorded with its error, and the others go on. An
+    interrupt ends the run and is raised again.
 
     Args:
-        names: The suites.
+        names: The suites. None named: all, or where a run is resumed those of that run.
         folder: Where the results file is written.
         budget_seconds: After this time no further case is begun.
         scale: How large the workloads are. None: as the device allows.
+        resume: Go on with the last run in the folder that did not end: what it has measured stays.
         clock: Seconds, monotonic.
 
     Returns:
@@ -45,20 +51,28 @@ def run(
     Raises:
         ValueError: There is no suite of that name.
         tfopt.errors.UnsupportedError: A package of the extra `bench` is missing.
+        tfopt.errors.ResultsError: There is no run to resume, or it is of another machine, of other versions or suites.
         OSError: The folder cannot be written.
     """
     started = clock()
-    chosen = scale or default_scale()
-    cases: list[Case] = [case for suite in suites.load(names) for case in suite.cases(chosen)]
-    results = Results(folder, list(dict.fromkeys(case.suite for case in cases)), environment())
+    suites.check(names)
+    unended = Results.unended(folder) if resume else None
+    names = names or (unended.document["suites"] if unended else [])
+    listed = isolated.call(_listed, _cases, names, scale, seconds=_LISTING_SECONDS)
+    wanted = list(dict.fromkeys(row["suite"] for row in listed["cases"]))
+    if unended:
+        unended.go_on(wanted, listed["environment"])
+    results = unended or Results(folder, wanted, listed["environment"])
     status = "interrupted"
     try:
-        with Progress(sum(case.ticks for case in cases)) as progress:
-            for case in cases:
+        left = {at: row for at, row in enumerate(listed["cases"]) if not results.has(row)}
+        with Progress(sum(row["ticks"] for row in left.values())) as progress:
+            for at, row in left.items():
                 if budget_seconds is not None and clock() - started > budget_seconds:
                     status = "out of budget"
                     break
-                results.add(_outcome(case, progress))
+                progress.start(f"{row['suite']} on {row['workload']}", row["ticks"])
+                results.add(_outcome(row, progress, _cases, names, scale, at))
             else:
                 status = "complete"
     finally:
@@ -66,19 +80,39 @@ def run(
     return results
 
 
-def _outcome(case: Case, progress: Progress) -> dict[str, Any]:
-    """The case's outcome, or its error."""
-    progress.start(f"{case.suite} on {case.workload}", case.ticks)
-    try:
-        return {**case.run(progress.tick), "error": None}
-    except Exception as error:  # noqa: BLE001  whatever a case does, the others are measured
-        traceback.print_exc()
-        return {
+def _cases(names: Sequence[str], scale: Scale | None) -> list[Case]:
+    chosen = scale or default_scale()
+    return [case for suite in suites.load(names) for case in suite.cases(chosen)]
+
+
+def _listed(send: Callable[[Any], None], make: _Make, names: Sequence[str], scale: Scale | None) -> dict[str, Any]:
+    """What a run would measure, and where: the process that waits touches no GPU, for its memory is the cases'."""
+    rows = [
+        {
             "suite": case.suite,
             "workload": case.workload,
             "question": case.question,
             "unit": case.unit,
             "baseline": case.variants[0].name,
-            "variants": [],
-            "error": f"{type(error).__name__}: {error}",
+            "ticks": case.ticks,
+            "limit_seconds": case.limit_seconds,
         }
+        for case in make(names, scale)
+    ]
+    return {"environment": environment(), "cases": rows}
+
+
+def _outcome(row: dict[str, Any], progress: Progress, *arguments: Any) -> dict[str, Any]:
+    """The outcome of a case, or its error."""
+    try:
+        return isolated.call(_measured, *arguments, seconds=row["limit_seconds"], on_message=progress.tick)
+    except Exception as error:  # noqa: BLE001  whatever a case does, the others are measured
+        said = str(error) if isinstance(error, ProcessError) else f"{type(error).__name__}: {error}"
+        kept = ("suite", "workload", "question", "unit", "baseline")
+        return {**{name: row[name] for name in kept}, "variants": [], "error": said}
+
+
+def _measured(
+    send: Callable[[Any], None], make: _Make, names: Sequence[str], scale: Scale | None, at: int
+) -> dict[str, Any]:
+    return {**make(names, scale)[at].run(send), "error": None}

@@ -206,7 +206,7 @@ def test_an_error_in_the_pipeline_is_told():
 
 
 def test_batches_without_examples_are_refused():
-    with pytest.raises(PipelineError, match="Found 20 batches without any"):
+    with pytest.raises(PipelineError, match=r"Found \d+ batches without any"):
         profile_pipeline(tf.data.Dataset.range(20).map(lambda _: tf.zeros((0, 3))), 0.1)
 
 
@@ -224,7 +224,7 @@ def test_batches_without_examples_are_refused():
     ],
 )
 def test_what_the_optimiser_adds_is_no_stage(make, stages):
-    assert [one.name for one in profile(make(), 0.3).stages] == stages
+    assert [one.name for one in profile(make(), 1.0).stages] == stages
 
 
 def test_of_a_dataset_of_unknown_making_the_nodes_are_told():

@@ -1,0 +1,79 @@
+"""A function in a process of its own: what comes back, and what does not."""
+
+import os
+import subprocess
+import sys
+import time
+
+import isolated_jobs
+import psutil
+import pytest
+
+from tfopt.bench import isolated
+from tfopt.bench.isolated import ProcessError
+
+INTERRUPTED = """
+import sys
+import isolated_jobs
+from tfopt.bench import isolated
+if __name__ == "__main__":
+    isolated.call(isolated_jobs.sleep, 600, seconds=600, on_message=lambda pid: print(pid, flush=True))
+"""
+
+
+def gone(pid):
+    """Waits until a process is no more."""
+    due = time.monotonic() + 60
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < due, f"{pid} is still there"
+        time.sleep(0.05)
+
+
+def test_messages_and_what_it_returns():
+    said = []
+    assert isolated.call(isolated_jobs.add, 2, 3, seconds=300, on_message=said.append) == 5
+    assert said == [2, 3]
+
+
+def test_it_has_the_variables_and_the_folder_of_now(monkeypatch, tmp_path, capfd):
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.setenv("TFOPT_TEST", str(number))
+        monkeypatch.chdir(folder)
+        value, where, pid = isolated.call(isolated_jobs.surroundings, seconds=300)
+        assert (value, where) == (str(number), str(folder))
+        assert pid != os.getpid()
+        gone(pid)
+    assert "not for standard output" not in capfd.readouterr().out
+
+
+def test_what_it_raises(capfd):
+    with pytest.raises(ValueError, match="wrong value"):
+        isolated.call(isolated_jobs.value_error, seconds=300)
+    with pytest.raises(RuntimeError, match="TwoArgumentsError: one and two"):
+        isolated.call(isolated_jobs.no_pickle, seconds=300)
+
+
+@pytest.mark.parametrize(("how", "found"), [("exit", "ended with code 7"), ("kill", "was ended by signal 9")])
+def test_one_that_ends_without_an_answer(how, found):
+    with pytest.raises(ProcessError, match=found):
+        isolated.call(isolated_jobs.end, how, seconds=300)
+
+
+def test_one_that_takes_too_long_is_ended():
+    pids = []
+    with pytest.raises(ProcessError, match="within 2 s"):
+        isolated.call(isolated_jobs.sleep, 600, seconds=2, on_message=pids.append)
+    gone(*pids)
+
+
+def test_it_dies_with_the_process_that_waits(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    waiting = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environ)
+    with waiting:
+        pid = int(waiting.stdout.readline())
+        waiting.kill()
+    gone(pid)

@@ -1,0 +1,48 @@
+"""Cases in place of the suites', which processes of a run load by name: each function makes a run's list."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tfopt.bench.cases import Case, Variant
+from tfopt.measure import StepTimes
+
+
+def times(ms):
+    return StepTimes(repeats_ms=((ms, ms),), steps_per_sample=1, first_step_seconds=1.0)
+
+
+def _case(name, timer=lambda stack: lambda: times(1.0), **options):
+    variants = [Variant(name=n, note="", timer=timer) for n in ("a", "b")]
+    return Case(suite=name, workload="w", question="?", unit="step", variants=variants, repeats=2, **options)
+
+
+def three(names, scale):
+    return [_case(name) for name in ("one", "two", "three")]
+
+
+def second_raises(names, scale):
+    def broken(stack):
+        raise RuntimeError("broken on purpose")
+
+    return [_case("one"), _case("two", broken), _case("three")]
+
+
+def second_is_killed(names, scale):
+    def killed(stack):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return [_case("one"), _case("two", killed), _case("three")]
+
+
+def second_hangs(names, scale):
+    """Until the file "go" stands in the folder; "pid" names the process."""
+
+    def hang(stack):
+        Path("pid").write_text(str(os.getpid()))
+        while not Path("go").exists():
+            time.sleep(0.05)
+        return lambda: times(2.0)
+
+    return [_case("one"), _case("two", hang, limit_seconds=float(os.environ.get("LIMIT", "600"))), _case("three")]
