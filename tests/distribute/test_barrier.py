@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from watched_workers import Workers, free_addresses
 
-from tfopt.distribute.barrier import MAGIC, Gathering, Start, fingerprint, join
+from tfopt.distribute.barrier import MAGIC, Gathering, MissingPeerError, Start, fingerprint, join
 from tfopt.distribute.channel import Channel
 from tfopt.errors import ClusterError
 
@@ -56,6 +56,7 @@ def test_one_that_never_comes_is_named_by_all(workers):
     ended = workers.run("", "", "", absent=[1], deadline=2)
     for end in ended.values():
         assert end.code == 1
+        assert "MissingPeerError: Expected all 3 workers within 2 s." in end.stderr
         named = end.stderr.partition("no sign of ")[2].partition(" What")[0]
         assert named.startswith("worker 1 (127.0.0.1:"), end
         assert "worker 0" not in named
@@ -66,7 +67,7 @@ def test_a_chief_that_never_comes_is_named_by_each(workers):
     ended = workers.run("", "", "", absent=[0], deadline=1)
     for end in ended.values():
         assert end.code == 1
-        assert "Expected worker 0 (127.0.0.1:" in end.stderr
+        assert "MissingPeerError: Expected worker 0 (127.0.0.1:" in end.stderr
         assert "Found: Connection refused" in end.stderr
 
 
@@ -104,6 +105,7 @@ def test_a_worker_of_another_job_is_turned_away(workers):
     process = workers.processes[1]
     process.wait(timeout=60)
     said = workers.said(1, "stderr")
+    assert "ClusterError: Expected worker 0 (" in said  # and not MissingPeerError: to start it again would not help
     assert f"this port belongs to another job, of 2 workers: {addresses[0]}, {addresses[1]}" in said
     workers.start(addresses[:2], 1)
     assert [end.code for end in workers.wait().values()] == [0, 0]
@@ -217,23 +219,56 @@ def test_one_that_says_nothing_is_dropped(gathering, monkeypatch):
         assert answer(connection) == b""  # it is closed, or this would wait for ever
 
 
-def test_something_else_on_the_port_is_described():
-    addresses = free_addresses(2)
+@contextlib.contextmanager
+def something_that_says(said, *, hangs_up):
+    """The workers of a job at whose chief's address something else listens and says this."""
     training, other = socket.socketpair()
-    with socket.create_server(("127.0.0.1", int(addresses[0].split(":")[1]))) as server, training, other:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.enter_context(training)
+        stack.enter_context(other)
 
         def serve():
             with contextlib.suppress(OSError):
                 while True:
-                    with server.accept()[0] as connection:
-                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+                    connection = stack.enter_context(server.accept()[0])
+                    connection.sendall(said)
+                    if hangs_up:
+                        connection.close()
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(ClusterError, match="something else listens there and answers b'HTTP"):
-            join(Start(tuple(addresses), 1, 1, 1.0), Channel(training))
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        try:
+            yield (f"127.0.0.1:{server.getsockname()[1]}", "127.0.0.1:1"), Channel(training)
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_something_else_on_the_port_is_described():
+    with (
+        something_that_says(b"HTTP/1.1 400 Bad Request\r\n", hangs_up=True) as (addresses, training),
+        pytest.raises(ClusterError, match="something else listens there and answers b'HTTP") as error,
+    ):
+        join(Start(addresses, 1, 1, 1.0), training)
+    assert error.type is not MissingPeerError  # it would be there the next time, too
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"", "something listens there and says nothing"),
+        (b'{"welcome": true}\n', "it took this worker in and has said nothing since"),
+    ],
+)
+def test_a_chief_that_falls_silent_is_missing(monkeypatch, said, why):
+    for name in ("_HELLO_SECONDS", "_EXTRA_SECONDS"):
+        monkeypatch.setattr(f"tfopt.distribute.barrier.{name}", 0.5)
+    with (
+        something_that_says(said, hangs_up=False) as (addresses, training),
+        pytest.raises(MissingPeerError, match=f"the chief, to answer within 0.5 s. Found: {why}"),
+    ):
+        join(Start(addresses, 1, 1, 0.5), training)
 
 
 def test_what_the_chief_says_in_the_breath_of_the_start_is_heard():

@@ -46,7 +46,7 @@ def test_a_sound_host_with_ipv6(port: int) -> None:
 
 
 def test_a_machine_without_ipv6(monkeypatch: pytest.MonkeyPatch, listener: socket.socket, port: int) -> None:
-    monkeypatch.setattr(checking, "_has_ipv6", lambda: False)
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     check_host(only(f"127.0.0.1:{port}"))
     with pytest.raises(ClusterError, match="to be free"):
         check_host(only(f"127.0.0.1:{listener.getsockname()[1]}"))
@@ -129,6 +129,6 @@ def test_a_port_that_the_user_may_not_bind(monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(port: int) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(checking, "_bind", refuse)
+    monkeypatch.setattr(checking, "listen_everywhere", refuse)
     with pytest.raises(ClusterError, match=r"Found: Permission denied\. What to do: .*above 1023"):
         check_host(only("127.0.0.1:80"))

@@ -22,53 +22,46 @@ def on_a_host(workers: int) -> list[Cluster]:
     return [Cluster("arguments", addresses, 2 * rank + 1) for rank in range(workers)]
 
 
-def values(visible: str | None, workers: int, per_worker: int | None = None) -> list[str | None]:
+def values(visible: str | None, workers: int) -> list[str | None]:
     """The variable of each worker of a host on which all have this one."""
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    return [visible_devices(environ, c, devices_per_worker=per_worker).value for c in on_a_host(workers)]
+    return [visible_devices(environ, cluster).value for cluster in on_a_host(workers)]
 
 
 @pytest.mark.parametrize(
-    ("visible", "workers", "per_worker", "expected"),
+    ("visible", "workers", "expected"),
     [
-        ("0,1,2,3", 2, None, ["0,1", "2,3"]),
-        ("3,1,2,0", 4, None, ["3", "1", "2", "0"]),
-        ("7,6,5,4,3", 2, None, ["7,6", "5,4"]),
-        ("GPU-b, GPU-a", 2, None, ["GPU-b", "GPU-a"]),
-        ("0,1,-1,2", 2, None, ["0", "1"]),
-        ("0,1,,2,3,4", 2, None, ["0", "1"]),
-        ("0,NoDevFiles", 1, None, ["0,NoDevFiles"]),
-        ("0,NoDevFiles,1,2", 2, None, ["0,NoDevFiles,1,2"] * 2),
-        ("0,1,2,3", 2, 1, ["0", "1"]),
-        ("0,1,2,3", 1, 3, ["0,1,2"]),
-        ("0,1", 2, 1, ["0", "1"]),
-        ("0, 1", 1, None, ["0, 1"]),
-        ("0", 1, None, ["0"]),
+        ("0,1,2,3", 2, ["0,1", "2,3"]),
+        ("3,1,2,0", 4, ["3", "1", "2", "0"]),
+        ("7,6,5,4,3", 2, ["7,6", "5,4"]),
+        ("GPU-b, GPU-a", 2, ["GPU-b", "GPU-a"]),
+        ("0,1,-1,2", 2, ["0", "1"]),
+        ("0,1,,2,3,4", 2, ["0", "1"]),
+        ("0,NoDevFiles", 1, ["0,NoDevFiles"]),
+        ("0,NoDevFiles,1,2", 2, ["0,NoDevFiles,1,2"] * 2),
+        ("0, 1", 1, ["0, 1"]),
+        ("0", 1, ["0"]),
     ],
 )
-def test_a_value_is_divided_in_blocks(
-    visible: str, workers: int, per_worker: int | None, expected: list[str | None]
-) -> None:
-    assert values(visible, workers, per_worker) == expected
+def test_a_value_is_divided_in_blocks(visible: str, workers: int, expected: list[str | None]) -> None:
+    assert values(visible, workers) == expected
 
 
-@pytest.mark.parametrize(
-    ("visible", "workers", "per_worker"),
-    [("5", 2, None), ("0,1", 3, None), ("2,3", 2, 2), ("GPU-a", 8, 1), ("MIG-a", 2, None), ("MIG-a", 2, 1)],
-)
-def test_a_set_of_its_own_is_left_as_it_is(visible: str, workers: int, per_worker: int | None) -> None:
-    assert values(visible, workers, per_worker) == [visible] * workers
+@pytest.mark.parametrize(("visible", "workers"), [("5", 2), ("0,1", 3), ("GPU-a", 8), ("MIG-a", 2), ("MIG-a,MIG-b", 3)])
+def test_a_set_of_its_own_is_left_as_it_is(visible: str, workers: int) -> None:
+    assert values(visible, workers) == [visible] * workers
 
 
 def test_what_the_launcher_gave_each_is_left_as_it_is() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "0,1", "TFOPT_GPUS_ASSIGNED": "1"}
-    assert {visible_devices(environ, cluster).value for cluster in on_a_host(2)} == {"0,1"}
+    assert {str(visible_devices(environ, cluster)) for cluster in on_a_host(2)} == {
+        "CUDA_VISIBLE_DEVICES=0,1: this worker's own, says TFOPT_GPUS_ASSIGNED"
+    }
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles", " ", "-1,0", "0,0"])
-@pytest.mark.parametrize("per_worker", [None, 1])
-def test_no_gpu_stays_no_gpu(visible: str, per_worker: int | None) -> None:
-    assert values(visible, 2, per_worker) == [visible, visible]
+def test_no_gpu_stays_no_gpu(visible: str) -> None:
+    assert values(visible, 2) == [visible, visible]
 
 
 @pytest.mark.parametrize(
@@ -95,20 +88,19 @@ def test_an_unset_variable_stays_unset_for_one_worker_on_its_host(nvml: FakeNvml
 def test_an_unset_variable_is_filled_for_several(nvml: FakeNvml) -> None:
     nvml.gpus += [FakeGpu(f"GPU-{bus}", bus=bus) for bus in range(4)]
     assert values(None, 2) == ["0,1", "2,3"]
-    assert values(None, 2, 1) == ["0", "1"]
-    assert values(None, 1, 1) == ["0"]
     assert values(None, 4) == ["0", "1", "2", "3"]
 
 
 def test_no_gpu_leaves_it_unset() -> None:
     assert values(None, 2) == [None, None]
-    assert values(None, 2, 2) == [None, None]
 
 
-def test_fewer_gpus_than_workers_are_shared(nvml: FakeNvml) -> None:
+def test_one_gpu_is_not_shared_by_two_workers(nvml: FakeNvml) -> None:
     nvml.gpus.append(FakeGpu())
-    found = visible_devices({}, on_a_host(2)[1])
-    assert str(found) == ("CUDA_VISIBLE_DEVICES unset: fewer GPUs (1) than workers here (2): NCCL refuses to share one")
+    with pytest.raises(
+        ClusterError, match=r"a GPU for each of the 2 workers on this host\. Found: 1 \(0\), and NCCL .* What to do: "
+    ):
+        values(None, 2)
 
 
 def test_all_mig_instances_of_the_machine_are_divided(nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,29 +110,6 @@ def test_all_mig_instances_of_the_machine_are_divided(nvml: FakeNvml, caplog: py
     ]
     assert values(None, 3) == ["MIG-a1", "MIG-a2", "MIG-b1"]
     assert not caplog.text
-
-
-@pytest.mark.parametrize(
-    ("visible", "workers", "per_worker"),
-    [("0,1", 1, 3), ("0,1,2", 2, 2), ("MIG-a,MIG-b", 1, 2), ("MIG-a,MIG-b", 2, 2)],
-)
-def test_too_few_devices_are_an_error(visible: str, workers: int, per_worker: int) -> None:
-    with pytest.raises(
-        ClusterError, match=rf"Expected {per_worker} GPUs for each of the {workers} .* Found: \d \(.*do:"
-    ):
-        values(visible, workers, per_worker)
-
-
-def test_too_few_gpus_of_the_machine_are_an_error(nvml: FakeNvml) -> None:
-    nvml.gpus += [FakeGpu("GPU-a", bus=1), FakeGpu("GPU-b", bus=2)]
-    with pytest.raises(ClusterError, match=r"Expected 2 GPUs for each of the 2 workers .* Found: 2 \(0, 1\)"):
-        values(None, 2, 2)
-
-
-@pytest.mark.parametrize(("wrong", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), (1.0, TypeError)])
-def test_wrong_arguments(wrong: int, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"Expected devices_per_worker .* Received: .* What to do: "):
-        visible_devices({}, ALONE, devices_per_worker=wrong)
 
 
 def test_the_reason_tells_what_is_left_unused() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tfopt.distribute.launch import gpu_shares
+from tfopt.distribute.launch import gpu_shares, main
 from tfopt.errors import ClusterError
 
 ROOT = Path(__file__).parents[2]
@@ -138,8 +138,9 @@ class TestExitCode:
         assert code == 137
         assert "[launch] worker 1 was killed by SIGKILL" in err
 
-    def test_a_survivor_does_not_hide_the_one_it_lost(self, launch):
-        assert launch("rank == 0 and sys.exit(75); time.sleep(0.5); sys.exit(3)").end()[0] == 3
+    @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)])
+    def test_a_survivor_does_not_hide_the_one_it_lost(self, launch, end, code):
+        assert launch(f"rank == 0 and sys.exit(75); time.sleep(0.5); {end}").end()[0] == code
 
     def test_survivors_alone(self, launch):
         assert launch("sys.exit(75)").end()[0] == 75
@@ -254,14 +255,14 @@ class TestUsage:
             (["-n", "two", "train.py"], "'two', which is no whole number"),
             (["-n", "2", "--gpus-per-worker", "-1", "train.py"], "'-1', which is no whole number"),
             (["-n", "2", "nowhere.py"], "'nowhere.py', and there is no such file"),
-            (["-n", "2"], "required: script"),
-            (["train.py"], "required: -n"),
-            (["-n", "2", "--restarts", "3", "train.py"], "Received: "),
+            (["-n", "2"], "Received: nothing for SCRIPT. What"),
+            (["-n", "2", "-m"], "Received: nothing for SCRIPT. What"),
+            (["train.py"], "Received: nothing for -n. What"),
+            ([], "Received: nothing for -n, SCRIPT. What"),
+            (["-n", "2", "--restarts", "3", "train.py"], "Received: unrecognized arguments: --restarts. What"),
         ],
     )
     def test_wrong(self, arguments, said, capsys):
-        from tfopt.distribute.launch import main
-
         with pytest.raises(SystemExit) as end:
             main(arguments)
         assert end.value.code == 2
@@ -269,6 +270,14 @@ class TestUsage:
         assert said in text
         assert "Expected" in text
         assert "What to do" in text
+
+    def test_help_tells_what_each_exit_code_means(self, capsys):
+        with pytest.raises(SystemExit) as end:
+            main(["--help"])
+        assert end.value.code == 0
+        text = capsys.readouterr().out
+        assert "So a scheduler should start the job again after 75, 137 and\n143." in text
+        assert all(f"\n  {code} " in text for code in ("0", "2", "3", "75", "130", "128 + n", "others"))
 
     def test_too_few_gpus(self, launch):
         code, out, err = launch(

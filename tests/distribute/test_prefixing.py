@@ -56,6 +56,18 @@ def test_windows_line_ends(prefixer):
     assert prefixer.lines(b"one\r\ntwo\r\n") == b"[0] one\n[0] two\n"
 
 
+def test_a_line_that_ends_in_a_carriage_return_where_the_piece_does(prefixer):
+    assert [prefixer.lines(piece) for piece in (b"one\r", b"\n", b"two\r")] == [b"", b"[0] one\n", b""]
+    assert prefixer.end() == b"[0] two\n"
+
+
+@given(st.lists(st.text("ab\r\n", max_size=6), max_size=6))
+def test_the_pieces_in_which_it_comes_make_no_difference(pieces):
+    data = [piece.encode() for piece in pieces]
+    at_once, in_pieces = (Prefixer(b"> ", clock=Clock()) for _ in range(2))
+    assert b"".join(map(in_pieces.lines, data)) + in_pieces.end() == at_once.lines(b"".join(data)) + at_once.end()
+
+
 @pytest.mark.parametrize("states", [(b"\r10 %", b"\r20 %", b"\r30 %\n"), (b"10 %\r", b"20 %\r", b"30 %\r\n")])
 def test_of_a_progress_bar_the_last_state_stays(prefixer, states):
     assert [prefixer.lines(state) for state in states] == [b"", b"", b"[0] 30 %\n"]

@@ -1,4 +1,5 @@
 import json
+import os
 
 import keras
 import pytest
@@ -6,6 +7,8 @@ import tensorflow as tf
 
 from tfopt import distribute
 from tfopt.distribute import strategies
+from tfopt.distribute.barrier import MissingPeerError
+from tfopt.distribute.cluster import Cluster
 from tfopt.errors import ClusterError, UnsupportedError
 
 
@@ -20,16 +23,12 @@ def test_one_device_trains_as_without_a_strategy():
     assert strategy is tf.distribute.get_strategy()
     assert strategy.num_replicas_in_sync == 1
     assert distribute.strategy() is distribute.strategy("one_device") is strategy
-    assert distribute.explain().splitlines() == [
-        "one process",
-        "  arguments: none",
-        "  TF_CONFIG: not set",
-        "one device: as without a strategy",
-    ]
+    assert distribute.explain() == f"{distribute.resolve().explain()}\none device: as without a strategy"
 
 
 def test_before_it_is_called_explain_resolves():
-    assert distribute.explain() == "one process\n  arguments: none\n  TF_CONFIG: not set"
+    assert distribute.explain() == distribute.resolve().explain()
+    assert distribute.explain().startswith("one process\n  arguments: none\n  TF_CONFIG: not set")
 
 
 def test_a_cluster_of_one_worker_is_one_process(monkeypatch):
@@ -97,11 +96,58 @@ def test_several_gpus_are_mirrored(monkeypatch):
     assert "mirrored on GPU:0, GPU:1, GPU:2, GPU:3" in distribute.explain()
 
 
-def test_too_late_for_a_cluster_is_said(monkeypatch):
-    tf.zeros(1)  # TensorFlow has started
+@pytest.fixture
+def too_late(monkeypatch):
+    """The first of two workers, in which TensorFlow has started already."""
+    tf.zeros(1)
     config = {"cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    monkeypatch.setattr(strategies, "check_host", lambda cluster: None)
-    monkeypatch.setattr(strategies, "_watch", lambda cluster, seconds: None)
-    with pytest.raises(ClusterError, match="before anything else of TensorFlow"):
+    monkeypatch.setattr(strategies, "check_host", lambda cluster, deadline_seconds: None)
+    monkeypatch.setattr(strategies, "Watch", None)
+
+
+@pytest.mark.usefixtures("too_late")
+def test_too_late_for_a_cluster_is_said_before_the_others_are_met():
+    with pytest.raises(ClusterError, match=r"Found: [^.]+\. What to do: .* before anything else of TensorFlow"):
         distribute.strategy("auto")
+
+
+@pytest.mark.usefixtures("too_late")
+def test_a_second_call_does_not_divide_the_gpus_again(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setenv("TFOPT_GPUS_ASSIGNED", "")  # to be restored after the test
+    monkeypatch.delenv("TFOPT_GPUS_ASSIGNED")
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="before anything else of TensorFlow"):
+            distribute.strategy("auto")
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
+
+
+CLUSTER = Cluster("arguments", ("127.0.0.1:2222", "127.0.0.1:2223"), 0)
+
+
+class TestWhatToStartAgain:
+    """75 makes a scheduler start the job again, for ever if nothing else changes."""
+
+    @pytest.fixture(autouse=True)
+    def _in_a_cluster(self, monkeypatch):
+        monkeypatch.setattr(strategies, "resolve", lambda: CLUSTER)
+
+    @pytest.mark.parametrize("missing", ["check_host", "_of_workers"])
+    def test_a_job_whose_peer_is_missing(self, monkeypatch, capsys, missing):
+        def miss(*_, **__):
+            raise MissingPeerError("Expected all. Found one.")
+
+        monkeypatch.setattr(strategies, missing, miss)
+        with pytest.raises(SystemExit) as end:
+            distribute.strategy()
+        assert end.value.code == 75
+        assert capsys.readouterr().err == "tfopt: Expected all. Found one.\n"
+
+    def test_but_none_that_is_described_wrongly(self, monkeypatch):
+        monkeypatch.setattr(strategies, "check_host", lambda cluster, deadline_seconds: None)
+        monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", lambda threads: None)
+        monkeypatch.setattr(tf.config.threading, "set_inter_op_parallelism_threads", lambda threads: None)
+        monkeypatch.setenv("TFOPT_WATCH_BEAT_SECONDS", "often")
+        with pytest.raises(ClusterError, match=r"Expected TFOPT_WATCH_BEAT_SECONDS .* Found: 'often'\. What to do"):
+            distribute.strategy()

@@ -25,31 +25,6 @@ def run(code):
     )
 
 
-TAKE_SIGTERM = """
-import ctypes, os, signal, time
-from tfopt.distribute.watch import restore_sigterm
-{before}
-ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(1))  # as a runtime in C does: here it ignores the signal
-{restore}
-os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(0.2)
-print("alive")
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "restore", "code"),
-    [
-        ("", "", 0),
-        ("", "restore_sigterm()", -15),
-        ("signal.signal(signal.SIGTERM, lambda *_: os._exit(9))", "restore_sigterm()", 9),
-        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "restore_sigterm()", 0),
-    ],
-)
-def test_sigterm_reaches_python(before, restore, code):
-    assert run(TAKE_SIGTERM.format(before=before, restore=restore)).returncode == code
-
-
 def test_a_folder_full_of_traps_does_not_mislead_the_watchdog(tmp_path):
     for name in ("socket", "json", "select", "tfopt", "difflib"):
         (tmp_path / f"{name}.py").write_text("raise SystemError('the wrong module')")

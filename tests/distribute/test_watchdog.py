@@ -3,6 +3,10 @@
 import pytest
 from watched_workers import Workers
 
+from tfopt.distribute import watchdog
+from tfopt.distribute.barrier import Start
+from tfopt.distribute.watched import Fate
+
 SLEEP = "time.sleep(300)"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 COMMUNICATION_ERROR = """
@@ -24,6 +28,7 @@ def assert_lost(ended, lost, why):
         if index != lost:
             assert end.code == 75, ended
             assert f"Expected worker {lost} (127.0.0.1:" in end.stderr, ended
+            assert end.stderr.endswith(" This process ends with exit code 75.\n"), ended
             assert why in end.stderr, ended
             assert end.stderr.count("Expected") == 1, ended
 
@@ -61,6 +66,7 @@ def test_a_survivor_that_cannot_end_itself_is_killed(workers):
     ended = workers.run("ctypes.PyDLL(None).sleep(300)", f"time.sleep(1); {KILL}", DEAF=50)
     assert ended[0].code == -9
     assert "Expected worker 1 (" in ended[0].stderr
+    assert ended[0].stderr.endswith("start all workers again. It did not end by itself and is killed.\n")
 
 
 def test_an_exception_is_named_to_the_others(workers):
@@ -75,10 +81,24 @@ def test_a_long_exception_is_cut(workers):
     assert_lost(ended, 1, "it failed: ValueError: 𝄞𝄞")
 
 
-def test_an_exit_code_is_told(workers):
-    ended = workers.run(SLEEP, "sys.exit(3)")
-    assert_lost(ended, 1, "it ended with exit code 3")
-    assert ended[1].code == 3
+@pytest.mark.parametrize(
+    ("end", "code", "why"),
+    [
+        ("sys.exit(3)", 3, "it ended with exit code 3. What"),
+        ("sys.exit('No label.')", 1, "it ended with exit code 1: No label. What"),
+    ],
+)
+def test_an_exit_code_is_told(workers, end, code, why):
+    ended = workers.run(SLEEP, end)
+    assert_lost(ended, 1, why)
+    assert ended[1].code == code
+
+
+@pytest.mark.parametrize("why", ["it failed: Error: Found two. Give one.", "it failed: KeyboardInterrupt: "])
+def test_a_reason_that_ends_in_punctuation_is_followed_by_one_full_stop(why):
+    start = Start(("here:1", "there:1"), 0, 1, 60.0)
+    for index in range(2):
+        assert f"Found: {why.rstrip(' :.')}. " in watchdog._sentence(start, index, Fate(why))
 
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise KeyboardInterrupt"])

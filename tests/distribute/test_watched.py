@@ -63,7 +63,8 @@ def test_stopped_for_20_seconds_without_a_break(world):
 
 def test_a_state_that_cannot_be_read_is_none(world):
     world.state = None
-    assert world.at(44) is None
+    assert world.at(10, beat=1) is None
+    assert world.at(44) is None  # by then one that is stopped would be
 
 
 def test_ends(world):

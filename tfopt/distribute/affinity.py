@@ -64,6 +64,9 @@ def bind_cpus(gpus: Iterable[Gpu]) -> CpuBinding:
     Args:
         gpus: Those that this process uses, from `tfopt.hardware.gpus()`.
 
+    Returns:
+        What was done, and why. Where nothing could be done, `after` is `before`, and the reason says so.
+
     Example:
         >>> print(bind_cpus(tfopt.hardware.gpus()))
     """
@@ -96,7 +99,10 @@ def threads(cluster: Cluster, *, binding: CpuBinding | None = None) -> Threads:
 
     Args:
         cluster: From `resolve()`.
-        binding: What `bind_cpus` returned, where it was called.
+        binding: What `bind_cpus` returned. Default: it was not called, and the process runs on all its CPUs.
+
+    Returns:
+        The sizes, both at least 1, and how they were counted.
 
     Example:
         >>> print(threads(resolve()))

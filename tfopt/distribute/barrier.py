@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.distribute.channel import Channel, readable
+from tfopt.distribute.listening import listen_everywhere
 from tfopt.errors import ClusterError
 from tfopt.text import listed
 
@@ -23,6 +24,10 @@ _HELLO_SECONDS = 5.0  # that a newcomer may take to say who it is
 _RETRY_SECONDS = 0.25
 _CONNECT_SECONDS = 2.0  # not longer: in between the watchdog looks whether its training process is still there
 _EXTRA_SECONDS = 5.0  # that the others wait longer than the chief, who knows better who is missing
+
+
+class MissingPeerError(ClusterError):
+    """A worker has not come in time. If all are started again, it may; a wrong configuration would stay wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,8 @@ class Gathering:
         """Returns the channels to the others by index, and the seed.
 
         Raises:
-            ClusterError: The port is taken, or a worker has not come before the deadline; those there are told too.
+            MissingPeerError: A worker has not come before the deadline; those there are told too.
+            ClusterError: The port is taken.
         """
         due = time.monotonic() + self._start.deadline_seconds
         with _listener(self._start) as listener:
@@ -149,7 +155,7 @@ class Gathering:
         self._newcomers.pop(channel, None)
         channel.close()
 
-    def _missing(self) -> ClusterError:
+    def _missing(self) -> MissingPeerError:
         start = self._start
         missing = [start.name(i) for i in range(1, len(start.workers)) if i not in self._there]
         text = (
@@ -159,7 +165,7 @@ class Gathering:
         )
         for channel in self._there.values():
             channel.send(error=text)
-        return ClusterError(text)
+        return MissingPeerError(text)
 
 
 def join(start: Start, training: Channel) -> tuple[Channel, int]:
@@ -169,31 +175,33 @@ def join(start: Start, training: Channel) -> tuple[Channel, int]:
         The channel to the chief, and the seed.
 
     Raises:
-        ClusterError: The chief is not there in time, turns this worker away, or names one that is missing.
+        MissingPeerError: The chief is not there in time, says no more, or names one that is missing.
+        ClusterError: The chief turns this worker away, or something else has its address.
     """
-    due, last = time.monotonic() + start.deadline_seconds, "nobody answers there"
+    due, last, stranger = time.monotonic() + start.deadline_seconds, "nobody answers there", False
     while time.monotonic() < due:
         try:
             chief = Channel(_connect(start.workers[0]))
         except OSError as error:
-            last = error.strerror or str(error)
+            last, stranger = error.strerror or str(error), False
         else:
             chief.send(**start.hello())
-            seed = _word(chief, start, training)
-            if seed is not None:
-                return chief, seed
-            last = _why_no_word(chief)
+            word = _word(chief, start, training)
+            if isinstance(word, int):
+                return chief, word
+            last, stranger = word, bool(chief.nonsense)
             chief.close()
         if training in readable([training], _RETRY_SECONDS):
             stop_if_gone(training)
-    raise ClusterError(
+    raise (ClusterError if stranger else MissingPeerError)(
         f"Expected {start.name(0)}, the chief, to answer within {start.deadline_seconds:g} s. Found: {last}. "
         f"What to do: look whether it was started, and whether this machine reaches {start.workers[0]}."
     )
 
 
-def _word(chief: Channel, start: Start, training: Channel) -> int | None:
-    """The seed that the chief sends when all are there. None if what answers is no chief, or has gone again."""
+def _word(chief: Channel, start: Start, training: Channel) -> int | str:
+    """The seed that the chief sends when all are there; or why there is none."""
+    silence = "something listens there and says nothing"
     due = time.monotonic() + _HELLO_SECONDS
     while time.monotonic() < due:
         for source in readable([chief, training], 1.0):
@@ -202,15 +210,18 @@ def _word(chief: Channel, start: Start, training: Channel) -> int | None:
         for message in chief.receive():
             if "welcome" in message:  # it is the chief, who gives up in its own time
                 due = time.monotonic() + start.deadline_seconds + _EXTRA_SECONDS
+                silence = "it took this worker in and has said nothing since (stopped, or cut off from the network?)"
             elif "refused" in message:
                 raise _turned_away(start, message["refused"])
             elif "error" in message:
-                raise ClusterError(message["error"])
+                raise MissingPeerError(message["error"])
             elif "go" in message:
                 return int(message["go"])
+        if chief.nonsense:
+            return f"something else listens there and answers {chief.nonsense[:24]!r} (TensorFlow, of another job?)"
         if chief.closed:
-            return None
-    return None
+            return "it answers and breaks off"
+    return silence
 
 
 def _turned_away(start: Start, why: str) -> ClusterError:
@@ -220,21 +231,10 @@ def _turned_away(start: Start, why: str) -> ClusterError:
     )
 
 
-def _why_no_word(chief: Channel) -> str:
-    if chief.nonsense:
-        return f"something else listens there and answers {chief.nonsense[:24]!r} (TensorFlow, of another job?)"
-    return "it answers and breaks off" if chief.closed else "something listens there and says nothing"
-
-
 def _listener(start: Start) -> socket.socket:
-    """Listens on the port on all interfaces, as TensorFlow does: the name may be one that leads here by a detour."""
     _, port = _split(start.workers[0])
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        return socket.create_server(
-            ("", port), family=family, backlog=max(128, len(start.workers)), dualstack_ipv6=both
-        )
+        return listen_everywhere(port, backlog=max(128, len(start.workers)))
     except OSError as error:
         raise ClusterError(
             f"Expected port {port} to be free for {start.name(0)}, the chief. Found: {os.strerror(error.errno or 0)}. "

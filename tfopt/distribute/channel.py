@@ -23,9 +23,18 @@ Source = TypeVar("Source", bound=_HasFileno)
 
 
 def readable(sources: Iterable[Source], wait_seconds: float) -> list[Source]:
-    """Waits until something has come from one of the channels or sockets, and returns those.
+    """Waits until something can be read from one of several channels, sockets or pipes.
 
-    Closed ones are left out.
+    Args:
+        sources: What to wait for. Closed ones are left out.
+        wait_seconds: How long to wait at most; 0 or less: not at all.
+
+    Returns:
+        Those that something has come from, or whose other end has gone; none if the time is over.
+
+    Example:
+        >>> readable([channel], 0.5)
+        []
     """
     by_descriptor = {source.fileno(): source for source in sources if source.fileno() >= 0}
     poll = select.poll()  # select.select() knows descriptors below 1,024 only, and a training process may have more

@@ -1,10 +1,13 @@
 """Checks on this host, before TensorFlow starts, what would otherwise hang or fail there without a reason."""
 
 import errno
+import os
 import socket
 
 from tfopt.distribute.addresses import Address
+from tfopt.distribute.barrier import MissingPeerError
 from tfopt.distribute.cluster import Cluster
+from tfopt.distribute.listening import listen_everywhere
 from tfopt.distribute.names import Answers, look_up
 from tfopt.errors import ClusterError
 from tfopt.hardware.ports import port_holder
@@ -22,7 +25,8 @@ def check_host(cluster: Cluster, *, deadline_seconds: float = 10.0) -> None:
         deadline_seconds: How long the names may take to resolve, all together.
 
     Raises:
-        ClusterError: Names which of these is not so.
+        MissingPeerError: A name does not resolve.
+        ClusterError: Names which of the others is not so.
 
     Example:
         >>> check_host(resolve({}))
@@ -44,7 +48,7 @@ def _check_names(addresses: list[Address], answers: Answers, deadline_seconds: f
         if address.host not in answers.found
     ]
     if missing:
-        raise ClusterError(
+        raise MissingPeerError(  # in Kubernetes a pod has a name once it has started
             f"Expected the names of all {len(addresses)} workers' hosts to resolve within {deadline_seconds:g} s. "
             f"Found: not so for {listed(missing, 5)}. What to do: correct the names, or make them known here (DNS, "
             "/etc/hosts)."
@@ -76,24 +80,11 @@ def _is_here(family: int, address: tuple[object, ...]) -> bool:
 
 def _check_port(cluster: Cluster, port: int) -> None:
     try:
-        _bind(port)
+        listen_everywhere(port).close()
     except OSError as error:
         holder = port_holder(port) if error.errno == errno.EADDRINUSE else None
         raise ClusterError(
             f"Expected port {port} of {cluster.address}, the address of worker {cluster.index}, to be free. Found: "
-            f"{error.strerror}{f'; {holder} listens there' if holder else ''}. What to do: end what holds it (an "
-            "earlier run?), or give the worker another port, above 1023."
+            f"{os.strerror(error.errno or 0)}{f'; {holder} listens there' if holder else ''}. What to do: end what "
+            "holds it (an earlier run?), or give the worker another port, above 1023."
         ) from error
-
-
-def _bind(port: int) -> None:
-    """Binds the port for a moment as TensorFlow's server does: on every interface, whatever host the address names."""
-    with socket.socket(socket.AF_INET6 if _has_ipv6() else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if probe.family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        probe.bind(("", port))
-
-
-def _has_ipv6() -> bool:
-    return _is_here(socket.AF_INET6, ("::", 0, 0, 0))

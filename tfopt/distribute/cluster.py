@@ -22,7 +22,7 @@ class Cluster:
     not know.
 
     Attributes:
-        source: Where it was found: "arguments", "TF_CONFIG", or "one process" where nothing was found.
+        source: Where it was found: "arguments", "TF_CONFIG", "Slurm", "Kubernetes", or "one process" where nothing was.
         workers: Their addresses, "host:port", in the order of their ranks. Empty: this process trains alone.
         index: This process's rank, from 0.
         notes: What was looked for, in order, and what came of it.

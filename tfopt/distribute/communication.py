@@ -17,20 +17,17 @@ class Communication:
     Attributes:
         implementation: "NCCL" between GPUs, "RING" between CPUs.
         bytes_per_pack: Gradients are sent in packs of about this size; 0: all in one.
-        timeout_seconds: After which a collective operation fails; None: never.
         reasons: Why, a line for each.
     """
 
     implementation: str
     bytes_per_pack: int
-    timeout_seconds: float | None
     reasons: tuple[str, ...]
 
     def options(self) -> tf.distribute.experimental.CommunicationOptions:
         """The same as TensorFlow takes it."""
         return tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=self.bytes_per_pack,
-            timeout_seconds=self.timeout_seconds,
             implementation=tf.distribute.experimental.CommunicationImplementation(self.implementation),
         )
 
@@ -68,4 +65,4 @@ def communication(cluster: Cluster, gpus: int) -> Communication:
     else:
         pack, packs = 0, "gradients in one pack: over a ring of CPUs each pack is a round of its own"
     limit = "no time limit: the watchdog ends this worker when a peer is lost, and slow peers are waited for"
-    return Communication(implementation, pack, None, (f"{implementation}: {why}", packs, limit))
+    return Communication(implementation, pack, (f"{implementation}: {why}", packs, limit))

@@ -1,5 +1,6 @@
 """Which GPUs this worker takes: those that its launcher left it, divided among the workers on this host."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -36,56 +37,53 @@ class VisibleDevices:
         return asdict(self)
 
 
-def visible_devices(
-    environ: Mapping[str, str], cluster: Cluster, *, devices_per_worker: int | None = None
-) -> VisibleDevices:
+def visible_devices(environ: Mapping[str, str], cluster: Cluster) -> VisibleDevices:
     """Returns the CUDA_VISIBLE_DEVICES for this worker; to be set before TensorFlow looks for GPUs.
 
     What a launcher set is never replaced, only narrowed: the workers on a host divide its entries in equal blocks, in
     their order. With MIG each takes one entry, for CUDA uses one instance in a process. One entry, or fewer than there
-    are workers on the host, are taken for this worker's own. Where the variable is unset and several workers stand on
-    the host, they divide all its GPUs.
+    are workers on the host, or than Slurm's step has there, are taken for this worker's own. Where the variable is
+    unset and several workers stand on the host, they divide all its GPUs.
 
     Args:
-        environ: Read for CUDA_VISIBLE_DEVICES, and TFOPT_GPUS_ASSIGNED: set where the launcher has divided them.
+        environ: Read for CUDA_VISIBLE_DEVICES, for TFOPT_GPUS_ASSIGNED, set where the launcher has divided them, and
+            in a Slurm step for SLURM_GPUS_ON_NODE.
         cluster: From `resolve()`.
-        devices_per_worker: Take so many, and leave the others unused. Default: all, divided by the workers.
 
     Raises:
-        TypeError: `devices_per_worker` is no integer.
-        ValueError: It is below 1.
-        ClusterError: There are not so many.
+        ClusterError: There are fewer GPUs than workers on the host, which NCCL does not let share one.
 
     Example:
         >>> print(visible_devices({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, Cluster("x", ("a:1", "a:2"), 1)))
         CUDA_VISIBLE_DEVICES=6,7: 2 of 4 GPUs, local rank 1 of 2
     """
-    _check_argument(devices_per_worker)
     value = environ.get(NAME)
-    if value is None and cluster.local_workers == 1 and devices_per_worker is None:
+    if value is None and cluster.local_workers == 1:
         return VisibleDevices(None, "the only worker on this host takes all GPUs")
     if value is not None and ASSIGNED in environ:
-        return VisibleDevices(value, "the launcher gave each worker its own")
+        return VisibleDevices(value, "this worker's own, says " + ASSIGNED)
     entries = visible_entries(environ)
     if not entries:
         return VisibleDevices(value, "no GPU")
-    return _narrowed(value, entries, cluster, devices_per_worker)
+    if value is not None and cluster.source == "Slurm" and len(entries) < _gpus_of_step(environ):
+        return VisibleDevices(value, "Slurm gave each task its own")
+    return _narrowed(value, entries, cluster)
 
 
-def _narrowed(value: str | None, entries: list[str], cluster: Cluster, wanted: int | None) -> VisibleDevices:
+def _gpus_of_step(environ: Mapping[str, str]) -> int:
+    """How many GPUs a Slurm step has on this node; a task that sees fewer was bound to them (--gpus-per-task)."""
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(count) if re.fullmatch("[0-9]{1,4}", count) else 0
+
+
+def _narrowed(value: str | None, entries: list[str], cluster: Cluster) -> VisibleDevices:
     workers, rank = cluster.local_workers, cluster.local_rank
-    mig = any(entry.startswith("MIG-") for entry in entries)
-    each = wanted or (1 if mig else max(1, len(entries) // workers))
-    enough = len(entries) >= workers * each
-    given = value is not None and len(entries) == each  # to this worker alone, by its launcher
-    if wanted is not None and ((mig and wanted > 1) or not (enough or given)):
-        raise _too_few(entries, wanted, workers)
-    if not enough and value is None:
-        return VisibleDevices(
-            None, f"fewer GPUs ({len(entries)}) than workers here ({workers}): NCCL refuses to share one"
-        )
-    if not enough:
+    if len(entries) < workers:
+        if value is None:
+            raise _too_few(entries, workers)
         return VisibleDevices(value, f"taken for this worker's own: too few to divide among {workers}")
+    mig = any(entry.startswith("MIG-") for entry in entries)
+    each = 1 if mig else len(entries) // workers
     own = entries[rank * each : (rank + 1) * each]
     if own == entries:
         return VisibleDevices(value, "the only worker on this host takes all GPUs")
@@ -111,22 +109,9 @@ def visible_entries(environ: Mapping[str, str]) -> list[str]:
     return read if len(set(read)) == len(read) else []
 
 
-def _check_argument(devices_per_worker: int | None) -> None:
-    if devices_per_worker is None:
-        return
-    if not isinstance(devices_per_worker, int) or isinstance(devices_per_worker, bool):
-        kind = type(devices_per_worker).__name__
-        raise TypeError(f"Expected devices_per_worker as an integer. Received: {kind}. What to do: give an int.")
-    if devices_per_worker < 1:
-        raise ValueError(
-            f"Expected devices_per_worker of 1 or more. Received: {devices_per_worker}. What to do: hide the GPUs with "
-            f"{NAME}=-1 to train on CPUs."
-        )
-
-
-def _too_few(entries: list[str], wanted: int, workers: int) -> ClusterError:
+def _too_few(entries: list[str], workers: int) -> ClusterError:
     return ClusterError(
-        f"Expected {wanted} GPUs for each of the {workers} workers on this host, and of MIG instances 1, for CUDA uses "
-        f"one in a process. Found: {len(entries)} ({', '.join(entries)}). What to do: start fewer workers on the host, "
-        "or ask for fewer GPUs for each."
+        f"Expected a GPU for each of the {workers} workers on this host. Found: {len(entries)} ({', '.join(entries)}), "
+        "and NCCL does not let workers share one. What to do: start fewer workers here, or train on the CPUs, with "
+        f"{NAME}=-1."
     )

@@ -7,11 +7,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from tfopt.distribute.exit_codes import ENVIRONMENT, USAGE
 from tfopt.distribute.local_cluster import local_cluster
 from tfopt.distribute.local_workers import LocalWorkers
 from tfopt.errors import ClusterError
 
-USAGE, ENVIRONMENT = 2, 3
+_USAGE = """\
+python -m tfopt.distribute.launch -n N [--gpus-per-worker K] SCRIPT [ARGUMENT ...]
+       python -m tfopt.distribute.launch -n N [--gpus-per-worker K] -m MODULE [ARGUMENT ...]"""
+
+_DESCRIPTION = """\
+Starts N workers of one training on this machine, each with a TF_CONFIG of its
+own, and shows their output with the worker's rank before each line."""
+
+_EXIT_CODES = """\
+exit codes:
+  0        all workers ended well
+  2        wrong usage
+  3        this machine cannot run it: too few GPUs, say
+  75       each worker that failed had lost another: start the job again
+  130      interrupted (Ctrl-C)
+  128 + n  signal n ended the first worker that failed: 137 is SIGKILL, as when
+           memory runs out, and 143 SIGTERM
+  others   the exit code of the first worker that failed
+
+When a worker fails, the others lose it and end with 75; the exit code is still
+that of the first. So a scheduler should start the job again after 75, 137 and
+143. After any other code the same would happen again."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,27 +96,33 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Says what is wrong in three parts."""
         self.print_usage(sys.stderr)
-        self.exit(USAGE, f"Expected arguments as above. Received: {message}. What to do: see --help for each.\n")
+        said = message.replace("the following arguments are required:", "nothing for")
+        self.exit(USAGE, f"Expected a command as above. Received: {said}. What to do: correct it; --help says more.\n")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(
-        prog="python -m tfopt.distribute.launch",
-        description="Starts several workers of one training on this machine, each with a TF_CONFIG of its own, and "
-        "shows their output with their rank before each line.",
-        epilog="exit codes: that of the first worker that failed (128 + n if signal n killed it), 2 wrong usage, "
-        "3 too few GPUs, 75 restart me (a worker was lost), 130 interrupted",
+        usage=_USAGE,
+        description=_DESCRIPTION,
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-n", dest="workers", type=_count, required=True, metavar="N", help="how many workers")
     parser.add_argument(
-        "--gpus-per-worker", type=_count, metavar="K", help="GPUs for each worker (default: strategy() divides them)"
+        "--gpus-per-worker",
+        type=_count,
+        metavar="K",
+        help="GPUs for each worker (default: tfopt.distribute.strategy() divides all among them)",
     )
-    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
-    parser.add_argument("script", help="the training script (with -m: module)")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
+    parser.add_argument("script", metavar="SCRIPT", help="the training script")
+    arguments_of_script = parser.add_argument(
+        "arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="passed to the script, options too"
+    )
+    arguments_of_script.required = False  # or argparse would call it missing where the script is
     options = parser.parse_args(arguments)
     if not options.module and not Path(options.script).exists():
-        parser.error(f"{options.script!r}, and there is no such file")
+        parser.error(f"the script {options.script!r}, and there is no such file")
     return options
 
 

@@ -14,10 +14,8 @@ from types import FrameType
 from typing import IO
 
 from tfopt.distribute.channel import readable
+from tfopt.distribute.exit_codes import INTERRUPTED, RESTART
 from tfopt.distribute.prefixing import Prefixer, write_whole
-
-RESTART = 75  # what the watchdog ends a worker with that has lost a peer
-INTERRUPTED = 130
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

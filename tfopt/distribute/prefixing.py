@@ -36,10 +36,12 @@ class Prefixer:
         out = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole]
         if b"\r" in self._rest:
             drawn, _, self._rest = self._rest.rpartition(b"\r")
-            state = drawn.rpartition(b"\r")[2]
+            state = drawn.rstrip(b"\r").rpartition(b"\r")[2]
             if state and self._clock() - self._drawn_at >= _REDRAWN_SECONDS:
                 self._drawn_at = self._clock()
                 out.append(state)
+            if state and not self._rest:  # it stands until something is drawn over it, and may be the last one
+                self._rest = state + b"\r"
         while len(self._rest) >= _LINE_BYTES:
             out.append(self._rest[:_LINE_BYTES])
             self._rest = self._rest[_LINE_BYTES:]

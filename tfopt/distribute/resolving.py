@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tfopt.distribute.cluster import ONE_PROCESS, Cluster
+from tfopt.distribute.kubernetes import from_kubernetes
+from tfopt.distribute.slurm import from_slurm
 from tfopt.distribute.tf_config import from_tf_config
 
 # In this order; the first that finds a cluster is taken. Each returns the cluster, or in a line why there is none.
-SOURCES: tuple[Callable[[Mapping[str, str]], Cluster | str], ...] = (from_tf_config,)
+SOURCES: tuple[Callable[[Mapping[str, str]], Cluster | str], ...] = (from_tf_config, from_slurm, from_kubernetes)
 
 
 def resolve(
@@ -16,11 +18,12 @@ def resolve(
 ) -> Cluster:
     """Returns the cluster that this process belongs to, without loading TensorFlow.
 
-    Taken is the first of: the arguments, a valid TF_CONFIG, this process alone. A TF_CONFIG that is there and wrong
-    is an error, and never "this process alone": its workers would each train a model of their own.
+    Taken is the first of: the arguments, a valid TF_CONFIG (Ray sets it), a Slurm step, TFOPT_WORKERS in a pod of
+    Kubernetes, this process alone. A cluster that is described wrongly is an error, and never "this process alone": its
+    workers would each train a model of their own.
 
     Args:
-        environ: Where TF_CONFIG is read. Default: this process's environment.
+        environ: Where TF_CONFIG and the schedulers' variables are read. Default: this process's environment.
         workers: The addresses of all workers, "host:port", in the order of their ranks. Default: looked for.
         index: This process's place in `workers`, from 0. Goes with `workers`.
 
@@ -34,6 +37,8 @@ def resolve(
         one process
           arguments: none
           TF_CONFIG: not set
+          Slurm: not in a job
+          Kubernetes: not in a pod
     """
     if workers is not None or index is not None:
         return _from_arguments(workers, index)

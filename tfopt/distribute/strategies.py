@@ -9,13 +9,16 @@ import tensorflow as tf
 
 from tfopt import hardware, repairs
 from tfopt.distribute.affinity import bind_cpus, threads
+from tfopt.distribute.barrier import MissingPeerError
 from tfopt.distribute.checking import check_host
 from tfopt.distribute.cluster import Cluster
 from tfopt.distribute.communication import communication
-from tfopt.distribute.devices import NAME, visible_devices
+from tfopt.distribute.devices import ASSIGNED, NAME, visible_devices
+from tfopt.distribute.exit_codes import RESTART
 from tfopt.distribute.refusals import refuse, refuse_distribution
 from tfopt.distribute.resolving import resolve
-from tfopt.distribute.watch import RESTART, Watch, restore_sigterm
+from tfopt.distribute.sigterm import restore_sigterm
+from tfopt.distribute.watch import Watch
 from tfopt.errors import ClusterError, unknown_name
 
 KINDS = ("auto", "one_device", "mirrored", "multi_worker")
@@ -53,7 +56,8 @@ def strategy(kind: str = "auto", *, start_seconds: float = 60.0) -> tf.distribut
 
     Raises:
         ValueError: There is no such kind.
-        tfopt.errors.ClusterError: The cluster is described wrongly, or what `kind` insists on is not there.
+        tfopt.errors.ClusterError: The cluster is described wrongly, another job has its ports, there are fewer GPUs
+            than workers on this host, or what `kind` insists on is not there. Starting again would not help.
         tfopt.errors.UnsupportedError: It is a kind that Keras on TensorFlow cannot do, or this Keras is not one that
             tfopt's repairs know.
         SystemExit: With code 75: a worker did not come within `start_seconds`; which one stands on stderr.
@@ -97,7 +101,11 @@ def _make(kind: str, start_seconds: float) -> _Made:
             "python -m tfopt.distribute.launch -n 2, or set TF_CONFIG in each worker."
         )
     if len(cluster.workers) > 1 and kind in ("auto", "multi_worker"):
-        return _of_workers(cluster, start_seconds)
+        try:
+            return _of_workers(cluster, start_seconds)
+        except MissingPeerError as error:
+            sys.stderr.write(f"tfopt: {error}\n")
+            raise SystemExit(RESTART) from error
     devices = _devices() if kind != "one_device" else []
     if kind == "mirrored" and len(devices) < 2:
         raise ClusterError(
@@ -118,36 +126,30 @@ def _devices() -> list[str]:
 
 
 def _of_workers(cluster: Cluster, start_seconds: float) -> _Made:
-    check_host(cluster)
+    check_host(cluster, deadline_seconds=start_seconds)
     visible = visible_devices(os.environ, cluster)
     if visible.value is not None:
         os.environ[NAME] = visible.value
+        os.environ[ASSIGNED] = "1"  # a second call, after an error, would divide it again
     used = hardware.gpus()
     binding = bind_cpus(used)
     pools = threads(cluster, binding=binding)
     chosen = communication(cluster, len(used))
     repairs.install(*repairs.REPLICAS)
-    watch = _watch(cluster, start_seconds)
-    os.environ["TF_CONFIG"] = json.dumps(cluster.tf_config())
     try:
+        # Before the others go on without this one: both fail if it is too late for a strategy.
         tf.config.threading.set_intra_op_parallelism_threads(pools.intra_op)
         tf.config.threading.set_inter_op_parallelism_threads(pools.inter_op)
+        watch = Watch.start(cluster, deadline_seconds=start_seconds)
+        os.environ["TF_CONFIG"] = json.dumps(cluster.tf_config())
         made = tf.distribute.MultiWorkerMirroredStrategy(communication_options=chosen.options())
     except RuntimeError as error:
         raise ClusterError(
-            f"Expected TensorFlow to start with the strategy. Found {error} Call tfopt.distribute.strategy() before "
-            "anything else of TensorFlow: tensors, models, lists of devices."
+            f"Expected TensorFlow to start with the strategy. Found: {str(error).rstrip('.')}. What to do: call "
+            "tfopt.distribute.strategy() before anything else of TensorFlow: tensors, models, lists of devices."
         ) from error
     restore_sigterm()
     if tf.compat.v1.get_seed(None) == (None, None):
         tf.random.set_seed(watch.seed)  # or each worker would shuffle its own way, and train on what others have
     notes = [str(visible), f"CPUs: {binding}", f"threads: {pools}", *chosen.reasons]
     return _Made("multi_worker", made, cluster, notes)
-
-
-def _watch(cluster: Cluster, start_seconds: float) -> Watch:
-    try:
-        return Watch.start(cluster, deadline_seconds=start_seconds)
-    except ClusterError as error:
-        sys.stderr.write(f"tfopt: {error}\n")
-        raise SystemExit(RESTART) from error

@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
+from tfopt.distribute.barrier import MissingPeerError
 from tfopt.distribute.channel import Channel, readable
+from tfopt.distribute.exit_codes import RESTART
 from tfopt.distribute.intervals import Intervals
 from tfopt.errors import ClusterError
-
-RESTART = 75  # EX_TEMPFAIL of sysexits.h: start me again
 
 _ROOT = str(Path(__file__).parents[2])
 # -I and -S: neither the folder that training runs in nor PYTHONPATH may put another `socket.py` before Python's.
@@ -81,7 +80,9 @@ class Watch:
             intervals: Default: those of the environment (TFOPT_WATCH_…).
 
         Raises:
-            ClusterError: A worker, named in the text, did not come; the port is taken; or another job is there.
+            tfopt.distribute.barrier.MissingPeerError: A worker, named in the text, did not come in time.
+            ClusterError: The port is taken, another job or another worker of this index is there, or one of the
+                intervals is wrong.
             ValueError: `deadline_seconds` is not positive.
         """
         if not 0 < deadline_seconds < threading.TIMEOUT_MAX:
@@ -162,10 +163,12 @@ class Watch:
         self._previous_exit(code)
 
     def _say_bye(self) -> None:
-        if self._exit_code in (None, 0):
+        code = self._exit_code
+        if code in (None, 0):
             self._say(bye=True)
-        else:
-            self._say(failed=f"it ended with exit code {self._exit_code}"[:_SAID_CHARACTERS], on_purpose=True)
+        else:  # a text is written to stderr, and the code is 1
+            text = f"it ended with exit code {code if isinstance(code, int) else f'1: {code}'}"
+            self._say(failed=text[:_SAID_CHARACTERS], on_purpose=True)
         with contextlib.suppress(subprocess.TimeoutExpired):  # it ends as soon as the others know
             self._process.wait(self._intervals.linger_seconds + 1)
 
@@ -180,17 +183,6 @@ class Watch:
         self._over = True
         self._channel.close()
         Watch._running = None
-
-
-def restore_sigterm() -> None:
-    """Gives SIGTERM back to Python. Call it in the main thread when TensorFlow's distributed runtime has started.
-
-    That runtime puts a handler of its own in place, which takes note of the signal and lets the process run on. What
-    `signal.signal` has set before, or the default action, is in force again after this.
-    """
-    handler = signal.getsignal(signal.SIGTERM)
-    if handler is not None:
-        signal.signal(signal.SIGTERM, handler)
 
 
 def _start_watchdog(
@@ -219,7 +211,7 @@ def _await_go(channel: Channel, due: float) -> int:
         readable([channel], 1.0)
         for message in channel.receive():
             if "go" not in message:
-                raise ClusterError(message["error"])
+                raise (MissingPeerError if message["missing"] else ClusterError)(message["error"])
             return int(message["go"])
     found = "it ended" if channel.closed else "it says nothing"
     raise ClusterError(
@@ -241,7 +233,7 @@ def _end(text: str) -> NoReturn:
         flush.start()
         flush.join(_FLUSH_SECONDS)
     with contextlib.suppress(OSError):  # there may be no stderr
-        os.write(2, f"\n{text}\n".encode())
+        os.write(2, f"\n{text} This process ends with exit code {RESTART}.\n".encode())
     os._exit(RESTART)
 
 

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Any
 
-from tfopt.distribute.barrier import Gathering, Start, join
+from tfopt.distribute.barrier import Gathering, MissingPeerError, Start, join
 from tfopt.distribute.channel import Channel, readable
 from tfopt.distribute.intervals import Intervals
 from tfopt.distribute.watched import Fate, Watched
@@ -123,6 +123,7 @@ class Watchdog:
 
     def _answer(self) -> None:
         """A worker whose communication broke waits to hear through whom: a lost one, or else one that has left."""
+        # It need not end at its leisure any more. Once told, it is not told again: each time would put the kill off.
         told = self._kill_at < math.inf
         if self._training.asks and self._sentence and not told:
             self._sentence_at = min(self._sentence_at, time.monotonic())
@@ -172,22 +173,23 @@ class Watchdog:
 
 
 def _sentence(start: Start, index: int, fate: Fate) -> str:
-    own = start.name(start.index)
+    own, why = start.name(start.index), fate.why.rstrip(" .:")  # the end of an error's own text
     if index == start.index:
         return (
-            f"Expected this worker, {own}, to go on. Found: {fate.why}. The other workers were told and end. "
+            f"Expected this worker, {own}, to go on. Found: {why}. The other workers were told and end. "
             "What to do: find out what held it up, then start all workers again."
         )
     return (
-        f"Expected {start.name(index)} to train with this one, {own}, to the end. Found: {fate.why}. What to do: look "
-        f"into the output of worker {index} first, then start all workers again; this one ends with exit code 75."
+        f"Expected {start.name(index)} to train with this one, {own}, to the end. Found: {why}. What to do: look "
+        f"into the output of worker {index} first, then start all workers again."
     )
 
 
 def main() -> None:
     """Runs in the small process. Its standard input is a socket to the training process."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the training process; this one is to outlive it by a moment
+    # Meant for the training process, which this one is to outlive by a moment; Slurm sends them to every process.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
     channel = Channel(socket.socket(fileno=0), line_bytes=_SETUP_BYTES)
     setup = _setup(channel)
@@ -199,7 +201,7 @@ def main() -> None:
             chief, seed = join(start, channel)
             links = {_CHIEF: chief}
     except ClusterError as error:
-        channel.send(error=str(error))
+        channel.send(error=str(error), missing=isinstance(error, MissingPeerError))
         return
     channel.send(go=seed)
     intervals = Intervals(**setup["intervals"])

@@ -1,0 +1,163 @@
+"""A real Ray on this machine runs the template with two workers, and one of them is killed on the way."""
+
+import importlib.util
+import inspect
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tfopt.distribute.ray import _in_worker, trainer
+from tfopt.distribute.watch import Watch
+from tfopt.errors import UnsupportedError
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 400  # seconds, only to keep a test that fails from hanging
+
+# The template as it stands, but that each worker tells when it starts, and the second one is killed in epoch 2.
+SCRIPT = """
+import json, os, signal, sys
+from pathlib import Path
+
+import ray, ray.train
+
+import training
+from tfopt.distribute.ray import load
+
+FOLDER = Path(sys.argv[1])
+whole = training.train
+
+def train(config):
+    import tensorflow as tf
+
+    rank, checkpoint = ray.train.get_context().get_world_rank(), ray.train.get_checkpoint()
+    report, reported = ray.train.report, []
+
+    def report_and_die(metrics, checkpoint=None):
+        report(metrics, checkpoint=checkpoint)
+        reported.append(metrics)
+        if rank == 1 and not resumed and len(reported) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    resumed = checkpoint.get_metadata()["epochs"] if checkpoint else 0
+    ray.train.report = report_and_die
+    whole(config)
+    found = {"rank": rank, "resumed": resumed, "reported": reported, "keras": tf.keras.__version__}
+    found["assigned"] = os.environ["TFOPT_GPUS_ASSIGNED"]
+    (FOLDER / f"worker{rank}.json").write_text(json.dumps(found))
+
+training.train, training.STORAGE = train, str(FOLDER / "runs")
+ray.init(num_cpus=2, include_dashboard=False)
+training.main()
+ray.shutdown()
+
+def state(model):
+    return [variable.numpy().tolist() for variable in model.weights + model.optimizer.variables]
+
+last = sorted(path for path in (FOLDER / "runs" / training.NAME).glob("checkpoint_*") if path.is_dir())[-1]
+trained, alone = training.make_model(), training.make_model()
+load(trained, ray.train.Checkpoint.from_directory(last))
+x, y = training.data()
+history = alone.fit(x, y, batch_size=64, epochs=5, shuffle=False, verbose=0).history
+compared = {"trained": state(trained), "alone": state(alone), "loss": history["loss"], "last": str(last)}
+(FOLDER / "compared.json").write_text(json.dumps(compared))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder that the run has left, and what it has printed."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install 'ray[train]'")
+    folder = tmp_path_factory.mktemp("ray")
+    shutil.copy(ROOT / "tfopt" / "distribute" / "templates" / "ray.py", folder / "training.py")
+    (folder / "driver.py").write_text(SCRIPT)
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    process = subprocess.Popen(
+        [sys.executable, "driver.py", folder],
+        cwd=folder,
+        env=environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "TFOPT_GPUS_ASSIGNED": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, _ = process.communicate(timeout=DEADLINE)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, out
+    return folder, out
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+class TestTheTemplate:
+    def test_goes_on_from_the_checkpoint_after_a_worker_was_killed(self, run):
+        workers = [read(run[0], f"worker{rank}.json") for rank in range(2)]
+        assert [worker["rank"] for worker in workers] == [0, 1]
+        assert workers[0]["resumed"] == workers[1]["resumed"]
+        assert workers[0]["resumed"] in (1, 2)  # Ray may not have heard of the checkpoint at whose end it happened
+        assert all(len(worker["reported"]) == 5 - worker["resumed"] for worker in workers)
+
+    def test_trains_what_one_process_trains(self, run):
+        compared = read(run[0], "compared.json")
+        assert len(compared["trained"]) == len(compared["alone"]) > 4
+        for trained, alone in zip(compared["trained"], compared["alone"], strict=True):
+            assert flat(trained) == pytest.approx(flat(alone), rel=1e-3, abs=1e-5)
+
+    def test_reports_metrics_and_a_checkpoint(self, run):
+        folder, out = run
+        compared = read(folder, "compared.json")
+        losses = [metrics["loss"] for metrics in read(folder, "worker0.json")["reported"]]
+        assert losses == pytest.approx(compared["loss"][-len(losses) :], rel=1e-4)
+        assert f"path={compared['last']})\n" in out
+
+    def test_is_keras_3_on_gpus_of_each_workers_own(self, run):
+        worker = read(run[0], "worker0.json")
+        assert worker["keras"].startswith("3.")
+        assert worker["assigned"] == "1"
+
+
+def flat(values):
+    return [number for value in values for number in flat(value)] if isinstance(values, list) else [values]
+
+
+class TestTheEndOfAWorker:
+    """Ray kills its workers when all have ended: without a goodbye the last ones would report a loss."""
+
+    @pytest.fixture
+    def byes(self, monkeypatch):
+        said = []
+        monkeypatch.setattr(Watch, "_running", SimpleNamespace(_say_bye=lambda: said.append("bye")))
+        monkeypatch.setenv("TFOPT_GPUS_ASSIGNED", "")
+        return said
+
+    def test_is_told_to_the_others(self, byes):
+        def train(config):
+            assert byes == []
+            return config
+
+        run = _in_worker(train)
+        assert list(inspect.signature(run).parameters) == ["config"]  # Ray looks whether there is one
+        assert (run({"epochs": 5}), byes) == ({"epochs": 5}, ["bye"])
+
+    def test_is_left_to_ray_if_it_failed(self, byes):
+        with pytest.raises(ZeroDivisionError):
+            _in_worker(lambda: 1 / 0)()
+        assert byes == []
+
+
+def test_without_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray.train.tensorflow", None)
+    with pytest.raises(UnsupportedError, match=r"Expected Ray.* Run: pip install 'tfopt\[ray\]'"):
+        trainer(print)

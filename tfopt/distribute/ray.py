@@ -1,0 +1,126 @@
+"""Keras trainings under Ray Train: workers that train in step, report each epoch, and go on after one was lost.
+
+Stock, Keras fails under Ray's TensorflowTrainer (ray#47464). `tfopt.distribute.strategy()` in the training function
+mends that, here as elsewhere; Ray sets TF_CONFIG, so nothing else tells it where it is.
+"""
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import keras
+    from ray.train import Checkpoint
+    from ray.train.tensorflow import TensorflowTrainer
+
+_WEIGHTS = "model.weights.h5"
+_EPOCHS = "epochs"
+
+
+def trainer(train: Callable[..., Any], **options: Any) -> "TensorflowTrainer":
+    """Returns Ray's TensorflowTrainer for a training function that calls `tfopt.distribute.strategy()`.
+
+    Call `fit()` on it in the script that you submit to Ray. Before the function starts, each worker is told that its
+    GPUs are its own and that `tf.keras` is Keras 3; when the function has ended, so has the watch over the worker.
+
+    Args:
+        train: The training function, with or without one argument, the config. It imports TensorFlow and Keras itself.
+        options: What TensorflowTrainer takes: `scaling_config`, `run_config`, `train_loop_config` and more.
+
+    Raises:
+        tfopt.errors.UnsupportedError: Ray is not installed.
+
+    Example:
+        >>> run = trainer(train, scaling_config=ScalingConfig(num_workers=2))
+        >>> print(run.fit().metrics)
+    """
+    try:
+        from ray.train.tensorflow import TensorflowTrainer
+    except ImportError as error:
+        raise UnsupportedError(
+            "Expected Ray, to train with. Found: it is not installed. Run: pip install 'tfopt[ray]'"
+        ) from error
+    return TensorflowTrainer(_in_worker(train), **options)
+
+
+def report_checkpoints(model: "keras.Model") -> "keras.callbacks.Callback":
+    """Returns a callback for `model.fit` that reports the metrics and the weights of every epoch to Ray Train.
+
+    Give it to `fit` in every worker, and call `restore` before `fit`. The optimizer's state is among the weights.
+
+    Args:
+        model: The model that is trained.
+
+    Example:
+        >>> model.fit(x, y, epochs=10, initial_epoch=restore(model), callbacks=[report_checkpoints(model)])
+    """
+    import keras
+
+    return keras.callbacks.LambdaCallback(on_epoch_end=functools.partial(_report, model))
+
+
+def restore(model: "keras.Model") -> int:
+    """Loads the checkpoint that Ray Train has of this run, and returns how many epochs it holds; without one, 0.
+
+    Call it in every worker, after `compile`. Ray has one after a worker was lost, and where a run of the same name has
+    been there before.
+
+    Args:
+        model: The model as `report_checkpoints` saw it, built and compiled.
+
+    Example:
+        >>> first = restore(model)
+        >>> model.fit(x, y, epochs=10, initial_epoch=first, callbacks=[report_checkpoints(model)])
+    """
+    import ray.train
+
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        return 0
+    load(model, checkpoint)
+    return int(checkpoint.get_metadata()[_EPOCHS])
+
+
+def load(model: "keras.Model", checkpoint: "Checkpoint") -> None:
+    """Loads into a model what `report_checkpoints` has saved: after the training, from the result's checkpoint.
+
+    Example:
+        >>> load(model, result.checkpoint)
+    """
+    with model.distribute_strategy.scope(), checkpoint.as_directory() as folder:
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)  # or its state in the file would be left out
+        model.load_weights(Path(folder, _WEIGHTS))
+
+
+def _report(model: "keras.Model", epoch: int, logs: dict[str, float] | None) -> None:
+    import ray.train
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_weights(Path(folder, _WEIGHTS))  # in all workers: one that saves alone may wait for the others
+        checkpoint = None
+        if ray.train.get_context().get_world_rank() == 0:
+            checkpoint = ray.train.Checkpoint.from_directory(folder)
+            checkpoint.set_metadata({_EPOCHS: epoch + 1})
+        ray.train.report(dict(logs or {}), checkpoint=checkpoint)
+
+
+def _in_worker(train: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(train)  # Ray looks at the signature for the config
+    def run(*config: Any) -> Any:
+        from tfopt.distribute.devices import ASSIGNED
+        from tfopt.distribute.watch import Watch
+
+        os.environ.pop("TF_USE_LEGACY_KERAS", None)  # Ray sets it, for Keras 2
+        os.environ[ASSIGNED] = "1"
+        result = train(*config)
+        if Watch._running is not None:
+            Watch._running._say_bye()  # Ray kills its workers, and nothing runs at their end
+        return result
+
+    return run

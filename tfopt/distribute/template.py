@@ -1,0 +1,57 @@
+"""Prints a ready job for a scheduler: `python -m tfopt.distribute.template kubernetes > job.yaml`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+
+from tfopt.errors import unknown_name
+
+FILES = {"slurm": "slurm.sh", "kubernetes": "kubernetes.yaml", "ray": "ray.py"}
+
+
+def template(name: str) -> str:
+    """Returns the text of a ready job, with comments where a site must fill in.
+
+    Args:
+        name: "slurm", "kubernetes" or "ray".
+
+    Raises:
+        ValueError: There is no such template.
+
+    Example:
+        >>> template("kubernetes").splitlines()[0]
+        '# A training of several workers on Kubernetes: an indexed Job, and the headless Service that names its pods.'
+    """
+    if name not in FILES:
+        raise unknown_name("template", name, FILES)
+    return (files("tfopt.distribute") / "templates" / FILES[name]).read_text(encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = _parser()
+    try:
+        text = template(parser.parse_args(arguments).name)
+    except ValueError as error:
+        parser.error(str(error))
+    sys.stdout.write(text)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tfopt.distribute.template",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Prints a ready job, with comments where your site must fill in. Send it to a file:",
+        epilog="slurm       a batch script:    sbatch job.sh\n"
+        "kubernetes  a manifest:        kubectl apply -f job.yaml\n"
+        "ray         a Python script:   ray job submit -- python training.py\n\n"
+        "exit codes: 0 printed, 2 wrong usage",
+    )
+    parser.add_argument("name", metavar="{" + ",".join(FILES) + "}", help="the scheduler")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
