@@ -1,4 +1,4 @@
-"""The snippets of docs/distribution.md run as they stand, one after the other."""
+"""The snippets of docs/distribution.md and docs/clusters.md run as they stand, one after the other."""
 
 from snippets import run_snippets
 
@@ -7,3 +7,7 @@ def test_the_snippets_run(tmp_path):
     printed = run_snippets("distribution.md", tmp_path)
     assert "one device: as without a strategy" in printed
     assert "worker 1 (127.0.0.1:2223) of 2 workers, from arguments\nFalse 1 2\none process" in printed
+
+
+def test_the_snippets_for_clusters_run(tmp_path):
+    assert "worker 6 (set-w-1-2.set:2222) of 8 workers, from Kubernetes\n" in run_snippets("clusters.md", tmp_path)

@@ -57,6 +57,7 @@ def test_a_name_is_found_whole_and_not_by_its_beginning():
     environ = {"TFOPT_WORKERS": "train-[0-11].train:2222"}
     assert from_kubernetes(environ | {"HOSTNAME": "train-1"}).index == 1
     assert from_kubernetes(environ | {"HOSTNAME": "train-11"}).index == 11
+    assert from_kubernetes(environ | {"HOSTNAME": "train-11.train.default.svc"}).index == 11
 
 
 @pytest.mark.parametrize(

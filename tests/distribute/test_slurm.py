@@ -120,7 +120,7 @@ class TestPortsOfItsOwn:
     ("environ", "why"),
     [
         ({}, "Slurm: not in a job"),
-        ({"SLURM_CONF": "/etc/slurm.conf", "SLURM_STEP_NUM_TASKS": "2"}, "Slurm: not in a job"),
+        ({"SLURM_CONF": "/etc/slurm.conf"}, "Slurm: not in a job"),
         (BATCH_SHELL, "Slurm: in a job, but not in a step: srun did not start this process"),
         (BATCH_SHELL | {"SLURM_STEP_NUM_TASKS": "1"}, "Slurm: a step of one task"),
     ],
@@ -164,6 +164,8 @@ def test_tf_config_comes_first() -> None:
         ({"SLURM_DISTRIBUTION": "arbitrary"}, "to be block, cyclic or plane. Found: 'arbitrary', .*TF_CONFIG in each"),
         ({"SLURM_DISTRIBUTION": "plane"}, "Expected SLURM_DIST_PLANESIZE, "),
         ({"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": "0"}, "Expected SLURM_DIST_PLANESIZE to be .* '0'"),
+        ({"SLURM_STEP_RESV_PORTS": "1-5]a[1"}, r"Expected SLURM_STEP_RESV_PORTS to list ports.* Found: '1-5\]a\[1'"),
+        ({"SLURM_JOB_ID": None, "SLURM_STEP_RESV_PORTS": None}, "Expected SLURM_JOB_ID, "),
         ({"SLURM_STEP_RESV_PORTS": "21016-"}, r"Expected a list of hosts .* Found: '\[21016-\]'"),
         ({"SLURM_STEP_RESV_PORTS": None, "SLURM_JOB_ID": "31_4"}, "Expected SLURM_JOB_ID to be .* Found: '31_4'"),
         ({"SLURM_STEP_RESV_PORTS": None, "SLURM_STEP_ID": None}, "Expected SLURM_STEP_ID, "),

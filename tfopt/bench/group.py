@@ -44,15 +44,37 @@ class Group:
     def ask(self, call: str, **arguments: Any) -> list[dict[str, Any]]:
         """Has all of them call a method of `tfopt.bench.worker.Worker`, at once, and waits for the answers.
 
+        Args:
+            call: The method's name.
+            arguments: What it is called with, as JSON values.
+
+        Returns:
+            What each answers, in the order of the ranks.
+
         Raises:
             TfoptError: One ended, or did not answer in time. The end of what it wrote stands in the text.
+
+        Example:
+            >>> with Group([job, job]) as group:
+            ...     group.answers()  # they have started
+            ...     first, second = group.ask("train", batch_size=64, by_hand=True, steps=10)
         """
         for _, channel, _ in self._workers:
             channel.send(call=call, arguments=arguments)
         return self.answers(call)
 
     def answers(self, call: str = "start") -> list[dict[str, Any]]:
-        """Waits for an answer of each."""
+        """Waits for an answer of each, as after the start, which nobody asked for.
+
+        Args:
+            call: What was asked, for the error.
+
+        Returns:
+            What each answers, in the order of the ranks.
+
+        Raises:
+            TfoptError: As from `ask`.
+        """
         answers: dict[int, dict[str, Any]] = {}
         due = time.monotonic() + _ANSWER_SECONDS
         while len(answers) < len(self._workers):

@@ -88,3 +88,8 @@ def _fault(*, ipv6: str | None, name: str | None, port: str) -> str:
         valid = _IPV6_CHARACTERS.fullmatch(ipv6) and isinstance(Address(ipv6, int(port)).ip, ipaddress.IPv6Address)
         return "" if valid else f"{brief(ipv6)} is no IPv6 address"
     return "" if _HOST.fullmatch(name or "") else f"{brief(name)} is no name of a host"
+
+
+def wrong(expected: str, found: str, remedy: str) -> ClusterError:
+    """The error for an environment that describes a cluster wrongly, in three parts."""
+    return ClusterError(f"Expected {expected}. Found: {found}. What to do: {remedy}.")

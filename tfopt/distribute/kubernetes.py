@@ -12,7 +12,7 @@ It reads `[0-3]` as Slurm does. The names are in the order of the ranks, and a p
 
 from collections.abc import Mapping
 
-from tfopt.distribute.addresses import brief, parse_address
+from tfopt.distribute.addresses import brief, parse_address, wrong
 from tfopt.distribute.cluster import Cluster
 from tfopt.distribute.hostlist import expand
 from tfopt.errors import ClusterError
@@ -44,17 +44,18 @@ def from_kubernetes(environ: Mapping[str, str]) -> Cluster | str:
         workers = expand(text)
     except ClusterError as error:
         found = f"{brief(text)}, which is no such list"
-        raise _error(f"{WORKERS} to list the pods' addresses", found, f"write, for {_FORM}") from error
+        raise wrong(f"{WORKERS} to list the pods' addresses", found, f"write, for {_FORM}") from error
     return Cluster(SOURCE, workers, _index(workers, environ.get("HOSTNAME", "")))
 
 
 def _index(workers: tuple[str, ...], hostname: str) -> int:
     hosts = [parse_address(worker, whose=f"worker {rank} ({WORKERS})").host for rank, worker in enumerate(workers)]
-    ranks = [rank for rank, host in enumerate(hosts) if host.partition(".")[0] == hostname]
+    pod = hostname.partition(".")[0]  # where setHostnameAsFQDN is set, more follows
+    ranks = [rank for rank, host in enumerate(hosts) if host.partition(".")[0] == pod]
     if len(ranks) == 1:
         return ranks[0]
     found = f"it {len(ranks)} times" if ranks else listed(hosts, 4)
-    raise _error(
+    raise wrong(
         f"HOSTNAME, {brief(hostname)}, to be the first part of one name in {WORKERS}",
         found,
         f"list every pod once, for {_FORM}. With hostNetwork, HOSTNAME is the node's: set it in env to the pod's",
@@ -67,7 +68,3 @@ def _why_none(environ: Mapping[str, str]) -> str:
     index = environ.get("JOB_COMPLETION_INDEX")
     where = "in a pod" if index is None else f"in pod {brief(index)} of an indexed Job"
     return f"{SOURCE}: {where}, and {WORKERS} is not set: it trains alone"
-
-
-def _error(expected: str, found: str, remedy: str) -> ClusterError:
-    return ClusterError(f"Expected {expected}. Found: {found}. What to do: {remedy}.")

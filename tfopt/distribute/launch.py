@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     options = _parse(arguments)
     command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
+    if os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        sys.stderr.write("[launch] every task of this Slurm step starts workers of its own, of a training of its own\n")
     if os.environ.get("TF_CONFIG"):
         sys.stderr.write("[launch] the TF_CONFIG of the environment is replaced\n")
     try:

@@ -119,8 +119,7 @@ def _in_worker(train: Callable[..., Any]) -> Callable[..., Any]:
         os.environ.pop("TF_USE_LEGACY_KERAS", None)  # Ray sets it, for Keras 2
         os.environ[ASSIGNED] = "1"
         result = train(*config)
-        if Watch._running is not None:
-            Watch._running._say_bye()  # Ray kills its workers, and nothing runs at their end
+        Watch.say_bye()  # Ray kills its workers, and nothing runs at their end
         return result
 
     return run

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from tfopt.distribute.addresses import brief
+from tfopt.distribute.addresses import brief, wrong
 from tfopt.distribute.cluster import MOST_WORKERS, Cluster
 from tfopt.distribute.hostlist import MOST_HOSTS, expand
-from tfopt.errors import ClusterError
 
 # Below Linux's ephemeral ports (ip_local_port_range, from 32768 on), which any program may hold at the moment.
 _FIRST_PORT, _PORTS = 20_000, 12_768
-_PORTS_A_JOB = 16  # tasks of a node that no neighbouring job comes near to
+_PORTS_A_JOB = 16  # tasks up to which a job does not come near to its neighbours
 _JOBS_A_STEP = 331  # further apart than jobs that run on a node at the same time
 
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
@@ -32,9 +31,9 @@ def from_slurm(environ: Mapping[str, str]) -> Cluster | str:
         ClusterError: A variable of the step is missing or wrong, or does not tell where each task runs: a step with
             --distribution=arbitrary, or over several components of a heterogeneous job.
     """
-    if "SLURM_JOB_ID" not in environ:
-        return "Slurm: not in a job"
     if "SLURM_STEP_NUM_TASKS" not in environ:
+        if "SLURM_JOB_ID" not in environ:
+            return "Slurm: not in a job"
         return "Slurm: in a job, but not in a step: srun did not start this process"
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS", 1, MOST_WORKERS)
     if tasks == 1:
@@ -52,7 +51,7 @@ def _refuse_components(environ: Mapping[str, str]) -> None:
     """A step over several components lists its nodes in another order than their tasks."""
     components = {value for name, value in environ.items() if name.startswith(_HET_NODES)}
     if "SLURM_HET_SIZE" in environ and environ.get("SLURM_JOB_NODELIST") not in components:
-        raise _error(
+        raise wrong(
             "a step within one component of a heterogeneous job",
             "one over several components, whose tasks Slurm's variables do not place",
             "give all workers to one component and start them with srun --het-group=N",
@@ -66,10 +65,10 @@ def _tasks_per_node(environ: Mapping[str, str], nodes: int, tasks: int) -> list[
     found = [_TASKS.fullmatch(part) for part in text.split(",", MOST_HOSTS)]
     counts = [(int(match[1]), int(match[2] or 1)) for match in found if match]
     if len(counts) < len(found) or any(count < 1 for count, _ in counts):
-        raise _error(f"{name} in the form 2(x3),1", brief(text), _AS_SET)
+        raise wrong(f"{name} in the form 2(x3),1", brief(text), _AS_SET)
     if sum(times for _, times in counts) != nodes or sum(count * times for count, times in counts) != tasks:
         expected = f"{name} to place the {tasks} tasks of SLURM_STEP_NUM_TASKS on the {nodes} nodes of"
-        raise _error(f"{expected} SLURM_STEP_NODELIST", brief(text), _AS_SET)
+        raise wrong(f"{expected} SLURM_STEP_NODELIST", brief(text), _AS_SET)
     return [count for count, times in counts for _ in range(times)]
 
 
@@ -84,7 +83,7 @@ def _places(environ: Mapping[str, str], counts: Sequence[int]) -> list[tuple[int
     elif distribution == "plane":
         portion = _number(environ, "SLURM_DIST_PLANESIZE", 1, _MOST_NUMBER)
     else:
-        raise _error(
+        raise wrong(
             "SLURM_DISTRIBUTION to be block, cyclic or plane",
             f"{brief(distribution)}, with which Slurm's variables do not tell where each task runs",
             "start the step with srun --distribution=block, or set TF_CONFIG in each task",
@@ -110,10 +109,10 @@ def _check_own_place(
         "SLURM_GTIDS": here,
         "SLURMD_NODENAME": hosts[node],
     }
-    wrong = [name for name, value in expected.items() if environ.get(name, value) != value]
-    if wrong:
-        told = ", ".join(f"{name}={brief(environ[name])} and not {brief(expected[name])}" for name in wrong)
-        raise _error(
+    unlike = [name for name, value in expected.items() if environ.get(name, value) != value]
+    if unlike:
+        told = ", ".join(f"{name}={brief(environ[name])} and not {brief(expected[name])}" for name in unlike)
+        raise wrong(
             f"task {rank} of the step on the node where SLURM_STEP_NODELIST, SLURM_STEP_TASKS_PER_NODE and "
             "SLURM_DISTRIBUTION place it",
             told,
@@ -125,6 +124,8 @@ def _ports(environ: Mapping[str, str], places: Sequence[tuple[int, int]]) -> lis
     """The port of each task, by rank: the same list in every task."""
     reserved = environ.get("SLURM_STEP_RESV_PORTS")
     if reserved:
+        if not re.fullmatch("[0-9,-]+", reserved):
+            raise wrong("SLURM_STEP_RESV_PORTS to list ports, 12000-12003,12007", brief(reserved), _AS_SET)
         ports = expand(f"[{reserved}]")  # the same ports on every node
         if max(local for _, local in places) < len(ports):
             return [int(ports[local]) for _, local in places]
@@ -141,15 +142,11 @@ _AS_SET = "let nothing between srun and this process change Slurm's variables"
 def _text(environ: Mapping[str, str], name: str) -> str:
     if name in environ:
         return environ[name]
-    raise _error(f"{name}, which srun sets in every task of a step", "no such variable", _AS_SET)
+    raise wrong(f"{name}, which srun sets in every task of a step", "no such variable", _AS_SET)
 
 
 def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int:
     text = _text(environ, name)
     if re.fullmatch("[0-9]{1,10}", text) and least <= int(text) <= most:
         return int(text)
-    raise _error(f"{name} to be an integer from {least} to {most}", brief(text), _AS_SET)
-
-
-def _error(expected: str, found: str, remedy: str) -> ClusterError:
-    return ClusterError(f"Expected {expected}. Found: {found}. What to do: {remedy}.")
+    raise wrong(f"{name} to be an integer from {least} to {most}", brief(text), _AS_SET)

@@ -43,10 +43,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tfopt.distribute.template",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Prints a ready job, with comments where your site must fill in. Send it to a file:",
-        epilog="slurm       a batch script:    sbatch job.sh\n"
-        "kubernetes  a manifest:        kubectl apply -f job.yaml\n"
-        "ray         a Python script:   ray job submit -- python training.py\n\n"
+        description="Prints a ready job, with comments where your site must fill in.",
+        epilog="what to do with it, in a file:\n"
+        "  slurm       a batch script:   sbatch job.sh python train.py\n"
+        "  kubernetes  a manifest:       kubectl apply -f job.yaml\n"
+        "  ray         a Python script:  ray job submit --working-dir . -- python training.py\n\n"
         "exit codes: 0 printed, 2 wrong usage",
     )
     parser.add_argument("name", metavar="{" + ",".join(FILES) + "}", help="the scheduler")

@@ -9,9 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tfopt.distribute.addresses import brief
+from tfopt.distribute.addresses import brief, wrong
 from tfopt.distribute.cluster import Cluster, check_index
-from tfopt.errors import ClusterError
 
 NAME = "TF_CONFIG"
 
@@ -51,13 +50,13 @@ def _cluster(jobs: dict[str, Any], task: dict[str, Any]) -> Cluster:
             _check_job(job, "cluster")
     chief, worker = (_list(jobs.get(job, []), f"cluster.{job}") for job in ("chief", "worker"))
     if len(chief) > 1:
-        raise _error("at most one chief", f"{len(chief)} in cluster.chief", "list the others under cluster.worker")
+        raise wrong("at most one chief", f"{len(chief)} in cluster.chief", "list the others under cluster.worker")
     _check_job(task.get("type"), "task.type")
     is_chief = task["type"] == "chief"
     own = chief if is_chief else worker
     if not own:
         where = f"cluster.{task['type']} in {NAME} to list this process, whose task.type it is"
-        raise _error(where, "nothing", "list every process under its job")
+        raise wrong(where, "nothing", "list every process under its job")
     index = check_index(task.get("index"), len(own), f"task.index of {NAME}, a {task['type']},")
     return Cluster(NAME, tuple(chief + worker), index if is_chief else len(chief) + index)
 
@@ -67,21 +66,21 @@ def _parse(text: str) -> dict[str, Any]:
         return _object(json.loads(text), "")
     except (ValueError, RecursionError) as error:
         fault = str(error) or "nested too deeply"
-        raise _error(f"{NAME} to hold JSON", f"{brief(text)}; {fault}", "correct it; the quotes are double") from error
+        raise wrong(f"{NAME} to hold JSON", f"{brief(text)}; {fault}", "correct it; the quotes are double") from error
 
 
 def _check_job(job: object, where: str) -> None:
     if isinstance(job, str) and job in ("chief", "worker"):
         return
     if isinstance(job, str) and job in _ELSEWHERE:
-        raise _error(f"workers, and at most a chief, in {NAME}", f"the job {job!r}", _ELSEWHERE[job])
+        raise wrong(f"workers, and at most a chief, in {NAME}", f"the job {job!r}", _ELSEWHERE[job])
     remedy = "list every process that trains under cluster.worker, and say in task which of them this one is"
-    raise _error(f"{where} of {NAME} to name the job 'worker' or 'chief'", brief(job), remedy)
+    raise wrong(f"{where} of {NAME} to name the job 'worker' or 'chief'", brief(job), remedy)
 
 
 def _check_rpc_layer(layer: object) -> None:
     if layer not in (None, "", "grpc"):
-        raise _error(f"rpc_layer of {NAME} to be 'grpc', or left out", brief(layer), "leave it out")
+        raise wrong(f"rpc_layer of {NAME} to be 'grpc', or left out", brief(layer), "leave it out")
 
 
 def _object(value: object, key: str) -> dict[str, Any]:
@@ -91,14 +90,10 @@ def _object(value: object, key: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     where = f"{key!r} in {NAME}" if key else NAME
-    raise _error(f"{where} to be a JSON object, {{…}}", brief(value), "write it as TensorFlow's guide shows it")
+    raise wrong(f"{where} to be a JSON object, {{…}}", brief(value), "write it as TensorFlow's guide shows it")
 
 
 def _list(value: object, key: str) -> list[Any]:
     if isinstance(value, list):
         return value
-    raise _error(f"{key} in {NAME} to be a list of addresses", brief(value), "put it into brackets: ['host:port', …]")
-
-
-def _error(expected: str, found: str, remedy: str) -> ClusterError:
-    return ClusterError(f"Expected {expected}. Found: {found}. What to do: {remedy}.")
+    raise wrong(f"{key} in {NAME} to be a list of addresses", brief(value), "put it into brackets: ['host:port', …]")

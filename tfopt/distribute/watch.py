@@ -105,6 +105,12 @@ class Watch:
             cls._running._begin()
         return cls._running
 
+    @classmethod
+    def say_bye(cls) -> None:
+        """Tells the other workers that this one has trained to its end; each process that ends does so by itself."""
+        if cls._running is not None:
+            cls._running._say_bye()
+
     def _begin(self) -> None:
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self._say_bye)

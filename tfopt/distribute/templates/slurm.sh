@@ -49,15 +49,17 @@ run_worker() {
 }
 export -f run_worker
 
+export SLURM_EXPORT_ENV=ALL # or after sbatch --export=NONE srun would hand nothing on, run_worker neither
+
 # Survivors take up to 90 s to find out who was lost: they are not to be killed before. srun reads SLURM_CPUS_PER_TASK
 # no more since Slurm 22.05.
 srun --label --kill-on-bad-exit=0 --distribution=block ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \
     bash -c 'run_worker "$@"' run_worker "$@"
 code=$?
 
-case $code in 129 | 1[3-9]?) code=75 ;; esac
+case $code in 129 | 13[1-9] | 1[4-9]?) code=75 ;; esac # 130 is Ctrl-C
 if [ $code -eq 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -ge $MOST_RESTARTS ]; then
-    echo "a worker was lost in each of $MOST_RESTARTS restarts; see above for what ended it" >&2
+    echo "ended and started again $MOST_RESTARTS times; see above for what ended it" >&2
     code=1
 fi
 # 75 starts the job again where slurm.conf has RequeueExit=75 (scontrol show config); elsewhere switch this on:
