@@ -22,6 +22,7 @@ from tfopt.pipelines.randomness import find_in_function
 from tfopt.pipelines.refusals import refuse_restarting
 from tfopt.pipelines.sampling import Shapes
 from tfopt.pipelines.seeds import part_seed, shuffle
+from tfopt.pipelines.service.consume import from_service
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.steps import Step, augmentations, before_and_behind, run
 
@@ -77,6 +78,8 @@ def _batches(source: Source, options: PipelineOptions, layout: Layout, what: str
         dataset = dataset.map(source.decode, num_parallel_calls=tf.data.AUTOTUNE, name="gather")
     else:
         dataset = _batch(_examples(dataset, source, options, layout, what), options, layout)
+    if options.service is not None:
+        dataset = from_service(dataset, options, layout)
     dataset = _by_batch(dataset, options)
     if options.prefetch != 0:
         dataset = dataset.prefetch(tf.data.AUTOTUNE if options.prefetch == "auto" else options.prefetch)
@@ -125,7 +128,7 @@ def _read(source: Source, options: PipelineOptions, layout: Layout) -> Any:
         dataset = source.shuffled(part_seed(seed, part))
     else:
         dataset = source.dataset()
-    if layout.count is not None and int(dataset.cardinality()) < 0:
+    if layout.count is not None and int(dataset.cardinality()) < 0 and options.service is None:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(layout.count))
     if layout.mixing_buffer:
         dataset = shuffle(dataset, layout.mixing_buffer, part_seed(seed, part), reshuffle=False)
@@ -133,7 +136,8 @@ def _read(source: Source, options: PipelineOptions, layout: Layout) -> Any:
 
 
 def _shuffle(dataset: Any, options: PipelineOptions, layout: Layout) -> Any:
-    return shuffle(dataset, layout.shuffle_buffer, part_seed(options.seed, "shuffle"))
+    seed, served = part_seed(options.seed, "shuffle"), options.service is not None
+    return shuffle(dataset, layout.shuffle_buffer, seed, anew=served)
 
 
 def _examples(dataset: Any, source: Source, options: PipelineOptions, layout: Layout, what: str) -> Any:
@@ -148,7 +152,8 @@ def _examples(dataset: Any, source: Source, options: PipelineOptions, layout: La
         dataset = _shuffle(dataset, options, layout) if shuffles else dataset
     here = layout.cache.on is None or bool(behind)
     check = _checking(source, layout, is_raw=not before) if here else None
-    dataset = run(dataset, behind, part_seed(options.seed, "crop"), check=check)
+    served = options.service is not None
+    dataset = run(dataset, behind, part_seed(options.seed, "crop"), check=check, served=served)
     if layout.cache.on is None and shuffles:
         dataset = _shuffle(dataset, options, layout)
     return _augmented(dataset, augment, options)
@@ -173,7 +178,8 @@ def _cached(dataset: Any, steps: list[Step], source: Source, layout: Layout, wha
 
 
 def _augmented(dataset: Any, steps: list[Step], options: PipelineOptions, part: str = "augment") -> Any:
-    dataset = run(dataset, steps, part_seed(options.seed, part))
+    served = options.service is not None and part == "augment"
+    dataset = run(dataset, steps, part_seed(options.seed, part), served=served)
     if steps and not all(step.seeded for step in steps):
         # The planner looked; tf.random.set_seed may have been called since.
         refuse_restarting("augment", find_in_function(dataset._map_func.function))
@@ -181,7 +187,9 @@ def _augmented(dataset: Any, steps: list[Step], options: PipelineOptions, part: 
 
 
 def _batch(dataset: Any, options: PipelineOptions, layout: Layout) -> Any:
-    return dataset.batch(options.batch_size, drop_remainder=layout.static_batch, name="batch")
+    return dataset.batch(
+        options.batch_size, drop_remainder=layout.static_batch and options.service is None, name="batch"
+    )
 
 
 def _by_batch(dataset: Any, options: PipelineOptions) -> Any:

@@ -68,6 +68,8 @@ def decide_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:
     places = _places(options)
     if options.cache is None:
         return CacheChoice(None, places[0], "cache=None")
+    if options.service is not None:
+        return CacheChoice(None, places[0], "the service's workers share the examples out anew in each epoch")
     if facts.infinite:
         if options.cache != "auto":
             raise ValueError(f"cache={options.cache!r} expects data that ends. The source is endless: pass cache=None.")

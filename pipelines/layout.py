@@ -53,6 +53,7 @@ class Layout:
             where there was no question.
         threads: How many threads tf.data may use, None for its own choice.
         ahead_mib: What batches prepared ahead may take.
+        served: What the plan says of the tf.data service, None where there is none.
         memory_mib: What the pipeline takes in memory at most: cache, shuffle and batches ahead; None where unknown.
     """
 
@@ -78,6 +79,7 @@ class Layout:
     on_device: OnDevice | str | None
     threads: int | None
     ahead_mib: int
+    served: str | None
     memory_mib: float | None
 
     def steps(self, options: PipelineOptions) -> int | None:
@@ -89,7 +91,14 @@ class Layout:
 
 
 def lay_out(
-    source: Source, options: PipelineOptions, traced: Traced, sample: Sample, *, count: int | None, infinite: bool
+    source: Source,
+    options: PipelineOptions,
+    traced: Traced,
+    sample: Sample,
+    *,
+    count: int | None,
+    infinite: bool,
+    served: str | None,
 ) -> Layout:
     """Returns the layout of a pipeline.
 
@@ -121,7 +130,7 @@ def lay_out(
         count=count,
         infinite=infinite,
         # Unread, the tail would also keep the cache from ever being complete.
-        used=count - count % options.batch_size if drops_tail and count is not None else None,
+        used=count - count % options.batch_size if drops_tail and count is not None and served is None else None,
         cache=cache,
         key=key,
         sample=sample,
@@ -136,12 +145,14 @@ def lay_out(
         guard=guard,
         static_batch=options.remainder == "drop" or (count is not None and count % options.batch_size == 0),
         # A cache on disk goes on with the source where it ends: both need one order.
-        deterministic=options.seed is not None or not options.training or not options.shuffle or key is not None,
+        deterministic=served is None
+        and (options.seed is not None or not options.training or not options.shuffle or key is not None),
         device=device,
         device_reason=device_reason,
         on_device=on_device,
         threads=_threads(),
         ahead_mib=ahead_mib,
+        served=served,
         memory_mib=_memory_mib(sample, cache, buffer, shuffle_first, mixing, ahead_mib),
     )
 

@@ -6,6 +6,7 @@ import functools
 import inspect
 import numbers
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
@@ -26,6 +27,7 @@ R = TypeVar("R")
 _AUTOTUNE = -1  # tf.data.AUTOTUNE
 _MOST_GIB = 2**33  # 8 EiB, which no file system exceeds
 _CACHE_NAMES = ("auto", "memory", "device")
+_SERVICE = re.compile(r"grpc://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[1-9][0-9]{0,4}")
 _RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"'}
 
 
@@ -77,6 +79,7 @@ class Choices(TypedDict, total=False):
     seed: int | None
     remainder: Remainder | None
     prefetch: Prefetch
+    service: str | None
     device: str | None
 
 
@@ -106,6 +109,7 @@ class PipelineOptions:
     seed: int | None = None
     remainder: Remainder | None = None
     prefetch: Prefetch = "auto"
+    service: str | None = None
     device: str | None = "auto"
 
     def __post_init__(self) -> None:
@@ -125,6 +129,7 @@ class PipelineOptions:
         _expect_text("cache_key", self.cache_key)
         _expect_limit(self.cache_limit_gib)
         _expect_text("device", self.device)
+        _expect_service(self.service)
         fill_in("batch_size", as_int("batch_size", self.batch_size, least=1))
         if self.seed is not None:
             fill_in("seed", as_int("seed", self.seed, least=0))
@@ -284,6 +289,15 @@ def _expect_crop(value: object) -> None:
 def _expect_text(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, str) or not value):
         raise TypeError(f"Expected a text for `{name}`. Received: {value!r}. Pass a text, or None for none.")
+
+
+def _expect_service(value: object) -> None:
+    _expect_text("service", value)
+    if isinstance(value, str) and not _SERVICE.fullmatch(value):
+        raise ValueError(
+            f"Expected 'grpc://host:port' for `service`. Received: {value!r}. Pass the address that "
+            "`python -m tfopt.pipelines.serve` prints."
+        )
 
 
 def _expect_limit(value: object) -> None:

@@ -10,6 +10,8 @@ from tfopt.pipelines.options import Choices, PipelineOptions, takes_options
 from tfopt.pipelines.padding import expect_paddable
 from tfopt.pipelines.refusals import refuse_frozen, refuse_restarting, refuse_unrepeatable
 from tfopt.pipelines.sampling import take_sample, trace
+from tfopt.pipelines.service.consume import describe_service
+from tfopt.pipelines.service.refusals import refuse_unserved
 from tfopt.pipelines.sources.dataset import as_source
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages import Stage, describe, summary, table
@@ -105,6 +107,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         prefetch: Batches prepared ahead; "auto" leaves it to tf.data.
         device: Where batches are copied to before they are asked for: "auto" for the GPU where there is one, a device's
             name, or None. With cache="device", where the examples lie.
+        service: "grpc://host:port" of a tf.data service (`python -m tfopt.pipelines.serve`), whose workers do the work
+            up to the batch, in any order and without a cache. An error tells when one of them is lost.
 
     Returns:
         The plan.
@@ -113,10 +117,11 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         TypeError: An argument is unknown or of the wrong type.
         ValueError: An argument is out of range; or random draws would be frozen, by the cache or by TensorFlow's
             tracing, or `seed` could not make them the same on every run; or what a cache on disk would hold cannot be
-            fingerprinted; or examples cannot be cropped or padded; or cache="device" cannot hold or make them.
-        UnsupportedError: cache="device" under a distribution strategy.
-        PipelineError: Data is missing, empty, damaged or of unlike shapes, there are too few examples for a batch, or
-            a function failed.
+            fingerprinted; or examples cannot be cropped or padded; or cache="device" cannot hold or make them; or the
+            workers of a tf.data service could not do it.
+        UnsupportedError: cache="device" under a distribution strategy, or `service` where several processes train.
+        PipelineError: The tf.data service does not answer; or data is missing, empty, damaged or of unlike shapes,
+            there are too few examples for a batch, or a function failed.
 
     Example:
         >>> import numpy as np
@@ -155,4 +160,8 @@ def _decide(source: Source, options: PipelineOptions) -> Layout:
     if options.remainder == "pad":
         expect_paddable(traced.augmented.element_spec)
     sample = take_sample(source, options, traced)
-    return lay_out(source, options, traced, sample, count=count, infinite=infinite)
+    served = None
+    if options.service is not None:
+        refuse_unserved(source, options, traced, sample, count=count, infinite=infinite)
+        served = describe_service(options)
+    return lay_out(source, options, traced, sample, count=count, infinite=infinite, served=served)

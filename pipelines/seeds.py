@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.elements import without_autograph
+from tfopt.pipelines.elements import element_of, without_autograph
 
 _PARTS = ("files", "shuffle", "augment", "crop", "batch", "mix")
 # Dataset.shuffle and Dataset.random mix tf.random.set_seed into the seed that they are given, and a second model in the
@@ -26,7 +26,7 @@ def part_seed(seed: int | None, part: str) -> int | None:
     return int(np.random.SeedSequence((seed, _PARTS.index(part))).generate_state(1)[0] >> 1)
 
 
-def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = True) -> Any:
+def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = True, anew: bool = False) -> Any:
     """Shuffles a dataset; under a seed the order depends on nothing else, `tf.random.set_seed` included.
 
     Args:
@@ -34,14 +34,16 @@ def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = Tr
         buffer: How many elements the shuffle draws from.
         seed: Default: a random one.
         reshuffle: Whether each iteration has another order.
+        anew: Without a seed, draws in each process and each epoch anew, `tf.random.set_seed` or not: what runs on
+            another machine is made new for each epoch, and would repeat itself.
     """
-    if seed is None:
+    if seed is None and not anew:
         return dataset.shuffle(buffer, reshuffle_each_iteration=reshuffle)
     variant = tf.raw_ops.ShuffleDatasetV3(
         input_dataset=tf.data.experimental.to_variant(dataset),
         buffer_size=tf.constant(buffer, tf.int64),
         reshuffle_each_iteration=reshuffle,
-        **_seeds(seed),
+        **(_seeds(0, 0) if seed is None else _seeds(_FIRST_HALF, seed)),
         **dataset._flat_structure,
     )
     shuffled = tf.data.experimental.from_variant(variant, dataset.element_spec)
@@ -63,6 +65,23 @@ def with_words(dataset: Any, seed: int | None) -> Any:
     return tf.data.Dataset.zip(dataset, _random_words(seed))
 
 
+def with_drawn_words(dataset: Any) -> Any:
+    """Does as `with_words`, by a draw for each element: nothing that is shared, so that parts may run on many machines.
+
+    Neither the order nor a seed makes the words the same on another run.
+    """
+    spec = dataset.element_spec
+
+    @without_autograph
+    def with_word(*arguments: Any) -> Any:
+        # Seeds of zero, not None, which tf.random.set_seed would replace.
+        bounds = tf.constant(0, tf.int64), tf.constant(2**32, tf.int64)
+        word = tf.raw_ops.RandomUniformInt(shape=tf.zeros(0, tf.int32), minval=bounds[0], maxval=bounds[1])
+        return element_of(arguments, spec), word
+
+    return dataset.map(with_word, name="words")
+
+
 @without_autograph
 def element_seed(word: Any, number: int = 0) -> Any:
     """Returns an int32 seed of shape (2,), for one element of one epoch.
@@ -81,11 +100,14 @@ def _random_words(seed: int | None) -> Any:
         return tf.data.Dataset.random(rerandomize_each_iteration=True)
     spec = tf.TensorSpec((), tf.int64)
     variant = tf.raw_ops.RandomDatasetV2(
-        rerandomize_each_iteration=True, output_types=[spec.dtype], output_shapes=[spec.shape], **_seeds(seed)
+        rerandomize_each_iteration=True,
+        output_types=[spec.dtype],
+        output_shapes=[spec.shape],
+        **_seeds(_FIRST_HALF, seed),
     )
     return tf.data.experimental.from_variant(variant, spec)
 
 
-def _seeds(seed: int) -> dict[str, Any]:
-    first, second = (tf.constant(half, tf.int64) for half in (_FIRST_HALF, seed))
+def _seeds(*halves: int) -> dict[str, Any]:
+    first, second = (tf.constant(half, tf.int64) for half in halves)
     return {"seed": first, "seed2": second, "seed_generator": tf.raw_ops.DummySeedGenerator()}

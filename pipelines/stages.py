@@ -19,7 +19,7 @@ class Stage:
 
     Args:
         name: What it does: "read", "mix", "decode", "crop", "transform", "cache", "shuffle", "augment", "batch",
-            "gather", "pad", "prefetch", "device", "overlap", "order", "memory".
+            "gather", "service", "pad", "prefetch", "device", "overlap", "order", "memory".
         setting: How it is set.
         reason: Why.
     """
@@ -139,6 +139,8 @@ def _batches(options: PipelineOptions, layout: Layout) -> list[Stage]:
     stages = [Stage("batch", f"{options.batch_size:,}", reason)]
     if layout.batch_first:
         stages.append(Stage("gather", "whole batches", "rows in memory need no work one by one"))
+    if layout.served is not None:
+        stages.append(Stage("service", str(options.service), layout.served))
     augmenting = augmentations(options, by_batch=True)
     if layout.cache.on == "device":
         stages.append(Stage("gather", "on the device", "by number, in a function of its own that XLA compiles"))
@@ -190,6 +192,8 @@ def _memory(layout: Layout) -> Stage:
 
 
 def _order(options: PipelineOptions, layout: Layout) -> Stage:
+    if layout.served is not None:
+        return Stage("order", "free", "the service's workers deliver as they go, another way on each run")
     if not layout.deterministic:
         return Stage("order", "free", "shuffled without a seed: no element waits for a slower one")
     if options.seed is not None:
@@ -210,6 +214,7 @@ def summary(source: Source, options: PipelineOptions, layout: Layout) -> dict[st
         "cache_key": layout.key,
         "shuffle_buffer": layout.shuffle_buffer,
         "deterministic": layout.deterministic,
+        "service": options.service,
         "device": layout.device,
         "on_device": isinstance(layout.on_device, OnDevice),
         "memory_mib": layout.memory_mib,

@@ -11,7 +11,7 @@ from tfopt.pipelines.cropped import crop_example
 from tfopt.pipelines.elements import accepts_seed, apply_stage, element_of
 from tfopt.pipelines.layout import Layout
 from tfopt.pipelines.options import PerBatch, PipelineOptions, unmarked
-from tfopt.pipelines.seeds import element_seed, with_words
+from tfopt.pipelines.seeds import element_seed, with_drawn_words, with_words
 from tfopt.pipelines.sources.source import Source
 
 
@@ -84,6 +84,7 @@ def run(
     *,
     deterministic: bool | None = None,
     check: Callable[[Any, Any], Any] | None = None,
+    served: bool = False,
 ) -> Any:
     """Returns a dataset whose elements have passed the steps, in one parallel map.
 
@@ -93,6 +94,7 @@ def run(
         seed: What the seeds of single elements are derived from; None for a random one.
         deterministic: Whether the order is kept. Default: as the whole pipeline has it.
         check: Takes the element before and behind the steps, and returns the latter.
+        served: Whether it runs on the workers of a tf.data service.
     """
     if not steps and check is None:
         return dataset
@@ -106,5 +108,7 @@ def run(
         return checked(element_of(arguments, spec), None)
 
     name = "_and_".join(dict.fromkeys(step.name for step in steps)) or "check"
-    elements, function = (with_words(dataset, seed), checked) if seeded else (dataset, unseeded)
+    elements, function = dataset, unseeded
+    if seeded:
+        elements, function = with_drawn_words(dataset) if served else with_words(dataset, seed), checked
     return elements.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=deterministic, name=name)
