@@ -21,8 +21,8 @@ _FOLDER = "tfopt-bench-results"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     options = _parser().parse_args(_with_default(sys.argv[1:] if arguments is None else list(arguments)))
-    # TensorFlow's start-up remarks would bury the table; whoever sets the variable gets them.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # TensorFlow's remarks, in each process of a case, would bury the table; whoever sets the variable gets them.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal in ASCII gets a table all the same

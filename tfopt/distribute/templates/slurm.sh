@@ -3,6 +3,7 @@
 #
 #     sbatch slurm.sh python train.py --epochs 90
 #
+# Not with --export=NONE: srun would hand nothing on, run_worker neither.
 # The script calls tfopt.distribute.strategy(), and begins with the last checkpoint where there is one: in a folder that
 # all nodes share. Lines that begin with ##SBATCH are switched off; take one # away to switch one on.
 
@@ -48,8 +49,6 @@ run_worker() {
     exit 200
 }
 export -f run_worker
-
-export SLURM_EXPORT_ENV=ALL # or after sbatch --export=NONE srun would hand nothing on, run_worker neither
 
 # Survivors take up to 90 s to find out who was lost: they are not to be killed before. srun reads SLURM_CPUS_PER_TASK
 # no more since Slurm 22.05.
