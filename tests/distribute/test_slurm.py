@@ -8,6 +8,7 @@ import fake_nvml
 import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
+from three_parts import check_three_parts
 
 from tfopt import hardware
 from tfopt.distribute.cluster import Cluster
@@ -183,15 +184,6 @@ def test_a_step_within_one_component_of_a_heterogeneous_job() -> None:
     assert cluster(block(SLURM_HET_SIZE="2", **components)).index == 3
     with pytest.raises(ClusterError, match="one over several components"):
         from_slurm(block(SLURM_HET_SIZE="2", **components, SLURM_JOB_NODELIST="n[1,9-10]"))
-
-
-def check_three_parts(error: ClusterError) -> None:
-    text = str(error)
-    assert text.startswith("Expected ")
-    assert ". Found: " in text
-    assert ". What to do: " in text
-    assert len(text) < 1000
-    assert text.isprintable()
 
 
 ODD = [

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from three_parts import check_three_parts
 
 from tfopt.distribute.cluster import Cluster
 from tfopt.distribute.resolving import resolve
@@ -140,15 +141,6 @@ def mutated_text(draw: random.Random) -> str:
         )
         text[at : at + draw.randint(0, 3)] = [character] * draw.randint(0, 2)
     return "".join(text)
-
-
-def check_three_parts(error: ClusterError) -> None:
-    text = str(error)
-    assert text.startswith("Expected ")
-    assert ". Found: " in text
-    assert ". What to do: " in text
-    assert len(text) < 1000
-    assert text.isprintable()
 
 
 @pytest.mark.parametrize("mutated", [mutated_document, mutated_text])
