@@ -23,6 +23,7 @@ from tfopt.pipelines.refusals import refuse_restarting
 from tfopt.pipelines.sampling import Shapes
 from tfopt.pipelines.seeds import part_seed, shuffle
 from tfopt.pipelines.service.consume import from_service
+from tfopt.pipelines.service.parts import distributed
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.steps import Step, augmentations, before_and_behind, run
 
@@ -84,6 +85,8 @@ def _batches(source: Source, options: PipelineOptions, layout: Layout, what: str
     if options.prefetch != 0:
         dataset = dataset.prefetch(tf.data.AUTOTUNE if options.prefetch == "auto" else options.prefetch)
     dataset = dataset.with_options(_settings(layout))
+    if layout.part is not None:
+        return distributed(dataset, layout.part)
     return dataset if layout.device is None else copy_ahead(dataset, layout.device, layout.steps(options))
 
 

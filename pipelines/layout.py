@@ -16,6 +16,7 @@ from tfopt.pipelines.elements import is_static, leaves
 from tfopt.pipelines.keys import with_key
 from tfopt.pipelines.options import PerBatch, PipelineOptions
 from tfopt.pipelines.sampling import Sample, Shapes, Traced, mixed_shapes
+from tfopt.pipelines.service.parts import Part
 from tfopt.pipelines.sources.source import Source
 
 AHEAD_MIB = 1024  # for batches prepared ahead; tf.data would take half of the memory
@@ -54,6 +55,8 @@ class Layout:
         threads: How many threads tf.data may use, None for its own choice.
         ahead_mib: What batches prepared ahead may take.
         served: What the plan says of the tf.data service, None where there is none.
+        part: What this process reads of the source, where several train on a tf.data service; else None. `count` is
+            that of the part.
         memory_mib: What the pipeline takes in memory at most: cache, shuffle and batches ahead; None where unknown.
     """
 
@@ -80,10 +83,13 @@ class Layout:
     threads: int | None
     ahead_mib: int
     served: str | None
+    part: Part | None
     memory_mib: float | None
 
     def steps(self, options: PipelineOptions) -> int | None:
         """The number of batches an epoch, None where unknown or endless."""
+        if self.part is not None:
+            return self.part.steps
         if self.count is None:
             return None
         rounded_up = options.remainder != "drop" and self.count % options.batch_size > 0
@@ -99,6 +105,7 @@ def lay_out(
     count: int | None,
     infinite: bool,
     served: str | None,
+    part: Part | None,
 ) -> Layout:
     """Returns the layout of a pipeline.
 
@@ -108,7 +115,8 @@ def lay_out(
             fingerprinted; or a device that is not there, or that cannot hold such examples.
         UnsupportedError: A cache on the device under a distribution strategy.
     """
-    _expect_a_step(source, options, count)
+    if part is None:  # which has steps
+        _expect_a_step(source, options, count)
     facts = Facts(count=count, infinite=infinite, resident=source.resident, doubt=_doubt(traced), sample=sample)
     guard = _guard(options, traced, sample)
     device, device_reason, on_device = _devices(options, facts, traced, guard)
@@ -143,7 +151,9 @@ def lay_out(
         batch_first=gathers and not by_example,
         augment_decodes=gathers and bool(by_example) and guard is None,
         guard=guard,
-        static_batch=options.remainder == "drop" or (count is not None and count % options.batch_size == 0),
+        # The same in all processes: their steps are traced alike.
+        static_batch=options.remainder == "drop"
+        or (part is None and count is not None and count % options.batch_size == 0),
         # A cache on disk goes on with the source where it ends: both need one order.
         deterministic=served is None
         and (options.seed is not None or not options.training or not options.shuffle or key is not None),
@@ -153,6 +163,7 @@ def lay_out(
         threads=_threads(),
         ahead_mib=ahead_mib,
         served=served,
+        part=part,
         memory_mib=_memory_mib(sample, cache, buffer, shuffle_first, mixing, ahead_mib),
     )
 

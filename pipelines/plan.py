@@ -11,6 +11,7 @@ from tfopt.pipelines.padding import expect_paddable
 from tfopt.pipelines.refusals import refuse_frozen, refuse_restarting, refuse_unrepeatable
 from tfopt.pipelines.sampling import take_sample, trace
 from tfopt.pipelines.service.consume import describe_service
+from tfopt.pipelines.service.parts import Part, take_part
 from tfopt.pipelines.service.refusals import refuse_unserved
 from tfopt.pipelines.sources.dataset import as_source
 from tfopt.pipelines.sources.source import Source
@@ -41,6 +42,9 @@ class PipelinePlan:
 
     def build(self) -> Any:
         """Returns a new `tf.data.Dataset` of batches; its first iteration is the first epoch.
+
+        Where several processes train on a tf.data service, what it returns is distributed already, for `fit` or a loop
+        of your own under the strategy.
 
         Raises:
             ValueError: What a cache on disk would hold can no longer be fingerprinted.
@@ -119,7 +123,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             tracing, or `seed` could not make them the same on every run; or what a cache on disk would hold cannot be
             fingerprinted; or examples cannot be cropped or padded; or cache="device" cannot hold or make them; or the
             workers of a tf.data service could not do it.
-        UnsupportedError: cache="device" under a distribution strategy, or `service` where several processes train.
+        UnsupportedError: cache="device" under a distribution strategy; or `service` where several processes train,
+            outside of their strategy's scope or with a source that has no parts.
         PipelineError: The tf.data service does not answer; or data is missing, empty, damaged or of unlike shapes,
             there are too few examples for a batch, or a function failed.
 
@@ -130,8 +135,10 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         TensorShape([100, 8, 8, 3])
     """
     chosen = PipelineOptions(**options)
-    known = as_source(source)
-    layout = _decide(known, chosen)
+    known, part = as_source(source), None
+    if chosen.service is not None:
+        known, part = take_part(known, chosen)
+    layout = _decide(known, chosen, part)
     return PipelinePlan(known, chosen, layout, describe(known, chosen, layout))
 
 
@@ -148,7 +155,7 @@ def build_pipeline(source: Any, **options: Unpack[Choices]) -> Any:
     return plan_pipeline(source, **options).build()
 
 
-def _decide(source: Source, options: PipelineOptions) -> Layout:
+def _decide(source: Source, options: PipelineOptions, part: Part | None) -> Layout:
     whole = source.dataset()
     count, infinite = count_elements(source, whole)
     traced = trace(source, whole, options)
@@ -162,6 +169,7 @@ def _decide(source: Source, options: PipelineOptions) -> Layout:
     sample = take_sample(source, options, traced)
     served = None
     if options.service is not None:
-        refuse_unserved(source, options, traced, sample, count=count, infinite=infinite)
-        served = describe_service(options)
-    return lay_out(source, options, traced, sample, count=count, infinite=infinite, served=served)
+        sent = count if part is None else part.whole  # of arrays a process sends all, whatever it reads of them
+        refuse_unserved(source, options, traced, sample, count=sent, infinite=infinite)
+        served = describe_service(options, part)
+    return lay_out(source, options, traced, sample, count=count, infinite=infinite, served=served, part=part)

@@ -52,7 +52,8 @@ def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfil
         TypeError: An argument is of the wrong type.
         ValueError: `seconds` is not above zero.
         PipelineError: There is no batch or no example, or the pipeline fails.
-        UnsupportedError: The plan makes its batches on the device.
+        UnsupportedError: The plan makes its batches on the device, or is that of one of several processes on a tf.data
+            service.
 
     Example:
         >>> import numpy as np
@@ -78,6 +79,11 @@ def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
         raise UnsupportedError(
             "profile_pipeline expects stages that run on the host. Found cache='device': batches are made on the "
             "device, where TensorFlow counts no stages. Profile the same plan with cache=None for what loading takes."
+        )
+    if plan.layout.part is not None:
+        raise UnsupportedError(
+            "profile_pipeline expects a plan of one process. Found one of several on a tf.data service, whose batches "
+            "the strategy takes. Profile the same plan in one process, without the strategy."
         )
     plan, unwritten = _without_writing(plan)
     dataset = _to_run(plan, sources).build()

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.layout import Layout
 from tfopt.pipelines.options import PipelineOptions
+from tfopt.pipelines.service.parts import Part
 from tfopt.pipelines.service.relay import relay_to
 
 _PREFIX = "grpc://"
@@ -17,8 +18,12 @@ def dispatcher_of(options: PipelineOptions) -> str:
     return str(options.service).removeprefix(_PREFIX)
 
 
-def describe_service(options: PipelineOptions) -> str:
+def describe_service(options: PipelineOptions, part: Part | None) -> str:
     """Returns what the plan says of the service.
+
+    Args:
+        options: The pipeline's options.
+        part: What this process reads, None for all.
 
     Raises:
         PipelineError: It does not answer.
@@ -27,7 +32,7 @@ def describe_service(options: PipelineOptions) -> str:
     there = f"{workers} worker{'s' * (workers != 1)} there" if workers else "no worker there yet"
     return (
         f"{there}: what stands above runs on them, each example on one of them once an epoch; a worker or dispatcher "
-        "that is lost ends the epoch with an error"
+        f"that is lost ends the epoch with an error{'' if part is None else f'; {part}'}"
     )
 
 
@@ -58,9 +63,10 @@ def from_service(dataset: Any, options: PipelineOptions, layout: Layout) -> Any:
             "functions of TensorFlow operations alone, without variables and tables; run the same version of "
             "TensorFlow there."
         ) from error
-    served = served.rebatch(options.batch_size, drop_remainder=layout.static_batch)
-    steps = layout.steps(options)
-    if steps is not None:
+    part = layout.part
+    served = served.rebatch(options.batch_size if part is None else part.size, drop_remainder=layout.static_batch)
+    batches = layout.steps(options) if part is None else part.batches
+    if batches is not None:
         # `take` ends the epoch without waiting until the service has noticed; too few are an error at its end.
-        served = served.take(steps).apply(tf.data.experimental.assert_cardinality(steps))
+        served = served.take(batches).apply(tf.data.experimental.assert_cardinality(batches))
     return served

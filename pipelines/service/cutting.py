@@ -39,5 +39,6 @@ def _cut(address: str) -> None:
 def _cut_one(number: int, peers: set[tuple[str, int]]) -> None:
     with socket.socket(fileno=os.dup(number)) as held:
         at = held.getpeername()
-        if (at[0].removeprefix("::ffff:"), at[1]) in peers:
+        inet = held.family in (socket.AF_INET, socket.AF_INET6)  # a Unix socket's peer is a text
+        if inet and (at[0].removeprefix("::ffff:"), at[1]) in peers:
             held.shutdown(socket.SHUT_RDWR)

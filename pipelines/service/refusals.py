@@ -2,9 +2,6 @@
 
 from typing import Any, NoReturn
 
-import tensorflow as tf
-
-from tfopt.errors import UnsupportedError
 from tfopt.pipelines.options import PerBatch, PipelineOptions
 from tfopt.pipelines.randomness import Finding, lineage
 from tfopt.pipelines.sampling import Sample, Traced
@@ -46,9 +43,7 @@ def refuse_unserved(
     Raises:
         ValueError: It has a cache or a seed, or no end; it calls Python or holds a variable; its source depends on the
             place of an element; or its arrays are too large to be sent.
-        UnsupportedError: Several processes train together.
     """
-    _refuse_several_processes()
     if options.cache not in ("auto", None):
         _refuse("no cache", f"cache={options.cache!r}", "its workers get other examples in each epoch", "cache=None")
     if options.seed is not None:
@@ -79,18 +74,6 @@ def refuse_unserved(
     if source.resident and size > _GRAPH_BYTES:
         _refuse(
             "arrays below 2 GiB", f"{size / 2**30:.1f} GiB", "they are sent in one message", "files of write_records"
-        )
-
-
-def _refuse_several_processes() -> None:
-    # Tried with one job for all: each example came to one process, but how many came to which, and so the number of
-    # steps, differed by the epoch. Keras holds to the number of the first and leaves the rest of a longer one unread.
-    found = len({device.name.split("/device:")[0] for device in tf.config.list_logical_devices("CPU")})
-    if found > 1:
-        raise UnsupportedError(
-            f"Expected a single process to train on a tf.data service. Found: a cluster of {found}, as under "
-            "MultiWorkerMirroredStrategy; their steps an epoch would differ, and examples go unread. What to do: leave "
-            "out `service`, or train in one process, with several GPUs under MirroredStrategy."
         )
 
 

@@ -57,14 +57,18 @@ def arrays(data: Any) -> Source:
             held = tf.data.Dataset.from_tensors(tensors)
         return tf.nest.map_structure(lambda tensor: tf.gather(tensor, index), held.get_single_element())
 
-    return Source(
-        name="arrays",
-        dataset=lambda: tf.data.Dataset.range(count),
-        count=count,
-        decode=rows,
-        fingerprint=lambda: tensors,
-        resident=True,
-    )
+    def numbered(numbers: range) -> Source:
+        return Source(
+            name="arrays",
+            dataset=lambda: tf.data.Dataset.range(numbers.start, numbers.stop, numbers.step),
+            count=len(numbers),
+            decode=rows,
+            fingerprint=lambda: tensors,
+            resident=True,
+            part=lambda index, parts: numbered(numbers[index::parts]),
+        )
+
+    return numbered(range(count))
 
 
 def _as_tensor(name: str, leaf: Any) -> Any:

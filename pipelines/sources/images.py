@@ -61,24 +61,30 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
     only_jpeg = _check_images(paths)
     all_paths, all_labels = np.array([absolute(path) for path in paths], dtype=object), np.array(labels, dtype=np.int32)
 
-    def keys(chosen: Any = slice(None)) -> Any:
-        return tf.data.Dataset.from_tensor_slices((all_paths[chosen], all_labels[chosen]))
+    def keys(numbers: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices((all_paths[numbers], all_labels[numbers]))
 
-    def spread(limit: int) -> Any:
-        return keys(np.unique(np.linspace(0, len(paths) - 1, num=min(limit, len(paths))).astype(int)))
+    def numbered(numbers: Any) -> Source:
+        count = len(numbers)
+        return Source(
+            name=f"images in {os.fspath(folder)}",
+            dataset=lambda: keys(numbers),
+            count=count,
+            decode=_read_and_decode,
+            origin=_path_of,
+            sample=lambda limit: keys(numbers[_spread(count, limit)]),
+            encoded=_read,
+            only_jpeg=only_jpeg,
+            fingerprint=lambda: [names, all_labels, files(paths)],
+            class_names=tuple(names),
+            part=lambda index, parts: numbered(numbers[index::parts]),
+        )
 
-    return Source(
-        name=f"images in {os.fspath(folder)}",
-        dataset=keys,
-        count=len(paths),
-        decode=_read_and_decode,
-        origin=_path_of,
-        sample=spread,
-        encoded=_read,
-        only_jpeg=only_jpeg,
-        fingerprint=lambda: [names, all_labels, files(paths)],
-        class_names=tuple(names),
-    )
+    return numbered(np.arange(len(paths)))
+
+
+def _spread(count: int, limit: int) -> Any:
+    return np.unique(np.linspace(0, count - 1, num=min(limit, count)).astype(int))
 
 
 def _path_of(path: Any, label: Any) -> Any:

@@ -59,14 +59,19 @@ def npy(paths: Any) -> Source:
     _expect_paths(paths)
     files = [_read_header(absolute(expect_utf8(os.fspath(path)))) for path in tf.nest.flatten(paths)]
     count = common_length({repr(file.path): file.shape[0] for file in files})
-    return Source(
-        name=f"npy {', '.join(file.path for file in files)}",
-        dataset=partial(_indices, files, count),
-        count=count,
-        decode=partial(_read_rows, files, paths),
-        resident=True,
-        fingerprint=lambda: [[file.stamp for file in files], stamps(file.path for file in files)],
-    )
+
+    def numbered(numbers: range) -> Source:
+        return Source(
+            name=f"npy {', '.join(file.path for file in files)}",
+            dataset=partial(_indices, files, numbers),
+            count=len(numbers),
+            decode=partial(_read_rows, files, paths),
+            resident=True,
+            fingerprint=lambda: [[file.stamp for file in files], stamps(file.path for file in files)],
+            part=lambda index, parts: numbered(numbers[index::parts]),
+        )
+
+    return numbered(range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +118,10 @@ class _Claimed:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
-def _indices(files: list[_File], count: int) -> Any:
+def _indices(files: list[_File], numbers: range) -> Any:
     for file in files:  # here too, because errors of `decode` are buried in TensorFlow's on tracing it
         _expect_unchanged(file)
-    return tf.data.Dataset.range(count)
+    return tf.data.Dataset.range(numbers.start, numbers.stop, numbers.step)
 
 
 @without_autograph

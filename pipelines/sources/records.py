@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.errors import unknown_name
+from tfopt.errors import PipelineError, unknown_name
 from tfopt.pipelines.elements import without_autograph
 from tfopt.pipelines.fingerprint import files as stamps
 from tfopt.pipelines.seeds import shuffle
@@ -18,6 +18,7 @@ from tfopt.pipelines.tfrecords.files import (
     Paths,
     RecordFile,
     check_files,
+    common_kind,
     expect_all_shards,
     expect_compression,
     find_files,
@@ -81,38 +82,67 @@ def records(
     expect_all_shards(files)
     index = _common_index(files) if features is None and parse is None else None
     chosen = _whole_only(files, compression) if on_bad_record == "skip" else _all(files, compression)
-    return Source(
-        name=f"records in {len(files)} file{'s' * (len(files) > 1)}{' (' + chosen.kind + ')' if chosen.kind else ''}",
-        dataset=partial(_in_order, chosen),
-        count=chosen.count,
-        decode=_decode(features, parse, index),
-        shuffled=partial(_side_by_side, chosen),
-        encoded=partial(unpack, index.spec) if index is not None and index.image else None,
-        fingerprint=partial(_fingerprint, files, (features, parse, index, on_bad_record)),
-        class_names=None if index is None else index.class_names,
-    )
+
+    def reading(chosen: _Chosen) -> Source:
+        return Source(
+            name=f"records in {len(files)} file{'s' * (len(files) > 1)}{f' ({chosen.kind})' * bool(chosen.kind)}",
+            dataset=partial(_in_order, chosen),
+            count=chosen.count,
+            decode=_decode(features, parse, index),
+            shuffled=partial(_side_by_side, chosen),
+            encoded=partial(unpack, index.spec) if index is not None and index.image else None,
+            fingerprint=partial(_fingerprint, files, (features, parse, index, on_bad_record)),
+            class_names=None if index is None else index.class_names,
+            part=lambda number, parts: reading(chosen.part(number, parts)),
+        )
+
+    return reading(chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What will be read: the compression, the number of records, the pieces, and the function that reads one."""
+    """What will be read.
+
+    Args:
+        kind: The compression.
+        counts: How many records each piece has, None where unknown.
+        pieces: Where the pieces lie: what `read` takes, each for all of them.
+        read: Reads one.
+    """
 
     kind: str
-    count: int | None
+    counts: tuple[int | None, ...]
     pieces: tuple[Any, ...]
     read: Callable[..., Any]
 
+    @property
+    def count(self) -> int | None:
+        known = [count for count in self.counts if count is not None]
+        return sum(known) if len(known) == len(self.counts) else None
+
+    def part(self, number: int, parts: int) -> "_Chosen":
+        if len(self.counts) < parts:
+            raise PipelineError(
+                f"Expected at least a file of records for each of {parts} processes. Found: {len(self.counts)}. What "
+                f"to do: write as many, of like sizes, such as with write_records(..., shards={8 * parts}), or train "
+                "in fewer processes."
+            )
+        pieces = tuple(each[number::parts] for each in self.pieces)
+        return replace(self, counts=self.counts[number::parts], pieces=pieces)
+
 
 def _all(files: list[RecordFile], compression: str | None) -> _Chosen:
-    kind, count = check_files(files, compression)
-    return _Chosen(kind, count, ([file.path for file in files],), partial(_read, kind))
+    counts = tuple(check_files([file], compression)[1] for file in files)
+    kind = common_kind(files, compression)
+    return _Chosen(kind, counts, ([file.path for file in files],), partial(_read, kind))
 
 
 def _whole_only(files: list[RecordFile], compression: str | None) -> _Chosen:
     whole = whole_records(files, compression)
     if whole.problems:
         warnings.warn(whole.message(), UserWarning, stacklevel=3)
-    return _Chosen(whole.compression, whole.count, whole.pieces, partial(read_segment, whole.compression))
+    counts = tuple(map(int, whole.pieces[2]))
+    return _Chosen(whole.compression, counts, whole.pieces, partial(read_segment, whole.compression))
 
 
 def _expect_arguments(features: object, parse: object, compression: object, on_bad_record: object) -> None:

@@ -37,6 +37,8 @@ class Source:
         class_names: What the numbers of the labels stand for, in their order. Default: unknown.
         resident: The examples lie in memory or in mapped files, so that a cache without a `transform` saves nothing.
             With `decode`, the raw elements are indices and `decode` also takes a whole batch of them.
+        part: Returns the elements i, i+n, … of it as a source of their own; its arguments are i and n. Several
+            processes that train on a tf.data service need it; files may be divided in place of their elements.
 
     Example:
         >>> import tensorflow as tf
@@ -58,9 +60,10 @@ class Source:
     fingerprint: Callable[[], Any] | None = None
     class_names: tuple[str, ...] | None = None
     resident: bool = False
+    part: Callable[[int, int], "Source"] | None = None
 
     def __post_init__(self) -> None:
-        for field in ("dataset", "decode", "origin", "sample", "shuffled", "encoded", "fingerprint"):
+        for field in ("dataset", "decode", "origin", "sample", "shuffled", "encoded", "fingerprint", "part"):
             value = getattr(self, field)
             if not callable(value) and (value is not None or field == "dataset"):
                 raise TypeError(

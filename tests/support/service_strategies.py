@@ -1,10 +1,14 @@
-"""Reads a tf.data service under a strategy: python service_strategies.py ADDRESS [FILE]
+"""Trains on a tf.data service under a strategy: python service_strategies.py ADDRESS FOLDER [OTHER NUMBER]
 
-Without a cluster trains on two logical devices and writes which examples each epoch of `fit` saw, by batch, into FILE.
-In the processes of a cluster prints the error of the plan.
+Writes into FOLDER which examples each epoch of `fit` saw, by batch of a replica: on two logical devices where there is
+no cluster, of arrays, and of a part as a process of two replicas has it; in the processes of a cluster, of arrays and
+of the files of records in FOLDER. These then train on the service OTHER, whose process NUMBER the first of them kills.
 """
 
+import atexit
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,9 +18,11 @@ import tensorflow as tf
 
 from tfopt import distribute
 from tfopt.errors import UnsupportedError
-from tfopt.pipelines import build_pipeline, plan_pipeline
+from tfopt.pipelines import plan_pipeline, profile_pipeline, records
+from tfopt.pipelines.service.parts import Part, distributed
 
-EXAMPLES = 203
+EXAMPLES, BATCH, EPOCHS = 203, 16, 3
+FEATURES = {"number": tf.io.FixedLenFeature((), tf.int64)}
 
 
 class Recording(keras.Sequential):
@@ -31,28 +37,101 @@ class Recording(keras.Sequential):
         return super().train_step(data)
 
 
-def main():
-    """Trains, or prints the error."""
-    address, *file = sys.argv[1:]
-    if not file:
-        tf.distribute.MultiWorkerMirroredStrategy()
-        try:
-            plan_pipeline(np.arange(10), service=address)
-        except UnsupportedError as error:
-            print(error)
-        return
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    with distribute.strategy("auto").scope():
-        data = np.zeros((EXAMPLES, 1), "float32"), np.arange(EXAMPLES)
-        dataset = build_pipeline(data, batch_size=16, remainder="keep", service=address)
-        model = Recording()
-        model.compile("sgd", "mse", jit_compile=False)
+def pair(parsed):
+    """An input and its label."""
+    return tf.zeros(1), parsed["number"]
+
+
+def arrays(examples=EXAMPLES):
+    """Inputs and labels."""
+    return np.zeros((examples, 1), "float32"), np.arange(examples)
+
+
+def seen(dataset):
+    """What each epoch of `fit` saw."""
+    model = Recording()
+    model.compile("sgd", "mse", jit_compile=False)
     epochs = []
     take = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: (epochs.append([*model.seen]), model.seen.clear()))
-    model.fit(dataset, epochs=2, shuffle=False, verbose=0, callbacks=[take])
-    Path(file[0]).write_text(json.dumps(epochs))
+    history = model.fit(dataset, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[take])
+    return {"epochs": epochs, "loss": history.history["loss"], "iterations": int(model.optimizer.iterations.numpy())}
+
+
+def train(source, address, **options):
+    """What each epoch of `fit` saw, and what the plan had said."""
+    plan = plan_pipeline(source, batch_size=BATCH, service=address, **options)
+    return {**seen(plan.build()), "steps": plan.to_dict()["steps_per_epoch"], "plan": str(plan)}
+
+
+def killed(address, number):
+    """The error of a training that kills a process, if one is given, in its second batch."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+
+    def kill(batch, logs):
+        if batch == 1 and number is not None:
+            os.kill(number, signal.SIGKILL)
+
+    dataset = plan_pipeline(arrays(200_000), batch_size=BATCH, shuffle=False, service=address).build()
+    try:
+        model.fit(
+            dataset, shuffle=False, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=kill)]
+        )
+    except tf.errors.OpError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def refused(address, source=None, *, then=str, **options):
+    """The error of a plan, or of what is done with it."""
+    try:
+        then(plan_pipeline(arrays() if source is None else source, service=address, **{"batch_size": BATCH, **options}))
+    except (UnsupportedError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def in_cluster(address, folder):
+    """What the processes of a cluster see."""
+    files = records(f"{folder}/*.tfrecord", features=FEATURES)
+    return {
+        "arrays": train(arrays(), address, remainder="keep"),
+        "full batches": train(arrays(), address),
+        "records": train(files, address, remainder="keep", transform=pair),
+        "uneven": refused(address, batch_size=15),
+        "padded": refused(address, remainder="pad"),
+        "whole": refused(address, tf.data.Dataset.range(100)),
+        "profiled": refused(address, then=profile_pipeline),
+    }
+
+
+def on_two_devices(address):
+    """What two replicas see: of all examples, and of a part, of which a step takes 16."""
+    part = Part(index=0, parts=1, size=BATCH, replica_size=BATCH // 2, whole=EXAMPLES, batches=13, steps=13)
+    here = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
+    return {"arrays": train(arrays(), address, remainder="keep"), "part": seen(distributed(here, part))}
+
+
+def main():
+    """Trains."""
+    address, folder, *other = sys.argv[1:]
+    workers = "TF_CONFIG" in os.environ
+    if not workers:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = distribute.strategy("auto")
+    with strategy.scope():
+        found = in_cluster(address, folder) if workers else on_two_devices(address)
+    if workers:
+        found["outside"] = refused(address)
+    index = distribute.resolve().index
+    Path(folder, f"{index}.json").write_text(json.dumps(found))
+    if other:
+        with strategy.scope():
+            error = killed(other[0], int(other[1]) if index == 0 else None)
+        Path(folder, f"{index}.txt").write_text(error)
 
 
 if __name__ == "__main__":
     main()
+    atexit._run_exitfuncs()  # a forked process ends without them, and the other would miss its goodbye

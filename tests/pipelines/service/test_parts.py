@@ -1,0 +1,124 @@
+"""Parts are disjoint and complete, and all processes count the same steps."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.pipelines import Source, arrays, images, npy, records
+from tfopt.pipelines.options import PipelineOptions
+from tfopt.pipelines.service import parts
+from tfopt.pipelines.service.parts import take_part
+
+ROWS = np.arange(50)
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """Sets which process of how many this one is."""
+
+    def set_place(index, processes):
+        monkeypatch.setattr(parts, "_place", lambda: (index, processes))
+
+    return set_place
+
+
+@pytest.fixture
+def sources(tmp_path, photos, record_files):
+    """A source of each kind that has parts."""
+    np.save(tmp_path / "rows.npy", ROWS)
+    return {
+        "arrays": arrays(ROWS),
+        "npy": npy(tmp_path / "rows.npy"),
+        "images": images(photos),
+        "records": records(record_files(files=4)),
+        "records, skip": records(record_files(files=5), on_bad_record="skip"),
+    }
+
+
+def elements(source):
+    return [tuple(map(str, np.atleast_1d(tf.nest.flatten(element)))) for element in source.dataset()]
+
+
+@pytest.mark.parametrize("name", ["arrays", "npy", "images", "records", "records, skip"])
+def test_parts_are_disjoint_and_complete(sources, name):
+    source = sources[name]
+    divided = [source.part(index, 3) for index in range(3)]
+    found = [elements(part) for part in divided]
+    assert [len(part) for part in found] == [part.count for part in divided]
+    assert sorted(element for part in found for element in part) == sorted(elements(source))
+    for part in divided:
+        if part.shuffled is not None:
+            assert int(part.shuffled(None).reduce(0, lambda count, _: count + 1)) == part.count
+        if part.sample is not None:
+            assert len(list(part.sample(2))) == 2
+
+
+@pytest.mark.parametrize(
+    ("remainder", "count", "steps"), [("drop", 50, 4), ("keep", 50, 5), ("drop", 48, 4), ("keep", 48, 4)]
+)
+def test_steps_are_those_of_one_process(place, remainder, count, steps):
+    found = []
+    for index in range(4):
+        place(index, 4)
+        options = PipelineOptions(batch_size=12, remainder=remainder, service="grpc://a:1")
+        source, part = take_part(arrays(np.arange(count)), options)
+        assert (part.steps, part.size, part.whole) == (steps, 3, count)
+        full, rest = divmod(source.count, 3)
+        assert part.batches == min(full + (remainder == "keep" and rest > 0), steps)
+        found += elements(source)
+    assert len(set(found)) == count
+
+
+def test_unlike_files_take_the_steps_of_the_largest_part_or_of_the_smallest(place, sources):
+    place(1, 3)
+    for remainder, batches, steps in (("keep", 5, 10), ("drop", 5, 5)):
+        options = PipelineOptions(batch_size=6, remainder=remainder, service="grpc://a:1")
+        _, part = take_part(sources["records"], options)
+        assert (part.batches, part.steps) == (batches, steps)
+
+
+def gzipped(paths):
+    with tf.io.TFRecordWriter(str(paths / "a.gz"), "GZIP") as writer, tf.io.TFRecordWriter(str(paths / "b.gz"), "GZIP"):
+        writer.write(b"record")
+    return records([str(paths / "a.gz")] * 3)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "found"),
+    [
+        (lambda _: arrays(ROWS), {"batch_size": 7}, ValueError, "batch_size that splits evenly .*Found: 7.*pass 6"),
+        (lambda _: arrays(ROWS), {"remainder": "pad"}, ValueError, "Found: 'pad'.*pass 'keep'"),
+        (lambda _: arrays(ROWS), {"device": "CPU:0"}, ValueError, "Found: 'CPU:0'.*leave it out"),
+        (lambda _: arrays(ROWS), {"batch_size": 51}, PipelineError, "Expected 17 examples in each of 3.*Found|has 16"),
+        (lambda _: arrays(ROWS[:2]), {}, PipelineError, "examples for each of 3 processes. Found: 2 in arrays"),
+        (lambda _: Source(name="own", dataset=lambda: None), {}, UnsupportedError, "Found: own.*a `part`"),
+        (gzipped, {}, UnsupportedError, "known number of examples.*Found: records in 3 files.*write_records"),
+    ],
+)
+def test_what_has_no_parts_is_refused(place, monkeypatch, tmp_path, source, options, error, found):
+    place(0, 3)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: mock.Mock(num_replicas_in_sync=3))
+    chosen = PipelineOptions(**{"batch_size": 6, "service": "grpc://a:1", **options})
+    with pytest.raises(error, match=found):
+        take_part(source(tmp_path), chosen)
+
+
+def test_fewer_files_than_processes_are_refused(sources):
+    with pytest.raises(
+        PipelineError, match=r"at least a file .* each of 5 processes\. Found: 4\. What to do: write as"
+    ):
+        sources["records"].part(0, 5)
+
+
+@pytest.mark.parametrize(
+    ("job", "task", "place"), [("chief", 0, (0, 3)), ("worker", 1, (2, 3)), ("evaluator", 0, (0, 1))]
+)
+def test_places_are_those_of_the_processes_that_train(monkeypatch, job, task, place):
+    spec = tf.train.ClusterSpec({"worker": ["a:1", "b:1"], "chief": ["c:1"], "evaluator": ["d:1"]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_type=job, task_id=task)
+    strategy = mock.Mock(spec=tf.distribute.MultiWorkerMirroredStrategy, cluster_resolver=resolver)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
+    assert parts._place() == place
