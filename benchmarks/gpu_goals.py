@@ -1,10 +1,11 @@
-"""The suite fit and PyTorch's scripts in one run, on a GPU, and which of the goals they meet.
+"""All that belongs on a GPU in one command, beside PyTorch, and which of the goals are met.
 
-    python benchmarks/fit_goals.py [--budget 500] [--output FOLDER]
+    python benchmarks/gpu_goals.py [--budget 500] [--output FOLDER]
 
-Each PyTorch script runs in a process of its own, before and after the suite, so that a drift of the machine shows. It
-prints a line a goal with the figure measured, and writes peers-fit.json beside the suite's own results. Goals whose
-figures are missing (no GPU, no torch, the budget was spent) are said to be not measured. Exit code 4 if one is missed.
+Runs `tfopt-bench run gpu` within the budget. Each PyTorch script runs in a process of its own, before and after it, so
+that a drift of the machine shows. Prints a line a goal with the figure measured, and writes peers.json beside the run's
+results. Goals whose figures are missing (no GPU, no torch, the budget was spent) are said to be not measured. Exit code
+4 if one is missed. `tfopt-bench report FOLDER` renders the folder.
 """
 
 import argparse
@@ -15,11 +16,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfopt.bench import results
+from tfopt.bench import peers, results
 from tfopt.files import write_atomic
 
 PEERS = Path(__file__).parent / "peers"
-SCRIPTS = ("resnet50", "gpt2")
+SCRIPTS = ("resnet50", "gpt2", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +44,39 @@ class Goal:
         return f"{self.what}: {'≤' if self.at_most else '≥'} {self.bound:g}, {found}"
 
 
-def goals(document, peers):
-    """The goals of the suite fit.
+def goals(document, lines):
+    """The goals, with their figures.
 
     Args:
-        document: The suite's results.
-        peers: The lines of JSON that PyTorch's scripts printed.
+        document: The run's results.
+        lines: What PyTorch's scripts printed.
     """
-    variants = {
-        (case["workload"], variant["name"]): variant for case in document["cases"] for variant in case["variants"]
-    }
-    overlap, resident = variants.get(("resnet50", "overlap")), variants.get(("resnet50", 'overlap, cache="device"'))
-    gpt2, mlp = variants.get(("gpt2", "flash attention")), variants.get(("mlp", "overlap"))
+    cases = {(case["suite"], case["workload"]): case for case in document["cases"] if not case["error"]}
+    found = {(*key, variant["name"]): variant for key, case in cases.items() for variant in case["variants"]}
+    overlap, resident = (
+        found.get(("fit", "resnet50", "overlap")),
+        found.get(("fit", "resnet50", 'overlap, cache="device"')),
+    )
+    gpt2, mlp = found.get(("fit", "gpt2", "flash attention")), found.get(("fit", "mlp", "overlap"))
     share = _ratio(mlp, "of_ceiling")
     return [
+        Goal("resnet50, naive Keras to what is recommended: speed", 12, _stacked(cases, "resnet50")),
+        Goal("gpt2, naive Keras to what is recommended: speed", 6.5, _stacked(cases, "gpt2")),
         Goal("resnet50, overlap: share of the step's own speed", 0.98, _ratio(overlap, "of_ceiling")),
-        Goal("resnet50, overlap: speed over compiled PyTorch, pinned", 1.0, _over(overlap, peers, "compiled, pinned")),
+        Goal("resnet50, overlap: speed over compiled PyTorch, pinned", 1.0, _over(overlap, lines, "compiled, pinned")),
         Goal('resnet50, cache="device": share of the step\'s own speed', 0.99, _ratio(resident, "of_ceiling")),
+        _from_jpeg(cases.get(("pipeline", "resnet50 from JPEG"))),
         Goal("mlp, overlap: time over the step's own", 1.15, share and 1 / share, at_most=True),
-        Goal("gpt2, flash attention: speed over compiled PyTorch", 1.1, _over(gpt2, peers, "compiled, resident")),
-        Goal("gpt2: peak memory over compiled PyTorch's", 1.0, _memory(gpt2, peers), at_most=True),
+        Goal("gpt2, flash attention: speed over compiled PyTorch", 1.1, _over(gpt2, lines, "compiled, resident")),
+        Goal("gpt2: peak memory over compiled PyTorch's", 1.0, _memory(gpt2, lines), at_most=True),
+        Goal(
+            "digits, all callbacks: speed over none",
+            0.995,
+            _ratio(found.get(("callbacks", "digits", "tfopt's callbacks")), "comparison"),
+        ),
         *(
             Goal(f"{workload}: speed over Keras' under XLA", 2.5, _ratio(variant, "comparison"))
-            for (workload, name), variant in variants.items()
+            for (_, workload, name), variant in found.items()
             if workload.startswith("attention, ") and name == "flash attention"
         ),
     ]
@@ -75,17 +86,32 @@ def _ratio(variant, comparison):
     return variant[comparison]["ratio"] if variant else None
 
 
-def _over(variant, peers, name):
+def _stacked(cases, workload):
+    """The speed of what is recommended over the first script's."""
+    case = cases.get(("stack", workload))
+    return case and next(_ratio(variant, "comparison") for variant in case["variants"] if variant["recommended"])
+
+
+def _from_jpeg(case):
+    """The share of the lower of both ceilings, which says what limits it."""
+    what, bound = "the step's own speed", 0.9
+    if case and case["limit"] == "input alone":
+        what, bound = "the speed of decoding alone, which limits", 0.95
+    share = case and next(v["of_ceiling"]["ratio"] for v in case["variants"] if v["recommended"])
+    return Goal(f"resnet50 from JPEG: share of {what}", bound, share)
+
+
+def _over(variant, lines, name):
     """The variant's speed over a peer's: samples of each block, before and after the suite, and the median of both."""
     workload = "resnet50" if name.endswith("pinned") else "gpt2"
     samples = [
-        ms for peer in peers if (peer["workload"], peer["variant"]) == (workload, name) for ms in peer["samples_ms"]
+        ms for line in lines if (line["workload"], line["variant"]) == (workload, name) for ms in line["samples_ms"]
     ]
     return statistics.median(samples) / variant["step_time"]["median_ms"] if variant and samples else None
 
 
-def _memory(variant, peers):
-    peaks = [p["peak_memory_mib"] for p in peers if (p["workload"], p["variant"]) == ("gpt2", "compiled, resident")]
+def _memory(variant, lines):
+    peaks = [p["peak_memory_mib"] for p in lines if (p["workload"], p["variant"]) == ("gpt2", "compiled, resident")]
     measured = [peak for peak in peaks if peak is not None]
     own = variant and variant["peak_memory_mib"]
     return own / min(measured) if own and measured else None
@@ -106,17 +132,18 @@ def run_peers():
 def main():
     """Runs all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", default="500", help="seconds for the suite; default 500")
+    parser.add_argument("--budget", default="500", help="seconds for tfopt-bench; default 500")
     parser.add_argument("--output", default="tfopt-bench-results", type=Path, help="folder for the results")
     options = parser.parse_args()
-    peers = run_peers()
-    suite = ["run", "fit", "--budget", options.budget, "--output", str(options.output)]
-    subprocess.run([sys.executable, "-m", "tfopt.bench", *suite], check=False)
-    peers += run_peers()
+    lines = run_peers()
+    command = ["run", "gpu", "--budget", options.budget, "--output", str(options.output)]
+    subprocess.run([sys.executable, "-m", "tfopt.bench", *command], check=False)
+    lines += run_peers()
     # The names are times: the last is that of this run.
     document = results.read(max(path for path in options.output.glob("20*.json")))
-    found = goals(document, peers)
-    write_atomic(options.output / "peers-fit.json", json.dumps(peers, indent=1) + "\n")
+    found = goals(document, lines)
+    if lines:
+        write_atomic(options.output / "peers.json", json.dumps(peers.document(lines), indent=1) + "\n")
     print(*found, sep="\n")
     return 4 if any(goal.met is False for goal in found) else 0
 

@@ -45,6 +45,12 @@ def test_the_examples_run(tmp_path):
         assert (tmp_path / "logs" / f"{name}.csv").read_text().count("\n") > 1
 
 
+def test_the_pictures_are_there():
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert len(pictures) == 1
+    assert (ROOT / pictures[0]).is_file()
+
+
 def test_the_two_commands_are_where_ci_finds_them():
     found = re.findall(r"^pip install '\.\[(bench|test)\]' && (.*)$", README, re.M)
     assert found == [("bench", "tfopt-bench"), ("test", "python -m pytest -n 2")]

@@ -106,8 +106,10 @@ def case(folder):
 
 def main():
     """Runs the comparison and prints its table."""
-    results = Results(sys.argv[1] if len(sys.argv) > 1 else "tfopt-bench-results", ["peers"], environment())
-    results.add({**case(photos.folder(default_scale().photos)).run(lambda name: None), "error": None})
+    scale = default_scale()
+    folder = sys.argv[1] if len(sys.argv) > 1 else "tfopt-bench-results"
+    results = Results(folder, ["peers"], environment(), small=scale.resnet is None)
+    results.add({**case(photos.folder(scale.photos)).run(lambda name: None), "error": None})
     results.end("complete")
     print(table.render(results.document))
     print(f"\nResults: {results.path}")

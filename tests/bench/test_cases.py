@@ -1,6 +1,7 @@
 import pytest
 
-from tfopt.bench.cases import Case, Variant, same_accuracy, same_values
+from tfopt.bench.cases import Case, Variant
+from tfopt.bench.judging import same_accuracy, same_values
 from tfopt.measure import StepTimes
 
 

@@ -2,17 +2,20 @@ import copy
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tfopt.bench import cli, run, suites
+from tfopt.bench.figures import figures
 from tfopt.bench.results import dumps
 from tfopt.errors import UnsupportedError
-from tfopt.measure import StepTimes, compare
+from tfopt.measure import StepTimes
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ def test_list(capsys):
     text = capsys.readouterr().out
     assert all(name in text for name in suites.SUMMARIES)
     assert cli.main(["list", "--json"]) == cli.DONE
-    assert json.loads(capsys.readouterr().out) == suites.SUMMARIES
+    assert list(json.loads(capsys.readouterr().out)) == [*suites.SUMMARIES, "gpu"]
 
 
 def test_env(capsys):
@@ -122,6 +125,27 @@ def test_report(recorded, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == json.loads(dumps(recorded.document))
 
 
+@pytest.mark.parametrize(("documented", "written"), [(True, "docs/benchmarks"), (False, "runs/benchmarks")])
+def test_report_of_a_folder(recorded, tmp_path, monkeypatch, capsys, documented, written):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(recorded.path.parent, "runs", ignore=shutil.ignore_patterns("*.html"))
+    if documented:
+        Path("docs").mkdir()
+    assert cli.main(["report", "runs", "--json"]) == cli.DONE
+    found = json.loads(capsys.readouterr().out)
+    picture = f"{written}/{recorded.path.stem}-stack-photos.svg"
+    assert found == [f"{written}.md", f"{written}.html", picture]
+    assert all(Path(path).stat().st_size > 1000 for path in found)
+    assert cli.main(["report", "runs", "--output", "other/b.md"]) == cli.DONE
+    assert Path("other/b.md").read_text() == Path(found[0]).read_text().replace("(benchmarks/", "(b/")
+    assert Path("other/b.html").read_text() == Path(found[1]).read_text()
+
+
+def test_report_of_an_empty_folder_is_exit_code_2(tmp_path, capsys):
+    assert cli.main(["report", str(tmp_path)]) == cli.USAGE
+    assert "Expected results of tfopt-bench" in capsys.readouterr().err
+
+
 def test_a_cut_results_file_is_exit_code_2(tmp_path, capsys):
     (tmp_path / "cut.json").write_text('{"schema": "tf')
     assert cli.main(["report", str(tmp_path / "cut.json")]) == cli.USAGE
@@ -139,9 +163,7 @@ def slowed(document, factor, *, baselines=1.0):
             variant["step_time"] = replace(times, repeats_ms=repeats).to_dict()
         measured = {v["name"]: StepTimes.from_dict(v["step_time"]) for v in case["variants"]}
         for variant in case["variants"]:
-            if variant["name"] != case["baseline"]:
-                comparison = compare(measured[case["baseline"]], measured[variant["name"]])
-                variant.update(comparison=comparison.to_dict(), verdict=comparison.verdict)
+            variant.update(figures(variant, case, measured))
         case["communication"] = None  # its prediction follows from the step's time
     return changed
 
@@ -196,7 +218,7 @@ def test_what_is_missing_or_failed_in_the_second_run_fails(recorded, compared):
     code, text = compared(document)
     assert code == cli.FAILED
     assert "failed: RuntimeError: broken" in text
-    assert "xla on digits, XLA on: missing in the second run" in text
+    assert "precision on digits, mixed_float16: missing in the second run" in text
 
 
 def test_a_result_that_changed_fails(recorded, compared):

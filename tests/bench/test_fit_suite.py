@@ -53,7 +53,7 @@ def spied(monkeypatch):
 def small_resnet(monkeypatch):
     """Stands for ResNet-50: it normalizes, and takes what the digits' net takes."""
 
-    def model(jit_compile):
+    def model(jit_compile="auto"):
         layers = keras.layers
         net = keras.Sequential([keras.Input((8, 8, 1)), layers.BatchNormalization(), layers.Flatten()])
         net.add(layers.Dense(10, dtype="float32"))
@@ -164,7 +164,7 @@ def test_resnet50_is_measured(small_resnet, monkeypatch):
     for name, value in {"_STEPS": 4, "_WARMUP": 1}.items():
         monkeypatch.setattr(feeding, name, value)
     uncompiled = resnet50.model
-    monkeypatch.setattr(resnet50, "model", lambda jit_compile: uncompiled(jit_compile=False))
+    monkeypatch.setattr(resnet50, "model", lambda jit_compile="auto": uncompiled(jit_compile=False))
     outcome = feeding.case(4).run(lambda name: None)
     assert {variant["step_time"]["examples_per_step"] for variant in outcome["variants"]} == {4}
     assert [variant["check"] for variant in outcome["variants"]] == [None] * 6
@@ -189,7 +189,7 @@ def test_batch_norm_is_fused_in_one_variant(small_resnet, monkeypatch):
 def test_gpt2_takes_flash_attention(cudnn, monkeypatch):
     made = noted(monkeypatch, gpt2, partial(gpt2.model, blocks=1, width=16, heads=2, vocabulary=256, length=64))
     monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=64))
-    monkeypatch.setattr(kernels, "_GPT2_BATCH", 2)
+    monkeypatch.setattr(kernels, "GPT2_BATCH", 2)
     kernels.gpt2_case().variants[1].timer(ExitStack())
     (net,) = made
     assert (net.jit_compile, net.dtype_policy.name) == (True, "mixed_bfloat16")

@@ -57,7 +57,7 @@ def test_all_are_asked_and_answer(group):
 def test_one_that_fails_is_named_with_its_error(group):
     group.answers()
     with pytest.raises(
-        TfoptError, match=r"worker 0 to answer to 'fail'.* ended(.|\n)*ZeroDivisionError: of its own mak"
+        TfoptError, match=r"worker [01] to answer to 'fail'.* ended(.|\n)*ZeroDivisionError: of its own mak"
     ):
         group.ask("fail")
 

@@ -190,3 +190,30 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(UnsupportedError, match=r"Found no 'sklearn\.datasets'\. Run: pip install 'tfopt\[bench\]'"):
         digits.data()
+
+
+@pytest.mark.slow
+def test_the_list_for_a_gpu_runs_on_a_cpu_is_killed_and_goes_on(tmp_path):
+    """The command itself, at the sizes of this machine."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "tfopt.bench", "run", "gpu", "--budget", "60", "--output", "results"]
+    killed = subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)
+    due = time.monotonic() + 600
+    while not any(read(path)["cases"] for path in tmp_path.glob("results/*.json") if path.stat().st_size):
+        assert killed.poll() is None
+        assert time.monotonic() < due
+        time.sleep(0.1)
+    killed.kill()
+    killed.wait()
+    (path,) = tmp_path.glob("results/*.json")
+    before = read(path)
+    assert (before["status"], before["small"], before["suites"][:2]) == ("running", True, ["stack", "fit"])
+    resumed = [*command, "--resume"]
+    assert subprocess.run(resumed, cwd=tmp_path, env=environ, capture_output=True, check=False).returncode == 0
+    after = read(path)
+    assert after["status"] == "out of budget"
+    assert after["cases"][: len(before["cases"])] == before["cases"]
+    assert len(after["cases"]) > len(before["cases"])
+    report = [sys.executable, "-m", "tfopt.bench", "report", "results"]
+    subprocess.run(report, cwd=tmp_path, env=environ, capture_output=True, check=True)
+    assert "Small sizes" in (tmp_path / "results" / "benchmarks.md").read_text()

@@ -1,20 +1,32 @@
 """Each variant is measured and checked under the settings that it names."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import keras
 import pytest
 import tensorflow as tf
 
-from tfopt.bench import table
+from tfopt.bench import table, words
 from tfopt.bench.cases import CPU, GPU, Scale
 from tfopt.bench.drawing import DrawTimer
 from tfopt.bench.results import Results, read
-from tfopt.bench.suites import callbacks, combinations, load, pipeline, precision, settings, xla
+from tfopt.bench.suites import (
+    SUMMARIES,
+    callbacks,
+    combinations,
+    expand,
+    jpeg,
+    load,
+    pipeline,
+    precision,
+    settings,
+    xla,
+)
 from tfopt.bench.workloads import crops, digits, photos, resnet50
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.hardware import Gpu
-from tfopt.measure import environment
+from tfopt.measure import StepTimes, compare, environment
 
 TINY = Scale(batch_size=8, width=2, steps=3, photos=64, resnet=4, seeds=(5,))
 
@@ -47,7 +59,7 @@ def small_resnet(monkeypatch):
     def batch(size, *, count):
         return tuple(map(tf.constant, digits.batch(size)))
 
-    def model(jit_compile):
+    def model(jit_compile="auto"):
         layers = keras.layers
         net = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(10)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -141,7 +153,7 @@ def test_accuracies_are_those_of_the_setting(monkeypatch, suite, expected):
 
 def test_the_pipelines_are_what_they_say(spied, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    case, *_ = pipeline.cases(TINY)
+    case, *_ = pipeline.cases(replace(TINY, resnet=None))
     timers(case, None)
     found = {}
     for variant, (_, dataset, *_) in zip(case.variants, spied, strict=True):
@@ -162,7 +174,7 @@ def test_the_input_alone_is_what_it_says(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     seen = []
     monkeypatch.setattr(pipeline, "DrawTimer", lambda make, batch_size: seen.append(make()) or print)
-    _, crop, by_hand, cache = pipeline.cases(TINY)
+    _, crop, by_hand, cache = pipeline.cases(replace(TINY, resnet=None))
     with ExitStack() as stack:
         for case in (crop, by_hand, cache):
             timers(case, stack)
@@ -236,16 +248,44 @@ def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
     }
     processes = ["mlp, 2 processes"]
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
-    assert workloads["cpu"] == ["digits", "digits", *photographs, "mlp, tiny", "digits", "mlp, tiny", *processes]
+    rest = [*photographs, "mlp, tiny", "digits", "mlp, tiny", *processes]
+    assert workloads["cpu"] == ["photos", "digits", "digits", *rest]
     fit = [case.workload for case in load(["fit"])[0].cases(GPU)]
     assert workloads["gpu"] == [
+        *("resnet50", "gpt2", "resnet50, alone", "gpt2, alone"),
+        *("digits", "resnet50", "resnet50, fit"),
         "digits",
-        "resnet50",
-        "resnet50, fit",
-        "digits",
-        *photographs,
+        *("resnet50 from JPEG", *photographs),
         *fit,
-        "digits",
-        "mlp, tiny",
+        *("digits", "mlp, tiny"),
         *processes,
     ]
+
+
+def test_the_list_for_a_gpu_has_every_suite():
+    assert sorted(expand(["gpu"])) == sorted(SUMMARIES)
+    assert expand(["xla", "gpu"])[:2] == ["xla", "stack"]
+    assert expand([]) == list(SUMMARIES)
+    with pytest.raises(ValueError, match=r"Received: 'gpus'\. Did you mean 'gpu'\?"):
+        expand(["xla", "gpus"])
+
+
+def test_resnet50_from_files_has_two_ceilings(tmp_path, monkeypatch):
+    """On a small net in place of ResNet-50, with every way to feed it run for real."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(resnet50, "model", photos.model)
+    monkeypatch.setattr(jpeg, "_STEPS", 2)
+    monkeypatch.setattr(jpeg, "_WARMUP", 1)
+    case, *_ = pipeline.cases(TINY)
+    outcome = replace(case, repeats=2).run(lambda name: None)
+    variants = {variant["name"]: variant for variant in outcome["variants"]}
+    ceilings = {name: v["step_time"]["median_ms"] for name, v in variants.items() if v["ceiling"]}
+    assert sorted(ceilings) == ["input alone", "step alone"]
+    assert outcome["limit"] == max(ceilings, key=ceilings.get)
+    own = StepTimes.from_dict(variants["build_pipeline, overlap"]["step_time"])
+    limit = StepTimes.from_dict(variants[outcome["limit"]]["step_time"])
+    assert variants["build_pipeline, overlap"]["of_ceiling"]["ratio"] == compare(limit, own).ratio
+    assert [v["step_time"]["examples_per_step"] for v in variants.values()] == [4] * 4
+    assert [v["mfu_percent"] is None for v in variants.values()] == [False, False, False, True]
+    outcome["error"] = None
+    assert f"of the speed of {outcome['limit']}, the lower ceiling: naive input" in words.reached(outcome)

@@ -1,15 +1,19 @@
 """What a suite is made of: cases, each a baseline and its variants, measured in turn and checked for their result."""
 
-import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import keras
+
+from tfopt.bench.ceilings import ceilings
+from tfopt.bench.conditions import Conditions
+from tfopt.bench.figures import figures
 from tfopt.bench.memory import MemoryMeter
-from tfopt.measure import StepTimes, compare, interleave
+from tfopt.callbacks.throughput.flops import model_flops
+from tfopt.measure import StepTimes, interleave
 
 REPEATS = 6
 """Turns of each variant: with six the interval covers 95 %."""
@@ -35,11 +39,12 @@ class Scale:
     steps: int
     photos: int
     resnet: int | None
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...]
 
 
-CPU = Scale(batch_size=64, width=1, steps=40, photos=256, resnet=None)
-GPU = Scale(batch_size=256, width=4, steps=200, photos=4096, resnet=256)
+# All suites together in five minutes on two cores.
+CPU = Scale(batch_size=64, width=1, steps=30, photos=192, resnet=None, seeds=(0,))
+GPU = Scale(batch_size=256, width=4, steps=200, photos=4096, resnet=256, seeds=(0, 1, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,8 @@ class Variant:
         timer: Makes what measures it; what must be cleaned up afterwards goes on the stack.
         values: Makes what `Case.judge` compares with the baseline's.
         recommended: Whether it is what tfopt recommends for this device.
-        ceiling: Whether it is no way to train, but what the others can reach at most.
+        ceiling: Whether it is no way to train, but what the others can reach at most. Of several the slowest counts.
+        dtype: What its matrix products are computed in, as for `measure.matmul_tflops`. None: not said.
     """
 
     name: str
@@ -78,6 +84,7 @@ class Variant:
     values: Callable[[], Sequence[float]] | None = None
     recommended: bool = False
     ceiling: bool = False
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,7 @@ class Case:
         gate: Checks the model in other dtype policies, as `PrecisionReport.to_dict` does. None: it is not checked.
         communication: From the times by variant, what the replicas send each other, and what the step would take on
             more of them, as JSON values. None: there is one replica.
+        model: Makes the model, whose operations are held against the device's own rates. None: nothing is.
         limit_seconds: After this time it is ended: it hangs.
     """
 
@@ -109,6 +117,7 @@ class Case:
     profile: Callable[[], dict[str, Any]] | None = None
     gate: Callable[[], list[dict[str, Any]]] | None = None
     communication: Callable[[Mapping[str, StepTimes]], dict[str, Any]] | None = None
+    model: Callable[[], keras.Model] | None = None
     limit_seconds: float = 900.0
 
     @property
@@ -118,27 +127,42 @@ class Case:
 
     def run(self, on_tick: Callable[[str], None]) -> dict[str, Any]:
         """Measures and checks every variant; returns the case's part of the results document."""
-        with ExitStack() as stack:
-            timers = {variant.name: MemoryMeter(partial(variant.timer, stack)) for variant in self.variants}
+        with ExitStack() as stack, Conditions() as conditions:
+            meters = {variant.name: MemoryMeter(partial(variant.timer, stack)) for variant in self.variants}
+            timers = {name: conditions.during(name, meter) for name, meter in meters.items()}
             times = interleave(timers, self.repeats, on_progress=lambda name, turn: on_tick(name))
-        peaks = {name: timer.peak_mib for name, timer in timers.items()}
-        del timers  # and with them the models, before others are trained
+        peaks = {name: meter.peak_mib for name, meter in meters.items()}
+        del meters, timers  # and with them the models, before others are trained
         checks = self._checks(on_tick)
-        baseline = self.variants[0].name
-        ceiling = next((times[variant.name] for variant in self.variants if variant.ceiling), None)
-        return {
+        baseline, ceiling_names = self.variants[0].name, [variant.name for variant in self.variants if variant.ceiling]
+        limit = max(ceiling_names, key=lambda name: times[name].median_ms, default=None)
+        operations = model_flops(self.model()).per_example if self.model else None
+        rates = ceilings({v.dtype for v in self.variants if v.dtype}) if self.model else None
+        measured = {
             "suite": self.suite,
             "workload": self.workload,
             "question": self.question,
             "unit": self.unit,
             "baseline": baseline,
-            "variants": [
-                _outcome(variant, variant.name == baseline, times[baseline], times[variant.name], checks)
-                | {"peak_memory_mib": peaks[variant.name]}
-                | {"recommended": variant.recommended, "ceiling": variant.ceiling}
-                | {"of_ceiling": _of_ceiling(variant, ceiling, times[variant.name])}
-                for variant in self.variants
-            ],
+            "limit": limit,
+            "operations_per_example": operations,
+            "ceilings": rates,
+        }
+        variants = [
+            {
+                "name": variant.name,
+                "note": variant.note,
+                "recommended": variant.recommended,
+                "ceiling": variant.ceiling,
+                "dtype": variant.dtype,
+                "check": asdict(checks[variant.name]) if checks else None,
+                "peak_memory_mib": peaks[variant.name],
+                "conditions": conditions.of(variant.name),
+            }
+            for variant in self.variants
+        ]
+        return measured | {
+            "variants": [variant | figures(variant, measured, times) for variant in variants],
             "profile": self.profile and self.profile(),
             "gate": self.gate and self.gate(),
             "communication": self.communication and self.communication(times),
@@ -156,67 +180,3 @@ class Case:
             checks[variant.name] = self.judge(expected, values)
             on_tick(variant.name)
         return checks
-
-
-def _outcome(
-    variant: Variant, is_baseline: bool, baseline: StepTimes, times: StepTimes, checks: Mapping[str, Check]
-) -> dict[str, Any]:
-    comparison = None if is_baseline else compare(baseline, times)
-    check = checks.get(variant.name)
-    if check is not None and not check.passed:
-        verdict = "changes the result"
-    else:
-        verdict = "baseline" if comparison is None else comparison.verdict
-    return {
-        "name": variant.name,
-        "note": variant.note,
-        "step_time": times.to_dict(),
-        "comparison": comparison and comparison.to_dict(),
-        "check": check and asdict(check),
-        "verdict": verdict,
-    }
-
-
-def _of_ceiling(variant: Variant, ceiling: StepTimes | None, times: StepTimes) -> dict[str, Any] | None:
-    """The share of the ceiling's speed that a variant reaches."""
-    return None if ceiling is None or variant.ceiling else compare(ceiling, times).to_dict()
-
-
-def same_accuracy(examples: int, at_least: float = 0.95) -> Callable[[Sequence[float], Sequence[float]], Check]:
-    """Judges test accuracies of several seeds: high enough, and within two standard errors of the baseline's.
-
-    The standard error of a difference adds the spread over the seeds and that of a test set of this size.
-
-    Args:
-        examples: Size of the test set.
-        at_least: The accuracy to reach.
-    """
-
-    def error(values: Sequence[float]) -> float:
-        mean = statistics.fmean(values)
-        spread = statistics.variance(values) / len(values) if len(values) > 1 else 0.0
-        return math.sqrt(spread + mean * (1 - mean) / examples)
-
-    def judge(baseline: Sequence[float], values: Sequence[float]) -> Check:
-        mean, expected = statistics.fmean(values), statistics.fmean(baseline)
-        allowed = 2 * math.hypot(error(baseline), error(values))
-        return Check(
-            what=f"test accuracy of {len(values)} seeds: at least {at_least:.0%}, within two standard errors",
-            values=tuple(values),
-            passed=mean >= at_least and abs(mean - expected) <= allowed,
-            text=f"{mean:.1%} accuracy",
-        )
-
-    return judge
-
-
-def same_values(what: str, text: str) -> Callable[[Sequence[float], Sequence[float]], Check]:
-    """Judges values that must be the baseline's to the bit: how many differ is said if any does."""
-
-    def judge(baseline: Sequence[float], values: Sequence[float]) -> Check:
-        unlike = sum(a != b for a, b in zip(baseline, values, strict=False)) + abs(len(baseline) - len(values))
-        passed = not unlike and bool(values)
-        found = text if passed else f"{unlike} of {len(baseline)} differ"
-        return Check(what=what, values=(float(unlike),), passed=passed, text=found)
-
-    return judge

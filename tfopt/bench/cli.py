@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfopt import __version__
-from tfopt.bench.suites import SUMMARIES
+from tfopt.bench.suites import LISTS, SUMMARIES
 from tfopt.errors import ResultsError, TfoptError, UnsupportedError
 
 DONE, INTERNAL, USAGE, ENVIRONMENT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -61,7 +61,7 @@ def _with_default(arguments: list[str]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    suites = "\n".join(f"  {name:<10} {summary}" for name, summary in SUMMARIES.items())
+    suites = "\n".join(f"  {name:<10} {summary}" for name, summary in _listed().items())
     parser = argparse.ArgumentParser(
         prog="tfopt-bench",
         description="Measures on this machine what each optimisation does to a real Keras training.\n"
@@ -88,9 +88,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--resume", action="store_true", help="go on with the last run in the folder that did not end")
     add("list", "list the suites", _list)
     add("env", "show what a run on this machine would record about it", _env)
-    report = add("report", "show a recorded run as a table and write its HTML page", _report)
-    report.add_argument("results", metavar="RESULTS", help="a JSON file that run wrote")
-    report.add_argument("--output", metavar="PAGE", help="the page (default: beside the JSON file)")
+    report = add("report", "show a recorded run as a table and write its HTML page; or all runs of a folder", _report)
+    report.add_argument("results", metavar="RESULTS", help="a JSON file that run wrote, or a folder of them")
+    report.add_argument(
+        "--output",
+        metavar="FILE",
+        help="the HTML page (default: beside the JSON file); of a folder the Markdown document, beside which page and "
+        "pictures go (default: docs/benchmarks.md where there is a folder docs, else in the folder)",
+    )
     compare = add("compare", "compare two recorded runs; exit code 4 if a variant became slower", _compare)
     compare.add_argument("before", metavar="A", help="a JSON file that run wrote")
     compare.add_argument("after", metavar="B", help="another")
@@ -117,11 +122,11 @@ def _percent(text: str) -> float:
 
 def _run(options: argparse.Namespace) -> int:
     # A mistyped name, or a missing package, is told before TensorFlow is loaded.
-    from tfopt.bench.suites import check
+    from tfopt.bench.suites import expand
     from tfopt.bench.workloads.requirements import require_all
 
     try:
-        check(options.suites)
+        expand(options.suites)
     except ValueError as error:
         return _say(str(error), USAGE)
     require_all()
@@ -144,10 +149,14 @@ def _run(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     if options.json:
-        _print_json(SUMMARIES)
+        _print_json(_listed())
     else:
-        print("\n".join(f"{name:<10} {summary}" for name, summary in SUMMARIES.items()))
+        print("\n".join(f"{name:<10} {summary}" for name, summary in _listed().items()))
     return DONE
+
+
+def _listed() -> dict[str, str]:
+    return SUMMARIES | {name: f"for a GPU, in this order: {', '.join(suites)}" for name, suites in LISTS.items()}
 
 
 def _env(options: argparse.Namespace) -> int:
@@ -168,6 +177,8 @@ def _report(options: argparse.Namespace) -> int:
     from tfopt.bench import report, results, table
     from tfopt.files import write_atomic
 
+    if Path(options.results).is_dir():
+        return _report_folder(options)
     document = results.read(options.results)
     page = Path(options.output) if options.output else Path(options.results).with_suffix(".html")
     write_atomic(page, report.page(document))
@@ -176,6 +187,29 @@ def _report(options: argparse.Namespace) -> int:
     else:
         print(table.render(document))
         print(f"\nPage: {page}")
+    return DONE
+
+
+def _report_folder(options: argparse.Namespace) -> int:
+    from tfopt.bench import collection
+    from tfopt.files import write_atomic
+
+    found = collection.Collection.read(options.results)
+    default = Path("docs") if Path("docs").is_dir() else Path(options.results)
+    target = Path(options.output) if options.output else default / "benchmarks.md"
+    pictures = {target.with_suffix("") / name: text for name, text in collection.pictures(found).items()}
+    written = {
+        target: collection.markdown(found, target.stem),
+        target.with_suffix(".html"): collection.page(found),
+        **pictures,
+    }
+    for path, text in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    if options.json:
+        _print_json([str(path) for path in written])
+    else:
+        print("\n".join(map(str, written)))
     return DONE
 
 

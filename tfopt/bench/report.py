@@ -1,23 +1,18 @@
 """The results as a self-contained HTML page."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from tfopt.bench import words
+from tfopt.bench.columns import bars, table
 from tfopt.bench.scaling import FORMULA
-from tfopt.page import Bar, Page, Section, Table, bar_chart, render
+from tfopt.page import Page, Section, Table, bar_chart, render
 from tfopt.page.entries import entries
 
 _LEGEND = (
     "Times are medians with a 95 % interval. Speed is the baseline's time over the variant's, turn by turn, and the "
     "median of these. Result says what the variant computes, compared with the baseline."
 )
-_TONES: dict[str, Literal["baseline", "better", "worse"]] = {
-    "baseline": "baseline",
-    "faster": "better",
-    "slower": "worse",
-    "changes the result": "worse",
-}
 
 
 def page(document: dict[str, Any]) -> str:
@@ -29,7 +24,7 @@ def page(document: dict[str, Any]) -> str:
     Raises:
         tfopt.errors.UnsupportedError: jinja2 is not installed.
     """
-    sections = [_section(case) for case in document["cases"]]
+    sections = [section(case) for case in document["cases"]]
     status = "" if document["status"] == "complete" else f"\n\nThis run was cut short: {document['status']}."
     return render(
         Page(
@@ -41,32 +36,32 @@ def page(document: dict[str, Any]) -> str:
     )
 
 
-def _section(case: dict[str, Any]) -> Section:
+def section(case: dict[str, Any]) -> Section:
+    """A case's part of the page."""
     title = f"{case['suite']}: {case['workload']}"
     if case["error"]:
         return Section(title=title, text=f"{case['question']}\n\nThis case failed: {case['error']}")
-    with_memory = words.has_memory(case["variants"])
-    rows = [
-        (
-            words.name(variant),
-            words.step_time(variant),
-            words.speed(variant),
-            f"{words.number(variant['step_time']['first_step_seconds'])} s",
-            *[words.memory(variant)] * with_memory,
-            words.check(variant),
-            words.verdict(variant),
-        )
-        for variant in case["variants"]
-    ]
-    headers = ("Variant", "ms a step", "Speed", "First step", *["Peak MiB"] * with_memory, "Result", "Verdict")
     notes = "; ".join(f"{variant['name']}: {variant['note']}" for variant in case["variants"])
+    said = (words.recommended(case), words.throttled(case))
     return Section(
         title=title,
-        text=f"{case['question']} {notes}. {words.recommended(case)}".rstrip(),
+        text=" ".join(filter(None, (case["question"], f"{notes}.", *said))),
         charts=(_chart(case), *_more_charts(case)),
-        tables=(Table(headers, rows, align="lrrr" + "r" * with_memory + "ll"), *_communication(case)),
+        tables=(table(case), *_rates(case), *_communication(case)),
         details=tuple((f"Raw samples of {variant['name']}", _samples(variant)) for variant in case["variants"]),
     )
+
+
+def _rates(case: dict[str, Any]) -> Iterator[Table]:
+    rates = case.get("ceilings")
+    if not rates:
+        return
+    rows = [(f"Matrix product, {dtype}", f"{words.number(v)} TFLOP/s") for dtype, v in rates["matmul_tflops"].items()]
+    rows.append(("Copy on the device, read and written", f"{words.number(rates['copy_gib_per_second'])} GiB/s"))
+    if rates["host_to_device_gib_per_second"] is not None:
+        speed = words.number(rates["host_to_device_gib_per_second"])
+        rows.append(("Host to device, pageable memory", f"{speed} GiB/s"))
+    yield Table(("What this device reaches", "Rate"), rows, align="lr")
 
 
 def _communication(case: dict[str, Any]) -> Iterator[Table]:
@@ -111,22 +106,8 @@ def _more_charts(case: dict[str, Any]) -> Iterator[str]:
 
 
 def _chart(case: dict[str, Any]) -> str:
-    bars = []
-    for variant in case["variants"]:
-        comparison = variant["comparison"] or {"ratio": 1.0, "interval": (None, None)}
-        low, high = comparison["interval"]
-        bars.append(
-            Bar(
-                label=variant["name"],
-                value=comparison["ratio"],
-                text=words.speed(variant),
-                low=low,
-                high=high,
-                tone=_TONES.get(variant["verdict"], "unclear"),
-            )
-        )
     return bar_chart(
-        bars,
+        bars(case),
         title=f"Speed of a {case['unit']}",
         description=f"Times as fast as {case['baseline']}, with the interval; longer is faster.",
         reference=1.0,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from tfopt.bench.figures import joules_per_thousand_examples, mfu_percent, verdict
 from tfopt.bench.scaling import RingModel
 from tfopt.errors import ResultsError
 from tfopt.files import write_atomic
@@ -24,11 +25,14 @@ class Results:
 
     Attributes:
         document: JSON: `schema`, `schema_version`, `started`, `status` ("running", "complete", "interrupted" or "out
-            of budget"), `device`, `environment`, `suites`, and `cases` with their raw samples.
+            of budget"), `suites`, `small` (whether sizes are those for a machine without a GPU), `environment`, and
+            `cases` with their raw samples.
         path: Where it is written.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], suites: Sequence[str], environment: dict[str, Any]):
+    def __init__(
+        self, folder: str | os.PathLike[str], suites: Sequence[str], environment: dict[str, Any], *, small: bool = False
+    ):
         now = datetime.datetime.now().astimezone()
         self.path = _reserved(Path(folder), now.strftime("%Y-%m-%dT%H-%M-%S"))
         self.document: dict[str, Any] = {
@@ -37,6 +41,7 @@ class Results:
             "started": now.isoformat(timespec="seconds"),
             "status": "running",
             "suites": list(suites),
+            "small": small,
             "environment": environment,
             "cases": [],
         }
@@ -153,42 +158,56 @@ def _check(document: dict[str, Any]) -> None:
 def _check_case(case: dict[str, Any]) -> None:
     times = {variant["name"]: StepTimes.from_dict(variant["step_time"]) for variant in case["variants"]}
     for variant in case["variants"]:
-        name, stated = variant["name"], variant["step_time"]["median_ms"]
-        if not _near(stated, times[name].median_ms):
-            raise ValueError(f"{case['suite']}/{name} states a median of {stated} ms")
-        if variant["verdict"] != _verdict(variant, times[case["baseline"]], times[name], name == case["baseline"]):
-            raise ValueError(f"{case['suite']}/{name} states that it is {variant['verdict']!r}")
-        peak = variant.get("peak_memory_mib")  # older runs have none
+        name, own = variant["name"], times[variant["name"]]
+        place, baseline = f"{case['suite']}/{name}", None if name == case["baseline"] else times[case["baseline"]]
+        _expect(f"a median of {place}", variant["step_time"]["median_ms"], own.median_ms)
+        comparison = _comparison(f"the speed of {place}", variant["comparison"], baseline, own)
+        if variant["verdict"] != verdict(variant, comparison):
+            raise ValueError(f"{place} states that it is {variant['verdict']!r}")
+        peak = variant.get("peak_memory_mib")  # older runs have none, nor what follows
         if peak is not None and not 0 <= peak < math.inf:
-            raise ValueError(f"{case['suite']}/{name} states a peak of {peak!r} MiB")
+            raise ValueError(f"{place} states a peak of {peak!r} MiB")
+        if "limit" in case:
+            limit = None if case["limit"] is None or variant["ceiling"] else times[case["limit"]]
+            _comparison(f"the share of the ceiling of {place}", variant["of_ceiling"], limit, own)
+            _expect(f"the utilisation of {place}", variant["mfu_percent"], mfu_percent(variant, case, own))
+            joules = joules_per_thousand_examples(variant, own)
+            _expect(f"the energy of {place}", variant["joules_per_thousand_examples"], joules)
     if communication := case.get("communication"):  # older runs have none
         alone = next(times[variant["name"]] for variant in case["variants"] if variant["ceiling"])
         _check_communication(communication, alone)
 
 
+def _comparison(
+    what: str, stated: dict[str, Any] | None, baseline: StepTimes | None, times: StepTimes
+) -> Comparison | None:
+    """A stated comparison, if it follows. Its interval is taken as stated: NumPy may draw other resamples one day."""
+    following = None if baseline is None else compare(baseline, times).ratio
+    _expect(what, None if stated is None else stated["ratio"], following)
+    if stated is None:
+        return None
+    low, high = stated["interval"]
+    return Comparison(ratio=stated["ratio"], interval=(low, high))
+
+
 def _check_communication(communication: dict[str, Any], alone: StepTimes) -> None:
     model, replicas = RingModel(**communication["model"]), communication["replicas"]
-    if not _near(model.compute_ms, alone.median_ms):
-        raise ValueError(f"{model.compute_ms} ms on one replica do not follow")
+    _expect("the step on one replica", model.compute_ms, alone.median_ms)
     stated = [(each["replicas"], each["step_ms"], each["efficiency"]) for each in communication["predictions"]]
     for count, step_ms, efficiency in stated:
-        if not (_near(step_ms, model.step_ms(count)) and _near(efficiency, model.efficiency(count))):
-            raise ValueError(f"what is predicted for {count} replicas does not follow")
-    if not _near(communication["expected_bytes_per_step"], model.sent_bytes(replicas)):
-        raise ValueError("the bytes expected a step do not follow")
+        _expect(f"the step predicted for {count} replicas", step_ms, model.step_ms(count))
+        _expect(f"the efficiency predicted for {count} replicas", efficiency, model.efficiency(count))
+    _expect("the bytes expected a step", communication["expected_bytes_per_step"], model.sent_bytes(replicas))
 
 
-def _verdict(variant: dict[str, Any], baseline: StepTimes, times: StepTimes, is_baseline: bool) -> str:
-    """The verdict that follows. The interval is taken as stated: NumPy may draw other resamples in another version."""
-    check, stated = variant["check"], variant["comparison"]
-    if check is not None and check["passed"] is not True:
-        return "changes the result"
-    if is_baseline:
-        return "baseline"
-    if not _near(stated["ratio"], compare(baseline, times).ratio):
-        raise ValueError(f"a ratio of {stated['ratio']} does not follow")
-    low, high = stated["interval"]
-    return Comparison(ratio=stated["ratio"], interval=(low, high)).verdict
+def _expect(what: str, stated: float | None, following: float | None) -> None:
+    """Raises an error unless a figure follows."""
+    if stated is None or following is None:
+        follows = stated is following
+    else:
+        follows = abs(stated - following) <= 1e-9 * abs(following)
+    if not follows:
+        raise ValueError(f"{what} does not follow: {stated}")
 
 
 def _part(environment: dict[str, Any], name: str) -> Any:
@@ -209,10 +228,6 @@ def _status(path: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return document.get("status") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
-
-
-def _near(a: float, b: float) -> bool:
-    return abs(a - b) <= 1e-9 * abs(b)
 
 
 def _reserved(folder: Path, stem: str) -> Path:

@@ -38,7 +38,7 @@ def run(
     interrupt ends the run and is raised again.
 
     Args:
-        names: The suites. None named: all, or where a run is resumed those of that run.
+        names: The suites, or lists of them. None named: all, or where a run is resumed those of that run.
         folder: Where the results file is written.
         budget_seconds: After this time no further case is begun.
         scale: How large the workloads are. None: as the device allows.
@@ -55,14 +55,14 @@ def run(
         OSError: The folder cannot be written.
     """
     started = clock()
-    suites.check(names)
+    suites.expand(names)
     unended = Results.unended(folder) if resume else None
     names = names or (unended.document["suites"] if unended else [])
     listed = isolated.call(_listed, _cases, names, scale, seconds=_LISTING_SECONDS)
     wanted = list(dict.fromkeys(row["suite"] for row in listed["cases"]))
     if unended:
         unended.go_on(wanted, listed["environment"])
-    results = unended or Results(folder, wanted, listed["environment"])
+    results = unended or Results(folder, wanted, listed["environment"], small=listed["small"])
     status = "interrupted"
     try:
         left = {at: row for at, row in enumerate(listed["cases"]) if not results.has(row)}
@@ -99,7 +99,7 @@ def _listed(send: Callable[[Any], None], make: _Make, names: Sequence[str], scal
         }
         for case in make(names, scale)
     ]
-    return {"environment": environment(), "cases": rows}
+    return {"environment": environment(), "cases": rows, "small": (scale or default_scale()).resnet is None}
 
 
 def _outcome(row: dict[str, Any], progress: Progress, *arguments: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def render(document: dict[str, Any], width: int = WIDTH) -> str:
         console.print(_table(document))
         console.print(words.lead(document))
         for case in document["cases"]:
-            for sentence in filter(None, (words.recommended(case), words.reached(case), words.communication(case))):
+            for sentence in words.sentences(case):
                 console.print(sentence)
         console.print(
             "ms a step: median [95 % interval]. Speed: the baseline's time over the variant's, turn by turn. "

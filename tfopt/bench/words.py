@@ -19,14 +19,44 @@ def ratio(value: float, interval: Sequence[float]) -> str:
 
 
 def name(variant: dict[str, Any]) -> str:
-    """The variant's name, with a star where tfopt recommends it for the device."""
-    return f"{variant['name']} *" if variant.get("recommended") else str(variant["name"])
+    """The variant's name, with a star where tfopt recommends it for the device, and a mark where it was throttled."""
+    return f"{variant['name']}{' *' * bool(variant.get('recommended'))}{' !' * bool(_throttled(variant))}"
 
 
 def memory(variant: dict[str, Any]) -> str:
     """MiB of GPU memory at the peak."""
     peak = variant.get("peak_memory_mib")
     return "" if peak is None else f"{peak:,.0f}"
+
+
+def of_ceiling(variant: dict[str, Any]) -> str:
+    """The share of the ceiling's speed."""
+    share = variant.get("of_ceiling")
+    return number(share["ratio"]) if share else ""
+
+
+def mfu(variant: dict[str, Any]) -> str:
+    """Percent of the operations that a matrix product does in the same time."""
+    percent = variant.get("mfu_percent")
+    return "" if percent is None else number(percent)
+
+
+def joules(variant: dict[str, Any]) -> str:
+    """Energy for a thousand examples."""
+    value = variant.get("joules_per_thousand_examples")
+    return "" if value is None else number(value)
+
+
+def conditions(variant: dict[str, Any]) -> str:
+    """Clock, temperature and power of the GPU, as far as they are known."""
+    found = variant.get("conditions") or {}
+    clock, celsius, watts = (found.get(key) for key in ("sm_clock_mhz", "gpu_temperature_celsius", "gpu_power_watts"))
+    parts = (
+        clock and f"{clock[0]:g}–{clock[1]:g} MHz",
+        celsius and f"{celsius:g} °C",
+        watts and f"{watts:.0f} W",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def has_memory(variants: Sequence[dict[str, Any]]) -> bool:
@@ -78,7 +108,38 @@ def reached(case: dict[str, Any]) -> str:
     """What share of the ceiling's speed each variant reaches, in a sentence; empty where there is no ceiling."""
     shares = [(v["name"], v["of_ceiling"]["ratio"]) for v in case["variants"] if v.get("of_ceiling")]
     listed = ", ".join(f"{name} {number(share)}" for name, share in shares)
-    return f"{case['workload']}, of the ceiling's speed: {listed}." if shares else ""
+    several = sum(v["ceiling"] for v in case["variants"] if "ceiling" in v) > 1
+    what = f"of the speed of {case['limit']}, the lower ceiling" if several else "of the ceiling's speed"
+    return f"{case['workload']}, {what}: {listed}." if shares else ""
+
+
+def efficiency(case: dict[str, Any]) -> str:
+    """What share of a matrix product's rate each variant reaches, and its energy; empty where neither is known."""
+    rates = case.get("ceilings")
+    tflops = rates["matmul_tflops"] if rates else {}
+    product = ", ".join(f"{number(rate)} TFLOP/s in {dtype}" for dtype, rate in tflops.items())
+    shares = [f"{v['name']} {number(v['mfu_percent'])} %" for v in case["variants"] if v.get("mfu_percent") is not None]
+    used = f"{case['workload']}, of a matrix product's rate ({product}): {', '.join(shares)}." if shares else ""
+    joules = [(v["name"], v.get("joules_per_thousand_examples")) for v in case["variants"]]
+    spent = ", ".join(f"{name} {number(value)}" for name, value in joules if value is not None)
+    return " ".join(filter(None, (used, f"Joules per 1,000 examples: {spent}." if spent else "")))
+
+
+def throttled(case: dict[str, Any]) -> str:
+    """Which variants ran while something held the GPU's clocks back, in a sentence; empty where none did."""
+    held = [f"{v['name']} ({', '.join(_throttled(v))})" for v in case["variants"] if _throttled(v)]
+    return f"{case['workload']}, throttled (!): {', '.join(held)}." if held else ""
+
+
+def _throttled(variant: dict[str, Any]) -> list[str]:
+    conditions = variant.get("conditions")  # older runs have none
+    return conditions["throttle_reasons"] if conditions else []
+
+
+def sentences(case: dict[str, Any]) -> list[str]:
+    """What there is to say of a case beside its table."""
+    found = (recommended(case), reached(case), efficiency(case), throttled(case), communication(case))
+    return [sentence for sentence in found if sentence]
 
 
 def communication(case: dict[str, Any]) -> str:
@@ -111,8 +172,9 @@ def device(document: dict[str, Any]) -> str:
 def lead(document: dict[str, Any]) -> str:
     """What the run found, in a sentence or two."""
     variants = [variant for case in document["cases"] for variant in case["variants"]]
+    small = " Small sizes, as on a machine without a GPU: they say nothing about one." if document.get("small") else ""
     failed = [f"{case['suite']} on {case['workload']}" for case in document["cases"] if case["error"]]
-    end = f" Failed: {', '.join(failed)}." if failed else ""
+    end = (f" Failed: {', '.join(failed)}." if failed else "") + small
     if not variants:
         return f"Nothing was measured.{end}"
     helped = [v for v in variants if v["verdict"] == "faster" and not v.get("ceiling")]

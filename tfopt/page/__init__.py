@@ -24,6 +24,7 @@ from tfopt.page.document import Page, Section, Table, render, require_renderer
 from tfopt.page.entries import entries
 from tfopt.page.line_chart import line_chart
 from tfopt.page.lines import MOST_LINES, Line, Marks, Panel, Shade
+from tfopt.page.picture import picture
 from tfopt.page.ticks import duration
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "duration",
     "entries",
     "line_chart",
+    "picture",
     "render",
     "require_renderer",
 ]

@@ -11,6 +11,7 @@ from tfopt.errors import unknown_name
 
 # With their summaries, so that `tfopt-bench list` and `--help` need not load TensorFlow.
 SUMMARIES = {
+    "stack": "from a first script to what tfopt recommends: each technique on top of the others, and each alone",
     "precision": "float32 against mixed_bfloat16 and mixed_float16",
     "xla": "the training step with and without XLA",
     "pipeline": "naive and hand-tuned tf.data pipelines against build_pipeline(), with crop and with cache",
@@ -20,18 +21,27 @@ SUMMARIES = {
 }
 
 
-def check(names: Sequence[str]) -> None:
-    """Raises a ValueError for a name that is no suite's, without loading any."""
+# Several suites under a name, those that say most first, should the time run out.
+LISTS = {"gpu": ("stack", "fit", "precision", "pipeline", "callbacks", "xla", "distribute")}
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """The suites of these names and lists, each once; all of them where none is named. Loads none.
+
+    Raises:
+        ValueError: There is no suite or list of that name.
+    """
     for name in names:
-        if name not in SUMMARIES:
-            raise unknown_name("suite", name, SUMMARIES)
+        if name not in SUMMARIES and name not in LISTS:
+            raise unknown_name("suite", name, [*SUMMARIES, *LISTS])
+    listed = [suite for name in names for suite in LISTS.get(name, (name,))]
+    return list(dict.fromkeys(listed or SUMMARIES))
 
 
 def load(names: Sequence[str]) -> list[ModuleType]:
-    """The suites' modules, in the order asked for; all of them where none is named.
+    """The suites' modules, in the order asked for.
 
     Raises:
-        ValueError: There is no suite of that name.
+        ValueError: There is no suite or list of that name.
     """
-    check(names)
-    return [importlib.import_module(f"tfopt.bench.suites.{name}") for name in dict.fromkeys(names) or SUMMARIES]
+    return [importlib.import_module(f"tfopt.bench.suites.{name}") for name in expand(names)]

@@ -10,7 +10,8 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from tfopt.bench.cases import Case, Scale, Timer, Variant, same_values
+from tfopt.bench.cases import Case, Scale, Timer, Variant
+from tfopt.bench.judging import same_values
 from tfopt.bench.weights import flat_weights
 from tfopt.bench.workloads import digits, mlp
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
@@ -32,9 +33,9 @@ def cases(scale: Scale) -> list[Case]:
     """The cases for this size: an ordinary step, and one so short that any cost shows."""
     # What a callback costs is small beside a step: more steps than elsewhere.
     ordinary = _Workload(
-        model=partial(digits.model, width=scale.width), dataset=partial(_digits, scale), steps=5 * scale.steps
+        model=partial(digits.model, width=scale.width), dataset=partial(_digits, scale), steps=3 * scale.steps
     )
-    short = _Workload(model=partial(mlp.model, width=16, jit_compile=False), dataset=_noise, steps=15 * scale.steps)
+    short = _Workload(model=partial(mlp.model, width=16, jit_compile=False), dataset=_noise, steps=10 * scale.steps)
     return [_case("digits", ordinary), _case("mlp, tiny", short)]
 
 

@@ -27,7 +27,7 @@ def cases(batch_size: int, photographs: int) -> list[Case]:
     resident = cache(partial(resnet50.batch, batch_size, count=photographs))
     many = cache(partial(resnet50.batch, _BATCHES * batch_size, count=photographs))
     question = "Which policy trains ResNet-50 fastest, with XLA or without?"
-    case = partial(Case, suite="precision", question=question)
+    case = partial(Case, suite="precision", question=question, model=resnet50.model)
     return [
         case(workload="resnet50", unit="training step", variants=_variants(partial(_step_timer, resident))),
         case(workload="resnet50, fit", unit="step of fit", variants=_variants(partial(_fit_timer, many, batch_size))),
@@ -42,6 +42,7 @@ def _variants(timer: Callable[[str, bool, ExitStack], Timer]) -> list[Variant]:
             note=f"dtype policy {policy}, jit_compile={jit}",
             timer=partial(timer, policy, jit),
             recommended=jit and policy == recommended,
+            dtype="tensorfloat32" if policy == "float32" else policy.removeprefix("mixed_"),
         )
         for policy in _POLICIES
         for jit in (False, True)

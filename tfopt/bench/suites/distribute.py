@@ -32,7 +32,7 @@ _TOLERANCE = 1e-4  # of the weights' length: float32, summed in another order, t
 def cases(scale: Scale) -> list[Case]:
     """The cases for this size: two processes on CPUs, and where there are several GPUs all of them and one."""
     gpus = [gpu.name.removeprefix("/device:") for gpu in tf.config.list_logical_devices("GPU")]
-    return [_processes_case(scale.steps), *([devices_case(gpus, scale.steps)] if len(gpus) > 1 else [])]
+    return [_processes_case(scale.steps // 2), *([devices_case(gpus, scale.steps)] if len(gpus) > 1 else [])]
 
 
 def _processes_case(steps: int) -> Case:

@@ -14,7 +14,7 @@ from tfopt.bench.workloads import resnet50
 from tfopt.measure import FitTimer, StepTimer
 from tfopt.pipelines import build_pipeline
 
-_POLICY = "mixed_bfloat16"
+_POLICY, _DTYPE = "mixed_bfloat16", "bfloat16"
 PHOTOGRAPHS = 256  # unlike ones: to write more of them would take longer than to train on them
 _BATCHES = 40  # so that no epoch ends while steps are timed
 # What was ready before the first sample is used up by the warm-up.
@@ -24,11 +24,11 @@ _Rows = Callable[[], tuple[Any, Any]]
 
 def case(batch_size: int) -> Case:
     """The same model under XLA, fed from uint8 rows in memory."""
-    rows = cache(partial(_rows, batch_size))
+    photographs = cache(partial(rows, batch_size))
     # Not "auto", which would put the examples on the device, where they fit.
-    pipeline = partial(_pipeline, rows, batch_size, cache=None)
-    batches = partial(_batches, rows, batch_size)
-    on_device = partial(_pipeline, rows, batch_size, cache="device")
+    pipeline = partial(_pipeline, photographs, batch_size, cache=None)
+    batches = partial(_batches, photographs, batch_size)
+    on_device = partial(_pipeline, photographs, batch_size, cache="device")
     fed: dict[str, tuple[str, bool, Callable[[], tf.data.Dataset]]] = {
         "stock fit": ("build_pipeline", False, pipeline),
         "overlap": ("the same after tfopt.fit.overlap; goal: 0.98 of the ceiling's speed", True, pipeline),
@@ -39,11 +39,12 @@ def case(batch_size: int) -> Case:
     ceiling = Variant(
         name="step alone",
         note="the ceiling: one batch, on the device from the start",
-        timer=partial(_step_timer, rows, batch_size),
+        timer=partial(_step_timer, photographs, batch_size),
         ceiling=True,
+        dtype=_DTYPE,
     )
     variants = [
-        Variant(name=name, note=note, timer=partial(_fit_timer, make, overlapped))
+        Variant(name=name, note=note, timer=partial(_fit_timer, make, overlapped), dtype=_DTYPE)
         for name, (note, overlapped, make) in fed.items()
     ]
     return Case(
@@ -52,21 +53,23 @@ def case(batch_size: int) -> Case:
         question="How much of the step's own speed is left when fit feeds ResNet-50 (mixed_bfloat16, XLA)?",
         unit="step",
         variants=[*variants, ceiling],
+        model=resnet50.model,
     )
 
 
-def _rows(batch_size: int) -> tuple[Any, Any]:
+def rows(batch_size: int) -> tuple[Any, Any]:
+    """Photographs, uint8 of shape (examples, 224, 224, 3), and labels for 40 batches."""
     images, labels = (part.numpy() for part in resnet50.batch(PHOTOGRAPHS, count=PHOTOGRAPHS))
     examples = _BATCHES * batch_size
     return np.resize(images, (examples, *images.shape[1:])), np.resize(labels, examples)
 
 
-def _pipeline(rows: _Rows, batch_size: int, **options: Any) -> tf.data.Dataset:
-    return build_pipeline(rows(), batch_size=batch_size, **options)
+def _pipeline(photographs: _Rows, batch_size: int, **options: Any) -> tf.data.Dataset:
+    return build_pipeline(photographs(), batch_size=batch_size, **options)
 
 
-def _batches(rows: _Rows, batch_size: int) -> tf.data.Dataset:
-    batches = tuple(part.reshape(_BATCHES, batch_size, *part.shape[1:]) for part in rows())
+def _batches(photographs: _Rows, batch_size: int) -> tf.data.Dataset:
+    batches = tuple(part.reshape(_BATCHES, batch_size, *part.shape[1:]) for part in photographs())
     with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
         return tf.data.Dataset.from_tensor_slices(batches).prefetch(2)
 
@@ -80,8 +83,8 @@ def _fit_timer(make: Callable[[], tf.data.Dataset], overlapped: bool, stack: Exi
     return partial(FitTimer(net, make()), _STEPS, warmup=_WARMUP, samples=_SAMPLES)
 
 
-def _step_timer(rows: _Rows, batch_size: int, stack: ExitStack) -> Timer:
-    images, labels = rows()
+def _step_timer(photographs: _Rows, batch_size: int, stack: ExitStack) -> Timer:
+    images, labels = photographs()
     with precision.policy(_POLICY):
         timer = StepTimer(resnet50.model(jit_compile=True), (images[:batch_size], labels[:batch_size]))
     return partial(timer, _STEPS, warmup=1, samples=_SAMPLES)

@@ -13,7 +13,8 @@ import keras
 import tensorflow as tf
 
 from tfopt import fit
-from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, same_values
+from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant
+from tfopt.bench.judging import same_values
 from tfopt.bench.suites import feeding, kernels
 from tfopt.bench.weights import flat_weights
 from tfopt.bench.workloads import mlp

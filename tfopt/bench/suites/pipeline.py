@@ -1,4 +1,7 @@
-"""`build_pipeline()` against naive and hand-tuned tf.data pipelines on JPEGs, and whether the data are the same."""
+"""`build_pipeline()` against naive and hand-tuned tf.data pipelines on JPEGs, and whether the data are the same.
+
+On a GPU also ResNet-50, fed from them.
+"""
 
 import hashlib
 import tempfile
@@ -11,8 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, same_values
+from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant
 from tfopt.bench.drawing import DrawTimer
+from tfopt.bench.judging import same_values
+from tfopt.bench.suites import jpeg
 from tfopt.bench.workloads import crops, photos
 from tfopt.measure import FitTimer
 from tfopt.measure.feeding import without_end
@@ -20,7 +25,7 @@ from tfopt.pipelines import CentralCrop, RandomCrop, build_pipeline, images, pla
 
 _Make = Callable[[], tf.data.Dataset]
 _BATCH = 32
-_STEPS = 20
+_STEPS = 16
 _SAMPLES = 2
 _TIMES = 8  # the photographs over, so that no epoch ends while the input alone is timed
 _ALONE = f"batch of {_BATCH}, input alone"
@@ -31,7 +36,8 @@ def cases(scale: Scale) -> list[Case]:
     folder = photos.folder(scale.photos)
     # A cache is full after one pass, which is what the warm-up makes.
     warmup = scale.photos // _BATCH
-    return [_fit(folder, warmup), _crop(folder), _by_hand(folder), _cache(folder, warmup)]
+    from_jpeg = [jpeg.case(folder, scale.resnet)] if scale.resnet else []
+    return [*from_jpeg, _fit(folder, warmup), _crop(folder), _by_hand(folder), _cache(folder, warmup)]
 
 
 def _fit(folder: Path, warmup: int) -> Case:

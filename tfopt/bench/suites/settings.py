@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from tfopt import precision
-from tfopt.bench.cases import Case, Scale, Timer, Variant, same_accuracy
+from tfopt.bench.cases import Case, Scale, Timer, Variant
+from tfopt.bench.judging import same_accuracy
 from tfopt.bench.workloads import digits
 from tfopt.measure import StepTimer
 

@@ -109,8 +109,12 @@ def one_by_one(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def model() -> keras.Model:
-    """A net so small that reading the photographs is what takes the time; compiled."""
+def model(*, jit_compile: bool | str = "auto") -> keras.Model:
+    """A net so small that reading the photographs is what takes the time; compiled.
+
+    Args:
+        jit_compile: As for `keras.Model.compile`.
+    """
     layers = keras.layers
     net = keras.Sequential(
         [
@@ -121,5 +125,10 @@ def model() -> keras.Model:
             layers.Dense(2, dtype="float32"),
         ]
     )
-    net.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    net.compile(
+        "adam",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=jit_compile,
+    )
     return net

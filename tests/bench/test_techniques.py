@@ -1,0 +1,189 @@
+"""Techniques on top of each other: each variant trains as it says, from the same weights, to the same loss."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt import hardware, precision
+from tfopt.bench.suites import stack, techniques
+from tfopt.bench.suites.techniques import Way, Workload, alone, stacked
+from tfopt.bench.workloads import mlp
+from tfopt.errors import UnsupportedError
+from tfopt.hardware import Gpu
+from tfopt.pipelines import build_pipeline
+
+ROWS = mlp.batch(64)
+
+
+def net(jit_compile):
+    return mlp.model(width=8, jit_compile=jit_compile)
+
+
+TINY = Workload(
+    name="tiny",
+    techniques=("TF32", "mixed_bfloat16", "XLA", "build_pipeline", "overlap"),
+    net=net,
+    naive=lambda: tf.data.Dataset.from_tensor_slices(ROWS).batch(8),
+    pipeline=lambda kept: build_pipeline(ROWS, batch_size=8, cache=kept),
+    batch=lambda: tuple(part[:8] for part in ROWS),
+    steps=2,
+    warmup=1,
+    tolerance=0.02,
+)
+
+
+class Spy:
+    """Stands for a timer: notes what it is made with, and whether TF32 is on when it is called."""
+
+    def __init__(self, model, data):
+        self.model, self.data = model, data
+        seen.append(self)
+
+    def __call__(self, steps, **options):
+        self.tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+        self.options = {"steps": steps, **options}
+
+
+seen = []
+
+
+@pytest.fixture
+def spied(monkeypatch):
+    seen.clear()
+    monkeypatch.setattr(techniques, "FitTimer", Spy)
+    monkeypatch.setattr(techniques, "StepTimer", Spy)
+    return seen
+
+
+def played(case):
+    with ExitStack() as undone:
+        for variant in case.variants:
+            variant.timer(undone)()
+        return [(timer.tf32, timer.model.layers[0].dtype_policy.name, timer.model.jit_compile) for timer in seen]
+
+
+def test_each_is_on_top_of_those_before(spied):
+    case = stacked(replace(TINY, tolerance=None))
+    names = ["naive Keras", "+ TF32", "+ mixed_bfloat16", "+ XLA", "+ build_pipeline", "+ overlap", "step alone"]
+    assert [variant.name for variant in case.variants] == names
+    bfloat16 = (True, "mixed_bfloat16", True)
+    assert played(case) == [
+        (False, "float32", False),
+        (True, "float32", False),
+        (True, "mixed_bfloat16", False),
+        *[bfloat16] * 4,
+    ]
+    assert [v.dtype for v in case.variants] == ["float32", "tensorfloat32", *["bfloat16"] * 5]
+    assert [v.name for v in case.variants if v.recommended] == ["+ overlap"]
+    assert [v.name for v in case.variants if v.ceiling] == ["step alone"]
+    assert isinstance(spied[-1].data, tuple)
+
+
+def test_each_is_alone(spied):
+    case = alone(replace(TINY, tolerance=None, techniques=(*TINY.techniques, 'cache="memory"', "flash attention")))
+    names = ["TF32", "mixed_bfloat16", "XLA", "build_pipeline", "overlap"]
+    assert [variant.name for variant in case.variants] == ["naive Keras", *(f"{name} alone" for name in names)]
+    plain = (False, "float32", False)
+    assert played(case) == [
+        plain,
+        (True, *plain[1:]),
+        (False, "mixed_bfloat16", False),
+        (False, "float32", True),
+        plain,
+        plain,
+    ]
+
+
+def test_fit_is_overlapped_and_fed_where_it_says(spied, monkeypatch):
+    overlapped, built = [], []
+    monkeypatch.setattr(techniques.fit, "overlap", overlapped.append)
+    monkeypatch.setattr(techniques.fit, "undo", lambda model: None)
+    dataset = TINY.naive()
+    workload = replace(TINY, tolerance=None, pipeline=lambda kept: built.append(kept) or dataset)
+    played(stacked(replace(workload, techniques=("build_pipeline", 'cache="memory"', "overlap"))))
+    assert built == [None, "memory", "memory", "memory"]
+    assert [timer.model for timer in spied[3:4]] == overlapped
+
+
+def test_all_begin_with_the_same_weights(spied):
+    played(stacked(replace(TINY, tolerance=None)))
+    first, *others = [timer.model.get_weights() for timer in spied]
+    for weights in others:
+        for one, other in zip(first, weights, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_tf32_is_given_back(spied):
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    played(alone(replace(TINY, tolerance=None)))
+    assert tf.config.experimental.tensor_float_32_execution_enabled() == before
+
+
+def test_a_case_runs_and_every_variant_trains_the_same():
+    outcome = stacked(TINY).run(lambda name: None)
+    assert [variant["check"]["passed"] for variant in outcome["variants"]] == [True] * 7
+    losses = [variant["check"]["values"][0] for variant in outcome["variants"]]
+    assert losses[0] == losses[1] != losses[2]  # TF32 is none on a CPU, bfloat16 is
+    assert outcome["limit"] == "step alone"
+    assert outcome["operations_per_example"] == 6 * (784 * 8 + 8 * 8 + 8 * 10)
+    assert sorted(outcome["ceilings"]["matmul_tflops"]) == ["bfloat16", "float32", "tensorfloat32"]
+
+
+def test_a_technique_that_trains_something_else_is_found(monkeypatch):
+    def wrong(jit_compile):
+        model = net(jit_compile)
+        if jit_compile:
+            model.optimizer.learning_rate = 0.1
+        return model
+
+    outcome = alone(replace(TINY, net=wrong, techniques=("XLA", "overlap"))).run(lambda name: None)
+    verdicts = {variant["name"]: variant["verdict"] for variant in outcome["variants"]}
+    assert verdicts["XLA alone"] == "changes the result"
+    assert verdicts["overlap alone"] != "changes the result"
+
+
+def test_where_flash_attention_is_not_taken_the_case_fails_by_name():
+    inputs = keras.Input((128, 8))
+    attended = keras.layers.MultiHeadAttention(2, 64)(inputs, inputs)
+
+    def attention(jit_compile):
+        model = keras.Model(inputs, keras.layers.Flatten()(attended))
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    rows = np.zeros((4, 128, 8), "float32"), np.zeros((4, 1024), "float32")
+    workload = replace(
+        TINY,
+        techniques=("flash attention",),
+        net=attention,
+        naive=lambda: tf.data.Dataset.from_tensor_slices(rows).batch(2),
+        batch=lambda: rows,
+    )
+    with pytest.raises(UnsupportedError, match="Expected a step through the kernel"):
+        stacked(workload).run(lambda name: None)
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        ((9, 0), ("TF32", "mixed_bfloat16", "XLA", "build_pipeline", "overlap", "flash attention")),
+        ((7, 5), ("mixed_float16", "XLA", "build_pipeline", "overlap")),
+    ],
+)
+def test_a_gpu_gets_the_techniques_that_it_has(monkeypatch, capability, expected):
+    gpu = Gpu(
+        index=0, uuid="GPU-0", name="G", memory_mib=1, compute_capability=capability, mig=False, driver_version=None
+    )
+    monkeypatch.setattr(hardware, "gpus", lambda: (gpu,))
+    assert stack._on_gpu("flash attention") == expected
+    assert stack._on_gpu('cache="device"')[-1] == 'cache="device"'
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_the_dtype_is_what_products_run_in(policy):
+    with precision.policy(policy):
+        assert Way(policy=policy).dtype == keras.layers.Dense(1).compute_dtype

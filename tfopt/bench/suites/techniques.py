@@ -1,0 +1,195 @@
+"""Trains a workload with each technique on top of the others, and with each alone, from the same weights."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt import fit, kernels, precision
+from tfopt.bench.cases import Case, Check, Timer, Variant
+from tfopt.bench.suites.kernels import expect_kernel
+from tfopt.measure import FitTimer, StepTimer, StepTimes, preserved
+
+_NAIVE = "naive Keras"
+_LOSS_STEPS = 10
+_SAMPLES = 2  # few and long beside the wait at a sample's end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a model is trained. The default is how a first script does it.
+
+    Attributes:
+        tf32: Whether float32 products run in TF32.
+        policy: The dtype policy.
+        jit_compile: Whether XLA is on.
+        pipeline: Whether `build_pipeline` feeds it.
+        cache: As for `build_pipeline`.
+        overlap: Whether `fit` is overlapped.
+        flash: Whether attention runs through cuDNN.
+    """
+
+    tf32: bool = False
+    policy: str = "float32"
+    jit_compile: bool = False
+    pipeline: bool = False
+    cache: str | None = None
+    overlap: bool = False
+    flash: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """What most products are computed in."""
+        return self.policy.removeprefix("mixed_") if self.policy != "float32" else "tensor" * self.tf32 + "float32"
+
+
+_TECHNIQUES: Mapping[str, tuple[dict[str, Any], str]] = {
+    "TF32": ({"tf32": True}, "float32 products on Tensor Cores, which TensorFlow does by itself"),
+    "mixed_bfloat16": ({"policy": "mixed_bfloat16"}, "bfloat16 compute, float32 weights"),
+    "mixed_float16": ({"policy": "mixed_float16"}, "float16 compute, float32 weights, loss scaling"),
+    "XLA": ({"jit_compile": True}, "jit_compile=True"),
+    "build_pipeline": ({"pipeline": True}, "parallel, prefetched"),
+    "overlap": ({"overlap": True}, "tfopt.fit.overlap"),
+    "flash attention": ({"flash": True}, "use_flash_attention"),
+    'cache="memory"': ({"cache": "memory"}, "the decoded examples lie in host memory"),
+    'cache="device"': ({"cache": "device"}, "the examples lie on the GPU"),
+}
+# Flash attention takes 16 bits and XLA; a cache needs the pipeline.
+_NOT_ALONE = {"flash attention", 'cache="memory"', 'cache="device"'}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is trained.
+
+    Attributes:
+        name: Of the case.
+        techniques: In the order in which they are added.
+        net: Makes the compiled model, with XLA or without.
+        naive: Makes the dataset that a first script has.
+        pipeline: Makes the same through `build_pipeline`, with a cache or none.
+        batch: Makes one batch, always the same.
+        steps, warmup: To time in each turn, and before them.
+        tolerance: How far from the first script's the mean loss of the first ten steps on one batch may be, relatively.
+            None: it is not compared, since training diverges from the smallest difference.
+    """
+
+    name: str
+    techniques: tuple[str, ...]
+    net: Callable[[bool], keras.Model]
+    naive: Callable[[], tf.data.Dataset]
+    pipeline: Callable[[str | None], tf.data.Dataset]
+    batch: Callable[[], Any]
+    steps: int
+    warmup: int
+    tolerance: float | None
+
+
+def stacked(workload: Workload) -> Case:
+    """Each technique on top of those before it, and the last one's step alone as the ceiling."""
+    ways, way = {_NAIVE: Way()}, Way()
+    for name in workload.techniques:
+        ways[f"+ {name}"] = way = replace(way, **_TECHNIQUES[name][0])
+    return _case(workload, workload.name, "What does each technique add, from a first script on?", ways, ceiling=way)
+
+
+def alone(workload: Workload) -> Case:
+    """Each technique on top of the first script."""
+    names = [name for name in workload.techniques if name not in _NOT_ALONE]
+    ways = {_NAIVE: Way()} | {f"{name} alone": Way(**_TECHNIQUES[name][0]) for name in names}
+    return _case(workload, f"{workload.name}, alone", "What does each technique do by itself?", ways, ceiling=None)
+
+
+def _case(workload: Workload, name: str, question: str, ways: Mapping[str, Way], *, ceiling: Way | None) -> Case:
+    training = _Training(workload)
+    variants = [_variant(training, name, way, recommended=way == ceiling) for name, way in ways.items()]
+    if ceiling is not None:
+        variants.append(_variant(training, "step alone", replace(ceiling, overlap=False), ceiling=True))
+    return Case(
+        suite="stack",
+        workload=name,
+        question=question,
+        unit="step of fit",
+        variants=variants,
+        judge=None if workload.tolerance is None else partial(_same_loss, workload.tolerance),
+        model=partial(workload.net, False),
+    )
+
+
+def _variant(
+    training: "_Training", name: str, way: Way, *, recommended: bool = False, ceiling: bool = False
+) -> Variant:
+    return Variant(
+        name=name,
+        note=_note(name),
+        timer=partial(training.timer, name, way, ceiling),
+        values=lambda: [training.losses[name]],
+        recommended=recommended,
+        ceiling=ceiling,
+        dtype=way.dtype,
+    )
+
+
+def _note(name: str) -> str:
+    notes = {
+        _NAIVE: "float32 without TF32, no XLA, nothing ahead",
+        "step alone": "the ceiling: one batch, on the device",
+    }
+    return notes.get(name) or _TECHNIQUES[name.removeprefix("+ ").removesuffix(" alone")][1]
+
+
+class _Training:
+    """Trains a workload in several ways, from the same weights.
+
+    Attributes:
+        losses: By variant, the mean loss of the first steps on the workload's one batch, where that is compared.
+    """
+
+    def __init__(self, workload: Workload):
+        self._workload = workload
+        self.losses: dict[str, float] = {}
+
+    def timer(self, name: str, way: Way, alone: bool, stack: ExitStack) -> Timer:
+        """Makes what times `fit` or, without it, the step alone."""
+        workload = self._workload
+        keras.utils.set_random_seed(0)
+        with precision.policy(way.policy):
+            net = workload.net(way.jit_compile)
+        if way.flash:
+            kernels.use_flash_attention(net)
+        if way.overlap:
+            fit.overlap(net)
+            stack.callback(fit.undo, net)
+        dataset = workload.pipeline(way.cache) if way.pipeline or way.cache else workload.naive()
+        timer = StepTimer(net, workload.batch()) if alone else FitTimer(net, dataset)
+        if way.flash:
+            expect_kernel(net)
+
+        def timed() -> StepTimes:
+            with precision.tf32(way.tf32):
+                times = timer(workload.steps, warmup=workload.warmup, samples=_SAMPLES)
+                if workload.tolerance is not None and name not in self.losses:
+                    self.losses[name] = self._loss(net)
+            return times
+
+        return timed
+
+    def _loss(self, net: keras.Model) -> float:
+        with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
+            batches = tf.data.Dataset.from_tensors(self._workload.batch()).repeat(_LOSS_STEPS)
+        with preserved(net):
+            return float(net.fit(batches, verbose=0, shuffle=False).history["loss"][0])
+
+
+def _same_loss(tolerance: float, expected: Sequence[float], values: Sequence[float]) -> Check:
+    apart = abs(values[0] - expected[0]) / abs(expected[0])
+    return Check(
+        what=f"mean loss of {_LOSS_STEPS} steps on one batch: within {tolerance:.2%} of {_NAIVE}'s",
+        values=tuple(values),
+        passed=apart <= tolerance,
+        text=f"loss {values[0]:.4f}",
+    )
