@@ -207,10 +207,12 @@ def test_whether_the_recommended_is_the_fastest(samples, changes, text):
             "step_time": StepTimes(repeats_ms=((ms, ms),) * 6, steps_per_sample=1, first_step_seconds=1.0).to_dict(),
             "verdict": "changes the result" if name in changes else "faster",
             "recommended": name == "b",
+            "ceiling": name == "d",
         }
-        for name, ms in zip("abc", samples, strict=True)
+        for name, ms in zip("abcd", (*samples, 1.0), strict=True)
     ]
-    case = {"workload": "w", "variants": variants}
+    *variants, ceiling = variants  # which is no rival
+    case = {"workload": "w", "variants": [*variants, ceiling]}
     assert words.recommended(case) == f"w: b, recommended for this device (*), {text}"
     variants[1]["recommended"] = False
     assert words.recommended(case) == ""

@@ -84,7 +84,7 @@ def markdown(collection: Collection, pictures_at: str) -> str:
     if not collection.on_gpu:
         lines += ["", _NO_GPU]
     for name, document in collection.runs.items():
-        lines += ["", f"## {name}", "", f"{_measured_on(document)}. {words.lead(document)}"]
+        lines += ["", f"## {name}", "", f"{_measured_on(document)}, {_when(document)}. {words.lead(document)}"]
         for case in document["cases"]:
             lines += ["", f"### {case['suite']}: {case['workload']}", "", case["question"]]
             if case["error"]:
@@ -108,7 +108,7 @@ def page(collection: Collection) -> str:
     """
     sections = []
     for name, document in collection.runs.items():
-        sections.append(Section(title=name, text=f"{_measured_on(document)}. {words.lead(document)}"))
+        sections.append(Section(title=name, text=f"{_measured_on(document)}, {_when(document)}. {words.lead(document)}"))
         sections += [report.section(case) for case in document["cases"]]
         if beside := collection.beside(document):
             charts = [
@@ -123,7 +123,7 @@ def page(collection: Collection) -> str:
                 if _is_stack(case)
             ]
             sections.append(Section(title="Beside it", charts=charts, tables=[peers.table(beside)]))
-    lead = _HOW if collection.on_gpu else f"{_HOW}\n\n{_NO_GPU}"
+    lead = _HOW if collection.on_gpu else f"{_HOW}\n\n{_NO_GPU.replace('`', '')}"
     return render(Page(title="Benchmarks", lead=lead, sections=sections))
 
 
@@ -149,6 +149,10 @@ def _chart_title(case: dict[str, Any]) -> str:
 
 def _measured_on(document: dict[str, Any]) -> str:
     return f"Measured on {words.device(document)}"
+
+
+def _when(document: dict[str, Any]) -> str:
+    return f"tfopt {document['environment']['tfopt']}, on {document['started'][:10]}"
 
 
 def _picture_name(run: str, case: dict[str, Any]) -> str:

@@ -69,7 +69,7 @@ def recommended(case: dict[str, Any]) -> str:
     chosen = next((v for v in case["variants"] if v.get("recommended")), None)
     if chosen is None:
         return ""
-    valid = [v for v in case["variants"] if v["verdict"] != "changes the result"]
+    valid = [v for v in case["variants"] if v["verdict"] != "changes the result" and not v.get("ceiling")]
     times = {v["name"]: StepTimes.from_dict(v["step_time"]) for v in [chosen, *valid]}
     best = min(times, key=lambda name: times[name].median_ms)
     begin = f"{case['workload']}: {chosen['name']}, recommended for this device (*),"
