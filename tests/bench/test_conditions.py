@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,28 +12,31 @@ from tfopt.bench.cases import Case, Variant
 from tfopt.bench.conditions import Conditions
 from tfopt.measure import StepTimes
 
-TIMES = StepTimes(repeats_ms=((10.0,),), steps_per_sample=1, first_step_seconds=1.0, examples_per_step=50)
+TIMES = StepTimes(repeats_ms=((40.0, 60.0),), steps_per_sample=20, first_step_seconds=1.0, examples_per_step=50)
 
 
 @pytest.fixture
 def turns(fake_nvml):
-    """Plays turns of two seconds: a function gets their readings, a dict for each, and returns the conditions."""
+    """Plays turns of two seconds: a function gets their readings, a dict for each, and returns the conditions.
 
-    def play(*readings, gpus=1):
+    Turns end at 1, 3, 5, … seconds, and the GPUs are read in their middle.
+    """
+
+    def play(*readings, gpus=1, read=1, times=TIMES):
         fake_nvml.gpus.extend(FakeGpu(uuid=f"GPU-{number}", bus=number + 1) for number in range(gpus))
         clock = itertools.count(0.0)  # a second passes between two looks
-        conditions = Conditions(clock=lambda: float(next(clock)))
+        conditions = Conditions(read, clock=lambda: float(next(clock)))
 
         def timer(reading):
             for gpu in fake_nvml.gpus:
                 for name, value in reading.items():
                     setattr(gpu, name, value)
             tick(conditions._sampler)
-            return TIMES
+            return times
 
         for reading in readings:
             conditions.during("a", partial(timer, reading))()
-        return conditions.of("a")
+        return conditions.of("a", read)
 
     return play
 
@@ -56,16 +60,24 @@ def test_a_power_cap_that_hardly_slows_is_none(turns):
     assert turns({}, {"sm_clock": 1900, "reasons": 0x4}, {"sm_clock": 1980, "reasons": 0x4})["throttle_reasons"] == []
 
 
+ENERGIES = [{"energy_millijoules": 300_000 * number} for number in range(4)]
+
+
 def test_power_is_the_energy_over_the_time(turns):
-    """Turns from 3 to 5, 6 to 8 and so on; the counter is read in their middle, at 1, 4, 7, … seconds."""
-    found = turns(*({"energy_millijoules": 300_000 * number} for number in range(4)))
-    # 100 J a second from 1 to 10 s, and nothing known behind: the last turn lasts from 9 to 11.
-    assert found["gpu_power_watts"] == pytest.approx((200 + 200 + 100) / 6)
+    # 150 W up to the last reading at 6 s, and nothing known behind it: the last turn ends at 7.
+    assert turns(*ENERGIES)["gpu_power_watts"] == pytest.approx((300 + 300 + 150) / 6)
 
 
-def test_the_power_of_several_gpus_is_added(turns):
-    found = turns(*({"energy_millijoules": 300_000 * number} for number in range(4)), gpus=2)
-    assert found["gpu_power_watts"] == pytest.approx(2 * 500 / 6)
+def test_only_the_gpus_that_train_count(turns):
+    assert turns(*ENERGIES, gpus=3, read=2)["gpu_power_watts"] == pytest.approx(2 * 750 / 6)
+
+
+def test_turns_too_short_to_tell_have_no_power(turns):
+    short = replace(TIMES, steps_per_sample=3)  # 0.3 s
+    found = turns(*ENERGIES, times=short)
+    assert found is None  # nor was it read in them
+    longer = replace(TIMES, steps_per_sample=11)
+    assert turns(*ENERGIES, times=longer)["gpu_power_watts"] is not None
 
 
 def test_what_a_gpu_does_not_say_is_unknown(turns):
@@ -76,9 +88,15 @@ def test_what_a_gpu_does_not_say_is_unknown(turns):
 
 
 def test_without_a_gpu_nothing_is_read(fake_nvml):
-    with Conditions() as conditions:
+    with Conditions(1) as conditions:
         conditions.during("a", lambda: TIMES)()
-    assert conditions.of("a") is None
+    assert conditions.of("a", 1) is None
+
+
+def test_where_none_is_to_be_read_none_is(fake_nvml):
+    fake_nvml.gpus.append(FakeGpu())
+    assert Conditions(0)._sampler is None
+    assert Conditions(1)._sampler is not None
 
 
 def test_a_case_records_them(fake_nvml, monkeypatch):
@@ -86,20 +104,28 @@ def test_a_case_records_them(fake_nvml, monkeypatch):
     gpu = FakeGpu(reasons=0x40)
     fake_nvml.gpus.append(gpu)
     monkeypatch.setattr("tfopt.bench.conditions._INTERVAL_SECONDS", 0.01)
-    seen = []
+    monkeypatch.setattr("tfopt.bench.conditions._SHORTEST", 0.02)
 
     def timer():
-        due, samples = time.monotonic() + 30, len(seen)
-        while len(seen) < samples + 3 and time.monotonic() < due:
+        begin = time.monotonic()
+        for _ in range(20):
             time.sleep(0.01)
             gpu.energy_millijoules += 5000
-            seen.append(None)
-        return TIMES
+        return StepTimes(
+            repeats_ms=((1000 * (time.monotonic() - begin),),),
+            steps_per_sample=1,
+            first_step_seconds=1.0,
+            examples_per_step=50,
+        )
 
-    variants = [Variant(name=name, note="", timer=lambda stack: timer) for name in "ab"]
+    variants = [
+        Variant(name=name, note="", timer=lambda stack: timer, gpus=gpus) for name, gpus in (("a", 1), ("b", 0))
+    ]
     case = Case(suite="s", workload="w", question="?", unit="step", variants=variants, repeats=4)
-    for variant in case.run(lambda name: None)["variants"]:
-        assert variant["conditions"]["throttle_reasons"] == ["hw_thermal"]
-        watts = variant["conditions"]["gpu_power_watts"]
-        assert watts > 0
-        assert variant["joules_per_thousand_examples"] == pytest.approx(watts * 1000 / 5000)
+    read, unread = case.run(lambda name: None)["variants"]
+    assert read["conditions"]["throttle_reasons"] == ["hw_thermal"]
+    watts = read["conditions"]["gpu_power_watts"]
+    assert watts > 0
+    per_second = read["step_time"]["examples_per_second"]
+    assert read["joules_per_thousand_examples"] == pytest.approx(watts * 1000 / per_second)
+    assert unread["conditions"] is None

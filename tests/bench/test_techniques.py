@@ -27,7 +27,7 @@ TINY = Workload(
     name="tiny",
     techniques=("TF32", "mixed_bfloat16", "XLA", "build_pipeline", "overlap"),
     net=net,
-    naive=lambda: tf.data.Dataset.from_tensor_slices(ROWS).batch(8),
+    naive=lambda optimised: tf.data.Dataset.from_tensor_slices(ROWS).batch(8),
     pipeline=lambda kept: build_pipeline(ROWS, batch_size=8, cache=kept),
     batch=lambda: tuple(part[:8] for part in ROWS),
     steps=2,
@@ -68,16 +68,15 @@ def played(case):
 
 def test_each_is_on_top_of_those_before(spied):
     case = stacked(replace(TINY, tolerance=None))
-    names = ["naive Keras", "+ TF32", "+ mixed_bfloat16", "+ XLA", "+ build_pipeline", "+ overlap", "step alone"]
-    assert [variant.name for variant in case.variants] == names
+    names = ["TF32", "mixed_bfloat16", "XLA", "build_pipeline", "overlap"]
+    added = [f"+ {name}" for name in names]
+    assert [variant.name for variant in case.variants] == ["naive Keras", "Keras' defaults", *added, "step alone"]
+    naive, defaults, *rows = played(case)
+    assert naive == (False, "float32", False)
+    assert defaults[:2] == (True, "float32")
     bfloat16 = (True, "mixed_bfloat16", True)
-    assert played(case) == [
-        (False, "float32", False),
-        (True, "float32", False),
-        (True, "mixed_bfloat16", False),
-        *[bfloat16] * 4,
-    ]
-    assert [v.dtype for v in case.variants] == ["float32", "tensorfloat32", *["bfloat16"] * 5]
+    assert rows == [(True, "float32", False), (True, "mixed_bfloat16", False), *[bfloat16] * 4]
+    assert [v.dtype for v in case.variants] == ["float32", "tensorfloat32", "tensorfloat32", *["bfloat16"] * 5]
     assert [v.name for v in case.variants if v.recommended] == ["+ overlap"]
     assert [v.name for v in case.variants if v.ceiling] == ["step alone"]
     assert isinstance(spied[-1].data, tuple)
@@ -102,11 +101,20 @@ def test_fit_is_overlapped_and_fed_where_it_says(spied, monkeypatch):
     overlapped, built = [], []
     monkeypatch.setattr(techniques.fit, "overlap", overlapped.append)
     monkeypatch.setattr(techniques.fit, "undo", lambda model: None)
-    dataset = TINY.naive()
+    dataset = TINY.naive(False)
     workload = replace(TINY, tolerance=None, pipeline=lambda kept: built.append(kept) or dataset)
     played(stacked(replace(workload, techniques=("build_pipeline", 'cache="memory"', "overlap"))))
     assert built == [None, "memory", "memory", "memory"]
-    assert [timer.model for timer in spied[3:4]] == overlapped
+    assert [timer.model for timer in spied[4:5]] == overlapped
+
+
+def test_keras_defaults_are_what_is_on_by_itself(spied):
+    optimised = []
+    workload = replace(TINY, tolerance=None, naive=lambda own: optimised.append(own) or TINY.naive(own))
+    played(stacked(workload))
+    assert optimised[:2] == [False, True]
+    assert spied[1].tf32
+    assert spied[1].model.jit_compile == net("auto").jit_compile
 
 
 def test_all_begin_with_the_same_weights(spied):
@@ -125,9 +133,11 @@ def test_tf32_is_given_back(spied):
 
 def test_a_case_runs_and_every_variant_trains_the_same():
     outcome = stacked(TINY).run(lambda name: None)
-    assert [variant["check"]["passed"] for variant in outcome["variants"]] == [True] * 7
-    losses = [variant["check"]["values"][0] for variant in outcome["variants"]]
-    assert losses[0] == losses[1] != losses[2]  # TF32 is none on a CPU, bfloat16 is
+    *trained, ceiling = outcome["variants"]
+    assert [variant["check"]["passed"] for variant in trained] == [True] * 7
+    assert ceiling["check"] is None
+    losses = [variant["check"]["values"][0] for variant in trained]
+    assert losses[0] == losses[1] == losses[2] != losses[3]  # TF32 is none on a CPU, bfloat16 is
     assert outcome["limit"] == "step alone"
     assert outcome["operations_per_example"] == 6 * (784 * 8 + 8 * 8 + 8 * 10)
     assert sorted(outcome["ceilings"]["matmul_tflops"]) == ["bfloat16", "float32", "tensorfloat32"]
@@ -160,7 +170,7 @@ def test_where_flash_attention_is_not_taken_the_case_fails_by_name():
         TINY,
         techniques=("flash attention",),
         net=attention,
-        naive=lambda: tf.data.Dataset.from_tensor_slices(rows).batch(2),
+        naive=lambda optimised: tf.data.Dataset.from_tensor_slices(rows).batch(2),
         batch=lambda: rows,
     )
     with pytest.raises(UnsupportedError, match="Expected a step through the kernel"):
@@ -172,6 +182,7 @@ def test_where_flash_attention_is_not_taken_the_case_fails_by_name():
     [
         ((9, 0), ("TF32", "mixed_bfloat16", "XLA", "build_pipeline", "overlap", "flash attention")),
         ((7, 5), ("mixed_float16", "XLA", "build_pipeline", "overlap")),
+        ((6, 1), ("XLA", "build_pipeline", "overlap")),
     ],
 )
 def test_a_gpu_gets_the_techniques_that_it_has(monkeypatch, capability, expected):

@@ -72,9 +72,10 @@ class Variant:
         name: For the table.
         note: What it is, in a few words.
         timer: Makes what measures it; what must be cleaned up afterwards goes on the stack.
-        values: Makes what `Case.judge` compares with the baseline's.
+        values: Makes what `Case.judge` compares with the baseline's. None: it is not checked.
         recommended: Whether it is what tfopt recommends for this device.
         ceiling: Whether it is no way to train, but what the others can reach at most. Of several the slowest counts.
+        gpus: How many it trains on, whose clocks and energy are read. 0: none, as where reading would disturb.
         dtype: What its matrix products are computed in, as for `measure.matmul_tflops`. None: not said.
     """
 
@@ -84,6 +85,7 @@ class Variant:
     values: Callable[[], Sequence[float]] | None = None
     recommended: bool = False
     ceiling: bool = False
+    gpus: int = 1
     dtype: str | None = None
 
 
@@ -127,7 +129,7 @@ class Case:
 
     def run(self, on_tick: Callable[[str], None]) -> dict[str, Any]:
         """Measures and checks every variant; returns the case's part of the results document."""
-        with ExitStack() as stack, Conditions() as conditions:
+        with ExitStack() as stack, Conditions(max(variant.gpus for variant in self.variants)) as conditions:
             meters = {variant.name: MemoryMeter(partial(variant.timer, stack)) for variant in self.variants}
             timers = {name: conditions.during(name, meter) for name, meter in meters.items()}
             times = interleave(timers, self.repeats, on_progress=lambda name, turn: on_tick(name))
@@ -155,9 +157,9 @@ class Case:
                 "recommended": variant.recommended,
                 "ceiling": variant.ceiling,
                 "dtype": variant.dtype,
-                "check": asdict(checks[variant.name]) if checks else None,
+                "check": asdict(checks[variant.name]) if variant.name in checks else None,
                 "peak_memory_mib": peaks[variant.name],
-                "conditions": conditions.of(variant.name),
+                "conditions": conditions.of(variant.name, variant.gpus),
             }
             for variant in self.variants
         ]
@@ -174,9 +176,9 @@ class Case:
         if self.judge is None:
             return checks
         for variant in self.variants:
-            values = variant.values() if variant.values else ()
-            if variant is self.variants[0]:
-                expected = values
-            checks[variant.name] = self.judge(expected, values)
+            if variant.values is not None:
+                values = variant.values()
+                expected = values if variant is self.variants[0] else expected
+                checks[variant.name] = self.judge(expected, values)
             on_tick(variant.name)
         return checks

@@ -28,7 +28,7 @@ def ceilings(dtypes: Iterable[str]) -> dict[str, Any]:
     # Larger than any cache.
     size = _GIB if gpus else _GIB // 16
     with tf.device("CPU:0"):
-        host = tf.zeros((size // 4,), tf.int32)
+        host = tf.zeros((size // 8,), tf.int64)  # not int32, which TensorFlow leaves on the host
     with tf.device(gpus[0].name if gpus else "CPU:0"):
         device = tf.identity(host)
     copy = tf.function(tf.bitwise.invert, jit_compile=True)

@@ -108,7 +108,9 @@ def page(collection: Collection) -> str:
     """
     sections = []
     for name, document in collection.runs.items():
-        sections.append(Section(title=name, text=f"{_measured_on(document)}, {_when(document)}. {words.lead(document)}"))
+        sections.append(
+            Section(title=name, text=f"{_measured_on(document)}, {_when(document)}. {words.lead(document)}")
+        )
         sections += [report.section(case) for case in document["cases"]]
         if beside := collection.beside(document):
             charts = [

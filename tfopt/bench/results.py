@@ -82,7 +82,7 @@ class Results:
 
     def add(self, case: dict[str, Any]) -> None:
         """Adds a case's outcome, in place of that of a failure before."""
-        dumps(case)  # what is no JSON must not spoil the document
+        dumps(case)  # raises an error, and leaves the document as it is, where that is no JSON
         self.document["cases"] = [one for one in self.document["cases"] if _key(one) != _key(case)] + [case]
         self._write()
 

@@ -11,7 +11,7 @@ from tfopt.bench import isolated, suites
 from tfopt.bench.cases import CPU, GPU, Case, Scale
 from tfopt.bench.isolated import ProcessError
 from tfopt.bench.progress import Progress
-from tfopt.bench.results import Results
+from tfopt.bench.results import Results, dumps
 from tfopt.measure import environment
 
 _LISTING_SECONDS = 300.0
@@ -115,4 +115,6 @@ def _outcome(row: dict[str, Any], progress: Progress, *arguments: Any) -> dict[s
 def _measured(
     send: Callable[[Any], None], make: _Make, names: Sequence[str], scale: Scale | None, at: int
 ) -> dict[str, Any]:
-    return {**make(names, scale)[at].run(send), "error": None}
+    outcome = {**make(names, scale)[at].run(send), "error": None}
+    dumps(outcome)  # what is no JSON, such as a loss of NaN, is this case's failure
+    return outcome

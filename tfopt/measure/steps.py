@@ -217,6 +217,11 @@ class FitTimer:
             examples_per_step=batch_size(self._model, self._batch),
         )
 
+    @property
+    def train_function(self) -> Any:
+        """The function that `fit` runs, compiled by the first call; None before. To fit on with, without another."""
+        return self._train_function
+
     def _fit(self, steps: int, marks: "_Marks") -> None:
         """Fits for that many steps, with the training function of the calls before."""
         self._model.train_function = self._train_function

@@ -55,6 +55,7 @@ def _case(name: str, workload: _Workload) -> Case:
                 note=note,
                 timer=partial(_timer, watched, workload),
                 values=partial(_weights, watched, workload),
+                gpus=0,  # what reads them is what is measured
             )
             for (variant, note), watched in zip(notes.items(), (False, True), strict=True)
         ],

@@ -55,6 +55,7 @@ def _processes_case(steps: int) -> Case:
                 timer=partial(processes.timer, by_hand, steps),
                 values=partial(processes.weights, by_hand),
                 ceiling=name == _ALONE,
+                gpus=0,
             )
             for name, (processes, by_hand, note) in ways.items()
         ],
@@ -180,6 +181,7 @@ def _devices_variant(strategy: Callable[[], tf.distribute.Strategy], count: int,
         note=f"{count * _DEVICE_BATCH_SIZE} examples a step",
         timer=timer,
         values=lambda: _trained(strategy(), _DEVICE_BATCH_SIZE),
+        gpus=count,
         ceiling=count == 1,
     )
 

@@ -14,19 +14,20 @@ from tfopt.bench.cases import Case, Check, Timer, Variant
 from tfopt.bench.suites.kernels import expect_kernel
 from tfopt.measure import FitTimer, StepTimer, StepTimes, preserved
 
-_NAIVE = "naive Keras"
+_NAIVE, _DEFAULTS = "naive Keras", "Keras' defaults"
 _LOSS_STEPS = 10
 _SAMPLES = 2  # few and long beside the wait at a sample's end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a model is trained. The default is how a first script does it.
+    """How a model is trained. By default everything is off, also what TensorFlow and Keras switch on by themselves.
 
     Attributes:
         tf32: Whether float32 products run in TF32.
         policy: The dtype policy.
-        jit_compile: Whether XLA is on.
+        jit_compile: Whether XLA is on; "auto": as Keras decides.
+        optimised: Whether tf.data may optimise the naive input.
         pipeline: Whether `build_pipeline` feeds it.
         cache: As for `build_pipeline`.
         overlap: Whether `fit` is overlapped.
@@ -35,7 +36,8 @@ class Way:
 
     tf32: bool = False
     policy: str = "float32"
-    jit_compile: bool = False
+    jit_compile: bool | str = False
+    optimised: bool = False
     pipeline: bool = False
     cache: str | None = None
     overlap: bool = False
@@ -55,8 +57,8 @@ _TECHNIQUES: Mapping[str, tuple[dict[str, Any], str]] = {
     "build_pipeline": ({"pipeline": True}, "parallel, prefetched"),
     "overlap": ({"overlap": True}, "tfopt.fit.overlap"),
     "flash attention": ({"flash": True}, "use_flash_attention"),
-    'cache="memory"': ({"cache": "memory"}, "the decoded examples lie in host memory"),
-    'cache="device"': ({"cache": "device"}, "the examples lie on the GPU"),
+    'cache="memory"': ({"pipeline": True, "cache": "memory"}, "the decoded examples lie in host memory"),
+    'cache="device"': ({"pipeline": True, "cache": "device"}, "the examples lie on the GPU"),
 }
 # Flash attention takes 16 bits and XLA; a cache needs the pipeline.
 _NOT_ALONE = {"flash attention", 'cache="memory"', 'cache="device"'}
@@ -70,18 +72,18 @@ class Workload:
         name: Of the case.
         techniques: In the order in which they are added.
         net: Makes the compiled model, with XLA or without.
-        naive: Makes the dataset that a first script has.
+        naive: Makes the dataset that a first script has, with tf.data's own optimisations or without.
         pipeline: Makes the same through `build_pipeline`, with a cache or none.
         batch: Makes one batch, always the same.
         steps, warmup: To time in each turn, and before them.
-        tolerance: How far from the first script's the mean loss of the first ten steps on one batch may be, relatively.
+        tolerance: How far from the naive one's the mean loss of the first ten steps on one batch may be, relatively.
             None: it is not compared, since training diverges from the smallest difference.
     """
 
     name: str
     techniques: tuple[str, ...]
-    net: Callable[[bool], keras.Model]
-    naive: Callable[[], tf.data.Dataset]
+    net: Callable[[bool | str], keras.Model]
+    naive: Callable[[bool], tf.data.Dataset]
     pipeline: Callable[[str | None], tf.data.Dataset]
     batch: Callable[[], Any]
     steps: int
@@ -90,15 +92,16 @@ class Workload:
 
 
 def stacked(workload: Workload) -> Case:
-    """Each technique on top of those before it, and the last one's step alone as the ceiling."""
-    ways, way = {_NAIVE: Way()}, Way()
+    """Everything off, then each technique on top of those before it; Keras' defaults; and the ceiling."""
+    way = Way()
+    ways = {_NAIVE: way, _DEFAULTS: Way(tf32=True, jit_compile="auto", optimised=True)}
     for name in workload.techniques:
         ways[f"+ {name}"] = way = replace(way, **_TECHNIQUES[name][0])
     return _case(workload, workload.name, "What does each technique add, from a first script on?", ways, ceiling=way)
 
 
 def alone(workload: Workload) -> Case:
-    """Each technique on top of the first script."""
+    """Each technique where everything else is off."""
     names = [name for name in workload.techniques if name not in _NOT_ALONE]
     ways = {_NAIVE: Way()} | {f"{name} alone": Way(**_TECHNIQUES[name][0]) for name in names}
     return _case(workload, f"{workload.name}, alone", "What does each technique do by itself?", ways, ceiling=None)
@@ -127,7 +130,7 @@ def _variant(
         name=name,
         note=_note(name),
         timer=partial(training.timer, name, way, ceiling),
-        values=lambda: [training.losses[name]],
+        values=None if ceiling else lambda: [training.losses[name]],
         recommended=recommended,
         ceiling=ceiling,
         dtype=way.dtype,
@@ -136,7 +139,8 @@ def _variant(
 
 def _note(name: str) -> str:
     notes = {
-        _NAIVE: "float32 without TF32, no XLA, nothing ahead",
+        _NAIVE: "all off: float32 without TF32, no XLA, nothing parallel or ahead",
+        _DEFAULTS: "TF32, XLA and tf.data's optimisations as they are switched on by themselves",
         "step alone": "the ceiling: one batch, on the device",
     }
     return notes.get(name) or _TECHNIQUES[name.removeprefix("+ ").removesuffix(" alone")][1]
@@ -164,24 +168,27 @@ class _Training:
         if way.overlap:
             fit.overlap(net)
             stack.callback(fit.undo, net)
-        dataset = workload.pipeline(way.cache) if way.pipeline or way.cache else workload.naive()
-        timer = StepTimer(net, workload.batch()) if alone else FitTimer(net, dataset)
+        if alone:
+            timer: StepTimer | FitTimer = StepTimer(net, workload.batch())
+        else:
+            timer = FitTimer(net, workload.pipeline(way.cache) if way.pipeline else workload.naive(way.optimised))
         if way.flash:
             expect_kernel(net)
 
         def timed() -> StepTimes:
             with precision.tf32(way.tf32):
                 times = timer(workload.steps, warmup=workload.warmup, samples=_SAMPLES)
-                if workload.tolerance is not None and name not in self.losses:
-                    self.losses[name] = self._loss(net)
+                if workload.tolerance is not None and isinstance(timer, FitTimer) and name not in self.losses:
+                    self.losses[name] = self._loss(net, timer.train_function)
             return times
 
         return timed
 
-    def _loss(self, net: keras.Model) -> float:
+    def _loss(self, net: keras.Model, train_function: Any) -> float:
         with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
             batches = tf.data.Dataset.from_tensors(self._workload.batch()).repeat(_LOSS_STEPS)
         with preserved(net):
+            net.train_function = train_function  # or it would be compiled once more
             return float(net.fit(batches, verbose=0, shuffle=False).history["loss"][0])
 
 
