@@ -123,7 +123,8 @@ def run_peers():
     for name in SCRIPTS:
         ran = subprocess.run([sys.executable, PEERS / f"{name}.py"], capture_output=True, text=True, check=False)
         if ran.returncode:
-            print((ran.stdout or ran.stderr).strip().splitlines()[-1])
+            said = (ran.stdout.strip() or ran.stderr.strip()).splitlines()
+            print(f"{name}.py ended with code {ran.returncode}: {said[-1] if said else 'it said nothing'}")
             continue
         lines += [json.loads(line) for line in ran.stdout.splitlines()]
     return lines
@@ -135,13 +136,15 @@ def main():
     parser.add_argument("--budget", default="500", help="seconds for tfopt-bench; default 500")
     parser.add_argument("--output", default="tfopt-bench-results", type=Path, help="folder for the results")
     options = parser.parse_args()
+    before = set(options.output.glob("*.json"))
     lines = run_peers()
     command = ["run", "gpu", "--budget", options.budget, "--output", str(options.output)]
     subprocess.run([sys.executable, "-m", "tfopt.bench", *command], check=False)
+    written = set(options.output.glob("*.json")) - before
+    if not written:
+        return 1  # tfopt-bench has said why
     lines += run_peers()
-    # The names are times: the last is that of this run.
-    document = results.read(max(path for path in options.output.glob("20*.json")))
-    found = goals(document, lines)
+    found = goals(results.read(written.pop()), lines)
     if lines:
         write_atomic(options.output / "peers.json", json.dumps(peers.document(lines), indent=1) + "\n")
     print(*found, sep="\n")

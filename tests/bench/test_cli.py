@@ -96,7 +96,9 @@ def test_wrong_usage_is_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == cli.USAGE
-    assert "usage: tfopt-bench" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "usage: tfopt-bench" in error
+    assert "_seconds" not in error
 
 
 def test_list(capsys):
@@ -139,6 +141,18 @@ def test_report_of_a_folder(recorded, tmp_path, monkeypatch, capsys, documented,
     assert cli.main(["report", "runs", "--output", "other/b.md"]) == cli.DONE
     assert Path("other/b.md").read_text() == Path(found[0]).read_text().replace("(benchmarks/", "(b/")
     assert Path("other/b.html").read_text() == Path(found[1]).read_text()
+    assert cli.main(["report", "runs"]) == cli.DONE  # over its own
+
+
+@pytest.mark.parametrize("output", ["page.html", "folder", "mine.md"])
+def test_report_of_a_folder_overwrites_nothing_else(recorded, tmp_path, monkeypatch, capsys, output):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("mine.md").write_text("# My notes")
+    assert cli.main(["report", str(recorded.path.parent), "--output", output]) == cli.USAGE
+    assert output in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "mine.md"]
+    assert Path("mine.md").read_text() == "# My notes"
 
 
 def test_report_of_an_empty_folder_is_exit_code_2(tmp_path, capsys):

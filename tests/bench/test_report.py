@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tfopt.bench import report, table, words
+from tfopt.bench import columns, report, table, words
 from tfopt.measure import StepTimes
 from tfopt.precision.report import percent
 
@@ -154,6 +154,15 @@ def test_what_the_gate_found_is_drawn(document, page):
             assert percent(layer["output"]["error"]) in page
 
 
+def test_a_ceiling_is_drawn_as_nothing_better(document):
+    tones = {
+        v["name"]: bar.tone
+        for case in document["cases"]
+        for v, bar in zip(case["variants"], columns.bars(case), strict=True)
+    }
+    assert (tones["step alone"], tones["one process"], tones["naive"]) == ("baseline",) * 3
+
+
 def test_the_table_fits_its_width(document):
     lines = table.render(document).splitlines()
     assert max(map(len, lines)) <= table.WIDTH
@@ -238,7 +247,12 @@ def test_the_lead_names_what_helped_best_first(document):
     for case in changed["cases"]:
         for variant, ratio in zip(case["variants"][1:], (2.0, 3.0, 1.5), strict=False):
             variant["verdict"], variant["comparison"]["ratio"] = "faster", ratio
-    assert words.lead(changed).startswith("Faster on this machine: mixed_float16 (3.00×), build_pipeline (3.00×),")
+    together = case_of(changed, "stack")["variants"][-2]
+    assert (together["name"], together["recommended"]) == ("+ overlap", True)
+    begin = f"From everything off to what is recommended: photos {words.number(together['comparison']['ratio'])}×. "
+    listed = "Faster on this machine: mixed_float16 (3.00×), build_pipeline (3.00×),"
+    assert words.lead(changed).startswith(begin + listed)
+    assert "+ overlap" not in words.lead(changed)
     ceilings = [v for case in changed["cases"] for v in case["variants"] if v["ceiling"]]
     assert [alone["name"] for alone in ceilings] == ["step alone", "step alone", "one process"]
     for alone in ceilings:
@@ -247,9 +261,9 @@ def test_the_lead_names_what_helped_best_first(document):
     for case in changed["cases"]:
         for variant in case["variants"]:
             variant["verdict"] = "no difference"
-    assert words.lead(changed) == "Nothing measured here was faster than its baseline."
+    assert words.lead(changed).startswith(f"{begin}Nothing measured here was faster than its baseline.")
     changed["cases"] = []
-    assert words.lead(changed) == "Nothing was measured."
+    assert words.lead(changed).startswith("Nothing was measured.")
 
 
 @pytest.mark.parametrize(

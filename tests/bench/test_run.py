@@ -196,8 +196,8 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
 def test_the_list_for_a_gpu_runs_on_a_cpu_is_killed_and_goes_on(tmp_path):
     """The command itself, at the sizes of this machine."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "tfopt.bench", "run", "gpu", "--budget", "60", "--output", "results"]
-    killed = subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "tfopt.bench", "run", "gpu", "--output", "results", "--budget"]
+    killed = subprocess.Popen([*command, "600"], cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)
     due = time.monotonic() + 600
     while not any(read(path)["cases"] for path in tmp_path.glob("results/*.json") if path.stat().st_size):
         assert killed.poll() is None
@@ -208,7 +208,7 @@ def test_the_list_for_a_gpu_runs_on_a_cpu_is_killed_and_goes_on(tmp_path):
     (path,) = tmp_path.glob("results/*.json")
     before = read(path)
     assert (before["status"], before["small"], before["suites"][:2]) == ("running", True, ["stack", "fit"])
-    resumed = [*command, "--resume"]
+    resumed = [*command, "60", "--resume"]
     assert subprocess.run(resumed, cwd=tmp_path, env=environ, capture_output=True, check=False).returncode == 0
     after = read(path)
     assert after["status"] == "out of budget"

@@ -104,7 +104,7 @@ def test_fit_is_overlapped_and_fed_where_it_says(spied, monkeypatch):
     dataset = TINY.naive(False)
     workload = replace(TINY, tolerance=None, pipeline=lambda kept: built.append(kept) or dataset)
     played(stacked(replace(workload, techniques=("build_pipeline", 'cache="memory"', "overlap"))))
-    assert built == [None, "memory", "memory", "memory"]
+    assert built == [None, "memory", "memory"]
     assert [timer.model for timer in spied[4:5]] == overlapped
 
 

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         "Without a command: runs every suite.",
         epilog=f"suites:\n{suites}\n\n"
         "exit codes: 0 done, 1 a case failed or an internal error, 2 wrong usage or an unreadable results file,\n"
-        "3 this environment cannot run it, 4 a result changed or regressed, 130 interrupted",
+        "3 this environment cannot run it, 4 a result changed or regressed, 130 interrupted, 143 terminated",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tfopt {__version__}")
@@ -107,17 +108,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, received {text!r}")
     return value
 
 
 def _percent(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 <= value < 100:
         raise argparse.ArgumentTypeError(f"expected a percentage from 0 to below 100, received {text!r}")
     return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan  # which is in no range
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -197,6 +205,10 @@ def _report_folder(options: argparse.Namespace) -> int:
     found = collection.Collection.read(options.results)
     default = Path("docs") if Path("docs").is_dir() else Path(options.results)
     target = Path(options.output) if options.output else default / "benchmarks.md"
+    if target.suffix != ".md":
+        return _say(f"Expected --output to name a Markdown file (.md) for a folder. Received: {target}.", USAGE)
+    if target.exists() and collection.MARK not in target.read_text(encoding="utf-8"):
+        return _say(f"Expected {target} to be this command's own. Found another document. Pass --output.", USAGE)
     pictures = {target.with_suffix("") / name: text for name, text in collection.pictures(found).items()}
     written = {
         target: collection.markdown(found, target.stem),

@@ -12,6 +12,7 @@ from tfopt.bench import columns, peers, report, results, words
 from tfopt.errors import ResultsError
 from tfopt.page import Bar, Page, Section, Table, bar_chart, picture, render
 
+MARK = "<!-- Written by `tfopt-bench report`: not to be edited by hand. -->"
 _HOW = (
     "Each part is a recorded run: its variants were measured in turn. The ratios within a run count; times of unlike "
     "machines do not compare. Speed is the baseline's time over the variant's, with a 95 % interval."
@@ -80,7 +81,7 @@ def markdown(collection: Collection, pictures_at: str) -> str:
         collection: The runs.
         pictures_at: The pictures' folder, relative to the document.
     """
-    lines = ["# Benchmarks", "", "<!-- Written by `tfopt-bench report`: not to be edited by hand. -->", "", _HOW]
+    lines = ["# Benchmarks", "", MARK, "", _HOW]
     if not collection.on_gpu:
         lines += ["", _NO_GPU]
     for name, document in collection.runs.items():
@@ -154,7 +155,8 @@ def _measured_on(document: dict[str, Any]) -> str:
 
 
 def _when(document: dict[str, Any]) -> str:
-    return f"tfopt {document['environment']['tfopt']}, on {document['started'][:10]}"
+    cut = "" if document["status"] == "complete" else f"; cut short: {document['status']}"
+    return f"tfopt {document['environment']['tfopt']}, on {document['started'][:10]}{cut}"
 
 
 def _picture_name(run: str, case: dict[str, Any]) -> str:

@@ -59,7 +59,7 @@ def bars(case: dict[str, Any]) -> list[Bar]:
                 text=words.speed(variant),
                 low=low,
                 high=high,
-                tone=_TONES.get(variant["verdict"], "unclear"),
+                tone="baseline" if variant.get("ceiling") else _TONES.get(variant["verdict"], "unclear"),
             )
         )
     return found

@@ -52,7 +52,7 @@ def conditions(variant: dict[str, Any]) -> str:
     found = variant.get("conditions") or {}
     clock, celsius, watts = (found.get(key) for key in ("sm_clock_mhz", "gpu_temperature_celsius", "gpu_power_watts"))
     parts = (
-        clock and f"{clock[0]:g}–{clock[1]:g} MHz",
+        clock and f"{clock[1]:g} MHz (lowest {clock[0]:g})",
         celsius and f"{celsius:g} °C",
         watts and f"{watts:.0f} W",
     )
@@ -153,7 +153,7 @@ def communication(case: dict[str, Any]) -> str:
     begun = ", ".join(f"{name} {number(value)} s" for name, value in found["start_to_first_step_seconds"].items())
     started = f" From the start to the end of the first step: {begun}." if begun else ""
     predicted = ", ".join(
-        f"on {each['replicas']} {number(each['step_ms'])} ms a step ({each['efficiency']:.0%} of linear scaling)"
+        f"{each['replicas']} replicas {number(each['step_ms'])} ms a step ({each['efficiency']:.0%} of linear scaling)"
         for each in found["predictions"]
     )
     return f"{first}{started} Predicted, not measured: {predicted}."
@@ -177,11 +177,20 @@ def lead(document: dict[str, Any]) -> str:
     end = (f" Failed: {', '.join(failed)}." if failed else "") + small
     if not variants:
         return f"Nothing was measured.{end}"
-    helped = [v for v in variants if v["verdict"] == "faster" and not v.get("ceiling")]
+    apart = [variant for case in document["cases"] if case["suite"] != "stack" for variant in case["variants"]]
+    helped = [v for v in apart if v["verdict"] == "faster" and not v.get("ceiling")]
     best = sorted(helped, key=lambda v: -v["comparison"]["ratio"])
     listed = ", ".join(f"{v['name']} ({number(v['comparison']['ratio'])}×)" for v in best)
     first = f"Faster on this machine: {listed}." if best else "Nothing measured here was faster than its baseline."
-    hurt = [v["name"] for v in variants if v["verdict"] == "slower"]
+    hurt = [v["name"] for v in apart if v["verdict"] == "slower"]
     second = f" Slower: {', '.join(hurt)}." if hurt else ""
     wrong = [v["name"] for v in variants if v["verdict"] == "changes the result"]
-    return first + second + (f" Changes the result: {', '.join(wrong)}." if wrong else "") + end
+    return _stacked(document) + first + second + (f" Changes the result: {', '.join(wrong)}." if wrong else "") + end
+
+
+def _stacked(document: dict[str, Any]) -> str:
+    """What all techniques together bring, a sentence; empty where that was not measured."""
+    cases = [case for case in document["cases"] if case["suite"] == "stack"]
+    found = [(case["workload"], v) for case in cases for v in case["variants"] if v["recommended"]]
+    listed = ", ".join(f"{workload} {number(v['comparison']['ratio'])}×" for workload, v in found)
+    return f"From everything off to what is recommended: {listed}. " if listed else ""

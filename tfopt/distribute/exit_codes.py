@@ -1,4 +1,4 @@
-"""The exit codes of tfopt's commands and workers, as DESIGN.md has them."""
+"""The exit codes of tfopt's commands and workers."""
 
 USAGE = 2
 ENVIRONMENT = 3  # this machine cannot run it

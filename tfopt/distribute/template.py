@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Prints a ready job, with comments where your site must fill in.",
         epilog="what to do with it, in a file:\n"
-        "  slurm       a batch script:   sbatch job.sh python train.py\n"
+        "  slurm       a batch script:   sbatch slurm.sh python train.py\n"
         "  kubernetes  a manifest:       kubectl apply -f job.yaml\n"
         "  ray         a Python script:  ray job submit --working-dir . -- python training.py\n\n"
         "exit codes: 0 printed, 2 wrong usage",
