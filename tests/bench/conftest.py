@@ -9,7 +9,7 @@ from tfopt.bench.results import read
 
 __all__ = ["fake_nvml"]
 
-TINY = Scale(batch_size=32, width=1, steps=4, photos=64, resnet=None, seeds=(0,))
+TINY = Scale(batch_size=32, width=1, steps=4, photos=64, resnet=None, seeds=(0,), repeats=2)
 
 
 @pytest.fixture(scope="session")

@@ -43,12 +43,10 @@ def test_every_variant_computes_the_same(document):
 
 
 def test_every_figure_has_raw_samples_behind_it(document):
-    doubled = [("pipeline", "photos, by hand"), ("fit", "mlp, tiny")]
     for case in document["cases"]:
         measured = {v["name"]: StepTimes.from_dict(v["step_time"]) for v in case["variants"]}
-        repeats = 12 if (case["suite"], case["workload"]) in doubled else 6
         for v in case["variants"]:
-            assert len(v["step_time"]["repeats_ms"]) == repeats
+            assert len(v["step_time"]["repeats_ms"]) == 2
             assert v["step_time"] == json.loads(json.dumps(measured[v["name"]].to_dict()))
             if v["name"] != case["baseline"]:
                 expected = compare(measured[case["baseline"]], measured[v["name"]]).to_dict()

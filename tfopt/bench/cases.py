@@ -32,6 +32,7 @@ class Scale:
         photos: How many JPEG files.
         resnet: Batch size for ResNet-50; None leaves it out.
         seeds: Trainings of each variant whose accuracy is compared.
+        repeats: Turns of each variant at most.
     """
 
     batch_size: int
@@ -40,6 +41,7 @@ class Scale:
     photos: int
     resnet: int | None
     seeds: tuple[int, ...]
+    repeats: int = 2 * REPEATS
 
 
 # All suites together in five minutes on two cores.

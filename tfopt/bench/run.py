@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def run(
 
 def _cases(names: Sequence[str], scale: Scale | None) -> list[Case]:
     chosen = scale or default_scale()
-    return [case for suite in suites.load(names) for case in suite.cases(chosen)]
+    cases = [case for suite in suites.load(names) for case in suite.cases(chosen)]
+    return [replace(case, repeats=min(case.repeats, chosen.repeats)) for case in cases]
 
 
 def _listed(send: Callable[[Any], None], make: _Make, names: Sequence[str], scale: Scale | None) -> dict[str, Any]:
