@@ -128,7 +128,7 @@ def test_the_check_above_would_find_a_made_up_number(document):
 
 @pytest.mark.parametrize("render", [report.page, table.render])
 def test_every_variant_and_verdict_is_there(document, render):
-    text = render(document).replace("&#39;", "'")
+    text = html.unescape(render(document))
     for case in document["cases"]:
         for variant in case["variants"]:
             assert variant["name"] in text

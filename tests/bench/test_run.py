@@ -36,6 +36,7 @@ def test_every_suite_runs_on_real_data(document):
 def test_every_variant_computes_the_same(document):
     cases = [case for case in document["cases"] if case["workload"] != "photos, by hand"]
     checks = {(case["suite"], v["name"]): v["check"] for case in cases for v in case["variants"]}
+    assert checks.pop(("stack", "step alone")) is None  # trains nothing on
     assert {key: check["passed"] for key, check in checks.items()} == dict.fromkeys(checks, True)
     accuracies = checks["precision", "mixed_float16"]["values"]
     assert len(accuracies) == 1
