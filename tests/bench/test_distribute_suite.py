@@ -64,7 +64,7 @@ def test_the_table_and_the_page_tell_what_is_predicted(document, case):
     only = document | {"cases": [case]}
     text = " ".join(table.render(only).split())
     assert "MiB sent a step by each of 2, 2.55 MiB by the model's size" in text
-    assert "Predicted, not measured: on 2 " in text
+    assert "Predicted, not measured: 2 replicas " in text
     page = report.page(only)
     for words in ("Latency of a message", "Predicted, not measured", "64 replicas", "Start to first step, strategy()"):
         assert words in page
