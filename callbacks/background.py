@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfopt.callbacks.order import running_list
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 _WAIT_SECONDS = 5.0
 

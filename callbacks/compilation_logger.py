@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.callbacks.arguments import integer
 from tfopt.callbacks.compilation_storm import storm
 from tfopt.callbacks.order import running_list, warn_of_earlier_loggers
+from tfopt.checks import integer
 from tfopt.xla.watching import Compilations, Watch
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import keras
 from keras.optimizers import LossScaleOptimizer
 
-from tfopt.callbacks.arguments import log_folder
 from tfopt.callbacks.background import end_with_fit
 from tfopt.callbacks.files.background_rows import BackgroundRows
 from tfopt.callbacks.files.rows import check_formats
 from tfopt.callbacks.order import warn_of_earlier_loggers
+from tfopt.checks import log_folder
 from tfopt.repairs import computing_layers
 from tfopt.text import listed
 

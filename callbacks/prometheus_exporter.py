@@ -13,14 +13,14 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.arguments import file, integer, number
 from tfopt.callbacks.background import Background, end_with_fit
 from tfopt.callbacks.prometheus_metrics import Readings, registry, require_client
 from tfopt.callbacks.readings import finite, take_readings
 from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
+from tfopt.checks import file, integer, number
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 _WAIT_SECONDS = 2.0
 _PORT = "Take 0 for any port that is free."

@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.arguments import file
 from tfopt.callbacks.background import Background, end_with_fit
 from tfopt.callbacks.files.ranks import rank
 from tfopt.callbacks.order import running_list
@@ -20,10 +19,11 @@ from tfopt.callbacks.sources import source
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_alert import Alert, UtilizationAlert
 from tfopt.callbacks.utilization_logger import UtilizationLogger
+from tfopt.checks import file
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
-from tfopt.hardware.warn import warn_once
 from tfopt.page import require_renderer
+from tfopt.warn import warn_once
 
 # With 8 GPUs a page takes 0.6 s of one core to make, which Python takes from the training thread: 0.2 %.
 _EVERY_SECONDS = 300.0

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import keras
 
 from tfopt.callbacks.order import running_list
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 Source = TypeVar("Source", bound=keras.callbacks.Callback)
 

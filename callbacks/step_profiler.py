@@ -11,13 +11,13 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.arguments import folder, integer, number
 from tfopt.callbacks.order import running_list
 from tfopt.callbacks.profiler.recording import Recording, StepMark, is_writing, record, warm_up
 from tfopt.callbacks.profiler.summary import TraceSummary, summarize_trace
+from tfopt.checks import folder, integer, number
 from tfopt.files import write_atomic
-from tfopt.hardware.warn import warn_once
 from tfopt.measure.steps import wait
+from tfopt.warn import warn_once
 
 
 class StepProfiler(keras.callbacks.Callback):

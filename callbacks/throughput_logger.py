@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.arguments import integer, log_folder, number
 from tfopt.callbacks.background import end_with_fit
 from tfopt.callbacks.epoch_examples import EpochExamples
 from tfopt.callbacks.files.background_rows import BackgroundRows
@@ -20,6 +19,7 @@ from tfopt.callbacks.throughput.input_wait import InputWait, takes_a_batch_a_ste
 from tfopt.callbacks.throughput.model_rate import ModelRate, model_rate
 from tfopt.callbacks.throughput.step_window import StepWindow
 from tfopt.callbacks.throughput.time_left import TimeLeft
+from tfopt.checks import integer, log_folder, number
 
 _TOLD_EVERY_SECONDS = 1.0
 # Of what it tells, how fast the training is.

@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.arguments import number
 from tfopt.callbacks.background import Background, end_with_fit
 from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, finite, take_readings
 from tfopt.callbacks.steps_trained import steps_trained
 from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
+from tfopt.checks import number
 from tfopt.hardware import GpuSample
 
 _WAITING = 64

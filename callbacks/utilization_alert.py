@@ -14,15 +14,15 @@ from tfopt.callbacks.alerts.bounds import DEFAULT_BELOW, make_bound
 from tfopt.callbacks.alerts.likely_cause import Situation, likely_cause
 from tfopt.callbacks.alerts.running_means import RunningMeans, Sums
 from tfopt.callbacks.alerts.sustained import Episode, Sustained
-from tfopt.callbacks.arguments import number
 from tfopt.callbacks.background import Background, end_with_fit
 from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, take_readings
 from tfopt.callbacks.sources import Listeners
 from tfopt.callbacks.throttling import Throttling
 from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
+from tfopt.checks import number
 from tfopt.errors import unknown_name
 from tfopt.hardware import GpuSample
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 _KEPT = 100
 _log = logging.getLogger("tfopt")

@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.arguments import log_folder, number
 from tfopt.callbacks.background import end_with_fit
 from tfopt.callbacks.epoch_examples import EpochExamples
 from tfopt.callbacks.files.ranks import rank
@@ -20,10 +19,11 @@ from tfopt.callbacks.sources import Listeners
 from tfopt.callbacks.steps_trained import steps_trained
 from tfopt.callbacks.utilization.epoch_readings import EpochReadings
 from tfopt.callbacks.utilization.summaries import Summaries
+from tfopt.checks import log_folder, number
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.host import HostMeter, HostReading
 from tfopt.hardware.nvml_values import Reading
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 _COLUMNS = tuple(field.name for field in fields(GpuSample))
 

@@ -117,10 +117,10 @@ def test_every_public_name_resolves(name):
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'tfopt' has no attribute 'diagnose'"):
+    with pytest.raises(AttributeError, match="tfopt attribute diagnose"):
         _ = tfopt.diagnose
     assert set(tfopt.__all__) <= set(dir(tfopt))
-    with pytest.raises(AttributeError, match=r"module 'tfopt\.callbacks' has no attribute 'Logger'"):
+    with pytest.raises(AttributeError, match=r"tfopt\.callbacks attribute Logger"):
         _ = tfopt.callbacks.Logger
     assert set(tfopt.callbacks.__all__) <= set(dir(tfopt.callbacks))
 
@@ -136,14 +136,17 @@ def test_both_ways_to_call_the_command_are_the_same():
 
 FLOORS = [
     {"bench"},
-    {"diagnose", "tune"},
+    {"diagnosis"},
     {"callbacks"},
+    {"checkpoint"},
     {"fit", "distribute"},
-    {"pipelines", "precision", "xla", "memory", "batch", "checkpoint"},
+    {"batch", "compress"},
+    {"pipelines", "precision", "xla", "memory"},
     {"kernels", "repairs"},
     {"measure"},
+    {"model", "causes"},
     {"hardware"},
-    {"page", "files", "text"},
+    {"page", "files", "checks", "warn", "text"},
     {"errors"},
 ]
 
@@ -174,7 +177,7 @@ def test_an_editable_install_sees_one_package(built, tmp_path):
         wheel.extractall(tmp_path / "site")
     script = (
         f"import site, sys; site.addsitedir({str(tmp_path / 'site')!r})\n"
-        "finder = next(f for f in sys.meta_path if 'Editable' in getattr(f, '__name__', ''))\n"
+        "finder = [f for f in sys.meta_path if 'Editable' in getattr(f, '__name__', '')][-1]\n"
         "sys.meta_path.insert(0, finder)  # before a tfopt that is installed already\n"
         "import tfopt.callbacks.order, tfopt.pipelines.sources.source\n"
         "print(tfopt.callbacks.__file__, tfopt.pipelines.__file__, 'callbacks' in sys.modules)"

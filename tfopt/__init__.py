@@ -15,45 +15,9 @@
 The command `tfopt-bench` measures all of it on this machine. Importing tfopt loads neither TensorFlow nor Keras.
 """
 
-import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tfopt import callbacks as callbacks
-    from tfopt import distribute as distribute
-    from tfopt import errors as errors
-    from tfopt import fit as fit
-    from tfopt import hardware as hardware
-    from tfopt import kernels as kernels
-    from tfopt import measure as measure
-    from tfopt import pipelines as pipelines
-    from tfopt import precision as precision
-    from tfopt import repairs as repairs
-    from tfopt import xla as xla
+import lazy_loader
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "callbacks",
-    "distribute",
-    "errors",
-    "fit",
-    "hardware",
-    "kernels",
-    "measure",
-    "pipelines",
-    "precision",
-    "repairs",
-    "xla",
-]
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name in __all__:
-        return importlib.import_module(f"tfopt.{name}")
-    raise AttributeError(f"module 'tfopt' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+# The names stand in __init__.pyi, for type checkers and for lazy_loader alike.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

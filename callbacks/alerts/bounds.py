@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tfopt.callbacks.arguments import number
+from tfopt.checks import number
 
 DEFAULT_BELOW = 50.0  # the very object tells whether a caller gave a bound
 _REACHABLE = "Give one that readings can reach, such as 50."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 # Tasks that run `fit`. A parameter server does not; an evaluator does for itself.
 _TRAINING = ("chief", "master", "worker")

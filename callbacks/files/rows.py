@@ -15,7 +15,7 @@ from tfopt.callbacks.files.event_files import EventFile, require_tensorboard
 from tfopt.callbacks.files.ranks import rank
 from tfopt.callbacks.files.rotation import RotatedLines
 from tfopt.errors import unknown_name
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 FORMATS = ("csv", "jsonl", "tensorboard")
 # Columns that say when and where a row was taken: no curves.

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.profiler.trace import enabled
 
 from tfopt.errors import essence
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 # As the field "name" of an XStatMetadata is serialized: its tag, its length, itself.
 _LOOP_STAT, _HIDDEN_STAT = b"\x12\x08iter_num", b"\x12\x08loop_num"

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfopt.hardware import gpus
 from tfopt.hardware.peaks import peak_tflops
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 _NAMED = 3
 

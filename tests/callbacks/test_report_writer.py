@@ -21,7 +21,7 @@ from tfopt.callbacks import CompilationLogger, ThroughputLogger, UtilizationLogg
 from tfopt.callbacks.report_writer import ReportWriter
 from tfopt.callbacks.utilization_alert import UtilizationAlert
 from tfopt.errors import UnsupportedError
-from tfopt.hardware.warn import forget_warnings
+from tfopt.warn import forget_warnings
 
 ENVIRONMENT = {"tfopt": "0", "packages": {"tensorflow": "2", "keras": "3"}, "gpus": [], "host": {"cpu_model": "C"}}
 

@@ -10,7 +10,7 @@ from models import batch, small_net
 
 from tfopt.callbacks import ThroughputLogger
 from tfopt.callbacks.sources import Listeners, source
-from tfopt.hardware.warn import forget_warnings
+from tfopt.warn import forget_warnings
 
 
 class User(keras.callbacks.Callback):

@@ -23,7 +23,7 @@ from tfopt.callbacks import CompilationLogger, step_profiler
 from tfopt.callbacks.profiler import recording as trace_recording
 from tfopt.callbacks.step_profiler import StepProfiler
 from tfopt.fit import overlap, undo
-from tfopt.hardware.warn import forget_warnings
+from tfopt.warn import forget_warnings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data")
 

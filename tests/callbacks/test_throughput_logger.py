@@ -20,7 +20,7 @@ from throughput import Clock, dataset, rows, tiny_net
 from tfopt import fit as tfopt_fit
 from tfopt.callbacks import ThroughputLogger
 from tfopt.fit.settings import overlap_of
-from tfopt.hardware.warn import forget_warnings
+from tfopt.warn import forget_warnings
 
 
 def fit(logger, examples=40, size=8, model=None, **arguments):

@@ -22,7 +22,7 @@ from tfopt.callbacks import utilization_logger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.nvml_errors import ABSENT
-from tfopt.hardware.warn import forget_warnings
+from tfopt.warn import forget_warnings
 
 __all__ = ["net"]  # the fixture
 

@@ -8,7 +8,7 @@ from keras.src.backend.common import global_state
 from tfopt import hardware, precision, repairs
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import Gpu
-from tfopt.hardware.warn import forget_warnings
+from tfopt.warn import forget_warnings
 
 
 def repaired():

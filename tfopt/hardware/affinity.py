@@ -3,7 +3,7 @@
 from tfopt.hardware import nvml
 from tfopt.hardware.gpus import Gpu
 from tfopt.hardware.nvml_errors import NvmlError
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 
 def cpu_affinity(gpu: Gpu) -> frozenset[int] | None:

@@ -9,7 +9,7 @@ from tfopt.hardware import nvml
 from tfopt.hardware.nvml_errors import NO_DRIVER, NvmlError
 from tfopt.hardware.nvml_values import MIB
 from tfopt.hardware.visible import hides_all, visible
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from tfopt.hardware import nvml
 from tfopt.hardware.nvml_errors import NO_DRIVER, NvmlError
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 
 def mig_instances() -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from tfopt.hardware.gpm import Gpm, Metrics
 from tfopt.hardware.nvml_errors import ABSENT, GONE, UNINITIALIZED, NvmlError, explain, hung, not_installed
 from tfopt.hardware.nvml_values import WIDTH_64, Device, Reading, known, mib, scaled, throttle_names
 from tfopt.hardware.processes import shares
-from tfopt.hardware.warn import warn_once
 from tfopt.hardware.worker import Worker
+from tfopt.warn import warn_once
 
 Result = TypeVar("Result")
 

@@ -16,7 +16,7 @@ from tfopt.hardware.nvml_errors import NO_DRIVER, NvmlError, unexpected
 from tfopt.hardware.nvml_values import Reading
 from tfopt.hardware.sample import GpuSample
 from tfopt.hardware.visible import hides_all
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 Answer = TypeVar("Answer")
 Rows = tuple[GpuSample, ...]

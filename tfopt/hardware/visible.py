@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tfopt.hardware.nvml_values import Device
-from tfopt.hardware.warn import warn_once
+from tfopt.warn import warn_once
 
 
 def hides_all(environ: Mapping[str, str]) -> bool:

@@ -8,8 +8,8 @@ from keras.src.backend.common import global_state
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError, unknown_name
-from tfopt.hardware.warn import warn_once
 from tfopt.precision.policy_names import POLICIES, as_policy
+from tfopt.warn import warn_once
 
 
 def set_policy(policy: str | keras.DTypePolicy = "auto") -> str:

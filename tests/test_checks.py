@@ -19,7 +19,7 @@ from tfopt.callbacks import (
     UtilizationAlert,
     UtilizationLogger,
 )
-from tfopt.callbacks.arguments import file, folder, integer, log_folder, number, path
+from tfopt.checks import file, folder, integer, log_folder, number, path
 
 PARTS = r"(?s)Expected {} to be .+\. Received: .+\. [A-Z].+\."
 LONG = "x" * 300

@@ -1,0 +1,11 @@
+from .compilation_logger import CompilationLogger as CompilationLogger
+from .loss_scale_logger import LossScaleLogger as LossScaleLogger
+from .profiler.summary import TraceSummary as TraceSummary
+from .prometheus_exporter import PrometheusExporter as PrometheusExporter
+from .report_writer import ReportWriter as ReportWriter
+from .step_profiler import StepProfiler as StepProfiler
+from .throughput_logger import ThroughputLogger as ThroughputLogger
+from .tracker_logger import TrackerLogger as TrackerLogger
+from .utilization_alert import Alert as Alert
+from .utilization_alert import UtilizationAlert as UtilizationAlert
+from .utilization_logger import UtilizationLogger as UtilizationLogger

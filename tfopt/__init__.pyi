@@ -1,0 +1,13 @@
+from . import callbacks as callbacks
+from . import distribute as distribute
+from . import errors as errors
+from . import fit as fit
+from . import hardware as hardware
+from . import kernels as kernels
+from . import measure as measure
+from . import pipelines as pipelines
+from . import precision as precision
+from . import repairs as repairs
+from . import xla as xla
+
+__version__: str
