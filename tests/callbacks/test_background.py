@@ -6,8 +6,8 @@ from tensorflow.python.profiler.trace import enabled
 from watched_fit import fit
 
 from tfopt import callbacks as ours
+from tfopt import warn
 from tfopt.callbacks.background import Background
-from tfopt.hardware import warn
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from watched_fit import Clock, Forks, Interrupts, fit, gpus, net, shared_net, threads, told
 
 import tfopt
+from tfopt import warn
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger
 from tfopt.callbacks.prometheus_exporter import PrometheusExporter
 from tfopt.errors import UnsupportedError
-from tfopt.hardware import GpuSample, warn
+from tfopt.hardware import GpuSample
 
 TICK = 0.01
 

@@ -13,9 +13,10 @@ from models import assert_same_state, state
 from watched_fit import Clock, Forks, Interrupts, fit, gpus, net, shared_net, threads, told
 
 import tfopt
+from tfopt import warn
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger
 from tfopt.callbacks.tracker_logger import TrackerLogger
-from tfopt.hardware import GpuSample, warn
+from tfopt.hardware import GpuSample
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,10 @@ from models import assert_same_state, state
 from watched_fit import Clock, Forks, Interrupts, fit, gpus, net, shared_net, threads, told
 
 import tfopt
+from tfopt import warn
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger
 from tfopt.callbacks.utilization_alert import Alert, UtilizationAlert
-from tfopt.hardware import GpuSample, warn
+from tfopt.hardware import GpuSample
 
 FIRST = (
     "Expected gpu_utilization_percent of GPU:0 to be at least 50. Found 30 on average for 3 s. Likely cause: the "

@@ -23,7 +23,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from tfopt.hardware import GpuSample, GpuSampler, nvml, warn
+from tfopt import warn
+from tfopt.hardware import GpuSample, GpuSampler, nvml
 from tfopt.hardware.gpm import METRICS
 from tfopt.hardware.nvml_values import Reading
 
