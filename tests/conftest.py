@@ -30,11 +30,6 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(no_gpu)
-    if "slow" not in (config.getoption("-m") or ""):
-        skip = pytest.mark.skip(reason="a long campaign: run it with -m slow")
-        for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(skip)
 
 
 class _ByFile(LoadScopeScheduling):

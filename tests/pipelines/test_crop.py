@@ -88,11 +88,13 @@ def test_only_the_window_decoded_is_the_window_of_all_decoded(kind):
     assert len(seen) > 40
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count", [pytest.param(10, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.campaign)]
+)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind]["kind"] == "JPEG"])
-def test_many_windows_of_many_jpegs(kind):
+def test_many_windows_of_many_jpegs(kind, count):
     random = np.random.default_rng(2)
-    for number in range(100):
+    for number in range(count):
         contents = encoded(photo(*random.integers(8, 200, 2), seed=number), **KINDS[kind], quality=75 + number % 25)
         for crop, crops in BOTH.items():
             for _ in range(10 if crop.random else 1):

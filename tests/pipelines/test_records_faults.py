@@ -22,6 +22,7 @@ from tfopt.pipelines.tfrecords.write import write_records
 
 ROOT = Path(__file__).parents[2]
 COUNT = 6
+KILLS = [pytest.param(seed, marks=pytest.mark.slow if seed < 2 else pytest.mark.campaign) for seed in range(22)]
 WRITER = """
 import sys, time
 import tensorflow as tf
@@ -89,7 +90,7 @@ def test_no_fault_of_a_shard_is_served(folder, compression):
         expect_never_wrong(path, contents, path.parent, harmless=compression == "GZIP")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("compression", [None, "GZIP"])
 def test_no_fault_of_a_shard_is_served_anywhere(folder, compression):
     path = sorted(folder(compression).glob("*.tfrecord*"))[1]
@@ -156,13 +157,7 @@ def expect_whole_or_absent(target, ended):
         assert verify_records(target).passed
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_killed_writer_leaves_all_or_nothing(tmp_path, seed):
-    expect_whole_or_absent(tmp_path / "target", write_and_kill(tmp_path / "target", seed))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 22))
+@pytest.mark.parametrize("seed", KILLS)
 def test_a_writer_killed_at_any_moment_leaves_all_or_nothing(tmp_path, seed):
     expect_whole_or_absent(tmp_path / "target", write_and_kill(tmp_path / "target", seed))
 

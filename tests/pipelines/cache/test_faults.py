@@ -15,8 +15,8 @@ import pytest
 from tfopt.pipelines.cache.writer import INDEX, ROWS, read_index
 
 ROOT = Path(__file__).parents[3]
-# A kill costs a process that imports TensorFlow: in CI a tenth of them.
-KILLS = [pytest.param(number, marks=[] if number < 2 else pytest.mark.slow) for number in range(20)]
+# A kill costs a process that imports TensorFlow.
+KILLS = [pytest.param(number, marks=pytest.mark.slow if number < 2 else pytest.mark.campaign) for number in range(20)]
 
 
 def start(folder, epochs=1, **environment):
@@ -99,14 +99,16 @@ def test_a_flipped_byte(cache, share, caplog):
     assert bytes(data) != rows.read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_byte_of_a_record(cache):
+@pytest.mark.parametrize(
+    "every", [pytest.param(10, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.campaign)]
+)
+def test_every_byte_of_a_record(cache, every):
     rows = cache / ROWS
     whole = rows.read_bytes()
     index = (cache / INDEX).read_bytes()
     size = len(whole) // cached_job.COUNT
-    for position in range(7 * size, 8 * size):
+    for position in range(7 * size, 8 * size, every):
         data = bytearray(whole)
         data[position] ^= 1 << position % 8
         rows.write_bytes(data)

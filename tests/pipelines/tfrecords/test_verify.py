@@ -199,8 +199,9 @@ def test_there_must_be_something_to_verify(tmp_path):
         verify_records(tmp_path, compression="gzip")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed < 5 else pytest.mark.campaign) for seed in range(50)]
+)
 def test_any_change_of_any_file_is_found(shards, seed):
     folder, draw = shards(random.Random(seed).choice([None, "GZIP", "ZLIB"])), random.Random(seed)
     path = draw.choice(sorted(folder.iterdir()))
