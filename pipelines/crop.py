@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.elements import without_autograph
+from tfopt.pipelines.shared.elements import without_autograph
 
 _JPEG = b"\xff\xd8\xff"
 _WHOLE_IMAGE = (((0.0, 0.0, 1.0, 1.0),),)

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.crop import CentralCrop, RandomCrop, crop_decoded, crop_encoded
-from tfopt.pipelines.elements import without_autograph
+from tfopt.pipelines.shared.elements import without_autograph
 
 
 # Called with the parts of an example spread, as `Dataset.map` calls its function.

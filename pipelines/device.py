@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.elements import leaves
+from tfopt.pipelines.shared.elements import leaves
 
 # On an H200 the copy ahead takes a ResNet-50 step from 40.9 to 38.9 ms where the batches come out of a fused
 # map-and-batch, whose memory is pinned; four batches ahead are enough for that, two are not (39.6 ms).

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.device_layers import LayerFunction
-from tfopt.pipelines.elements import accepts_seed, apply_stage, element_of
 from tfopt.pipelines.options import PipelineOptions, unmarked
+from tfopt.pipelines.shared.elements import accepts_seed, apply_stage, element_of
 
 
 def find_obstacles(options: PipelineOptions, spec: Any) -> tuple[str | None, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.elements import without_autograph
+from tfopt.pipelines.shared.elements import without_autograph
 
 _MIXING = ("MixUp", "CutMix")  # Keras' own layers that change labels; a test looks for others
 

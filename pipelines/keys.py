@@ -13,7 +13,7 @@ from tfopt.pipelines.cropped import crop_example
 from tfopt.pipelines.fingerprint import fingerprint
 from tfopt.pipelines.options import PipelineOptions
 from tfopt.pipelines.sampling import Sample, Traced
-from tfopt.pipelines.seeds import part_seed
+from tfopt.pipelines.shared.seeds import part_seed
 from tfopt.pipelines.sources.source import Source
 
 

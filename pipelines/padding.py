@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.elements import leaves, without_autograph
+from tfopt.pipelines.shared.elements import leaves, without_autograph
 
 
 def expect_paddable(spec: Any) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.device_layers import is_layer
-from tfopt.pipelines.elements import accepts_seed
 from tfopt.pipelines.options import PipelineOptions, function_name, unmarked
-from tfopt.pipelines.randomness import Finding
+from tfopt.pipelines.shared.elements import accepts_seed
+from tfopt.pipelines.shared.randomness import Finding
 
 
 def refuse_frozen(options: PipelineOptions, source: list[Finding], transform: list[Finding]) -> None:

@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.cropped import crop_example, expect_image
-from tfopt.pipelines.elements import accepts_seed, apply, apply_stage, element_of, leaves, size_bytes
 from tfopt.pipelines.options import PerBatch, PipelineOptions, function_name, unmarked
-from tfopt.pipelines.randomness import Finding, contents, find_in_dataset, find_in_function
 from tfopt.pipelines.refusals import refuse_bare_layer, refuse_varying
+from tfopt.pipelines.shared.elements import accepts_seed, apply, apply_stage, element_of, leaves, size_bytes
+from tfopt.pipelines.shared.randomness import Finding, contents, find_in_dataset, find_in_function
 from tfopt.pipelines.sources.source import Source
 
 SAMPLED = 32  # elements that the planner looks at

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.elements import without_autograph
+from tfopt.pipelines.shared.elements import without_autograph
 
 _ALIGNED = 64  # EIGEN_MAX_ALIGN_BYTES
 _PLAIN = frozenset(

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfopt.pipelines.cache.rows import Rows
 from tfopt.pipelines.cache.store import Store
-from tfopt.pipelines.elements import without_autograph
+from tfopt.pipelines.shared.elements import without_autograph
 
 _READ_AHEAD = 4 * 2**20  # bytes; small reads of network disks are slow
 

@@ -3,8 +3,8 @@
 from typing import Any, NoReturn
 
 from tfopt.pipelines.options import PerBatch, PipelineOptions
-from tfopt.pipelines.randomness import Finding, lineage
 from tfopt.pipelines.sampling import Sample, Traced
+from tfopt.pipelines.shared.randomness import Finding, lineage
 from tfopt.pipelines.sources.source import Source
 
 _GRAPH_BYTES = 2**31 - 2**24  # a graph is a protobuf message of at most 2 GiB; the rest of it takes a little

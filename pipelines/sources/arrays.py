@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.elements import without_autograph
+from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.sources.structures import common_length, named_leaves
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.hardware import host
-from tfopt.pipelines.elements import without_autograph
+from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.tfrecords.files import RecordFile, common_kind, expect_contents, unlike_index
 from tfopt.pipelines.tfrecords.scan import Scan, scan
 from tfopt.pipelines.tfrecords.verify import Problem, problem_of, sha256

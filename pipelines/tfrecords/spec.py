@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.elements import leaves, without_autograph
+from tfopt.pipelines.shared.elements import leaves, without_autograph
 
 # What serialize_tensor has a kernel for.
 _DTYPES = frozenset(

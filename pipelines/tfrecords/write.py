@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.elements import apply, element_of, leaves, size_bytes
 from tfopt.pipelines.options import as_int
 from tfopt.pipelines.sampling import first_line
+from tfopt.pipelines.shared.elements import apply, element_of, leaves, size_bytes
 from tfopt.pipelines.sources.dataset import as_source
 from tfopt.pipelines.sources.images import expect_image_bytes
 from tfopt.pipelines.sources.source import Source, expect_utf8

@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tfopt.pipelines import randomness
-from tfopt.pipelines.randomness import find_in_dataset, find_in_function
+from tfopt.pipelines.shared import randomness
+from tfopt.pipelines.shared.randomness import find_in_dataset, find_in_function
 
 GENERATOR = tf.random.Generator.from_seed(1)
 SCALAR = tf.TensorSpec((), tf.float32)

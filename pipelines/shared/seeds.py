@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.elements import element_of, without_autograph
+from tfopt.pipelines.shared.elements import element_of, without_autograph
 
 _PARTS = ("files", "shuffle", "augment", "crop", "batch", "mix")
 # Dataset.shuffle and Dataset.random mix tf.random.set_seed into the seed that they are given, and a second model in the
