@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.hardware import host
+from tfopt.hardware.gpu_memory import in_use_bytes, limit_bytes
 from tfopt.pipelines.caching import MIB, Facts, readable
 from tfopt.pipelines.device import choose_device
 from tfopt.pipelines.options import PerBatch, PipelineOptions, function_name
@@ -106,23 +107,8 @@ def free_bytes(device: str) -> float | None:
     if not is_gpu(device):
         free_mib = host().memory_available_mib
         return None if free_mib is None else free_mib * MIB
-    limit = _limit_bytes(device)
-    return None if limit is None else limit - tf.config.experimental.get_memory_info(device)["current"]
-
-
-def _limit_bytes(device: str) -> int | None:
-    # TensorFlow takes nearly all memory of a GPU when it starts, so NVML says that nothing is free.
-    from tensorflow.python import pywrap_tfe
-    from tensorflow.python.client import pywrap_tf_session
-    from tensorflow.python.eager import context
-
-    known = pywrap_tfe.TFE_ContextListDevices(context.context()._handle)
-    wanted = tf.DeviceSpec.from_string(device if device.startswith("/") else f"/{device}")
-    for index in range(pywrap_tf_session.TF_DeviceListCount(known)):
-        found = tf.DeviceSpec.from_string(pywrap_tf_session.TF_DeviceListName(known, index))
-        if (found.device_type, found.device_index) == ((wanted.device_type or "").upper(), wanted.device_index or 0):
-            return int(pywrap_tf_session.TF_DeviceListMemoryBytes(known, index))
-    return None
+    limit = limit_bytes(device)
+    return None if limit is None else limit - in_use_bytes(device)
 
 
 def _conflicts(options: PipelineOptions, facts: Facts, spec: Any) -> Iterator[tuple[str, str, str]]:

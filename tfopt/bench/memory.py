@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-import tensorflow as tf
-
+from tfopt.hardware.gpu_memory import first_gpu, in_use_bytes, peak_bytes, reset_peak
 from tfopt.measure import StepTimes
 
 _MIB = 2**20
@@ -30,22 +29,16 @@ class MemoryMeter:
     def __call__(self) -> StepTimes:
         """Calls the timer."""
         before = _current()
-        device = _gpu()
+        device = first_gpu()
         if device:
-            tf.config.experimental.reset_memory_stats(device)
+            reset_peak(device)
         times = self._timer()
         if device:
-            peak = tf.config.experimental.get_memory_info(device)["peak"]
-            self.peak_mib = (self._own + peak - before) / _MIB
+            self.peak_mib = (self._own + peak_bytes(device) - before) / _MIB
             self._own += _current() - before
         return times
 
 
-def _gpu() -> str | None:
-    gpus = tf.config.list_logical_devices("GPU")
-    return f"GPU:{gpus[0].name.rsplit(':', 1)[1]}" if gpus else None
-
-
 def _current() -> int:
-    device = _gpu()
-    return int(tf.config.experimental.get_memory_info(device)["current"]) if device else 0
+    device = first_gpu()
+    return in_use_bytes(device) if device else 0
