@@ -13,15 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
+import lazy_loader
+
+import tfopt
 from tfopt.distribute.barrier import MissingPeerError
 from tfopt.distribute.channel import Channel, readable
 from tfopt.distribute.exit_codes import RESTART
 from tfopt.distribute.intervals import Intervals
 from tfopt.errors import ClusterError
 
-_ROOT = str(Path(__file__).parents[2])
+# Where tfopt stands, and the one package that importing it needs.
+_PATHS = [str(Path(module).parents[1]) for module in (tfopt.__file__, lazy_loader.__file__)]
 # -I and -S: neither the folder that training runs in nor PYTHONPATH may put another `socket.py` before Python's.
-_COMMAND = f"import sys; sys.path.append({_ROOT!r}); from tfopt.distribute.watchdog import main; main()"
+_COMMAND = f"import sys; sys.path += {_PATHS!r}; from tfopt.distribute.watchdog import main; main()"
 _SPARE_SECONDS = 15.0  # that the watchdog may answer later than at the deadline
 _FLUSH_SECONDS = 1.0
 
@@ -222,7 +226,7 @@ def _await_go(channel: Channel, due: float) -> int:
     found = "it ended" if channel.closed else "it says nothing"
     raise ClusterError(
         f"Expected this worker's watchdog to tell when all workers are there. Found: {found}. What to do: look for its "
-        f"own message above; it runs {sys.executable} with the modules in {_ROOT}."
+        f"own message above; it runs {sys.executable} with the modules in {_PATHS}."
     )
 
 
