@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.measure.feeding import DEVICE_STAGE
+from tfopt.model.batches import DEVICE_STAGE
 from tfopt.pipelines.caching import readable
 from tfopt.pipelines.device import copy_ahead
 from tfopt.pipelines.device_room import OnDevice, is_gpu

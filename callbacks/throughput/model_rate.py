@@ -44,7 +44,7 @@ def model_rate(model: keras.Model, flops_per_example: float | None, device_tflop
         device_tflops: What one device can do. None: as listed.
     """
     # Here, as what it counts with takes longer to load than all callbacks together.
-    from tfopt.callbacks.throughput.flops import ModelFlops, model_flops
+    from tfopt.model.flops import ModelFlops, model_flops
 
     try:
         counted = model_flops(model)

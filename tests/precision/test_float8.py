@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 
 from tfopt.errors import UnsupportedError
+from tfopt.model.layers import layer_paths
 from tfopt.precision import apply
 from tfopt.precision.float8 import quantized_clone, split_float8
-from tfopt.precision.layers import layer_paths, present, resolved
+from tfopt.precision.layer_policies import present, resolved
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(16, 3, 8)).astype("float32")

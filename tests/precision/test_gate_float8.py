@@ -6,8 +6,9 @@ from models import assert_same_state, state
 from precision_nets import X, Y, cross_entropy, functional, mlp, transformer
 
 from tfopt.errors import UnsupportedError
+from tfopt.model.layers import layer_paths
 from tfopt.precision import check
-from tfopt.precision.layers import layer_paths, present
+from tfopt.precision.layer_policies import present
 
 layers = keras.layers
 

@@ -9,8 +9,8 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from models import assert_same_state, state
 from precision_nets import X, Y, cross_entropy, functional
 
+from tfopt.model.layers import layer_paths
 from tfopt.precision import check
-from tfopt.precision.layers import layer_paths
 
 layers = keras.layers
 

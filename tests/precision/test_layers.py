@@ -2,7 +2,8 @@ import keras
 import pytest
 
 from tfopt.errors import UnsupportedError
-from tfopt.precision.layers import computing, layer_paths, present, resolved
+from tfopt.model.layers import layer_paths
+from tfopt.precision.layer_policies import computing, present, resolved
 
 layers = keras.layers
 Map = keras.dtype_policies.DTypePolicyMap

@@ -6,8 +6,9 @@ import pytest
 from models import batch, small_net
 
 from tfopt import repairs
+from tfopt.model.layers import layer_paths
 from tfopt.precision import apply
-from tfopt.precision.layers import layer_paths, present
+from tfopt.precision.layer_policies import present
 
 layers = keras.layers
 Scaled = keras.optimizers.LossScaleOptimizer

@@ -12,8 +12,8 @@ from tfopt.bench.ceilings import ceilings
 from tfopt.bench.conditions import Conditions
 from tfopt.bench.figures import figures
 from tfopt.bench.memory import MemoryMeter
-from tfopt.callbacks.throughput.flops import model_flops
 from tfopt.measure import StepTimes, interleave
+from tfopt.model.flops import model_flops
 
 REPEATS = 6
 """Turns of each variant: with six the interval covers 95 %."""

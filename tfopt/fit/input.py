@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
-from tfopt.measure.feeding import ends_on_device
+from tfopt.model.batches import ends_on_device
 from tfopt.pipelines.device import choose_device, copy_ahead
 from tfopt.pipelines.device_data import NotAttached, stage_of
 

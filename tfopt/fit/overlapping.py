@@ -16,7 +16,7 @@ from tfopt.fit.input import ahead, for_predict
 from tfopt.fit.patch import PATCH
 from tfopt.fit.settings import NAME, Overlap, overlap_of
 from tfopt.fit.stepping import OverlappedStep
-from tfopt.measure.models import require_model
+from tfopt.model.require import require_model
 
 _FUNCTIONS = ("train_function", "test_function")
 _OVERRIDES = ("_make_function", "_maybe_symbolic_build", "predict")

@@ -9,7 +9,7 @@ import keras
 from tfopt.kernels.flash import flash_attention
 from tfopt.kernels.installing import LayerPath, Traced, explained_by, layer_path, replace_each, replacement
 from tfopt.kernels.obstacles import obstacles, standing_obstacles
-from tfopt.measure.models import require_model
+from tfopt.model.require import require_model
 
 # Where each class keeps the size of a key, that of a value, and the factor on query · key.
 _ATTRIBUTES = {

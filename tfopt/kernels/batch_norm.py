@@ -10,7 +10,7 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from tfopt.kernels.installing import LayerPath, Traced, explained_by, layer_path, replace_each, replacement
 from tfopt.kernels.obstacles import in_xla
-from tfopt.measure.models import require_model
+from tfopt.model.require import require_model
 
 # What the kernel normalizes, always with float32 statistics.
 _DTYPES = ("float32", "bfloat16", "float16")

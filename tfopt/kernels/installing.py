@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from tfopt.errors import UnsupportedError
-from tfopt.measure.models import require_model
+from tfopt.model.require import require_model
 
 Explainer = Callable[[keras.Layer, bool], "LayerPath | None"]
 _explainers: list[Explainer] = []

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import keras
 
-from tfopt.measure.keras_own import is_keras_own
+from tfopt.model.require import is_keras_own
 
 
 @contextmanager

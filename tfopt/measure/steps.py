@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import TfoptError
-from tfopt.measure.batches import Data, as_dataset, batch_size, on_device
-from tfopt.measure.feeding import first, is_endless, without_end
-from tfopt.measure.models import require_compiled
 from tfopt.measure.state import preserved, traced
 from tfopt.measure.times import StepTimes
+from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, is_endless, on_device, repeated
+from tfopt.model.layers import graph_operations
+from tfopt.model.require import require_compiled
 
 _SAMPLES = 10
 _WARMUP = 3
@@ -112,7 +112,7 @@ class StepTimer:
     ):
         self._model = model
         self._clock = clock
-        self._batch = on_device(model, first(require_compiled(model), as_dataset(data)))
+        self._batch = on_device(model, first_batch(require_compiled(model), as_dataset(data)))
         started = clock()
         self._step, self._graph = traced(model, self._batch, jit_compile=jit_compile)
         self._first_step_seconds = clock() - started
@@ -143,9 +143,8 @@ class StepTimer:
     @property
     def draws_random_numbers(self) -> bool:
         """Whether the step holds random operations, such as dropout's."""
-        definition = self._graph.as_graph_def()
-        nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-        return any("Random" in node.op or "TruncatedNormal" in node.op or "Multinomial" in node.op for node in nodes)
+        drawing = ("Random", "TruncatedNormal", "Multinomial")
+        return any(name in node.op for node in graph_operations(self._graph) for name in drawing)
 
     def state_after(self, steps: int) -> tuple[list[Any], list[Any]]:
         """Runs `steps` steps from the model as it is, and takes them back.
@@ -193,8 +192,8 @@ class FitTimer:
         self._model = model
         self._clock = clock
         self._callbacks = callbacks
-        self._dataset = without_end(as_dataset(data))
-        self._batch = first(require_compiled(model), self._dataset)
+        self._dataset = repeated(as_dataset(data))
+        self._batch = first_batch(require_compiled(model), self._dataset)
         _, self._graph = traced(model, self._batch)
         self._train_function: Any = None
         self._first_step_seconds = 0.0

@@ -2,15 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from numbers import Integral
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
+from tfopt.model.layers import LayerCall, layer_calls
+from tfopt.model.products import Dimension, Products, matrix_products
 from tfopt.precision.alignment_report import AlignmentReport, Miss, Remark
-from tfopt.precision.layer_calls import calls
-from tfopt.precision.matrix_products import Dimension, Products, products
 
 # NVIDIA, "Matrix Multiplication Background User's Guide", Tensor Core Requirements: M, N and K should be multiples of
 # 16 bytes, and are most efficient at multiples of 128 bytes on an A100. "Transformer Engine" wants 16 for FP8 as well.
@@ -20,23 +20,11 @@ _NEEDED_BYTES, _BEST_BYTES = 16, 128
 _NO_PRODUCTS = keras.layers.Embedding | keras.layers.LayerNormalization | keras.layers.PReLU
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """One call of a layer, with what it multiplies and how often; times is None where unknown."""
+class _Use(NamedTuple):
+    """One call of a layer, with what it multiplies."""
 
-    path: str
-    dtype: str
+    call: LayerCall
     products: Products
-    times: int | None
-
-    @property
-    def multiply_adds(self) -> int | None:
-        once = self.products.multiply_adds()
-        return None if once is None or self.times is None else once * self.times
-
-    @property
-    def at_least(self) -> int:
-        return self.products.at_least() * (self.times or 1)
 
 
 def alignment(model: keras.Model, batch_size: int) -> AlignmentReport:
@@ -78,9 +66,9 @@ def alignment(model: keras.Model, batch_size: int) -> AlignmentReport:
             f"Expected a model with dense, convolution, attention or recurrent layers. Received: {model.name!r}, "
             "whose layers multiply no matrices. Tensor Cores have nothing to do there; leave its sizes as they are."
         )
-    judged = [use for use in uses if use.dtype in _ITEM_BYTES and _elsewhere(use) is None]
-    total = sum(use.multiply_adds or 0 for use in uses)
-    known = all(use.multiply_adds is not None for use in uses)
+    judged = [use for use in uses if use.call.dtype in _ITEM_BYTES and _elsewhere(use) is None]
+    total = sum(use.products.multiply_adds or 0 for use in uses)
+    known = all(use.products.multiply_adds is not None for use in uses)
     return AlignmentReport(
         model=model.name,
         batch_size=int(batch_size),
@@ -110,42 +98,30 @@ def _check(model: keras.Model, batch_size: int) -> None:
 
 def _judge(model: keras.Model, batch_size: int) -> tuple[list[_Use], dict[str, list[str]], dict[str, list[str]]]:
     """The calls with products, and by reason the layers of unknown sizes and those that use no Tensor Cores."""
-    uses: list[_Use] = []
     unknown, without = defaultdict(list), defaultdict(list)
-    seen: dict[int, keras.Layer] = {}
-    multiplying = set()
-    for call in calls(model, batch_size):
-        layer, path = call.layer, call.layer.path or call.layer.name
-        seen[id(layer)] = layer
-        found = products(layer, call.shapes) if call.shapes else None
-        if found is None:
-            continue
-        multiplying.add(id(layer))
-        uses.append(_Use(path, _dtype(layer), found, call.times))
-        reason = _elsewhere(uses[-1])
-        if reason:
-            without[reason].append(path)
-        elif uses[-1].dtype not in _ITEM_BYTES:
-            unknown[f"no multiples are known for {uses[-1].dtype}"].append(path)
-        elif uses[-1].multiply_adds is None:
-            unknown["a length or size of the input is None"].append(path)
-    for layer in (layer for key, layer in seen.items() if key not in multiplying and _has_kernel(layer)):
-        unknown["what it does with its kernel is its own"].append(layer.path or layer.name)
+    calls = list(layer_calls(model, batch_size))
+    uses = [_Use(call, products) for call in calls if (products := matrix_products(call))]
+    for use in uses:
+        if reason := _elsewhere(use):
+            without[reason].append(use.call.path)
+        elif use.call.dtype not in _ITEM_BYTES:
+            unknown[f"no multiples are known for {use.call.dtype}"].append(use.call.path)
+        elif use.products.multiply_adds is None:
+            unknown["a length or size of the input is None"].append(use.call.path)
+    multiplying = {use.call.layer for use in uses}
+    for call in calls:
+        if call.layer not in multiplying and _has_kernel(call.layer):
+            unknown["what it does with its kernel is its own"].append(call.path)
     return uses, unknown, without
-
-
-def _dtype(layer: keras.Layer) -> str:
-    """What a layer multiplies in: quantization and a head's own dtype come before its policy."""
-    return getattr(layer, "reverse_dtype", None) or layer.quantization_mode or layer.compute_dtype
 
 
 def _elsewhere(use: _Use) -> str | None:
     """Why a call's products do not run on Tensor Cores, or None."""
     if not use.products.dimensions:
         return "each channel is convolved alone, which is no matrix product"
-    if use.dtype == "float64":
+    if use.call.dtype == "float64":
         return "float64, which most GPUs' Tensor Cores do not take"
-    if use.dtype == "float32" and not tf.config.experimental.tensor_float_32_execution_enabled():
+    if use.call.dtype == "float32" and not tf.config.experimental.tensor_float_32_execution_enabled():
         return "float32 with TF32 switched off"
     return None
 
@@ -161,9 +137,9 @@ def _misses(uses: Iterable[_Use], total: int | None, vocabularies: Mapping[int, 
     alike: dict[tuple[Dimension, str], list[_Use]] = defaultdict(list)
     for use in uses:
         for dimension in use.products.dimensions:
-            if dimension.size and dimension.size % _multiple(use.dtype, _NEEDED_BYTES):
-                alike[dimension, use.dtype].append(use)
-    worst_first = sorted(alike.items(), key=lambda item: -sum(use.at_least for use in item[1]))
+            if dimension.size and dimension.size % _multiple(use.call.dtype, _NEEDED_BYTES):
+                alike[dimension, use.call.dtype].append(use)
+    worst_first = sorted(alike.items(), key=lambda item: -sum(use.products.at_least() for use in item[1]))
     return tuple(_miss(*key, group, total, vocabularies) for key, group in worst_first)
 
 
@@ -171,10 +147,10 @@ def _miss(
     dimension: Dimension, dtype: str, uses: list[_Use], total: int | None, vocabularies: Mapping[int, str]
 ) -> Miss:
     next_size = dimension.padded(_multiple(dtype, _NEEDED_BYTES))
-    padded = sum(use.products.at_least(dimension.name, next_size) * (use.times or 1) for use in uses)
-    work = sum(use.at_least for use in uses)
+    padded = sum(use.products.at_least(dimension.name, next_size) for use in uses)
+    work = sum(use.products.at_least() for use in uses)
     return Miss(
-        layers=tuple(dict.fromkeys(use.path for use in uses)),
+        layers=tuple(dict.fromkeys(use.call.path for use in uses)),
         dimension=dimension.name,
         size=dimension.size or 0,
         dtype=dtype,
@@ -189,7 +165,7 @@ def _miss(
 
 def _below_best(uses: Iterable[_Use]) -> int:
     """How many sizes are multiples of 16 bytes and not of 128."""
-    sizes = {(use.path, dimension): use.dtype for use in uses for dimension in use.products.dimensions}
+    sizes = {(use.call.path, dimension): use.call.dtype for use in uses for dimension in use.products.dimensions}
     known = [(dimension.size, dtype) for (_, dimension), dtype in sizes.items() if dimension.size]
     good = [(size, dtype) for size, dtype in known if size % _multiple(dtype, _NEEDED_BYTES) == 0]
     return sum(size % _multiple(dtype, _BEST_BYTES) != 0 for size, dtype in good)

@@ -12,9 +12,10 @@ from keras.src.models.functional import Functional
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
-from tfopt.measure.keras_own import is_keras_own
+from tfopt.model.layers import layer_paths
+from tfopt.model.require import is_keras_own
 from tfopt.precision.float8 import made_anew, quantize, split_float8
-from tfopt.precision.layers import Policy, layer_paths, present, resolved, set_policies
+from tfopt.precision.layer_policies import Policy, present, resolved, set_policies
 from tfopt.precision.loss_scaling import scale_loss, unscale_loss
 
 _SPATIAL_DROPOUT = (keras.layers.SpatialDropout1D, keras.layers.SpatialDropout2D, keras.layers.SpatialDropout3D)

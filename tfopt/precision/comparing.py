@@ -12,10 +12,11 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError
 from tfopt.measure import preserved
 from tfopt.measure.draws import without_dropout
+from tfopt.model.layers import layer_paths
+from tfopt.model.outputs import output_layers
 from tfopt.precision.deviation import Deviation, not_finite, summed_up
 from tfopt.precision.judging import Evidence, cancelled, drift_limit, first_overflow, problems
-from tfopt.precision.layers import Policy, layer_paths, present
-from tfopt.precision.outputs import output_layers
+from tfopt.precision.layer_policies import Policy, present
 from tfopt.precision.policy_names import is_16_bit
 from tfopt.precision.probing import Measured, Probe, Row, Side
 from tfopt.precision.report import LayerPrecision, PrecisionReport

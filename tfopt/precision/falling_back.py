@@ -6,9 +6,10 @@ from typing import Any
 import keras
 
 from tfopt.errors import UnsupportedError
+from tfopt.model.layers import layer_paths
 from tfopt.precision.comparing import Compared, compare
 from tfopt.precision.float8 import split_float8
-from tfopt.precision.layers import Policy, layer_paths, resolved
+from tfopt.precision.layer_policies import Policy, resolved
 from tfopt.precision.policy_names import name_of
 
 _ROUNDS = 6

@@ -9,9 +9,10 @@ from typing import Any
 import keras
 
 from tfopt.errors import UnsupportedError
-from tfopt.precision.layers import Policy, asked_for, layer_paths, present, set_policies
+from tfopt.model.layers import layer_paths
+from tfopt.model.outputs import output_layers
+from tfopt.precision.layer_policies import Policy, asked_for, present, set_policies
 from tfopt.precision.loss_scaling import set_optimizer
-from tfopt.precision.outputs import output_layers
 from tfopt.precision.policy_names import as_policy, name_of
 
 

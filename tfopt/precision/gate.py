@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError, essence
 from tfopt.measure import one_batch
-from tfopt.measure.batches import as_dataset, not_finite_parts
-from tfopt.measure.models import require_compiled
+from tfopt.model.batches import as_dataset, not_finite_parts
+from tfopt.model.layers import layer_paths
+from tfopt.model.require import require_compiled
 from tfopt.precision.comparing import NotFiniteError, compare
 from tfopt.precision.falling_back import fallback
-from tfopt.precision.layers import Policy, layer_paths
+from tfopt.precision.layer_policies import Policy
 from tfopt.precision.probing import forward
 from tfopt.precision.report import PrecisionReport
 from tfopt.text import listed

@@ -9,8 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.model.layers import graph_operations, layer_paths
 from tfopt.precision.deviation import moments
-from tfopt.precision.layers import computing, layer_paths
+from tfopt.precision.layer_policies import computing
 from tfopt.precision.recording import LayerCall, floating, recording
 from tfopt.text import listed
 
@@ -90,17 +91,13 @@ class Probe:
     @property
     def draws_differ(self) -> bool:
         """Whether random numbers are drawn that no seed makes the same in both dtypes."""
-        random = [node for node in self._nodes() if "Random" in node.op or node.op.startswith(_DRAWING)]
+        random = [node for node in graph_operations(self._graph) if "Random" in node.op or node.op.startswith(_DRAWING)]
         return any("Stateless" not in node.op or node.attr["dtype"].type in _16_BIT for node in random)
 
     @property
     def assigns(self) -> bool:
         """Whether a variable is assigned that Keras does not know of, so that the sides start from different states."""
-        return any(node.op.startswith("Assign") for node in self._nodes())
-
-    def _nodes(self) -> list[Any]:
-        definition = self._graph.as_graph_def()
-        return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+        return any(node.op.startswith("Assign") for node in graph_operations(self._graph))
 
     def _compared(self, batch: Any, scale: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
         reference, candidate = (

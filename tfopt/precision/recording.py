@@ -1,15 +1,13 @@
 """What goes into every layer of a model and comes out of it, noted while the model is traced."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-# Operation.__call__ goes to the second one in a quantized layer.
-_METHODS = ("call", "quantized_call")
+from tfopt.model.outputs import calls_wrapped
 
 
 class LayerCall(NamedTuple):
@@ -56,7 +54,7 @@ def recording(model: keras.Model, watch: Callable[[list[tf.Tensor]], None]) -> I
 
         return call
 
-    with hooked(model._flatten_layers(), noted):
+    with calls_wrapped(model._flatten_layers(), noted):
         yield calls
 
 
@@ -64,26 +62,3 @@ def floating(values: Any) -> list[tf.Tensor]:
     """The dense floating-point tensors in a nest of anything."""
     tensors = keras.tree.flatten(values)
     return [tensor for tensor in tensors if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating]
-
-
-@contextmanager
-def hooked(layers: Iterable[keras.Layer], around: Callable[[keras.Layer, Any], Any]) -> Iterator[None]:
-    """Puts a function around the call methods of each layer, past Keras' attribute tracking.
-
-    Args:
-        layers: Each once.
-        around: Makes that function from a layer and its method.
-    """
-    before: list[tuple[keras.Layer, Mapping[str, Any]]] = []
-    try:
-        for layer in layers:
-            before.append((layer, {name: layer.__dict__[name] for name in _METHODS if name in layer.__dict__}))
-            for name in _METHODS:
-                method = getattr(layer, name)
-                layer.__dict__[name] = wraps(method)(around(layer, method))
-        yield
-    finally:
-        for layer, own in before:
-            for name in _METHODS:
-                layer.__dict__.pop(name, None)
-            layer.__dict__.update(own)

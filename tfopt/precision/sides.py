@@ -12,8 +12,9 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError, essence
 from tfopt.measure import preserved
 from tfopt.measure.draws import without_dropout
+from tfopt.model.layers import layer_paths
 from tfopt.precision.float8 import quantized_clone, split_float8
-from tfopt.precision.layers import Policy, asked_for, layer_paths, present, resolved
+from tfopt.precision.layer_policies import Policy, asked_for, present, resolved
 from tfopt.precision.loss_scaling import scale_loss
 from tfopt.precision.policy_names import is_16_bit, name_of
 from tfopt.precision.probing import Side

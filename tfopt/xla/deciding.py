@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError, essence
 from tfopt.measure import StepTimer, StepTimes, interleave, one_batch
-from tfopt.measure.batches import not_finite_parts
-from tfopt.measure.models import require_compiled
+from tfopt.model.batches import not_finite_parts
+from tfopt.model.require import require_compiled
 from tfopt.xla.decision import JitDecision, Weighed
 from tfopt.xla.drift import Timers, measure_drift
 from tfopt.xla.explaining import explain

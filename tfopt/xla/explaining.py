@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
-from tfopt.measure.batches import Data, as_dataset, first_batch, on_device
-from tfopt.measure.models import require_compiled
 from tfopt.measure.state import traced
+from tfopt.model.batches import Data, as_dataset, first_batch, on_device
+from tfopt.model.require import require_compiled
 from tfopt.xla.lowering import batch_refused, device, obstacles_of
 from tfopt.xla.obstacles import Obstacle, standing_obstacles
 

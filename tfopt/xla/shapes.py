@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.measure.batches import as_dataset, one_batch
+from tfopt.model.batches import as_dataset, one_batch
 
 Shape = tuple[tuple[int, ...], ...]
 """The shape of each tensor in a batch."""

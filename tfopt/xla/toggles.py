@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import keras
 
 from tfopt.errors import UnsupportedError
-from tfopt.measure.models import require_compiled
+from tfopt.model.require import require_compiled
 from tfopt.xla.obstacles import standing_obstacles
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")

@@ -80,7 +80,7 @@ def test_a_count_that_fails_is_survived(machine, monkeypatch):
     def fails(model):
         raise KeyError("new in Keras")
 
-    monkeypatch.setattr("tfopt.callbacks.throughput.flops.model_flops", fails)
+    monkeypatch.setattr("tfopt.model.flops.model_flops", fails)
     assert model_rate(net(), None, None) == ModelRate(None, None)
     assert model_rate(net(), 7.0, None) == ModelRate(7.0, 494.5)
 

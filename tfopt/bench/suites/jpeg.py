@@ -14,7 +14,7 @@ from tfopt.bench.cases import Case, Timer, Variant
 from tfopt.bench.drawing import DrawTimer
 from tfopt.bench.workloads import crops, photos, resnet50
 from tfopt.measure import FitTimer, StepTimer
-from tfopt.measure.feeding import without_end
+from tfopt.model.batches import repeated
 from tfopt.pipelines import RandomCrop, build_pipeline, images
 
 _STEPS, _WARMUP, _SAMPLES = 20, 8, 2
@@ -90,5 +90,5 @@ def _step_timer(policy: str, batch: Callable[[], Any], stack: ExitStack) -> Time
 
 
 def _draw_timer(make: Callable[[], tf.data.Dataset], batch_size: int, stack: ExitStack) -> Timer:
-    dataset = without_end(make())
+    dataset = repeated(make())
     return partial(DrawTimer(lambda: dataset, batch_size), _STEPS, warmup=_WARMUP, samples=_SAMPLES)

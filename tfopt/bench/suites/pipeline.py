@@ -20,7 +20,7 @@ from tfopt.bench.judging import same_values
 from tfopt.bench.suites import jpeg
 from tfopt.bench.workloads import crops, photos
 from tfopt.measure import FitTimer
-from tfopt.measure.feeding import without_end
+from tfopt.model.batches import repeated
 from tfopt.pipelines import CentralCrop, RandomCrop, build_pipeline, images, plan_pipeline, profile_pipeline
 
 _Make = Callable[[], tf.data.Dataset]
@@ -158,7 +158,7 @@ def _fit_timer(make: _Make, warmup: int, stack: ExitStack) -> Timer:
 
 
 def _timer(make: _Make, warmup: int, stack: ExitStack) -> Timer:
-    dataset = without_end(make())
+    dataset = repeated(make())
     return partial(DrawTimer(lambda: dataset, _BATCH), _STEPS, warmup=warmup, samples=_SAMPLES)
 
 

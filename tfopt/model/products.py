@@ -1,83 +1,79 @@
-"""The matrix products of a layer's call: their dimensions and their multiply-adds, read from shapes alone."""
+"""The matrix products of a layer's call: their dimensions and multiply-adds, read from shapes alone."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
 import keras
 
-from tfopt.precision.layer_calls import Shape, built_shapes
+from tfopt.model.layers import LayerCall, Shape, built_shapes
 
 _LAYERS = keras.layers
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A dimension of a matrix product.
-
-    Attributes:
-        name: What it is to the layer.
-        size: None where the shapes do not say.
-        step: It can grow by this only: one more example adds a row for each of its positions.
-    """
+    """A dimension of a matrix product."""
 
     name: str
+    """Its role in the layer, such as "inputs"."""
     size: int | None
+    """None if the shapes leave it open."""
     step: int = 1
+    """The least it can grow by: one more example adds a row for each of its positions."""
 
     def padded(self, multiple: int) -> int:
-        """The next size that is a multiple of this. The size must be known."""
+        """The next size divisible by `multiple`; the size must be known."""
         multiple = math.lcm(self.step, multiple)
         return -(-(self.size or 0) // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """The matrix products of one call of a layer.
-
-    Attributes:
-        dimensions: Those that NVIDIA's multiples are about. Empty: nothing in it is a matrix product.
-        terms: The factors of each product's multiply-adds: numbers, None where unknown, and names of dimensions.
-    """
+    """The matrix products of one call of a layer, as often as it runs."""
 
     dimensions: tuple[Dimension, ...]
+    """Dimensions that should be multiples for Tensor Cores; empty if no part of the work is a matrix product."""
     terms: tuple[tuple[str | int | None, ...], ...]
+    """For each product, the factors of its multiply-adds: numbers, names of dimensions, None for an unknown size."""
 
+    @property
     def multiply_adds(self) -> int | None:
-        """Multiply-adds of the forward pass, None where a size is unknown. The backward pass takes twice as many."""
+        """Multiply-adds of the forward pass, None if a size is unknown. The backward pass takes twice as many."""
         sizes = {dimension.name: dimension.size for dimension in self.dimensions}
         factors = [[_size(factor, sizes) for factor in term] for term in self.terms]
         known = [[factor for factor in term if factor is not None] for term in factors]
         return sum(map(math.prod, known)) if known == factors else None
 
     def at_least(self, name: str = "", size: int = 0) -> int:
-        """Multiply-adds with each unknown size taken as one, and the named dimension, if any, as `size`."""
+        """Multiply-adds with each unknown size taken as one and the named dimension, if any, as `size`."""
         sizes = {dimension.name: dimension.size for dimension in self.dimensions} | {name: size}
         return sum(math.prod(_size(factor, sizes) or 1 for factor in term) for term in self.terms)
 
 
-@singledispatch
-def products(layer: keras.Layer, shapes: Sequence[Shape]) -> Products | None:
-    """The matrix products of a layer's call on inputs of these shapes, without those of layers inside it.
+def matrix_products(call: LayerCall) -> Products | None:
+    """The matrix products of a layer's call, without those of layers inside it; None if it is not known to have any."""
+    found = _products(call.layer, call.shapes) if call.shapes else None
+    return found and replace(found, terms=tuple((call.times, *term) for term in found.terms))
 
-    Returns:
-        None where the layer is not known to have any.
-    """
+
+@singledispatch
+def _products(layer: keras.Layer, shapes: Sequence[Shape]) -> Products | None:
     return None
 
 
-@products.register(_LAYERS.Dense)
+@_products.register(_LAYERS.Dense)
 def _dense(layer: Any, shapes: Sequence[Shape]) -> Products:
     return _product(shapes[0], layer.units)
 
 
-@products.register(_LAYERS.EinsumDense)
+@_products.register(_LAYERS.EinsumDense)
 def _einsum_dense(layer: Any, shapes: Sequence[Shape]) -> Products | None:
     inputs, kernel, output = layer.equation.replace("->", ",").split(",")
     if not set(inputs) & set(kernel) - set(output) or not set(kernel) & set(output) - set(inputs):
-        return None  # nothing is summed, or into a single column: by element, or a vector
+        return None  # nothing is summed, or only a vector comes out
     size: dict[str, int | None] = dict(zip(kernel, layer._kernel.shape, strict=True))
     rows = _rows([length for letter, length in _lettered(inputs, shapes[0]) if letter not in kernel])
     summed = _axes("inputs", [size[letter] for letter in kernel if letter in inputs and letter not in output])
@@ -86,7 +82,7 @@ def _einsum_dense(layer: Any, shapes: Sequence[Shape]) -> Products | None:
     return Products((rows, summed, outputs), ((rows.name, summed.name, outputs.name, *apart),))
 
 
-@products.register(_LAYERS.ReversibleEmbedding)
+@_products.register(_LAYERS.ReversibleEmbedding)
 def _reversible_embedding(layer: Any, shapes: Sequence[Shape]) -> Products | None:
     if len(shapes[0]) <= len(built_shapes(layer)[0]):
         return None  # called on tokens: a gather
@@ -109,18 +105,18 @@ def _convolution(layer: Any, shapes: Sequence[Shape]) -> Products:
 
 
 for _kind in ("Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"):
-    products.register(getattr(_LAYERS, _kind), _convolution)
+    _products.register(getattr(_LAYERS, _kind), _convolution)
 
 
-@products.register(_LAYERS.DepthwiseConv1D)
-@products.register(_LAYERS.DepthwiseConv2D)
+@_products.register(_LAYERS.DepthwiseConv1D)
+@_products.register(_LAYERS.DepthwiseConv2D)
 def _depthwise(layer: Any, shapes: Sequence[Shape]) -> Products:
     where = _positions(layer, layer.compute_output_shape(shapes[0]))
     return Products((), ((*where, *layer.kernel_size, _channels(layer, shapes[0]), layer.depth_multiplier),))
 
 
-@products.register(_LAYERS.SeparableConv1D)
-@products.register(_LAYERS.SeparableConv2D)
+@_products.register(_LAYERS.SeparableConv1D)
+@_products.register(_LAYERS.SeparableConv2D)
 def _separable(layer: Any, shapes: Sequence[Shape]) -> Products:
     channels = _channels(layer, shapes[0])
     inner = Dimension("input channels", channels and channels * layer.depth_multiplier)
@@ -129,7 +125,7 @@ def _separable(layer: Any, shapes: Sequence[Shape]) -> Products:
     return Products((inner, outer), ((*where, *layer.kernel_size, inner.name), (*where, inner.name, outer.name)))
 
 
-@products.register(_LAYERS.MultiHeadAttention)
+@_products.register(_LAYERS.MultiHeadAttention)
 def _attention(layer: Any, shapes: Sequence[Shape]) -> Products:
     axes = layer._attention_axes
     others = [size for axis, size in enumerate(shapes[0][:-1]) if axis not in axes]
@@ -137,13 +133,13 @@ def _attention(layer: Any, shapes: Sequence[Shape]) -> Products:
     return _scores(lengths, layer.key_dim, layer.value_dim, (*others, layer.num_heads))
 
 
-@products.register(_LAYERS.GroupQueryAttention)
+@_products.register(_LAYERS.GroupQueryAttention)
 def _grouped_attention(layer: Any, shapes: Sequence[Shape]) -> Products:
     lengths = [shape[1] for shape in shapes[:2]]
     return _scores(lengths, layer.head_dim, layer.head_dim, (shapes[0][0], layer.num_query_heads))
 
 
-@products.register(_LAYERS.Attention)
+@_products.register(_LAYERS.Attention)
 def _dot_attention(layer: Any, shapes: Sequence[Shape]) -> Products:
     return _scores([shape[1] for shape in shapes[:2]], shapes[0][-1], shapes[1][-1], (shapes[0][0],))
 
@@ -170,7 +166,7 @@ def _cell(layer: Any, shapes: Sequence[Shape]) -> Products:
 
 
 for _kind in ("LSTMCell", "GRUCell", "SimpleRNNCell"):
-    products.register(getattr(_LAYERS, _kind), _cell)
+    _products.register(getattr(_LAYERS, _kind), _cell)
 
 
 def _product(shape: Shape, units: int) -> Products:
@@ -179,14 +175,14 @@ def _product(shape: Shape, units: int) -> Products:
 
 
 def _rows(shape: Sequence[int | None]) -> Dimension:
-    """The batch, with what stands beside it as positions."""
+    """The batch times the positions of a sequence or image."""
     positions = _product_of(shape[1:])
     name = "batch" if positions == 1 else "batch × positions"
     return Dimension(name, _product_of(shape), positions or 1)
 
 
 def _axes(name: str, sizes: Sequence[int | None]) -> Dimension:
-    """Axes that enter a product as one, such as heads and their size; the last can be chosen."""
+    """Axes that enter a product as one, such as heads and head size; only the last is free to grow."""
     if len(sizes) < 2:
         return Dimension(name, _product_of(sizes))
     return Dimension(f"{name} ({' × '.join(map(str, sizes))})", _product_of(sizes), _product_of(sizes[:-1]) or 1)
@@ -204,12 +200,12 @@ def _channels(layer: Any, shape: Shape) -> int | None:
 
 
 def _positions(layer: Any, shape: Shape) -> Shape:
-    """The batch and the places of an image or a sequence, without its channels."""
+    """The batch and the positions of an image or a sequence, without its channels."""
     return (shape[0], *shape[2:]) if layer.data_format == "channels_first" else tuple(shape[:-1])
 
 
 def _product_of(sizes: Sequence[int | None]) -> int | None:
-    """None where any of them is unknown."""
+    """None if any size is unknown."""
     known = [size for size in sizes if size is not None]
     return math.prod(known) if len(known) == len(sizes) else None
 

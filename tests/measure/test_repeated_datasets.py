@@ -9,7 +9,7 @@ from models import assert_same_state, batch, small_net, state
 
 from tfopt import fit
 from tfopt.measure import fit_time, one_batch, step_time
-from tfopt.measure.feeding import ends_on_device, first, is_endless, without_end
+from tfopt.model.batches import ends_on_device, first_batch, is_endless, repeated
 from tfopt.pipelines import build_pipeline
 
 
@@ -36,7 +36,7 @@ def fitted(monkeypatch):
 
 
 def test_a_dataset_is_repeated():
-    fed = without_end(pipeline(device=None))
+    fed = repeated(pipeline(device=None))
     assert is_endless(fed)
     assert len(list(itertools.islice(iter(fed), 7))) == 7
 
@@ -53,7 +53,7 @@ def test_a_dataset_is_repeated():
 )
 def test_nothing_is_put_behind(make):
     dataset = make()
-    assert without_end(dataset) is dataset
+    assert repeated(dataset) is dataset
 
 
 def test_what_follows_a_copy_is_no_longer_on_the_device():
@@ -102,7 +102,7 @@ def test_an_endless_dataset_is_fed_as_it_is(fitted):
 
 def test_a_device_stage_gives_its_batches():
     net, dataset = plain_net(), pipeline(cache="device", shuffle=False)
-    for found, expected in zip(first(net, dataset), one_batch(pipeline(shuffle=False)), strict=True):
+    for found, expected in zip(first_batch(net, dataset), one_batch(pipeline(shuffle=False)), strict=True):
         assert found.numpy().tobytes() == expected.numpy().tobytes()
     assert step_time(net, dataset, steps=2).examples_per_step == 8
     fit.overlap(net)

@@ -1,7 +1,8 @@
-"""Which layers make a model's outputs."""
+"""Which layers compute a model's outputs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import keras
@@ -9,11 +10,12 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from tfopt.errors import UnsupportedError
-from tfopt.measure.keras_own import is_keras_own
-from tfopt.precision.recording import hooked
+from tfopt.model.require import is_keras_own
 
 _layers = keras.layers
-# They only move values: what they put out was computed by the layer before.
+# Operation.__call__ calls the second one in a quantized layer.
+_METHODS = ("call", "quantized_call")
+# Layers that only move values: their outputs were computed by the layer before.
 _MOVERS = (
     _layers.Concatenate,
     _layers.Cropping1D,
@@ -31,15 +33,15 @@ _MOVERS = (
 
 
 def output_layers(model: keras.Model) -> frozenset[keras.Layer]:
-    """Finds the layers that compute a model's outputs, with all the layers inside them.
+    """Finds the layers that compute a model's outputs, with all layers inside them.
 
-    Through operations on outputs (`keras.ops.softmax(x)`, `x + y`), through layers that only move values (Reshape,
-    Concatenate …) and into nested models it goes back to the layers that computed them. A subclassed model, and a
-    layer of one's own that holds others and has no weights itself, is traced on inputs of the shapes it was built
-    with; Keras keeps no dtypes, so float32 inputs are tried, then int32 ones.
+    It follows outputs back through operations (`keras.ops.softmax(x)`, `x + y`), through layers that only move values
+    (Reshape, Concatenate …) and into nested models. A subclassed model, or a custom layer that holds others and has no
+    weights of its own, is traced on inputs of the shapes it was built with; Keras does not keep their dtypes, so it
+    tries float32 and then int32.
 
     Raises:
-        tfopt.errors.UnsupportedError: A subclassed model was not called yet, or does not trace.
+        tfopt.errors.UnsupportedError: If a subclassed model has not been called yet or cannot be traced.
     """
     if isinstance(model, keras.Sequential) and not model.built:
         found = set(_makers_of_last(model))
@@ -81,7 +83,7 @@ def _makers(tensor: keras.KerasTensor) -> set[keras.Layer]:
 
 
 def _is_transparent(layer: keras.Layer) -> bool:
-    """Whether a layer computes only through the layers inside it, as a user's block or subclassed model does."""
+    """Whether a layer computes only through the layers inside it, like a user's block or subclassed model."""
     own_weights = layer._trainable_variables or layer._non_trainable_variables
     return bool(layer._layers) and not own_weights and not is_keras_own(layer)
 
@@ -104,23 +106,23 @@ def _traced_on_built_shapes(model: keras.Model) -> set[keras.Layer]:
             return _traced(model, (), arguments)
         except Exception as error:  # noqa: BLE001 - whatever the user's call() raises on inputs of the wrong dtype
             cause = error
-    found = "tracing it failed, as the error above says" if cause else "it was not called on data yet"
+    found = "cannot be traced (see the error above)" if cause else "has not been called on data yet"
     raise UnsupportedError(
-        f"Expected a model whose outputs are known, since they stay in float32. Found: {model.name!r} is subclassed "
-        f"and {found}. What to do: {'call it on a batch first, or ' if not cause else ''}give a mapping that names "
-        "each layer to change by its path or name, and leaves out those that make outputs."
+        f"Expected a model whose output layers can be found, since they stay in float32. Found: {model.name!r} is "
+        f"subclassed and {found}. What to do: {'call it on a batch first, or ' if not cause else ''}give a mapping "
+        "that names each layer to change by its path or name, and leaves out those that make outputs."
     ) from cause
 
 
 def _traced(layer: keras.Layer, args: Iterable[Any], kwargs: dict[str, Any]) -> set[keras.Layer]:
-    """The layers that computed what a layer returns, found in the graph of its call."""
+    """The layers that computed a layer's result, found in the graph of its call."""
     found: set[keras.Layer] = set()
 
     def run(args: Any, kwargs: Any) -> None:
-        # Without variables assigned or losses kept, as Keras infers shapes.
-        with keras.StatelessScope(), _recording(layer) as made:
+        # Assigns no variables and keeps no losses, as when Keras infers shapes.
+        with keras.StatelessScope(), _makers_by_id(layer) as made:
             waiting = [x for x in keras.tree.flatten(layer(*args, **kwargs)) if tf.is_tensor(x)]
-            seen = {id(x): x for x in waiting}  # an id is a tensor's only while the tensor lives
+            seen = {id(x): x for x in waiting}  # keeps the tensors alive, so that ids stay unique
             while waiting:
                 tensor = waiting.pop()
                 makers = made.get(id(tensor), ())
@@ -139,10 +141,10 @@ def _traced(layer: keras.Layer, args: Iterable[Any], kwargs: dict[str, Any]) -> 
 
 
 @contextmanager
-def _recording(outer: keras.Layer) -> Iterator[dict[int, tuple[keras.Layer, ...]]]:
-    """Notes by id which layers each tensor comes from: the outermost ones that compute as a whole."""
+def _makers_by_id(outer: keras.Layer) -> Iterator[dict[int, tuple[keras.Layer, ...]]]:
+    """Maps the id of each tensor to the layers that made it: the outermost ones that are not transparent."""
     made: dict[int, tuple[keras.Layer, ...]] = {}
-    kept: list[Any] = []  # as long as their ids are asked for
+    kept: list[Any] = []  # keeps the tensors alive, so that ids stay unique
     inside: list[keras.Layer] = []
 
     def recorded(layer: keras.Layer, method: Any) -> Any:
@@ -153,7 +155,7 @@ def _recording(outer: keras.Layer) -> Iterator[dict[int, tuple[keras.Layer, ...]
             finally:
                 inside.pop()
             for tensor in keras.tree.flatten(outputs) if not inside else ():
-                # Identity puts out the very tensor that the layer before made.
+                # Identity returns the very tensor the layer before it made.
                 before = made.get(id(tensor), ()) if isinstance(layer, _MOVERS) else ()
                 made[id(tensor)] = (*before, layer)
                 kept.append(tensor)
@@ -162,5 +164,28 @@ def _recording(outer: keras.Layer) -> Iterator[dict[int, tuple[keras.Layer, ...]
         return call
 
     layers = [x for x in outer._flatten_layers(include_self=False) if _graph_of(x) is None and not _is_transparent(x)]
-    with hooked([x for x in layers if not isinstance(x, _layers.InputLayer)], recorded):
+    with calls_wrapped([x for x in layers if not isinstance(x, _layers.InputLayer)], recorded):
         yield made
+
+
+@contextmanager
+def calls_wrapped(layers: Iterable[keras.Layer], wrapper: Callable[[keras.Layer, Any], Any]) -> Iterator[None]:
+    """Wraps the call methods of layers, bypassing Keras' attribute tracking, and restores them afterwards.
+
+    Args:
+        layers: Each once.
+        wrapper: Makes the replacement from a layer and its method.
+    """
+    before: list[tuple[keras.Layer, Mapping[str, Any]]] = []
+    try:
+        for layer in layers:
+            before.append((layer, {name: layer.__dict__[name] for name in _METHODS if name in layer.__dict__}))
+            for name in _METHODS:
+                method = getattr(layer, name)
+                layer.__dict__[name] = wraps(method)(wrapper(layer, method))
+        yield
+    finally:
+        for layer, own in before:
+            for name in _METHODS:
+                layer.__dict__.pop(name, None)
+            layer.__dict__.update(own)

@@ -2,7 +2,7 @@ import keras
 import pytest
 
 from tfopt.bench.workloads import gpt2
-from tfopt.callbacks.throughput.flops import model_flops
+from tfopt.model.flops import model_flops
 
 layers = keras.layers
 

@@ -1,6 +1,6 @@
 import keras
 
-from tfopt.measure.keras_own import is_keras_own
+from tfopt.model.require import is_keras_own
 
 
 class Own(keras.layers.Dense):

@@ -9,7 +9,8 @@ from typing import TypeAlias
 import keras
 
 from tfopt.errors import UnsupportedError
-from tfopt.precision.outputs import output_layers
+from tfopt.model.layers import layer_paths
+from tfopt.model.outputs import output_layers
 from tfopt.precision.policy_names import as_policy, is_16_bit
 
 Policy: TypeAlias = str | keras.DTypePolicy | Mapping[str, str | keras.DTypePolicy]
@@ -100,25 +101,6 @@ def present(layer: keras.Layer) -> keras.DTypePolicy:
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
         return policy[layer.path] if layer.path else policy.default_policy
     return policy
-
-
-def layer_paths(model: keras.Model) -> dict[keras.Layer, str]:
-    """The path of every layer: names from the model down, without the model's own; of the model itself its name.
-
-    Where a layer in it has that name too, the model's path begins with a slash: "/net". Keras' own `layer.path` is None
-    before the layer is built and the same for two layers of nested models.
-    """
-    inside = model._flatten_layers(include_self=False, recursive=False)
-    paths = {model: "/" * any(layer.name == model.name for layer in inside) + model.name}
-
-    def walk(parent: keras.Layer, prefix: str) -> None:
-        for layer in parent._flatten_layers(include_self=False, recursive=False):
-            if layer not in paths:
-                paths[layer] = prefix + layer.name
-                walk(layer, paths[layer] + "/")
-
-    walk(model, "")
-    return paths
 
 
 def asked_for(

@@ -1,0 +1,142 @@
+"""Batches as `fit` would hand them to the training step, from a dataset or given directly."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+
+Data = Any
+"""A tf.data.Dataset of batches (x, y[, sample_weight]), or one such batch as a tuple."""
+
+# The attribute under which tfopt.pipelines, a floor above, attaches a device stage to a dataset.
+DEVICE_STAGE = "_tfopt_device_stage"
+
+
+def one_batch(data: Data) -> Any:
+    """Returns one batch, so that several variants can be measured on the same data.
+
+    Args:
+        data: A tf.data.Dataset of batches, whose first one is taken, or one batch.
+
+    Returns:
+        What the dataset yields, such as (x, y[, sample_weight]), as tensors.
+
+    Raises:
+        TypeError: If `data` is neither a dataset nor a batch.
+        ValueError: If a None precedes another part of the batch.
+        tfopt.errors.PipelineError: If the dataset is empty.
+    """
+    return _first(as_dataset(data))
+
+
+def as_dataset(data: Data) -> tf.data.Dataset:
+    """Returns a dataset as it is, and one batch as a dataset of one element; raises as `one_batch` does."""
+    if isinstance(data, tf.data.Dataset):
+        return data
+    if isinstance(data, tf.Tensor | dict):  # for a custom train_step
+        return tf.data.Dataset.from_tensors(_as_fit_takes(data))
+    if isinstance(data, tuple) and 1 <= len(data) <= 3:
+        parts = [part for part in data if part is not None]
+        if not parts or any(part is None for part in data[: len(parts)]):  # fit would shift the parts that follow
+            given = ", ".join("None" if part is None else type(part).__name__ for part in data)
+            raise ValueError(
+                f"Expected None in a batch only after all other parts. Received: ({given}). Give the missing part, "
+                "or apply the sample weights in the model's train_step."
+            )
+        return tf.data.Dataset.from_tensors(_as_fit_takes(parts))
+    raise TypeError(
+        "Expected a tf.data.Dataset of batches or one batch, a tuple (x, y[, sample_weight]). "
+        f"Received: {type(data).__name__}. Make a dataset with tfopt.pipelines.build_pipeline(...)."
+    )
+
+
+def _as_fit_takes(value: Any) -> Any:
+    """Lists as tuples, since tf.data would stack a list into one array; NumPy floats as Keras' floatx."""
+    if isinstance(value, dict):
+        return {key: _as_fit_takes(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_as_fit_takes(part) for part in value)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return value.astype(keras.config.floatx())
+    return value
+
+
+def first_batch(model: keras.Model, dataset: tf.data.Dataset) -> Any:
+    """Returns the first batch as `fit` would hand it to the step.
+
+    Under a strategy it has one part per replica; behind a device stage, it is what the stage makes of the elements.
+
+    Raises:
+        tfopt.errors.PipelineError: If the dataset is empty.
+    """
+    stage = getattr(dataset, DEVICE_STAGE, None)
+    if stage is None or ends_on_device(dataset):
+        return _first(model.distribute_strategy.experimental_distribute_dataset(dataset))
+    return stage.batch(next(iter(stage.elements)))
+
+
+def _first(dataset: Any) -> Any:
+    batch = next(iter(dataset), None)
+    if batch is None:
+        raise PipelineError(
+            "Expected a dataset of at least one batch. Found none. Check its source; with drop_remainder=True it also "
+            "needs at least batch_size examples."
+        )
+    return batch
+
+
+def on_device(model: keras.Model, batch: Any) -> Any:
+    """Copies a batch to the GPU if there is one, unless a strategy has already done so."""
+    if model._distribute_strategy is not None or not tf.config.list_logical_devices("GPU"):
+        return batch
+    with tf.device("/GPU:0"):
+        return tf.nest.map_structure(tf.identity, batch)
+
+
+def batch_size(model: keras.Model, batch: Any) -> int:
+    """Examples per step, over all replicas of this process."""
+    return sum(
+        int(part.shape[0]) for part in model.distribute_strategy.experimental_local_results(tf.nest.flatten(batch)[0])
+    )
+
+
+def not_finite_parts(batch: Any) -> list[str]:
+    """Names the parts of a batch that hold NaN or infinity: "x", "y", "sample_weight"; "the batch" if it has none."""
+    names = ("x", "y", "sample_weight")
+    named = zip(names, batch, strict=False) if isinstance(batch, tuple) else [("the batch", batch)]
+    return [name for name, part in named if not all(map(_is_finite, tf.nest.flatten(part, expand_composites=True)))]
+
+
+def _is_finite(tensor: Any) -> bool:
+    if tensor is None or not tensor.dtype.is_floating:  # fit takes None as the target of an output without a loss
+        return True
+    return bool(tf.reduce_all(tf.math.is_finite(tensor)))
+
+
+def repeated(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Repeats a dataset endlessly, unless it is endless already or its last stage must stay last.
+
+    Any stage after a copy to a device moves the batches back to the host, and a device stage is attached to its dataset
+    alone. Such a dataset has to be restarted instead.
+
+    Example:
+        >>> list(repeated(tf.data.Dataset.range(2)).take(3).as_numpy_iterator())
+        [0, 1, 0]
+    """
+    stays_last = ends_on_device(dataset) or getattr(dataset, DEVICE_STAGE, None) is not None
+    return dataset if stays_last or is_endless(dataset) else dataset.repeat()
+
+
+def is_endless(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset is known never to end."""
+    return int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+def ends_on_device(dataset: Any) -> bool:
+    """Whether a dataset ends in a copy to a device, followed at most by prefetching."""
+    while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
+        dataset = dataset._input_dataset
+    return type(dataset).__name__ == "_CopyToDeviceDataset"
