@@ -16,7 +16,7 @@ from tfopt.bench.workloads import photos
 from tfopt.files import write_atomic
 from tfopt.measure import environment
 from tfopt.pipelines import CentralCrop, RandomCrop, images, plan, plan_pipeline
-from tfopt.pipelines.fingerprint import fingerprint
+from tfopt.pipelines.cache.fingerprint import fingerprint
 
 REPEATS = 7
 FILES = 10_000

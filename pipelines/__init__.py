@@ -9,42 +9,7 @@
 - `profile_pipeline(plan)`: which stage is slow, and what it would be without
 """
 
-from tfopt.pipelines.cache.folder import clear_cache
-from tfopt.pipelines.crop import CentralCrop, RandomCrop
-from tfopt.pipelines.options import per_batch
-from tfopt.pipelines.plan import PipelinePlan, build_pipeline, plan_pipeline
-from tfopt.pipelines.profiling import PipelineProfile, StageProfile, profile_pipeline
-from tfopt.pipelines.sources.arrays import arrays
-from tfopt.pipelines.sources.dataset import dataset
-from tfopt.pipelines.sources.hdf5 import hdf5
-from tfopt.pipelines.sources.images import images
-from tfopt.pipelines.sources.npy import npy
-from tfopt.pipelines.sources.records import records
-from tfopt.pipelines.sources.source import Source
-from tfopt.pipelines.sources.tfds import tfds
-from tfopt.pipelines.tfrecords.verify import RecordsReport, verify_records
-from tfopt.pipelines.tfrecords.write import write_records
+import lazy_loader
 
-__all__ = [
-    "CentralCrop",
-    "PipelinePlan",
-    "PipelineProfile",
-    "RandomCrop",
-    "RecordsReport",
-    "Source",
-    "StageProfile",
-    "arrays",
-    "build_pipeline",
-    "clear_cache",
-    "dataset",
-    "hdf5",
-    "images",
-    "npy",
-    "per_batch",
-    "plan_pipeline",
-    "profile_pipeline",
-    "records",
-    "tfds",
-    "verify_records",
-    "write_records",
-]
+# The names stand in __init__.pyi, for type checkers and for lazy_loader alike.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

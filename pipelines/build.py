@@ -15,15 +15,15 @@ from tfopt.pipelines.device import copy_ahead
 from tfopt.pipelines.device_data import DeviceStage, NotAttached, refusing, with_stage
 from tfopt.pipelines.device_room import OnDevice
 from tfopt.pipelines.layout import Layout
-from tfopt.pipelines.options import PipelineOptions
-from tfopt.pipelines.padding import pad_batch
 from tfopt.pipelines.refusals import refuse_restarting
 from tfopt.pipelines.sampling import Shapes
 from tfopt.pipelines.service.consume import from_service
 from tfopt.pipelines.service.parts import distributed
 from tfopt.pipelines.shared.elements import apply, element_of, leaves, without_autograph
-from tfopt.pipelines.shared.randomness import find_in_function
-from tfopt.pipelines.shared.seeds import part_seed, shuffle
+from tfopt.pipelines.shared.last_batch import pad_batch
+from tfopt.pipelines.shared.nondeterminism import find_in_function
+from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.shared.seeding import part_seed, shuffle
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.steps import Step, augmentations, before_and_behind, run
 

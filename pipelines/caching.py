@@ -7,8 +7,8 @@ from typing import Literal
 
 from tfopt.hardware import host
 from tfopt.pipelines.cache.folder import default_folder, free_bytes
-from tfopt.pipelines.options import PipelineOptions
 from tfopt.pipelines.sampling import Sample
+from tfopt.pipelines.shared.options import PipelineOptions
 
 MIB = 2**20
 MEMORY_SHARE = 4  # a cache may take one part in so many of the memory that is free

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.crop import CentralCrop, RandomCrop, crop_decoded, crop_encoded
+from tfopt.pipelines.shared.crop import CentralCrop, RandomCrop, crop_decoded, crop_encoded
 from tfopt.pipelines.shared.elements import without_autograph
 
 

@@ -16,10 +16,9 @@ from tfopt.pipelines.caching import readable
 from tfopt.pipelines.device import copy_ahead
 from tfopt.pipelines.device_room import OnDevice, is_gpu
 from tfopt.pipelines.device_steps import batch_functions, stored_dtype
-from tfopt.pipelines.options import PipelineOptions
-from tfopt.pipelines.sampling import first_line
-from tfopt.pipelines.shared.elements import element_of, leaves, without_autograph
-from tfopt.pipelines.shared.seeds import element_seed, part_seed, with_words
+from tfopt.pipelines.shared.elements import element_of, first_line, leaves, without_autograph
+from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.shared.seeding import element_seed, part_seed, with_words
 from tfopt.pipelines.steps import augmentations
 
 NOT_ATTACHED = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.device_layers import LayerFunction
-from tfopt.pipelines.options import PipelineOptions, unmarked
 from tfopt.pipelines.shared.elements import accepts_seed, apply_stage, element_of
+from tfopt.pipelines.shared.layers import LayerFunction
+from tfopt.pipelines.shared.options import PipelineOptions, unmarked
 
 
 def find_obstacles(options: PipelineOptions, spec: Any) -> tuple[str | None, ...]:
@@ -23,7 +23,7 @@ def find_obstacles(options: PipelineOptions, spec: Any) -> tuple[str | None, ...
         spec: The element spec of a full batch before `augment`.
 
     Example:
-        >>> from tfopt.pipelines.options import per_batch
+        >>> from tfopt.pipelines.shared.options import per_batch
         >>> options = PipelineOptions(augment=[per_batch(tf.abs), per_batch(tf.io.encode_base64)])
         >>> find_obstacles(options, tf.TensorSpec((4, 2)))[0] is None
         True

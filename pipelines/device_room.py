@@ -11,8 +11,8 @@ from tfopt.hardware import host
 from tfopt.hardware.gpu_memory import in_use_bytes, limit_bytes
 from tfopt.pipelines.caching import MIB, Facts, readable
 from tfopt.pipelines.device import choose_device
-from tfopt.pipelines.options import PerBatch, PipelineOptions, function_name
 from tfopt.pipelines.shared.elements import leaves
+from tfopt.pipelines.shared.options import PerBatch, PipelineOptions, function_name
 
 # One part in so many of what is free on the device. The model, whose needs are not known yet, takes the rest; who asks
 # for the device has thought of that, cache="auto" has not.

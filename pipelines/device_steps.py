@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.options import PipelineOptions
-from tfopt.pipelines.padding import pad_batch
 from tfopt.pipelines.shared.elements import leaves, without_autograph
+from tfopt.pipelines.shared.last_batch import pad_batch
+from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.steps import Step, augmentations, passed
 
 

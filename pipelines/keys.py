@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfopt.pipelines.cache.fingerprint import fingerprint
 from tfopt.pipelines.cache.writer import FORMAT
 from tfopt.pipelines.caching import CacheChoice
 from tfopt.pipelines.cropped import crop_example
-from tfopt.pipelines.fingerprint import fingerprint
-from tfopt.pipelines.options import PipelineOptions
 from tfopt.pipelines.sampling import Sample, Traced
-from tfopt.pipelines.shared.seeds import part_seed
+from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.shared.seeding import part_seed
 from tfopt.pipelines.sources.source import Source
 
 

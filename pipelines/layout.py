@@ -13,10 +13,10 @@ from tfopt.pipelines.device import choose_device
 from tfopt.pipelines.device_jit import find_obstacles
 from tfopt.pipelines.device_room import OnDevice, beside_auto, is_gpu, on_asked_device
 from tfopt.pipelines.keys import with_key
-from tfopt.pipelines.options import PerBatch, PipelineOptions
 from tfopt.pipelines.sampling import Sample, Shapes, Traced, mixed_shapes
 from tfopt.pipelines.service.parts import Part
 from tfopt.pipelines.shared.elements import is_static, leaves
+from tfopt.pipelines.shared.options import PerBatch, PipelineOptions
 from tfopt.pipelines.sources.source import Source
 
 AHEAD_MIB = 1024  # for batches prepared ahead; tf.data would take half of the memory

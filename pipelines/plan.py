@@ -6,13 +6,13 @@ from typing import Any, Unpack
 from tfopt.pipelines.build import assemble, count_elements
 from tfopt.pipelines.keys import cache_key
 from tfopt.pipelines.layout import Layout, lay_out
-from tfopt.pipelines.options import Choices, PipelineOptions, takes_options
-from tfopt.pipelines.padding import expect_paddable
 from tfopt.pipelines.refusals import refuse_frozen, refuse_restarting, refuse_unrepeatable
 from tfopt.pipelines.sampling import take_sample, trace
 from tfopt.pipelines.service.consume import describe_service
 from tfopt.pipelines.service.parts import Part, take_part
 from tfopt.pipelines.service.refusals import refuse_unserved
+from tfopt.pipelines.shared.last_batch import expect_paddable
+from tfopt.pipelines.shared.options import Choices, PipelineOptions, takes_options
 from tfopt.pipelines.sources.dataset import as_source
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages import Stage, describe, summary, table

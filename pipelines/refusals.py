@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.device_layers import is_layer
-from tfopt.pipelines.options import PipelineOptions, function_name, unmarked
 from tfopt.pipelines.shared.elements import accepts_seed
-from tfopt.pipelines.shared.randomness import Finding
+from tfopt.pipelines.shared.layers import is_layer
+from tfopt.pipelines.shared.nondeterminism import Finding
+from tfopt.pipelines.shared.options import PipelineOptions, function_name, unmarked
 
 
 def refuse_frozen(options: PipelineOptions, source: list[Finding], transform: list[Finding]) -> None:

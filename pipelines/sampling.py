@@ -5,7 +5,6 @@ First each stage's function is traced, so that an error names its stage; then th
 
 import hashlib
 import itertools
-import re
 import statistics
 import time
 from collections.abc import Callable
@@ -17,10 +16,10 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.cropped import crop_example, expect_image
-from tfopt.pipelines.options import PerBatch, PipelineOptions, function_name, unmarked
 from tfopt.pipelines.refusals import refuse_bare_layer, refuse_varying
-from tfopt.pipelines.shared.elements import accepts_seed, apply, apply_stage, element_of, leaves, size_bytes
-from tfopt.pipelines.shared.randomness import Finding, contents, find_in_dataset, find_in_function
+from tfopt.pipelines.shared.elements import accepts_seed, apply, apply_stage, element_of, first_line, leaves, size_bytes
+from tfopt.pipelines.shared.nondeterminism import Finding, contents, find_in_dataset, find_in_function
+from tfopt.pipelines.shared.options import PerBatch, PipelineOptions, function_name, unmarked
 from tfopt.pipelines.sources.source import Source
 
 SAMPLED = 32  # elements that the planner looks at
@@ -199,15 +198,6 @@ def mixed_shapes(sample: Sample) -> PipelineError:
         f"{sample.names[other]} has {second}. Bring them to one in `transform`, for images with "
         "tf.image.resize(image, (height, width)), or pass crop=RandomCrop(224) or CentralCrop(224)."
     )
-
-
-def first_line(error: BaseException) -> str:
-    """Returns what an error of TensorFlow says, without the names of its functions and nodes."""
-    text = re.sub(r"\{\{[^}]*\}\}", "", str(error)).strip()
-    if not text:
-        return type(error).__name__
-    line = re.sub(r"^Error in user-defined function passed to .*?: Iterator::\S+: ", "", text.splitlines()[0])
-    return re.sub(r"\s*\[Op:\w+\].*", "", line).strip().rstrip(".")
 
 
 def _traced(stage: str, function: Any, dataset: Any, **keywords: Any) -> tuple[Any, list[Finding]]:

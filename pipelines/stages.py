@@ -5,8 +5,8 @@ from typing import Any
 
 from tfopt.pipelines.device_room import OnDevice
 from tfopt.pipelines.layout import Layout
-from tfopt.pipelines.options import PipelineOptions, function_name
-from tfopt.pipelines.padding import padding_note
+from tfopt.pipelines.shared.last_batch import padding_note
+from tfopt.pipelines.shared.options import PipelineOptions, function_name
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.steps import Step, augmentations, before_and_behind
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfopt.pipelines.cropped import crop_example
 from tfopt.pipelines.layout import Layout
-from tfopt.pipelines.options import PerBatch, PipelineOptions, unmarked
 from tfopt.pipelines.shared.elements import accepts_seed, apply_stage, element_of
-from tfopt.pipelines.shared.seeds import element_seed, with_drawn_words, with_words
+from tfopt.pipelines.shared.options import PerBatch, PipelineOptions, unmarked
+from tfopt.pipelines.shared.seeding import element_seed, with_drawn_words, with_words
 from tfopt.pipelines.sources.source import Source
 
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tfopt.pipelines.options import function_name
 from tfopt.pipelines.profiling.nodes import Node
+from tfopt.pipelines.shared.options import function_name
 
 # One node for two datasets, the later one first.
 _FUSED = {"mapandbatch": ("batch", "map"), "shuffleandrepeat": ("repeat", "shuffle")}

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import host
 from tfopt.pipelines.cache.writer import read_index
-from tfopt.pipelines.options import PerBatch
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.limits import Limits, find_limits
 from tfopt.pipelines.profiling.measuring import Run, run_passes, run_unfused
@@ -17,6 +16,7 @@ from tfopt.pipelines.profiling.naming import StageNames
 from tfopt.pipelines.profiling.nodes import Node
 from tfopt.pipelines.profiling.report import PipelineProfile, StageProfile
 from tfopt.pipelines.sampling import trace
+from tfopt.pipelines.shared.options import PerBatch
 
 _SPLITTING_SHARE = 0.3  # of the time, where stages are fused
 # A first pass through a cache and a full-size shuffle would only fill them in the time.

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.layout import Layout
-from tfopt.pipelines.options import PipelineOptions
 from tfopt.pipelines.service.parts import Part
 from tfopt.pipelines.service.relay import relay_to
+from tfopt.pipelines.shared.options import PipelineOptions
 
 _PREFIX = "grpc://"
 

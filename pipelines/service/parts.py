@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines.options import PipelineOptions
+from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.sources.source import Source
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any, NoReturn
 
-from tfopt.pipelines.options import PerBatch, PipelineOptions
 from tfopt.pipelines.sampling import Sample, Traced
-from tfopt.pipelines.shared.randomness import Finding, lineage
+from tfopt.pipelines.shared.nondeterminism import Finding, lineage
+from tfopt.pipelines.shared.options import PerBatch, PipelineOptions
 from tfopt.pipelines.sources.source import Source
 
 _GRAPH_BYTES = 2**31 - 2**24  # a graph is a protobuf message of at most 2 GiB; the rest of it takes a little

@@ -1,6 +1,7 @@
 """Calls functions on the elements of a dataset, and adds up what an element holds."""
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -58,6 +59,15 @@ def is_static(spec: Any) -> bool:
     """Whether every dense tensor of an element spec has a fully known shape."""
     dense = [leaf for leaf in leaves(spec) if isinstance(leaf, tf.TensorSpec)]
     return all(leaf.shape.is_fully_defined() for leaf in dense)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns what an error of TensorFlow says, without the names of its functions and nodes."""
+    text = re.sub(r"\{\{[^}]*\}\}", "", str(error)).strip()
+    if not text:
+        return type(error).__name__
+    line = re.sub(r"^Error in user-defined function passed to .*?: Iterator::\S+: ", "", text.splitlines()[0])
+    return re.sub(r"\s*\[Op:\w+\].*", "", line).strip().rstrip(".")
 
 
 def _tensor_bytes(tensor: Any) -> int:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.randomness import lineage
+from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.sources.arrays import arrays
 from tfopt.pipelines.sources.hdf5 import hdf5
 from tfopt.pipelines.sources.hdf5_file import names_in

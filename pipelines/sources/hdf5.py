@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.fingerprint import files
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.seeds import shuffle
+from tfopt.pipelines.shared.file_stamps import files
+from tfopt.pipelines.shared.seeding import shuffle
 from tfopt.pipelines.sources.hdf5_file import Column, find_column, opened, stamp_of
 from tfopt.pipelines.sources.source import Source, absolute, expect_utf8
 from tfopt.pipelines.sources.structures import common_length, named_leaves

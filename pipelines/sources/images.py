@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.fingerprint import files
 from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.file_stamps import files
 from tfopt.pipelines.sources.source import Source, absolute, expect_utf8
 
 _MAGICS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")

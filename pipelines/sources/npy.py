@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.fingerprint import files as stamps
 from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.file_stamps import files as stamps
 from tfopt.pipelines.sources.source import Source, absolute, expect_utf8
 from tfopt.pipelines.sources.structures import common_length, named_leaves
 

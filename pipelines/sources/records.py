@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import PipelineError, unknown_name
-from tfopt.pipelines.fingerprint import files as stamps
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.seeds import shuffle
+from tfopt.pipelines.shared.file_stamps import files as stamps
+from tfopt.pipelines.shared.seeding import shuffle
 from tfopt.pipelines.sources.images import decode_image
 from tfopt.pipelines.sources.source import Source, absolute
 from tfopt.pipelines.tfrecords.files import (

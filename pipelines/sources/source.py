@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tfopt import checks
 from tfopt.errors import PipelineError
-from tfopt.pipelines.options import as_int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,8 @@ class Source:
                     "`lambda: dataset` for `dataset`."
                 )
         if self.count is not None:
-            object.__setattr__(self, "count", as_int("count", self.count, least=0))
+            count = checks.integer("count", self.count, "Pass the number of elements.", least=0)
+            object.__setattr__(self, "count", count)
 
 
 def expect_utf8(path: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.fingerprint import files
 from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.file_stamps import files
 from tfopt.pipelines.sources.source import Source
 
 _NAME = re.compile(r"\w+(/[\w.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?")

@@ -11,10 +11,9 @@ import tensorflow as tf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tfopt import checks
 from tfopt.errors import PipelineError
-from tfopt.pipelines.options import as_int
-from tfopt.pipelines.sampling import first_line
-from tfopt.pipelines.shared.elements import apply, element_of, leaves, size_bytes
+from tfopt.pipelines.shared.elements import apply, element_of, first_line, leaves, size_bytes
 from tfopt.pipelines.sources.dataset import as_source
 from tfopt.pipelines.sources.images import expect_image_bytes
 from tfopt.pipelines.sources.source import Source, expect_utf8
@@ -66,7 +65,9 @@ def write_records(
     expect_compression(compression)
     path = _folder(folder)
     stored = _stored(as_source(source))
-    starts = None if shards is None else _starts(as_int("shards", shards, least=1), stored.count)
+    if shards is not None:
+        shards = checks.integer("shards", shards, "Pass a number of files.", least=1)
+    starts = None if shards is None else _starts(shards, stored.count)
     with published(path) as temporary:
         try:
             index = _write(stored, temporary, starts, compression or "")

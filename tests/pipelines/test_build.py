@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfopt.pipelines import Source, build_pipeline, plan_pipeline
-from tfopt.pipelines.shared.randomness import lineage
+from tfopt.pipelines.shared.nondeterminism import lineage
 
 ROWS = np.arange(50, dtype=np.int64)
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.pipelines import CentralCrop, RandomCrop, build_pipeline, plan_pipeline
-from tfopt.pipelines.crop import crop_decoded
+from tfopt.pipelines.shared.crop import crop_decoded
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfopt.pipelines import per_batch
 from tfopt.pipelines.device_jit import find_obstacles
-from tfopt.pipelines.options import PipelineOptions
+from tfopt.pipelines.shared.options import PipelineOptions
 
 SPEC = (tf.TensorSpec((4, 8, 8, 3), tf.uint8), tf.TensorSpec((4, 5)))
 

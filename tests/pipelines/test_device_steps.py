@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfopt.pipelines import per_batch
 from tfopt.pipelines.device_steps import batch_functions
-from tfopt.pipelines.options import PipelineOptions
+from tfopt.pipelines.shared.options import PipelineOptions
 
 SPEC = (tf.TensorSpec((2,), tf.uint8), tf.TensorSpec((), tf.int32))
 ROWS = [tf.constant([[0, 1], [2, 3], [4, 5]], tf.uint8), tf.constant([7, 8, 9], tf.uint32)]

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines import Source, arrays, images, npy, records
-from tfopt.pipelines.options import PipelineOptions
 from tfopt.pipelines.service import parts
 from tfopt.pipelines.service.parts import take_part
+from tfopt.pipelines.shared.options import PipelineOptions
 
 ROWS = np.arange(50)
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, plan_pipeline, records
-from tfopt.pipelines.shared.randomness import lineage
+from tfopt.pipelines.shared.nondeterminism import lineage
 
 FEATURES = {"number": tf.io.FixedLenFeature([], tf.int64)}
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from tfopt.pipelines.fingerprint import fingerprint, packages
-from tfopt.pipelines.fingerprint.packages import by_name, package_of
+from tfopt.pipelines.cache.fingerprint import fingerprint, packages
+from tfopt.pipelines.cache.fingerprint.packages import by_name, package_of
 
 
 def test_pythons_own_modules_count_by_its_version():

@@ -14,8 +14,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfopt.pipelines.fingerprint import contents, fingerprint
-from tfopt.pipelines.fingerprint.description import digest
+from tfopt.pipelines.cache.fingerprint import contents, fingerprint
+from tfopt.pipelines.cache.fingerprint.description import digest
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text() | st.binary()
 hashable = st.recursive(plain, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=5)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.pipelines.fingerprint.description import digest
+from tfopt.pipelines.cache.fingerprint.description import digest
 
 _CHUNK_BYTES = 16 * 2**20  # part of the result: another size would be another fingerprint
 

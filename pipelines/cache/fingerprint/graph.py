@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfopt.pipelines.fingerprint.describe import describe
-from tfopt.pipelines.fingerprint.description import Description, Part, RefusedError, digest, leaf
+from tfopt.pipelines.cache.fingerprint.describe import describe
+from tfopt.pipelines.cache.fingerprint.description import Description, Part, RefusedError, digest, leaf
 
 
 def fingerprint(value: Any, *, name: str) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import Field
 from typing import Any
 
-from tfopt.pipelines.fingerprint.callables import NATIVE
-from tfopt.pipelines.fingerprint.description import Description, RefusedError
-from tfopt.pipelines.fingerprint.modules import installed
-from tfopt.pipelines.fingerprint.packages import by_name, package_of
-from tfopt.pipelines.fingerprint.values import CONTENTS, named, reduced
+from tfopt.pipelines.cache.fingerprint.callables import NATIVE
+from tfopt.pipelines.cache.fingerprint.description import Description, RefusedError
+from tfopt.pipelines.cache.fingerprint.modules import installed
+from tfopt.pipelines.cache.fingerprint.packages import by_name, package_of
+from tfopt.pipelines.cache.fingerprint.values import CONTENTS, named, reduced
 
 _HEAPTYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE; static types are compiled code
 _COMPILED_METHODS = frozenset({"cython_function_or_method", "instancemethod", "nb_method"})  # instancemethod: pybind11

@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import numbers
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,9 +11,10 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
 
+from tfopt import checks
 from tfopt.errors import unknown_name
-from tfopt.pipelines.crop import CentralCrop, RandomCrop
-from tfopt.pipelines.device_layers import LayerFunction, is_layer
+from tfopt.pipelines.shared.crop import CentralCrop, RandomCrop
+from tfopt.pipelines.shared.layers import LayerFunction, is_layer
 
 Cache = Literal["auto", "memory", "device"] | os.PathLike[str] | str | None
 CacheAfter = Literal["auto", "decode", "transform"]
@@ -130,15 +130,16 @@ class PipelineOptions:
         _expect_limit(self.cache_limit_gib)
         _expect_text("device", self.device)
         _expect_service(self.service)
-        fill_in("batch_size", as_int("batch_size", self.batch_size, least=1))
+        fill_in("batch_size", checks.integer("batch_size", self.batch_size, "Pass a number of examples.", least=1))
         if self.seed is not None:
-            fill_in("seed", as_int("seed", self.seed, least=0))
+            fill_in("seed", checks.integer("seed", self.seed, "Pass a whole number, such as 1.", least=0))
         if isinstance(self.prefetch, str):
             _expect_name("prefetch", self.prefetch, ("auto",))
         elif self.prefetch == _AUTOTUNE:
             fill_in("prefetch", "auto")
         else:
-            fill_in("prefetch", min(as_int("prefetch", self.prefetch, least=0), 2**31))
+            batches = checks.integer("prefetch", self.prefetch, "Pass a number of batches.", least=0)
+            fill_in("prefetch", min(batches, 2**31))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options as JSON values; functions by name."""
@@ -193,22 +194,6 @@ def function_name(function: Callable[..., Any] | PerBatch) -> str:
     plain = unmarked(function)
     inner = plain.layer if isinstance(plain, LayerFunction) else getattr(plain, "func", plain)  # functools.partial
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
-
-
-def as_int(name: str, value: object, least: int) -> int:
-    """Returns a whole number, NumPy's too, as an int.
-
-    Raises:
-        TypeError: It is none.
-        ValueError: It is less than `least`.
-    """
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(
-            f"Expected an int for `{name}`. Received: {value!r}. Pass a whole number, such as {max(least, 1)}."
-        )
-    if value < least:
-        raise ValueError(f"Expected `{name}` to be at least {least}. Received: {value}. Pass {least} or more.")
-    return int(value)
 
 
 def _unknown_option(name: str, options: list[str]) -> TypeError:

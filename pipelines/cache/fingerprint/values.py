@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.fingerprint.contents import hash_array
-from tfopt.pipelines.fingerprint.description import Description, Part, RefusedError
+from tfopt.pipelines.cache.fingerprint.contents import hash_array
+from tfopt.pipelines.cache.fingerprint.description import Description, Part, RefusedError
 
 # The contents through the container's own methods: those of a subclass may do anything.
 CONTENTS: dict[type, Callable[[Any], Description]] = {

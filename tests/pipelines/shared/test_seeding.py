@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.pipelines import build_pipeline, layout, plan_pipeline
-from tfopt.pipelines.shared.seeds import part_seed
+from tfopt.pipelines.shared.seeding import part_seed
 
 ROWS = np.arange(50, dtype=np.float32)
 

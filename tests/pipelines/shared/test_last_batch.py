@@ -5,7 +5,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfopt.pipelines.padding import expect_paddable, pad_batch, padding_note
+from tfopt.pipelines.shared.last_batch import expect_paddable, pad_batch, padding_note
 
 BATCH = 8
 RANDOM = np.random.default_rng(0)

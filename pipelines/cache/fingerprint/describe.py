@@ -4,13 +4,13 @@ import logging
 import types
 from typing import Any
 
-from tfopt.pipelines.fingerprint.callables import describe_callable
-from tfopt.pipelines.fingerprint.description import Description, RefusedError
-from tfopt.pipelines.fingerprint.functions import describe_code, describe_function
-from tfopt.pipelines.fingerprint.modules import describe_module
-from tfopt.pipelines.fingerprint.objects import describe_class, describe_object
-from tfopt.pipelines.fingerprint.refusals import reason_to_refuse
-from tfopt.pipelines.fingerprint.values import describe_value
+from tfopt.pipelines.cache.fingerprint.callables import describe_callable
+from tfopt.pipelines.cache.fingerprint.description import Description, RefusedError
+from tfopt.pipelines.cache.fingerprint.functions import describe_code, describe_function
+from tfopt.pipelines.cache.fingerprint.modules import describe_module
+from tfopt.pipelines.cache.fingerprint.objects import describe_class, describe_object
+from tfopt.pipelines.cache.fingerprint.refusals import reason_to_refuse
+from tfopt.pipelines.cache.fingerprint.values import describe_value
 
 
 def describe(value: Any) -> Description:

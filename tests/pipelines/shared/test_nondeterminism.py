@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tfopt.pipelines.shared import randomness
-from tfopt.pipelines.shared.randomness import find_in_dataset, find_in_function
+from tfopt.pipelines.shared import nondeterminism
+from tfopt.pipelines.shared.nondeterminism import find_in_dataset, find_in_function
 
 GENERATOR = tf.random.Generator.from_seed(1)
 SCALAR = tf.TensorSpec((), tf.float32)
@@ -113,7 +113,7 @@ def test_a_shuffle_is_found_unless_it_is_the_same_every_time(arguments, found):
 
 
 def test_every_random_operation_of_tensorflow_is_known():
-    known = randomness._RANDOM | randomness._ASSIGNING
+    known = nondeterminism._RANDOM | nondeterminism._ASSIGNING
     definitions = [op_def_registry.get(name) for name in dir(tf.raw_ops)]
     seeded = {
         definition.name

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tfopt.pipelines.fingerprint import fingerprint
+from tfopt.pipelines.cache.fingerprint import fingerprint
 
 
 @pytest.fixture

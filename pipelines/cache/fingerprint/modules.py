@@ -7,10 +7,10 @@ from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
-from tfopt.pipelines.fingerprint.description import Description, Part, RefusedError
-from tfopt.pipelines.fingerprint.names import Chain, Import
-from tfopt.pipelines.fingerprint.packages import package_of
-from tfopt.pipelines.fingerprint.values import named
+from tfopt.pipelines.cache.fingerprint.description import Description, Part, RefusedError
+from tfopt.pipelines.cache.fingerprint.names import Chain, Import
+from tfopt.pipelines.cache.fingerprint.packages import package_of
+from tfopt.pipelines.cache.fingerprint.values import named
 
 
 def installed(name: str, package: str) -> Description:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tfopt.pipelines.crop import CentralCrop, RandomCrop, crop_decoded, crop_encoded
+from tfopt.pipelines.shared.crop import CentralCrop, RandomCrop, crop_decoded, crop_encoded
 from tfopt.pipelines.sources.images import decode_image
 
 ANY = RandomCrop((20, 17), area=(0.01, 1.0), aspect_ratio=(0.2, 5.0))

@@ -224,7 +224,7 @@ def test_other_processes_give_the_same(load, prints):
     here = {name: prints(load(source, "user").f) for name, (source, _, _) in ZOO.items()}
     script = (
         "import json, sys, types\n"
-        "from tfopt.pipelines.fingerprint import fingerprint\n"
+        "from tfopt.pipelines.cache.fingerprint import fingerprint\n"
         "result = {}\n"
         "for name, source in json.load(sys.stdin).items():\n"
         "    module = types.ModuleType('elsewhere')\n"

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.fingerprint import files
+from tfopt.pipelines.shared.file_stamps import files
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.pipelines.fingerprint import fingerprint
+from tfopt.pipelines.cache.fingerprint import fingerprint
 
 CHANGES, DRAWS, OPEN = "whose value may change", "whose next draw depends on those before", "outside the program"
 

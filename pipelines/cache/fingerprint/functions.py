@@ -6,11 +6,11 @@ from dis import hasconst, opname
 from types import CodeType, FunctionType
 from typing import Any
 
-from tfopt.pipelines.fingerprint.description import Description, Part
-from tfopt.pipelines.fingerprint.modules import describe_import, follow, installed
-from tfopt.pipelines.fingerprint.names import Chain, Names, instructions, names_in
-from tfopt.pipelines.fingerprint.packages import by_name, package_of
-from tfopt.pipelines.fingerprint.values import named
+from tfopt.pipelines.cache.fingerprint.description import Description, Part
+from tfopt.pipelines.cache.fingerprint.modules import describe_import, follow, installed
+from tfopt.pipelines.cache.fingerprint.names import Chain, Names, instructions, names_in
+from tfopt.pipelines.cache.fingerprint.packages import by_name, package_of
+from tfopt.pipelines.cache.fingerprint.values import named
 
 _CONSTANT = frozenset(opname[code] for code in hasconst)
 _HAS_DOCSTRING = 0x4000000  # a flag of Python 3.13

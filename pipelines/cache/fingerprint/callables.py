@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.fingerprint.description import Description, RefusedError
-from tfopt.pipelines.fingerprint.modules import installed
-from tfopt.pipelines.fingerprint.packages import package_of
+from tfopt.pipelines.cache.fingerprint.description import Description, RefusedError
+from tfopt.pipelines.cache.fingerprint.modules import installed
+from tfopt.pipelines.cache.fingerprint.packages import package_of
 
 # What a class of compiled code, or one with __slots__, holds in place of functions.
 NATIVE = (
