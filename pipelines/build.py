@@ -17,7 +17,7 @@ from tfopt.pipelines.device_room import OnDevice
 from tfopt.pipelines.layout import Layout
 from tfopt.pipelines.refusals import refuse_restarting
 from tfopt.pipelines.sampling import Shapes
-from tfopt.pipelines.service.consume import from_service
+from tfopt.pipelines.service.client import from_service
 from tfopt.pipelines.service.parts import distributed
 from tfopt.pipelines.shared.elements import apply, element_of, leaves, without_autograph
 from tfopt.pipelines.shared.last_batch import pad_batch
@@ -80,7 +80,8 @@ def _batches(source: Source, options: PipelineOptions, layout: Layout, what: str
     else:
         dataset = _batch(_examples(dataset, source, options, layout, what), options, layout)
     if options.service is not None:
-        dataset = from_service(dataset, options, layout)
+        full_batches, steps = layout.static_batch, layout.steps(options)
+        dataset = from_service(dataset, options, layout.part, full_batches=full_batches, steps=steps)
     dataset = _by_batch(dataset, options)
     if options.prefetch != 0:
         dataset = dataset.prefetch(tf.data.AUTOTUNE if options.prefetch == "auto" else options.prefetch)

@@ -8,9 +8,8 @@ from tfopt.pipelines.keys import cache_key
 from tfopt.pipelines.layout import Layout, lay_out
 from tfopt.pipelines.refusals import refuse_frozen, refuse_restarting, refuse_unrepeatable
 from tfopt.pipelines.sampling import take_sample, trace
-from tfopt.pipelines.service.consume import describe_service
+from tfopt.pipelines.service.client import describe_service, refuse_unserved
 from tfopt.pipelines.service.parts import Part, take_part
-from tfopt.pipelines.service.refusals import refuse_unserved
 from tfopt.pipelines.shared.last_batch import expect_paddable
 from tfopt.pipelines.shared.options import Choices, PipelineOptions, takes_options
 from tfopt.pipelines.sources.dataset import as_source
@@ -170,6 +169,14 @@ def _decide(source: Source, options: PipelineOptions, part: Part | None) -> Layo
     served = None
     if options.service is not None:
         sent = count if part is None else part.whole  # of arrays a process sends all, whatever it reads of them
-        refuse_unserved(source, options, traced, sample, count=sent, infinite=infinite)
+        refuse_unserved(
+            source,
+            options,
+            in_source=traced.in_source,
+            in_transform=traced.in_transform,
+            in_augment=traced.in_augment,
+            decoded_bytes=sample.decoded_bytes * (sent or 0),
+            infinite=infinite,
+        )
         served = describe_service(options, part)
     return lay_out(source, options, traced, sample, count=count, infinite=infinite, served=served, part=part)

@@ -1,1 +1,1 @@
-"""A pipeline whose work runs on the workers of a tf.data service: one file for each part of it."""
+"""Input prepared by the workers of a tf.data service: the training process' side of it."""

@@ -1,8 +1,8 @@
-"""The part of the data that this process trains on, where several train together on a tf.data service.
+"""The part of the data that this process reads where several processes train together on a tf.data service.
 
-A part is made before the service is asked: process p of P takes the elements p, p+P, … of the source, with a job of its
-own. Tried before: one job for all. Each example came to one process, but how many came to which, and so the number of
-steps, differed by the epoch, and Keras holds to the number of the first.
+Process p of P reads the elements p, p+P, … of the source, with a job of its own. One shared job was tried first: each
+example came to one process, but how many came to which differed between epochs, and so did the number of steps, while
+Keras keeps to the first epoch's number.
 """
 
 from dataclasses import dataclass
@@ -17,37 +17,27 @@ from tfopt.pipelines.sources.source import Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What this process reads of a source, and how many steps all processes take.
+    """What this process reads of a source, and how many steps all processes take."""
 
-    Args:
-        index: Which of the parts it is, from 0.
-        parts: How many there are: one for each process.
-        size: How many of a batch's examples come from this process.
-        replica_size: How many of them go to each of its replicas.
-        whole: How many examples all parts have.
-        batches: How many batches of `size`, the last one perhaps smaller, this part has.
-        steps: How many steps an epoch has; the same in all processes. One whose part has ended gives no examples.
-    """
-
-    index: int
-    parts: int
-    size: int
-    replica_size: int
-    whole: int
-    batches: int
-    steps: int
+    index: int  # which part, from 0
+    parts: int  # one per process
+    size: int  # examples of each batch that this process reads
+    replica_size: int  # those that go to each of its replicas
+    whole: int  # examples of all parts
+    batches: int  # batches of `size` in this part; the last one may be smaller
+    steps: int  # per epoch, the same in all processes; a process whose part has ended contributes no examples
 
     def __str__(self) -> str:
         return f"this process has part {self.index + 1} of {self.parts}, {self.size:,} examples of each batch"
 
 
 def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | None]:
-    """Returns what this process reads of a source; all of it, and None, where it trains alone.
+    """Returns what this process reads of a source; all of it, and None, if it trains alone.
 
     Raises:
-        ValueError: The batch does not split evenly over the replicas, or an option cannot be kept up.
-        UnsupportedError: The source has no parts, or it is not clear how the processes train together.
-        PipelineError: There are too few examples or files.
+        ValueError: If the batch does not split evenly over the replicas, or an option does not work in parts.
+        UnsupportedError: If the source has no parts, or the processes share no strategy.
+        PipelineError: If there are too few examples or files.
     """
     index, parts = _place()
     if parts == 1:
@@ -60,6 +50,12 @@ def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | 
     drops = options.remainder == "drop"
     batches = [count // size if drops else -(-count // size) for count in counts]
     steps = min(batches) if drops else max(batches)
+    if not steps:
+        raise PipelineError(
+            f"Expected {size} examples in each of {parts} processes, with remainder='drop'. {source.name} has "
+            f"{min(counts)} for one of them: there would be zero steps. What to do: pass a smaller batch_size, or "
+            "remainder='keep'."
+        )
     part = Part(
         index=index,
         parts=parts,
@@ -69,23 +65,17 @@ def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | 
         batches=min(batches[index], steps),
         steps=steps,
     )
-    if not steps:
-        raise PipelineError(
-            f"Expected {size} examples in each of {parts} processes, with remainder='drop'. {source.name} has "
-            f"{min(counts)} for one of them: there would be zero steps. What to do: pass a smaller batch_size, or "
-            "remainder='keep'."
-        )
     return divided[index], part
 
 
 def distributed(dataset: Any, part: Part) -> Any:
-    """Returns the batches of a part as `fit` takes them under the strategy, split over this process's replicas.
+    """Returns a part's batches as `fit` takes them under the strategy, split over this process' replicas.
 
-    Not as a `tf.data.Dataset`: the strategy takes its batches for global ones and splits each over P steps, while Keras
-    counts one step for each, and would leave the rest of the part unread.
+    The strategy would take the batches of a `tf.data.Dataset` for global ones and split each over P steps, while Keras
+    counts one step for each and leaves the rest unread.
 
     Raises:
-        UnsupportedError: It is called outside of the strategy's scope.
+        UnsupportedError: If called outside the strategy's scope.
     """
     if _place() != (part.index, part.parts):
         raise _no_strategy(part.parts)
@@ -94,7 +84,7 @@ def distributed(dataset: Any, part: Part) -> Any:
         del context
         replicas = dataset if part.size == part.replica_size else dataset.rebatch(part.replica_size)
         replicas = replicas.prefetch(tf.data.AUTOTUNE)
-        # What Keras counts are steps, TensorFlow the batches of replicas, and of this process alone.
+        # Keras counts steps; TensorFlow counts the replicas' batches, of this process only.
         replicas.cardinality = lambda: tf.constant(part.steps, tf.int64)
         return replicas
 
@@ -102,7 +92,7 @@ def distributed(dataset: Any, part: Part) -> Any:
 
 
 def _place() -> tuple[int, int]:
-    """Returns which of the processes that train together this one is, and how many there are."""
+    """Returns this process' number among those that train together, and how many there are."""
     strategy = tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         resolver = strategy.cluster_resolver
@@ -121,8 +111,8 @@ def _no_strategy(processes: int) -> UnsupportedError:
     return UnsupportedError(
         f"Expected a pipeline on a tf.data service inside the scope of the strategy of its {processes} processes. "
         f"Found: {type(tf.distribute.get_strategy()).__name__}, under which each would train on all examples. What "
-        "to do: make the plan, and build it, inside `with strategy.scope():` of a MultiWorkerMirroredStrategy, such "
-        "as tfopt.distribute.strategy() returns."
+        "to do: plan and build it inside `with strategy.scope():` of a MultiWorkerMirroredStrategy, such as "
+        "tfopt.distribute.strategy() returns."
     )
 
 
@@ -131,8 +121,8 @@ def _divided(source: Source, parts: int) -> list[Source]:
     if source.part is None:
         raise UnsupportedError(
             f"Expected a source that can be divided among {parts} processes: arrays, .npy files, images or files of "
-            f"records. Found: {source.name}. What to do: write its examples with write_records, or give a Source of "
-            "your own a `part`."
+            f"records. Found: {source.name}. What to do: write its examples with write_records, or give your own "
+            "Source a `part`."
         )
     divided = [source.part(index, parts) for index in range(parts)]
     if any(each.count is None for each in divided):
@@ -159,8 +149,8 @@ def _refuse_options(options: PipelineOptions, replicas: int) -> None:
     if options.remainder == "pad":
         raise ValueError(
             "Expected remainder='drop' or 'keep' where several processes train on a tf.data service. Found: 'pad', "
-            "which weighs the examples of one process's batch alone. What to do: pass 'keep', under which a smaller "
-            "last batch weighs its examples alike in all processes."
+            "whose weights know one process' batch only. What to do: pass 'keep', under which the examples of a "
+            "smaller last batch weigh the same in all processes."
         )
     if options.device not in ("auto", None):
         raise ValueError(

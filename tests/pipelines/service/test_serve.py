@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tfopt.pipelines.service.guard import Guard, _addresses
+from tfopt.pipelines.serve import PortFilter, _addresses
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -66,11 +66,11 @@ def test_only_the_address_that_was_given_is_reachable(servers):
     assert reachable(OTHERS[0], int(at.split(":")[1]))
 
 
-def test_the_guard_gives_its_ports_back():
-    with Guard("127.0.0.1") as guard:
-        port = guard.port(0)
-    with Guard("127.0.0.1") as guard:
-        assert guard.port(port) == port
+def test_the_filter_gives_its_ports_back():
+    with PortFilter("127.0.0.1") as ports:
+        port = ports.reserve(0)
+    with PortFilter("127.0.0.1") as ports:
+        assert ports.reserve(port) == port
 
 
 def test_usage(servers):

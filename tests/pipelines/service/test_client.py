@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.pipelines import build_pipeline, plan_pipeline
-from tfopt.pipelines.service import refusals
+from tfopt.pipelines.service import client
 
 ROWS = np.arange(100)
 NOWHERE = "grpc://127.0.0.1:9"
@@ -62,7 +62,7 @@ def test_sources_that_depend_on_places_are_refused(dataset, found):
 
 
 def test_large_arrays_are_refused(monkeypatch):
-    monkeypatch.setattr(refusals, "_GRAPH_BYTES", 799)
+    monkeypatch.setattr(client, "_GRAPH_BYTES", 799)
     with pytest.raises(ValueError, match="arrays below 2 GiB"):
         plan_pipeline(ROWS, batch_size=2, service=NOWHERE)
 

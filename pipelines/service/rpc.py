@@ -1,0 +1,139 @@
+"""gRPC calls to a dispatcher or worker of a tf.data service, and the protobuf fields that tfopt reads of the answers.
+
+TensorFlow ships no Python classes for these messages. Protobuf field numbers never change, and fields that TensorFlow
+adds later are skipped.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from tfopt.errors import PipelineError
+
+UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+# A restarted server is found at once; gRPC's own back-off reaches two minutes.
+_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100))
+_GET_WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
+_GET_TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_LENGTH_DELIMITED, _VARINT, _FIXED64, _FIXED32 = 2, 0, 1, 5  # wire types
+
+
+class ServerLostError(PipelineError):
+    """A server of a tf.data service does not answer, or was restarted."""
+
+    def __init__(self, name: str, found: str) -> None:
+        self.found = found  # in place of an answer
+        super().__init__(
+            f"Expected {name} to answer as long as the pipeline is read. Found: {found}. Examples it held are lost, so "
+            "the epoch cannot be completed. What to do: look at its log, start it again with `python -m "
+            "tfopt.pipelines.serve` at the same address, and resume from the last checkpoint."
+        )
+
+
+class Peer:
+    """A dispatcher or worker, called with a deadline; notices when it was restarted.
+
+    Args:
+        address: "host:port".
+        kind: "dispatcher" or "worker".
+    """
+
+    def __init__(self, address: str, kind: str) -> None:
+        self._losses = 0
+        self._connected = threading.Event()
+        self._name = f"the {kind} of the tf.data service at {address}"
+        self._ping = _GET_WORKERS if kind == "dispatcher" else _GET_TASKS
+        self._channel = grpc.insecure_channel(address, options=UNLIMITED + _RECONNECT)
+        self._channel.subscribe(self._on_change)
+
+    def call(self, method: str, request: bytes, deadline_seconds: float) -> bytes:
+        """Returns the server's answer.
+
+        Raises:
+            ServerLostError: If there is none by the deadline, or nothing listens at the address.
+            grpc.RpcError: If the answer is an error.
+        """
+        try:
+            answer: bytes = self._channel.unary_unary(method)(request, timeout=deadline_seconds)
+        except grpc.RpcError as error:
+            if error.code() not in _AWAY:
+                raise
+            silent = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            found = f"no answer in {deadline_seconds:g} s" if silent else f"nobody there ({error.details()})"
+            raise self.lost(found) from error
+        return answer
+
+    def ping(self, deadline_seconds: float) -> bytes:
+        """Makes a small call and returns the answer; raises as `call` does."""
+        return self.call(self._ping, b"", deadline_seconds)
+
+    def connection(self, deadline_seconds: float) -> int:
+        """Returns the number of the connection; call it after `call`, which connects.
+
+        A server restarted at the same address answers as if nothing had happened; only this number tells.
+
+        Raises:
+            ServerLostError: If the connection is gone.
+        """
+        if not self._connected.wait(deadline_seconds):
+            raise self.lost("the connection broke")
+        return self._losses
+
+    def lost(self, found: str) -> ServerLostError:
+        """Returns the error for what was found in place of an answer."""
+        return ServerLostError(self._name, found)
+
+    def _on_change(self, state: Any) -> None:
+        if state == grpc.ChannelConnectivity.READY:
+            self._connected.set()
+        elif self._connected.is_set():
+            self._connected.clear()
+            self._losses += 1
+
+
+def worker_addresses(answer: bytes) -> list[str]:
+    """Returns the workers' addresses in a `GetWorkersResponse`."""
+    return [_address(value) for number, value in _fields(answer) if number == 1 and isinstance(value, bytes)]
+
+
+def client_number(request: bytes) -> int:
+    """Returns which iterator sent a `ClientHeartbeatRequest` or `ReleaseIterationClientRequest`."""
+    return next((value for number, value in _fields(request) if number == 1 and isinstance(value, int)), 0)
+
+
+def heartbeat_workers(answer: bytes) -> tuple[list[str], bool]:
+    """Returns the workers of an iteration and whether it has ended, from a `ClientHeartbeatResponse`."""
+    return worker_addresses(answer), any(number == 2 and value == 1 for number, value in _fields(answer))
+
+
+def _address(worker: bytes) -> str:
+    """Returns the first field of a `WorkerInfo` or `TaskInfo`."""
+    return next(value.decode() for number, value in _fields(worker) if number == 1 and isinstance(value, bytes))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yields number and value of each field of a message in protobuf's wire format."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, kind = key >> 3, key & 7
+        value: int | bytes
+        if kind == _VARINT:
+            value, at = _varint(message, at)
+        else:
+            size, at = _varint(message, at) if kind == _LENGTH_DELIMITED else ({_FIXED64: 8, _FIXED32: 4}[kind], at)
+            value, at = message[at : at + size], at + size
+        yield number, value
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
