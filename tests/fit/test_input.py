@@ -157,4 +157,5 @@ def test_a_device_stage_needs_overlap(pair):
 
 
 def test_predict_of_arrays_is_as_ever(pair):
-    assert np.array_equal(pair.overlapped.predict(x=X, verbose=0), pair.overlapped.predict_on_batch(X))
+    found = pair.overlapped.predict(x=X, batch_size=len(X), verbose=0)
+    assert np.array_equal(found, pair.overlapped.predict_on_batch(X))

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from plain_attention import attend, draw, largest_error, with_gradients
+from plain_attention import attend, draw, largest_error, rounding, with_gradients
 
 from tfopt.kernels import dot_product_attention
 
@@ -23,11 +23,9 @@ def operands(query_heads, key_heads, query_length, key_length, dtype):
     return [draw(2, *shape, 8, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
 
 
-@pytest.mark.parametrize(
-    ("path", "dtype", "limit"), [("plain", "float32", 1e-5), ("plain", "bfloat16", 0.03), ("flash", "bfloat16", 0.02)]
-)
+@pytest.mark.parametrize(("path", "dtype"), [("plain", "float32"), ("plain", "bfloat16"), ("flash", "bfloat16")])
 @pytest.mark.parametrize("case", CASES)
-def test_output_and_gradients(request, case, path, dtype, limit):
+def test_output_and_gradients(request, case, path, dtype):
     *sizes, causal, masked, scale = case
     tensors = operands(*sizes, dtype)
     mask = tf.constant(np.random.default_rng(5).random((2, 1, 64, 64)) < 0.9) | tf.eye(64, dtype=tf.bool)
@@ -38,7 +36,8 @@ def test_output_and_gradients(request, case, path, dtype, limit):
     found = with_gradients(dot_product_attention, *tensors, **options)
     if path == "flash":
         assert len(cudnn.calls) == (0 if masked else 2)
-    assert largest_error(found, with_gradients(attend, *tensors, **options)) < limit
+    # Three sums follow one another, each over at most the longest key: scores, output, gradient.
+    assert largest_error(found, with_gradients(attend, *tensors, **options)) < 3 * rounding(dtype, 72)
 
 
 def test_it_is_keras_bit_for_bit_where_cudnn_is_not():

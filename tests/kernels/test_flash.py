@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from plain_attention import attend, draw, largest_error, with_gradients
+from plain_attention import attend, draw, largest_error, rounding, with_gradients
 
 from tfopt.errors import UnsupportedError
 from tfopt.kernels.flash import flash_attention
@@ -46,7 +46,8 @@ def test_gradients_reach_what_comes_before(cudnn):
 
     flash = tf.function(lambda: loss(lambda *qkv: flash_attention(*qkv, causal=True, scale=0.3)), jit_compile=True)()
     plain = loss(lambda *qkv: attend(*qkv, causal=True, scale=0.3))
-    assert largest_error([tf.cast(flash, tf.float64).numpy()], [tf.cast(plain, tf.float64).numpy()]) < 0.02
+    limit = rounding("bfloat16", 2 * 64 * 2)  # the weight's gradient adds up every position and head
+    assert largest_error([tf.cast(flash, tf.float64).numpy()], [tf.cast(plain, tf.float64).numpy()]) < limit
 
 
 def test_gradient_checkpointing_runs_the_forward_call_twice(cudnn):

@@ -1,6 +1,7 @@
 """Attention written out in float64, and small models that attend."""
 
 import keras
+import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -41,6 +42,13 @@ def with_gradients(function, query, key, value, *, jit_compile=False, **options)
 def largest_error(found, expected):
     """The largest difference of any two entries, over the largest entry."""
     return max(np.abs(one - other).max() / np.abs(other).max() for one, other in zip(found, expected, strict=True))
+
+
+def rounding(dtype, terms):
+    """Relative error to expect of a sum of `terms` products that is rounded at every addition, as on a CPU without
+    hardware for the type: errors of independent sign grow with the square root of their number.
+    """
+    return terms**0.5 * float(ml_dtypes.finfo(dtype).eps) / 2
 
 
 class Block(keras.layers.Layer):
