@@ -1,3 +1,3 @@
-from fake_nvml import fake_nvml
+from fake_nvml import error_codes, fake_nvml
 
-__all__ = ["fake_nvml"]
+__all__ = ["error_codes", "fake_nvml"]

@@ -14,7 +14,7 @@ import tracemalloc
 import keras
 import pynvml
 import pytest
-from fake_nvml import ERROR_CODES, READ_FUNCTIONS, FakeGpu
+from fake_nvml import READ_FUNCTIONS, FakeGpu
 from models import assert_same_state
 from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_of
 
@@ -57,22 +57,22 @@ def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, net, 
     assert all(lines(tmp_path / "utilization.jsonl"))
 
 
-@pytest.mark.parametrize("code", ERROR_CODES)
-def test_every_error_of_the_driver_is_survived_and_reported_once(fake_nvml, caplog, code):
-    function = READ_FUNCTIONS[code % len(READ_FUNCTIONS)]
-    for failing, at in (("nvmlInit", 1), (function, 2)):
-        fake_nvml.recover()
-        forget_warnings()
-        caplog.clear()
-        before = fake_nvml.calls[failing]
-        fake_nvml.gpus[:] = [FakeGpu(uuid=f"GPU-{failing}")]
-        fake_nvml.fail(failing, code, at=at)
-        logs = driven(UtilizationLogger(interval_seconds=INTERVAL), samples=3)
-        assert logs["process_memory_mib"] > 0
-        assert all(math.isfinite(value) for value in logs.values())
-        asked = fake_nvml.calls[failing] - before > at - 1  # not all are, where GPM is there
-        told = asked and (failing == "nvmlInit" or code not in ABSENT)
-        assert len(warnings_of(caplog)) == told, caplog.text
+def test_every_error_of_the_driver_is_survived_and_reported_once(fake_nvml, error_codes, caplog):
+    for code in error_codes:
+        function = READ_FUNCTIONS[code % len(READ_FUNCTIONS)]
+        for failing, at in (("nvmlInit", 1), (function, 2)):
+            fake_nvml.recover()
+            forget_warnings()
+            caplog.clear()
+            before = fake_nvml.calls[failing]
+            fake_nvml.gpus[:] = [FakeGpu(uuid=f"GPU-{failing}")]
+            fake_nvml.fail(failing, code, at=at)
+            logs = driven(UtilizationLogger(interval_seconds=INTERVAL), samples=3)
+            assert logs["process_memory_mib"] > 0
+            assert all(math.isfinite(value) for value in logs.values())
+            asked = fake_nvml.calls[failing] - before > at - 1  # not all are, where GPM is there
+            told = asked and (failing == "nvmlInit" or code not in ABSENT)
+            assert len(warnings_of(caplog)) == told, (code, caplog.text)
 
 
 def test_an_error_in_the_sampler_is_reported_once(fake_nvml, caplog, monkeypatch, net):

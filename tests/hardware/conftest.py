@@ -1,9 +1,9 @@
 """Every test here sees a fake NVML, so that none depends on the machine's driver."""
 
 import pytest
-from fake_nvml import FakeGpu, FakeNvml, fake_nvml
+from fake_nvml import FakeGpu, FakeNvml, error_codes, fake_nvml
 
-__all__ = ["fake_nvml"]
+__all__ = ["error_codes", "fake_nvml"]
 
 
 @pytest.fixture(autouse=True)

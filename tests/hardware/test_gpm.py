@@ -2,10 +2,11 @@
 
 import contextlib
 import math
+from collections.abc import Iterator
 
 import pynvml
 import pytest
-from fake_nvml import ERROR_CODES, GPM, GPM_FUNCTIONS, READING, FakeGpu, FakeNvml, tick
+from fake_nvml import GPM, GPM_FUNCTIONS, READING, FakeGpu, FakeNvml, tick
 from nvml_devices import machine
 
 from tfopt.hardware import GpuSampler, nvml
@@ -167,24 +168,25 @@ def test_a_buffer_that_was_had_before_the_second_failed_is_used_later(fake_nvml:
     assert len(fake_nvml.held) == 2
 
 
-@pytest.mark.parametrize("code", ERROR_CODES)
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("function", GPM_FUNCTIONS)
 def test_every_error_is_survived_and_the_slow_pcie_call_stands_in(
-    function: str, code: int, hopper: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+    function: str, error_codes: Iterator[int], fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake_nvml.fail(function, code)
     expected = [FIRST, READING] if function == "nvmlGpmMetricsGet" else [READING]  # the first asks for no metrics
-    for _ in range(3):
-        try:
-            assert read(fake_nvml) in expected
-        except NvmlError:
-            assert not fake_nvml.held or code == pynvml.NVML_ERROR_UNINITIALIZED
-            continue
-    assert len(caplog.records) <= 1
-    fake_nvml.recover()
-    assert read(fake_nvml) in (FIRST, LATER)  # only the metrics failed: the last sample is there
-    assert [read(fake_nvml), read(fake_nvml)] == [LATER, LATER]
-    assert len(fake_nvml.held) == 2 or code == pynvml.NVML_ERROR_UNINITIALIZED
+    for code in error_codes:
+        fake_nvml.fail(function, code)
+        for _ in range(3):
+            try:
+                assert read(fake_nvml) in expected, code
+            except NvmlError:
+                assert not fake_nvml.held or code == pynvml.NVML_ERROR_UNINITIALIZED
+                continue
+        assert len(caplog.records) <= 1, code
+        fake_nvml.recover()
+        assert read(fake_nvml) in (FIRST, LATER), code  # only the metrics failed: the last sample is there
+        assert [read(fake_nvml), read(fake_nvml)] == [LATER, LATER], code
+        assert len(fake_nvml.held) == 2 or code == pynvml.NVML_ERROR_UNINITIALIZED
 
 
 @pytest.mark.usefixtures("hopper")
@@ -194,31 +196,31 @@ def test_metrics_that_fail_leave_the_slow_pcie_call(fake_nvml: FakeNvml) -> None
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("code", ERROR_CODES)
-def test_an_error_at_a_later_sample_loses_two_readings(code: int, fake_nvml: FakeNvml) -> None:
-    assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
-    fake_nvml.fail("nvmlGpmSampleGet", code)
-    with contextlib.suppress(NvmlError):
-        assert read(fake_nvml) == READING
-    fake_nvml.recover()
-    assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
+def test_an_error_at_a_later_sample_loses_two_readings(error_codes: Iterator[int], fake_nvml: FakeNvml) -> None:
+    for code in error_codes:
+        assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
+        fake_nvml.fail("nvmlGpmSampleGet", code)
+        with contextlib.suppress(NvmlError):
+            assert read(fake_nvml) == READING, code
+        fake_nvml.recover()
+        assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER], code
 
 
-@pytest.mark.parametrize("code", ERROR_CODES)
 @pytest.mark.parametrize("function", MIG_FUNCTIONS)
 def test_every_error_of_a_mig_instance_is_survived(
-    function: str, code: int, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+    function: str, error_codes: Iterator[int], fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_nvml.gpus, _ = machine("mig")
-    fake_nvml.fail(function, code)
-    for _ in range(2):
-        try:
-            assert read(fake_nvml).sm_active_percent is None
-        except NvmlError:
-            continue
-    assert len(caplog.records) <= 1
-    fake_nvml.recover()
-    assert [read(fake_nvml).sm_active_percent, read(fake_nvml).sm_active_percent] == [None, 95.0]
+    for code in error_codes:
+        fake_nvml.fail(function, code)
+        for _ in range(2):
+            try:
+                assert read(fake_nvml).sm_active_percent is None, code
+            except NvmlError:
+                continue
+        assert len(caplog.records) <= 1, code
+        fake_nvml.recover()
+        assert [read(fake_nvml).sm_active_percent, read(fake_nvml).sm_active_percent] == [None, 95.0], code
 
 
 @pytest.mark.usefixtures("hopper")

@@ -2,10 +2,11 @@
 
 import json
 import os
+from collections.abc import Iterator
 
 import pynvml
 import pytest
-from fake_nvml import ERROR_CODES, FakeGpu, FakeNvml, mig_instance
+from fake_nvml import FakeGpu, FakeNvml, mig_instance
 
 from tfopt.hardware import Gpu, gpus
 
@@ -205,15 +206,16 @@ def test_a_missing_module_is_worth_a_warning(fake_nvml: FakeNvml, caplog: pytest
     assert "pip install nvidia-ml-py" in caplog.text
 
 
-@pytest.mark.parametrize("code", ERROR_CODES)
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"])
 def test_every_error_of_the_driver_is_an_empty_answer(
-    function: str, code: int, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+    function: str, error_codes: Iterator[int], fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake_nvml.fail(function, code)
-    assert gpus() == gpus() == ()
-    silent = code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-    assert len(caplog.records) == (0 if silent and function != "nvmlDeviceGetHandleByIndex" else 1)
+    for code in error_codes:
+        fake_nvml.fail(function, code)
+        assert gpus() == gpus() == (), code
+        silent = code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        assert len(caplog.records) == (0 if silent and function != "nvmlDeviceGetHandleByIndex" else 1), code
 
 
 def test_a_hang_ends_at_the_deadline_with_one_warning(

@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pynvml
 import pytest
 from fake_nvml import (
-    ERROR_CODES,
     FIELD_FUNCTIONS,
     OTHER_PROCESS,
     READ_FUNCTIONS,
@@ -131,13 +131,13 @@ def test_a_mig_instance_has_memory_and_nothing_else(fake_nvml: FakeNvml, caplog:
     assert not caplog.records
 
 
-@pytest.mark.parametrize("code", ERROR_CODES)
-def test_every_error_at_the_start_is_explained_in_three_parts(code: int, fake_nvml: FakeNvml) -> None:
-    fake_nvml.fail("nvmlInit", code)
-    with pytest.raises(HardwareError, match=r"Expected .*\. Found: .*What to do: .*") as caught:
-        nvml.door().start()
-    assert isinstance(caught.value.__cause__, pynvml.NVMLError)
-    assert str(code) in str(caught.value)
+def test_every_error_at_the_start_is_explained_in_three_parts(error_codes: Iterator[int], fake_nvml: FakeNvml) -> None:
+    for code in error_codes:
+        fake_nvml.fail("nvmlInit", code)
+        with pytest.raises(HardwareError, match=r"Expected .*\. Found: .*What to do: .*") as caught:
+            nvml.door().start()
+        assert isinstance(caught.value.__cause__, pynvml.NVMLError)
+        assert str(code) in str(caught.value)
 
 
 def test_every_error_of_pynvml_has_its_own_cause() -> None:
@@ -175,21 +175,25 @@ def test_a_stranger_called_pynvml_counts_as_missing() -> None:
         nvml.Nvml(load=object).start()
 
 
-@pytest.mark.parametrize("code", ERROR_CODES)
 @pytest.mark.parametrize("function", [*READ_FUNCTIONS, "nvmlDeviceGetHandleByUUID"])
 def test_every_error_in_a_reading_is_survived(
-    function: str, code: int, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+    function: str,
+    error_codes: Iterator[int],
+    gpu: FakeGpu,
+    fake_nvml: FakeNvml,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fake_nvml.fail(function, code)
-    for _ in range(2):
-        try:
-            reading = nvml.door().read(gpu.uuid)
-        except NvmlError:
-            continue
-        assert reading == READING._replace(**lost(function))
-    assert len(caplog.records) <= 1
-    fake_nvml.recover()
-    assert nvml.door().read(gpu.uuid) == READING
+    for code in error_codes:
+        fake_nvml.fail(function, code)
+        for _ in range(2):
+            try:
+                reading = nvml.door().read(gpu.uuid)
+            except NvmlError:
+                continue
+            assert reading == READING._replace(**lost(function)), code
+        assert len(caplog.records) <= 1, code
+        fake_nvml.recover()
+        assert nvml.door().read(gpu.uuid) == READING, code
 
 
 @pytest.mark.parametrize(

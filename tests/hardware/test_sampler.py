@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,6 @@ import psutil
 import pynvml
 import pytest
 from fake_nvml import (
-    ERROR_CODES,
     FIELD_FUNCTIONS,
     READ_FUNCTIONS,
     READING,
@@ -168,17 +168,22 @@ def test_a_gpu_lost_at_a_sample_turns_unknown_and_the_others_go_on(
     assert "fell off the bus" in caplog.text
 
 
-@pytest.mark.parametrize("code", ERROR_CODES)
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByUUID", *READ_FUNCTIONS])
 def test_every_error_is_survived_with_at_most_one_warning(
-    function: str, code: int, clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+    function: str,
+    error_codes: Iterator[int],
+    clock: FakeClock,
+    fake_nvml: FakeNvml,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fake_nvml.fail(function, code, at=1 if function in ("nvmlInit", "nvmlDeviceGetCount") else 2)
-    driven = Driven(clock)
-    for number in range(3):
-        (row,) = driven.tick()
-        assert (row.elapsed_seconds, row.host_cpu_percent) == (float(number), 12.5)
-    assert len(caplog.records) <= 1
+    for code in error_codes:
+        fake_nvml.fail(function, code, at=1 if function in ("nvmlInit", "nvmlDeviceGetCount") else 2)
+        driven = Driven(clock)
+        for number in range(3):
+            (row,) = driven.tick()
+            assert (row.elapsed_seconds, row.host_cpu_percent) == (float(number), 12.5), code
+        assert len(caplog.records) <= 1, code
 
 
 def test_a_hung_reading_leaves_the_host_and_comes_back(

@@ -226,6 +226,13 @@ class FakeNvml:
         self._counts.clear()
         self.released.set()
 
+    def start_over(self) -> None:
+        """Forgets everything but the GPUs."""
+        self.recover()
+        self.calls.clear()
+        self.held.clear()
+        self._started = False
+
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("lacks", ()):
             raise AttributeError(name)
@@ -429,3 +436,20 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     yield fake
     fake.recover()
     warn.forget_warnings()
+
+
+@pytest.fixture
+def error_codes(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[int]:
+    """Every code in turn, each on a driver that was just loaded and with no warning given yet."""
+
+    def codes() -> Iterator[int]:
+        for code in ERROR_CODES:
+            fake_nvml.start_over()
+            monkeypatch.setattr(nvml, "_door", nvml.Nvml(load=fake_nvml.load, clock=lambda: fake_nvml.now))
+            warn.forget_warnings()
+            caplog.clear()
+            yield code
+
+    return codes()
