@@ -1,38 +1,81 @@
-"""Fingerprints nested values: walks to everything that a value is made of, and hashes from the leaves up.
+"""`fingerprint()`: walks to everything a value consists of, and hashes from the leaves up.
 
-Functions call each other and classes name themselves, so that values form a graph with cycles, not a tree.
+Functions call each other and classes name themselves, so values form a graph with cycles, not a tree.
 """
 
+import io
+import logging
+import mmap
+import random
+import socket
+import threading
+import types
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfopt.pipelines.cache.fingerprint.describe import describe
+import numpy as np
+import tensorflow as tf
+
+from tfopt.pipelines.cache.fingerprint.code import describe_code, describe_function
 from tfopt.pipelines.cache.fingerprint.description import Description, Part, RefusedError, digest, leaf
+from tfopt.pipelines.cache.fingerprint.modules import describe_module
+from tfopt.pipelines.cache.fingerprint.objects import describe_callable, describe_class, describe_object
+from tfopt.pipelines.cache.fingerprint.values import describe_value
+
+_CHANGES = "whose value may change"
+_MOVES = "which yields something else each time"
+_DRAWS = "whose next draw depends on those before"
+_OPEN = "which stands for something outside the program"
+_LOCKS = "which belongs to this process"
+
+_REFUSED: list[tuple[type | tuple[type, ...], str, str]] = [
+    (tf.Variable, "a tf.Variable", _CHANGES),
+    (tf.data.Dataset, "a tf.data.Dataset", "whose elements cannot be read off it"),
+    (tf.random.Generator, "a tf.random.Generator", _DRAWS),
+    ((np.random.Generator, np.random.BitGenerator, np.random.RandomState), "a generator of NumPy", _DRAWS),
+    (random.Random, "a random.Random", _DRAWS),
+    (io.IOBase, "an open file", _OPEN),
+    (socket.socket, "a socket", _OPEN),
+    (mmap.mmap, "a memory map", _OPEN),
+    ((type(threading.Lock()), type(threading.RLock())), "a lock", _LOCKS),
+    (threading.Thread, "a thread", _LOCKS),
+    (Iterator, "an iterator", _MOVES),
+]
+# By (start of the module, class), so that nothing is imported that the user has not imported.
+_REFUSED_BY_NAME = {
+    ("keras.", "Layer"): ("a Keras layer", "whose weights may change"),
+    ("keras.", "Variable"): ("a Keras variable", _CHANGES),
+    ("keras.", "SeedGenerator"): ("a Keras seed generator", _DRAWS),
+    ("keras.", "Metric"): ("a Keras metric", _CHANGES),
+    ("keras.", "Optimizer"): ("a Keras optimizer", _CHANGES),
+    ("tensorflow.", "LookupInterface"): ("a lookup table", "whose entries cannot be read off it"),
+}
 
 
 def fingerprint(value: Any, *, name: str) -> str:
-    """Returns a text that is the same for the same functions and data, in every process, and else another.
+    """Returns a text that is the same in every process for the same functions and data, and different for others.
 
-    Use it to name what is kept on disk after what it was made of. Functions are read, never called: their code,
-    constants, defaults, closures, and the globals that they name, the user's own functions and classes among them in
-    turn. Comments, docstrings, line numbers and the file do not count. What comes from an installed package counts by
-    its name and the package's version and files. The order of a dict's items counts, that of a set's does not.
-    Another version of Python may give another text.
+    Use it to name what is kept on disk after what it was made from. Functions are read, never called: their code,
+    constants, defaults, closures, and the globals they name, including the user's own functions and classes in turn.
+    Comments, docstrings, line numbers and the file do not count. What comes from an installed package counts by its
+    name and the package's version and files. The order of a dict's items counts, that of a set's does not. Another
+    version of Python may give another text.
 
-    It cannot see what a function looks up while it runs: files that it opens, environment variables, the time, the
-    state that packages keep (such as `keras.config.floatx()`), names in texts (`getattr`, `eval`, `importlib`).
+    It cannot see what a function looks up while it runs: files it opens, environment variables, the time, the state
+    packages keep (such as `keras.config.floatx()`), names in texts (`getattr`, `eval`, `importlib`).
 
     Args:
-        value: Plain values, arrays, eager tensors, functions, classes and objects of them, nested at will.
-        name: What to call the value in messages, such as "transform".
+        value: Plain values, arrays, eager tensors, functions, classes and objects of them, nested in any way.
+        name: What messages call the value, such as "transform".
 
     Returns:
         A SHA-256 as 64 hexadecimal digits.
 
     Raises:
-        ValueError: A part has a state that cannot be read or may change: a variable, a layer, a table, an open file,
-            an iterator, a lock, a generator of random numbers, an object of compiled code.
+        ValueError: If a part has state that cannot be read or may change: a variable, a layer, a table, an open file,
+            an iterator, a lock, a random number generator, an object of compiled code.
 
     Example:
         >>> scale = 2.0
@@ -44,7 +87,7 @@ def fingerprint(value: Any, *, name: str) -> str:
 
 @dataclass(slots=True)
 class _Node:
-    """A value that was met; its parts are digests of leaves and numbers of other nodes."""
+    """A value the walk has reached; its parts are digests of leaves and numbers of other nodes."""
 
     value: Any  # also keeps it alive: nodes are found by id
     step: str
@@ -65,12 +108,12 @@ class _Node:
 
 
 def _walk(value: Any, name: str) -> list[_Node]:
-    """Returns all that a value is made of, itself first; each object once."""
+    """Returns everything a value consists of, the value itself first and each object once."""
     nodes: list[_Node] = []
     numbers: dict[int, int] = {}
     waiting: deque[_Node] = deque()
 
-    def meet(step: str, part: Any, parent: _Node | None) -> bytes | int:
+    def reach(step: str, part: Any, parent: _Node | None) -> bytes | int:
         known = leaf(part)
         if known is not None:
             return known
@@ -80,25 +123,53 @@ def _walk(value: Any, name: str) -> list[_Node]:
             waiting.append(nodes[-1])
         return numbers[id(part)]
 
-    meet(name, Description("value", parts=[("", value)]), None)
+    reach(name, Description("value", parts=[("", value)]), None)
     while waiting:
         node = waiting.popleft()
-        described, parts = _describe(node, name)
+        described, parts = _describe_node(node, name)
         node.kind, node.text, node.ordered = described.kind, described.text, described.ordered
-        node.parts = [meet(step, part, node) for step, part in parts]
+        node.parts = [reach(step, part, node) for step, part in parts]
     return nodes
 
 
-def _describe(node: _Node, name: str) -> tuple[Description, list[Part]]:
+def _describe_node(node: _Node, name: str) -> tuple[Description, list[Part]]:
     try:
-        described = node.value if type(node.value) is Description else describe(node.value)
+        described = node.value if type(node.value) is Description else _describe(node.value)
         return described, list(described.parts)
     except RefusedError as refused:
         raise ValueError(
-            f"Expected {name!r} to be made of code and of data that can be read, so that its fingerprint tells it from "
-            f"every other. Found {node.path()}: {refused}. Pass cache_key='…', a text that you change whenever the "
-            "result would change."
+            f"Expected {name!r} to consist of code and data that can be read, so that its fingerprint is unique. "
+            f"Found {node.path()}: {refused}. Pass cache_key='…', a text that you change whenever the result would "
+            "change."
         ) from refused
+
+
+def _describe(value: Any) -> Description:
+    """Describes a value, or raises a RefusedError if its state cannot be read or may change."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        return describe_function(value)
+    if kind is types.CodeType:
+        return describe_code(value)
+    if issubclass(kind, type):
+        return describe_class(value)
+    if issubclass(kind, types.ModuleType):
+        return describe_module(value)
+    _refuse_unreadable(kind)
+    if issubclass(kind, logging.Logger):
+        return Description("logger", value.name)  # it computes nothing, and holds locks
+    return describe_value(value) or describe_callable(value) or describe_object(value)
+
+
+def _refuse_unreadable(kind: type) -> None:
+    """Raises a RefusedError for a type whose objects change, or stand for something outside the program."""
+    for base in kind.__mro__:
+        for (module, name), (what, why) in _REFUSED_BY_NAME.items():
+            if base.__name__ == name and base.__module__.startswith(module):
+                raise RefusedError(f"{what}, {why}")
+    for refused, what, why in _REFUSED:
+        if issubclass(kind, refused):
+            raise RefusedError(f"{what}, {why}")
 
 
 def _resolve(nodes: list[_Node]) -> bytes:
@@ -122,11 +193,11 @@ def _resolve(nodes: list[_Node]) -> bytes:
 
 
 def _resolve_cycles(nodes: list[_Node], digests: dict[int, bytes]) -> bytes:
-    """Returns the digest of the first node where it leads into a cycle.
+    """Returns the digest of the first node if it leads into a cycle.
 
-    Each round hashes every node of the rest once more from its parts' last hashes, which tells apart what differs one
-    step further away. Once a round tells no more nodes apart than the one before, no later one will; the hashes of
-    that round together then stand for the whole graph.
+    Each round rehashes every remaining node from its parts' previous hashes, which tells apart what differs one step
+    further away. Once a round tells no more nodes apart than the one before, no later round will; the hashes of that
+    round together then stand for the whole graph.
     """
     rest = [number for number in range(len(nodes)) if number not in digests]
     last = dict.fromkeys(rest, b"")

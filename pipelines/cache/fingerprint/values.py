@@ -1,4 +1,4 @@
-"""Describes plain values: containers, arrays, tensors, and objects of Python's own compiled types."""
+"""Plain values: containers, arrays, tensors, and objects of Python's own compiled types."""
 
 import os
 import re
@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.cache.fingerprint.contents import hash_array
-from tfopt.pipelines.cache.fingerprint.description import Description, Part, RefusedError
+from tfopt.pipelines.cache.fingerprint.description import Description, Part, RefusedError, hash_array
 
-# The contents through the container's own methods: those of a subclass may do anything.
+# Read through the built-in type's methods: a subclass's may do anything.
 CONTENTS: dict[type, Callable[[Any], Description]] = {
     dict: lambda value: Description("dict", parts=_pairs(dict.items(value))),
     list: lambda value: Description("list", parts=elements(list.__iter__(value))),
@@ -31,7 +30,7 @@ CONTENTS: dict[type, Callable[[Any], Description]] = {
 
 
 def describe_value(value: Any) -> Description | None:
-    """Returns the description of a plain value; None if it is none."""
+    """Returns the description of a plain value, or None for anything else."""
     kind = type(value)
     if kind in CONTENTS or kind is np.memmap:
         return CONTENTS[np.ndarray if kind is np.memmap else kind](value)
@@ -47,16 +46,16 @@ def elements(values: Iterable[Any]) -> Iterator[Part]:
 
 
 def named(values: Iterable[tuple[str, Any]], step: str = "`{}`") -> Iterator[Part]:
-    """Yields values under their names as parts, in the order of the names."""
+    """Yields named values as parts, sorted by name."""
     for name, value in sorted(values, key=lambda item: str(item[0])):
         yield from (("", name), (step.format(name), value))
 
 
 def reduced(value: Any) -> Description:
-    """Describes an object of one of Python's own compiled types by what pickle would make it from.
+    """Describes an object of one of Python's own compiled types by what pickle would rebuild it from.
 
     Raises:
-        RefusedError: It cannot be pickled.
+        RefusedError: If it cannot be pickled.
     """
     kind = type(value)
     try:
@@ -78,7 +77,7 @@ def _pairs(items: Iterable[tuple[Any, Any]]) -> Iterator[Part]:
 
 
 def _array(array: Any) -> Description:
-    if array.dtype.hasobject or array.dtype.kind == "T":  # T: texts of any length, which lie elsewhere
+    if array.dtype.hasobject or array.dtype.kind == "T":  # T: variable-length texts, stored elsewhere
         text = f"{array.dtype!r} {array.shape}"
         return Description("array of objects", text, elements(np.asarray(array).ravel().tolist()))
     return Description("array", hash_array(array).hex())
@@ -89,7 +88,7 @@ def _scalar(value: Any) -> Description:
 
 
 def _ufunc(value: Any) -> Description:
-    """By name: only those that NumPy itself has, since one made with np.frompyfunc hides its function."""
+    """Describes NumPy's own ufuncs by name; one from np.frompyfunc hides its function."""
     name: str = value.__name__
     if vars(np).get(name) is not value:
         raise RefusedError(f"the universal function {name!r}, which is not NumPy's own")
@@ -100,7 +99,7 @@ def _tensor(value: Any) -> Description:
     if not hasattr(value, "numpy"):
         raise RefusedError("a symbolic tensor, whose value is known only where its graph runs")
     if value.dtype in (tf.resource, tf.variant):
-        raise RefusedError(f"a tensor of type {value.dtype.name}, a handle of what may change")
+        raise RefusedError(f"a tensor of type {value.dtype.name}, a handle to something that may change")
     return Description("tensor", value.dtype.name, [("", value.numpy())])
 
 
@@ -124,7 +123,7 @@ def _enum(value: Any) -> Description:
     return Description("member", value._name_, [("", type(value)), ("its value", value._value_)])
 
 
-# A subclass of these may be called otherwise, and is described as an object.
+# Their subclasses may behave differently, and are described as objects.
 _EXACT: dict[type, Callable[[Any], Description]] = {
     np.ufunc: _ufunc,
     tf.RaggedTensor: _composite,

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfopt.pipelines.cache.fingerprint import contents, fingerprint
+from tfopt.pipelines.cache.fingerprint import description, fingerprint
 from tfopt.pipelines.cache.fingerprint.description import digest
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text() | st.binary()
@@ -254,7 +254,7 @@ def test_the_bytes_between_fields_do_not_count():
 @pytest.mark.parametrize("shape", [(1000,), (10, 100), (1, 1000), (1000, 1)])
 @pytest.mark.parametrize("chunk_bytes", [64, 640, 10**6])
 def test_every_element_of_a_large_array_counts(monkeypatch, shape, chunk_bytes):
-    monkeypatch.setattr(contents, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(description, "_CHUNK_BYTES", chunk_bytes)
     array = np.zeros(shape, np.int16)
     found = {print_of(array)}
     for place in (0, 1, 31, 32, 499, 998, 999):

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from tfopt.pipelines.cache.fingerprint import fingerprint, packages
-from tfopt.pipelines.cache.fingerprint.packages import by_name, package_of
+from tfopt.pipelines.cache.fingerprint import fingerprint, modules
+from tfopt.pipelines.cache.fingerprint.modules import by_name, package_of
 
 
 def test_pythons_own_modules_count_by_its_version():
@@ -52,7 +52,7 @@ def test_a_package_installed_again_with_other_code_counts_as_another(tmp_path, m
         (site / "loose.py").write_text("")
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-package\nVersion: 1.0\n")
         (info / "RECORD").write_text(f"own_package/__init__.py,sha256={digest},22\n../../bin/own,sha256={folder},9\n")
-        packages._installed.cache_clear()
+        modules._installed.cache_clear()
         with monkeypatch.context() as patch:
             patch.syspath_prepend(site)
             patch.delitem(sys.modules, "own_package", raising=False)

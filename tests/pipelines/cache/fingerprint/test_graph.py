@@ -63,7 +63,7 @@ REFUSED = {
 @pytest.mark.parametrize(("make", "found"), [pytest.param(*entry, id=name) for name, entry in REFUSED.items()])
 def test_what_cannot_be_read_or_may_change_is_refused(make, found):
     held = make()
-    text = rf"Expected 'transform' to be made of code and of data.*Found transform → closure variable `held`.*{found}.*"
+    text = rf"Expected 'transform' to consist of code and data.*Found transform → closure variable `held`.*{found}.*"
     with pytest.raises(ValueError, match=text + r"Pass cache_key='…'"):
         fingerprint(lambda x: (x, held), name="transform")
 
