@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from tfopt.xla.compilation import Compilation, sizes
+from tfopt.xla.log.compilations import Compilation, sizes
 
 _FIXED_BATCH = (
     'Give every batch the same size: build_pipeline(..., remainder="drop"), or "pad", or '

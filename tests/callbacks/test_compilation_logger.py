@@ -13,7 +13,7 @@ from tfopt.callbacks import CompilationLogger
 from tfopt.callbacks.compilation_storm import storm
 from tfopt.errors import UnsupportedError
 from tfopt.xla import set_jit, watch, watching
-from tfopt.xla.compilation import History
+from tfopt.xla.log.compilations import History
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data")
 

@@ -75,7 +75,7 @@ def test_shapes_still_to_come_are_paid_for_too():
         (weigh(5.0), "compiling took 2 s, paid back after 400 steps (an epoch has 25)"),
         (weigh(5.0, planned=1000), "paid back after 400 steps of 1,000 planned"),
         (weigh(5.0, TWO), "2 s, for each of 2 batch shapes in the 25 batches read (all of the dataset), paid back"),
-        (weigh(5.0, lengths(*[1] * 20)), "and new ones come faster than it pays for them"),
+        (weigh(5.0, lengths(*[1] * 20)), "and new shapes come faster than they pay off"),
         (weigh(20.0), "with it a step runs 0.5× (95 %: 0.5–0.5), slower; compiling took 2 s"),
     ],
 )

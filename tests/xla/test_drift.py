@@ -10,8 +10,7 @@ from models import assert_same_state, batch, small_net, state
 from planted_layers import Noise, ScaledUnderXla
 
 from tfopt.measure import StepTimer
-from tfopt.xla.deciding import _timers
-from tfopt.xla.drift import measure_drift
+from tfopt.xla.deciding import _timers, measure_drift
 
 
 def drift_of(model, data):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfopt.errors import UnsupportedError
-from tfopt.xla import flag_check, flags, xla_flags
-from tfopt.xla.flag_text import line, read
+from tfopt.xla import flags, xla_flags
+from tfopt.xla.xla_flags import format_flags, parse
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_xla_runs_with_the_flags_and_refuses_those_that_come_too_late(tmp_path):
     first, again, refused = ended.stdout.splitlines()
     assert first == again == f"xla_dump_to={folder}"
     assert any(folder.iterdir())  # XLA wrote its modules
-    assert "Expected XLA flags before TensorFlow starts its devices. Found them started" in refused
+    assert "Expected XLA flags before TensorFlow starts its devices. Found: they have started" in refused
     assert "start Python with XLA_FLAGS='--xla_dump_to=elsewhere'" in refused
 
 
@@ -101,11 +101,11 @@ def test_processes_started_afterwards_inherit_them():
         (
             {"xla_gpu_cudnn_gemm_fusion_level": 2.5},
             ValueError,
-            "takes for xla_gpu_cudnn_gemm_fusion_level. Received: '2",
+            "accepts for xla_gpu_cudnn_gemm_fusion_level. Received: '2",
         ),
-        ({"xla_gpu_enable_cublaslt": "maybe"}, ValueError, "takes for xla_gpu_enable_cublaslt. Received: 'maybe'"),
+        ({"xla_gpu_enable_cublaslt": "maybe"}, ValueError, "accepts for xla_gpu_enable_cublaslt. Received: 'maybe'"),
         ({"xla_gpu_experimental_autotune_cache_mode": "fast"}, ValueError, "Received: 'fast'"),
-        ({"xla_dump_to": None}, TypeError, "Expected a bool, a number or a text for xla_dump_to. Received: None"),
+        ({"xla_dump_to": None}, TypeError, "Expected a bool, a number or a string for xla_dump_to. Received: None"),
         ({"xla_dump_to": ["a"]}, TypeError, "of type list"),
     ],
 )
@@ -122,7 +122,7 @@ def test_what_xla_does_not_take_is_refused(values, error, message):
     [
         ("flags.txt", "Found 'flags.txt'"),
         ("--xla_dump_to=a b --xla_gpu_autotune_level=2", "Found 'b --xla_gpu_autotune_level=2'"),
-        ("--xla_nonsense=1", "would end this process. Mend the environment variable"),
+        ("--xla_nonsense=1", "would end this process. Fix the environment variable"),
     ],
 )
 def test_what_stands_in_the_environment_must_be_flags(monkeypatch, before, message):
@@ -136,7 +136,7 @@ def test_what_stands_in_the_environment_must_be_flags(monkeypatch, before, messa
 def test_too_late_in_this_process(monkeypatch):
     monkeypatch.setattr(xla_flags, "devices_started", lambda: True)
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=2")
-    with pytest.raises(UnsupportedError, match="Found them started"):
+    with pytest.raises(UnsupportedError, match="Found: they have started"):
         flags(xla_gpu_autotune_level=2)  # who set it, and whether in time, is not known
     assert flags().in_force == {"xla_gpu_autotune_level": "2"}
 
@@ -149,7 +149,7 @@ def test_an_xla_that_cannot_be_asked(monkeypatch, tmp_path):
     (tmp_path / "libtensorflow_framework.so.2").write_bytes(b"no library")
     with pytest.raises(UnsupportedError, match="Expected to ask the installed XLA"):
         flags(xla_gpu_autotune_level=2)
-    monkeypatch.setattr(flag_check.sys, "executable", str(tmp_path / "missing"))
+    monkeypatch.setattr(xla_flags.sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(UnsupportedError, match="Expected to ask the installed XLA"):
         flags(xla_gpu_autotune_level=2)
 
@@ -157,17 +157,17 @@ def test_an_xla_that_cannot_be_asked(monkeypatch, tmp_path):
 @settings(deadline=None)
 @given(st.dictionaries(st.from_regex(r"xla_[a-z0-9_]{1,9}", fullmatch=True), st.text(max_size=9)))
 def test_every_value_is_read_as_it_was_written(values):
-    assert read(line(values)) == values
+    assert parse(format_flags(values)) == values
 
 
 @pytest.mark.parametrize("value", ["a b", 'a"b', "'a'", '"', "\\", 'a \\"b\\', "tab\there", "", "=", "--xla_b"])
 def test_xla_reads_what_is_written_here(value):
     """The flag behind it is read as one, and is unknown."""
-    assert "Unknown flag in XLA_FLAGS: --xla_nonsense=1" in flag_check._refusal(
+    assert "Unknown flag in XLA_FLAGS: --xla_nonsense=1" in xla_flags._refusal(
         {"xla_dump_to": value, "xla_nonsense": "1"}
     )
 
 
 def test_a_null_character_is_refused(early):
-    with pytest.raises(ValueError, match=r"Expected a text without null characters for xla_dump_to\. Received.*Take"):
+    with pytest.raises(ValueError, match=r"without null characters for xla_dump_to\. Received.*Remove"):
         flags(xla_dump_to="a\0b")

@@ -6,9 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt.measure import StepTimes
-from tfopt.xla import padding
-from tfopt.xla.padding import padded
-from tfopt.xla.shapes import BatchShapes
+from tfopt.xla import shapes
+from tfopt.xla.shapes import BatchShapes, padded
 
 
 def found(*seen, batches=None):
@@ -35,7 +34,7 @@ def timed(monkeypatch):
         def __call__(self, steps, *, samples):
             return times(1.0, 4.0)["on"]
 
-    monkeypatch.setattr(padding, "StepTimer", Timer)
+    monkeypatch.setattr(shapes, "StepTimer", Timer)
     return seen
 
 
@@ -80,9 +79,9 @@ def test_where_zeros_are_no_input_it_is_estimated(monkeypatch, error):
     def fail(*arguments, **options):
         raise error
 
-    monkeypatch.setattr(padding, "StepTimer", fail)
-    shapes = found(((4, 4), (4,)), ((4, 12), (4,)))
-    pad = padded(keras.Sequential(), tensors(*batch(4)), shapes, times(10.0, 5.0), compile_seconds=1.0, steps=5)
+    monkeypatch.setattr(shapes, "StepTimer", fail)
+    seen = found(((4, 4), (4,)), ((4, 12), (4,)))
+    pad = padded(keras.Sequential(), tensors(*batch(4)), seen, times(10.0, 5.0), compile_seconds=1.0, steps=5)
     assert not pad.measured
     assert pad.step_ms == 5.0 * 68 / 20
     assert str(pad).endswith("(17 ms a step, estimated)")

@@ -6,7 +6,7 @@ import tensorflow as tf
 from models import batch
 
 from tfopt.errors import PipelineError
-from tfopt.xla.shapes import BatchShapes, batch_shapes, elements, shape_of, words
+from tfopt.xla.shapes import BatchShapes, batch_shapes, elements, format_shape, shape_of
 
 
 def of_lengths(lengths):
@@ -98,7 +98,7 @@ def test_json_and_words():
     found = BatchShapes(seen=(((2, 3), (2,)),), batches=(7,), complete=False)
     assert json.loads(json.dumps(found.to_dict()))["seen"] == [[[2, 3], [2]]]
     assert found.to_dict()["batches_read"] == 7
-    assert words(found.seen[0]) == "(2, 3), (2,)"
+    assert format_shape(found.seen[0]) == "(2, 3), (2,)"
     assert elements(found.seen[0]) == 8
 
 

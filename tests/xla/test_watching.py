@@ -12,9 +12,10 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from tfopt.errors import UnsupportedError
-from tfopt.xla import verbosity, watch
+from tfopt.xla import watch
 from tfopt.xla import watching as watching_module
-from tfopt.xla.verbosity import Verbosity
+from tfopt.xla.log import framework
+from tfopt.xla.log.framework import Verbosity
 from tfopt.xla.watching import Watch
 
 
@@ -100,8 +101,8 @@ def test_other_dtypes_constants_and_traces():
         total()(tf.ones(3))
     causes = [event.cause for event in compilations.events]
     assert causes[1] == "input 0: float32 (3,) → float16 (3,)"
-    assert "takes for a constant" in causes[3]
-    assert "traced anew" in causes[4]
+    assert "treats as constant" in causes[3]
+    assert "retraced" in causes[4]
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
@@ -284,7 +285,7 @@ def test_signatures_are_counted_where_there_are_no_reports(no_reports):
     f(tf.ones((9, 5)))
     assert (compilations.source, compilations.count, compilations.seconds) == ("signatures", 2, None)
     assert compilations.events[1].cause == "input 0: (4, 5) → (7, 5)"
-    assert str(compilations).startswith("2 input signatures of functions with jit_compile=True, without what fit's")
+    assert str(compilations).startswith("2 input signatures of functions with jit_compile=True, without the batches")
     assert "Expected A. Found: B. Do C." in str(compilations)
     assert json.loads(json.dumps(compilations.to_dict()))["seconds"] is None
 
@@ -304,7 +305,7 @@ def test_a_library_without_the_functions_is_refused(tmp_path, monkeypatch):
     library = tmp_path / "libtensorflow_framework.so.9"
     library.write_bytes(b"nothing of the kind")
     with pytest.raises(UnsupportedError, match="Expected Abseil's log settings in libtensorflow_framework"):
-        verbosity._prefix(library)
+        framework._prefix(library)
     monkeypatch.setattr(tf.sysconfig, "get_lib", lambda: str(tmp_path / "none"))
     with pytest.raises(UnsupportedError, match="Expected libtensorflow_framework in"):
         Verbosity()
@@ -314,7 +315,7 @@ def test_a_library_without_the_functions_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_function_that_is_missing_is_refused(monkeypatch):
-    monkeypatch.setattr(verbosity, "_prefix", lambda library: "_ZN4absl12lts_19700101")
+    monkeypatch.setattr(framework, "_prefix", lambda library: "_ZN4absl12lts_19700101")
     with pytest.raises(UnsupportedError, match="Expected Abseil's log settings") as caught:
         Verbosity()
     assert isinstance(caught.value.__cause__, AttributeError)

@@ -1,28 +1,9 @@
-"""XLA for a Keras model: on or off, decided by measuring both."""
+"""XLA for a Keras model: decided by measurement, explained, watched and switched.
 
-from tfopt.xla.caching import PersistentCache, persistent_cache
-from tfopt.xla.compilation import Compilation
-from tfopt.xla.deciding import decide
-from tfopt.xla.decision import JitDecision
-from tfopt.xla.explaining import Explanation, explain
-from tfopt.xla.obstacles import Obstacle
-from tfopt.xla.toggles import jit, set_jit
-from tfopt.xla.watching import Compilations, watch
-from tfopt.xla.xla_flags import XlaFlags, flags
+`decide` measures whether it pays; `explain` says why it cannot run; `set_jit` and `jit` switch it; `watch` counts
+compilations; `flags` and `persistent_cache` set up XLA itself.
+"""
 
-__all__ = [
-    "Compilation",
-    "Compilations",
-    "Explanation",
-    "JitDecision",
-    "Obstacle",
-    "PersistentCache",
-    "XlaFlags",
-    "decide",
-    "explain",
-    "flags",
-    "jit",
-    "persistent_cache",
-    "set_jit",
-    "watch",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,28 +1,35 @@
-"""XLA on or off for a model, decided by measuring both."""
+"""Decides whether XLA pays for a model, by timing its step both ways and comparing the results."""
 
 import math
 import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError, essence
 from tfopt.measure import StepTimer, StepTimes, interleave, one_batch
+from tfopt.measure.draws import without_dropout
 from tfopt.model.batches import not_finite_parts
 from tfopt.model.require import require_compiled
 from tfopt.xla.decision import JitDecision, Weighed
-from tfopt.xla.drift import Timers, measure_drift
 from tfopt.xla.explaining import explain
 from tfopt.xla.obstacles import standing_obstacles
-from tfopt.xla.padding import padded
-from tfopt.xla.shapes import BatchShapes, batch_shapes, shape_of
+from tfopt.xla.shapes import BatchShapes, batch_shapes, padded, shape_of
 
 _REPEATS = 5
 _FIRST_STEPS = 2
+# Weights may not move at first: float16 skips steps until its loss scale fits, accumulation applies every n-th.
+_DRIFT_STEPS = (4, 64)
+
+Timers = Mapping[str, StepTimer]
+"""Timers of the step without and with XLA, named "off" and "on"."""
 
 
 def decide(
@@ -33,31 +40,31 @@ def decide(
     planned_steps: int | None = None,
     tolerance: float | None = 0.1,
 ) -> JitDecision:
-    """Measures the model's training step with XLA and without, in turn, and says which to use.
+    """Times the model's training step with and without XLA, interleaved, and decides which to use.
 
-    XLA is worth it where the step is faster beyond doubt, computes the same, and saves more than compiling it costs:
-    once for every batch shape. The step is measured on the first batch; the dataset is then read for other shapes, for
-    as long as one compilation took at most. Where they are too many, `.pad` says what one fixed shape would bring.
+    XLA pays if the step is faster beyond doubt, computes the same, and saves more than compiling costs, once per batch
+    shape. The step is timed on the first batch. Then the dataset is read for other shapes, for at most as long as one
+    compilation took. If there are too many shapes, `.pad` says what one fixed shape would gain.
 
-    The model comes back as it was; call `.apply(model)` on the result. XLA compiles the step once, and a second time
-    where it is faster and the model has dropout, or where another shape is tried.
+    The model comes back as it was; call `.apply(model)` on the result. XLA compiles the step once, and once more if it
+    is faster and the model has dropout, or if a padded shape is tried.
 
     Args:
         model: A compiled model.
-        data: A tf.data.Dataset of batches or one batch: (x, y[, sample_weight]).
+        data: A tf.data.Dataset of batches, or one batch (x, y[, sample_weight]).
         steps: Steps to time with each setting.
-        planned_steps: Steps planned in all: epochs times steps per epoch. None: unknown, so that XLA is on where it
-            pays after any number of them.
-        tolerance: The largest `drift` that counts as the same computation. None: decide by speed alone.
+        planned_steps: Total steps planned, epochs × steps per epoch. None: unknown; XLA is on if it ever pays.
+        tolerance: Largest `drift` that counts as the same computation. None: decide by speed alone. The default of 0.1
+            lies between bfloat16's rounding (below 0.1) and a different computation (0.3 and more).
 
     Returns:
         The decision with its figures.
 
     Raises:
-        TypeError: `data` is neither a dataset nor a batch, or the model is no Keras model.
-        ValueError: The model is not compiled or has nothing to train, the batch does not fit it, or an argument is out
-            of range.
-        tfopt.errors.PipelineError: The dataset is empty or fails while it is read, or its first batch holds NaN or
+        TypeError: If `model` is not a Keras model, or `data` is neither a dataset nor a batch.
+        ValueError: If the model is not compiled or has nothing to train, the batch does not fit it, or an argument is
+            out of range.
+        tfopt.errors.PipelineError: If the dataset is empty or fails while it is read, or its first batch holds NaN or
             infinity (which `tolerance=None` allows).
 
     Example:
@@ -67,18 +74,18 @@ def decide(
         >>> decision.apply(model)
     """
     _check(model, steps, planned_steps, tolerance)
-    batch = one_batch(data)  # one for all: a dataset that shuffles would give each timer another
+    batch = one_batch(data)  # one for both: a dataset that shuffles would give each timer another
     wrong = not_finite_parts(batch) if tolerance is not None else []
-    if wrong:  # after which no two trainings can be compared
+    if wrong:  # two trainings on NaN cannot be compared
         raise PipelineError(
             f"Expected a batch of finite numbers. Found NaN or infinity in {' and '.join(wrong)}. "
-            "Clean the data; where the model is made for them, decide by speed alone: tolerance=None."
+            "Clean the data, or decide by speed alone with tolerance=None if the model expects such values."
         )
     off = _without_xla(model, batch)
     standing = standing_obstacles(model)
     if standing:
         return JitDecision(enabled=False, reason=" ".join(map(str, standing)))
-    first_off = _first_call(off)  # what fails without XLA is no matter of XLA
+    first_off = _first_call(off)  # outside the try: what fails here does not fail because of XLA
     try:
         on = StepTimer(model, batch, jit_compile=True)
         first_on = _first_call(on)
@@ -98,11 +105,11 @@ def decide(
 
 
 def _shapes(data: Any, batch: Any, seconds: float) -> BatchShapes:
-    """The dataset's shapes; where it can be read once and `batch` was all of it, that one's."""
+    """The dataset's shapes; the batch's if the dataset can be read only once and held nothing else."""
     try:
         return batch_shapes(data, seconds=seconds)
     except PipelineError as error:
-        if error.__cause__ is not None:  # it failed
+        if error.__cause__ is not None:  # reading failed
             raise
         return BatchShapes(seen=(shape_of(batch),), batches=(1,), complete=True)
 
@@ -114,7 +121,7 @@ def _judged(
     timers: Timers,
     tolerance: float | None,
 ) -> JitDecision:
-    """The decision where XLA pays: on if it computes the same."""
+    """The decision if XLA pays: on if it computes the same."""
     if tolerance is None:
         return _decision(True, f"{weighed}; drift not measured.", weighed)
     drift, unknown = measure_drift(model, timers, partial(_timers, model, batch))
@@ -122,7 +129,7 @@ def _judged(
         found, same = f"drift unknown, since {unknown} (tolerance=None ignores it)", False
     else:
         found, same = f"drift {drift:.1g}", drift <= tolerance  # not so for NaN
-        found += "" if same else f", above the tolerance of {tolerance:g}: it does not compute the same"
+        found += "" if same else f", above the tolerance of {tolerance:g}: XLA computes something else"
     return _decision(same, f"{weighed}; {found}.", weighed, drift=drift)
 
 
@@ -136,14 +143,14 @@ def _timers(model: keras.Model, batch: Any) -> Timers:
 
 
 def _first_call(timer: StepTimer) -> float:
-    """Seconds of the first steps, which compile; tracing came before."""
+    """Seconds of the first steps, which compile; the step is already traced."""
     started = time.perf_counter()
     timer(_FIRST_STEPS - 1, warmup=0, samples=1)
     return time.perf_counter() - started
 
 
 def _in_turn(timers: Timers, steps: int) -> dict[str, StepTimes]:
-    # One step to warm up: the turn before was the other one's.
+    # One warm-up step: the turn before belonged to the other timer.
     turn = partial(StepTimer.__call__, steps=max(1, steps // _REPEATS), warmup=1, samples=1)
     return interleave({name: partial(turn, timer) for name, timer in timers.items()}, _REPEATS)
 
@@ -154,34 +161,73 @@ def _without_xla(model: keras.Model, batch: Any) -> StepTimer:
     except ValueError as error:
         raise ValueError(
             f"Expected a batch that {model.name!r} can train on. Found: {essence(error)}. "
-            "Give batches (x, y[, sample_weight]) as model.fit takes them."
+            "Pass batches (x, y[, sample_weight]) as model.fit takes them."
         ) from error
 
 
 def _why(model: keras.Model, batch: Any, error: Exception) -> str:
-    """What stands against XLA, with the remedy where that is known."""
+    """What keeps XLA from running the step, with the remedy if one is known."""
     obstacles = explain(model, batch).obstacles if isinstance(error, tf.errors.OpError) else ()
     return " ".join(map(str, obstacles)) or essence(error)
 
 
 def _check(model: keras.Model, steps: int, planned_steps: int | None, tolerance: float | None) -> None:
-    """Raises an error for arguments that no measurement is needed to refuse."""
+    """Checks the arguments; raises as `decide` does."""
     for name, value in (("steps", steps), ("planned_steps", planned_steps)):
         if value is None and name == "planned_steps":
             continue
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ValueError(
-                f"Expected {name} to be an integer of at least 1. Received: {name}={value!r}. Give a count of steps."
+                f"Expected {name} to be an integer of at least 1. Received: {name}={value!r}. Pass a number of steps."
             )
     number = isinstance(tolerance, Real) and not isinstance(tolerance, bool)
     if tolerance is not None and not (number and 0 <= tolerance < math.inf):
         raise ValueError(
-            f"Expected tolerance to be a number from 0, or None. Received: tolerance={tolerance!r}. "
-            "Give a drift such as 0.1, or None to decide by speed alone."
+            f"Expected tolerance to be a number of at least 0, or None. Received: tolerance={tolerance!r}. "
+            "Pass a drift such as 0.1, or None to decide by speed alone."
         )
     require_compiled(model)
     if not (model.layers or model.weights) or (model.built and not model.trainable_weights):
         raise ValueError(
             f"Expected a model with weights to train. Received: {model.name!r}, which has none. "
-            "Add layers, or set trainable = True on those to train."
+            "Add layers, or set trainable = True on some."
         )
+
+
+def measure_drift(model: keras.Model, timers: Timers, without_random: Callable[[], Timers]) -> tuple[float | None, str]:
+    """Trains from one state with and without XLA; returns the distance between the results over the distance moved.
+
+    The distance is measured on the optimizer's slots, which hold gradients, or on the weights if there are no slots:
+    Adam moves a weight whose gradient is rounding noise as far as any other. `JitDecision.drift` lists typical values.
+
+    Args:
+        model: The model of the timers.
+        timers: Both steps.
+        without_random: Builds both steps again. Called with dropout disabled if the step draws random numbers, because
+            XLA draws other masks from the same seed.
+
+    Returns:
+        The drift and "", or None and why it is unknown. NaN if only XLA's numbers are not finite.
+    """
+    with ExitStack() as stack:
+        if timers["off"].draws_random_numbers:
+            stack.enter_context(without_dropout(model))
+            timers = without_random()
+        if timers["off"].draws_random_numbers:
+            return None, "the model draws random numbers outside dropout"
+        start = timers["off"].state_after(0)
+        for steps in _DRIFT_STEPS:
+            off = timers["off"].state_after(steps)
+            for part in range(len(start)):
+                travelled = _distance(off[part], start[part])
+                if not math.isfinite(travelled):
+                    return None, "the training gives no finite numbers without XLA either"
+                if travelled:
+                    return _distance(timers["on"].state_after(steps)[part], off[part]) / travelled, ""
+    return None, "its weights did not move"
+
+
+def _distance(a: list[Any], b: list[Any]) -> float:
+    return math.sqrt(
+        sum(float(np.sum((x.astype("float64") - y.astype("float64")) ** 2)) for x, y in zip(a, b, strict=True))
+    )

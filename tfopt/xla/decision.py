@@ -1,4 +1,4 @@
-"""What was decided about XLA for a model, and the figures it follows from."""
+"""The decision about XLA for a model, and the figures behind it."""
 
 import math
 from dataclasses import dataclass
@@ -7,55 +7,51 @@ from typing import Any, Self
 import keras
 
 from tfopt.measure import Comparison, StepTimes, compare
-from tfopt.xla.padding import Pad
-from tfopt.xla.shapes import BatchShapes
+from tfopt.xla.shapes import BatchShapes, Pad
 from tfopt.xla.toggles import set_jit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JitDecision:
-    """Whether XLA should be on for a model, and the measurement behind it.
-
-    Attributes:
-        enabled: Whether it should.
-        reason: In words.
-        comparison: How many times as fast the step ran with XLA, with its interval; None if it could not run.
-        compile_seconds: What XLA added to the first step. It adds it for each batch shape.
-        shapes: The batch shapes that the dataset yields.
-        break_even_steps: Steps after which compilation, for every shape, has paid for itself; None if it never does.
-        planned_steps: As given to `decide`.
-        drift: Distance between two trainings of four steps from one state, with XLA and without, over the distance
-            travelled (after 64 steps, where four move nothing). With float32 rounding it stays below 0.001, with
-            bfloat16 below 0.1; another computation gives 0.3 and more. It is taken without dropout, whose masks XLA
-            draws differently. None where it is unknown, or was not measured since XLA stays off for another reason.
-        pad: What padding every batch to one shape would bring, where too many shapes are why XLA stays off.
-        off: The samples without XLA.
-        on: The samples with XLA.
-    """
+    """Whether XLA should be on for a model, and the measurement behind it."""
 
     enabled: bool
+    """Whether to switch XLA on."""
     reason: str
+    """Why, in words."""
     comparison: Comparison | None = None
+    """Speed with XLA over speed without, with its interval; None if the step could not run."""
     compile_seconds: float | None = None
+    """What XLA adds to the first step with each batch shape."""
     shapes: BatchShapes | None = None
+    """Batch shapes in the dataset."""
     break_even_steps: int | None = None
+    """Steps after which compiling every shape has paid for itself; None if it never does."""
     planned_steps: int | None = None
+    """As passed to `decide`."""
     drift: float | None = None
+    """Distance between two four-step trainings from one state, with and without XLA, over the distance moved (64 steps
+    if four move nothing). float32 rounding gives less than 0.001, bfloat16 less than 0.1, another computation 0.3 and
+    more. Measured without dropout, whose masks XLA draws differently. None if unknown, or if XLA is off for another
+    reason."""
     pad: Pad | None = None
+    """What padding every batch to one shape would gain, if XLA is off because there are too many shapes."""
     off: StepTimes | None = None
+    """Samples without XLA."""
     on: StepTimes | None = None
+    """Samples with XLA."""
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast the step ran with XLA."""
+        """Speed with XLA over speed without."""
         return self.comparison.ratio if self.comparison else None
 
     def apply(self, model: keras.Model) -> None:
-        """Sets the model as decided."""
+        """Switches XLA on or off for `model`, as decided."""
         set_jit(model, self.enabled)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON, raw samples included. A drift that is no finite number is null."""
+        """Returns JSON values with the raw samples. A drift that is not finite becomes null."""
         names = ("enabled", "reason", "speedup", "compile_seconds", "break_even_steps", "planned_steps")
         drift = self.drift if self.drift is not None and math.isfinite(self.drift) else None
         nested = {name: getattr(self, name) for name in ("comparison", "shapes", "pad", "off", "on")}
@@ -68,17 +64,7 @@ class JitDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """Whether XLA pays, from its figures alone.
-
-    Attributes:
-        off: The samples without XLA.
-        on: The samples with XLA.
-        comparison: How many times as fast the step ran with XLA.
-        compile_seconds: What compiling took.
-        shapes: The batch shapes.
-        break_even_steps: Steps after which compilation has paid for itself; None if it never does.
-        planned_steps: Steps planned in all; None: unknown.
-    """
+    """The figures from which it follows whether XLA pays; see `JitDecision` for the fields."""
 
     off: StepTimes
     on: StepTimes
@@ -92,7 +78,7 @@ class Weighed:
     def of(
         cls, off: StepTimes, on: StepTimes, compile_seconds: float, shapes: BatchShapes, planned_steps: int | None
     ) -> Self:
-        """Weighs the step's gain against compiling it for every shape."""
+        """Weighs the gain per step against compiling every shape."""
         comparison = compare(off, on)
         gain = (off.median_ms - on.median_ms) / 1000 if comparison.verdict == "faster" else 0.0
         return cls(
@@ -107,12 +93,12 @@ class Weighed:
 
     @property
     def faster(self) -> bool:
-        """Whether the step is faster beyond doubt."""
+        """Whether the step is faster, by its interval."""
         return self.comparison.verdict == "faster"
 
     @property
     def pays(self) -> bool:
-        """Whether it pays within the steps planned, or some day where these are unknown."""
+        """Whether it pays within the planned steps; ever, if these are unknown."""
         if self.break_even_steps is None:
             return False
         return self.planned_steps is None or self.planned_steps >= self.break_even_steps
@@ -124,7 +110,7 @@ class Weighed:
         if not self.faster:
             return found
         if self.break_even_steps is None:
-            return f"{found}, and new ones come faster than it pays for them"
+            return f"{found}, and new shapes come faster than they pay off"
         paid = f"{found}, paid back after {self.break_even_steps:,} steps"
         if self.planned_steps is not None:
             return f"{paid} of {self.planned_steps:,} planned"
@@ -133,7 +119,7 @@ class Weighed:
 
 
 def break_even(gain_seconds: float, compile_seconds: float, shapes: BatchShapes) -> int | None:
-    """Steps n from which on n × gain is at least compile_seconds × the shapes that n steps bring; None if never."""
+    """Smallest number of steps whose gain covers compiling the shapes they bring; None if there is none."""
     rate = shapes.new_per_batch * compile_seconds
     if gain_seconds <= rate or gain_seconds <= 0:
         return None

@@ -1,4 +1,4 @@
-"""Why a model does not run under XLA, told before its first step."""
+"""Explains, before the first step, why a model cannot run under XLA."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,29 +19,26 @@ _EXAMPLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Whether XLA can compile a model's training step, and what stands against it.
-
-    Attributes:
-        obstacles: Each with its layer, operation and remedy; none where XLA can compile what was looked at.
-        examined: What XLA was asked to compile, in words.
-        device: "GPU" or "CPU": what it was asked to compile for.
-        auto: Whether Keras switches XLA on for this model by itself (jit_compile="auto").
-        auto_reason: Why, in words.
-    """
+    """Whether XLA can compile a model's training step, and what prevents it."""
 
     obstacles: tuple[Obstacle, ...]
+    """What prevents it, each with its layer, operation and remedy. Empty if XLA can compile what was examined."""
     examined: str
+    """What XLA was asked to compile, in words."""
     device: str
+    """The device it was asked to compile for: "GPU" or "CPU"."""
     auto: bool
+    """Whether Keras switches XLA on for this model by itself (jit_compile="auto")."""
     auto_reason: str
+    """Why, in words."""
 
     @property
     def supported(self) -> bool:
-        """Whether nothing stands against XLA."""
+        """Whether XLA can compile the model."""
         return not self.obstacles
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """Returns JSON values."""
         plain = {name: getattr(self, name) for name in ("supported", "examined", "device", "auto", "auto_reason")}
         return plain | {"obstacles": [obstacle.to_dict() for obstacle in self.obstacles]}
 
@@ -49,7 +46,7 @@ class Explanation:
         verdict = "can compile this model" if self.supported else "cannot compile this model"
         return "\n".join(
             [
-                f"XLA {verdict} on a {self.device} (looked at: {self.examined}).",
+                f"XLA {verdict} on a {self.device} (examined: {self.examined}).",
                 *(f"- {obstacle}" for obstacle in self.obstacles),
                 f'jit_compile="auto" is {"on" if self.auto else "off"}: {self.auto_reason}.',
             ]
@@ -59,29 +56,29 @@ class Explanation:
 def explain(model: keras.Model, data: Data | None = None) -> Explanation:
     """Names every layer and operation that keeps XLA off for a model or would fail under it, each with its remedy.
 
-    Use it before the first step, or where XLA failed. The training step is traced and XLA translates it, but nothing is
-    compiled to machine code and nothing runs: no weight, metric or seed changes, and what `fit` has compiled stays. (A
-    model that was not built yet is built.) What XLA finds out only when it generates code is not seen here;
+    Use it before the first step, or after XLA failed. The training step is traced and lowered, but nothing is compiled
+    to machine code and nothing runs: weights, metrics, seeds and what `fit` has compiled stay as they are. (An unbuilt
+    model is built.) Problems that XLA finds only when it generates code do not show here;
     `tfopt.xla.decide(model, data)` runs the step.
 
     Args:
         model: A compiled model.
-        data: A tf.data.Dataset of batches, whose first one is used, or one batch: (x, y[, sample_weight]). None: zeros
-            in the shape of the model's inputs; then loss, metrics and optimizer are not looked at.
+        data: A tf.data.Dataset of batches, whose first batch is used, or one batch (x, y[, sample_weight]). None: zeros
+            in the shape of the model's inputs; loss, metrics and optimizer are not examined then.
 
     Returns:
-        What stands against XLA on this machine's device.
+        What prevents XLA on this machine's device.
 
     Raises:
-        ValueError: The model is not compiled, has no layers, cannot take the batch, or does not say what it takes and
-            `data` is None.
-        TypeError: `model` is no model, or `data` is neither a dataset nor a batch.
-        tfopt.errors.PipelineError: The dataset is empty.
+        ValueError: If the model is not compiled, has no layers or cannot take the batch, or if `data` is None and the
+            model does not say what it takes.
+        TypeError: If `model` is not a Keras model, or `data` is neither a dataset nor a batch.
+        tfopt.errors.PipelineError: If the dataset is empty.
 
     Example:
         >>> print(tfopt.xla.explain(model, dataset))
-        XLA cannot compile this model on a CPU (looked at: the training step).
-        - XLA has no kernel for PrintV2 in layer sequential/noisy (sequential_1/noisy_1/PrintV2). Take the print …
+        XLA cannot compile this model on a CPU (examined: the training step).
+        - XLA has no kernel for PrintV2 in layer sequential/noisy (sequential_1/noisy_1/PrintV2). Remove the print …
         jit_compile="auto" is off: TensorFlow sees no GPU.
     """
     require_compiled(model)
@@ -92,7 +89,7 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
     if any(obstacle.kind == "replicas" for obstacle in standing):
         examined = "its settings and layers"
     elif data is None:
-        examined = "the forward pass and its gradient; not loss, metrics and optimizer, for which it needs data"
+        examined = "the forward pass and its gradient; loss, metrics and optimizer need data"
         found = obstacles_of(_gradients_of(model), _batch_of_zeros(model))
     else:
         examined, found = "the training step", _obstacles_in_training(model, data)
@@ -108,7 +105,7 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
 
 def _obstacles_in_training(model: keras.Model, data: Data) -> tuple[Obstacle, ...]:
     batch = on_device(model, first_batch(model, as_dataset(data)))
-    if model.run_eagerly or model._distribute_strategy:  # where all must be built before it is traced
+    if model.run_eagerly or model._distribute_strategy:  # everything must be built before it is traced
         try:
             with batch_refused():
                 traced(model, batch, jit_compile=False)
@@ -117,7 +114,7 @@ def _obstacles_in_training(model: keras.Model, data: Data) -> tuple[Obstacle, ..
                 Obstacle(
                     kind="compilation",
                     found=f"TensorFlow cannot trace the training step ({error.__cause__})",
-                    remedy="Write it with TensorFlow or keras.ops operations alone.",
+                    remedy="Write it with TensorFlow or keras.ops operations only.",
                 ),
             )
 
@@ -138,19 +135,19 @@ def _gradients_of(model: keras.Model) -> Callable[[Any], Any]:
 
 
 def _batch_of_zeros(model: keras.Model) -> Any:
-    """A batch in the shape of the model's inputs."""
+    """Zeros in the shape of the model's inputs."""
     inputs = getattr(getattr(model, "_functional", None) or model, "_inputs_struct", None)
     shapes = [tuple(tensor.shape[1:]) for tensor in tf.nest.flatten(inputs) if tensor is not None]
     if not shapes or any(None in shape for shape in shapes):
         raise ValueError(
             f"Expected data, since {model.name!r} does not say what shape it takes. Received: data=None, and inputs of "
-            f"shape {shapes or 'unknown'}. Give a dataset or one batch."
+            f"shape {shapes or 'unknown'}. Pass a dataset or one batch."
         )
     return tf.nest.map_structure(lambda tensor: tf.zeros((_EXAMPLES, *tensor.shape[1:]), tensor.dtype), inputs)
 
 
 def _inside(layer: str | None, covered: set[str]) -> bool:
-    """Whether a layer is one of the covered ones or a part of it."""
+    """Whether a layer is a covered one or part of it."""
     return layer is not None and any(f"{layer}/".startswith(f"{outer}/") for outer in covered)
 
 
@@ -163,4 +160,4 @@ def _auto_reason(model: keras.Model, standing: tuple[Obstacle, ...]) -> str:
         return "the model was built in a strategy's scope"
     if standing:
         return standing[0].found
-    return "there is a GPU, and Keras looks at layers alone, not at their operations"
+    return "there is a GPU, and Keras looks only at layers, not at their operations"

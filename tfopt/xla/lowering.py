@@ -1,4 +1,4 @@
-"""A step as XLA sees it: translated into HLO, and neither compiled nor run."""
+"""Lowers a training step to HLO, without compiling or running it, and finds what XLA objects to, and in which layer."""
 
 import re
 import warnings
@@ -8,52 +8,69 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework import kernels
 
 from tfopt.xla.obstacles import Obstacle
-from tfopt.xla.operations import layer_of, recorded_scopes, unsupported_operations
+
+_PIPELINE = "in the input pipeline (dataset.map)"
+# Taken is the first pattern that matches the operation's type. They share one reason: XLA compiles numbers only.
+_REMEDIES = (
+    ("PyFunc", f"Write it with TensorFlow or keras.ops operations, or run it {_PIPELINE}."),
+    ("Print|StringFormat", "Remove the print from the step; a callback can print what `fit` logs."),
+    (
+        "Bicubic|Lanczos|ResizeArea|ScaleAndTranslate",
+        f"Resize bilinearly or by nearest neighbours, or do it {_PIPELINE}.",
+    ),
+    ("CropAndResize|ImageProjective", f"Transform images {_PIPELINE}, or slice and resize bilinearly."),
+    ("Decode|Encode|Parse|ReadFile", f"Read and decode {_PIPELINE}."),
+    ("String|Regex|Lookup|Hash", f"Turn strings into numbers {_PIPELINE}."),
+    ("Cudnn", "Make the layer with use_cudnn=False."),
+    ("Summary", "Write summaries from a callback."),
+)
+_OTHERWISE = f"Move it {_PIPELINE} if it needs no weights, write it with other operations, or leave XLA off."
 
 
 def obstacles_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]:
-    """What XLA says against a step, each in its layer.
+    """Returns what keeps XLA from compiling a step, each with its layer.
 
     Args:
         step: A function of the batch.
-        batch: Tensors, as the step gets them.
+        batch: Tensors as the step receives them.
 
     Raises:
-        ValueError: The step does not take the batch.
+        ValueError: If the step cannot take the batch.
     """
     function = tf.function(tf.autograph.experimental.do_not_convert(step), jit_compile=True)
-    with recorded_scopes() as scopes, batch_refused():
+    with _recorded_scopes() as scopes, batch_refused():
         graph = function.get_concrete_function(batch).graph
     hlo, refusal = _translated(function, batch)
     if refusal:
-        return unsupported_operations(graph, scopes, device()) or (_refused(refusal, scopes),)
+        return _unsupported_operations(graph, scopes, device()) or (_refused(refusal, scopes),)
     return tuple(_recompiled(part) for part in _constants(function, batch, len(graph.captures), hlo))
 
 
 def device() -> str:
-    """The kind of device that a model trains on here: "GPU" or "CPU"."""
+    """Returns "GPU" or "CPU", the kind of device models train on here."""
     return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
 
 
 @contextmanager
 def batch_refused() -> Iterator[None]:
-    """Says what to do where a step does not take its batch."""
+    """Raises a ValueError that says what to do if a step cannot take its batch."""
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
         raise ValueError(
             f"Expected a batch (x, y[, sample_weight]) that the training step takes. Found: {error} "
-            "Give the data that fit gets."
+            "Pass the data that fit receives."
         ) from error
 
 
 def _translated(function: Any, batch: Any) -> tuple[str, str | None]:
-    """A step's HLO and None, or nothing and why XLA has none."""
+    """HLO and None, or "" and XLA's reason for having none."""
     name = tf.config.list_logical_devices(device())[0].name
     with warnings.catch_warnings():
-        # Without a device's name TensorFlow draws a random number to find one, which moves the global seed on.
+        # Without a device name TensorFlow draws a random number to pick one, which advances the global seed.
         warnings.filterwarnings("ignore", message="device_name is being deprecated")
         try:
             return function.experimental_get_compiler_ir(batch)(stage="hlo", device_name=name), None
@@ -62,28 +79,28 @@ def _translated(function: Any, batch: Any) -> tuple[str, str | None]:
 
 
 def _refused(refusal: str, scopes: Mapping[str, keras.Layer]) -> Obstacle:
-    """What XLA says where it has a kernel for every operation."""
+    """What XLA says when it has a kernel for every operation."""
     node = re.search(r"\{\{node ([^}]+)\}\}", refusal)
-    layer = layer_of(node[1], scopes) if node else None
+    layer = _layer_of(node[1], scopes) if node else None
     first = refusal.removeprefix("Failed getting HLO text: '").split("\n")[0].rstrip(" '")
     return Obstacle(
         kind="compilation",
         found=f"XLA cannot compile {f'layer {layer}' if layer else 'the step'}: {first}",
-        remedy="Give it shapes that do not depend on values, or leave XLA off.",
+        remedy="Use shapes that do not depend on values, or leave XLA off.",
         layer=layer,
     )
 
 
 def _constants(function: Any, batch: Any, captured: int, hlo: str) -> list[int]:
-    """The tensors of a batch, by number, whose values are part of the program.
+    """Numbers of the batch's tensors whose values XLA compiled into the program.
 
-    They are no parameters of it. Where parameters are missing, of which shapes need not tell, other values do: they
-    give another program or none. Tensors without numbers have no values.
+    Such a tensor is not a parameter of the program. If parameters are missing, their shapes may not tell which, so each
+    tensor is tried with other values: a constant then gives another program, or none. Empty tensors have no values.
 
     Args:
         function: The step.
-        batch: What it was translated with.
-        captured: How many tensors it takes besides the batch.
+        batch: The batch it was lowered with.
+        captured: Number of tensors it takes besides the batch.
         hlo: Its program.
     """
     tensors = tf.nest.flatten(batch, expand_composites=True)
@@ -105,7 +122,95 @@ def _changed(batch: Any, tensors: list[Any], number: int) -> Any:
 def _recompiled(part: int) -> Obstacle:
     return Obstacle(
         kind="compilation",
-        found=f"a shape in the step depends on the values of the batch (its tensor {part}), so that XLA compiles anew "
+        found=f"a shape in the step depends on the values of the batch (its tensor {part}), so XLA compiles it again "
         "for each batch",
         remedy="Compute that shape in the input pipeline and pad to a fixed one, or leave XLA off.",
     )
+
+
+@contextmanager
+def _recorded_scopes() -> Iterator[dict[str, keras.Layer]]:
+    """Records which layer opens which name scope while something is traced.
+
+    The scope's name is ambiguous: Keras opens each scope twice and TensorFlow numbers the second, so `dense_1` may be
+    layer `dense` or a layer of that name.
+    """
+    original = keras.layers.Layer._open_name_scope
+    layers: dict[str, keras.Layer] = {}
+
+    @contextmanager
+    def opened(layer: keras.Layer) -> Iterator[Any]:
+        with original(layer) as scope:
+            layers[tf.get_current_name_scope()] = layer
+            yield scope
+
+    keras.layers.Layer._open_name_scope = opened
+    try:
+        yield layers
+    finally:
+        keras.layers.Layer._open_name_scope = original
+
+
+def _unsupported_operations(graph: tf.Graph, scopes: Mapping[str, keras.Layer], device: str) -> tuple[Obstacle, ...]:
+    """Operations without an XLA kernel, in a graph and the functions it calls.
+
+    Args:
+        graph: A traced step, already lowered once, because XLA registers its kernels at first use.
+        scopes: From `_recorded_scopes`.
+        device: "CPU" or "GPU".
+    """
+    found: dict[tuple[str, str | None], Obstacle] = {}
+    for operation, node, layer in _walk(graph.as_graph_def(), scopes):
+        if not _has_kernel(operation, f"XLA_{device}_JIT"):
+            found.setdefault((operation, layer), _obstacle(operation, node, layer))
+    return tuple(found.values())
+
+
+def _layer_of(node: str, scopes: Mapping[str, keras.Layer]) -> str | None:
+    """Path of the innermost layer in whose scope a node, or the gradient of one, lies."""
+    parts = node.removeprefix("gradient_tape/").split("/")
+    for length in range(len(parts) - 1, 0, -1):
+        layer = scopes.get("/".join(parts[:length]))
+        if layer is not None:
+            return layer.path or layer.name
+    return None
+
+
+def _obstacle(operation: str, node: str, layer: str | None) -> Obstacle:
+    where = f"in layer {layer}" if layer else "outside every layer"
+    return Obstacle(
+        kind="operation",
+        found=f"XLA has no kernel for {operation} {where} ({node})",
+        remedy=next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, operation)), _OTHERWISE),
+        layer=layer,
+        operation=operation,
+    )
+
+
+def _walk(definition: Any, scopes: Mapping[str, keras.Layer]) -> Iterator[tuple[str, str, str | None]]:
+    """Yields type, name and layer of every operation. A function belongs to the layer that calls it."""
+    functions = {function.signature.name: function for function in definition.library.function}
+    callers: dict[str, str | None] = {}
+    pending: list[tuple[Any, str | None]] = [(definition.node, None)]
+    while pending:
+        nodes, caller = pending.pop()
+        for node in nodes:
+            layer = _layer_of(node.name, scopes) or caller
+            for name in sorted({node.op, *_named_functions(node)} & functions.keys() - callers.keys()):
+                # A function's gradient is called outside all scopes.
+                forward = functions[name].attr["forward_function_name"].s.decode()
+                callers[name] = layer or callers.get(forward)
+                pending.append((functions[name].node_def, callers[name]))
+            # A placeholder is an argument of the step, not an operation.
+            if node.op not in functions and node.op != "Placeholder":
+                yield node.op, node.name, layer
+
+
+def _named_functions(node: Any) -> Iterator[str]:
+    for attribute in node.attr.values():
+        for function in (attribute.func, *attribute.list.func):
+            yield function.name
+
+
+def _has_kernel(operation: str, device: str) -> bool:
+    return any(kernel.device_type == device for kernel in kernels.get_registered_kernels_for_op(operation).kernel)

@@ -1,4 +1,4 @@
-"""What stands between a model and XLA."""
+"""What keeps XLA off for a model: settings and layers, known without tracing anything."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -9,25 +9,22 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """One thing that keeps XLA off for a model, or would fail under it.
-
-    Attributes:
-        kind: "run_eagerly", "replicas" or "determinism" (a setting), "layer" (Keras keeps XLA off for it), "operation"
-            (XLA has no kernel for it) or "compilation" (XLA has one, and cannot use it here).
-        found: What it is, in words.
-        remedy: What to do.
-        layer: The path of the layer it is in; None outside every layer.
-        operation: The operation's type, such as "EagerPyFunc"; None where no single one is at fault.
-    """
+    """Something that keeps XLA off for a model or would fail under it."""
 
     kind: str
+    """A setting ("run_eagerly", "replicas", "determinism"), a "layer" for which Keras keeps XLA off, an "operation"
+    without an XLA kernel, or a "compilation" that fails although there is one."""
     found: str
+    """What was found, in words."""
     remedy: str
+    """What to do."""
     layer: str | None = None
+    """Path of the layer at fault; None outside all layers."""
     operation: str | None = None
+    """Type of the operation at fault, such as "EagerPyFunc"; None if it is no single one."""
 
     def to_dict(self) -> dict[str, str | None]:
-        """JSON."""
+        """Returns JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -35,7 +32,7 @@ class Obstacle:
 
 
 def standing_obstacles(model: keras.Model) -> tuple[Obstacle, ...]:
-    """What keeps XLA off for a model whatever its operations are: nothing is traced to know it."""
+    """Returns what keeps XLA off for a model whatever its operations are. Traces nothing."""
     return (*_settings(model), *map(_layer_obstacle, _layers_without_jit(model)))
 
 
@@ -51,20 +48,20 @@ def _settings(model: keras.Model) -> Iterator[Obstacle]:
     if devices > 1:
         yield Obstacle(
             kind="replicas",
-            found=f"the model trains on {devices} devices of this process, and XLA makes one program of them, which "
-            "reaches the variables of a single device only",
+            found=f"the model trains on {devices} devices of this process, and XLA compiles one program for all, "
+            "which can reach the variables of one device only",
             remedy="Leave XLA off, or run one process for each device.",
         )
     if is_op_determinism_enabled():
         yield Obstacle(
             kind="determinism",
-            found="op determinism is on, for which Keras turns XLA off",
-            remedy="Leave XLA off, or do without tf.config.experimental.enable_op_determinism().",
+            found="op determinism is on, and Keras turns XLA off for it",
+            remedy="Leave XLA off, or remove tf.config.experimental.enable_op_determinism().",
         )
 
 
 def _layers_without_jit(layer: keras.Layer) -> Iterator[keras.Layer]:
-    """The outermost layers that XLA does not support: what they are made of is no matter of its own."""
+    """Outermost layers without XLA support. Their parts need not be listed."""
     if not layer.supports_jit:
         yield layer
     else:
@@ -83,9 +80,7 @@ def _layer_obstacle(layer: keras.Layer) -> Obstacle:
 
 def _remedy(layer: keras.Layer) -> str:
     if isinstance(layer, keras.layers.LSTM | keras.layers.GRU):
-        return "Make it with use_cudnn=False, and measure whether that pays: tfopt.xla.decide(model, data)."
+        return "Build it with use_cudnn=False, and measure whether that pays: tfopt.xla.decide(model, data)."
     if ".preprocessing." in type(layer).__module__:
-        return "Take it out of the model and into the input pipeline: dataset.map(lambda x, y: (layer(x), y))."
-    return (
-        "Its class sets supports_jit = False: set True if its operations compile, or compute it in the input pipeline."
-    )
+        return "Move it from the model to the input pipeline: dataset.map(lambda x, y: (layer(x), y))."
+    return "Its class sets supports_jit = False: set True if its operations compile, or move it to the input pipeline."

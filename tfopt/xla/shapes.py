@@ -1,59 +1,63 @@
-"""The batch shapes that a dataset yields: XLA compiles the training step once for each of them."""
+"""Batch shapes of a dataset, each of which XLA compiles, and what padding them all to one shape would bring."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
+from tfopt.measure import StepTimer, StepTimes
 from tfopt.model.batches import as_dataset, one_batch
 
 Shape = tuple[tuple[int, ...], ...]
 """The shape of each tensor in a batch."""
 
 _MOST_BATCHES = 1000
+# Tensor Cores' multiple for 16-bit numbers: NVIDIA, "Matrix Multiplication Background User's Guide".
+_MULTIPLE = 8
+_SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShapes:
-    """The shapes of the batches that a dataset yields.
-
-    Attributes:
-        seen: Each shape, most frequent first. A shape is that of every tensor in the batch.
-        batches: How many of the batches read had each of them.
-        complete: Whether the dataset yields no others. False: reading stopped before its end.
-        steps_per_epoch: Batches in the dataset; None where that is not known, or without end.
-    """
+    """Shapes of the batches in a dataset."""
 
     seen: tuple[Shape, ...]
+    """Shapes, most frequent first."""
     batches: tuple[int, ...]
+    """Number of batches read with each shape."""
     complete: bool
+    """Whether these are all; False if reading stopped before the end."""
     steps_per_epoch: int | None = None
+    """Batches in the dataset; None if unknown or infinite."""
 
     @property
     def count(self) -> int:
-        """How many shapes were seen."""
+        """Number of shapes."""
         return len(self.seen)
 
     @property
     def batches_read(self) -> int:
-        """How many batches were read; 0 where the dataset says by itself that all have one shape."""
+        """Number of batches read; 0 if the element_spec alone shows that there is one shape."""
         return sum(self.batches)
 
     @property
     def new_per_batch(self) -> float:
-        """How likely a further batch has a shape not seen yet.
+        """Probability that the next batch has a new shape.
 
-        The share of batches whose shape was seen only once estimates it (Good, "The population frequencies of
-        species", Biometrika 1953). One of them may be the last, smaller batch, and two shapes are no more than that.
+        Estimated by the share of batches whose shape was seen only once (Good, "The population frequencies of
+        species", Biometrika 1953). One of those may be the smaller last batch, so one is subtracted, and two shapes
+        count as no variety at all.
         """
         return (self.batches.count(1) - 1) / self.batches_read if self.count > 2 and 1 in self.batches else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """Returns JSON values."""
         derived = {"count": self.count, "batches_read": self.batches_read, "new_per_batch": self.new_per_batch}
         return asdict(self) | derived
 
@@ -66,19 +70,19 @@ class BatchShapes:
 
 
 def batch_shapes(data: Any, *, seconds: float, clock: Callable[[], float] = time.perf_counter) -> BatchShapes:
-    """Counts the shapes of a dataset's batches: from its element_spec where that is static, else by reading it.
+    """Counts the batch shapes of a dataset, from its element_spec if that is static, else by reading it.
 
     Args:
         data: A tf.data.Dataset of batches, or one batch.
-        seconds: How long to read at most. It ends after 1,000 batches in any case.
+        seconds: Time limit for reading. It also stops after 1,000 batches.
         clock: Seconds, monotonic.
 
     Returns:
-        The shapes, and how many batches were read for them.
+        The shapes and how often each was seen.
 
     Raises:
-        TypeError: `data` is neither a dataset nor a batch.
-        tfopt.errors.PipelineError: The dataset is empty, or fails while it is read.
+        TypeError: If `data` is neither a dataset nor a batch.
+        tfopt.errors.PipelineError: If the dataset is empty or fails while it is read.
 
     Example:
         >>> print(batch_shapes(dataset, seconds=1.0))
@@ -103,7 +107,7 @@ def batch_shapes(data: Any, *, seconds: float, clock: Callable[[], float] = time
     except tf.errors.OpError as error:
         raise PipelineError(
             f"Expected a dataset that can be read to its end. Found after {found.total():,} batches: "
-            f"{error.message.splitlines()[0]}. Mend its source, or give one batch."
+            f"{error.message.splitlines()[0]}. Fix its source, or pass one batch."
         ) from error
     if not found:
         one_batch(dataset)  # raises the error for an empty dataset
@@ -112,15 +116,113 @@ def batch_shapes(data: Any, *, seconds: float, clock: Callable[[], float] = time
 
 
 def shape_of(batch: Any) -> Shape:
-    """The shape of each tensor in a batch; those that a ragged or sparse one is made of are tensors too."""
+    """Returns the shape of each tensor in a batch, counting the components of ragged and sparse tensors."""
     return tuple(tuple(part.shape.as_list()) for part in tf.nest.flatten(batch, expand_composites=True))
 
 
 def elements(shape: Shape) -> int:
-    """How many numbers a batch of this shape holds."""
+    """Number of elements in a batch of this shape."""
     return sum(tf.TensorShape(part).num_elements() for part in shape)
 
 
-def words(shape: Shape) -> str:
-    """A shape for a sentence: "(32, 8), (32,)"."""
+def format_shape(shape: Shape) -> str:
+    """Formats a shape as "(32, 8), (32,)"."""
     return ", ".join(map(str, shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pad:
+    """One shape for every batch, and what XLA would gain with it."""
+
+    shape: Shape
+    """Shape of each tensor: the largest size seen per dimension, rounded up to a multiple of 8 where sizes vary, except
+    in the batch dimension."""
+    step_ms: float
+    """A step with XLA at that shape."""
+    measured: bool
+    """Whether `step_ms` was measured. If not, the measured step is scaled by the elements in a batch."""
+    saved_ms: float
+    """Time saved per step against training without XLA on unpadded batches (scaled to the mean batch)."""
+    break_even_steps: int | None
+    """Steps after which the one compilation has paid for itself; None if it never does."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        how = "measured" if self.measured else "estimated"
+        pays = "XLA would not pay either"
+        if self.break_even_steps is not None:
+            pays = f"XLA would pay after {self.break_even_steps:,} steps"
+        return f"Padded to one shape, {format_shape(self.shape)}, {pays} ({self.step_ms:.3g} ms a step, {how})"
+
+
+def padded(
+    model: keras.Model,
+    batch: Any,
+    found: BatchShapes,
+    times: dict[str, StepTimes],
+    *,
+    compile_seconds: float,
+    steps: int,
+) -> Pad | None:
+    """Finds one shape for all batches and measures a step with XLA at that shape, which compiles once.
+
+    Args:
+        model: A compiled model.
+        batch: The batch on which `times` were measured.
+        found: Shapes of the dataset.
+        times: Step times on `batch`, "off" and "on".
+        compile_seconds: Compile time on `batch`.
+        steps: Steps to time.
+
+    Returns:
+        The shape and its figures; None if tensors differ in rank or are not dense.
+    """
+    shape = _fixed(found)
+    if shape is None or not all(isinstance(part, tf.Tensor) for part in tf.nest.flatten(batch)):
+        return None
+    here = elements(shape_of(batch))
+    mean = sum(elements(seen) * number for seen, number in zip(found.seen, found.batches, strict=True))
+    off_ms = times["off"].median_ms * mean / found.batches_read / here
+    on_ms = _step_ms(model, batch, shape, times["on"], steps)
+    estimate = times["on"].median_ms * elements(shape) / here
+    step_ms = estimate if on_ms is None else on_ms
+    saved = off_ms - step_ms
+    return Pad(
+        shape=shape,
+        step_ms=step_ms,
+        measured=on_ms is not None,
+        saved_ms=saved,
+        break_even_steps=math.ceil(compile_seconds * 1000 / saved) if saved > 0 else None,
+    )
+
+
+def _fixed(found: BatchShapes) -> Shape | None:
+    """Largest size per dimension, rounded up where examples vary."""
+    tensors = [set(shape) for shape in zip(*found.seen, strict=True)]
+    if any(len({len(shape) for shape in seen}) > 1 for seen in tensors):
+        return None
+    return tuple(
+        tuple(_size(axis, set(sizes)) for axis, sizes in enumerate(zip(*seen, strict=True))) for seen in tensors
+    )
+
+
+def _size(axis: int, sizes: set[int]) -> int:
+    return max(sizes) if axis == 0 or len(sizes) == 1 else -(-max(sizes) // _MULTIPLE) * _MULTIPLE
+
+
+def _step_ms(model: keras.Model, batch: Any, shape: Shape, on: StepTimes, steps: int) -> float | None:
+    """Milliseconds per step with XLA at that shape; None if the model cannot take a batch padded with zeros."""
+    if shape == shape_of(batch):
+        return on.median_ms
+    tensors = [
+        tf.pad(part, [(0, max(0, to - size)) for to, size in zip(target, part.shape, strict=True)])
+        for part, target in zip(tf.nest.flatten(batch), shape, strict=True)
+    ]
+    try:
+        timer = StepTimer(model, tf.nest.pack_sequence_as(batch, tensors), jit_compile=True)
+        return timer(steps, samples=_SAMPLES).median_ms
+    except (tf.errors.OpError, ValueError):
+        return None

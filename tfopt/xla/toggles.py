@@ -1,4 +1,4 @@
-"""XLA switched on and off for a model."""
+"""Switches XLA on and off for a model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,20 +13,19 @@ _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
 
 def set_jit(model: keras.Model, on: bool) -> None:
-    """Switches XLA on or off for a compiled model, from its next step on, fitted before or not.
+    """Switches XLA on or off for a compiled model from its next step on, whether or not it was fitted before.
 
-    Use it in place of `model.jit_compile = on`, which does nothing once the model was fitted and is lost when the model
-    is saved. Weights, optimizer and metrics stay. Only the model that is fitted counts: a model inside another one
-    runs as the outer one does.
+    Use it instead of `model.jit_compile = on`, which does nothing after the first `fit` and is lost when the model is
+    saved. Weights, optimizer and metrics stay. Only the outermost model counts; models inside it run as it does.
 
     Args:
         model: A compiled model.
         on: Whether `fit`, `evaluate` and `predict` run under XLA.
 
     Raises:
-        TypeError: `on` is no bool.
-        ValueError: The model is not compiled.
-        tfopt.errors.UnsupportedError: XLA is asked for and a layer does not support it, the model runs eagerly or on
+        TypeError: If `on` is not a bool.
+        ValueError: If the model is not compiled.
+        tfopt.errors.UnsupportedError: If `on` is True and a layer does not support XLA, the model runs eagerly or on
             several replicas, or op determinism is on.
 
     Example:
@@ -35,14 +34,14 @@ def set_jit(model: keras.Model, on: bool) -> None:
     """
     require_compiled(model)
     if not isinstance(on, bool):
-        raise TypeError(f"Expected True or False. Received: {on!r}. Let tfopt.xla.decide(model, data) choose.")
+        raise TypeError(f"Expected True or False. Received: {on!r}. tfopt.xla.decide(model, data) can choose for you.")
     standing = standing_obstacles(model) if on else ()
     if standing:
         raise UnsupportedError(
             f"Expected a model that XLA can compile. Found: {' '.join(map(str, standing))} Or leave XLA off for it."
         )
     model.jit_compile = on
-    # What a saved model is compiled with when it is loaded; Keras writes it in compile() alone.
+    # A loaded model is compiled with this; Keras sets it in compile() only.
     model._compile_config.config["jit_compile"] = on
     for name in _FUNCTIONS:
         _renew(model, name)
@@ -50,18 +49,18 @@ def set_jit(model: keras.Model, on: bool) -> None:
 
 @contextmanager
 def jit(model: keras.Model, on: bool) -> Iterator[None]:
-    """Switches XLA on or off for a block, and gives the model its setting back, also after an exception.
+    """Switches XLA on or off inside a block and restores the model's setting afterwards, even after an exception.
 
-    Use it for one `fit` or `evaluate` that must run with XLA or without. What was compiled before the block serves
-    again after it: coming back compiles nothing. What the block trained stays. A model that is compiled anew inside the
-    block (`model.compile(...)`) keeps what that set.
+    Use it for one `fit` or `evaluate` that must run with or without XLA. Functions compiled before the block are used
+    again after it, so leaving it compiles nothing. What the block trained stays. If `model.compile(...)` is called
+    inside the block, its setting stays.
 
     Args:
         model: A compiled model.
         on: Whether `fit`, `evaluate` and `predict` run under XLA inside the block.
 
     Raises:
-        TypeError, ValueError, tfopt.errors.UnsupportedError: As for `set_jit`.
+        TypeError, ValueError, tfopt.errors.UnsupportedError: As `set_jit`.
 
     Example:
         >>> with tfopt.xla.jit(model, False):
@@ -75,7 +74,7 @@ def jit(model: keras.Model, on: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        # Another compile() in the block made another compilation: the functions before it train what was.
+        # After another compile() in the block, the old functions would train with the old optimizer and loss.
         if model._compile_config is compilation:
             model.jit_compile, compilation.config["jit_compile"] = before, saved
             for name, function in functions.items():
@@ -86,9 +85,9 @@ def jit(model: keras.Model, on: bool) -> Iterator[None]:
 
 
 def _renew(model: keras.Model, name: str) -> None:
-    """Makes a function anew, which fit, evaluate and predict would keep as they traced it first.
+    """Rebuilds a function that `fit`, `evaluate` or `predict` would otherwise reuse as first traced.
 
-    None would do outside of them, but a fit that runs calls what stands there.
+    Setting it to None would not do: a running `fit` calls it.
     """
     if getattr(model, name) is not None:
         getattr(model, f"make_{name}")(force=True)

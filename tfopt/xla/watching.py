@@ -1,38 +1,42 @@
-"""XLA's compilations, counted while a block of code runs."""
+"""Counts XLA's compilations while a block of code runs."""
 
+import functools
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
 from tfopt.errors import UnsupportedError
-from tfopt.xla.compilation import Compilation, History
-from tfopt.xla.reports import Reports
-from tfopt.xla.signatures import SignatureListener
-from tfopt.xla.stderr_tap import StderrTap
-from tfopt.xla.verbosity import Verbosity
+from tfopt.xla.log.compilations import Compilation, History, LogParser
+from tfopt.xla.log.framework import Verbosity
+from tfopt.xla.log.stderr_tap import StderrTap
 
 _SHOWN = 10
+_PLAIN = (bool, int, float, str, type(None))
 
 
 @contextmanager
 def watch() -> Iterator["Compilations"]:
     """Counts XLA's compilations in the block, with the seconds and the cause of each.
 
-    Use it where a step that should run steadily stalls now and then: every new shape of an input is compiled anew, for
-    seconds or minutes, and neither Keras nor `experimental_get_tracing_count()` tells. It costs nothing a step. It
-    may be nested, and sees what all threads compile.
+    Use it when training stalls now and then: XLA compiles every new input shape, for seconds or minutes, and neither
+    Keras nor `experimental_get_tracing_count()` shows it. It adds nothing to a step. Blocks can be nested, and they see
+    the compilations of all threads.
 
-    In the block, standard error (file descriptor 2) passes a process that takes XLA's lines out; everything else comes
-    out unchanged, also after a crash. No line is logged outside of a block.
+    Inside the block, standard error (file descriptor 2) runs through a process that takes XLA's lines out. Everything
+    else comes out unchanged, even after a crash. Outside the block, nothing is logged.
 
-    Where XLA's reports are not to be had, what is counted are the input signatures that functions with
-    `jit_compile=True` are called with, and `str()` says so: no standard error, or a TensorFlow whose log cannot be
-    asked. That count is too low under `fit`, where batches do not pass Python.
+    Without standard error, or with a TensorFlow whose log cannot be read, it counts the input signatures of calls to
+    functions with `jit_compile=True` instead, and `str()` says so. That count is too low under `fit`, whose batches
+    never pass through Python.
 
     Yields:
-        The `Compilations`, to be read in the block or after it.
+        The `Compilations`, readable inside the block and after it.
 
     Example:
         >>> with tfopt.xla.watch() as compilations:
@@ -51,14 +55,14 @@ def watch() -> Iterator["Compilations"]:
 
 
 class Compilations:
-    """What XLA compiled while it was watched.
+    """What XLA compiled during a watch."""
 
-    Attributes:
-        source: "compilations", as XLA reports them; "signatures" where those were not to be had.
-        reason: Why not; None where they were.
-    """
+    source: str
+    """What is counted: "compilations" as XLA reports them, or "signatures" if its reports cannot be read."""
+    reason: str | None
+    """Why they cannot be read; None if they can."""
 
-    def __init__(self, listener: "_CompilerListener | SignatureListener", reason: str | None):
+    def __init__(self, listener: "_CompilerListener | _SignatureListener", reason: str | None):
         listener.sync()
         self.source = listener.source
         self.reason = reason
@@ -68,29 +72,29 @@ class Compilations:
 
     @property
     def events(self) -> tuple[Compilation, ...]:
-        """Each compilation, in the order in which they ended."""
+        """Compilations in the order they ended."""
         if self._end is None:
             self._listener.sync()
         return tuple(self._listener.events[self._start : self._end])
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of compilations."""
         return len(self.events)
 
     @property
     def seconds(self) -> float | None:
-        """What they took together, in seconds; None where only signatures were counted."""
+        """Total compile time; None if only signatures were counted."""
         return sum(event.seconds or 0.0 for event in self.events) if self.source == "compilations" else None
 
     def end(self) -> None:
-        """Counts no more."""
+        """Stops counting."""
         if self._end is None:
             self._listener.sync()
             self._end = len(self._listener.events)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """Returns JSON values."""
         events = self.events
         plain = {"source": self.source, "reason": self.reason, "count": len(events), "seconds": self.seconds}
         return plain | {"events": [event.to_dict() for event in events]}
@@ -101,24 +105,24 @@ class Compilations:
         if self.source == "compilations":
             head = f"{len(events)} XLA compilation{plural}, {self.seconds:.3g} s"
         else:
-            head = f"{len(events)} input signature{plural} of functions with jit_compile=True, without what fit's steps"
-            head += f" take from a dataset; XLA's compilations could not be counted. {self.reason}"
+            head = f"{len(events)} input signature{plural} of functions with jit_compile=True, without the batches "
+            head += f"that fit takes from a dataset; XLA's compilations could not be counted. {self.reason}"
         more = [f"  … and {len(events) - _SHOWN} more"] if len(events) > _SHOWN else []
         return "\n".join([head, *(f"  {event}" for event in events[:_SHOWN]), *more])
 
 
 class Watch:
-    """`watch()` for code that is no block: `resume` and `pause` in turn, `stop` at the end.
+    """`watch()` without a block: call `resume` and `pause` in turn, and `stop` at the end.
 
-    It begins paused. Resuming and pausing take some 10 µs each: how much TensorFlow logs is raised and put back.
-
-    Attributes:
-        compilations: What was compiled while it was resumed.
+    It starts paused. `resume` and `pause` take about 10 µs each, since they change TensorFlow's log settings.
     """
+
+    compilations: "Compilations"
+    """What was compiled between `resume` and `pause`."""
 
     def __init__(self) -> None:
         reason = None
-        self._listener: _CompilerListener | SignatureListener = _COMPILER
+        self._listener: _CompilerListener | _SignatureListener = _COMPILER
         try:
             _COMPILER.open()
         except UnsupportedError as error:
@@ -127,19 +131,19 @@ class Watch:
         self.compilations = Compilations(self._listener, reason)
 
     def resume(self) -> None:
-        """Counts from now on."""
+        """Starts counting."""
         if not self._on and not self._stopped:
             self._on = True
             self._listener.resume()
 
     def pause(self) -> None:
-        """Counts nothing from now on, unless another watch does."""
+        """Stops counting, unless another watch counts."""
         if self._on:
             self._on = False
             self._listener.pause()
 
     def stop(self) -> None:
-        """Ends it for good; does nothing the second time."""
+        """Ends the watch. A second call does nothing."""
         if not self._stopped:
             self._stopped = True
             try:
@@ -150,12 +154,12 @@ class Watch:
 
 
 class _CompilerListener:
-    """The one tap on standard error of this process, for all watches that are open at a time."""
+    """This process's tap on standard error, shared by all open watches."""
 
     source = "compilations"
 
     def __init__(self) -> None:
-        self._reports = Reports(History())
+        self._parser = LogParser(History())
         self._tap: StderrTap | None = None
         self._verbosity: Verbosity | None = None
         self.events: list[Compilation] = []
@@ -163,8 +167,8 @@ class _CompilerListener:
         self._watches = self._on = 0
 
     def abandon(self) -> None:
-        """Ends in a forked process: its standard error and its log are what they were before."""
-        self._lock = threading.RLock()  # a thread that is not here any more may have held the one before
+        """Restores standard error and the log settings in a forked child."""
+        self._lock = threading.RLock()  # a thread that does not exist in the child may have held the old one
         if self._tap and self._verbosity:
             self._verbosity.down()
             self._tap.abandon()
@@ -192,10 +196,10 @@ class _CompilerListener:
                 self._tap.off()
 
     def sync(self) -> None:
-        """Reads what has been reported up to now."""
+        """Reads what was reported so far."""
         with self._lock:
             if self._tap:
-                self.events += self._reports.read(self._tap.lines())
+                self.events += self._parser.parse(self._tap.lines())
 
     def close(self) -> None:
         with self._lock:
@@ -206,15 +210,89 @@ class _CompilerListener:
                 tap.close()
 
 
+class _SignatureListener:
+    """Notes each new input signature of a `tf.function(jit_compile=True)`.
+
+    Keras' `fit` calls its compiled step inside another function that reads the tf.data iterator. Python sees that step
+    once, while it is traced, and none of the shapes of later batches.
+    """
+
+    source = "signatures"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._on = 0
+        self._history = History()
+        self._seen: weakref.WeakKeyDictionary[Any, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
+        self._original = polymorphic_function.Function.__call__
+        self.events: list[Compilation] = []
+
+    def open(self) -> None:
+        """Does nothing; there is nothing to prepare."""
+
+    def resume(self) -> None:
+        """Starts noting signatures."""
+        with self._lock:
+            self._on += 1
+            if self._on == 1:
+                self._original = polymorphic_function.Function.__call__
+                polymorphic_function.Function.__call__ = self._noting(self._original)
+
+    def pause(self) -> None:
+        """Stops, unless another watch is on."""
+        with self._lock:
+            self._on -= 1
+            if not self._on:
+                polymorphic_function.Function.__call__ = self._original
+
+    def sync(self) -> None:
+        """Does nothing; signatures are noted at once."""
+
+    def close(self) -> None:
+        """Does nothing; there is nothing to release."""
+
+    def _noting(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(function, *args, **kwargs)
+            if function._jit_compile:
+                self._note(function, args, kwargs)
+            return result
+
+        return call
+
+    def _note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        signature = tuple(_text(value) for value in tf.nest.flatten((args, kwargs)))
+        with self._lock:
+            seen = self._seen.setdefault(function, set())
+            if signature in seen:
+                return
+            seen.add(signature)
+            name = getattr(function.python_function, "__name__", "function")
+            inputs = dict(enumerate(signature))
+            self.events.append(self._history.add(name, name, None, inputs, owner=id(function)))
+
+
+def _text(value: Any) -> str:
+    """What tf.function traces by: shape and dtype of a tensor, a plain value itself, the type of anything else."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        return type(value).__name__
+    known = getattr(shape, "rank", 0) is not None
+    return f"{tf.as_dtype(dtype).name} {tuple(shape) if known else '(of unknown rank)'}"
+
+
 _COMPILER = _CompilerListener()
-_SIGNATURES = SignatureListener()
+_SIGNATURES = _SignatureListener()
 
 
-def _begin_anew() -> None:
-    """A forked process is not watched by what it inherits: watches of its own have another listener."""
+def _replace_listener() -> None:
+    """Gives a forked child a listener of its own; the inherited one belongs to the parent."""
     global _COMPILER
     _COMPILER.abandon()
     _COMPILER = _CompilerListener()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_replace_listener)

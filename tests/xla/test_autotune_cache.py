@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
-from tfopt.xla import caching, persistent_cache, xla_flags
-from tfopt.xla.flag_text import read
+from tfopt.xla import autotune_cache, persistent_cache, xla_flags
+from tfopt.xla.xla_flags import parse
 
 BUILD = f"tensorflow-{tf.version.VERSION}-{tf.version.GIT_VERSION}"
 
@@ -20,7 +20,7 @@ def _early(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")
     monkeypatch.setattr(xla_flags, "devices_started", lambda: False)
     monkeypatch.setattr(xla_flags, "_set_in_time", None)
-    monkeypatch.setattr(caching, "gpus", lambda: ())
+    monkeypatch.setattr(autotune_cache, "gpus", lambda: ())
 
 
 def test_the_flags_name_a_folder_of_this_build(tmp_path, monkeypatch):
@@ -29,7 +29,7 @@ def test_the_flags_name_a_folder_of_this_build(tmp_path, monkeypatch):
     assert cache.folder == tmp_path / "my cache" / BUILD
     assert cache.folder.is_dir()
     assert list(cache.folder.iterdir()) == []
-    assert read(os.environ["XLA_FLAGS"]) == {
+    assert parse(os.environ["XLA_FLAGS"]) == {
         "xla_gpu_autotune_level": "2",
         "xla_gpu_per_fusion_autotune_cache_dir": str(cache.folder),
         "xla_gpu_experimental_autotuner_cache_dir": str(cache.folder),
@@ -39,10 +39,10 @@ def test_the_flags_name_a_folder_of_this_build(tmp_path, monkeypatch):
 
 def test_it_says_what_it_does_without_a_gpu(tmp_path, monkeypatch):
     cache = persistent_cache(tmp_path)
-    assert str(cache) == f"XLA would keep what autotuning finds in {cache.folder}; without a GPU it autotunes nothing"
+    assert str(cache) == f"XLA would keep autotuning results in {cache.folder}; without a GPU it autotunes nothing"
     assert json.loads(json.dumps(cache.to_dict())) == {"folder": str(cache.folder), "used": False}
-    monkeypatch.setattr(caching, "gpus", lambda: ("a GPU",))
-    assert str(persistent_cache(tmp_path)) == f"XLA keeps what autotuning finds in {cache.folder}"
+    monkeypatch.setattr(autotune_cache, "gpus", lambda: ("a GPU",))
+    assert str(persistent_cache(tmp_path)) == f"XLA keeps autotuning results in {cache.folder}"
 
 
 def test_a_relative_folder_holds_when_the_process_moves(tmp_path, monkeypatch):
@@ -54,13 +54,13 @@ def test_a_relative_folder_holds_when_the_process_moves(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_or_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnsupportedError, match=r"Expected a folder that can be written\. Found: .*file.*Give another"):
+    with pytest.raises(UnsupportedError, match=r"Expected a writable folder\. Found: .*file.*Pass another"):
         persistent_cache(tmp_path / "file")
 
     def refuse(dir):
         raise PermissionError(f"Permission denied: {dir}")
 
-    monkeypatch.setattr(caching.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(autotune_cache.tempfile, "TemporaryFile", refuse)
     with pytest.raises(UnsupportedError, match="Permission denied"):
         persistent_cache(tmp_path / "read-only")
     assert "XLA_FLAGS" not in os.environ
@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_made_or_written(tmp_path, monkeypatch):
 
 def test_too_late(tmp_path, monkeypatch):
     monkeypatch.setattr(xla_flags, "devices_started", lambda: True)
-    with pytest.raises(UnsupportedError, match="Found them started"):
+    with pytest.raises(UnsupportedError, match="Found: they have started"):
         persistent_cache(tmp_path / "new" / "cache")
     assert list(tmp_path.iterdir()) == []
 
@@ -86,17 +86,19 @@ def test_too_late(tmp_path, monkeypatch):
 )
 def test_what_is_no_folder(folder, error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(error, match=r"Expected .* folder.*\. Received: .*\. (Give|Write)"):
+    with pytest.raises(error, match=r"Expected .* folder.*\. Received: .*\. (Pass|Write)"):
         persistent_cache(folder)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_flags_that_xla_knows_are_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(caching, "_FLAGS", ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_a_later_cache_dir"))
+    monkeypatch.setattr(
+        autotune_cache, "_FLAGS", ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_a_later_cache_dir")
+    )
     persistent_cache(tmp_path)
-    assert read(os.environ["XLA_FLAGS"]).keys() == {"xla_gpu_per_fusion_autotune_cache_dir"}
-    monkeypatch.setattr(caching, "_FLAGS", ("xla_gpu_a_later_cache_dir",))
-    with pytest.raises(UnsupportedError, match="Found that the installed one does not"):
+    assert parse(os.environ["XLA_FLAGS"]).keys() == {"xla_gpu_per_fusion_autotune_cache_dir"}
+    monkeypatch.setattr(autotune_cache, "_FLAGS", ("xla_gpu_a_later_cache_dir",))
+    with pytest.raises(UnsupportedError, match="Found: the installed one does not"):
         persistent_cache(tmp_path)
 
 

@@ -1,7 +1,6 @@
 import json
 
-from tfopt.xla.compilation import History, readable, sizes
-from tfopt.xla.reports import Reports
+from tfopt.xla.log.compilations import History, LogParser, readable, sizes
 
 
 class Log:
@@ -36,13 +35,13 @@ class Log:
     def compiled(self, module, *inputs, variables=()):
         return self.start(module).inputs(*inputs, variables=variables).end(20.0)
 
-    def read(self):
-        return Reports(History()).read(self.lines)
+    def parse(self):
+        return LogParser(History()).parse(self.lines)
 
 
 def test_name_seconds_inputs_and_variables():
     variables = [("dense/kernel/1", "f32[4,10]")]
-    (event,) = Log().compiled("__inference_one_step_on_data_13", "f32[32,4]", "s32[32]", variables=variables).read()
+    (event,) = Log().compiled("__inference_one_step_on_data_13", "f32[32,4]", "s32[32]", variables=variables).parse()
     assert (event.function, event.module) == ("one_step_on_data", "__inference_one_step_on_data_13")
     assert event.seconds == 20.0
     assert event.inputs == {0: "float32 (32, 4)", 1: "int32 (32,)"}
@@ -53,7 +52,7 @@ def test_name_seconds_inputs_and_variables():
 
 def test_the_cause_is_told_against_the_nearest_before():
     log = Log().compiled("f_1", "f32[32,4]", "s32[32]").compiled("f_1", "f32[8,4]", "s32[8]")
-    events = log.compiled("f_1", "f32[32,6]", "s32[32]").compiled("f_1", "f16[32,6]", "s32[32]").read()
+    events = log.compiled("f_1", "f32[32,6]", "s32[32]").compiled("f_1", "f16[32,6]", "s32[32]").parse()
     assert [event.cause for event in events[1:]] == [
         "input 0: (32, 4) → (8, 4), input 1: (32,) → (8,)",
         "input 0: (32, 4) → (32, 6)",
@@ -63,55 +62,55 @@ def test_the_cause_is_told_against_the_nearest_before():
 
 
 def test_many_inputs_that_change_at_once():
-    events = Log().compiled("f_1", *["f32[4]"] * 5).compiled("f_1", *["f32[5]"] * 5).read()
+    events = Log().compiled("f_1", *["f32[4]"] * 5).compiled("f_1", *["f32[5]"] * 5).parse()
     assert events[1].cause == "input 0: (4,) → (5,), input 1: (4,) → (5,), input 2: (4,) → (5,) and 2 more"
 
 
 def test_the_same_shapes_again():
-    events = Log().compiled("f_1", "f32[4]").compiled("f_1", "f32[4]").compiled("f_7", "f32[4]").read()
-    assert "another value of an input that XLA takes for a constant" in events[1].cause
-    assert "traced anew" in events[2].cause
+    events = Log().compiled("f_1", "f32[4]").compiled("f_1", "f32[4]").compiled("f_7", "f32[4]").parse()
+    assert "another value of an input that XLA treats as constant" in events[1].cause
+    assert "retraced" in events[2].cause
 
 
 def test_functions_of_one_name_are_told_apart_by_their_variables():
     log = Log().compiled("__inference_one_step_on_data_1", "f32[32,4]", variables=[("dense/kernel/1", "f32[4,10]")])
     log.compiled("__inference_one_step_on_data_2", "f32[8,4]", variables=[("dense_1/kernel/9", "f32[4,10]")])
     log.compiled("__inference_one_step_on_data_3", "f32[9,4]", "s32[9]", variables=[("dense/kernel/1", "f32[4,10]")])
-    assert [event.cause for event in log.read()] == ["its first compilation here"] * 3
+    assert [event.cause for event in log.parse()] == ["its first compilation here"] * 3
 
 
 def test_loops_report_inside_of_what_they_are_in():
     log = Log().start("__inference_f_1").inputs("f32[3]").start("while_body_7").inputs("s32[]", "f32[3]")
-    (event,) = log.end(20.0).read()
+    (event,) = log.end(20.0).parse()
     assert (event.function, event.inputs) == ("f", {0: "float32 (3,)"})
 
 
 def test_threads_that_compile_at_once():
     log = Log().start("f_1", thread=1).start("g_2", thread=2).inputs("f32[1]", thread=1).inputs("f32[2]", thread=2)
-    events = log.end(20.0, thread=2).end(20.0, thread=1).read()
+    events = log.end(20.0, thread=2).end(20.0, thread=1).parse()
     assert [(event.function, event.inputs[0]) for event in events] == [("g", "float32 (2,)"), ("f", "float32 (1,)")]
 
 
 def test_what_is_no_compilation_is_not_counted():
     failed = Log().start("f_1").end(20.0)  # an operation that XLA does not know
-    assert failed.read() == []
-    assert Log().end(0.0).read() == []  # a cluster that is not compiled yet
+    assert failed.parse() == []
+    assert Log().end(0.0).parse() == []  # a cluster that is not compiled yet
     shown = Log().start("__inference_shown_1").inputs("f32[9]")  # experimental_get_compiler_ir()
     shown.start("f_2").inputs("f32[4]").end(0.35)
-    assert [event.function for event in shown.read()] == ["f"]
-    assert Reports(History()).read(["", "no log line", "I0000 nor this", "\0" + "7\0"]) == []
+    assert [event.function for event in shown.parse()] == ["f"]
+    assert LogParser(History()).parse(["", "no log line", "I0000 nor this", "\0" + "7\0"]) == []
 
 
 def test_an_end_that_a_busy_machine_stamps_late():
     log = Log().start("f_1").inputs("f32[4]")
     log.now += 1.0
-    assert len(log.end(0.3).read()) == 1
+    assert len(log.end(0.3).parse()) == 1
 
 
 def test_pieces_of_the_log_are_read_as_they_come():
     lines = Log().compiled("f_1", "f32[4]").lines
-    reports = Reports(History())
-    assert [len(reports.read([line])) for line in lines] == [0, 0, 0, 1]
+    reports = LogParser(History())
+    assert [len(reports.parse([line])) for line in lines] == [0, 0, 0, 1]
 
 
 def test_shapes_in_words():

@@ -1,9 +1,8 @@
-"""A process of its own between a watched process and its standard error: `forwarder.py FILE HIDDEN COPY`.
+"""A process between a watched process and its standard error: `forwarder.py FILE HIDDEN COPY`.
 
-It reads what the watched process writes, puts XLA's lines into the file with descriptor FILE, and everything else, in
-order and at once, out where it was meant to go. As a process it outlives the watched one: what that wrote last, before
-it crashed or was killed, still comes out. It ends when nobody can write to it any more. No package is imported here:
-it starts in 20 ms.
+It reads what the watched process writes, puts XLA's lines into the file with descriptor FILE, and passes on everything
+else, in order and at once. As a process of its own it outlives the watched one: the last words before a crash or a
+kill still come out. It ends when nobody can write to it any more. It imports no package, so it starts in 20 ms.
 """
 
 import os
@@ -11,7 +10,7 @@ import re
 import select
 import sys
 
-# As Abseil writes them: severity, date, time, thread, then file:line.
+# Abseil's format: severity, date, time, thread, then file:line.
 _PREFIX = rb"[IWEF]\d{4} [\d:.]+ +\d+ "
 _COMPILER = re.compile(
     _PREFIX + rb"(?:xla_compiler\.cc:\d+\] |device_compiler\.h:\d+\] Compilation of XLA executable"
@@ -19,15 +18,17 @@ _COMPILER = re.compile(
 )
 _PIECE = re.compile(rb"\0\d+\0|\0\d*|[^\0\n]*\n|[^\0\n]+")
 _MARK = re.compile(rb"\0\d+\0")
-# A line may arrive in two parts; text that ends without a line break is only known to be no such part by waiting.
+# A line may arrive in two parts. Only waiting tells such a part from text without a line break.
 _PATIENCE_SECONDS = 0.02
 
 
 class Forwarder:
-    """Sorts what it is fed: `lines` takes XLA's lines and the marks, `out` the rest.
+    """Splits its input: XLA's lines and the marks go to `lines`, the rest to `out`.
 
     Args:
-        hidden: Severities whose lines the user does not see: they were only let through for the compiler's.
+        lines: Descriptor for XLA's lines and the marks.
+        out: Descriptor for everything else.
+        hidden: Severities whose lines the user does not see; they were let through only for the compiler's sake.
         copy: Whether the user sees the compiler's lines too.
     """
 
@@ -39,7 +40,7 @@ class Forwarder:
         self._pending = b""
 
     def feed(self, data: bytes) -> bool:
-        """Sorts all that is whole; returns whether a part of a line waits."""
+        """Splits every whole line in `data`; returns whether part of a line is pending."""
         pieces = _PIECE.findall(self._pending + data)
         self._pending = b""
         if pieces and not pieces[-1].endswith(b"\n") and not _MARK.fullmatch(pieces[-1]):
@@ -49,7 +50,7 @@ class Forwarder:
         return bool(self._pending)
 
     def flush(self) -> None:
-        """Lets out the part that waits."""
+        """Writes the pending part of a line to `out`."""
         pending, self._pending = self._pending, b""
         self._write(self._out, pending)
 
@@ -58,7 +59,7 @@ class Forwarder:
             self._write(self._lines, piece + b"\n")
             return
         found = _COMPILER.search(piece)
-        if found:  # behind a progress bar, say, that has not ended its line
+        if found:  # not always at the start: a progress bar may not have ended its line
             self._write(self._lines, piece[found.start() :])
             piece = piece if self._copy else piece[: found.start()]
         silent = self._hidden and self._hidden.search(piece)
@@ -68,9 +69,9 @@ class Forwarder:
         while data:
             try:
                 data = data[os.write(descriptor, data) :]
-            except BlockingIOError:  # whoever shares the terminal has made it non-blocking
+            except BlockingIOError:  # someone who shares the terminal made it non-blocking
                 select.select([], [descriptor], [])
-            except OSError:  # nobody reads there any more; what comes must still be read, or its writer would stand
+            except OSError:  # the reader is gone; keep reading all the same, or the watched process would block
                 return
 
 

@@ -1,23 +1,46 @@
-"""How much TensorFlow logs of XLA's compilations, changed while it runs.
+"""TensorFlow's framework library, and the log settings of Abseil inside it.
 
-TensorFlow reads TF_CPP_VMODULE and TF_CPP_MIN_LOG_LEVEL once, when it loads. The functions of Abseil behind them stay
-callable in its library: so nothing has to be asked for in advance, and nothing is logged while nobody watches.
+TensorFlow reads TF_CPP_VMODULE and TF_CPP_MIN_LOG_LEVEL once, when it loads. The Abseil functions behind them can still
+be called in its library, so nothing has to be set in advance, and nothing is logged while nobody watches.
 """
 
 import ctypes
 import functools
+import mmap
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
-from tfopt.xla.library import framework_library, mapped
 
-# What the two source files report at these levels, once a compilation: its seconds; its name and the inputs' shapes.
+# Source files and the levels at which they log each compilation: its seconds; its name and the shapes of its inputs.
 _LEVELS = {b"device_compiler": 1, b"xla_compiler": 2}
 _SEVERITIES = "IWEF"
+
+
+def framework_library() -> Path:
+    """Path of the library that holds TensorFlow's log settings and XLA's flags.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If there is none.
+    """
+    found = sorted(Path(tf.sysconfig.get_lib()).glob("libtensorflow_framework.*"))
+    if not found:
+        raise UnsupportedError(
+            f"Expected libtensorflow_framework in {tf.sysconfig.get_lib()}. Found: none. Use TensorFlow for Linux."
+        )
+    return found[0]
+
+
+@contextmanager
+def mapped(library: Path) -> Iterator[mmap.mmap]:
+    """Maps the library's bytes for searching."""
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        yield content
 
 
 class _StringView(ctypes.Structure):
@@ -25,15 +48,16 @@ class _StringView(ctypes.Structure):
 
 
 class Verbosity:
-    """Raises what TensorFlow logs of compilations to what `tfopt.xla.watch` reads, and puts it back.
-
-    Attributes:
-        hidden: The severities, among I, W, E, F, that the user does not see (TF_CPP_MIN_LOG_LEVEL).
-        asked: Whether the user sees lines of compilations without us (TF_CPP_VMODULE).
+    """Makes TensorFlow log compilations for `tfopt.xla.watch`, and restores its log settings.
 
     Raises:
-        tfopt.errors.UnsupportedError: This TensorFlow's library does not offer the functions.
+        tfopt.errors.UnsupportedError: If this TensorFlow's library does not export the functions.
     """
+
+    hidden: str
+    """Severities, among I, W, E, F, that the user does not see (TF_CPP_MIN_LOG_LEVEL)."""
+    asked: bool
+    """Whether the user sees the compiler's lines anyway (TF_CPP_VMODULE)."""
 
     def __init__(self) -> None:
         self._abseil = _Abseil(framework_library())
@@ -44,13 +68,13 @@ class Verbosity:
         self.asked = not self.hidden and any(self._before.values())
 
     def up(self) -> None:
-        """Raises it; does nothing where it is raised."""
+        """Logs compilations from now on. Does nothing if they are logged already."""
         if not self._raised:
             self._raised = True
             self._set(0, {module: max(level, _LEVELS[module]) for module, level in self._before.items()})
 
     def down(self) -> None:
-        """Puts it back as it was found; does nothing where it is."""
+        """Restores the settings it found. Does nothing if they are restored already."""
         if self._raised:
             self._raised = False
             self._set(self._severity, self._before)
@@ -62,7 +86,7 @@ class Verbosity:
 
 
 class _Abseil:
-    """Abseil's log settings. A name in the library spells out the argument types, so a call cannot mistake them."""
+    """Abseil's log settings. A symbol's name spells out its argument types, so a call cannot get them wrong."""
 
     def __init__(self, library: Path):
         prefix, loaded = _prefix(library), ctypes.CDLL(str(library))
@@ -89,7 +113,7 @@ class _Abseil:
 
 @functools.cache
 def _prefix(library: Path) -> str:
-    """How the names of Abseil's functions begin: they carry its release, which differs between TensorFlow's."""
+    """Common prefix of Abseil's symbols; it contains Abseil's release, which differs between TensorFlow versions."""
     with mapped(library) as content:
         found = re.search(rb"(_ZN4absl\d+lts_\d+)12log_internal14PrependVModule", content)
         if found:
@@ -100,5 +124,5 @@ def _prefix(library: Path) -> str:
 def _unsupported(library: Path) -> UnsupportedError:
     return UnsupportedError(
         f"Expected Abseil's log settings in {library.name}. Found: TensorFlow {tf.__version__} without them. "
-        "Go by tfopt.xla.watch()'s signatures, or use TensorFlow 2.21."
+        "Use the signatures that tfopt.xla.watch() counts instead, or TensorFlow 2.21."
     )

@@ -11,17 +11,14 @@ from unittest import mock
 import pytest
 
 from tfopt.errors import UnsupportedError
-from tfopt.xla import stderr_tap
-from tfopt.xla.stderr_tap import StderrTap
+from tfopt.xla.log import stderr_tap
+from tfopt.xla.log.stderr_tap import StderrTap
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LINE = "I0000 00:00:1795266330.181223   16901 xla_compiler.cc:820] XlaCompiler::CompileFunction f[]"
 START = f"""
-import os, signal, subprocess, sys, time, types
-package = types.ModuleType("tfopt.xla")  # without what the real one loads
-package.__path__ = [{str(ROOT / "tfopt" / "xla")!r}]
-sys.modules["tfopt.xla"] = package
-from tfopt.xla.stderr_tap import StderrTap
+import os, signal, subprocess, sys, time
+from tfopt.xla.log.stderr_tap import StderrTap
 def log(text): os.write(2, text.encode() + b"\\n")
 LINE = {LINE!r}
 tap = StderrTap(hidden="", copy=False)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfopt.xla.forwarder import Forwarder
+from tfopt.xla.log.forwarder import Forwarder
 
 PREFIX = b"I0000 00:00:1795266330.181223   16901 "
 COMPILING = PREFIX + b"xla_compiler.cc:820] XlaCompiler::CompileFunction __inference_f_29[]\n"

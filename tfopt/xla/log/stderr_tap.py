@@ -1,4 +1,4 @@
-"""XLA's lines, taken out of what this process writes to its standard error."""
+"""Takes XLA's lines out of what this process writes to standard error."""
 
 import os
 import subprocess
@@ -9,25 +9,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from tfopt.errors import UnsupportedError
-from tfopt.xla import forwarder
+from tfopt.xla.log import forwarder
 
 _PATIENCE_SECONDS = 5.0
-# Forwarders that processes forked while watching still write to: kept, so that Python does not call them forgotten.
+# Forwarders still in use by processes forked during a watch. Kept, or Python would warn about unreaped children.
 _left: list["subprocess.Popen[bytes]"] = []
 
 
 class StderrTap:
-    """Lays standard error through a forwarder (tfopt/xla/forwarder.py) while it is on.
+    """Routes standard error through a forwarder process (forwarder.py) while it is on.
 
-    TensorFlow writes its log to file descriptor 2 and nowhere else. The forwarder puts XLA's lines into a file without
-    a name, from which `lines` reads them: a file takes any amount, so that nothing ever waits for this process.
+    TensorFlow logs to file descriptor 2 and nowhere else. The forwarder collects XLA's lines in an anonymous file for
+    `lines` to read. A file takes any amount, so the forwarder never waits for this process.
 
     Args:
-        hidden: As for `tfopt.xla.forwarder.Forwarder`.
-        copy: As there.
+        hidden: Severities to hide from the user, as for `Forwarder`.
+        copy: Whether the user sees XLA's lines too, as for `Forwarder`.
 
     Raises:
-        tfopt.errors.UnsupportedError: There is no standard error, or no process or temporary file is to be had.
+        tfopt.errors.UnsupportedError: If standard error is closed, or no process or temporary file can be created.
     """
 
     def __init__(self, *, hidden: str, copy: bool):
@@ -50,15 +50,15 @@ class StderrTap:
         self._read = self._marks = 0
 
     def on(self) -> None:
-        """From now on standard error passes the forwarder."""
+        """Routes standard error through the forwarder."""
         os.dup2(self._pipe, 2)
 
     def off(self) -> None:
-        """From now on it goes where it went before."""
+        """Routes standard error to where it went before."""
         os.dup2(self._stderr, 2)
 
     def lines(self) -> list[str]:
-        """XLA's lines that were written since the last call, all of them; it waits for the forwarder."""
+        """Returns every XLA line written since the last call, waiting for the forwarder to catch up."""
         self._marks += 1
         mark = b"\0%d\0\n" % self._marks
         try:
@@ -75,12 +75,12 @@ class StderrTap:
         return lines
 
     def abandon(self) -> None:
-        """Leaves it to the process that this one was forked from."""
+        """Lets go of the tap in a forked child; the parent keeps using it."""
         self.off()
         self._files.close()
 
     def close(self) -> None:
-        """Ends it: standard error is as before."""
+        """Restores standard error and ends the forwarder."""
         self.abandon()
         try:
             self._process.wait(1)
@@ -95,11 +95,11 @@ class StderrTap:
             stdout=self._stderr,
             stderr=subprocess.DEVNULL,
             pass_fds=[file],
-            start_new_session=True,  # Ctrl-C is for the watched process; this one ends after it
+            start_new_session=True,  # Ctrl-C is for the watched process; the forwarder ends after it
         )
 
     def _new(self) -> list[str]:
-        """The whole lines that are new in the file."""
+        """New whole lines in the file."""
         size = os.fstat(self._file.fileno()).st_size - self._read
         data = os.pread(self._file.fileno(), size, self._read)
         whole = data[: data.rfind(b"\n") + 1]
@@ -117,5 +117,6 @@ def _expecting(expected: str) -> Iterator[None]:
 
 def _unsupported(expected: str, found: str) -> UnsupportedError:
     return UnsupportedError(
-        f"Expected {expected}. Found: {found}. Go by tfopt.xla.watch()'s signatures, or watch elsewhere."
+        f"Expected {expected}. Found: {found}. "
+        "Use the signatures that tfopt.xla.watch() counts instead, or watch in another environment."
     )

@@ -1,0 +1,199 @@
+"""Parses XLA's log lines into compilations, each with its cause: the input that differs from an earlier compilation.
+
+The thread that compiles reports it: TensorFlow's xla_compiler.cc on the way, device_compiler.h at the end (shortened):
+
+    I0000 00:00:1795266330.181  16901 xla_compiler.cc:820] XlaCompiler::CompileFunction __inference_f_29[…]
+    I0000 00:00:1795266330.181  16901 xla_compiler.cc:1265] XLA computation inputs:
+    I0000 00:00:1795266330.181  16901 xla_compiler.cc:1268]   XLA arg 0 shape: f32[7,5] name:  TF arg 0 node name:
+    I0000 00:00:1795266330.240  16901 device_compiler.h:538] Compilation of XLA executable time: 59.4 ms (59408 us) (…
+
+Only variables have a name. Loops and branches are reported as functions inside.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfopt.text import listed
+
+_SHAPE = re.compile(r"([a-z]+\d*)\[([\d,<=?]*)\](?:\{[\d,]*\})?")
+_DTYPES = {"pred": "bool", "bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
+_NAMED = 3  # inputs named in a cause; three make clear what changed in all of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """One compilation by XLA."""
+
+    function: str
+    """Name of the Python function. Under Keras it is `one_step_on_data` for training, evaluation and prediction."""
+    module: str
+    """TensorFlow's name for the traced function that was compiled."""
+    seconds: float | None
+    """Compile time; None if TensorFlow did not report it."""
+    inputs: Mapping[int, str]
+    """Shape of each input by number, `{0: "float32 (32, 8, 8, 1)", 1: "int32 (32,)"}`. A batch `(x, y)` has numbers 0
+    and 1. Variables, and inputs that XLA treats as constants, are not among them."""
+    variables: tuple[str, ...]
+    """Names of the variables it uses, which tell Keras' functions of one name apart."""
+    changed: tuple[int, ...]
+    """Numbers of the inputs whose shape or dtype differs from the nearest earlier compilation of the function."""
+    cause: str
+    """In words: "input 0: (32, 8, 8, 1) → (17, 8, 8, 1)"."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as JSON values."""
+        plain = {"function": self.function, "module": self.module, "seconds": self.seconds, "cause": self.cause}
+        inputs = {str(number): shape for number, shape in self.inputs.items()}
+        return plain | {"inputs": inputs, "variables": [*self.variables], "changed": [*self.changed]}
+
+    def __str__(self) -> str:
+        seconds = "" if self.seconds is None else f" {self.seconds:.3g} s,"
+        return f"{self.function}:{seconds} {self.cause}"
+
+
+class History:
+    """Remembers what was compiled during watches in this process, to find each compilation's cause."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, list[tuple[str, Mapping[int, str]]]] = {}
+
+    def add(
+        self,
+        function: str,
+        module: str,
+        seconds: float | None,
+        inputs: Mapping[int, str],
+        *,
+        variables: tuple[str, ...] = (),
+        owner: Hashable = None,
+    ) -> Compilation:
+        """Returns the compilation with its cause. Arguments are the fields of `Compilation`.
+
+        `owner` tells this function from others of the same name.
+        """
+        earlier = self._seen.setdefault((function, variables, frozenset(inputs), owner), [])
+        # Among equally near ones take the latest: its shape is the one the user has in mind.
+        near = min(reversed(earlier), key=lambda other: len(_changed(other[1], inputs)), default=None)
+        changed = _changed(near[1], inputs) if near else ()
+        earlier.append((module, inputs))
+        return Compilation(
+            function=function,
+            module=module,
+            seconds=seconds,
+            inputs=inputs,
+            variables=variables,
+            changed=changed,
+            cause=_cause(near, module, inputs, changed),
+        )
+
+
+def readable(shape: str) -> str:
+    """Rewrites XLA's `f32[4,5]` as `float32 (4, 5)`; anything but an array stays as it is."""
+    found = _SHAPE.fullmatch(shape)
+    if not found:
+        return shape
+    letters, bits = re.fullmatch(r"([a-z]+)(\d*)", found[1]).groups()  # type: ignore[union-attr]
+    sizes = found[2].split(",") if found[2] else []
+    return f"{_DTYPES.get(letters, letters)}{bits} ({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def sizes(text: str) -> tuple[str, ...]:
+    """Sizes in a shape that `readable` returned: `("4", "5")` for `float32 (4, 5)`."""
+    inside = text.partition(" (")[2].rstrip(")")
+    return tuple(size.strip() for size in inside.split(",") if size.strip())
+
+
+def _changed(before: Mapping[int, str], now: Mapping[int, str]) -> tuple[int, ...]:
+    return tuple(number for number in now if before[number] != now[number])
+
+
+def _cause(
+    near: tuple[str, Mapping[int, str]] | None, module: str, inputs: Mapping[int, str], changed: tuple[int, ...]
+) -> str:
+    if near is None:
+        return "its first compilation here"
+    if changed:
+        return listed([f"input {number}: {_step(near[1][number], inputs[number])}" for number in changed], _NAMED)
+    if near[0] == module:
+        return "inputs of the same shapes; another device, or another value of an input that XLA treats as constant"
+    return "inputs of the same shapes; retraced, for another Python argument or by a new tf.function"
+
+
+def _step(before: str, now: str) -> str:
+    """`before → now`, with the dtype only where it changes."""
+    dtype, _, shape = before.partition(" (")
+    new_dtype, _, new_shape = now.partition(" (")
+    return f"({shape} → ({new_shape}" if dtype == new_dtype and new_shape else f"{before} → {now}"
+
+
+_LINE = re.compile(r"[IWEF]\d{4} (?:(\d+):(\d+):)([\d.]+) +(\d+) [\w.]+:\d+\] *(.*)")
+_START = re.compile(r"XlaCompiler::CompileFunction (.+?)\[")
+_INPUTS = "XLA computation inputs:"
+_INPUT = re.compile(r"XLA arg \d+ shape: (.*?) name: (.*) TF arg (\d+) node name:")
+_END = re.compile(r"Compilation of XLA executable time:.*?\((\d+) us\)")
+_TRACED = re.compile(r"(?:__inference_|__forward_|__backward_)*(.*?)(?:_\d+)?")
+# On a busy machine the end carries a late time stamp.
+_LATE_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class _Started:
+    """A function whose compilation has begun."""
+
+    module: str
+    at_seconds: float
+    read: bool = False  # its inputs were logged, so it got past TensorFlow, which refuses unknown operations
+    inputs: dict[int, str] = field(default_factory=dict)
+    variables: list[str] = field(default_factory=list)
+
+
+class LogParser:
+    """Turns XLA's log lines into compilations."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._threads: dict[str, list[_Started]] = defaultdict(list)
+
+    def parse(self, lines: Iterable[str]) -> list[Compilation]:
+        """Returns the compilations that ended in `lines`, the next part of the log, unless TensorFlow refused them."""
+        done = []
+        for line in lines:
+            found = _LINE.match(line)
+            if not found:
+                continue
+            hours, minutes, seconds, thread, text = found.groups()
+            now = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+            end = _END.match(text)
+            if end:
+                done += self._end(self._threads.pop(thread, []), now, int(end[1]) / 1e6)
+            else:
+                self._follow(self._threads[thread], now, text)
+        return done
+
+    def _follow(self, started: list[_Started], now: float, text: str) -> None:
+        start = _START.match(text)
+        if start:
+            started.append(_Started(start[1], now))
+        elif not started:
+            return
+        elif text == _INPUTS:
+            started[-1].read = True
+        elif found := _INPUT.match(text):
+            shape, name, number = found.groups()
+            if name:
+                started[-1].variables.append(name)
+            else:
+                started[-1].inputs.setdefault(int(number), readable(shape))
+
+    def _end(self, started: list[_Started], now: float, seconds: float) -> list[Compilation]:
+        # A start before that was no compilation: tf.function.experimental_get_compiler_ir() logs a start too.
+        inside = [one for one in started if one.at_seconds >= now - seconds - _LATE_SECONDS] or started
+        outermost = next(iter(inside), None)
+        if outermost is None or not outermost.read:
+            return []
+        function = _TRACED.fullmatch(outermost.module)[1]  # type: ignore[index]
+        variables = tuple(outermost.variables)
+        return [self._history.add(function, outermost.module, seconds, outermost.inputs, variables=variables)]
