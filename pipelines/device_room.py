@@ -13,6 +13,7 @@ from tfopt.pipelines.caching import MIB, Facts, readable
 from tfopt.pipelines.device import choose_device
 from tfopt.pipelines.shared.elements import leaves
 from tfopt.pipelines.shared.options import PerBatch, PipelineOptions, function_name
+from tfopt.warn import warn_once
 
 # One part in so many of what is free on the device. The model, whose needs are not known yet, takes the rest; who asks
 # for the device has thought of that, cache="auto" has not.
@@ -69,6 +70,11 @@ def on_asked_device(options: PipelineOptions, facts: Facts, spec: Any) -> OnDevi
             f"Expected data that fit on the device, for cache='device'. {reason}. Make the examples smaller in "
             "`transform` (images as uint8), or pass cache='auto'."
         )
+    # Only a warning: the memory of some containers and virtual machines grows on demand, and does not say so.
+    if reason := _host_shortage(size):
+        warn_once(
+            "host_memory_for_device_cache", f"cache='device': {reason}. If loading fails, give the job more memory."
+        )
     return OnDevice(device=device, bytes=size, reason=f"asked for; {_fits(device, size, ASKED_SHARE)}", only=True)
 
 
@@ -93,7 +99,7 @@ def beside_auto(options: PipelineOptions, facts: Facts, spec: Any, device: str |
     for expected, found, _ in _conflicts(options, facts, spec):
         return f"expects {expected}; found {found}"
     size = _size(facts)
-    reason = _shortage(str(device), size, AUTO_SHARE)
+    reason = _shortage(str(device), size, AUTO_SHARE) or _host_shortage(size)
     return reason or OnDevice(device=str(device), bytes=size, reason=_fits(str(device), size, AUTO_SHARE), only=False)
 
 
@@ -143,15 +149,20 @@ def _fits(device: str, size: float, share: int) -> str:
 
 
 def _shortage(device: str, size: float, share: int) -> str:
-    """Why the data do not fit, "" where they do."""
-    free, host_mib = free_bytes(device), host().memory_available_mib
-    if free is None or host_mib is None:
-        return f"{readable(size)} are needed, and what is free on {device} or on this machine is unknown"
+    """Why the data do not fit on the device, "" where they do."""
+    free = free_bytes(device)
+    if free is None:
+        return f"{readable(size)} are needed, and what is free on {device} is unknown"
     if size > free / share:
         return f"{readable(size)} are needed, and exceed {_SHARES[share]} of the {readable(free)} free on {device}"
-    # They are gathered in host memory first: on the device, joining them would take twice the room.
-    if size > host_mib * MIB:
-        return (
-            f"{readable(size)} are needed in host memory while they are loaded, of which {host_mib:,.0f} MiB are free"
-        )
     return ""
+
+
+def _host_shortage(size: float) -> str:
+    """Why the data may not fit in host memory while they are loaded, "" where they do."""
+    # They are gathered in host memory first: on the device, joining them would take twice the room.
+    free_mib = host().memory_available_mib
+    if free_mib is not None and size <= free_mib * MIB:
+        return ""
+    found = "an unknown amount is" if free_mib is None else f"{free_mib:,.0f} MiB are"
+    return f"{readable(size)} of host memory are needed while the data are loaded, and {found} free"

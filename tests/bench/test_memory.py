@@ -79,6 +79,21 @@ def test_compiling_does_not_count_and_what_is_made_in_the_first_call_does(device
     assert meter.peak_mib == 140.0
 
 
+def test_a_copy_of_the_state_in_later_calls_does_not_count(device):
+    steps = iter([5000, 100, 130, 130])
+
+    def timer():
+        extra = next(steps)
+        device.take(extra)
+        device.take(-extra)
+        return TIMES
+
+    meter = MemoryMeter(lambda: timer)
+    for _ in range(4):
+        meter()
+    assert meter.peak_mib == 100.0
+
+
 def test_a_case_records_it(device):
     steps = {"a": 5, "b": 7}
     variants = [Variant(name=n, note="", timer=variant(device, model=10, step=step)) for n, step in steps.items()]

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import TfoptError
-from tfopt.measure.state import preserved, traced
+from tfopt.measure.state import StatePreserver, traced
 from tfopt.measure.times import StepTimes
 from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, is_endless, on_device, repeated
 from tfopt.model.layers import graph_operations
@@ -116,6 +116,7 @@ class StepTimer:
         started = clock()
         self._step, self._graph = traced(model, self._batch, jit_compile=jit_compile)
         self._first_step_seconds = clock() - started
+        self._state = StatePreserver(model, also=self._graph.variables)
         self._compiled = False
 
     def __call__(self, steps: int = 50, *, warmup: int = _WARMUP, samples: int = _SAMPLES) -> StepTimes:
@@ -127,7 +128,7 @@ class StepTimer:
             samples: Blocks that the steps are divided into, with one wait for the device at the end of each.
         """
         block = _block(steps, warmup, samples)
-        with preserved(self._model, also=self._graph.variables):
+        with self._state.preserved():
             self._compile()
             for _ in range(warmup):
                 self._step(self._batch)
@@ -153,7 +154,7 @@ class StepTimer:
             What the optimizer then keeps of the gradients (momentum and the like; nothing for plain SGD), and the
             trainable weights, both as arrays.
         """
-        with preserved(self._model, also=self._graph.variables):
+        with self._state.preserved():
             for _ in range(steps):
                 self._step(self._batch)
             kept = self._model.optimizer.variables if self._model.optimizer else []
@@ -194,7 +195,8 @@ class FitTimer:
         self._callbacks = callbacks
         self._dataset = repeated(as_dataset(data))
         self._batch = first_batch(require_compiled(model), self._dataset)
-        _, self._graph = traced(model, self._batch)
+        _, graph = traced(model, self._batch)
+        self._state = StatePreserver(model, also=graph.variables)
         self._train_function: Any = None
         self._first_step_seconds = 0.0
 
@@ -206,7 +208,7 @@ class FitTimer:
         block, samples, once = _block(steps, warmup, samples), min(steps, samples), self._model.steps_per_execution
         block, begin = _rounded_up(block, once), once + _rounded_up(warmup, once)
         marks = _Marks(self._clock, {once, *range(begin, begin + block * samples + 1, block)})
-        with preserved(self._model, also=self._graph.variables):
+        with self._state.preserved():
             self._fit(begin + block * samples, marks)
         ends = [marks.passed[begin + block * number] for number in range(samples + 1)]
         return StepTimes(

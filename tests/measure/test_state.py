@@ -1,0 +1,166 @@
+"""The state of a model, kept and given back; where the GPU is a pretended one, the variables lie on a CPU."""
+
+import keras
+import pytest
+import tensorflow as tf
+from models import assert_same_state, batch, small_net, state
+
+from tfopt.hardware import gpu_memory
+from tfopt.measure import FitTimer, StepTimer, preserved
+from tfopt.measure import state as kept
+from tfopt.measure.state import StatePreserver
+
+MIB = 2**20
+
+
+class Gpu:
+    """Memory of a GPU, in MiB; `reads` counts the variables that stay on it."""
+
+    def __init__(self, monkeypatch):
+        self.limit, self.in_use, self.peak = 1000, 100, 500
+        monkeypatch.setattr(kept, "_gpus", lambda parts: {parts[0].device: 100 * MIB})
+        monkeypatch.setattr(gpu_memory, "limit_bytes", lambda device: self.limit and self.limit * MIB)
+        monkeypatch.setattr(gpu_memory, "in_use_bytes", lambda device: self.in_use * MIB)
+        monkeypatch.setattr(gpu_memory, "peak_bytes", lambda device: self.peak * MIB)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return Gpu(monkeypatch)
+
+
+def stayed(preserver):
+    """Whether the state of the next block stays on the device."""
+    return bool(preserver._devices_with_room(kept._parts(preserver._model, ())))
+
+
+def train(model, jit=None):
+    model.fit(*batch(16), batch_size=8, verbose=0, shuffle=False)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+def test_it_comes_back_bit_for_bit_from_host_and_device(gpu, policy, jit):
+    model = small_net(policy, jit_compile=jit)
+    train(model)
+    before = state(model)
+    preserver, places = StatePreserver(model), []
+    for _ in range(4):
+        places.append(stayed(preserver))
+        with preserver.preserved():
+            train(model)
+            assert any((one != other).any() for (_, one), (_, other) in zip(before, state(model), strict=True))
+        assert_same_state(before, state(model))
+    assert places == [False, False, True, True]
+    # What was given back can be trained on as if nothing had been.
+    train(model)
+    once = state(model)
+    with preserver.preserved():
+        train(model)
+    assert_same_state(once, state(model))
+
+
+@pytest.mark.parametrize(
+    ("limit", "in_use", "peak", "fits"),
+    [
+        (1000, 100, 500, True),
+        (700, 100, 500, True),  # 100 in use, 400 for the step, 100 for the copy, 70 spare
+        (650, 100, 500, False),
+        (1000, 900, 950, False),
+        (None, 100, 500, False),  # unknown
+    ],
+)
+def test_it_stays_on_the_device_only_with_room_for_a_step(gpu, limit, in_use, peak, fits):
+    gpu.limit, gpu.in_use, gpu.peak = limit, in_use, peak
+    model = small_net()
+    train(model)
+    preserver = StatePreserver(model)
+    for _ in range(2):
+        with preserver.preserved():
+            pass
+    assert stayed(preserver) == fits
+    if fits:
+        gpu.in_use = 950  # others came
+        assert not stayed(preserver)
+        before = state(model)
+        with preserver.preserved():
+            train(model)
+        assert_same_state(before, state(model))
+
+
+def test_a_block_that_fails_gives_it_back(gpu):
+    model = small_net()
+    train(model)
+    preserver = StatePreserver(model)
+
+    def fail():
+        with preserver.preserved():
+            train(model)
+            raise ArithmeticError
+
+    before = state(model)
+    for _ in range(3):
+        with pytest.raises(ArithmeticError):
+            fail()
+        assert_same_state(before, state(model))
+
+
+def test_mirrored_variables(gpu):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, use_bias=False)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    model.fit(tf.ones((8, 4)), tf.ones((8, 3)), batch_size=4, verbose=0)
+    before = state(model)
+    preserver = StatePreserver(model)
+    for _ in range(3):
+        with preserver.preserved():
+            model.fit(tf.ones((8, 4)), tf.ones((8, 3)), batch_size=4, verbose=0)
+        assert_same_state(before, state(model))
+        for part in kept._parts(model, ()):
+            assert part.device.endswith(("CPU:0", "CPU:1"))
+
+
+@pytest.mark.parametrize("timer", [StepTimer, FitTimer])
+def test_timers_keep_it_on_the_device_from_the_third_call_on(gpu, timer):
+    model = small_net()
+    train(model)
+    data = batch(8)
+    measured = timer(model, data)
+    places, before = [], state(model)
+    for _ in range(3):
+        places.append(stayed(measured._state))
+        measured(2, warmup=1)
+        assert_same_state(before, state(model))
+    assert places == [False, False, True]
+
+
+def test_on_a_cpu_it_waits_in_host_memory():
+    model = small_net()
+    preserver = StatePreserver(model)
+    for _ in range(3):
+        assert not stayed(preserver)
+        with preserver.preserved():
+            pass
+
+
+def test_once():
+    model = small_net()
+    train(model)
+    before = state(model)
+    with preserved(model):
+        train(model)
+    assert_same_state(before, state(model))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_stays_there():
+    model = small_net("mixed_bfloat16", jit_compile=True)
+    train(model)
+    before = state(model)
+    preserver = StatePreserver(model)
+    for turn in range(4):
+        assert stayed(preserver) == (turn >= 2)
+        with preserver.preserved():
+            train(model)
+        assert_same_state(before, state(model))
