@@ -13,7 +13,7 @@ from tfopt.errors import TfoptError
 
 ANSWERING = """
 import json, os, socket
-from tfopt.distribute.channel import Channel, readable
+from tfopt.distribute.watchdog.channel import Channel, readable
 channel = Channel(socket.socket(fileno=0))
 channel.send(answer={"pid": os.getpid(), "config": os.environ["TF_CONFIG"], "gpus": os.environ["CUDA_VISIBLE_DEVICES"]})
 while not channel.closed:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tfopt.distribute.__main__ import main
-from tfopt.distribute.cluster import Cluster
+from tfopt.distribute.__main__ import main, nccl_variables
+from tfopt.distribute.cluster.membership import Cluster
 
 CLUSTER = Cluster("TF_CONFIG", ("here:1", "here:2"), 1)
 
@@ -70,3 +70,9 @@ def test_as_a_process_without_tensorflow() -> None:
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("worker 1 (here:2)")
+
+
+def test_only_variables_of_nccl_in_order() -> None:
+    environ = {"NCCL_SOCKET_IFNAME": "eth0", "PATH": "/bin", "NCCL_ALGO": "Ring", "MY_NCCL_X": "1"}
+    assert list(nccl_variables(environ).items()) == [("NCCL_ALGO", "Ring"), ("NCCL_SOCKET_IFNAME", "eth0")]
+    assert nccl_variables({}) == {}

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tfopt.distribute.ray import _in_worker, trainer
-from tfopt.distribute.watch import Watch
+from tfopt.distribute.watchdog.watch import Watch
 from tfopt.errors import UnsupportedError
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from tfopt import distribute
 from tfopt.distribute import strategies
-from tfopt.distribute.barrier import MissingPeerError
-from tfopt.distribute.cluster import Cluster
+from tfopt.distribute.cluster.membership import Cluster
+from tfopt.distribute.strategies import communication
+from tfopt.distribute.watchdog.barrier import MissingPeerError
 from tfopt.errors import ClusterError, UnsupportedError
 
 
@@ -48,7 +49,7 @@ def test_an_unknown_kind(kind):
     [
         ("model_parallel", r"keras\.distribution\.ModelParallel, or PyTorch's FSDP"),
         ("FSDP", "PyTorch's FSDP"),
-        ("parameter-server", "asynchronous updates.*loop of its own"),
+        ("parameter-server", "asynchronous updates.*loop of your own"),
         ("ZeRO", "optimizer's state"),
         ("tpu", "TPUStrategy"),
     ],
@@ -133,7 +134,7 @@ class TestWhatToStartAgain:
     def _in_a_cluster(self, monkeypatch):
         monkeypatch.setattr(strategies, "resolve", lambda: CLUSTER)
 
-    @pytest.mark.parametrize("missing", ["check_host", "_of_workers"])
+    @pytest.mark.parametrize("missing", ["check_host", "_multi_worker"])
     def test_a_job_whose_peer_is_missing(self, monkeypatch, capsys, missing):
         def miss(*_, **__):
             raise MissingPeerError("Expected all. Found one.")
@@ -151,3 +152,27 @@ class TestWhatToStartAgain:
         monkeypatch.setenv("TFOPT_WATCH_BEAT_SECONDS", "often")
         with pytest.raises(ClusterError, match=r"Expected TFOPT_WATCH_BEAT_SECONDS .* Found: 'often'\. What to do"):
             distribute.strategy()
+
+
+TWO_HOSTS = Cluster("arguments", ("10.0.0.1:2222", "10.0.0.2:2222"), 0)
+ONE_HOST = Cluster("arguments", ("10.0.0.1:2222", "10.0.0.1:2223"), 0)
+IMPLEMENTATION = tf.distribute.experimental.CommunicationImplementation
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "implementation", "mib"),
+    [
+        (TWO_HOSTS, 8, IMPLEMENTATION.NCCL, 32),
+        (ONE_HOST, 1, IMPLEMENTATION.NCCL, 0),
+        (TWO_HOSTS, 0, IMPLEMENTATION.RING, 0),
+        (ONE_HOST, 0, IMPLEMENTATION.RING, 0),
+    ],
+)
+def test_chosen_by_topology(cluster, gpus, implementation, mib):
+    chosen = communication(cluster, gpus)
+    options = chosen.options()
+    assert (options.implementation, options.bytes_per_pack) == (implementation, mib * 2**20)
+    assert options.timeout_seconds is None
+    assert len(str(chosen).splitlines()) == 3
+    assert str(chosen).startswith(f"{implementation.value}: ")
+    assert json.loads(json.dumps(chosen.to_dict()))["bytes_per_pack"] == mib * 2**20

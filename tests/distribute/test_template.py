@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfopt.distribute.kubernetes import from_kubernetes
+from tfopt.distribute.cluster.kubernetes import from_kubernetes
 from tfopt.distribute.template import FILES, main, template
 
 ROOT = Path(__file__).parents[2]

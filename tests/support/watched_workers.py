@@ -17,7 +17,7 @@ DEADLINE = 60  # seconds, only to keep a test that fails from hanging
 
 _WORKER = """
 import ctypes, json, os, signal, sys, time, types
-from tfopt.distribute.watch import Watch
+from tfopt.distribute.watchdog.watch import Watch
 workers, index, deadline = json.loads(sys.argv[1])
 watch = Watch.start(types.SimpleNamespace(workers=tuple(workers), index=index), deadline_seconds=deadline)
 print("seed", watch.seed, flush=True)

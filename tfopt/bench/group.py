@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from tfopt.bench.worker import ANSWER_BYTES, Job
-from tfopt.distribute.channel import Channel, readable
-from tfopt.distribute.local_cluster import local_cluster
+from tfopt.distribute.launch.workers import local_cluster
+from tfopt.distribute.watchdog.channel import Channel, readable
 from tfopt.errors import TfoptError
 
 _ANSWER_SECONDS = 300.0  # compilations on a busy machine included

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from tfopt.distribute.channel import Channel, readable
+from tfopt.distribute.watchdog.channel import Channel, readable
 
 ANSWER_BYTES = 1 << 16
 

@@ -1,4 +1,4 @@
-"""Gradients sent between replicas in 16 bits: half the bytes, and a slightly other training."""
+"""16-bit gradients between replicas: half the bytes, and slightly different training."""
 
 import functools
 import inspect
@@ -18,23 +18,23 @@ _NAME = "_all_reduce_sum_gradients"
 
 
 def compress_gradients(model: keras.Model, dtype: str = "bfloat16") -> keras.Model:
-    """Lets a compiled model's optimizer sum the gradients of the replicas in 16 bits instead of 32.
+    """Makes a compiled model's optimizer sum the replicas' gradients in 16 bits instead of 32.
 
-    Use it where the network between machines is what a step waits for: half the bytes are sent. It changes the
-    result: each gradient is rounded to 8 bits of mantissa (bfloat16) before it is summed. `docs/distribution.md` tells
-    how far a training drifts; compare yours with and without. Clipping and the update stay in 32 bits.
+    Use it if steps wait for the network between machines: half the bytes are sent. It changes the result, since each
+    gradient is rounded (to 8 bits of mantissa in bfloat16) before it is summed. `docs/distribution.md` says how far a
+    training drifts; compare yours with and without. Clipping and the update stay in 32 bits.
 
     Args:
-        model: The model, compiled in the scope of the strategy. `compile` with another optimizer ends it.
-        dtype: "bfloat16", or "float16", which is finer and overflows beyond 65504.
+        model: A model compiled in the strategy's scope. Compiling it with another optimizer ends the compression.
+        dtype: "bfloat16" (the default), or "float16", which is finer and overflows beyond 65504.
 
     Returns:
         The same model.
 
     Raises:
-        TypeError: `model` is no keras.Model.
-        ValueError: There is no such dtype, or the model is not compiled with an optimizer.
-        tfopt.errors.UnsupportedError: Its optimizer has an all-reduce of its own.
+        TypeError: If `model` is not a keras.Model.
+        ValueError: If there is no such dtype, or the model is not compiled with an optimizer.
+        tfopt.errors.UnsupportedError: If its optimizer has its own all-reduce.
 
     Example:
         >>> with strategy.scope():
@@ -51,18 +51,18 @@ def compress_gradients(model: keras.Model, dtype: str = "bfloat16") -> keras.Mod
     stock = getattr(type(optimizer), _NAME, None)
     if stock is None or not inspect.unwrap(stock).__module__.startswith("keras."):
         raise UnsupportedError(
-            f"Expected an optimizer that sums its gradients as Keras' do. Found {type(optimizer).__name__}, which has "
-            "a way of its own. Compress there, or use one of keras.optimizers."
+            f"Expected an optimizer that sums gradients as Keras' own do. Found {type(optimizer).__name__}, which has "
+            "its own all-reduce. Compress there, or use one of keras.optimizers."
         )
-    # In the optimizer's own dictionary, where Keras' attribute tracking does not see it.
     CLIPPING.install()
-    optimizer.__dict__[_NAME] = functools.partial(_summed_in, tf.dtypes.as_dtype(dtype), optimizer, stock)
+    # In the instance's __dict__, out of sight of Keras' attribute tracking.
+    optimizer.__dict__[_NAME] = functools.partial(_sum_gradients, tf.dtypes.as_dtype(dtype), optimizer, stock)
     model.make_train_function(force=True)
     return model
 
 
-def _summed_in(dtype: tf.DType, optimizer: Any, stock: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
-    """As the optimizer's own, with the sum itself in 16 bits; what clips after it does so in 32."""
+def _sum_gradients(dtype: tf.DType, optimizer: Any, stock: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
+    """The optimizer's own sum, in 16 bits; clipping afterwards is in 32."""
     if not in_several_replicas():
         return stock(optimizer, grads_and_vars)
     short = [(None if grad is None else tf.cast(grad, dtype), variable) for grad, variable in grads_and_vars]

@@ -1,7 +1,7 @@
-"""Keras trainings under Ray Train: workers that train in step, report each epoch, and go on after one was lost.
+"""Keras trainings under Ray Train: workers that train in step, report each epoch, and resume after one was lost.
 
-Stock, Keras fails under Ray's TensorflowTrainer (ray#47464). `tfopt.distribute.strategy()` in the training function
-mends that, here as elsewhere; Ray sets TF_CONFIG, so nothing else tells it where it is.
+Plain Keras fails under Ray's TensorflowTrainer (ray#47464). `tfopt.distribute.strategy()` in the training function
+repairs that, as it does elsewhere, and finds the cluster in the TF_CONFIG that Ray sets.
 """
 
 import functools
@@ -25,15 +25,15 @@ _EPOCHS = "epochs"
 def trainer(train: Callable[..., Any], **options: Any) -> "TensorflowTrainer":
     """Returns Ray's TensorflowTrainer for a training function that calls `tfopt.distribute.strategy()`.
 
-    Call `fit()` on it in the script that you submit to Ray. Before the function starts, each worker is told that its
-    GPUs are its own and that `tf.keras` is Keras 3; when the function has ended, so has the watch over the worker.
+    Call `fit()` on it in the script you submit to Ray. Each worker then knows that its GPUs are its own and that
+    `tf.keras` is Keras 3, and stops being watched when the function returns.
 
     Args:
-        train: The training function, with or without one argument, the config. It imports TensorFlow and Keras itself.
-        options: What TensorflowTrainer takes: `scaling_config`, `run_config`, `train_loop_config` and more.
+        train: The training function, with or without a config argument. It imports TensorFlow and Keras itself.
+        options: TensorflowTrainer's: `scaling_config`, `run_config`, `train_loop_config` and more.
 
     Raises:
-        tfopt.errors.UnsupportedError: Ray is not installed.
+        tfopt.errors.UnsupportedError: If Ray is not installed.
 
     Example:
         >>> run = trainer(train, scaling_config=ScalingConfig(num_workers=2))
@@ -49,12 +49,12 @@ def trainer(train: Callable[..., Any], **options: Any) -> "TensorflowTrainer":
 
 
 def report_checkpoints(model: "keras.Model") -> "keras.callbacks.Callback":
-    """Returns a callback for `model.fit` that reports the metrics and the weights of every epoch to Ray Train.
+    """Returns a callback that reports each epoch's metrics and weights, with the optimizer's state, to Ray Train.
 
-    Give it to `fit` in every worker, and call `restore` before `fit`. The optimizer's state is among the weights.
+    Pass it to `fit` in every worker, and call `restore` before `fit`.
 
     Args:
-        model: The model that is trained.
+        model: The model being trained.
 
     Example:
         >>> model.fit(x, y, epochs=10, initial_epoch=restore(model), callbacks=[report_checkpoints(model)])
@@ -65,13 +65,13 @@ def report_checkpoints(model: "keras.Model") -> "keras.callbacks.Callback":
 
 
 def restore(model: "keras.Model") -> int:
-    """Loads the checkpoint that Ray Train has of this run, and returns how many epochs it holds; without one, 0.
+    """Loads this run's checkpoint from Ray Train and returns how many epochs it holds; 0 if there is none.
 
-    Call it in every worker, after `compile`. Ray has one after a worker was lost, and where a run of the same name has
-    been there before.
+    Call it in every worker, after `compile`. Ray has a checkpoint after a worker was lost, and if a run of the same
+    name came before.
 
     Args:
-        model: The model as `report_checkpoints` saw it, built and compiled.
+        model: The model, built and compiled as `report_checkpoints` saw it.
 
     Example:
         >>> first = restore(model)
@@ -87,14 +87,14 @@ def restore(model: "keras.Model") -> int:
 
 
 def load(model: "keras.Model", checkpoint: "Checkpoint") -> None:
-    """Loads into a model what `report_checkpoints` has saved: after the training, from the result's checkpoint.
+    """Loads what `report_checkpoints` saved, such as the result's checkpoint after the training.
 
     Example:
         >>> load(model, result.checkpoint)
     """
     with model.distribute_strategy.scope(), checkpoint.as_directory() as folder:
         if model.optimizer is not None and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)  # or its state in the file would be left out
+            model.optimizer.build(model.trainable_variables)  # otherwise its state in the file would be skipped
         model.load_weights(Path(folder, _WEIGHTS))
 
 
@@ -111,15 +111,15 @@ def _report(model: "keras.Model", epoch: int, logs: dict[str, float] | None) -> 
 
 
 def _in_worker(train: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(train)  # Ray looks at the signature for the config
+    @functools.wraps(train)  # Ray inspects the signature for the config
     def run(*config: Any) -> Any:
-        from tfopt.distribute.devices import ASSIGNED
-        from tfopt.distribute.watch import Watch
+        from tfopt.distribute.placement import ASSIGNED
+        from tfopt.distribute.watchdog.watch import Watch
 
         os.environ.pop("TF_USE_LEGACY_KERAS", None)  # Ray sets it, for Keras 2
         os.environ[ASSIGNED] = "1"
         result = train(*config)
-        Watch.say_bye()  # Ray kills its workers, and nothing runs at their end
+        Watch.say_bye()  # Ray kills its workers, so nothing runs at their exit
         return result
 
     return run

@@ -1,32 +1,46 @@
-"""One call in front of the model: the same script on one device, on all of a machine, and on many machines."""
+"""One call before the model: the same script on one device, on all of a machine, and on many machines."""
 
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfopt import hardware, repairs
-from tfopt.distribute.affinity import bind_cpus, threads
-from tfopt.distribute.barrier import MissingPeerError
-from tfopt.distribute.checking import check_host
-from tfopt.distribute.cluster import Cluster
-from tfopt.distribute.communication import communication
-from tfopt.distribute.devices import ASSIGNED, NAME, visible_devices
-from tfopt.distribute.exit_codes import RESTART
-from tfopt.distribute.refusals import refuse, refuse_distribution
-from tfopt.distribute.resolving import resolve
-from tfopt.distribute.sigterm import restore_sigterm
-from tfopt.distribute.watch import Watch
-from tfopt.errors import ClusterError, unknown_name
+from tfopt.distribute.cluster.membership import Cluster
+from tfopt.distribute.cluster.resolving import resolve
+from tfopt.distribute.placement import ASSIGNED, VISIBLE, bind_cpus, threads, visible_devices
+from tfopt.distribute.preflight import check_host
+from tfopt.distribute.watchdog.barrier import MissingPeerError
+from tfopt.distribute.watchdog.watch import RESTART, Watch, restore_sigterm
+from tfopt.errors import ClusterError, UnsupportedError, unknown_name
 
 KINDS = ("auto", "one_device", "mirrored", "multi_worker")
+
+_MIB = 2**20
+_SHARDING = "Keras on JAX with keras.distribution.ModelParallel, or PyTorch's FSDP"
+# Other kinds of strategy: what they are, and what to use instead.
+_UNSUPPORTED = {
+    "model_parallel": ("splits a model over devices", _SHARDING),
+    "data_parallel": ("is keras.distribution's, which does nothing on TensorFlow", 'strategy("auto")'),
+    "pipeline_parallel": ("runs the layers of a model on several devices in turn", "PyTorch's pipelining"),
+    "zero": ("shards the optimizer's state", _SHARDING),
+    "fsdp": ("shards the weights and the optimizer's state", _SHARDING),
+    "parameter_server": (
+        "makes asynchronous updates, whose result depends on timing",
+        "tf.distribute with a training loop of your own",
+    ),
+    "central_storage": ("keeps variables in the host's memory, where Keras does not train", 'strategy("auto")'),
+    "tpu": ("is for TPUs; tfopt is for GPUs", "tf.distribute.TPUStrategy, or Keras on JAX"),
+}
 
 
 @dataclass(slots=True)
 class _Made:
-    """The strategy of this process: a second one would count its collective operations from the start again."""
+    """This process's strategy: a second one would count its collective operations from the start again."""
 
     kind: str
     strategy: tf.distribute.Strategy
@@ -40,27 +54,27 @@ _made: list[_Made] = []
 def strategy(kind: str = "auto", *, start_seconds: float = 60.0) -> tf.distribute.Strategy:
     """Returns the tf.distribute strategy for where this process runs, with Keras' defects under it repaired.
 
-    Call it once, before anything else of TensorFlow, and make and compile the model in its scope. The batch size of
-    `fit` and of datasets is the global one: of all replicas together. In a cluster of several workers it waits until
-    all of them are there, and watches them from then on: a worker that is killed, stops or hangs ends the others
-    within 90 s, with its name on stderr and exit code 75, for the scheduler to start them again.
+    Call it once, before anything else of TensorFlow, and create and compile the model in its scope. Batch sizes, in
+    `fit` and in datasets, are global: for all replicas together. In a cluster it waits until all workers have joined
+    and watches them from then on: when a worker is killed, stops or hangs, the others end within 90 s with its name on
+    stderr and exit code 75, so that the scheduler can restart them.
 
     Args:
-        kind: "auto": several workers if the environment names them, else all GPUs of this machine, else one device.
-            "one_device", "mirrored" or "multi_worker" insist.
-        start_seconds: How long to wait for the other workers.
+        kind: "auto": all workers of the cluster in the environment, otherwise all GPUs of this machine, otherwise one
+            device. "one_device", "mirrored" or "multi_worker" insists.
+        start_seconds: How long to wait for the other workers. Default: 60.
 
     Returns:
-        MultiWorkerMirroredStrategy, MirroredStrategy, or on one device TensorFlow's default strategy, under which
-        Keras trains as without any. A second call returns the same.
+        MultiWorkerMirroredStrategy, MirroredStrategy or, on one device, TensorFlow's default strategy, under which
+        Keras trains as it does without one. A second call returns the same strategy.
 
     Raises:
-        ValueError: There is no such kind.
-        tfopt.errors.ClusterError: The cluster is described wrongly, another job has its ports, there are fewer GPUs
-            than workers on this host, or what `kind` insists on is not there. Starting again would not help.
-        tfopt.errors.UnsupportedError: It is a kind that Keras on TensorFlow cannot do, or this Keras is not one that
-            tfopt's repairs know.
-        SystemExit: With code 75: a worker did not come within `start_seconds`; which one stands on stderr.
+        ValueError: If there is no such kind.
+        tfopt.errors.ClusterError: If the cluster is described wrongly, another job has its ports, this host has fewer
+            GPUs than workers, or what `kind` insists on is missing. Restarting would not help.
+        tfopt.errors.UnsupportedError: If Keras on TensorFlow cannot do this kind, or tfopt's repairs do not know this
+            version of Keras.
+        SystemExit: With code 75 if a worker, named on stderr, did not come within `start_seconds`.
 
     Example:
         >>> strategy = tfopt.distribute.strategy("auto")
@@ -68,10 +82,9 @@ def strategy(kind: str = "auto", *, start_seconds: float = 60.0) -> tf.distribut
         ...     model = make_model()
         ...     model.compile("adam", "mse")
     """
-    refuse(kind)
     if kind not in KINDS:
-        raise unknown_name("kind of strategy", kind, KINDS)
-    refuse_distribution()
+        raise _unusable(kind)
+    _refuse_keras_distribution()
     if not _made:
         _made.append(_make(kind, start_seconds))
     elif kind not in ("auto", _made[0].kind):
@@ -82,7 +95,7 @@ def strategy(kind: str = "auto", *, start_seconds: float = 60.0) -> tf.distribut
 
 
 def explain() -> str:
-    """Returns what `strategy` found, what it chose and why; before it was called, what would be resolved.
+    """Returns what `strategy` found, what it chose and why; before it is called, what `resolve` finds.
 
     Example:
         >>> print(tfopt.distribute.explain())
@@ -91,6 +104,28 @@ def explain() -> str:
           TF_CONFIG: not set
     """
     return "\n".join([_made[0].cluster.explain(), *_made[0].notes]) if _made else resolve().explain()
+
+
+def _unusable(kind: object) -> Exception:
+    """The error for a kind that cannot work, or is not known."""
+    name = kind.lower().replace("-", "_").replace(" ", "_") if isinstance(kind, str) else ""
+    if name not in _UNSUPPORTED:
+        return unknown_name("kind of strategy", kind, KINDS)
+    what, instead = _UNSUPPORTED[name]
+    return UnsupportedError(
+        "Expected a strategy that trains synchronously with the whole model on each device. Found "
+        f"{kind!r}, which {what}. Keras on TensorFlow cannot do it; use {instead}."
+    )
+
+
+def _refuse_keras_distribution() -> None:
+    found = keras.distribution.distribution()
+    if found is not None:
+        raise UnsupportedError(
+            f"Expected no keras.distribution on TensorFlow. Found {type(found).__name__}, which does nothing there: "
+            "each device would train the whole model on all data. Remove it with "
+            "keras.distribution.set_distribution(None)."
+        )
 
 
 def _make(kind: str, start_seconds: float) -> _Made:
@@ -102,14 +137,14 @@ def _make(kind: str, start_seconds: float) -> _Made:
         )
     if len(cluster.workers) > 1 and kind in ("auto", "multi_worker"):
         try:
-            return _of_workers(cluster, start_seconds)
+            return _multi_worker(cluster, start_seconds)
         except MissingPeerError as error:
             sys.stderr.write(f"tfopt: {error}\n")
             raise SystemExit(RESTART) from error
     devices = _devices() if kind != "one_device" else []
     if kind == "mirrored" and len(devices) < 2:
         raise ClusterError(
-            f"Expected several GPUs. Found {len(devices)} device. Look at nvidia-smi and CUDA_VISIBLE_DEVICES, or take "
+            f"Expected several GPUs. Found {len(devices)} device. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
             'strategy("auto"), which trains on one device too.'
         )
     if len(devices) < 2:
@@ -120,24 +155,24 @@ def _make(kind: str, start_seconds: float) -> _Made:
 
 
 def _devices() -> list[str]:
-    """All GPUs; without any, the logical CPU devices, which stand in for them in tests."""
+    """All GPUs or, without any, the logical CPU devices that stand in for them in tests."""
     found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     return [device.name.removeprefix("/device:") for device in found]
 
 
-def _of_workers(cluster: Cluster, start_seconds: float) -> _Made:
+def _multi_worker(cluster: Cluster, start_seconds: float) -> _Made:
     check_host(cluster, deadline_seconds=start_seconds)
     visible = visible_devices(os.environ, cluster)
     if visible.value is not None:
-        os.environ[NAME] = visible.value
-        os.environ[ASSIGNED] = "1"  # a second call, after an error, would divide it again
+        os.environ[VISIBLE] = visible.value
+        os.environ[ASSIGNED] = "1"  # otherwise a second call, after an error, would divide it again
     used = hardware.gpus()
     binding = bind_cpus(used)
     pools = threads(cluster, binding=binding)
     chosen = communication(cluster, len(used))
     repairs.install(*repairs.REPLICAS)
     try:
-        # Before the others go on without this one: both fail if it is too late for a strategy.
+        # Before the other workers proceed without this one: both calls fail if it is too late for a strategy.
         tf.config.threading.set_intra_op_parallelism_threads(pools.intra_op)
         tf.config.threading.set_inter_op_parallelism_threads(pools.inter_op)
         watch = Watch.start(cluster, deadline_seconds=start_seconds)
@@ -150,6 +185,61 @@ def _of_workers(cluster: Cluster, start_seconds: float) -> _Made:
         ) from error
     restore_sigterm()
     if tf.compat.v1.get_seed(None) == (None, None):
-        tf.random.set_seed(watch.seed)  # or each worker would shuffle its own way, and train on what others have
+        tf.random.set_seed(watch.seed)  # otherwise each worker would shuffle differently and see the others' examples
     notes = [str(visible), f"CPUs: {binding}", f"threads: {pools}", *chosen.reasons]
     return _Made("multi_worker", made, cluster, notes)
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """How tf.distribute performs the all-reduce."""
+
+    implementation: str
+    """"NCCL" between GPUs, "RING" between CPUs."""
+    bytes_per_pack: int
+    """Approximate size of the packs gradients are sent in; 0: all in one."""
+    reasons: tuple[str, ...]
+
+    def options(self) -> tf.distribute.experimental.CommunicationOptions:
+        """The same for TensorFlow."""
+        return tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=self.bytes_per_pack,
+            implementation=tf.distribute.experimental.CommunicationImplementation(self.implementation),
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self.reasons)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self) | {"reasons": list(self.reasons)}
+
+
+def communication(cluster: Cluster, gpus: int) -> Communication:
+    """Chooses how the workers of a cluster communicate.
+
+    Args:
+        cluster: From `resolve()`.
+        gpus: How many GPUs this worker uses.
+
+    Example:
+        >>> print(communication(Cluster("arguments", ("a:1", "b:1"), 0), gpus=0))
+        RING: between CPUs there is no NCCL
+        gradients in one pack: over a ring of CPUs each pack is a round of its own
+        no time limit: the watchdog ends this worker when a peer is lost, and slow peers are waited for
+    """
+    several_hosts = cluster.local_workers < len(cluster.workers)
+    pack = 0
+    if gpus:
+        implementation, why = "NCCL", "between GPUs it is the fastest, within a host and across"
+    else:
+        implementation, why = "RING", "between CPUs there is no NCCL"
+    if gpus and several_hosts:
+        # TensorFlow's guide: with packs, the transfer begins while gradients are still being computed.
+        pack, packs = 32 * _MIB, "gradients in packs of 32 MiB: the first are on the network while others are computed"
+    elif gpus:
+        packs = "gradients in one pack: within a host latency counts more than overlap"
+    else:
+        packs = "gradients in one pack: over a ring of CPUs each pack is a round of its own"
+    limit = "no time limit: the watchdog ends this worker when a peer is lost, and slow peers are waited for"
+    return Communication(implementation, pack, (f"{implementation}: {why}", packs, limit))

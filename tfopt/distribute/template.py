@@ -1,4 +1,4 @@
-"""Prints a ready job for a scheduler: `python -m tfopt.distribute.template kubernetes > job.yaml`."""
+"""Prints a job template for a scheduler: `python -m tfopt.distribute.template kubernetes > job.yaml`."""
 
 import argparse
 import sys
@@ -11,17 +11,13 @@ FILES = {"slurm": "slurm.sh", "kubernetes": "kubernetes.yaml", "ray": "ray.py"}
 
 
 def template(name: str) -> str:
-    """Returns the text of a ready job, with comments where a site must fill in.
+    """Returns a job template, with comments where a site must fill in.
 
     Args:
         name: "slurm", "kubernetes" or "ray".
 
     Raises:
-        ValueError: There is no such template.
-
-    Example:
-        >>> template("kubernetes").splitlines()[0]
-        '# A training of several workers on Kubernetes: an indexed Job, and the headless Service that names its pods.'
+        ValueError: If there is no such template.
     """
     if name not in FILES:
         raise unknown_name("template", name, FILES)
@@ -29,21 +25,11 @@ def template(name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    parser = _parser()
-    try:
-        text = template(parser.parse_args(arguments).name)
-    except ValueError as error:
-        parser.error(str(error))
-    sys.stdout.write(text)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tfopt.distribute.template",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Prints a ready job, with comments where your site must fill in.",
+        description="Prints a job template, with comments where your site must fill in.",
         epilog="what to do with it, in a file:\n"
         "  slurm       a batch script:   sbatch slurm.sh python train.py\n"
         "  kubernetes  a manifest:       kubectl apply -f job.yaml\n"
@@ -51,7 +37,11 @@ def _parser() -> argparse.ArgumentParser:
         "exit codes: 0 printed, 2 wrong usage",
     )
     parser.add_argument("name", metavar="{" + ",".join(FILES) + "}", help="the scheduler")
-    return parser
+    try:
+        sys.stdout.write(template(parser.parse_args(arguments).name))
+    except ValueError as error:
+        parser.error(str(error))
+    return 0
 
 
 if __name__ == "__main__":

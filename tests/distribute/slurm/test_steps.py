@@ -12,11 +12,11 @@ TEMPLATE = Path(tfopt.__file__).parent / "distribute" / "templates" / "slurm.sh"
 
 WHO = """
 import json, os
-from tfopt.distribute.resolving import resolve
+from tfopt.distribute.cluster.resolving import resolve
 print(json.dumps(resolve().to_dict() | {"rank": os.environ["SLURM_PROCID"], "node": os.environ["SLURMD_NODENAME"]}))
 """
 REFUSED = """
-from tfopt.distribute.resolving import resolve
+from tfopt.distribute.cluster.resolving import resolve
 from tfopt.errors import ClusterError
 try:
     print(resolve())
@@ -25,8 +25,8 @@ except ClusterError as error:
 """
 WATCHED = """
 import signal, sys, time
-from tfopt.distribute.resolving import resolve
-from tfopt.distribute.watch import Watch
+from tfopt.distribute.cluster.resolving import resolve
+from tfopt.distribute.watchdog.watch import Watch
 told = []
 def note(number, frame):
     told.append(number)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tfopt.distribute.exit_codes import RESTART
+from tfopt.distribute.watchdog.watch import RESTART
 
 SCRIPT = str(Path(__file__).parents[2] / "support" / "service_strategies.py")
 ALL = list(range(203))

@@ -1,0 +1,134 @@
+"""check_host(): names, the own address, the port; with real sockets."""
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tfopt.distribute import preflight
+from tfopt.distribute.cluster.membership import ONE_PROCESS, Cluster
+from tfopt.distribute.preflight import check_host
+from tfopt.errors import ClusterError
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nobody holds."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        yield held
+
+
+def only(address: str) -> Cluster:
+    return Cluster("arguments", (address,), 0)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.9"])
+def test_a_sound_host(host: str, port: int) -> None:
+    check_host(only(f"{host}:{port}"))
+    check_host(only(f"{host}:{port}"))  # the check itself keeps nothing
+
+
+def test_a_sound_host_with_ipv6(port: int) -> None:
+    if not preflight._is_local(socket.AF_INET6, ("::1", 0, 0, 0)):
+        pytest.skip("no IPv6 here")
+    check_host(only(f"[::1]:{port}"))
+
+
+def test_a_machine_without_ipv6(monkeypatch: pytest.MonkeyPatch, listener: socket.socket, port: int) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    check_host(only(f"127.0.0.1:{port}"))
+    with pytest.raises(ClusterError, match="to be free"):
+        check_host(only(f"127.0.0.1:{listener.getsockname()[1]}"))
+
+
+def test_one_process_has_nothing_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "look_up", None)
+    check_host(Cluster(ONE_PROCESS))
+
+
+def test_names_that_do_not_resolve(port: int) -> None:
+    cluster = Cluster("arguments", (f"127.0.0.1:{port}", "a..b:1", "127.0.0.2:1", "c..d:1"), 0)
+    with pytest.raises(ClusterError) as caught:
+        check_host(cluster, deadline_seconds=0.3)
+    text = str(caught.value)
+    assert text.startswith("Expected the names of all 4 workers' hosts to resolve within 0.3 s. Found unresolved: a..b")
+    assert "of worker 1 (" in text
+    assert "c..d of worker 3 (" in text
+    assert "worker 2" not in text
+    assert "What to do: " in text
+
+
+def test_a_name_without_an_answer(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    monkeypatch.setattr(preflight, "look_up", lambda hosts, deadline_seconds: preflight.Answers())
+    with pytest.raises(ClusterError, match=r"localhost of worker 0 \(no answer\)"):
+        check_host(only(f"localhost:{port}"))
+
+
+def test_another_machines_address(port: int) -> None:
+    cluster = Cluster("arguments", (f"127.0.0.1:{port}", f"192.0.2.1:{port}"), 1)
+    with pytest.raises(
+        ClusterError,
+        match=rf"Expected the address of worker 1, 192\.0\.2\.1:{port}, to be this machine's.*this machine \(.*index",
+    ):
+        check_host(cluster)
+    check_host(Cluster("arguments", cluster.workers, 0))
+
+
+def test_the_machines_own_name_is_its_own_wherever_it_leads(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Here")
+    elsewhere: Any = [(socket.AF_INET, ("192.0.2.1", 0))]
+    monkeypatch.setattr(preflight, "look_up", lambda hosts, deadline_seconds: preflight.Answers({"here": elsewhere}))
+    check_host(only(f"here:{port}"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost"])
+def test_a_port_that_is_taken_on_any_interface(host: str, listener: socket.socket) -> None:
+    taken = listener.getsockname()[1]
+    with pytest.raises(
+        ClusterError, match=f"Expected port {taken} of {host}:{taken}, .* to be free. Found: Address"
+    ) as e:
+        check_host(only(f"{host}:{taken}"))
+    assert isinstance(e.value.__cause__, OSError)
+    listener.close()
+    check_host(only(f"{host}:{taken}"))
+
+
+def test_the_holder_of_the_port_is_named(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "port_holder", lambda port: f"python (process {port})")
+    taken = listener.getsockname()[1]
+    with pytest.raises(ClusterError, match=rf"; python \(process {taken}\) listens there\. What to do"):
+        check_host(only(f"127.0.0.1:{taken}"))
+    monkeypatch.setattr(preflight, "port_holder", lambda port: None)
+    with pytest.raises(ClusterError, match=r"Address already in use\. What to do"):
+        check_host(only(f"127.0.0.1:{taken}"))
+
+
+def test_connections_of_a_server_that_has_ended_do_not_hold_the_port(listener: socket.socket) -> None:
+    """A port whose old connections still wait is free for TensorFlow too."""
+    port = listener.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        served, _ = listener.accept()
+        served.close()  # the side that closes first waits
+        assert client.recv(1) == b""
+    listener.close()
+    check_host(only(f"127.0.0.1:{port}"))
+
+
+def test_a_port_that_the_user_may_not_bind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(port: int) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(preflight, "listen_everywhere", refuse)
+    with pytest.raises(ClusterError, match=r"Found: Permission denied\. What to do: .*above 1023"):
+        check_host(only("127.0.0.1:80"))

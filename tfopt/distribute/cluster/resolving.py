@@ -1,0 +1,85 @@
+"""Finds the cluster this process belongs to, and the paths it may write to as one of its workers."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tfopt.distribute.cluster.kubernetes import from_kubernetes
+from tfopt.distribute.cluster.membership import ONE_PROCESS, Cluster
+from tfopt.distribute.cluster.slurm import from_slurm
+from tfopt.distribute.cluster.tf_config import from_tf_config
+
+# Tried in order. Each returns the cluster, or one line that says why there is none.
+SOURCES: tuple[Callable[[Mapping[str, str]], Cluster | str], ...] = (from_tf_config, from_slurm, from_kubernetes)
+
+
+def resolve(
+    environ: Mapping[str, str] = os.environ, *, workers: Sequence[str] | None = None, index: int | None = None
+) -> Cluster:
+    """Finds the cluster this process belongs to, without loading TensorFlow.
+
+    The first of these wins: the arguments, a valid TF_CONFIG (Ray sets it), a Slurm step, TFOPT_WORKERS in a Kubernetes
+    pod, this process alone. A malformed description is an error rather than "this process alone", since each worker
+    would then train a model of its own.
+
+    Args:
+        environ: Where TF_CONFIG and the schedulers' variables are read. Default: this process's environment.
+        workers: All workers' addresses, "host:port", in rank order. Default: looked up in `environ`.
+        index: This process's place in `workers`, from 0. Required with `workers`.
+
+    Raises:
+        TypeError: If `workers` is not a sequence of addresses.
+        ValueError: If only one of `workers` and `index` is given.
+        ClusterError: If the cluster is described wrongly; the message names the part.
+
+    Example:
+        >>> print(resolve({}).explain())
+        one process
+          arguments: none
+          TF_CONFIG: not set
+          Slurm: not in a job
+          Kubernetes: not in a pod
+    """
+    if workers is not None or index is not None:
+        return _from_arguments(workers, index)
+    notes = ["arguments: none"]
+    for source in SOURCES:
+        found = source(environ)
+        if isinstance(found, Cluster):
+            return replace(found, notes=(*notes, f"{found.source}: taken"))
+        notes.append(found)
+    return Cluster(ONE_PROCESS, notes=tuple(notes))
+
+
+def _from_arguments(workers: Sequence[str] | None, index: int | None) -> Cluster:
+    if workers is None or index is None:
+        missing = "workers" if workers is None else "index"
+        raise ValueError(f"Expected workers and index, or neither. Received: no {missing}. What to do: give both.")
+    if isinstance(workers, str) or not isinstance(workers, Sequence):
+        raise TypeError(
+            f"Expected workers as a list of addresses. Received: {workers!r}. What to do: write ['host:port', …]."
+        )
+    return Cluster("arguments", tuple(workers), index, ("arguments: taken; the environment was not read",))
+
+
+def own_path(path: str | Path, *, cluster: Cluster | None = None) -> Path:
+    """Returns the path this worker writes to, in a script that every worker of a cluster runs.
+
+    Use it with ModelCheckpoint, CSVLogger and the like: every worker writes, since saving may need all of them, and
+    only the chief's file gets the name you asked for. tfopt's own loggers do this by themselves.
+
+    Args:
+        path: The file or folder.
+        cluster: Default: this process's cluster, from `resolve()`.
+
+    Returns:
+        `path` itself for the chief and for one process; for other workers the name is prefixed with `worker1-`.
+
+    Example:
+        >>> keras.callbacks.ModelCheckpoint(own_path("model.keras"))
+    """
+    found = resolve() if cluster is None else cluster
+    path = Path(path)
+    # A prefix: a suffix would land inside an extension (`.weights.h5`) or a format (`{val_loss:.2f}`).
+    return path if found.is_chief else path.with_name(f"worker{found.index}-{path.name}")

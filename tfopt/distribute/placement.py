@@ -1,0 +1,222 @@
+"""Which GPUs and CPUs this worker takes: what its launcher left it, divided among the workers on this host."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from typing import Any
+
+from tfopt.distribute.cluster.addresses import cluster_error
+from tfopt.distribute.cluster.membership import Cluster
+from tfopt.hardware.affinity import cpu_affinity
+from tfopt.hardware.gpus import Gpu, gpus
+from tfopt.hardware.host import host, usable_cpus
+from tfopt.hardware.mig import mig_instances
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+# Set, to any value, by a launcher that gives each worker its own GPUs: "0,1" alone could be for all of them.
+ASSIGNED = "TFOPT_GPUS_ASSIGNED"
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleDevices:
+    """What CUDA_VISIBLE_DEVICES should be in this process."""
+
+    value: str | None
+    """None: the variable stays unset."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{VISIBLE}{' unset' if self.value is None else f'={self.value}'}: {self.reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
+def visible_devices(environ: Mapping[str, str], cluster: Cluster) -> VisibleDevices:
+    """Returns this worker's CUDA_VISIBLE_DEVICES, to be set before TensorFlow looks for GPUs.
+
+    A launcher's value is narrowed, never replaced: the workers on a host divide its entries into equal blocks, in
+    order. MIG instances go one to each worker, since CUDA uses one per process. A single entry, or fewer entries than
+    workers on the host or than GPUs of the Slurm step there, are taken for this worker's own. If the variable is unset
+    and several workers share the host, they divide all its GPUs.
+
+    Args:
+        environ: Read for CUDA_VISIBLE_DEVICES; for TFOPT_GPUS_ASSIGNED, set if the launcher has divided the GPUs; and
+            in a Slurm step for SLURM_GPUS_ON_NODE.
+        cluster: From `resolve()`.
+
+    Raises:
+        ClusterError: If the host has fewer GPUs than workers, since NCCL does not let workers share one.
+
+    Example:
+        >>> print(visible_devices({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, Cluster("x", ("a:1", "a:2"), 1)))
+        CUDA_VISIBLE_DEVICES=6,7: 2 of 4 GPUs, local rank 1 of 2
+    """
+    value = environ.get(VISIBLE)
+    if value is None and cluster.local_workers == 1:
+        return VisibleDevices(None, "the only worker on this host takes all GPUs")
+    if value is not None and ASSIGNED in environ:
+        return VisibleDevices(value, "this worker's own, says " + ASSIGNED)
+    entries = visible_entries(environ)
+    if not entries:
+        return VisibleDevices(value, "no GPU")
+    if value is not None and cluster.source == "Slurm" and len(entries) < _gpus_of_step(environ):
+        return VisibleDevices(value, "Slurm gave each task its own")
+    return _narrowed(value, entries, cluster)
+
+
+def _gpus_of_step(environ: Mapping[str, str]) -> int:
+    """The GPUs of a Slurm step on this node. A task that sees fewer was bound to them (--gpus-per-task)."""
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(count) if re.fullmatch("[0-9]{1,4}", count) else 0
+
+
+def _narrowed(value: str | None, entries: list[str], cluster: Cluster) -> VisibleDevices:
+    workers, rank = cluster.local_workers, cluster.local_rank
+    if len(entries) < workers:
+        if value is None:
+            raise cluster_error(
+                f"a GPU for each of the {workers} workers on this host",
+                f"{len(entries)} ({', '.join(entries)}), and NCCL does not let workers share one",
+                f"start fewer workers here, or train on the CPUs with {VISIBLE}=-1",
+            )
+        return VisibleDevices(value, f"taken for this worker's own: too few to divide among {workers}")
+    mig = any(entry.startswith("MIG-") for entry in entries)
+    each = 1 if mig else len(entries) // workers
+    own = entries[rank * each : (rank + 1) * each]
+    if own == entries:
+        return VisibleDevices(value, "the only worker on this host takes all GPUs")
+    unused = len(entries) - workers * each
+    rest = f", {unused} left unused" if unused else ""
+    return VisibleDevices(",".join(own), f"{each} of {len(entries)} GPUs, local rank {rank} of {workers}{rest}")
+
+
+def visible_entries(environ: Mapping[str, str]) -> list[str]:
+    """Returns the entries CUDA reads from CUDA_VISIBLE_DEVICES or, if it is unset, one for each GPU of the machine.
+
+    Example:
+        >>> visible_entries({"CUDA_VISIBLE_DEVICES": "2,0,-1,3"})
+        ['2', '0']
+    """
+    value = environ.get(VISIBLE)
+    if value is None:
+        # MIG instances first: of several, gpus() shows only the one that CUDA would take, with a warning.
+        return list(mig_instances()) or [str(gpu.index) for gpu in gpus(environ=environ)]
+    # CUDA reads up to the first entry that names no device, and none at all if one is listed twice.
+    entries = [entry.strip() for entry in value.split(",")]
+    read = list(takewhile(lambda entry: entry not in ("", "NoDevFiles") and entry[0] != "-", entries))
+    return read if len(set(read)) == len(read) else []
+
+
+@dataclass(frozen=True, slots=True)
+class CpuBinding:
+    """The CPUs of this process."""
+
+    before: frozenset[int]
+    """Those it was started with."""
+    after: frozenset[int]
+    """Those it has now: the ones of `before` near its GPUs, if known."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{len(self.after)} of {len(self.before)} CPUs: {self.reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self) | {"before": sorted(self.before), "after": sorted(self.after)}
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """The sizes of TensorFlow's thread pools."""
+
+    intra_op: int
+    """Threads for one operation: the worker's share of the CPUs."""
+    inter_op: int
+    """Operations that run at once: as many, which is TensorFlow's own default."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.intra_op} intra-op and {self.inter_op} inter-op threads: {self.reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
+def bind_cpus(used: Iterable[Gpu]) -> CpuBinding:
+    """Binds this thread, and those it starts from now on, to the CPUs near the GPUs.
+
+    Call it before TensorFlow starts its threads; running ones are not moved. CPUs that the process was not started with
+    are never added, and if none of its own is near a GPU it keeps all of them.
+
+    Args:
+        used: The GPUs this process uses, from `tfopt.hardware.gpus()`.
+
+    Returns:
+        What was done and why. If nothing could be done, `after` equals `before`.
+
+    Example:
+        >>> print(bind_cpus(tfopt.hardware.gpus()))
+    """
+    before = frozenset(usable_cpus())
+    near = [cpu_affinity(gpu) for gpu in used]
+    if not near:
+        return CpuBinding(before, before, "no GPU to be near to")
+    if None in near:
+        return CpuBinding(before, before, "the driver does not say which are near the GPUs")
+    after = before.intersection(frozenset().union(*filter(None, near)))
+    if not after:
+        return CpuBinding(before, before, "none of them is near the GPUs")
+    if after == before:
+        return CpuBinding(before, before, "all are near the GPUs")
+    try:
+        os.sched_setaffinity(0, after)
+    except OSError as error:
+        return CpuBinding(before, before, f"the system refused to bind the process to {len(after)} ({error.strerror})")
+    return CpuBinding(before, after, "those near the GPUs")
+
+
+def threads(cluster: Cluster, *, binding: CpuBinding | None = None) -> Threads:
+    """Returns thread pool sizes that keep the workers of a host off each other's CPUs.
+
+    TensorFlow starts as many threads as the process may use CPUs, so two workers that share all CPUs start twice as
+    many. Set the sizes with `tf.config.threading` before TensorFlow runs anything.
+
+    The workers of a host divide its CPUs, unless the parent process may use more of them than this one: then the
+    launcher gave each worker its own.
+
+    Args:
+        cluster: From `resolve()`.
+        binding: From `bind_cpus`. Default: not bound, the process runs on all its CPUs.
+
+    Returns:
+        The sizes, both at least 1, and how they were computed.
+
+    Example:
+        >>> print(threads(resolve()))
+    """
+    cpus = frozenset(usable_cpus())
+    binding = binding or CpuBinding(cpus, cpus, "not bound")
+    workers = cluster.local_workers
+    sharing = workers if _shared(binding.before) else 1
+    share = min(len(binding.before) / sharing, len(binding.after))
+    quota = host().quota_cpus
+    if quota is not None:
+        share = min(share, quota / workers)
+    size = max(1, int(share))
+    among = f"shared by {sharing} workers" if sharing > 1 else "for this worker"
+    limit = "" if quota is None else f", of which the control group allows {quota:g}"
+    return Threads(size, size, f"{len(binding.before)} CPUs {among}{limit}")
+
+
+def _shared(cpus: frozenset[int]) -> bool:
+    """Whether the other workers on this host run on the same CPUs."""
+    try:
+        return not os.sched_getaffinity(os.getppid()) > cpus
+    except (OSError, AttributeError):  # the parent has ended; not on Linux
+        return True

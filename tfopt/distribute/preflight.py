@@ -1,0 +1,147 @@
+"""Checks of this host, before TensorFlow starts, for what would later hang or fail there without a reason."""
+
+import errno
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfopt.distribute.cluster.addresses import Address, cluster_error
+from tfopt.distribute.cluster.membership import Cluster
+from tfopt.distribute.watchdog.barrier import MissingPeerError, listen_everywhere
+from tfopt.hardware.ports import port_holder
+from tfopt.text import listed
+
+# The names of a Kubernetes service appear as its pods start, a moment after this process.
+_RETRY_SECONDS = 0.2
+_THREADS = 64
+
+
+def check_host(cluster: Cluster, *, deadline_seconds: float = 10.0) -> None:
+    """Checks that all workers' host names resolve, that this worker's is this machine, and that its port is free.
+
+    Call it before TensorFlow's server starts: TensorFlow waits over ten minutes for a peer it cannot reach, and reports
+    a taken port only as "Could not start gRPC server". For one process there is nothing to check.
+
+    Args:
+        cluster: From `resolve()`.
+        deadline_seconds: The time for all names together to resolve.
+
+    Raises:
+        MissingPeerError: If a name does not resolve.
+        ClusterError: If this worker's address is another machine's, or its port is taken.
+
+    Example:
+        >>> check_host(resolve({}))
+    """
+    if not cluster.workers:
+        return
+    addresses = cluster.addresses()
+    answers = look_up((address.host for address in addresses), deadline_seconds=deadline_seconds)
+    _check_names(addresses, answers, deadline_seconds)
+    own = addresses[cluster.index]
+    _check_own(cluster, own.host, answers)
+    _check_port(cluster, own.port)
+
+
+@dataclass(slots=True)
+class Answers:
+    """The outcome of looking up host names."""
+
+    found: dict[str, list[tuple[int, tuple[Any, ...]]]] = field(default_factory=dict)
+    """By name, its addresses: the family, and what `socket.bind` takes."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """By name, the reason of its last failure."""
+
+
+def look_up(hosts: Iterable[str], *, deadline_seconds: float) -> Answers:
+    """Looks up all hosts at once, and repeatedly until each has an address or the deadline has passed.
+
+    Args:
+        hosts: Names or IP addresses.
+        deadline_seconds: The time for all of them together.
+    """
+    ends = time.monotonic() + deadline_seconds
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for host in dict.fromkeys(hosts):
+        names.put(host)
+    answers = Answers()
+    # Not a ThreadPoolExecutor: a DNS query cannot be interrupted, and Python joins an executor's threads at exit.
+    threads = [
+        threading.Thread(target=_work, args=(names, answers, ends), name="tfopt-names", daemon=True)
+        for _ in range(min(_THREADS, names.qsize()))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, ends - time.monotonic()))
+    return Answers(dict(answers.found), dict(answers.failed))
+
+
+def _work(names: "queue.SimpleQueue[str]", answers: Answers, ends: float) -> None:
+    while time.monotonic() < ends:
+        try:
+            name = names.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            known = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            answers.found[name] = [(family, address) for family, _, _, _, address in known]
+        except (OSError, UnicodeError) as error:  # UnicodeError: two dots in a row, a label of over 63 characters
+            answers.failed[name] = getattr(error, "strerror", None) or str(error)
+            names.put(name)
+            time.sleep(_RETRY_SECONDS)
+
+
+def _check_names(addresses: list[Address], answers: Answers, deadline_seconds: float) -> None:
+    missing = [
+        f"{address.host} of worker {rank} ({answers.failed.get(address.host, 'no answer')})"
+        for rank, address in enumerate(addresses)
+        if address.host not in answers.found
+    ]
+    if missing:
+        raise MissingPeerError(  # a Kubernetes pod has a name only once it has started
+            f"Expected the names of all {len(addresses)} workers' hosts to resolve within {deadline_seconds:g} s. "
+            f"Found unresolved: {listed(missing, 5)}. What to do: correct the names, or make them known here (DNS, "
+            "/etc/hosts)."
+        )
+
+
+def _check_own(cluster: Cluster, host: str, answers: Answers) -> None:
+    name = socket.gethostname()
+    # Behind address translation, a machine is recognised by its name alone.
+    if host.lower() == name.lower() or any(_is_local(*answer) for answer in answers.found[host]):
+        return
+    known = dict.fromkeys(str(address[0]) for _, address in answers.found[host])
+    raise cluster_error(
+        f"the address of worker {cluster.index}, {cluster.address}, to be this machine's, since this process is that "
+        "worker",
+        f"{host} is {listed(list(known), 3)}, which this machine ({name}) does not have",
+        "start each worker on its own host, or give this process the index of the worker that it is",
+    )
+
+
+def _is_local(family: int, address: tuple[object, ...]) -> bool:
+    """Whether one of this machine's interfaces has the address; the kernel binds no other."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True
+
+
+def _check_port(cluster: Cluster, port: int) -> None:
+    try:
+        listen_everywhere(port).close()
+    except OSError as error:
+        holder = port_holder(port) if error.errno == errno.EADDRINUSE else None
+        raise cluster_error(
+            f"port {port} of {cluster.address}, the address of worker {cluster.index}, to be free",
+            f"{os.strerror(error.errno or 0)}{f'; {holder} listens there' if holder else ''}",
+            "end the process that holds it (an earlier run?), or give the worker another port, above 1023",
+        ) from error

@@ -1,0 +1,127 @@
+"""Non-blocking messages between processes: one line of JSON each, over a socket."""
+
+import json
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+# Messages are a few words. Anything longer is not one.
+LINE_BYTES = 4096
+
+# A program that restored SIGPIPE's default action must not die because a peer went away. macOS lacks the flag.
+_NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class _HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+Source = TypeVar("Source", bound=_HasFileno)
+
+
+def readable(sources: Iterable[Source], wait_seconds: float) -> list[Source]:
+    """Waits until at least one of several channels, sockets or pipes can be read.
+
+    Args:
+        sources: What to wait for. Closed ones are left out.
+        wait_seconds: The longest wait; 0 or less returns at once.
+
+    Returns:
+        The sources that have data or whose other end is closed; empty when the time is up.
+
+    Example:
+        >>> readable([channel], 0.5)
+        []
+    """
+    # Not select.select: it rejects descriptors from 1,024 on, and a training process may have that many.
+    with selectors.PollSelector() as selector:
+        for source in sources:
+            if source.fileno() >= 0:
+                selector.register(source, selectors.EVENT_READ, source)
+        return [key.data for key, _ in selector.select(wait_seconds)]
+
+
+class Channel:
+    """Sends and receives messages (dicts) over a connected socket without ever blocking.
+
+    Args:
+        connection: A connected stream socket, which the channel takes over.
+        line_bytes: The longest line. A longer one closes the channel, as does anything that is not a message.
+
+    Example:
+        >>> ours, theirs = map(Channel, socket.socketpair())
+        >>> theirs.send(beat=1)
+        >>> list(ours.receive())
+        [{'beat': 1}]
+    """
+
+    def __init__(self, connection: socket.socket, *, line_bytes: int = LINE_BYTES):
+        connection.setblocking(False)
+        self.closed = False  # the other end is gone or sent garbage; nothing is sent or received any more
+        self.garbage = b""  # the start of what came in place of a message
+        self.heard_at = time.monotonic()
+        self._socket = connection
+        self._line_bytes = line_bytes
+        self._rest = b""
+        self._messages: deque[dict[str, Any]] = deque()
+
+    def fileno(self) -> int:
+        """The socket's file descriptor."""
+        return self._socket.fileno()
+
+    def send(self, **message: Any) -> None:
+        """Sends a message. If it cannot be sent at once, the reader has hung for minutes and the channel closes."""
+        if self.closed:
+            return
+        line = json.dumps(message).encode() + b"\n"
+        try:
+            if self._socket.send(line, _NO_SIGPIPE) < len(line):
+                self.close()
+        except BlockingIOError:
+            self.close()
+        except OSError:  # the other end is gone, but what it sent before can still be read
+            pass
+
+    def receive(self) -> Iterator[dict[str, Any]]:
+        """Returns the messages received so far. Those not consumed from the iterator come with the next call."""
+        if not self.closed:
+            self._read()
+        return (self._messages.popleft() for _ in range(len(self._messages)))
+
+    def close(self) -> None:
+        """Closes the socket. A second call does nothing."""
+        self.closed = True
+        self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self.heard_at = time.monotonic()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > self._line_bytes:
+            lines.append(self._rest)
+        for line in lines:
+            message = _parse(line) if len(line) <= self._line_bytes else None
+            if message is None:
+                self.garbage = line[:80] or b"\n"
+                self.close()
+                break
+            self._messages.append(message)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None

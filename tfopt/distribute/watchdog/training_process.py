@@ -1,0 +1,155 @@
+"""A training process as its watchdog sees it: alive, stopped, hung, failed, ended or gone."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from tfopt.distribute.watchdog.channel import Channel
+from tfopt.errors import ClusterError
+
+_PREFIX = "TFOPT_WATCH_"
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """After how many seconds a watchdog acts.
+
+    Consecutive ones add up to less than 90 s, the time in which survivors end: deaf, then leave, then kill.
+    """
+
+    beat_seconds: float = 2.0
+    """Between two signs of life."""
+    silent_seconds: float = 20.0
+    """Without a message from another watchdog until it counts as lost."""
+    stopped_seconds: float = 20.0
+    """For which a training process may be stopped (SIGSTOP, Ctrl-Z)."""
+    deaf_seconds: float = 45.0
+    """Without a sign of life from a training process until it counts as hung."""
+    leave_seconds: float = 30.0
+    """For the others to end by themselves after a worker ended on purpose with an exit code, such as on Ctrl-C: they
+    may be about to write a checkpoint."""
+    kill_seconds: float = 5.0
+    """For a training process to end before it is killed."""
+    linger_seconds: float = 2.0
+    """For which a watchdog outlives its training process, until the others know."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """Reads TFOPT_WATCH_DEAF_SECONDS and the like. Variables that are not set leave the default.
+
+        Raises:
+            ClusterError: If a variable is not a positive number.
+        """
+        names = {field.name: _PREFIX + field.name.upper() for field in fields(cls)}
+        return cls(**{name: _seconds(key, environ[key]) for name, key in names.items() if key in environ})
+
+    def to_dict(self) -> dict[str, float]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
+def _seconds(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ClusterError(
+            f"Expected {key} to be a positive number of seconds. Found: {text!r}. What to do: correct or unset it."
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a training process ended, or why it will not make progress again."""
+
+    reason: str = ""
+    """What messages say about it. Empty: it ended well, and the others may go on."""
+    grace_seconds: float = 0.0
+    """For the others to end by themselves."""
+
+
+class TrainingProcess:
+    """The training process, the parent of this one.
+
+    Args:
+        channel: The channel to it, which closes when the process is gone.
+        pid: Its process id.
+        intervals: When it counts as stopped or hung.
+    """
+
+    def __init__(self, channel: Channel, pid: int, intervals: Intervals):
+        self.channel = channel
+        self.gone = False
+        self.asks_who_is_lost = False  # its communication broke
+        self._pid = pid
+        self._intervals = intervals
+        self._reported: ExitStatus | None = None
+        self._stopped_since: float | None = None
+        self._heard_at = time.monotonic()  # not the channel's: messages from before the start do not count
+
+    def poll(self) -> ExitStatus | None:
+        """Returns its exit status as soon as there is one. Call it every second or so."""
+        for message in self.channel.receive():
+            self._receive(message)
+        # The channel may be held open by a child forked outside Python; only the parent itself counts.
+        self.gone = self.channel.closed or os.getppid() != self._pid
+        if self._reported is not None:
+            return self._reported
+        if self.gone:
+            return ExitStatus("its process ended without a goodbye (killed, or out of memory)")
+        return self._stopped() or self._hung()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has ended, or reported that it is about to."""
+        return self.gone or self._reported is not None
+
+    def kill(self) -> None:
+        """Kills it, unless it is gone."""
+        if os.getppid() == self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        self._heard_at = time.monotonic()
+        if "failed" in message:
+            grace_seconds = self._intervals.leave_seconds if message.get("on_purpose") else 0.0
+            self._reported = ExitStatus(message["failed"], grace_seconds)
+        elif "bye" in message and self._reported is None:
+            self._reported = ExitStatus()
+        elif "asks" in message:
+            self.asks_who_is_lost = True
+
+    def _stopped(self) -> ExitStatus | None:
+        now = time.monotonic()
+        if _state(self._pid) != "T":
+            self._stopped_since = None
+            return None
+        if self._stopped_since is None:
+            self._stopped_since = now
+        if now - self._stopped_since < self._intervals.stopped_seconds:
+            return None
+        return ExitStatus(f"its process has been stopped (SIGSTOP) for {now - self._stopped_since:.0f} s")
+
+    def _hung(self) -> ExitStatus | None:
+        silent = time.monotonic() - self._heard_at
+        if silent < self._intervals.deaf_seconds:
+            return None
+        return ExitStatus(
+            f"its process has hung for {silent:.0f} s: none of its Python threads runs (C code that holds the GIL?)"
+        )
+
+
+def _state(pid: int) -> str | None:
+    """A process's state in /proc, such as "R" for running. None if it cannot be read."""
+    try:
+        # The name, in brackets, may itself contain spaces and brackets.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return None

@@ -1,0 +1,260 @@
+"""The training process's side of its watchdog: a thread that sends signs of life and hears which worker was lost."""
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import lazy_loader
+
+import tfopt
+from tfopt.distribute.cluster.membership import Cluster
+from tfopt.distribute.watchdog.barrier import MissingPeerError
+from tfopt.distribute.watchdog.channel import Channel, readable
+from tfopt.distribute.watchdog.training_process import Intervals
+from tfopt.errors import ClusterError
+
+RESTART = 75  # the exit code of a worker that lost another: EX_TEMPFAIL of sysexits.h, start all again
+
+# Where tfopt is, and the one package that importing it needs.
+_PATHS = [str(Path(module).parents[1]) for module in (tfopt.__file__, lazy_loader.__file__)]
+# -I and -S: neither the working directory nor PYTHONPATH may put another `socket.py` before Python's.
+_COMMAND = f"import sys; sys.path += {_PATHS!r}; from tfopt.distribute.watchdog.process import main; main()"
+_SPARE_SECONDS = 15.0  # for the watchdog to answer after the deadline
+_FLUSH_SECONDS = 1.0
+
+# What TensorFlow raises when a peer goes away. The class alone does not tell it from an error in the user's code.
+_COMMUNICATION = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "InternalError")
+_REPORTED_CHARACTERS = 300
+
+
+class Watch:
+    """The watch over this training process and its peers.
+
+    `tfopt.distribute.strategy()` starts it; start it yourself only for a strategy that you create yourself. When a
+    worker is lost, all others end within 90 s with exit code 75 and the lost worker's name on stderr.
+
+    Example:
+        >>> watch = Watch.start(tfopt.distribute.resolve())
+        >>> strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    """
+
+    _running: "Watch | None" = None
+
+    def __init__(self, channel: Channel, process: subprocess.Popen[bytes], seed: int, intervals: Intervals):
+        self.seed = seed
+        """A random number below 2**31, the same in all workers of this start."""
+        self._channel = channel
+        self._process = process
+        self._intervals = intervals
+        self._over = False  # this process may end, and so may the watchdog
+        self._chief_left = ""  # what to say if the communication breaks after the chief ended well
+        self._exit_code: object = None
+
+    @classmethod
+    def start(cls, cluster: Cluster, *, deadline_seconds: float = 60.0, intervals: Intervals | None = None) -> "Watch":
+        """Waits until all workers have joined, and watches them from then on.
+
+        Call it in every worker before TensorFlow's server binds the port. Ctrl-C and SIGTERM work while it waits. A
+        second call returns the running watch.
+
+        Args:
+            cluster: From `resolve()`, with at least two workers.
+            deadline_seconds: How long to wait for the others. Default: 60.
+            intervals: Default: from the environment (TFOPT_WATCH_…).
+
+        Raises:
+            tfopt.distribute.watchdog.barrier.MissingPeerError: If a worker, named in the message, did not come in time.
+            ClusterError: If the port is taken, another job or another worker of this index has joined, or one of the
+                intervals is wrong.
+            ValueError: If `deadline_seconds` is not positive.
+        """
+        if not 0 < deadline_seconds < threading.TIMEOUT_MAX:
+            raise ValueError(
+                f"Expected deadline_seconds to be a positive number of seconds. Received: {deadline_seconds!r}. "
+                "What to do: leave it out for 60, or increase it if workers start minutes apart."
+            )
+        if cls._running is None:
+            intervals = Intervals.from_environ() if intervals is None else intervals
+            channel, process = _start_watchdog(cluster, deadline_seconds, intervals)
+            try:
+                # Twice: a chief that starts at the last moment waits for the others as long again.
+                seed = _await_go(channel, time.monotonic() + 2 * deadline_seconds + _SPARE_SECONDS)
+            except BaseException:
+                channel.close()
+                process.kill()
+                process.wait()
+                raise
+            cls._running = cls(channel, process, seed, intervals)
+            cls._running._begin()
+        return cls._running
+
+    @classmethod
+    def say_bye(cls) -> None:
+        """Tells the other workers that this one has finished training. Any process that ends does so by itself."""
+        if cls._running is not None:
+            cls._running._say_bye()
+
+    def _begin(self) -> None:
+        os.register_at_fork(after_in_child=self._detach)
+        atexit.register(self._say_bye)
+        self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
+        self._previous_exit, sys.exit = sys.exit, self._on_exit
+        threading.Thread(target=self._run, name="tfopt-watch", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._over:
+            for message in self._channel.receive():
+                if "lost" in message and not self._over:
+                    _exit(message["lost"])
+                if "over" in message:
+                    self._chief_left, self._over = message["over"], True
+            text = self._watchdog_lost()
+            if text and not self._over:
+                self._process.kill()  # a stopped one would stay for ever
+                _exit(text)
+            self._channel.send(beat=1)
+            readable([self._channel], self._intervals.beat_seconds)
+
+    def _watchdog_lost(self) -> str | None:
+        silent = time.monotonic() - self._channel.heard_at
+        if not self._channel.closed and silent < self._intervals.silent_seconds:
+            return None
+        found = "it has ended (killed?)" if self._channel.closed else f"it has been silent for {silent:.0f} s"
+        return (
+            f"Expected this worker's watchdog, process {self._process.pid}, to keep running. Found: {found}. What to "
+            "do: start all workers again; without it, a lost worker would leave the others waiting for ever."
+        )
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        """Tells the others why this worker fails, or finds out which worker broke its communication."""
+        lost_peer = _broke_communication(error) and not self._over
+        if not lost_peer:  # before the traceback: printing it blocks if the reader of stderr has stopped
+            self._report_failure(kind, error)
+        self._previous_hook(kind, error, where)
+        if self._chief_left and _broke_communication(error):
+            _exit(self._chief_left)
+        if lost_peer:
+            self._channel.send(asks=True)
+            # Until the watchdogs know who has stopped or gone; then the thread ends this process.
+            try:
+                time.sleep(max(self._intervals.silent_seconds, self._intervals.stopped_seconds) * 1.25)
+            finally:  # Ctrl-C
+                self._report_failure(kind, error)
+
+    def _report_failure(self, kind: type[BaseException], error: BaseException) -> None:
+        text = f"it failed: {kind.__name__}: {error}"[:_REPORTED_CHARACTERS]
+        self._report(failed=text, on_purpose=issubclass(kind, KeyboardInterrupt))
+
+    def _on_exit(self, code: Any = None) -> NoReturn:
+        """Replaces sys.exit: nothing else knows the exit code while Python shuts down."""
+        if threading.current_thread() is threading.main_thread():  # elsewhere it ends that thread alone
+            self._exit_code = code
+        self._previous_exit(code)
+
+    def _say_bye(self) -> None:
+        code = self._exit_code
+        if code in (None, 0):
+            self._report(bye=True)
+        else:  # Python prints a string to stderr and ends with 1
+            text = f"it ended with exit code {code if isinstance(code, int) else f'1: {code}'}"
+            self._report(failed=text[:_REPORTED_CHARACTERS], on_purpose=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it ends as soon as the others know
+            self._process.wait(self._intervals.linger_seconds + 1)
+
+    def _report(self, **message: Any) -> None:
+        """Reports how this process ends. Only the first report counts."""
+        if not self._over:
+            self._over = True
+            self._channel.send(**message)
+
+    def _detach(self) -> None:
+        """In a forked child, which is not watched and must not speak for its parent."""
+        self._over = True
+        self._channel.close()
+        Watch._running = None
+
+
+def _start_watchdog(
+    cluster: Cluster, deadline_seconds: float, intervals: Intervals
+) -> tuple[Channel, subprocess.Popen[bytes]]:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-I", "-S", "-c", _COMMAND, f"tfopt-watchdog of worker {cluster.index}"]
+    with theirs:
+        # In its own session: signals to the training process's group must spare the process that reports its end.
+        process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True)
+    setup = {
+        "workers": cluster.workers,
+        "index": cluster.index,
+        "pid": os.getpid(),
+        "deadline_seconds": deadline_seconds,
+        "intervals": intervals.to_dict(),
+    }
+    with contextlib.suppress(BrokenPipeError):  # if it died at once, waiting for its answer shows that
+        ours.sendall(json.dumps(setup).encode() + b"\n")
+    return Channel(ours), process
+
+
+def _await_go(channel: Channel, due: float) -> int:
+    """Returns the seed that the watchdog sends once all workers have joined."""
+    while time.monotonic() < due and not channel.closed:
+        readable([channel], 1.0)
+        for message in channel.receive():
+            if "go" not in message:
+                raise (MissingPeerError if message["missing"] else ClusterError)(message["error"])
+            return int(message["go"])
+    found = "it ended" if channel.closed else "it says nothing"
+    raise ClusterError(
+        f"Expected this worker's watchdog to report that all workers have joined. Found: {found}. What to do: look for "
+        f"its own message above; it runs {sys.executable} with the modules in {_PATHS}."
+    )
+
+
+def _broke_communication(error: BaseException) -> bool:
+    return type(error).__module__.startswith("tensorflow") and (
+        type(error).__name__ in _COMMUNICATION or "Collective ops is aborted" in str(error)
+    )
+
+
+def _exit(text: str) -> NoReturn:
+    """Ends this process from a thread: the main thread may be waiting for a lost worker and never return."""
+    with contextlib.suppress(RuntimeError):  # no new threads while Python shuts down
+        flush = threading.Thread(target=_flush, daemon=True)  # in a thread: the main one may hold a stream's lock
+        flush.start()
+        flush.join(_FLUSH_SECONDS)
+    with contextlib.suppress(OSError):  # there may be no stderr
+        os.write(2, f"\n{text} This process ends with exit code {RESTART}.\n".encode())
+    os._exit(RESTART)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def restore_sigterm() -> None:
+    """Gives SIGTERM back to Python after TensorFlow's distributed runtime has started. Call it in the main thread.
+
+    That runtime installs a handler that notes the signal and lets the process run on. This puts what `signal.signal`
+    set before, or the default action, back in force. `tfopt.distribute.strategy()` calls it; call it yourself only
+    after a strategy that you create yourself. In other threads, such as Ray's workers, it does nothing: Python changes
+    signal handlers only in the main one.
+
+    Example:
+        >>> strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        >>> restore_sigterm()
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    # None: the handler was not set from Python and cannot be set again.
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
