@@ -58,7 +58,7 @@ def test_a_stopped_one_ends_the_others_and_is_killed(workers):
 
 def test_c_code_that_never_gives_the_gil_back(workers):
     ended = workers.run(SLEEP, "ctypes.PyDLL(None).sleep(300)", DEAF=8)
-    assert_lost(ended, 1, "no Python thread of it runs")
+    assert_lost(ended, 1, "none of its Python threads runs")
     assert ended[1].code == -9
 
 
