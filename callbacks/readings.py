@@ -11,11 +11,11 @@ from tfopt.callbacks.sources import source
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSample
-from tfopt.hardware.host import HostReading
-from tfopt.hardware.nvml_values import Reading
+from tfopt.hardware.host_activity import HOST_FIELDS
+from tfopt.hardware.nvml.reading import GPU_FIELDS
 
-GPU_KEYS = tuple(name for name in Reading._fields if name != "throttle_reasons")
-HOST_KEYS = HostReading._fields
+GPU_KEYS = tuple(name for name in GPU_FIELDS if name != "throttle_reasons")
+HOST_KEYS = HOST_FIELDS
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:

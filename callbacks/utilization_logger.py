@@ -21,8 +21,8 @@ from tfopt.callbacks.utilization.epoch_readings import EpochReadings
 from tfopt.callbacks.utilization.summaries import Summaries
 from tfopt.checks import log_folder, number
 from tfopt.hardware import GpuSample, GpuSampler
-from tfopt.hardware.host import HostMeter, HostReading
-from tfopt.hardware.nvml_values import Reading
+from tfopt.hardware.host_activity import HOST_FIELDS, HostMeter
+from tfopt.hardware.nvml.reading import GPU_FIELDS
 from tfopt.warn import warn_once
 
 _COLUMNS = tuple(field.name for field in fields(GpuSample))
@@ -197,8 +197,8 @@ def _close(sampler: GpuSampler, writer: RowWriter | None, summaries: Summaries |
 
 def _curves(row: GpuSample, *, with_host: bool) -> dict[str, Any]:
     """A row's readings by TensorBoard's tags."""
-    gpu = {} if row.index is None else {f"gpu{row.index}/{name}": getattr(row, name) for name in Reading._fields}
-    host = {f"host/{name}": getattr(row, name) for name in HostReading._fields} if with_host else {}
+    gpu = {} if row.index is None else {f"gpu{row.index}/{name}": getattr(row, name) for name in GPU_FIELDS}
+    host = {f"host/{name}": getattr(row, name) for name in HOST_FIELDS} if with_host else {}
     return gpu | host
 
 

@@ -11,7 +11,7 @@ from models import batch, small_net
 
 from tfopt import hardware, precision, xla
 from tfopt.callbacks import UtilizationLogger
-from tfopt.hardware import nvml
+from tfopt.hardware.nvml import driver
 from tfopt.measure import StepTimer
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +67,7 @@ def test_energy_is_the_counters():
     counted = []
 
     def count(*_):
-        door = nvml.door()
+        door = driver.door()
         uuids = [gpu.uuid for gpu in hardware.gpus()]
         counted.append(sum(door.call(partial(door.read, uuid)).gpu_energy_joules for uuid in uuids))
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _NAMES = [quantity.name for quantity in QUANTITIES]
 _OF_HOST = [name for name in _NAMES if name in HOST_KEYS]
-_OF_GPUS = [name for name in _NAMES if name in GpuSample.__slots__ and name not in HOST_KEYS]
-_OF_STEPS = [*(name for name in _NAMES if name not in GpuSample.__slots__), "mfu_percent"]
+_OF_GPUS = [name for name in _NAMES if name in GpuSample.__dataclass_fields__ and name not in HOST_KEYS]
+_OF_STEPS = [*(name for name in _NAMES if name not in GpuSample.__dataclass_fields__), "mfu_percent"]
 _EPOCHS = 1000
 
 

@@ -21,7 +21,7 @@ from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_
 from tfopt.callbacks import utilization_logger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSample, GpuSampler
-from tfopt.hardware.nvml_errors import ABSENT
+from tfopt.hardware.nvml.return_codes import ABSENT
 from tfopt.warn import forget_warnings
 
 __all__ = ["net"]  # the fixture

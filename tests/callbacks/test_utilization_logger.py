@@ -16,7 +16,8 @@ from sampled_fits import EXAMPLES, INTERVAL, STEPS, Slow, X, Y, driven, lines, n
 from tfopt import fit as overlapping
 from tfopt.callbacks import utilization_logger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
-from tfopt.hardware import GpuSampler, nvml
+from tfopt.hardware import GpuSampler
+from tfopt.hardware.nvml import driver
 
 __all__ = ["net"]  # the fixture
 
@@ -48,7 +49,7 @@ def test_epoch_means_and_rows(tmp_path, fake_nvml, net):
 def test_all_that_the_performance_monitor_says(fake_nvml, monkeypatch):
     fake_nvml.gpus.append(FakeGpu(gpm=GPM))
     seconds = itertools.count()  # GPM's readings are taken anew when some time has gone by
-    monkeypatch.setattr(nvml, "_door", nvml.Nvml(load=fake_nvml.load, clock=lambda: float(next(seconds))))
+    monkeypatch.setattr(driver, "_door", driver.Nvml(load=fake_nvml.load, clock=lambda: float(next(seconds))))
     logs = driven(UtilizationLogger(interval_seconds=INTERVAL), samples=3)
     assert (logs["sm_active_percent"], logs["sm_occupancy_percent"]) == (95.0, 14.0)
     assert (logs["tensor_active_percent"], logs["dram_active_percent"]) == (92.0, 16.0)

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +21,9 @@ from fake_nvml import (
     tick,
 )
 
-from tfopt.hardware import GpuSample, GpuSampler, nvml
-from tfopt.hardware.host import HostMeter, HostReading
+from tfopt.hardware import GpuSample, GpuSampler
+from tfopt.hardware.host_activity import HostMeter, HostReading
+from tfopt.hardware.nvml import driver
 from tfopt.hardware.sampler import _next_due
 
 ROW = GpuSample(
@@ -29,7 +31,7 @@ ROW = GpuSample(
     elapsed_seconds=0.0,
     index=0,
     uuid="GPU-00000000-aaaa-bbbb-cccc-000000000000",
-    **READING._asdict(),
+    **vars(READING),
     host_cpu_percent=12.5,
     host_memory_used_mib=2048.0,
     process_memory_mib=256.0,
@@ -199,7 +201,7 @@ def test_a_hung_reading_leaves_the_host_and_comes_back(
     assert len(caplog.records) == 1
     overdue = _overdue()
     fake_nvml.recover()
-    overdue.wait(10)
+    overdue.exception(10)
     driven.sampler._deadline_seconds = 10.0
     assert [row.gpu_power_watts for row in driven.tick()] == [686.5, 686.5]
 
@@ -214,7 +216,7 @@ def test_a_hung_start_leaves_the_host_and_comes_back(
     assert len(caplog.records) == 1
     overdue = _overdue()
     fake_nvml.recover()
-    overdue.wait(10)
+    overdue.exception(10)
     driven.sampler._deadline_seconds = 10.0
     assert [row.uuid for row in driven.tick()] == [gpu.uuid]
 
@@ -385,11 +387,11 @@ def test_the_schedule_does_not_drift(clock: FakeClock, monkeypatch: pytest.Monke
     assert waits == [0.75, 0.5, 0.75, 1.0, 0.25]
 
 
-def _overdue() -> threading.Event:
-    """Is set when the call returns that hangs now."""
-    job = nvml.door()._worker._overdue
-    assert job is not None
-    return job.done
+def _overdue() -> Future[Any]:
+    """The call that hangs now."""
+    overdue = driver.door()._worker._overdue
+    assert overdue is not None
+    return overdue
 
 
 def test_a_sampler_whose_thread_is_gone_starts_again(gpu: FakeGpu) -> None:
@@ -418,3 +420,28 @@ def test_an_error_that_is_none_of_nvmls_leaves_the_host(
     assert {row.gpu_power_watts for row in rows} == {None}
     assert len(caplog.records) == 1
     assert "no such argument" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"interval_seconds": 0}, ValueError),
+        ({"interval_seconds": -1.0}, ValueError),
+        ({"interval_seconds": float("nan")}, ValueError),
+        ({"interval_seconds": float("inf")}, ValueError),
+        ({"interval_seconds": "1"}, TypeError),
+        ({"interval_seconds": None}, TypeError),
+        ({"interval_seconds": True}, TypeError),
+        ({"deadline_seconds": 0}, ValueError),
+        ({"keep": 0}, ValueError),
+        ({"keep": -1}, ValueError),
+        ({"keep": 1.5}, TypeError),
+        ({"keep": True}, TypeError),
+        ({"keep": None}, TypeError),
+        ({"on_sample": 3}, TypeError),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], error: type[Exception]) -> None:
+    (name,) = options
+    with pytest.raises(error, match=rf"Expected {name} to be .*Received: "):
+        GpuSampler(**options)

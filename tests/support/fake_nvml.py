@@ -24,9 +24,10 @@ import pynvml
 import pytest
 
 from tfopt import warn
-from tfopt.hardware import GpuSample, GpuSampler, nvml
-from tfopt.hardware.gpm import METRICS
-from tfopt.hardware.nvml_values import Reading
+from tfopt.hardware import GpuSample, GpuSampler
+from tfopt.hardware.nvml import driver
+from tfopt.hardware.nvml.gpm import METRICS
+from tfopt.hardware.nvml.reading import Reading
 
 # A hung call lasts this long, or until the test ends.
 HANG_SECONDS = 30.0
@@ -429,7 +430,7 @@ def _raise(code: int) -> Any:
 def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     """A machine without GPUs, to be given some; no warning has been given, and no GPU is hidden by the environment."""
     fake = FakeNvml()
-    monkeypatch.setattr(nvml, "_door", nvml.Nvml(load=fake.load, clock=lambda: fake.now))
+    monkeypatch.setattr(driver, "_door", driver.Nvml(load=fake.load, clock=lambda: fake.now))
     for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(variable, raising=False)
     warn.forget_warnings()
@@ -447,7 +448,7 @@ def error_codes(
     def codes() -> Iterator[int]:
         for code in ERROR_CODES:
             fake_nvml.start_over()
-            monkeypatch.setattr(nvml, "_door", nvml.Nvml(load=fake_nvml.load, clock=lambda: fake_nvml.now))
+            monkeypatch.setattr(driver, "_door", driver.Nvml(load=fake_nvml.load, clock=lambda: fake_nvml.now))
             warn.forget_warnings()
             caplog.clear()
             yield code

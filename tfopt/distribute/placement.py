@@ -9,10 +9,8 @@ from typing import Any
 
 from tfopt.distribute.cluster.addresses import cluster_error
 from tfopt.distribute.cluster.membership import Cluster
-from tfopt.hardware.affinity import cpu_affinity
-from tfopt.hardware.gpus import Gpu, gpus
-from tfopt.hardware.host import host, usable_cpus
-from tfopt.hardware.mig import mig_instances
+from tfopt.hardware.host_limits import host, usable_cpus
+from tfopt.hardware.inventory import Gpu, cpu_affinity, gpus, mig_instances
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -13,7 +13,7 @@ from typing import Any
 from tfopt.distribute.cluster.addresses import Address, cluster_error
 from tfopt.distribute.cluster.membership import Cluster
 from tfopt.distribute.watchdog.barrier import MissingPeerError, listen_everywhere
-from tfopt.hardware.ports import port_holder
+from tfopt.hardware.host_activity import port_holder
 from tfopt.text import listed
 
 # The names of a Kubernetes service appear as its pods start, a moment after this process.

@@ -1,10 +1,10 @@
-"""What each board can do at most, as NVIDIA lists it."""
+"""Peak throughput of each board, as NVIDIA lists it."""
 
 from typing import NamedTuple
 
 
 class _Peaks(NamedTuple):
-    """10¹² operations a second, dense. None: the board has no fast path for it, or no listed figure was found."""
+    """10¹² operations per second, dense. None: the board has no fast path, or NVIDIA lists no figure."""
 
     float32: float | None  # CUDA cores
     tensorfloat32: float | None = None
@@ -13,18 +13,18 @@ class _Peaks(NamedTuple):
     float8: float | None = None
 
 
-# From NVIDIA's data sheet of that name unless said otherwise. Where the sheet counts with sparsity, half of it. On
-# GeForce boards the products are summed in float32, as cuBLAS does; summing in float16 would be twice as fast.
+# From NVIDIA's data sheet of that board unless noted; half the sheet's figure where it counts sparsity. On GeForce
+# boards products are summed in float32, as cuBLAS does; summing in float16 would be twice as fast.
 _H100_SXM = _Peaks(67.0, 494.5, 989.5, 989.5, 1979.0)
 _H100_NVL = _Peaks(60.0, 417.5, 835.5, 835.5, 1670.5)
 _A100 = _Peaks(19.5, 156.0, 312.0, 312.0)
 _V100_SXM2 = _Peaks(15.7, float16=125.0)
 _V100_PCIE = _Peaks(14.0, float16=112.0)
 
-# The names are those that the driver gives, without "NVIDIA", "Tesla" and "GeForce" before them. They are not matched
-# in part: "A10G", "RTX 4090 Laptop GPU", "V100-FHHL-16GB" and "H200 MIG 1g.18gb" are slower than what they begin with.
+# By the driver's name without "NVIDIA", "Tesla" and "GeForce". Names match whole: "A10G", "RTX 4090 Laptop GPU",
+# "V100-FHHL-16GB" and "H200 MIG 1g.18gb" are slower than the board they begin with.
 _BOARDS = {
-    # NVIDIA Blackwell data sheet, HGX B200 and GB200 NVL72. Its editions differ in float32: 75 and 80, 80 and 90.
+    # Blackwell data sheet, HGX B200 and GB200 NVL72. Its editions disagree on float32: 75 and 80, 80 and 90.
     "B200": _Peaks(None, 1100.0, 2250.0, 2250.0, 4500.0),
     "GB200": _Peaks(None, 1250.0, 2500.0, 2500.0, 5000.0),
     "H200": _H100_SXM,
@@ -57,17 +57,17 @@ _BRANDS = ("NVIDIA", "Tesla", "GeForce")
 
 
 def peak_tflops(name: str, dtype: str) -> float | None:
-    """Returns the listed peak of a board in a data type, in 10¹² floating-point operations per second.
+    """Returns NVIDIA's listed peak of a board in a data type, in 10¹² floating-point operations per second.
 
-    Use it as the denominator of a utilisation (MFU) where nothing was measured. It is a figure of the maker's, at the
-    boost clock and without structured sparsity, which no program reaches.
+    Use it as the denominator of utilisation (MFU) where nothing was measured. It holds at the boost clock without
+    structured sparsity, and no program reaches it.
 
     Args:
-        name: The product, as `tfopt.hardware.gpus()` gives it: "NVIDIA H200".
+        name: The product, as in `tfopt.hardware.gpus()`: "NVIDIA H200".
         dtype: "float32" (without tensor cores), "tensorfloat32", "float16", "bfloat16" or "float8".
 
     Returns:
-        None where the board or the data type is not listed, and for a MIG instance, which is a part of a board.
+        None where the board or the data type is not listed, and for a MIG instance, which is only part of a board.
 
     Example:
         >>> peak_tflops("NVIDIA H200", "bfloat16")

@@ -230,4 +230,4 @@ def test_quantities_are_those_that_are_read():
     from tfopt.hardware import GpuSample
 
     steps = {"step_time_ms", "examples_per_second", "input_wait_percent"}
-    assert {quantity.name for quantity in QUANTITIES} <= {*GpuSample.__slots__, *steps}
+    assert {quantity.name for quantity in QUANTITIES} <= {*GpuSample.__dataclass_fields__, *steps}

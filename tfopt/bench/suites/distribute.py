@@ -17,8 +17,8 @@ from tfopt.bench.group import Group
 from tfopt.bench.replicas import Training, reduction_times
 from tfopt.bench.scaling import RingModel
 from tfopt.bench.worker import Job
-from tfopt.hardware.host import usable_cpus
-from tfopt.hardware.network import sent_bytes
+from tfopt.hardware.host_activity import sent_bytes
+from tfopt.hardware.host_limits import usable_cpus
 from tfopt.measure import StepTimes
 
 _PROCESSES = 2

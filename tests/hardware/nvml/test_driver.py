@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pynvml
 import pytest
@@ -20,17 +21,17 @@ from fake_nvml import (
 )
 
 from tfopt.errors import HardwareError
-from tfopt.hardware import nvml
-from tfopt.hardware.nvml_errors import NvmlError, explain
-from tfopt.hardware.nvml_values import THROTTLE_REASONS, Reading
+from tfopt.hardware.nvml import driver
+from tfopt.hardware.nvml.reading import GPU_FIELDS, THROTTLE_REASONS, Reading
+from tfopt.hardware.nvml.return_codes import NvmlError, explain
 
 
 def test_a_reading_has_its_units(gpu: FakeGpu) -> None:
-    assert nvml.door().read(gpu.uuid) == READING
+    assert driver.door().read(gpu.uuid) == READING
 
 
 def test_all_fields_are_in_the_table_of_fields() -> None:
-    assert tuple(FIELD_FUNCTIONS) == Reading._fields
+    assert tuple(FIELD_FUNCTIONS) == GPU_FIELDS
 
 
 @pytest.mark.parametrize("field", FIELD_FUNCTIONS)
@@ -38,14 +39,14 @@ def test_an_unsupported_field_is_none_and_the_others_are_read(
     field: str, gpu: FakeGpu, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu.unsupported.update(FIELD_FUNCTIONS[field])
-    assert nvml.door().read(gpu.uuid) == READING._replace(**lost(*FIELD_FUNCTIONS[field]))
+    assert driver.door().read(gpu.uuid) == replace(READING, **lost(*FIELD_FUNCTIONS[field]))
     assert not caplog.records
 
 
 @pytest.mark.parametrize("field", FIELD_FUNCTIONS)
 def test_a_field_that_an_older_pynvml_lacks_is_none(field: str, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
     fake_nvml.lacks.update(FIELD_FUNCTIONS[field])
-    assert nvml.door().read(gpu.uuid) == READING._replace(**lost(*FIELD_FUNCTIONS[field]))
+    assert driver.door().read(gpu.uuid) == replace(READING, **lost(*FIELD_FUNCTIONS[field]))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_field_that_is_not_there_is_none_without_a_warning(
 ) -> None:
     for name in READ_FUNCTIONS:
         fake_nvml.fail(name, code)
-    assert nvml.door().read(gpu.uuid) == Reading()
+    assert driver.door().read(gpu.uuid) == Reading()
     assert not caplog.records
 
 
@@ -66,12 +67,12 @@ def test_nvmls_own_no_value_is_none(gpu: FakeGpu) -> None:
     gpu.pcie_rx = gpu.pcie_tx = 2**32 - 1
     gpu.memory_used = gpu.memory_total = gpu.energy_millijoules = gpu.reasons = 2**64 - 1
     gpu.processes = [(os.getpid(), 2**64 - 1), (OTHER_PROCESS, None)]
-    assert nvml.door().read(gpu.uuid) == Reading()
+    assert driver.door().read(gpu.uuid) == Reading()
 
 
 def test_zero_is_zero(gpu: FakeGpu) -> None:
     gpu.utilization = gpu.power_milliwatts = gpu.memory_used = gpu.pcie_rx = 0
-    reading = nvml.door().read(gpu.uuid)
+    reading = driver.door().read(gpu.uuid)
     assert (reading.gpu_utilization_percent, reading.gpu_power_watts, reading.gpu_memory_used_mib) == (0, 0.0, 0.0)
     assert reading.pcie_rx_mib_per_second == 0.0
 
@@ -79,7 +80,7 @@ def test_zero_is_zero(gpu: FakeGpu) -> None:
 def test_the_older_names_of_functions_stand_in_for_the_newer(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
     gpu.unsupported = {"nvmlDeviceGetTemperature"}
     fake_nvml.lacks.add("nvmlDeviceGetCurrentClocksEventReasons")
-    assert nvml.door().read(gpu.uuid) == READING
+    assert driver.door().read(gpu.uuid) == READING
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_throttle_reasons_have_names_and_an_idle_gpu_is_not_throttled(
     mask: int, expected: tuple[str, ...], gpu: FakeGpu
 ) -> None:
     gpu.reasons = mask
-    assert nvml.door().read(gpu.uuid).throttle_reasons == expected
+    assert driver.door().read(gpu.uuid).throttle_reasons == expected
 
 
 def test_every_throttle_reason_of_pynvml_has_a_name() -> None:
@@ -107,12 +108,12 @@ def test_every_throttle_reason_of_pynvml_has_a_name() -> None:
 
 def test_devices_come_in_the_order_of_their_bus_ids(fake_nvml: FakeNvml) -> None:
     fake_nvml.gpus += [FakeGpu(uuid="GPU-far", bus=0xC1), FakeGpu(uuid="GPU-near", bus=0x01)]
-    assert [device.uuid for device in nvml.door().devices()] == ["GPU-near", "GPU-far"]
+    assert [device.uuid for device in driver.door().devices()] == ["GPU-near", "GPU-far"]
 
 
 def test_a_reading_is_found_by_uuid_wherever_the_gpu_stands(fake_nvml: FakeNvml) -> None:
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", utilization=11), FakeGpu(uuid="GPU-b", utilization=22)]
-    door = nvml.door()
+    door = driver.door()
     assert door.read("GPU-b").gpu_utilization_percent == 22
     fake_nvml.gpus.reverse()
     assert door.read("GPU-a").gpu_utilization_percent == 11
@@ -121,13 +122,13 @@ def test_a_reading_is_found_by_uuid_wherever_the_gpu_stands(fake_nvml: FakeNvml)
 def test_mig_instances_are_listed_across_gaps(fake_nvml: FakeNvml) -> None:
     instances = [None, mig_instance("MIG-1"), None, mig_instance("MIG-3")]
     fake_nvml.gpus += [FakeGpu(instances=instances)]
-    (device,) = nvml.door().devices()
+    (device,) = driver.door().devices()
     assert [instance.uuid for instance in device.instances or ()] == ["MIG-1", "MIG-3"]
 
 
 def test_a_mig_instance_has_memory_and_nothing_else(fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
     fake_nvml.gpus.append(FakeGpu(instances=[mig_instance("MIG-1")]))
-    assert nvml.door().read("MIG-1") == Reading(gpu_memory_used_mib=1024.0, gpu_memory_total_mib=16_384.0)
+    assert driver.door().read("MIG-1") == Reading(gpu_memory_used_mib=1024.0, gpu_memory_total_mib=16_384.0)
     assert not caplog.records
 
 
@@ -135,7 +136,7 @@ def test_every_error_at_the_start_is_explained_in_three_parts(error_codes: Itera
     for code in error_codes:
         fake_nvml.fail("nvmlInit", code)
         with pytest.raises(HardwareError, match=r"Expected .*\. Found: .*What to do: .*") as caught:
-            nvml.door().start()
+            driver.door().start()
         assert isinstance(caught.value.__cause__, pynvml.NVMLError)
         assert str(code) in str(caught.value)
 
@@ -161,18 +162,18 @@ def test_every_error_of_pynvml_has_its_own_cause() -> None:
 def test_the_fix_is_named(code: int, remedy: str, fake_nvml: FakeNvml) -> None:
     fake_nvml.fail("nvmlInit", code)
     with pytest.raises(NvmlError, match=remedy):
-        nvml.door().start()
+        driver.door().start()
 
 
 def test_a_missing_module_says_what_to_install(fake_nvml: FakeNvml) -> None:
     fake_nvml.installed = False
     with pytest.raises(NvmlError, match="pip install nvidia-ml-py"):
-        nvml.door().start()
+        driver.door().start()
 
 
 def test_a_stranger_called_pynvml_counts_as_missing() -> None:
     with pytest.raises(NvmlError, match="pip install nvidia-ml-py"):
-        nvml.Nvml(load=object).start()
+        driver.Nvml(load=object).start()
 
 
 @pytest.mark.parametrize("function", [*READ_FUNCTIONS, "nvmlDeviceGetHandleByUUID"])
@@ -187,13 +188,13 @@ def test_every_error_in_a_reading_is_survived(
         fake_nvml.fail(function, code)
         for _ in range(2):
             try:
-                reading = nvml.door().read(gpu.uuid)
+                reading = driver.door().read(gpu.uuid)
             except NvmlError:
                 continue
-            assert reading == READING._replace(**lost(function)), code
+            assert reading == replace(READING, **lost(function)), code
         assert len(caplog.records) <= 1, code
         fake_nvml.recover()
-        assert nvml.door().read(gpu.uuid) == READING, code
+        assert driver.door().read(gpu.uuid) == READING, code
 
 
 @pytest.mark.parametrize(
@@ -203,14 +204,14 @@ def test_every_error_in_a_reading_is_survived(
 def test_a_lost_gpu_is_an_error_of_the_whole_reading(code: int, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
     fake_nvml.fail("nvmlDeviceGetPowerUsage", code)
     with pytest.raises(NvmlError):
-        nvml.door().read(gpu.uuid)
+        driver.door().read(gpu.uuid)
     fake_nvml.recover()
-    assert nvml.door().read(gpu.uuid) == READING
+    assert driver.door().read(gpu.uuid) == READING
     assert fake_nvml.calls["nvmlDeviceGetHandleByUUID"] == 2  # after a reset the old handle may be no one's
 
 
 def test_nvml_is_started_once_and_again_after_another_library_ended_it(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
-    door = nvml.door()
+    door = driver.door()
     for _ in range(3):
         door.read(gpu.uuid)
     assert fake_nvml.calls["nvmlInit"] == 1
@@ -227,33 +228,33 @@ def test_a_gpu_that_does_not_answer_is_left_out_with_a_warning(
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", bus=2)]
     fake_nvml.fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_GPU_IS_LOST, gpu=fake_nvml.gpus[0])
     for _ in range(2):
-        assert [device.uuid for device in nvml.door().devices()] == ["GPU-b"]
+        assert [device.uuid for device in driver.door().devices()] == ["GPU-b"]
     assert len(caplog.records) == 1
     assert "fell off the bus" in caplog.text
 
 
 def test_a_hung_call_frees_its_caller_and_the_next_fail_at_once(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
     fake_nvml.hang("nvmlInit")
-    door = nvml.door()
+    door = driver.door()
     with pytest.raises(NvmlError, match="hangs"):
         door.call(door.start, deadline_seconds=0.5)
     with pytest.raises(NvmlError, match="hangs"):
         door.call(door.start, deadline_seconds=20.0)  # one that waited would outlast the test's time limit
     assert fake_nvml.calls["nvmlInit"] == 1
     fake_nvml.recover()
-    door._worker._overdue.done.wait(10)
+    door._worker._overdue.exception(10)
     assert door.call(lambda: door.read(gpu.uuid)) == READING
 
 
 def test_calls_are_made_in_one_daemon_thread() -> None:
-    threads = {nvml.door().call(threading.current_thread) for _ in range(3)}
+    threads = {driver.door().call(threading.current_thread) for _ in range(3)}
     assert [(thread.name, thread.daemon) for thread in threads] == [("tfopt-nvml", True)]
 
 
 def test_what_a_call_raises_reaches_its_caller() -> None:
     with pytest.raises(ZeroDivisionError):
-        nvml.door().call(lambda: 1 / 0)
-    assert nvml.door().call(lambda: 1) == 1
+        driver.door().call(lambda: 1 / 0)
+    assert driver.door().call(lambda: 1) == 1
 
 
 def test_importing_the_package_loads_no_heavy_module() -> None:
@@ -268,5 +269,5 @@ def test_a_module_that_cannot_be_imported_is_none(error: Exception) -> None:
         raise error
 
     with pytest.raises(NvmlError, match="it cannot be imported") as raised:
-        nvml.Nvml(load).start()
+        driver.Nvml(load).start()
     assert raised.value.__cause__ is error

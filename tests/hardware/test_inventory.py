@@ -1,4 +1,4 @@
-"""gpus(): CUDA_VISIBLE_DEVICES as CUDA reads it, MIG, and machines without a GPU."""
+"""gpus(): CUDA_VISIBLE_DEVICES as CUDA reads it, MIG, and machines without a GPU; MIG instances; nearby CPUs."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml, mig_instance
 
 from tfopt.hardware import Gpu, gpus
+from tfopt.hardware.inventory import cpu_affinity, mig_instances
 
 A, B, C = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"
 
@@ -240,3 +241,59 @@ def test_all_of_one_gpu_in_mig_mode_is_its_first_instance(
     fake_nvml.gpus.append(FakeGpu(uuid=A, instances=[mig_instance("MIG-a1"), mig_instance("MIG-a2")]))
     assert seen(None) == ["MIG-a1"]
     assert not caplog.records
+
+
+def test_the_mig_instances_of_all_gpus(fake_nvml: FakeNvml) -> None:
+    fake_nvml.gpus += [
+        FakeGpu("GPU-b", bus=2, instances=[mig_instance("MIG-b1")]),
+        FakeGpu("GPU-a", bus=1, instances=[mig_instance("MIG-a1"), None, mig_instance("MIG-a2")]),
+        FakeGpu("GPU-c", bus=3),
+    ]
+    assert mig_instances() == ("MIG-a1", "MIG-a2", "MIG-b1")
+    assert len(gpus()) == 1
+
+
+def test_no_mig_instance(gpu: FakeGpu) -> None:
+    assert mig_instances() == ()
+
+
+def test_no_driver_means_no_mig_instance(fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+    fake_nvml.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    assert mig_instances() == ()
+    assert not caplog.text
+
+
+def test_a_driver_in_trouble_shows_no_mig_instance(fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+    fake_nvml.fail("nvmlInit", pynvml.NVML_ERROR_UNKNOWN)
+    assert mig_instances() == ()
+    assert "What to do" in caplog.text
+
+
+def test_the_cpus_near_a_gpu(gpu: FakeGpu) -> None:
+    gpu.cpus = {0, 5, 63, 64, 130, 8191}
+    assert cpu_affinity(gpus()[0]) == {0, 5, 63, 64, 130, 8191}
+
+
+def test_a_mig_instance_has_those_of_its_gpu(fake_nvml: FakeNvml) -> None:
+    instance = mig_instance("MIG-1")
+    fake_nvml.gpus += [FakeGpu("GPU-0", cpus={0}), FakeGpu("GPU-1", bus=2, cpus={3, 4}, instances=[instance])]
+    (found,) = gpus()
+    assert found.uuid == "MIG-1"
+    assert cpu_affinity(found) == {3, 4}
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN])
+def test_a_driver_that_does_not_say(gpu: FakeGpu, code: int) -> None:
+    gpu.errors["nvmlDeviceGetCpuAffinity"] = code
+    assert cpu_affinity(gpus()[0]) is None
+
+
+def test_no_cpu_at_all_is_no_answer(gpu: FakeGpu) -> None:
+    assert cpu_affinity(gpus()[0]) is None
+
+
+def test_a_gpu_that_is_gone_warns(gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+    (found,) = gpus()
+    fake_nvml.gpus.clear()
+    assert cpu_affinity(found) is None
+    assert found.uuid in caplog.text

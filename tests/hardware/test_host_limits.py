@@ -1,17 +1,12 @@
-"""host(): what control groups and affinity leave of the machine. The host's part of a sample."""
+"""host(): what control groups and CPU affinity leave of the machine."""
 
 import json
 import os
-from collections import namedtuple
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import psutil
 import pytest
 
 from tfopt.hardware import Host, host
-from tfopt.hardware.host import HostMeter, HostReading
 
 GIB = 2**30
 V1_NO_LIMIT = 0x7FFFFFFFFFFFF000
@@ -158,112 +153,3 @@ def test_no_proc_and_no_sys(tmp_path: Path) -> None:
 def test_this_host() -> None:
     found = host()
     assert 0 < found.cpus <= len(found.affinity)
-
-
-Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
-
-
-@pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> list[Times]:
-    """Seconds of four CPUs, of which the process may use 1 and 2."""
-    now = [Times(10.0, 0.0, 0.0, 90.0, 0.0, 0.0, 0.0)] * 4
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2}, raising=False)
-    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: list(now))
-    return now
-
-
-def test_cpu_percent_is_that_of_the_usable_cpus_since_the_reading_before(times: list[Times]) -> None:
-    meter = HostMeter()
-    assert meter.read().host_cpu_percent is None
-    times[0] = Times(110.0, 0.0, 0.0, 90.0, 0.0, 0.0, 0.0)
-    times[1] = Times(12.0, 0.0, 1.0, 91.0, 0.0, 2.0, 0.0)
-    times[2] = Times(10.0, 0.0, 0.0, 92.0, 2.0, 0.0, 0.0)
-    # CPU 1: 3 s of work in 4 s, the guest's 2 s being the user's too. CPU 2: 4 s idle or waiting.
-    assert meter.read().host_cpu_percent == pytest.approx(100 * 3 / 8)
-
-
-def test_no_time_passed_is_no_percentage(times: list[Times]) -> None:
-    meter = HostMeter()
-    meter.read()
-    assert meter.read().host_cpu_percent is None
-
-
-def test_memory_in_mib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=8 * GIB, available=5 * GIB))
-    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3 * 2**20))
-    monkeypatch.setattr(psutil, "Process", lambda: process)
-    assert HostMeter().read() == HostReading(None, 3072.0, 3.0, None)
-
-
-class Disk:
-    """Stands in for psutil's process: bytes read so far, on a clock of its own."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-        self.read_bytes: int | Exception = 0
-
-    def memory_info(self) -> Any:
-        return SimpleNamespace(rss=2**20)
-
-    def io_counters(self) -> Any:
-        if isinstance(self.read_bytes, Exception):
-            raise self.read_bytes
-        return SimpleNamespace(read_bytes=self.read_bytes, read_chars=10**12)
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    disk = Disk()
-    monkeypatch.setattr(psutil, "Process", lambda: disk)
-    return disk
-
-
-def test_disk_reads_are_a_rate_since_the_reading_before(disk: Disk) -> None:
-    meter = HostMeter(lambda: disk.now)
-    rates = []
-    for now, read_bytes in [(50.0, 10**9), (52.0, 10**9 + 3 * 2**20), (53.0, 10**9 + 3 * 2**20)]:
-        disk.now, disk.read_bytes = now, read_bytes
-        rates.append(meter.read().disk_read_mib_per_second)
-    assert rates == [None, 1.5, 0.0]
-
-
-def test_a_disk_counter_that_goes_back_or_fails_is_unknown_once(disk: Disk) -> None:
-    meter = HostMeter(lambda: disk.now)
-    rates = []
-    for read_bytes in [10 * 2**20, 5 * 2**20, 6 * 2**20, psutil.AccessDenied(), 7 * 2**20, 9 * 2**20]:
-        disk.now, disk.read_bytes = disk.now + 1.0, read_bytes
-        rates.append(meter.read().disk_read_mib_per_second)
-    assert rates == [None, None, 1.0, None, None, 2.0]
-
-
-def test_a_clock_that_stands_gives_no_rate(disk: Disk) -> None:
-    meter = HostMeter(lambda: 50.0)
-    meter.read()
-    disk.read_bytes = 2**20
-    assert meter.read().disk_read_mib_per_second is None
-
-
-def test_a_system_without_disk_counters_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS."""
-    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=2**20)))
-    meter = HostMeter()
-    assert [meter.read().disk_read_mib_per_second for _ in range(2)] == [None, None]
-
-
-def test_the_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    process = psutil.Process()
-    monkeypatch.setattr(psutil, "Process", lambda: made.append(1) or process)
-    meter = HostMeter()
-    assert [meter.read().process_memory_mib is None for _ in range(3)] == [False] * 3
-    assert len(made) == 1
-
-
-@pytest.mark.parametrize("error", [psutil.AccessDenied(), OSError(), KeyError(), RuntimeWarning()])
-def test_what_psutil_cannot_read_is_none(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any, **options: Any) -> None:
-        raise error
-
-    for name in ("cpu_times", "virtual_memory", "Process"):
-        monkeypatch.setattr(psutil, name, fail)
-    assert HostMeter().read() == HostReading()

@@ -3,19 +3,22 @@
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pynvml
 import pytest
 from fake_nvml import GPM, GPM_FUNCTIONS, READING, FakeGpu, FakeNvml, tick
 from nvml_devices import machine
 
-from tfopt.hardware import GpuSampler, nvml
-from tfopt.hardware.gpm import METRICS, Metrics
-from tfopt.hardware.nvml_errors import NvmlError
-from tfopt.hardware.nvml_values import Reading
+from tfopt.hardware import GpuSampler
+from tfopt.hardware.nvml import driver
+from tfopt.hardware.nvml.gpm import METRICS
+from tfopt.hardware.nvml.reading import GPU_FIELDS, Reading
+from tfopt.hardware.nvml.return_codes import NvmlError
 
-FIRST = READING._replace(pcie_rx_mib_per_second=None, pcie_tx_mib_per_second=None)
-LATER = FIRST._replace(
+FIRST = replace(READING, pcie_rx_mib_per_second=None, pcie_tx_mib_per_second=None)
+LATER = replace(
+    FIRST,
     sm_active_percent=95.0,
     sm_occupancy_percent=14.0,
     tensor_active_percent=92.0,
@@ -35,11 +38,11 @@ def hopper(fake_nvml: FakeNvml) -> FakeGpu:
     return fake_nvml.gpus[0]
 
 
-def read(fake: FakeNvml, *, after: float = 1.0, anew: bool = False) -> Reading:
+def read(fake: FakeNvml, *, after: float = 1.0, restart: bool = False) -> Reading:
     """A reading of the last GPU, some seconds after the one before."""
     fake.now += after
     instances = [instance for instance in fake.gpus[-1].instances or () if instance]
-    return nvml.door().read((instances or fake.gpus)[-1].uuid, anew=anew)
+    return driver.door().read((instances or fake.gpus)[-1].uuid, restart=restart)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -69,14 +72,14 @@ def test_within_the_refresh_time_the_last_metrics_are_repeated(hopper: FakeGpu, 
     hopper.gpm = GPM | {"NVML_GPM_METRIC_SM_UTIL": 11.0}
     assert read(fake_nvml, after=0.09) == LATER
     assert fake_nvml.calls["nvmlGpmSampleGet"] == 2
-    assert read(fake_nvml, after=0.02) == LATER._replace(sm_active_percent=11.0)
+    assert read(fake_nvml, after=0.02) == replace(LATER, sm_active_percent=11.0)
 
 
 @pytest.mark.usefixtures("hopper")
 def test_a_new_reader_begins_anew(fake_nvml: FakeNvml) -> None:
     read(fake_nvml)
-    assert [read(fake_nvml, after=3600.0, anew=True), read(fake_nvml)] == [FIRST, LATER]
-    assert read(fake_nvml, after=0.01, anew=True) == FIRST
+    assert [read(fake_nvml, after=3600.0, restart=True), read(fake_nvml)] == [FIRST, LATER]
+    assert read(fake_nvml, after=0.01, restart=True) == FIRST
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_what_cannot_be_true_is_unknown(
     hopper.gpm = dict.fromkeys(GPM, value)
     read(fake_nvml)
     expected = {field: percent if field.endswith("_percent") else rate for field in METRICS}
-    assert read(fake_nvml) == FIRST._replace(**expected)
+    assert read(fake_nvml) == replace(FIRST, **expected)
 
 
 @pytest.mark.parametrize("field", METRICS)
@@ -107,12 +110,12 @@ def test_a_metric_marked_as_failed_is_unknown_and_the_others_are_read(
 ) -> None:
     hopper.gpm_failed = {METRICS[field]}
     read(fake_nvml)
-    assert read(fake_nvml) == LATER._replace(**{field: None})
+    assert read(fake_nvml) == replace(LATER, **{field: None})
     assert fake_nvml.calls["nvmlDeviceGetPcieThroughput"] == 0
 
 
 def test_every_field_has_its_metric() -> None:
-    assert tuple(METRICS) == Metrics._fields
+    assert METRICS.keys() <= set(GPU_FIELDS)
     assert set(METRICS.values()) == set(GPM)
 
 
@@ -153,7 +156,7 @@ def test_a_shut_down_that_another_question_met_begins_anew_too(fake_nvml: FakeNv
     read(fake_nvml)
     fake_nvml.shut_down()
     with pytest.raises(NvmlError, match="not started"):
-        nvml.door().devices()
+        driver.door().devices()
     assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
     assert fake_nvml.calls["nvmlGpmSampleFree"] == 2
 
@@ -226,7 +229,7 @@ def test_every_error_of_a_mig_instance_is_survived(
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("function", GPM_FUNCTIONS)
 def test_a_hang_is_left_alone_and_the_readings_come_back(function: str, fake_nvml: FakeNvml) -> None:
-    door = nvml.door()
+    door = driver.door()
     fake_nvml.hang(function)
     first = GpuSampler(deadline_seconds=0.05)
     rows = []
@@ -234,11 +237,11 @@ def test_a_hang_is_left_alone_and_the_readings_come_back(function: str, fake_nvm
         fake_nvml.now += 1.0
         rows += tick(first)
     assert rows[-1].gpu_power_watts is None
-    job = door._worker._overdue
-    assert job is not None
+    overdue = door._worker._overdue
+    assert overdue is not None
     fake_nvml.recover()
-    assert job.done.wait(10)
-    assert [read(fake_nvml, anew=True), read(fake_nvml)] == [FIRST, LATER]
+    overdue.exception(10)
+    assert [read(fake_nvml, restart=True), read(fake_nvml)] == [FIRST, LATER]
 
 
 def test_each_sampler_begins_with_its_own_first_sample(hopper: FakeGpu, fake_nvml: FakeNvml) -> None:

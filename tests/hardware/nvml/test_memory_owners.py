@@ -5,7 +5,7 @@ import os
 import pytest
 from fake_nvml import OTHER_PROCESS, FakeGpu
 
-from tfopt.hardware import nvml, processes
+from tfopt.hardware.nvml import driver, reading
 
 MIB = 2**20
 OWN = os.getpid()
@@ -20,7 +20,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def shares(gpu: FakeGpu) -> tuple[float | None, float | None]:
-    reading = nvml.door().read(gpu.uuid)
+    reading = driver.door().read(gpu.uuid)
     return reading.gpu_memory_process_mib, reading.gpu_memory_others_mib
 
 
@@ -81,4 +81,4 @@ def test_where_there_is_no_proc_the_numbers_may_be_others(monkeypatch: pytest.Mo
         raise OSError(path)
 
     monkeypatch.setattr(os, "readlink", fail)
-    assert not processes._in_first_namespace()
+    assert not reading._in_first_namespace()

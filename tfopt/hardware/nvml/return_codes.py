@@ -1,8 +1,8 @@
-"""NVML's return codes: which of them mean that a field does not exist, and what to do about the others."""
+"""NVML's return codes: which ones mean that a field does not exist, and what to do about the others."""
 
 from tfopt.errors import HardwareError
 
-# nvmlReturn_t in NVIDIA's nvml.h. The numbers are part of NVML's ABI, and pynvml is not loaded here.
+# nvmlReturn_t in NVIDIA's nvml.h. The numbers are part of NVML's ABI, so pynvml need not be loaded here.
 UNINITIALIZED = 1
 _INVALID_ARGUMENT = 2
 _NOT_SUPPORTED = 3
@@ -15,8 +15,8 @@ _ARGUMENT_VERSION_MISMATCH = 25
 _DEPRECATED = 26
 _GPU_NOT_FOUND = 28
 
-# The device, its driver or the library does not offer this. tfopt's arguments never vary, so INVALID_ARGUMENT says
-# the same: MIG instances answer it for what only whole GPUs have.
+# The device, its driver or the library does not offer this. tfopt's arguments never vary, so INVALID_ARGUMENT means
+# the same: MIG instances return it for what only whole GPUs have.
 ABSENT = frozenset(
     {
         _INVALID_ARGUMENT,
@@ -29,23 +29,23 @@ ABSENT = frozenset(
     }
 )
 
-# No other question to the device will be answered either.
+# No other call to the device will succeed either.
 GONE = frozenset({UNINITIALIZED, _GPU_IS_LOST, _RESET_REQUIRED, _GPU_NOT_FOUND})
 
-# A machine without an NVIDIA GPU, which is no fault.
+# A machine without an NVIDIA GPU, which is not an error.
 NO_DRIVER = frozenset({"driver_not_loaded", "library_not_found"})
 
-_CHECK_DRIVER = "Run nvidia-smi: if it fails too, the driver needs the repair."
-_RETRY = "Nothing, if it passes. If it stays: run nvidia-smi; where that fails too, reload the driver or reboot."
+_CHECK_DRIVER = "Run nvidia-smi: if it fails too, repair the driver."
+_RETRY = "Nothing if it passes. If it persists, run nvidia-smi; if that fails too, reload the driver or reboot."
 
 # code: (cause, what was found, what to do)
 _EXPLAINED: dict[int, tuple[str, str, str]] = {
     1: ("uninitialized", "NVML is not started", "Nothing: tfopt starts it again. Another library shut it down."),
-    2: ("invalid_argument", "NVML took an argument for invalid", "Update the driver or nvidia-ml-py to match."),
+    2: ("invalid_argument", "NVML rejected an argument as invalid", "Update the driver or nvidia-ml-py to match."),
     3: ("not_supported", "the device does not support this", "Nothing: the device does not have it."),
     4: (
         "no_permission",
-        "this user may not ask",
+        "this user lacks permission",
         "Give the process access to /dev/nvidia* (in a container: --gpus or the device plug-in), or ask an "
         "administrator to lift the restriction.",
     ),
@@ -59,10 +59,10 @@ _EXPLAINED: dict[int, tuple[str, str, str]] = {
         "Install or load it (modprobe nvidia); in a container, start it with access to the GPUs.",
     ),
     10: ("timeout", "the driver gave up waiting for the device", _RETRY),
-    11: ("irq_issue", "the kernel sees trouble with a GPU's interrupts", "Look for NVRM lines in dmesg; reboot."),
+    11: ("irq_issue", "the kernel reports trouble with a GPU's interrupts", "Look for NVRM lines in dmesg; reboot."),
     12: (
         "library_not_found",
-        "libnvidia-ml.so.1 is not there",
+        "libnvidia-ml.so.1 is missing",
         "Install NVIDIA's driver; in a container, start it with the utility capability (NVIDIA_DRIVER_CAPABILITIES).",
     ),
     13: ("function_not_found", "the driver lacks this function", "Update the driver."),
@@ -72,28 +72,28 @@ _EXPLAINED: dict[int, tuple[str, str, str]] = {
     17: ("operating_system", "the operating system blocked it", "Check the container's or cgroup's device rules."),
     18: (
         "lib_rm_version_mismatch",
-        "the driver's library and kernel module are of different versions",
+        "the driver's library and kernel module have different versions",
         "The driver was updated while loaded: reboot, or unload and load the nvidia modules; in a container, restart "
         "it.",
     ),
     19: ("in_use", "the GPU is in use", _RETRY),
     20: ("memory", "NVML had no memory left", "Free memory on the host."),
     21: ("no_data", "the device has no data for this", "Nothing: the device does not have it."),
-    22: ("vgpu_ecc_not_supported", "ECC stands against this on a virtual GPU", "Ask the provider of the virtual GPU."),
+    22: ("vgpu_ecc_not_supported", "ECC rules this out on a virtual GPU", "Ask the provider of the virtual GPU."),
     23: ("insufficient_resources", "the driver is out of resources", _RETRY),
     24: ("freq_not_supported", "the frequency is not supported", _CHECK_DRIVER),
-    25: ("argument_version_mismatch", "driver and nvidia-ml-py are of different ages", "Update the older of the two."),
+    25: ("argument_version_mismatch", "driver and nvidia-ml-py do not match", "Update the older of the two."),
     26: ("deprecated", "the driver no longer offers this", "Update nvidia-ml-py."),
     27: ("not_ready", "the driver is not ready", _RETRY),
     28: ("gpu_not_found", "there is no such GPU", "Run nvidia-smi -L: the GPU was removed or is in another container."),
-    29: ("invalid_state", "the device is in a state that forbids this", _RETRY),
-    30: ("reset_type_not_supported", "the kind of reset is not supported", _CHECK_DRIVER),
+    29: ("invalid_state", "the device is in a state that rules this out", _RETRY),
+    30: ("reset_type_not_supported", "this kind of reset is not supported", _CHECK_DRIVER),
     999: ("unknown", "the driver reports an internal error", "Look for NVRM and Xid lines in dmesg; " + _RETRY.lower()),
 }
 
 
 class NvmlError(HardwareError):
-    """NVML did not answer as expected. `cause` names why in one word, and is the key of its warning."""
+    """NVML did not answer as expected. `cause` is a short name for the reason, and the key of its warning."""
 
     def __init__(self, cause: str, text: str):
         super().__init__(text)
@@ -101,8 +101,8 @@ class NvmlError(HardwareError):
 
 
 def explain(code: int, expected: str) -> NvmlError:
-    """Returns the error for one of NVML's return codes: what was expected, what was found, what to do."""
-    cause, found, remedy = _EXPLAINED.get(code, (f"code_{code}", "an error this tfopt does not know", _CHECK_DRIVER))
+    """Returns the error for a return code."""
+    cause, found, remedy = _EXPLAINED.get(code, (f"code_{code}", "an error that tfopt does not know", _CHECK_DRIVER))
     return NvmlError(cause, f"Expected {expected}. Found: {found} (NVML error {code}). What to do: {remedy}")
 
 
@@ -110,13 +110,13 @@ def not_installed() -> NvmlError:
     """Returns the error for a missing `pynvml` module."""
     return NvmlError(
         "pynvml_missing",
-        "Expected the module pynvml, to ask NVIDIA's driver about the GPUs. Found: it cannot be imported. "
+        "Expected the module pynvml, which queries NVIDIA's driver. Found: it cannot be imported. "
         "What to do: pip install nvidia-ml-py (not the distribution called pynvml).",
     )
 
 
 def unexpected(error: Exception) -> NvmlError:
-    """Returns the error for what NVML's module raised that is none of NVML's errors."""
+    """Returns the error for an exception of NVML's module that is not one of NVML's own."""
     return NvmlError(
         f"unexpected {type(error).__name__}",
         f"Expected NVIDIA's driver to answer. Found: {error!r}. What to do: update nvidia-ml-py.",
@@ -124,7 +124,7 @@ def unexpected(error: Exception) -> NvmlError:
 
 
 def hung(deadline_seconds: float) -> NvmlError:
-    """Returns the error for a call that did not come back."""
+    """Returns the error for a call that did not return in time."""
     return NvmlError(
         "hung",
         f"Expected an answer from NVIDIA's driver within {deadline_seconds:g} s. Found: the call hangs; GPU readings "

@@ -1,11 +1,14 @@
 """Devices that answer only in part: each gives exactly these readings, and nothing that it does not know is 0."""
 
+from dataclasses import replace
+
 import pytest
 from fake_nvml import READ_FUNCTIONS, READING, FakeNvml, tick
 from nvml_devices import ANSWERS, DEVICES, machine
 
-from tfopt.hardware import GpuSampler, gpus, nvml
-from tfopt.hardware.nvml_values import Reading
+from tfopt.hardware import GpuSampler, gpus
+from tfopt.hardware.nvml import driver
+from tfopt.hardware.nvml.reading import GPU_FIELDS, Reading
 
 FIRST = {
     "mig": Reading(
@@ -14,13 +17,15 @@ FIRST = {
         gpu_memory_process_mib=900.0,
         gpu_memory_others_mib=100.0,
     ),
-    "wsl": READING._replace(
+    "wsl": replace(
+        READING,
         gpu_utilization_percent=None,
         gpu_energy_joules=None,
         gpu_memory_process_mib=None,
         gpu_memory_others_mib=None,
     ),
-    "gb10": READING._replace(
+    "gb10": replace(
+        READING,
         gpu_memory_used_mib=None,
         gpu_memory_total_mib=None,
         memory_clock_mhz=None,
@@ -28,11 +33,12 @@ FIRST = {
         pcie_tx_mib_per_second=None,
     ),
     "ampere": READING,
-    "old_driver": READING._replace(gpu_memory_process_mib=None, gpu_memory_others_mib=None),
+    "old_driver": replace(READING, gpu_memory_process_mib=None, gpu_memory_others_mib=None),
 }
 
 LATER = FIRST | {
-    "mig": FIRST["mig"]._replace(
+    "mig": replace(
+        FIRST["mig"],
         sm_active_percent=95.0,
         sm_occupancy_percent=14.0,
         tensor_active_percent=92.0,
@@ -59,9 +65,9 @@ def test_readings_are_exact_and_silent(
     device: tuple[str, str], fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
     name, uuid = device
-    assert nvml.door().read(uuid) == FIRST[name]
+    assert driver.door().read(uuid) == FIRST[name]
     fake_nvml.now += 1.0
-    assert nvml.door().read(uuid) == LATER[name]
+    assert driver.door().read(uuid) == LATER[name]
     assert not caplog.records
 
 
@@ -71,7 +77,7 @@ def test_the_device_is_found_and_sampled(device: tuple[str, str], caplog: pytest
     assert (found.uuid, found.mig) == (uuid, name == "mig")
     assert found.memory_mib == (None if name == "gb10" else 143_771)
     (row,) = tick(GpuSampler())
-    assert Reading(**{field: getattr(row, field) for field in Reading._fields}) == FIRST[name]
+    assert Reading(**{field: getattr(row, field) for field in GPU_FIELDS}) == FIRST[name]
     assert not caplog.records
 
 

@@ -1,35 +1,22 @@
-"""GPM: what a GPU's multiprocessors, tensor cores, memory and links did between two moments.
+"""GPM, NVML's GPU performance monitoring: how busy a GPU's multiprocessors, memory and links were between two samples.
 
-NVML calls it GPU performance monitoring: Hopper and later, driver 525 and later, MIG instances too. Metrics are made
-from two samples of counters. Source of names and units: nvml.h and the NVML API reference, "GPM Functions".
+Hopper and later, driver 525 and later, MIG instances too. Source of names and units: nvml.h and the NVML API reference,
+"GPM Functions".
 """
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-# NVML renews the counters so often, and asks for more time than this between two samples.
+# NVML updates the counters this often, and asks for more time than this between two samples.
 REFRESH_SECONDS = 0.1
 
-# Above these a value is a defect, not a reading. 16 TiB/s is nine times the fastest NVLink; a per cent is for rounding.
+# Above these a value is a defect, not a reading. 16 TiB/s is nine times the fastest NVLink; 1 % allows for rounding.
 _MOST_PERCENT = 101.0
 _MOST_MIB_PER_SECOND = 2.0**24
 
 
-class Metrics(NamedTuple):
-    """What happened between two samples. None: unknown."""
-
-    sm_active_percent: float | None = None
-    sm_occupancy_percent: float | None = None
-    tensor_active_percent: float | None = None
-    dram_active_percent: float | None = None
-    pcie_rx_mib_per_second: float | None = None
-    pcie_tx_mib_per_second: float | None = None
-    nvlink_rx_mib_per_second: float | None = None
-    nvlink_tx_mib_per_second: float | None = None
-
-
-# NVML's name for each field of Metrics, in the field's own unit: per cent or MiB per second.
+# NVML's metric for each field of a reading, in the field's own unit: percent or MiB per second.
 METRICS = {
     "sm_active_percent": "NVML_GPM_METRIC_SM_UTIL",
     "sm_occupancy_percent": "NVML_GPM_METRIC_SM_OCCUPANCY",
@@ -47,9 +34,9 @@ class Gpm:
 
     Args:
         vendor: The module `pynvml`.
-        ask: Calls one of its functions by name; returns None where that is not offered or fails.
+        ask: Calls one of its functions by name; returns None where it is not offered or fails.
         handle: The GPU or MIG instance.
-        mig: Whether it is a MIG instance. Its metrics are those of its GPU instance.
+        mig: Whether it is a MIG instance, whose metrics are those of its GPU instance.
         clock: Monotonic clock, in seconds.
     """
 
@@ -66,32 +53,32 @@ class Gpm:
         # Two buffers take turns: the older sample is in the first.
         self._buffers: list[Any] = []
         self._taken_at: float | None = None
-        self._last: Metrics | None = None
+        self._last: dict[str, float | None] | None = None
 
-    def read(self, *, anew: bool) -> Metrics | None:
-        """Takes a sample and returns the metrics since the one before, by field.
+    def read(self, *, restart: bool) -> dict[str, float | None] | None:
+        """Takes a sample and returns the metrics since the last one, by field.
 
-        Within 0.1 s of a sample no new one is taken, and the last metrics are returned again.
+        Within 0.1 s of a sample, returns the last metrics again.
 
         Args:
-            anew: The sample before is none of the caller's: begin with this one.
+            restart: Whether to start over from this sample, because the last one was taken for another caller.
 
         Returns:
-            All unknown after the first sample. None: the device gives no samples, or failed to give this one.
+            Nothing known after the first sample; None if the device gives no samples, or failed to give this one.
         """
         now = self._clock()
-        if not anew and self._taken_at is not None and now - self._taken_at <= REFRESH_SECONDS:
+        if not restart and self._taken_at is not None and now - self._taken_at <= REFRESH_SECONDS:
             return self._last
-        first = anew or self._taken_at is None
+        first = restart or self._taken_at is None
         self._taken_at = None
         if not (self._is_supported() and self._take()):
             return None
         self._taken_at = now
-        self._last = Metrics() if first else self._metrics()
+        self._last = {} if first else self._metrics()
         return self._last
 
     def close(self) -> None:
-        """Gives the buffers back."""
+        """Frees the buffers."""
         for buffer in self._buffers:
             with contextlib.suppress(self._vendor.NVMLError):
                 self._vendor.nvmlGpmSampleFree(buffer)
@@ -99,7 +86,7 @@ class Gpm:
         self._taken_at = None
 
     def _is_supported(self) -> bool:
-        """Whether the device has GPM. Asked until the driver has answered."""
+        """Whether the device has GPM. Asks until the driver has answered."""
         if self._supported is None:
             if self._mig and self._instance is None and not self._find_instance():
                 return False
@@ -108,7 +95,7 @@ class Gpm:
         return bool(self._supported)
 
     def _find_instance(self) -> bool:
-        """A MIG instance is sampled through the GPU that it is a part of."""
+        """A MIG instance is sampled through the GPU it is part of."""
         parent = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self._handle)
         instance = self._ask("nvmlDeviceGetGpuInstanceId", self._handle)
         if parent is None or instance is None:
@@ -117,7 +104,7 @@ class Gpm:
         return True
 
     def _take(self) -> bool:
-        """Takes a sample into the buffer with the older one."""
+        """Takes a sample into the buffer that holds the older one."""
         while len(self._buffers) < 2:
             buffer = self._ask("nvmlGpmSampleAlloc")
             if buffer is None:
@@ -129,7 +116,7 @@ class Gpm:
             return self._ask("nvmlGpmSampleGet", self._handle, newer) is not None
         return self._ask("nvmlGpmMigSampleGet", self._handle, self._instance, newer) is not None
 
-    def _metrics(self) -> Metrics | None:
+    def _metrics(self) -> dict[str, float | None] | None:
         request = self._vendor.c_nvmlGpmMetricsGet_t(
             version=self._vendor.NVML_GPM_METRICS_GET_VERSION,
             numMetrics=len(METRICS),
@@ -140,15 +127,14 @@ class Gpm:
             metric.metricId = getattr(self._vendor, name)
         if self._ask("nvmlGpmMetricsGet", request) is None:
             return None
-        found = zip(METRICS, request.metrics, strict=False)
-        return Metrics(**{field: _plausible(field, metric) for field, metric in found})
+        return {field: _plausible(field, metric) for field, metric in zip(METRICS, request.metrics, strict=False)}
 
 
 def _plausible(field: str, metric: Any) -> float | None:
-    """The metric's value, unless the driver marks it as failed or it cannot be true."""
+    """The metric's value, unless the driver marks it as failed or it is impossible."""
     value = float(metric.value)
     percent = field.endswith("_percent")
-    # Not a number compares as false, and so is no reading.
+    # NaN compares as false, and so counts as unknown.
     if metric.nvmlReturn != 0 or not 0 <= value <= (_MOST_PERCENT if percent else _MOST_MIB_PER_SECOND):
         return None
     return min(value, 100.0) if percent else value

@@ -1,0 +1,198 @@
+"""The CPUs and the memory that this process may use, within CPU affinity and control groups (versions 1 and 2)."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+MIB = 2**20
+
+# Version 1 says "no limit" with the largest multiple of a page below 2**63; no machine has an exbibyte.
+_NO_LIMIT_BYTES = 2**60
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The part of the machine that this process may use."""
+
+    cpu_model: str | None
+    """The processor's name. None where /proc/cpuinfo has none."""
+    cpus: float
+    """CPU time the process may take, in CPUs: its affinity or its cgroup's quota, whichever is smaller."""
+    affinity: tuple[int, ...]
+    """The numbers of the CPUs it may run on."""
+    quota_cpus: float | None
+    """The cgroup's quota in CPUs. None: no quota."""
+    memory_total_mib: float | None
+    """The machine's memory. None where /proc/meminfo does not say."""
+    memory_limit_mib: float | None
+    """The cgroup's limit. None: no limit."""
+    memory_available_mib: float | None
+    """What this process can still take within the cgroup's limit. Page cache that the kernel can reclaim at once
+    counts as available. None where the machine does not say."""
+
+    def __str__(self) -> str:
+        parts = [self.cpu_model or "unknown CPU", f"{self.cpus:g} CPUs usable"]
+        if self.memory_available_mib is not None:
+            parts.append(f"{self.memory_available_mib:.0f} MiB of memory available")
+        if self.memory_limit_mib is not None:
+            parts.append(f"limited to {self.memory_limit_mib:.0f} MiB")
+        return ", ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self) | {"affinity": list(self.affinity)}
+
+
+def host(*, proc: str | os.PathLike[str] = "/proc", sys: str | os.PathLike[str] = "/sys") -> Host:
+    """Returns what this process may use of the machine now. Whatever cannot be read is None.
+
+    Use it to choose thread counts and cache sizes: in a container or a batch job the machine's own numbers are too
+    large.
+
+    Args:
+        proc: Where /proc is.
+        sys: Where /sys is.
+
+    Example:
+        >>> host().cpus <= os.cpu_count()
+        True
+    """
+    affinity = usable_cpus()
+    limits = read_cgroup_limits(Path(proc), Path(sys))
+    memory = _meminfo(Path(proc))
+    available = [size for size in (memory.get("MemAvailable"), limits.memory_free_bytes) if size is not None]
+    return Host(
+        cpu_model=_cpu_model(Path(proc)),
+        cpus=min(float(len(affinity)), limits.quota_cpus or float("inf")),
+        affinity=affinity,
+        quota_cpus=limits.quota_cpus,
+        memory_total_mib=_mib(memory.get("MemTotal")),
+        memory_limit_mib=_mib(limits.memory_limit_bytes),
+        memory_available_mib=_mib(min(available, default=None)),
+    )
+
+
+def usable_cpus() -> tuple[int, ...]:
+    """The numbers of the CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupLimits:
+    """What the control groups allow. None: no limit, or none that can be read."""
+
+    quota_cpus: float | None
+    memory_limit_bytes: int | None
+    memory_free_bytes: int | None  # within the tightest level; page cache that the kernel would reclaim counts as free
+
+
+def read_cgroup_limits(proc: Path, sys_root: Path) -> CgroupLimits:
+    """Reads the limits of this process: the tightest of all levels from its control group up to the root.
+
+    Inside a container the path that /proc names may not exist below the mount; then the levels that do exist are read.
+
+    Args:
+        proc: Where /proc is.
+        sys_root: Where /sys is.
+    """
+    mount = sys_root / "fs" / "cgroup"
+    quotas: list[float] = []
+    limits: list[int] = []
+    free: list[int] = []
+    for level in _levels(proc, mount):
+        quotas += _quota(level)
+        memory = _memory_limits(level)
+        limits += memory
+        used = _memory_used(level)
+        if memory and used is not None:
+            free.append(max(0, min(memory) - used))
+    return CgroupLimits(min(quotas, default=None), min(limits, default=None), min(free, default=None))
+
+
+def _levels(proc: Path, mount: Path) -> Iterator[Path]:
+    """The folders of this process's groups, from its own up to the root, for each hierarchy."""
+    for line in (_read(proc / "self" / "cgroup") or "0::/").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) != 3:
+            continue
+        controllers, path = parts[1:]
+        names = [*controllers.split(","), controllers] if controllers else ["", "unified"]
+        if controllers and not {"cpu", "memory"} & set(names):
+            continue
+        for root in {mount / name for name in names if (mount / name).is_dir()}:
+            inside = PurePosixPath(path.lstrip("/"))
+            # A group outside this cgroup namespace is shown as /../…: only the root can be read.
+            yield from (root / part for part in ([] if ".." in inside.parts else [inside, *inside.parents]))
+            yield root
+
+
+def _quota(level: Path) -> list[float]:
+    """The CPUs that the level allows: none or one number."""
+    v2 = (_read(level / "cpu.max") or "").split()
+    v1 = [_read(level / "cpu.cfs_quota_us") or "", _read(level / "cpu.cfs_period_us") or ""]
+    for quota, period in (pair for pair in (v2, v1) if len(pair) == 2):
+        microseconds, of = _number(quota), _number(period)
+        if microseconds and of and microseconds > 0 and of > 0:
+            return [microseconds / of]
+    return []
+
+
+def _memory_limits(level: Path) -> list[int]:
+    names = ("memory.max", "memory.high", "memory.limit_in_bytes")
+    numbers = [_number(_read(level / name)) for name in names]
+    return [number for number in numbers if number is not None and 0 <= number < _NO_LIMIT_BYTES]
+
+
+def _memory_used(level: Path) -> int | None:
+    """Bytes that the kernel cannot reclaim at once."""
+    for current, inactive in (
+        ("memory.current", "inactive_file"),
+        ("memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        used = _number(_read(level / current))
+        if used is not None:
+            lines = [line.split() for line in (_read(level / "memory.stat") or "").splitlines()]
+            cache = [_number(line[1]) for line in lines if len(line) == 2 and line[0] == inactive]
+            return max(0, used - (cache[0] or 0 if cache else 0))
+    return None
+
+
+def _cpu_model(proc: Path) -> str | None:
+    for line in (_read(proc / "cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return value.strip()
+    return None
+
+
+def _meminfo(proc: Path) -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    found = {}
+    for line in (_read(proc / "meminfo") or "").splitlines():
+        parts = line.split()
+        if len(parts) == 3 and parts[2] == "kB" and parts[1].isdecimal():
+            found[parts[0].rstrip(":")] = int(parts[1]) * 1024
+    return found
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _number(text: str | None) -> int | None:
+    """The integer in a text; None for "max" and for rubbish."""
+    try:
+        return int(text or "")
+    except ValueError:
+        return None
+
+
+def _mib(size: int | None) -> float | None:
+    return None if size is None else size / MIB

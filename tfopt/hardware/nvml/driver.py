@@ -1,0 +1,270 @@
+"""Starts NVML, lists the GPUs and MIG instances, and reads one device.
+
+Every call goes through one thread (`Nvml.call`), because a driver in trouble may never return.
+"""
+
+import importlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from tfopt.hardware.nvml.gpm import Gpm
+from tfopt.hardware.nvml.reading import Device, Reading, memory_bytes, read_device
+from tfopt.hardware.nvml.return_codes import ABSENT, GONE, UNINITIALIZED, NvmlError, explain, hung, not_installed
+from tfopt.warn import warn_once
+
+Result = TypeVar("Result")
+
+DEADLINE_SECONDS = 10.0  # a driver that has to wake several GPUs takes seconds
+
+# As many as the largest Linux kernel has CPUs (8,192); too few is an error.
+_CPU_WORDS = 128
+
+
+class Nvml:
+    """NVML, started by the first question and left running until the process ends.
+
+    Args:
+        load: Returns NVIDIA's module. Tests pass a fake one.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._load = load
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._worker = Worker("tfopt-nvml")
+        self._vendor: Any = None
+        self._started = False
+        self._handles: dict[str, tuple[Any, Gpm]] = {}
+
+    def call(self, function: Callable[[], Result], *, deadline_seconds: float = DEADLINE_SECONDS) -> Result:
+        """Returns `function()`, called in NVML's own thread.
+
+        Raises:
+            NvmlError: If the function raises it, or does not return within the deadline.
+        """
+        try:
+            return self._worker.call(function, deadline_seconds=deadline_seconds)
+        except TimeoutError as error:
+            raise hung(deadline_seconds) from error
+
+    def start(self) -> None:
+        """Loads NVIDIA's library and starts NVML, unless it runs already.
+
+        Raises:
+            NvmlError: If the library or the driver is missing or in trouble.
+        """
+        with self._lock:
+            if self._started:
+                return
+            try:
+                self._vendor = self._load()
+                failure = self._vendor.NVMLError
+            except Exception as error:  # missing, another module of that name, or a broken one
+                raise not_installed() from error
+            self._drop_handles()
+            try:
+                self._vendor.nvmlInit()
+            except failure as error:
+                raise explain(error.value, "NVIDIA's driver to answer") from error
+            self._started = True
+
+    def driver_version(self) -> str | None:
+        """The driver's version, such as "570.86.15"."""
+        self.start()
+        return self._field("nvmlSystemGetDriverVersion")
+
+    def devices(self) -> tuple[Device, ...]:
+        """The physical GPUs with their MIG instances, ordered by PCI bus id.
+
+        A GPU that does not answer is left out with a warning.
+
+        Raises:
+            NvmlError: If NVML cannot be started or does not say how many GPUs there are.
+        """
+        self.start()
+        found = []
+        for position in range(self._ask("nvmlDeviceGetCount", expected="the number of GPUs")):
+            try:
+                found.append(self._device(position))
+            except NvmlError as error:
+                warn_once(f"{error.cause} at {position}", str(error))
+        # NVML promises no order of its own; its order is kept where a bus id is unknown.
+        places = [device.pci for device in found]
+        return tuple(found if None in places else sorted(found, key=lambda device: device.pci or ()))
+
+    def read(self, uuid: str, *, restart: bool = False) -> Reading:
+        """Reads every field of a GPU or MIG instance.
+
+        Args:
+            uuid: The device.
+            restart: Whether fields that are measured since the last reading start from this one.
+
+        Raises:
+            NvmlError: If the device as a whole does not answer: lost, removed, in need of a reset.
+        """
+        self.start()
+        if uuid not in self._handles:
+            handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
+            gpm = Gpm(self._vendor, self._field, handle, mig=uuid.startswith("MIG-"), clock=self._clock)
+            self._handles[uuid] = handle, gpm
+        handle, gpm = self._handles[uuid]
+        try:
+            return read_device(self._field, handle, gpm.read(restart=restart))
+        except NvmlError:
+            self._drop_handles()
+            raise
+
+    def cpu_affinity(self, uuid: str) -> frozenset[int] | None:
+        """The CPUs near a GPU, or near the GPU that a MIG instance is part of; None where the driver does not say.
+
+        Raises:
+            NvmlError: If there is no such device.
+        """
+        self.start()
+        handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
+        if uuid.startswith("MIG-"):
+            handle = self._field("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+        words = None if handle is None else self._field("nvmlDeviceGetCpuAffinity", handle, _CPU_WORDS)
+        cpus = (64 * place + bit for place, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)
+        return frozenset(cpus) or None
+
+    def _drop_handles(self) -> None:
+        for _, gpm in self._handles.values():
+            gpm.close()
+        self._handles.clear()
+
+    def _device(self, position: int) -> Device:
+        handle = self._ask("nvmlDeviceGetHandleByIndex", position, expected=f"GPU {position} of the machine")
+        uuid = self._ask("nvmlDeviceGetUUID", handle, expected=f"the UUID of GPU {position} of the machine")
+        name = self._field("nvmlDeviceGetName", handle) or "NVIDIA GPU"
+        capability = self._field("nvmlDeviceGetCudaComputeCapability", handle)
+        capability = None if capability is None or min(capability) < 0 else tuple(capability)
+        pci = self._field("nvmlDeviceGetPciInfo", handle)
+        mode = self._field("nvmlDeviceGetMigMode", handle)
+        return Device(
+            uuid,
+            name,
+            memory_bytes(self._field, handle)[1],
+            capability,
+            (pci.domain, pci.bus, pci.device) if pci is not None else None,
+            self._instances(handle, name, capability) if mode is not None and mode[0] == 1 else None,
+        )
+
+    def _instances(self, parent: Any, name: str, capability: tuple[int, int] | None) -> tuple[Device, ...]:
+        found = []
+        for position in range(self._field("nvmlDeviceGetMaxMigDeviceCount", parent) or 0):
+            # Positions have gaps where instances were destroyed: there NVML answers NOT_FOUND.
+            handle = self._field("nvmlDeviceGetMigDeviceHandleByIndex", parent, position)
+            uuid = self._field("nvmlDeviceGetUUID", handle) if handle is not None else None
+            if uuid is not None:
+                own_name = self._field("nvmlDeviceGetName", handle) or f"{name} MIG"
+                found.append(Device(uuid, own_name, memory_bytes(self._field, handle)[1], capability))
+        return tuple(found)
+
+    def _ask(self, name: str, *arguments: Any, expected: str) -> Any:
+        """Calls an NVML function that must answer."""
+        try:
+            return getattr(self._vendor, name)(*arguments)
+        except self._vendor.NVMLError as error:
+            self._started = self._started and error.value != UNINITIALIZED
+            raise explain(error.value, expected) from error
+
+    def _field(self, name: str, *arguments: Any) -> Any:
+        """Calls an NVML function; returns None where it is not offered, or fails for this field alone."""
+        function = getattr(self._vendor, name, None)  # an older pynvml lacks the newer functions
+        if function is None:
+            return None
+        constants = [getattr(self._vendor, a) if isinstance(a, str) else a for a in arguments]
+        try:
+            return function(*constants)
+        except UnicodeDecodeError:
+            return None
+        except self._vendor.NVMLError as error:
+            if error.value in ABSENT:
+                return None
+            trouble = explain(error.value, f"an answer to {name}")
+            if error.value in GONE:
+                self._started = self._started and error.value != UNINITIALIZED
+                raise trouble from error
+            warn_once(trouble.cause, f"{trouble} Until then the reading is unknown.")
+            return None
+
+
+class Worker:
+    """A daemon thread that makes one call at a time, so that a caller never waits beyond its deadline.
+
+    Python cannot end a call that hangs. While one hangs, further calls fail at once instead of queueing behind it; as
+    soon as it returns, the worker takes calls again. A ThreadPoolExecutor would not do: at exit the interpreter waits
+    for its threads.
+
+    Args:
+        name: The thread's name.
+
+    Example:
+        >>> Worker("example").call(lambda: 6 * 7, deadline_seconds=1.0)
+        42
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._running: Future[Any] | None = None
+        self._overdue: Future[Any] | None = None
+
+    def call(self, function: Callable[[], Result], *, deadline_seconds: float) -> Result:
+        """Returns what `function()` returns, or raises what it raises.
+
+        Raises:
+            TimeoutError: If it does not return within the deadline, or an earlier call still hangs.
+        """
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._overdue is not None and not self._overdue.done():
+                raise TimeoutError("an earlier call has not returned yet")
+            self._start()
+            self._jobs.put((future, function))
+        try:
+            return future.result(deadline_seconds)
+        except TimeoutError:
+            # A call that still waits behind another is never made: the other one is overdue.
+            self._overdue = self._running if future.cancel() else future
+            raise
+
+    def _start(self) -> None:
+        # A fork takes no threads along: the child finds a dead one, and a queue that may be locked for ever.
+        if self._thread is None or not self._thread.is_alive():
+            self._jobs = queue.SimpleQueue()
+            self._thread = threading.Thread(target=self._work, args=(self._jobs,), name=self._name, daemon=True)
+            self._thread.start()
+
+    def _work(self, jobs: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]") -> None:
+        while True:
+            future, function = jobs.get()
+            if future.set_running_or_notify_cancel():
+                self._running = future
+                try:
+                    future.set_result(function())
+                except BaseException as error:  # noqa: BLE001  the caller gets it; the worker must live on
+                    future.set_exception(error)
+            del future, function  # while the worker waits it must not keep a result, or an error's frames, alive
+            self._running = None
+
+
+_door = Nvml()
+
+
+def door() -> Nvml:
+    """The process's NVML."""
+    return _door
