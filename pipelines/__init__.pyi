@@ -16,6 +16,6 @@ from .sources.npy import npy as npy
 from .sources.records import records as records
 from .sources.source import Source as Source
 from .sources.tfds import tfds as tfds
+from .sources.write import write_records as write_records
 from .tfrecords.verify import RecordsReport as RecordsReport
 from .tfrecords.verify import verify_records as verify_records
-from .tfrecords.write import write_records as write_records

@@ -12,7 +12,7 @@ from tfopt.pipelines.service.client import describe_service, refuse_unserved
 from tfopt.pipelines.service.parts import Part, take_part
 from tfopt.pipelines.shared.last_batch import expect_paddable
 from tfopt.pipelines.shared.options import Choices, PipelineOptions, takes_options
-from tfopt.pipelines.sources.dataset import as_source
+from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages import Stage, describe, summary, table
 

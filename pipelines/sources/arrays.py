@@ -6,15 +6,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.sources.source import Source
-from tfopt.pipelines.sources.structures import common_length, named_leaves
+from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves
 
 _REMEDIES = {
     "M": "Convert it: array.astype(np.int64)",
     "m": "Convert it: array.astype(np.int64)",
-    "O": "Give it a type: array.astype(np.float32), or np.stack(list) where its items are arrays of one shape",
-    "V": "Pass its fields as arrays of their own: {name: array[name] for name in array.dtype.names}",
-    "U": "Pass texts that can be written in UTF-8",
+    "O": "Give it a type: array.astype(np.float32), or np.stack(list) if its items are arrays of one shape",
+    "V": "Pass its fields as separate arrays: {name: array[name] for name in array.dtype.names}",
+    "U": "Pass strings that UTF-8 can encode",
 }
 _WIDE = "Convert it to float64 or complex128 with array.astype"
 
@@ -22,19 +21,20 @@ _WIDE = "Convert it to float64 or complex128 with array.astype"
 def arrays(data: Any) -> Source:
     """Returns the rows of arrays as a source of examples.
 
-    Use it for data that fits into memory. The arrays are copied once, into host memory.
+    Use it for data that fits into memory; it is copied once, into host memory.
 
     Args:
-        data: A NumPy array or eager tensor, or tuples and dicts of them, nested as the examples shall be. All have
-            the same first dimension, the number of examples.
+        data: A NumPy array or eager tensor, or tuples and dicts of them, nested as the examples should be. All have the
+            same first dimension, the number of examples.
 
     Returns:
         A source whose examples have the structure of `data`, without the first dimension.
 
     Raises:
-        TypeError: A leaf is no array, a masked one, or of a type that no tensor has; or keys of a dict do not sort.
-        ValueError: A leaf has no first dimension.
-        PipelineError: Lengths differ, or there are no examples.
+        TypeError: If a leaf is not an array, is masked, or has a type that no tensor has; or keys of a dict do not
+            sort.
+        ValueError: If a leaf has no first dimension.
+        PipelineError: If lengths differ, or there are no examples.
 
     Example:
         >>> import numpy as np
@@ -45,17 +45,14 @@ def arrays(data: Any) -> Source:
     for name, leaf in named:
         _expect_rows(name, leaf)
     count = common_length({name: int(leaf.shape[0]) for name, leaf in named})
-    # Eager constants go to the GPU where there is one; input belongs to the host.
+    # Eager constants would go to the GPU, if there is one; input belongs on the host.
     with tf.device("CPU:0"):
         copies = [tf.identity(_as_tensor(name, leaf)) for name, leaf in named]
     tensors = tf.nest.pack_sequence_as(data, copies)
 
     @without_autograph
     def rows(index: Any) -> Any:
-        # A tensor that a function captures is copied for each iterator; inside a dataset that it captures it is not.
-        with tf.init_scope(), tf.device("CPU:0"):
-            held = tf.data.Dataset.from_tensors(tensors)
-        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, index), held.get_single_element())
+        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, index), held_on_host(lambda: tensors))
 
     def numbered(numbers: range) -> Source:
         return Source(
@@ -84,8 +81,8 @@ def _as_tensor(name: str, leaf: Any) -> Any:
 def _expect_rows(name: str, leaf: Any) -> None:
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError(
-            f"arrays() expects arrays whose every value counts. Received at {name}: a masked array, whose mask would "
-            "be lost. Pass .filled(value), and the mask as an array of its own where the model needs it."
+            f"arrays() expects arrays without a mask. Received at {name}: a masked array, whose mask would be lost. "
+            "Pass .filled(value), and the mask as an array of its own if the model needs it."
         )
     if not isinstance(leaf, np.ndarray | tf.Tensor):
         raise TypeError(
@@ -95,6 +92,6 @@ def _expect_rows(name: str, leaf: Any) -> None:
         )
     if len(leaf.shape) == 0:
         raise ValueError(
-            f"arrays() expects a first dimension, one row an example. Received a scalar at {name}. Pass an array "
-            "with a row for each example."
+            f"arrays() expects a first dimension with one row per example. Received a scalar at {name}. Pass an array "
+            "of rows."
         )

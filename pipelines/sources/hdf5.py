@@ -1,105 +1,133 @@
-"""Datasets of an HDF5 file as a source; rows are read in blocks, since HDF5 reads one thing at a time."""
+"""Datasets of an HDF5 file as a source: read in blocks, and without leaving the file, whose links may lead anywhere."""
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import h5py
 import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.file_stamps import files
+from tfopt.pipelines.shared.paths import absolute, as_path, expect_utf8, file_stamps
 from tfopt.pipelines.shared.seeding import shuffle
-from tfopt.pipelines.sources.hdf5_file import Column, find_column, opened, stamp_of
-from tfopt.pipelines.sources.source import Source, absolute, expect_utf8
-from tfopt.pipelines.sources.structures import common_length, named_leaves
+from tfopt.pipelines.sources.source import Source, common_length, named_leaves
 
 _BLOCK_BYTES = 4 * 2**20  # reading a block then costs more than opening the file for it
-_MIXED_BYTES = 256 * 2**20  # blocks that are mixed by a shuffle lie in memory together
-_SIDE_BY_SIDE = 16  # such blocks at most; fixed, or the order under a seed would depend on the machine
+_MIXED_BYTES = 256 * 2**20  # blocks that a shuffle mixes are in memory together
+_MIXED_BLOCKS = 16  # at most; fixed, or the order under a seed would depend on the machine
+_MAX_SOFT_LINKS = 16  # on the way to a dataset; more are taken for a cycle
+_STRING_BYTES = 1024  # assumed for strings of variable length; a block of them is then 4,096 rows
 
 
 def hdf5(path: str | os.PathLike[str], datasets: Any) -> Source:
     """Returns the rows of datasets in an HDF5 file as a source of examples.
 
     The file is read in blocks of whole chunks, 4 MiB or more, and is never held open. A shuffle takes the blocks in
-    random order and mixes up to 16 of them, and then what the pipeline's shuffle buffer holds. HDF5 reads one block at
-    a time: where decompression is what is slow, write TFRecords or .npy files.
+    random order, mixes up to 16 of them, and then what the pipeline's shuffle buffer holds. HDF5 reads one block at a
+    time: if decompression is the bottleneck, write TFRecords or .npy files.
 
     Args:
         path: The file.
         datasets: The name of a dataset in it, such as "train/images", or tuples and dicts of names, nested as the
-            examples shall be. All have the same first dimension, the number of examples.
+            examples should be. All have the same first dimension, the number of examples.
 
     Returns:
         A source whose examples have the structure of `datasets`, without the first dimension: numbers, booleans and
-        texts (tf.string).
+        strings (tf.string).
 
     Raises:
-        TypeError: `path` is no path, or `datasets` holds something else than names.
-        PipelineError: The file is missing, cut or no HDF5 file; a dataset is missing, a scalar, without values or of a
-            type that is no tensor's; its data lies in another file; or lengths differ.
+        TypeError: If `path` is not a path, or `datasets` holds anything but names.
+        PipelineError: If the file is missing, cut or not HDF5; a dataset is missing, a scalar, without values, of a
+            type that no tensor has, or stored in another file; or lengths differ.
 
     Example:
         >>> source = hdf5("digits.h5", ("images", "labels"))  # doctest: +SKIP
         >>> source.count  # doctest: +SKIP
         60000
     """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"hdf5() expects the path of a file. Received: {type(path).__name__}. Pass a text or a Path.")
-    _expect_names(datasets)
-    file_path = absolute(expect_utf8(os.fspath(path)))
-    stamp = stamp_of(file_path)
-    with opened(file_path, stamp) as file:
-        columns = [find_column(file, name) for name in tf.nest.flatten(datasets)]
+    file_path = absolute(expect_utf8(as_path("the path of a file", path)))
+    for name, leaf in named_leaves(datasets, "datasets"):
+        if not isinstance(leaf, str):
+            raise TypeError(
+                f"hdf5() expects names of datasets in tuples and dicts. Received at {name}: {type(leaf).__name__}. "
+                'Pass names, such as ("images", "labels").'
+            )
+    stamp = _stamp(file_path)
+    with _opened(file_path, stamp) as file:
+        columns = [_find_column(file, name) for name in tf.nest.flatten(datasets)]
     count = common_length({repr(column.name): column.shape[0] for column in columns}, f" in {file_path!r}")
-    rows = _rows_of_block(columns)
-    read = partial(_read_block, _Block(file_path, stamp, columns, datasets, min(rows, count), count))
-    # One block ahead, so that reading it takes no time from those who use the one before.
+    rows = _rows_per_block(columns)
+    read = partial(_read_block, _Blocks(file_path, stamp, columns, datasets, min(rows, count), count))
+    # Prefetched by one, so that reading a block overlaps with using the one before.
     in_order = tf.data.Dataset.range(0, count, rows)
     return Source(
         name=f"hdf5 {file_path}",
         dataset=lambda: in_order.map(read, num_parallel_calls=1).prefetch(1).unbatch(),
         count=count,
         shuffled=partial(_side_by_side, in_order, read, _mixed_blocks(columns, rows)),
-        fingerprint=lambda: [list(stamp), files([file_path]), [column.name for column in columns]],
+        fingerprint=lambda: [list(stamp), file_stamps([file_path]), [column.name for column in columns]],
     )
 
 
+def dataset_names(path: str) -> list[str]:
+    """Returns the names of the datasets in a file, sorted, without those behind links.
+
+    Raises:
+        PipelineError: If the file is missing, cut or not HDF5.
+    """
+    with _opened(path, _stamp(path)) as file:
+        return _names_in(file)
+
+
 @dataclass(frozen=True, slots=True)
-class _Block:
-    """What is needed to read any block: `rows` rows of each column of the file that had this stamp, of `count`."""
+class _Column:
+    """A dataset of a file."""
+
+    name: str  # in full, with soft links followed
+    dtype: np.dtype[Any]  # of its rows once read, in this machine's byte order; object for strings
+    shape: tuple[int, ...]
+    row_bytes: int  # in memory; estimated for strings of variable length
+    chunk_rows: int  # 1 without chunks
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The blocks of a file, each of `rows` rows of every column."""
 
     path: str
     stamp: tuple[int, int]
-    columns: list[Column]
+    columns: list[_Column]
     structure: Any
     rows: int
-    count: int
+    count: int  # of all rows
 
 
 @without_autograph
-def _read_block(block: _Block, start: Any) -> Any:
+def _read_block(blocks: _Blocks, start: Any) -> Any:
     """Returns the rows from `start` on, in a graph."""
 
     def read(first: Any) -> list[Any]:
-        rows = slice(int(first), min(int(first) + block.rows, block.count))
-        with opened(block.path, block.stamp) as file:
+        rows = slice(int(first), min(int(first) + blocks.rows, blocks.count))
+        with _opened(blocks.path, blocks.stamp) as file:
             try:
-                return [np.asarray(file[column.name][rows], dtype=column.dtype) for column in block.columns]
+                return [np.asarray(file[column.name][rows], dtype=column.dtype) for column in blocks.columns]
             except (OSError, KeyError) as error:
                 raise PipelineError(
-                    f"Expected to read rows {rows.start} to {rows.stop - 1} of {block.path!r}. HDF5 cannot: {error}. "
+                    f"Expected to read rows {rows.start} to {rows.stop - 1} of {blocks.path!r}. HDF5 cannot: {error}. "
                     "Copy or write the file again."
                 ) from error
 
-    types = [tf.string if column.dtype.kind in "OS" else tf.as_dtype(column.dtype) for column in block.columns]
+    types = [tf.string if column.dtype.kind in "OS" else tf.as_dtype(column.dtype) for column in blocks.columns]
     arrays = tf.numpy_function(read, [start], types, stateful=False, name="read_hdf5")
-    for array, column in zip(arrays, block.columns, strict=True):
+    for array, column in zip(arrays, blocks.columns, strict=True):
         array.set_shape((None, *column.shape[1:]))
-    return tf.nest.pack_sequence_as(block.structure, arrays)
+    return tf.nest.pack_sequence_as(blocks.structure, arrays)
 
 
 def _side_by_side(in_order: Any, read: Any, cycle_length: int, seed: int | None) -> Any:
@@ -112,22 +140,115 @@ def _side_by_side(in_order: Any, read: Any, cycle_length: int, seed: int | None)
     )
 
 
-def _rows_of_block(columns: list[Column]) -> int:
+def _rows_per_block(columns: list[_Column]) -> int:
     """Returns how many rows to read at once: whole chunks of the dataset with the largest rows."""
     chunk = max(columns, key=lambda column: column.row_bytes).chunk_rows
     wanted = _BLOCK_BYTES / sum(column.row_bytes for column in columns)
     return chunk * max(1, round(wanted / chunk))
 
 
-def _mixed_blocks(columns: list[Column], rows: int) -> int:
+def _mixed_blocks(columns: list[_Column], rows: int) -> int:
     block_bytes = rows * sum(column.row_bytes for column in columns)
-    return max(1, min(_SIDE_BY_SIDE, -(-columns[0].shape[0] // rows), _MIXED_BYTES // block_bytes))
+    return max(1, min(_MIXED_BLOCKS, -(-columns[0].shape[0] // rows), _MIXED_BYTES // block_bytes))
 
 
-def _expect_names(datasets: Any) -> None:
-    for name, leaf in named_leaves(datasets, "datasets"):
-        if not isinstance(leaf, str):
-            raise TypeError(
-                f"hdf5() expects names of datasets in tuples and dicts. Received at {name}: {type(leaf).__name__}. "
-                'Pass names, such as ("images", "labels").'
+def _stamp(path: str) -> tuple[int, int]:
+    """Returns the size in bytes and the time of the last change in nanoseconds."""
+    if not os.path.isfile(path):
+        raise PipelineError(f"Expected an HDF5 file. There is no file {path!r}. Check the path.")
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+@contextmanager
+def _opened(path: str, stamp: tuple[int, int]) -> Iterator[Any]:
+    """Opens a file for one use: a handle must not pass to a forked process."""
+    if _stamp(path) != stamp:
+        raise PipelineError(
+            f"Expected {path!r} as it was when the pipeline was made. It has changed since. Make the pipeline again."
+        )
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise PipelineError(
+            f"Expected a whole HDF5 file at {path!r}. HDF5 cannot open it: {error}. Write or copy it again, or wait "
+            "for the program that writes it."
+        ) from error
+    with file:
+        yield file
+
+
+def _find_column(file: Any, name: str) -> _Column:
+    """Looks up a dataset without reading it."""
+    found = _follow(file, name, _MAX_SOFT_LINKS)
+    expected = f"Expected a dataset with a row for each example at {name!r} in {file.filename!r}. Found"
+    if not isinstance(found, h5py.Dataset):
+        raise PipelineError(f"{expected} a group. Name a dataset: {_listed(file)}.")
+    if not found.shape:
+        raise PipelineError(f"{expected} a scalar or an empty dataset. Name another: {_listed(file)}.")
+    if not math.prod(found.shape[1:]):
+        # TensorFlow's unbatch would crash the process.
+        raise PipelineError(f"{expected} the shape {found.shape}: no row holds a value. Leave it out.")
+    if found.external or found.is_virtual:
+        kind = "a virtual dataset" if found.is_virtual else "data in external files"
+        raise PipelineError(f"{expected} {kind}, which may lie anywhere. Copy the data into the file itself.")
+    dtype = _readable_dtype(found.dtype)
+    if dtype is None:
+        raise PipelineError(
+            f"{expected} the type {found.dtype}, which no tensor has. Write each field as a dataset of its own, and "
+            "pad rows of different lengths to one."
+        )
+    string = h5py.check_string_dtype(found.dtype)
+    item_bytes = dtype.itemsize if string is None else string.length or _STRING_BYTES
+    row_bytes = max(1, item_bytes * math.prod(found.shape[1:]))
+    return _Column(found.name, dtype, found.shape, row_bytes, found.chunks[0] if found.chunks else 1)
+
+
+def _readable_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    if h5py.check_string_dtype(dtype) is not None:
+        return np.dtype(object)
+    if dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8):
+        return dtype.newbyteorder("=")
+    return None
+
+
+def _follow(file: Any, name: str, links_left: int) -> Any:
+    """Returns what a name leads to inside the file; never opens an external link."""
+    place = file
+    for part in name.strip("/").split("/"):
+        link = _link(place, part)
+        if isinstance(link, h5py.ExternalLink):
+            raise PipelineError(
+                f"Expected {name!r} in {file.filename!r} itself. Found a link to {link.filename!r}. Pass that file, if "
+                "you trust it, or copy the dataset."
             )
+        if link is None or links_left == 0:
+            raise PipelineError(
+                f"Expected a dataset {name!r} in {file.filename!r}. Found none. There are: {_listed(file)}."
+            )
+        if isinstance(link, h5py.SoftLink):
+            target = link.path if link.path.startswith("/") else f"{place.name}/{link.path}"
+            place = _follow(file, target, links_left - 1)
+        else:
+            place = place[part]
+    return place
+
+
+def _link(place: Any, part: str) -> Any:
+    if not isinstance(place, h5py.Group) or "\0" in part:  # HDF5 would read up to the NUL
+        return None
+    try:
+        return place.get(part, getlink=True)
+    except UnicodeEncodeError:  # names in a file are UTF-8
+        return None
+
+
+def _names_in(file: Any) -> list[str]:
+    names: list[str] = []
+    # visititems follows neither soft nor external links.
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return sorted(names)
+
+
+def _listed(file: Any) -> str:
+    return ", ".join(map(repr, _names_in(file))) or "none"

@@ -1,4 +1,4 @@
-"""A folder of images, one subfolder a class, as a source; every file is checked to begin as an image does."""
+"""A folder of images with a subfolder per class as a source; the first bytes of every file are checked."""
 
 import os
 import struct
@@ -11,41 +11,40 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.file_stamps import files
-from tfopt.pipelines.sources.source import Source, absolute, expect_utf8
+from tfopt.pipelines.shared.paths import absolute, as_path, expect_utf8, file_stamps
+from tfopt.pipelines.sources.source import Source
 
 _MAGICS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
 _BEGINNINGS = np.frombuffer(b"\xff\xd8\x89PGIBM", "<u2")  # the first two bytes of each
 
-# Enough for a BMP header and the palette of an 8-bit BMP behind the largest header (124 bytes).
+# The largest BMP header (124 bytes) and the palette of an 8-bit BMP fit.
 _HEAD_BYTES = 14 + 124 + 4 * 256
-_BMP_MASKS = struct.pack("<3I", 0xFF0000, 0xFF00, 0xFF)  # red, green and blue, where TensorFlow takes them to be
+_BMP_MASKS = struct.pack("<3I", 0xFF0000, 0xFF00, 0xFF)  # red, green and blue, where TensorFlow assumes them
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
-_THREADS = 16  # for network file systems, where opening a file waits
+_THREADS = 16  # for network file systems, where opening a file takes long
 
 
 def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = None) -> Source:
     """Returns the images of a folder as a source of `(image, label)`.
 
-    Classes are the subfolders, and all files below them are images; names that begin with a dot are
-    passed over. Use `transform` to bring images of unlike sizes to one.
+    Classes are the subfolders, and all files below them are images; names that begin with a dot are skipped. Use
+    `transform` or `crop` to bring images of different sizes to one.
 
     Args:
-        folder: The folder that holds a folder a class.
-        classes: The names of the classes in the order of their labels; one of them may have no folder. For validation
-            pass those of the training source, `train.class_names`, so that both number them alike. Default: the
-            subfolders in sorted order.
+        folder: The folder with a subfolder per class.
+        classes: The class names in the order of their labels; a class may have no folder. For validation, pass the
+            training source's `class_names`, so that both number the classes alike. Default: the subfolders, sorted.
 
     Returns:
-        A source of `(image, label)`: `(height, width, 3)` uint8, and an int32 scalar. JPEG, PNG, GIF (its first
-        frame) and BMP are read; grey becomes three equal channels, and transparency is dropped.
+        A source of `(image, label)`: `(height, width, 3)` uint8, and an int32 scalar. Reads JPEG, PNG, GIF (its first
+        frame) and BMP; grey becomes three equal channels, and transparency is dropped.
 
     Raises:
-        TypeError: `folder` is no path, or `classes` is no sequence of names.
-        ValueError: `classes` names one twice.
-        PipelineError: The folder does not exist, has no class, has a class without images or one that is not among
-            `classes`, or holds splits, such as train and val, in place of classes; something in it cannot be read or
-            is no image that can be decoded.
+        TypeError: If `folder` is not a path, or `classes` not a sequence of names.
+        ValueError: If `classes` names one twice.
+        PipelineError: If the folder does not exist, has no class, a class without images or one that is not among
+            `classes`, or holds splits, such as train and val, instead of classes; or if something in it cannot be read
+            or is not an image that can be decoded.
 
     Example:
         >>> from tfopt.pipelines import build_pipeline
@@ -53,11 +52,8 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
         >>> held_out = images("photos/val", classes=train.class_names)  # doctest: +SKIP
         >>> dataset = build_pipeline(train, batch_size=64)  # doctest: +SKIP
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise TypeError(
-            f"images() expects the path of a folder. Received: {type(folder).__name__}. Pass a text or a pathlib.Path."
-        )
-    paths, labels, names = _list_images(os.fspath(folder), classes)
+    root = as_path("the path of a folder", folder)
+    paths, labels, names = _list_images(root, classes)
     only_jpeg = _check_images(paths)
     all_paths, all_labels = np.array([absolute(path) for path in paths], dtype=object), np.array(labels, dtype=np.int32)
 
@@ -67,7 +63,7 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
     def numbered(numbers: Any) -> Source:
         count = len(numbers)
         return Source(
-            name=f"images in {os.fspath(folder)}",
+            name=f"images in {root}",
             dataset=lambda: keys(numbers),
             count=count,
             decode=_read_and_decode,
@@ -75,7 +71,7 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
             sample=lambda limit: keys(numbers[_spread(count, limit)]),
             encoded=_read,
             only_jpeg=only_jpeg,
-            fingerprint=lambda: [names, all_labels, files(paths)],
+            fingerprint=lambda: [names, all_labels, file_stamps(paths)],
             class_names=tuple(names),
             part=lambda index, parts: numbered(numbers[index::parts]),
         )
@@ -94,7 +90,7 @@ def _path_of(path: Any, label: Any) -> Any:
 
 @without_autograph
 def decode_image(contents: Any) -> Any:
-    """Returns the image of an encoded JPEG, PNG, GIF (first frame) or BMP: uint8, (height, width, 3), in a graph."""
+    """Decodes a JPEG, PNG, GIF (first frame) or BMP to (height, width, 3) uint8, in a graph."""
     image = tf.io.decode_image(contents, channels=3, expand_animations=False)
     image.set_shape((None, None, 3))
     return image
@@ -112,17 +108,17 @@ def _read_and_decode(path: Any, label: Any) -> Any:
 
 @without_autograph
 def expect_image_bytes(contents: Any, name: Any) -> Any:
-    """Returns the contents of an image file; fails, in a graph, where they do not begin as an image's.
+    """Returns the contents of an image file, in a graph; fails if they do not begin like an image.
 
-    Files are checked when listed; they may have changed since, and the decoder's own message names no file.
+    Files are checked when listed but may change later, and the decoder's own error names no file.
 
     Args:
-        contents: A scalar string tensor.
-        name: A scalar string tensor, for the message.
+        contents: Scalar string tensor.
+        name: Scalar string tensor, for the error.
     """
     begins = tf.io.decode_raw(tf.strings.substr(contents, 0, 2), tf.uint16, fixed_length=2)
     known = tf.reduce_any(tf.equal(begins, _BEGINNINGS))
-    # Not tf.debugging.Assert, which adds a branch: this runs for every image.
+    # tf.debugging.Assert would add a branch, and this runs for every image.
     check = tf.raw_ops.Assert(condition=known, data=["Not a JPEG, PNG, GIF or BMP image:", name])
     with tf.control_dependencies([check]):
         return tf.identity(contents)
@@ -132,12 +128,12 @@ def _list_images(folder: str, classes: Sequence[str] | None) -> tuple[list[str],
     """Returns the paths, sorted within each class, their labels, and the class names."""
     if not os.path.isdir(folder):
         raise PipelineError(
-            f"Expected a folder of images with one subfolder a class. There is no folder {folder!r}. Check the path."
+            f"Expected a folder of images with one subfolder per class. There is no folder {folder!r}. Check the path."
         )
     entries = _entries(folder)
     folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) or os.path.isdir(entry))
     if not folders:
-        raise PipelineError(f"Expected one subfolder a class in {folder!r}. It holds none: move the images into one.")
+        raise PipelineError(f"Expected one subfolder per class in {folder!r}. It holds none: move the images into one.")
     names = folders if classes is None else _checked_classes(classes, folder, folders)
     _refuse_strays([entry.path for entry in entries if entry.name not in folders], folder)
     paths, labels = [], []
@@ -159,7 +155,7 @@ def _list_images(folder: str, classes: Sequence[str] | None) -> tuple[list[str],
 
 def _checked_classes(classes: Sequence[str], folder: str, folders: list[str]) -> list[str]:
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
-        raise TypeError(f"Expected a sequence of names for `classes`. Received: {classes!r}. Pass a list of texts.")
+        raise TypeError(f"Expected a sequence of names for `classes`. Received: {classes!r}. Pass a list of strings.")
     names = list(classes)
     if len(set(names)) < len(names):
         raise ValueError(f"Expected each class once in `classes`. Received: {names}. Remove the second one.")
@@ -173,11 +169,7 @@ def _checked_classes(classes: Sequence[str], folder: str, folders: list[str]) ->
 
 
 def _check_images(paths: list[str]) -> bool:
-    """Refuses files that are no image, or a BMP of a kind that would decode to wrong colours.
-
-    Returns:
-        Whether all are JPEGs.
-    """
+    """Refuses files that are not images or would decode to wrong colours; returns whether all are JPEGs."""
     with ThreadPoolExecutor(_THREADS) as threads:
         return all(list(threads.map(_check_image, paths, chunksize=64)))
 
@@ -194,7 +186,7 @@ def _files_below(folder: str, above: tuple[str, ...] = ()) -> list[str]:
     real = os.path.realpath(folder)
     if real in above:
         raise PipelineError(
-            f"Expected folders that end somewhere. The link {folder!r} leads back to {real!r}, which it lies in. "
+            f"Expected folders without cycles. The link {folder!r} leads back to {real!r}, which contains it. "
             "Remove the link."
         )
     found = []
@@ -204,13 +196,13 @@ def _files_below(folder: str, above: tuple[str, ...] = ()) -> list[str]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder, and not a file; refuses all else unopened, since opening a pipe waits for a writer."""
+    """Whether an entry is a folder rather than a file; refuses all else unopened, since opening a pipe can block."""
     try:
         if entry.is_dir():
             return True
         if entry.is_file():
             return False
-        os.stat(entry.path)  # says what is wrong with a link
+        os.stat(entry.path)  # raises what is wrong with a link
     except OSError as error:
         raise _unreadable(entry.path, error) from error
     raise PipelineError(
@@ -219,23 +211,24 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _refuse_splits(folder: str, classes: list[str], paths: list[str]) -> None:
-    """Refuses a folder of train, val and the like, each with the classes below it."""
+    """Refuses a folder of splits such as train and val, each with the classes below it."""
     if not _SPLITS.issuperset(map(str.lower, classes)):
         return
     holders = {os.path.dirname(path) for path in paths}
     if not any(os.path.join(folder, name) in holders for name in classes):
         raise PipelineError(
-            f"Expected one subfolder a class in {folder!r}. Found the splits {classes}, which hold folders only. Pass "
-            f"one of them, such as {os.path.join(folder, classes[0])!r}; if they are classes, name them in `classes`."
+            f"Expected one subfolder per class in {folder!r}. Found the splits {classes}, which hold folders only. "
+            f"Pass one of them, such as {os.path.join(folder, classes[0])!r}; if they are classes, name them in "
+            "`classes`."
         )
 
 
 def _refuse_strays(paths: list[str], folder: str) -> None:
-    """Refuses images beside the class folders: they would be left out in silence."""
+    """Refuses images beside the class folders, which would silently be left out."""
     for path in sorted(paths):
         if os.path.isfile(path) and _head(path).startswith(_MAGICS):
             raise PipelineError(
-                f"Expected images in class folders. The image {path!r} lies in no class folder. Move it into one, or "
+                f"Expected images in class folders. The image {path!r} is in no class folder. Move it into one, or "
                 f"out of {folder!r}."
             )
 
@@ -250,26 +243,26 @@ def _head(path: str) -> bytes:
 
 def _unreadable(path: str, error: OSError) -> PipelineError:
     return PipelineError(
-        f"Expected to read {path!r}. Cannot read it: {error.strerror}. Mend or allow that, or move it elsewhere."
+        f"Expected to read {path!r}. Cannot read it: {error.strerror}. Fix or allow that, or move it elsewhere."
     )
 
 
 def _check_image(path: str) -> bool:
-    """Returns whether a file begins as a JPEG."""
+    """Refuses a file that is not an image or would decode to wrong colours; returns whether it is a JPEG."""
     head = _head(path)
     if not head.startswith(_MAGICS):
         found = "an empty file" if not head else f"a file that begins with {head[:8]!r}"
         raise PipelineError(f"Expected a JPEG, PNG, GIF or BMP image at {path!r}. Found {found}: remove or convert it.")
     if head.startswith(b"BM") and not _bmp_decodes(head):
         raise PipelineError(
-            f"Expected colours that TensorFlow decodes rightly. {path!r} is a BMP with a palette, compression or "
+            f"Expected colours that TensorFlow decodes correctly. {path!r} is a BMP with a palette, compression or "
             "unusual masks. Convert it to PNG."
         )
     return head.startswith(_MAGICS[0])
 
 
 def _bmp_decodes(head: bytes) -> bool:
-    """Whether TensorFlow reads these colours rightly: it takes the indices of a palette for shades of grey."""
+    """Whether TensorFlow decodes a BMP's colours correctly: it takes palette indices for shades of grey."""
     if len(head) < 34:
         return False
     header_bytes, bits, compression = (*struct.unpack_from("<I", head, 14), *struct.unpack_from("<HI", head, 28))

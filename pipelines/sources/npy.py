@@ -1,4 +1,4 @@
-"""NumPy's .npy files as a source: rows are read through a memory map, as they are needed."""
+"""NumPy's .npy files as a source, read row by row through a memory map."""
 
 import math
 import os
@@ -12,51 +12,55 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.file_stamps import files as stamps
-from tfopt.pipelines.sources.source import Source, absolute, expect_utf8
-from tfopt.pipelines.sources.structures import common_length, named_leaves
+from tfopt.pipelines.shared.paths import absolute, expect_utf8, file_stamps
+from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves
 
-_ALIGNMENT = 64  # bytes; TensorFlow ends the process on a tensor that starts elsewhere (EIGEN_MAX_ALIGN_BYTES)
-# Version 3.0 differs in the names of fields only, and arrays with fields are refused.
+_ALIGNMENT = 64  # bytes (EIGEN_MAX_ALIGN_BYTES); TensorFlow crashes on a tensor that starts elsewhere
+# Version 3.0 differs only in field names, and arrays with fields are refused.
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _REMEDIES = {
-    "U": "Pass texts in memory: arrays(np.load(path))",
-    "S": "Pass texts in memory: arrays(np.load(path))",
+    "U": "Pass strings in memory: arrays(np.load(path))",
+    "S": "Pass strings in memory: arrays(np.load(path))",
     "V": "Save each field as a file of its own, and bfloat16 as array.view(np.uint16) with tf.bitcast in `transform`",
     "M": "Save it as numbers: array.astype(np.int64)",
     "m": "Save it as numbers: array.astype(np.int64)",
-    "O": "Save numbers: np.stack or np.asarray(list, dtype) make such an array where rows have one shape",
+    "O": "Save numbers: np.stack or np.asarray(list, dtype) make such an array if rows have one shape",
 }
 
 
 def npy(paths: Any) -> Source:
     """Returns the rows of .npy files as a source of examples.
 
-    Use it for arrays that are larger than the memory, or that should not take it. The files are mapped: a row is read
-    from the disk when it is needed, in any order, so that a shuffle mixes all rows. They are never written to.
+    Use it for arrays that are larger than memory, or that should not occupy it. The files are mapped read-only: a row
+    is read when it is needed, in any order, so a shuffle mixes all rows.
 
-    Leave the files as they are while a pipeline reads them. To renew one, write another and rename it. The operating
-    system kills a process that reads behind the end of a mapped file which was cut meanwhile.
+    Leave the files as they are while a pipeline reads them; to update one, write another and rename it. If a mapped
+    file is cut, the operating system kills the process that reads beyond its new end.
 
     Args:
-        paths: The path of a .npy file, or tuples and dicts of them, nested as the examples shall be. All arrays have
+        paths: The path of a .npy file, or tuples and dicts of them, nested as the examples should be. All arrays have
             the same first dimension, the number of examples.
 
     Returns:
         A source whose examples have the structure of `paths`, without the first dimension: booleans, integers, floats
-        and complex numbers of this machine's byte order, in C order.
+        and complex numbers, in C order and this machine's byte order.
 
     Raises:
-        TypeError: A leaf is no path.
-        PipelineError: A file is missing, no .npy file, cut or too long, has no rows or holds what cannot be mapped;
-            or lengths differ.
+        TypeError: If a leaf is not a path.
+        PipelineError: If a file is missing, not .npy, cut, too long, without rows, or holds what cannot be mapped; or
+            lengths differ.
 
     Example:
         >>> source = npy(("images.npy", "labels.npy"))  # doctest: +SKIP
         >>> source.count  # doctest: +SKIP
         60000
     """
-    _expect_paths(paths)
+    for name, leaf in named_leaves(paths, "paths"):
+        if not isinstance(leaf, str | os.PathLike):
+            raise TypeError(
+                f"npy() expects paths in tuples and dicts. Received at {name}: {type(leaf).__name__}. Pass files whose "
+                "rows belong together as a tuple, such as (images, labels)."
+            )
     files = [_read_header(absolute(expect_utf8(os.fspath(path)))) for path in tf.nest.flatten(paths)]
     count = common_length({repr(file.path): file.shape[0] for file in files})
 
@@ -67,7 +71,7 @@ def npy(paths: Any) -> Source:
             count=len(numbers),
             decode=partial(_read_rows, files, paths),
             resident=True,
-            fingerprint=lambda: [[file.stamp for file in files], stamps(file.path for file in files)],
+            fingerprint=lambda: [[file.stamp for file in files], file_stamps(file.path for file in files)],
             part=lambda index, parts: numbered(numbers[index::parts]),
         )
 
@@ -76,18 +80,10 @@ def npy(paths: Any) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What a file's header says.
-
-    Args:
-        path: The file.
-        offset: The byte at which the rows begin.
-        dtype: Of an item.
-        shape: Of the array.
-        stamp: Its path, size and time of last change.
-    """
+    """What a file's header says."""
 
     path: str
-    offset: int
+    offset: int  # of the first row, in bytes
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     stamp: list[str | int]
@@ -98,19 +94,18 @@ class _File:
 
     @property
     def aligned(self) -> bool:
-        # Maps begin at a page.
-        return self.offset % _ALIGNMENT == 0
+        return self.offset % _ALIGNMENT == 0  # maps begin at a page
 
     @property
     def unit(self) -> int:
-        """The largest number of bytes that divides where each row begins."""
+        """The largest number of bytes that divides every row's offset."""
         return math.gcd(self.offset, self.row_bytes)
 
 
 class _Claimed:
-    """A read-only array as NumPy takes a writable one: DLPack has no read-only tensors, and nothing writes to these.
+    """A read-only array that NumPy takes for a writable one: DLPack has no read-only tensors; nothing writes to these.
 
-    Not a copy-on-write map in its place: Linux refuses those that exceed the memory.
+    A copy-on-write map would do too, but Linux refuses those larger than memory.
     """
 
     def __init__(self, array: Any):
@@ -119,23 +114,20 @@ class _Claimed:
 
 
 def _indices(files: list[_File], numbers: range) -> Any:
-    for file in files:  # here too, because errors of `decode` are buried in TensorFlow's on tracing it
+    for file in files:  # here too: errors raised while `decode` is traced are buried in TensorFlow's
         _expect_unchanged(file)
     return tf.data.Dataset.range(numbers.start, numbers.stop, numbers.step)
 
 
 @without_autograph
 def _read_rows(files: list[_File], structure: Any, index: Any) -> Any:
-    # A tensor that a function captures is copied for each iterator; inside a dataset that it captures it is not.
-    with tf.init_scope(), tf.device("CPU:0"):
-        held = tf.data.Dataset.from_tensors(tuple(_map(file) for file in files))
-    mapped = held.get_single_element()
+    mapped = held_on_host(lambda: tuple(_map(file) for file in files))
     read = [_rows(file, tensor, index) for file, tensor in zip(files, mapped, strict=True)]
     return tf.nest.pack_sequence_as(structure, read)
 
 
 def _map(file: _File) -> Any:
-    """Returns a tensor on the mapped file: its array, or all its bytes in units where the array is not aligned."""
+    """Returns a tensor on the mapped file: its array, or all its bytes in units if the array is not aligned."""
     _expect_unchanged(file)
     if file.aligned:
         array: Any = np.memmap(file.path, file.dtype, "r", file.offset, file.shape)
@@ -145,7 +137,7 @@ def _map(file: _File) -> Any:
 
 
 def _expect_unchanged(file: _File) -> None:
-    if stamps([file.path]) != [file.stamp]:
+    if file_stamps([file.path]) != [file.stamp]:
         raise PipelineError(
             f"Expected {file.path!r} as it was when the source was made. It has changed since. Make the source again."
         )
@@ -182,7 +174,7 @@ def _read_header(path: str) -> _File:
             "again."
         )
     _expect_mappable(path, shape, fortran, dtype)
-    found = _File(path, offset, dtype, shape, stamps([path])[0])
+    found = _File(path, offset, dtype, shape, file_stamps([path])[0])
     _expect_whole(found, size)
     return found
 
@@ -201,7 +193,7 @@ def _expect_mappable(path: str, shape: tuple[int, ...], fortran: bool, dtype: np
         raise PipelineError(f"{expected} a scalar. Save an array with a row for each example.")
     if fortran and len(shape) > 1:
         raise PipelineError(
-            f"{expected} Fortran order, in which a row does not lie in one piece. Save it again: "
+            f"{expected} Fortran order, in which a row is not contiguous. Save it again: "
             "np.save(path, np.ascontiguousarray(array))."
         )
 
@@ -218,12 +210,3 @@ def _expect_whole(file: _File, size: int) -> None:
             f"Expected {expected:,} bytes in {file.path!r}, as its header says. Found {size:,}: something follows the "
             "array, and would not be read. Save each array as a file of its own."
         )
-
-
-def _expect_paths(paths: Any) -> None:
-    for name, leaf in named_leaves(paths, "paths"):
-        if not isinstance(leaf, str | os.PathLike):
-            raise TypeError(
-                f"npy() expects paths in tuples and dicts. Received at {name}: {type(leaf).__name__}. Pass files whose "
-                "rows belong together as a tuple, such as (images, labels)."
-            )

@@ -1,33 +1,40 @@
-"""TFRecord files as a source: checked as it is made, by the index beside them or by the lengths of their records."""
+"""TFRecord files as a source, checked when it is made: by the index beside them, or by the lengths of their records."""
 
+import math
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError, unknown_name
+from tfopt.hardware import host
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.file_stamps import files as stamps
+from tfopt.pipelines.shared.paths import absolute, file_stamps
 from tfopt.pipelines.shared.seeding import shuffle
 from tfopt.pipelines.sources.images import decode_image
-from tfopt.pipelines.sources.source import Source, absolute
-from tfopt.pipelines.tfrecords.files import (
+from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.tfrecords.format import Index, file_sha256, unpack
+from tfopt.pipelines.tfrecords.record_files import (
     Paths,
     RecordFile,
-    check_files,
+    check_file,
     common_kind,
     expect_all_shards,
     expect_compression,
+    expect_contents,
     find_files,
+    index_mismatch,
 )
-from tfopt.pipelines.tfrecords.index import Index
-from tfopt.pipelines.tfrecords.skip import read_segment, whole_records
-from tfopt.pipelines.tfrecords.spec import unpack
+from tfopt.pipelines.tfrecords.scan import Scan, scan
+from tfopt.pipelines.tfrecords.verify import Problem, problem_of
 
 _SIDE_BY_SIDE = 16  # files read at once; fixed, or the order under a seed would depend on the number of cores
+_SHOWN = 50  # problems that the warning lists
 
 
 def records(
@@ -40,37 +47,36 @@ def records(
 ) -> Source:
     """Returns the records of TFRecord files as a source.
 
-    Files that `write_records` wrote are checked against the index beside them: none may be missing (not even
-    where only some are given), and each must have its size, its number of records, and its first and last 64 KiB.
-    Their examples come back as they were, without a description.
+    Files that `write_records` wrote need no description. They are checked against the index beside them: none may be
+    missing, even if only some are given, and each must match in size, number of records, and first and last 64 KiB.
 
-    Other uncompressed files are walked from length to length: a file cut inside a record is found, and the number of
-    examples is known. The number is unknown for other compressed files; data of unknown length makes Keras count one
-    optimizer iteration too many in each epoch. Without an index, a file cut exactly between two records cannot be
-    told from a whole one, nor can a compressed one that is cut anywhere behind its first record.
+    Other uncompressed files are walked from length to length, which finds a file cut inside a record and counts the
+    examples. Other compressed files are not counted; data of unknown length makes Keras count one optimizer iteration
+    too many per epoch. Without an index, a file cut exactly between two records looks whole, and so does a compressed
+    one cut anywhere behind its first record.
 
-    Data that does not fit its checksum ends the reading with TensorFlow's DataLossError; `verify_records` names the
+    Data that does not match its checksum ends the reading with TensorFlow's DataLossError; `verify_records` names the
     file and the record.
 
     Args:
         paths: A folder that `write_records` wrote, a path, a glob, or a list of paths.
-        features: The description of a serialised `tf.train.Example`, as `tf.io.parse_single_example` takes it; the
-            examples are then dicts of tensors.
-        parse: In place of `features`, a deterministic function from a serialised record (scalar string tensor) to an
-            example. Default, where neither is given: the examples that were written, or without an index the
-            serialised records.
+        features: The description of a serialised `tf.train.Example`, as `tf.io.parse_single_example` takes it; examples
+            are then dicts of tensors.
+        parse: Instead of `features`, a deterministic function from a serialised record (scalar string tensor) to an
+            example. Default, without either: the examples that were written, or the serialised records if there is no
+            index.
         compression: "GZIP" or "ZLIB". Default: what the index says, or else found from the first bytes (plain or gzip).
-        on_bad_record: "error", or "skip": all files are read once as the source is made, damaged records are left
-            out, and one warning says which. In a compressed file all behind the damage is lost. Default: "error".
+        on_bad_record: "error", or "skip": read all files once when the source is made, leave out damaged records, and
+            name them in one warning. In a compressed file everything behind the damage is lost. Default: "error".
 
     Returns:
-        The source; in order of the list (a glob is sorted), or, where the pipeline shuffles, read side by side.
+        The source: in the order of the list (globs are sorted); if the pipeline shuffles, files are read side by side.
 
     Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: Both `features` and `parse` are given, or an argument has an unknown value.
-        PipelineError: Nothing matches, a file is missing, empty, cut inside a record, unlike its index or no TFRecord
-            file, the index is damaged, or no record is left.
+        TypeError: If an argument is of the wrong type.
+        ValueError: If both `features` and `parse` are given, or an argument has an unknown value.
+        PipelineError: If nothing matches; a file is missing, empty, cut inside a record, not TFRecord, or does not
+            match its index; the index is damaged; or no record is left.
 
     Example:
         >>> spec = {"label": tf.io.FixedLenFeature([], tf.int64)}
@@ -101,19 +107,12 @@ def records(
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What will be read.
+    """The pieces to read: whole files, or segments of whole records."""
 
-    Args:
-        kind: The compression.
-        counts: How many records each piece has, None where unknown.
-        pieces: Where the pieces lie: what `read` takes, each for all of them.
-        read: Reads one.
-    """
-
-    kind: str
-    counts: tuple[int | None, ...]
-    pieces: tuple[Any, ...]
-    read: Callable[..., Any]
+    kind: str  # the compression
+    counts: tuple[int | None, ...]  # records of each piece, None if unknown
+    pieces: tuple[Any, ...]  # the arguments of `read`, each a sequence over the pieces
+    read: Callable[..., Any]  # returns the dataset of one piece
 
     @property
     def count(self) -> int | None:
@@ -124,25 +123,74 @@ class _Chosen:
         if len(self.counts) < parts:
             raise PipelineError(
                 f"Expected at least a file of records for each of {parts} processes. Found: {len(self.counts)}. What "
-                f"to do: write as many, of like sizes, such as with write_records(..., shards={8 * parts}), or train "
-                "in fewer processes."
+                f"to do: write as many, of similar sizes, for example with write_records(..., shards={8 * parts}), or "
+                "train in fewer processes."
             )
         pieces = tuple(each[number::parts] for each in self.pieces)
         return replace(self, counts=self.counts[number::parts], pieces=pieces)
 
 
 def _all(files: list[RecordFile], compression: str | None) -> _Chosen:
-    counts = tuple(check_files([file], compression)[1] for file in files)
+    counts = tuple(check_file(file, compression) for file in files)
     kind = common_kind(files, compression)
     return _Chosen(kind, counts, ([file.path for file in files],), partial(_read, kind))
 
 
 def _whole_only(files: list[RecordFile], compression: str | None) -> _Chosen:
-    whole = whole_records(files, compression)
-    if whole.problems:
-        warnings.warn(whole.message(), UserWarning, stacklevel=3)
-    counts = tuple(map(int, whole.pieces[2]))
-    return _Chosen(whole.compression, counts, whole.pieces, partial(read_segment, whole.compression))
+    """Reads all files; chooses the records that are whole, and warns about the others."""
+    for file in files:
+        expect_contents(file.path)
+    kind = common_kind(files, compression)
+    with ThreadPoolExecutor(max(1, math.ceil(host().cpus))) as threads:
+        scans = list(threads.map(lambda file: scan(file.path, kind), files))
+        problems = [problem for some in threads.map(_problems, files, scans) for problem in some]
+    segments = [(file.path, each) for file, found in zip(files, scans, strict=True) for each in found.segments]
+    if not segments:
+        raise PipelineError(
+            f"Expected a whole record in {files[0].path!r}{' and the other files' if len(files) > 1 else ''}. Found "
+            "none. Check that they are TFRecord files."
+        )
+    counts = tuple(segment.count for _, segment in segments)
+    if problems:
+        warnings.warn(_message(problems, sum(counts)), UserWarning, stacklevel=3)
+    pieces = (
+        np.array([path for path, _ in segments], dtype=object),
+        np.array([segment.offset for _, segment in segments], np.int64),
+        np.array(counts, np.int64),
+    )
+    return _Chosen(kind, counts, pieces, partial(_read_segment, kind))
+
+
+def _problems(file: RecordFile, found: Scan) -> list[Problem]:
+    """Returns what is lost of a file; raises if it is not the file that its index names."""
+    problems = [problem_of(file.path, lost) for lost in found.lost]
+    if file.shard is None:
+        return problems
+    if found.count > file.shard.count:
+        raise index_mismatch(file, f"{file.shard.count:,} records", f"{found.count:,} whole ones")
+    size = tf.io.gfile.stat(file.path).length
+    missing = file.shard.count - found.count
+    if not problems and missing and size < file.shard.size_bytes:
+        what = f"the last {missing:,} of {file.shard.count:,} records are missing: cut between two records"
+        return [Problem(file.path, "cut", what, found.count, size, file.shard.size_bytes - size)]
+    if not problems and (missing or size != file.shard.size_bytes):
+        expected = f"{file.shard.count:,} records in {file.shard.size_bytes:,} bytes"
+        raise index_mismatch(file, expected, f"{found.count:,}")
+    if not problems and file_sha256(file.path) != file.shard.sha256:
+        raise index_mismatch(file, "the records that were written", "whole records of another SHA-256")
+    # A damaged part may span several records, and a cut between two leaves no damage behind.
+    if problems and missing > len(problems):
+        kind = "cut" if size < file.shard.size_bytes else "altered"
+        problems.append(Problem(file.path, kind, f"{missing:,} of {file.shard.count:,} records are lost in all"))
+    return problems
+
+
+def _message(problems: list[Problem], kept: int) -> str:
+    lines = [f"on_bad_record='skip' leaves out what is damaged, and keeps {kept:,} records:"]
+    lines += [f"  {problem}" for problem in problems[:_SHOWN]]
+    if len(problems) > _SHOWN:
+        lines.append(f"  and {len(problems) - _SHOWN:,} more, which verify_records lists")
+    return "\n".join(lines)
 
 
 def _expect_arguments(features: object, parse: object, compression: object, on_bad_record: object) -> None:
@@ -159,12 +207,10 @@ def _expect_arguments(features: object, parse: object, compression: object, on_b
 
 
 def _common_index(files: list[RecordFile]) -> Index | None:
-    """Returns an index that says what the examples of all files are; None where there is none."""
-    first = files[0].index
-    if first is None or any(file.index is None for file in files):
-        return None
-    kinds = [(file.index.spec, file.index.image, file.index.class_names) for file in files if file.index is not None]
-    return first if all(kind == kinds[0] for kind in kinds) else None
+    """Returns an index that describes the examples of all files; None if there is none."""
+    indexes = [file.index for file in files if file.index is not None]
+    kinds = [(index.spec, index.image, index.class_names) for index in indexes]
+    return indexes[0] if len(kinds) == len(files) and all(kind == kinds[0] for kind in kinds) else None
 
 
 def _decode(
@@ -191,7 +237,7 @@ def _fingerprint(files: list[RecordFile], functions: Any) -> Any:
     """Returns what changes whenever the records, or what is made of them, may have changed."""
     features, parse, index, on_bad_record = functions
     return {
-        "files": stamps(file.path for file in files),
+        "files": file_stamps(file.path for file in files),
         "sha256": [None if file.shard is None else file.shard.sha256 for file in files],
         "functions": [None if features is None else repr(sorted(features.items())), parse],
         "spec": None if index is None else [index.spec, index.image],
@@ -203,10 +249,21 @@ def _read(compression: str, path: Any) -> Any:
     return tf.data.TFRecordDataset(path, compression)
 
 
+@without_autograph
+def _read_segment(compression: str, path: Any, offset: Any, count: Any) -> Any:
+    """Returns the dataset of `count` records from byte `offset` on, in a graph."""
+    # tf.data.TFRecordDataset starts at the beginning. The raw operation works only inside another dataset's function:
+    # TensorFlow 2.21 loses byte_offsets when it serialises a dataset to a graph.
+    variant = tf.raw_ops.TFRecordDatasetV2(
+        filenames=[path], compression_type=compression, buffer_size=256 * 2**10, byte_offsets=[offset]
+    )
+    return tf.data.experimental.from_variant(variant, tf.TensorSpec((), tf.string)).take(count)
+
+
 def _in_order(chosen: _Chosen) -> Any:
     if len(chosen.pieces) == 1:
         return chosen.read(*chosen.pieces)
-    # Not flat_map, which TensorFlow 2.21 never ends on a tf.data service.
+    # TensorFlow 2.21 never ends a flat_map on a tf.data service.
     return tf.data.Dataset.from_tensor_slices(chosen.pieces).interleave(chosen.read, cycle_length=1)
 
 

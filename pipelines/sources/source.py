@@ -1,9 +1,10 @@
-"""What the planner knows of a source: how to read it, how much there is, and what to call an element."""
+"""`Source`: single examples and how to read them."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import PipelineError
@@ -11,34 +12,11 @@ from tfopt.errors import PipelineError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Single examples, and how they are read.
+    """Single examples and how to read them; make one to read data of your own kind.
 
-    Make one for data of your own kind; the sources of tfopt.pipelines make theirs the same way.
-
-    Args:
-        name: What the plan calls it.
-        dataset: Returns a new `tf.data.Dataset` of raw elements in their own order. Raw elements may be keys (paths,
-            indices, serialised bytes) that `decode` turns into examples.
-        count: How many elements there are. Default: the dataset's cardinality, where it is known.
-        decode: Turns a raw element into an example: tensors in tuples and dicts. Called as `Dataset.map` calls its
-            function, in parallel; must be deterministic. Default: raw elements are examples.
-        origin: Returns a scalar string tensor that names a raw element, such as its path; called as `decode` is.
-            Default: elements are named by number.
-        sample: Returns a dataset of at most this many raw elements, spread over the data, for the planner to look at.
-            Default: the first ones.
-        shuffled: Returns a dataset of the same raw elements in a coarse random order, read side by side (as files
-            are); used where the pipeline shuffles. Its argument is a seed or None. With a seed the order must be the
-            same on every iteration. Default: `dataset`.
-        encoded: Turns a raw element into a tuple of its image's encoded bytes (scalar string tensor) and the rest of
-            the example, where `decode` decodes images; a crop is then decoded without the rest of the image.
-        only_jpeg: Whether all encoded images are JPEGs; where they are not, each crop looks at the format.
-        fingerprint: Returns what changes whenever the examples may have changed, such as paths with their sizes and
-            times: numbers, texts, functions and arrays in dicts and lists. A cache on disk needs it, or a `cache_key`.
-        class_names: What the numbers of the labels stand for, in their order. Default: unknown.
-        resident: The examples lie in memory or in mapped files, so that a cache without a `transform` saves nothing.
-            With `decode`, the raw elements are indices and `decode` also takes a whole batch of them.
-        part: Returns the elements i, i+n, … of it as a source of their own; its arguments are i and n. Several
-            processes that train on a tf.data service need it; files may be divided in place of their elements.
+    Raises:
+        TypeError: If a field is not a function, or `count` not an integer.
+        ValueError: If `count` is negative.
 
     Example:
         >>> import tensorflow as tf
@@ -49,18 +27,52 @@ class Source:
     """
 
     name: str
+    """Shown in the plan."""
+
     dataset: Callable[[], Any]
+    """Returns a new `tf.data.Dataset` of raw elements in their own order; these may be keys (paths, indices, serialised
+    bytes) that `decode` turns into examples."""
+
     count: int | None = None
+    """Number of elements. Default: the dataset's cardinality, if known."""
+
     decode: Callable[..., Any] | None = None
+    """Turns a raw element into an example: tensors in tuples and dicts. Called in parallel, as `Dataset.map` calls its
+    function; must be deterministic. Default: raw elements are examples."""
+
     origin: Callable[..., Any] | None = None
+    """Returns a scalar string tensor that names a raw element in errors, such as its path; called as `decode` is.
+    Default: elements are numbered."""
+
     sample: Callable[[int], Any] | None = None
+    """Returns a dataset of at most that many raw elements, spread over the data, for the planner to look at. Default:
+    the first ones."""
+
     shuffled: Callable[[int | None], Any] | None = None
+    """Given a seed or None, returns the same raw elements in a coarse random order, read side by side (as files are),
+    for pipelines that shuffle. With a seed every iteration has the same order. Default: `dataset`."""
+
     encoded: Callable[..., Any] | None = None
+    """If `decode` decodes images: turns a raw element into a tuple of the image's encoded bytes (scalar string tensor)
+    and the rest of the example, so that a crop decodes only its window."""
+
     only_jpeg: bool = False
+    """Whether all encoded images are JPEGs; if not, each crop looks at the format."""
+
     fingerprint: Callable[[], Any] | None = None
+    """Returns what changes whenever the examples may have changed, such as paths with sizes and times: numbers,
+    strings, functions and arrays in dicts and lists. A cache on disk needs it, or a `cache_key`."""
+
     class_names: tuple[str, ...] | None = None
+    """Names of the classes, in the order of their labels. Default: unknown."""
+
     resident: bool = False
+    """Whether the examples lie in memory or in mapped files, so that a cache without a `transform` saves nothing. With
+    `decode`, raw elements are then indices, and `decode` also takes a whole batch of them."""
+
     part: Callable[[int, int], "Source"] | None = None
+    """Given i and n, returns the elements i, i+n, … as a source; files may be divided in place of elements. Needed
+    where several processes train on a tf.data service."""
 
     def __post_init__(self) -> None:
         for field in ("dataset", "decode", "origin", "sample", "shuffled", "encoded", "fingerprint", "part"):
@@ -75,19 +87,57 @@ class Source:
             object.__setattr__(self, "count", count)
 
 
-def expect_utf8(path: str) -> str:
-    """Returns a path that TensorFlow can open.
+def named_leaves(data: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yields each leaf of nested tuples and dicts, in the order of `tf.nest`, with the expression that reaches it.
+
+    Args:
+        data: Tuples and dicts; anything else is a leaf.
+        name: What errors call `data`.
 
     Raises:
-        PipelineError: Its name is no UTF-8.
+        TypeError: If the keys of a dict do not sort.
     """
+    if isinstance(data, dict):
+        for key in _sorted_keys(data, name):
+            yield from named_leaves(data[key], f"{name}[{key!r}]")
+    elif isinstance(data, tuple):
+        for index, value in enumerate(data):
+            yield from named_leaves(value, f"{name}[{index}]")
+    else:
+        yield name, data
+
+
+def common_length(lengths: dict[str, int], where: str = "") -> int:
+    """Returns the one length in `lengths`.
+
+    Args:
+        lengths: By what errors call it.
+        where: Where they all are, for errors, such as " in 'data.h5'".
+
+    Raises:
+        PipelineError: If lengths differ, or there is no example.
+    """
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+        raise PipelineError(f"Expected one common length{where}. Found: {listed}. Pass as many labels as examples.")
+    if not any(lengths.values()):
+        found = ", ".join(lengths) or "no array"
+        raise PipelineError(f"Expected at least one example{where}. Found none in {found}. Check what fills it.")
+    return next(iter(lengths.values()))
+
+
+def held_on_host(tensors: Callable[[], Any]) -> Any:
+    """Returns tensors for the function that is being traced, without the copy per iterator that capturing costs."""
+    # TensorFlow copies what a function captures, but not what lies in a dataset that it captures.
+    with tf.init_scope(), tf.device("CPU:0"):
+        held = tf.data.Dataset.from_tensors(tensors())
+    return held.get_single_element()
+
+
+def _sorted_keys(data: dict[Any, Any], name: str) -> list[Any]:
     try:
-        path.encode()
-    except UnicodeEncodeError as error:
-        raise PipelineError(f"Expected file names in UTF-8. Found {path!r}. Rename the file.") from error
-    return path
-
-
-def absolute(path: str) -> str:
-    """Returns a local path so that it means the same after `os.chdir`; a remote one ("gs://…") as it is."""
-    return path if "://" in path else os.path.abspath(path)
+        return sorted(data)
+    except TypeError as error:
+        raise TypeError(
+            f"Expected keys of one type, since TensorFlow sorts them. Received at {name}: {list(data)}. Pass strings."
+        ) from error

@@ -1,4 +1,4 @@
-"""A prepared data set of tensorflow-datasets as a source; nothing is downloaded, and the network is never asked."""
+"""A prepared dataset of tensorflow-datasets as a source; never downloads or touches the network."""
 
 import difflib
 import os
@@ -11,33 +11,33 @@ import numpy as np
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.file_stamps import files
+from tfopt.pipelines.shared.paths import file_stamps
 from tfopt.pipelines.sources.source import Source
 
 _NAME = re.compile(r"\w+(/[\w.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?")
 
 
 def tfds(name: Any, split: str = "train", *, data_dir: str | os.PathLike[str] | None = None) -> Source:
-    """Returns a data set that tensorflow-datasets has prepared as a source of examples.
+    """Returns a dataset that tensorflow-datasets has prepared as a source of examples.
 
-    Prepare it once, where there is a network, with `tensorflow_datasets.load(name)` or `tfds build name`. This function
-    only reads what lies on the disk, so that without a network it fails at once.
+    Prepare it once, with network access, with `tensorflow_datasets.load(name)` or `tfds build name`. This function only
+    reads from disk, so without a network it fails at once.
 
     Args:
-        name: Its name, with the config and version where needed, such as "mnist" or "glue/cola:2.0.0"; or a
-            `tfds.core.DatasetBuilder`. Default config: the data set's own. Default version: the highest prepared one.
+        name: The dataset's name, with config and version if needed, such as "mnist" or "glue/cola:2.0.0"; or a
+            `tfds.core.DatasetBuilder`. Default config: the dataset's own. Default version: the highest prepared one.
         split: The part to read, as tensorflow-datasets writes it: "test", "train[:90%]", "train+test".
-        data_dir: The folder of prepared data sets. Default: tensorflow-datasets' own, `TFDS_DATA_DIR` or
+        data_dir: The folder of prepared datasets. Default: tensorflow-datasets' own, `TFDS_DATA_DIR` or
             ~/tensorflow_datasets.
 
     Returns:
-        A source whose examples are `(input, label)` where the data set says which is which, else dicts of its features.
+        A source whose examples are `(input, label)` if the dataset says which is which, else dicts of its features.
         Images are decoded after the shuffle.
 
     Raises:
-        TypeError: `name` is neither a text nor a builder.
-        ValueError: `name` is no name, or a `data_dir` is given for a builder.
-        PipelineError: It is not prepared, lacks a file, or has no such split.
+        TypeError: If `name` is neither a string nor a builder.
+        ValueError: If `name` is malformed, or a `data_dir` is given for a builder.
+        PipelineError: If the dataset is not prepared, lacks a file, or has no such split.
 
     Example:
         >>> source = tfds("mnist", "test")  # doctest: +SKIP
@@ -57,26 +57,28 @@ def tfds(name: Any, split: str = "train", *, data_dir: str | os.PathLike[str] | 
         decode=partial(_decode, images, keys) if images else None,
         shuffled=partial(_shuffled, read),
         encoded=_encoded(images, keys),
-        fingerprint=lambda: [str(builder.data_path), split, files(map(str, chosen.filepaths))],
+        fingerprint=lambda: [str(builder.data_path), split, file_stamps(map(str, chosen.filepaths))],
         class_names=_class_names(features, keys),
     )
 
 
 def is_builder(given: Any) -> bool:
-    """Whether an object is a builder of tensorflow-datasets; does not import that."""
+    """Whether an object is a builder of tensorflow-datasets; does not import it."""
     return any(base.__name__ == "DatasetBuilder" for base in type(given).__mro__)
 
 
 def _read(builder: Any, split: str, images: list[str], *, shuffle_files: bool = False, **reading: Any) -> Any:
-    """Returns the examples with their images encoded."""
-    import tensorflow_datasets as library
+    """Returns the examples, their images still encoded."""
+    import tensorflow_datasets
 
-    # Caching, shuffling and prefetching are the pipeline's part. The guard refuses to shuffle files written in order.
-    config = library.ReadConfig(try_autocache=False, skip_prefetch=True, enable_ordering_guard=False, **reading)
+    # Caching, shuffling and prefetching are the pipeline's job. The guard would refuse to shuffle files in order.
+    config = tensorflow_datasets.ReadConfig(
+        try_autocache=False, skip_prefetch=True, enable_ordering_guard=False, **reading
+    )
     return builder.as_dataset(
         split=split,
         shuffle_files=shuffle_files,
-        decoders={key: library.decode.SkipDecoding() for key in images},
+        decoders={key: tensorflow_datasets.decode.SkipDecoding() for key in images},
         read_config=config,
         as_supervised=builder.info.supervised_keys is not None,
     )
@@ -88,7 +90,7 @@ def _shuffled(read: Any, seed: int | None) -> Any:
         return read(shuffle_files=True, shuffle_reshuffle_each_iteration=True)
 
     def sort(files: Any) -> Any:
-        # Not with shuffle_seed: tf.random.set_seed would change the order.
+        # With shuffle_seed, tf.random.set_seed would change the order.
         return [files[index] for index in np.random.default_rng(seed).permutation(len(files))]
 
     return read(experimental_interleave_sort_fn=sort)
@@ -100,10 +102,10 @@ def _features(builder: Any) -> dict[str, Any]:
 
 
 def _images(features: dict[str, Any]) -> dict[str, Any]:
-    """Returns the image features, which are decoded after the shuffle; not those inside sequences and dicts."""
-    import tensorflow_datasets as library
+    """Returns the image features, to be decoded after the shuffle; not those inside sequences and dicts."""
+    import tensorflow_datasets
 
-    return {key: feature for key, feature in features.items() if type(feature) is library.features.Image}
+    return {key: feature for key, feature in features.items() if type(feature) is tensorflow_datasets.features.Image}
 
 
 # Not marked do_not_convert: tensorflow-datasets' decoders may be written for AutoGraph.
@@ -120,7 +122,7 @@ def _decode_part(images: dict[str, Any], keys: Any, part: Any) -> Any:
 
 
 def _encoded(images: dict[str, Any], keys: Any) -> Any:
-    """Returns the source's `encoded`: for pairs of an image, of three channels of uint8, and what is no image."""
+    """Returns the source's `encoded` for pairs of an image of three uint8 channels and something else; None else."""
     if not isinstance(keys, tuple) or len(keys) != 2 or not all(isinstance(key, str) for key in keys):
         return None
     image = images.get(keys[0])
@@ -130,16 +132,16 @@ def _encoded(images: dict[str, Any], keys: Any) -> Any:
 
 
 def _class_names(features: dict[str, Any], keys: Any) -> tuple[str, ...] | None:
-    import tensorflow_datasets as library
+    import tensorflow_datasets
 
     used = keys[1:] if isinstance(keys, tuple) else keys
     labels = [features[key] for key in used if isinstance(key, str)]
-    named = [tuple(label.names) for label in labels if isinstance(label, library.features.ClassLabel)]
+    named = [tuple(label.names) for label in labels if isinstance(label, tensorflow_datasets.features.ClassLabel)]
     return named[0] if len(named) == 1 else None
 
 
 def _expect_split(builder: Any, split: str) -> Any:
-    """Returns what tensorflow-datasets knows of a split."""
+    """Returns tensorflow-datasets' description of a split."""
     try:
         chosen = builder.info.splits[split]
         count = chosen.num_examples
@@ -162,14 +164,14 @@ def _expect_split(builder: Any, split: str) -> Any:
 
 
 def _find_prepared(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
-    """Returns the builder of a prepared data set; reads files only, and runs none of the data set's own code."""
+    """Returns the builder of a prepared dataset; only reads files, and runs none of the dataset's own code."""
     from tensorflow_datasets.core import DatasetNotFoundError, read_only_builder
     from tensorflow_datasets.core.utils import file_utils
 
-    # Names with a namespace, such as "huggingface:imdb", would be looked up in the network.
+    # Names with a namespace, such as "huggingface:imdb", would be looked up on the network.
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"Expected a data set's name, such as 'mnist', 'glue/cola' or 'mnist:3.0.1'. Received: {name!r}. Correct "
+            f"Expected a dataset's name, such as 'mnist', 'glue/cola' or 'mnist:3.0.1'. Received: {name!r}. Correct "
             "it, or pass a builder."
         )
     folder = None if data_dir is None else os.path.expanduser(data_dir)
@@ -178,33 +180,33 @@ def _find_prepared(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
     except DatasetNotFoundError as error:
         raise _not_prepared(name, [Path(place) for place in file_utils.list_data_dirs(folder)]) from error
     except ValueError as error:
-        raise PipelineError(f"Expected the data set {name!r} in one folder. {str(error).splitlines()[0]}") from error
+        raise PipelineError(f"Expected the dataset {name!r} in one folder. {str(error).splitlines()[0]}") from error
 
 
 def _not_prepared(name: str, folders: list[Path]) -> PipelineError:
-    import tensorflow_datasets as library
+    import tensorflow_datasets
 
     bare = re.split("[/:]", name)[0]
     prepared = {_name_of(path.parent, folder) for folder in folders for path in folder.glob(f"{bare}/**/features.json")}
-    known = library.list_builders(with_community_datasets=False)
+    known = tensorflow_datasets.list_builders(with_community_datasets=False)
     near = difflib.get_close_matches(bare, [*known, *_prepared_names(folders)], n=1)
     if prepared:
         remedy = f"There are: {', '.join(sorted(prepared))}. Name one of these, or prepare it"
     elif bare in known:
-        remedy = "Prepare it once, where there is a network"
+        remedy = "Prepare it once, with network access"
     else:
         meant = f"Did you mean {near[0]!r}?" if near else "Check the name."
-        remedy = f"{meant} Or prepare it once, where there is a network"
+        remedy = f"{meant} Or prepare it once, with network access"
     place = str(folders[0])
     return PipelineError(
-        f"Expected the prepared data set {name!r} in {', '.join(map(repr, map(str, folders)))}. Found none. {remedy}: "
-        f"tensorflow_datasets.load({name!r}, data_dir={place!r}), or `tfds build` for one of your own. Or pass the "
-        "`data_dir` where it lies."
+        f"Expected the prepared dataset {name!r} in {', '.join(map(repr, map(str, folders)))}. Found none. {remedy}: "
+        f"tensorflow_datasets.load({name!r}, data_dir={place!r}), or `tfds build` for your own. Or pass the "
+        "`data_dir` that holds it."
     )
 
 
 def _name_of(folder: Path, root: Path) -> str:
-    """Returns the name that a folder such as root/glue/cola/2.0.0 stands for."""
+    """Returns the name of a dataset in a folder such as root/glue/cola/2.0.0."""
     *name, version = folder.relative_to(root).parts
     return repr(f"{'/'.join(name)}:{version}")
 
@@ -216,14 +218,14 @@ def _prepared_names(folders: list[Path]) -> list[str]:
 def _expect_prepared(builder: Any, data_dir: str | os.PathLike[str] | None) -> Any:
     if not is_builder(builder):
         raise TypeError(
-            f"tfds() expects a name or a tfds.core.DatasetBuilder. Received: {type(builder).__name__}. Pass a text, "
+            f"tfds() expects a name or a tfds.core.DatasetBuilder. Received: {type(builder).__name__}. Pass a string, "
             "such as 'mnist'."
         )
     if data_dir is not None:
         raise ValueError("Expected a `data_dir` with a name only. A builder knows its own: leave `data_dir` out.")
     if not builder.data_path.exists() or not builder.info.splits:
         raise PipelineError(
-            f"Expected a prepared data set. Found none in {str(builder.data_path)!r}. Call download_and_prepare() of "
-            "the builder first, where there is a network."
+            f"Expected a prepared dataset. Found none in {str(builder.data_path)!r}. Call download_and_prepare() of "
+            "the builder first, with network access."
         )
     return builder

@@ -1,1 +1,1 @@
-"""TFRecord files: their framing, the index beside them, how they are written, verified, and read around damage."""
+"""TFRecord files below `records`, `write_records` and `verify_records`: format, framing, damage, shards."""

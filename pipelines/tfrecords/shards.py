@@ -1,9 +1,12 @@
-"""Writes shards in threads; the caller waits when too many bytes are under way."""
+"""Writes shards in parallel, into a folder that appears whole or not at all."""
 
-import hashlib
+import contextlib
+import fcntl
 import math
 import os
+import shutil
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
@@ -11,16 +14,50 @@ from typing import Self
 
 import tensorflow as tf
 
+from tfopt.errors import PipelineError
 from tfopt.hardware import host
-from tfopt.pipelines.tfrecords.index import Shard, ends_sha256
+from tfopt.pipelines.tfrecords.format import Shard, ends_sha256, file_sha256
 
-# Enough for two default shards, so that one is compressed or hashed while the next one is filled.
-_UNDER_WAY_BYTES = 256 * 2**20
+# Two default shards, so that one is compressed or hashed while the next one is filled.
+_PENDING_BYTES = 256 * 2**20
 _SUFFIX = {"": "", "GZIP": ".gz", "ZLIB": ".zz"}
 
 
+@contextlib.contextmanager
+def published(folder: str) -> Iterator[str]:
+    """Yields a temporary folder, which is renamed to `folder` if the body ends without an error.
+
+    Its writer holds a lock on it; what a killed writer left behind is emptied and reused.
+
+    Args:
+        folder: The folder to make. It may exist if it is empty.
+
+    Raises:
+        PipelineError: If the folder holds something, is a file, or another process is writing it.
+    """
+    folder = os.path.realpath(folder)
+    _expect_room(folder)
+    parent, name = os.path.split(folder)
+    os.makedirs(parent, exist_ok=True)
+    temporary = os.path.join(parent, f".{name}.writing")
+    handle = _locked(temporary, folder)
+    try:
+        try:
+            _empty(temporary)
+            yield temporary
+            os.fsync(handle)
+            _expect_room(folder)
+            os.rename(temporary, folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync(parent)
+    finally:
+        os.close(handle)
+
+
 class ShardWriters:
-    """Writes shards one behind the other into a folder, as many at once as there are CPUs.
+    """Writes shards one after the other into a folder, as many at once as there are CPUs.
 
     Args:
         folder: Where they go.
@@ -35,38 +72,38 @@ class ShardWriters:
 
     def __init__(self, folder: str, compression: str):
         self._folder, self._compression = folder, compression
-        # Shards begin in their order: those that hold the bytes under way are always among those that run.
+        # Threads take shards in order, so the shards that hold the pending bytes are always among those that run.
         self._threads = ThreadPoolExecutor(max(1, math.ceil(host().cpus)))
-        self._under_way = _Budget(_UNDER_WAY_BYTES)
+        self._pending = _Budget(_PENDING_BYTES)
         self._shards: list[Future[Shard]] = []
         self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._stopped: BaseException | None = None
 
     def begin(self) -> None:
-        """Ends the shard that was being filled, and begins the next one."""
+        """Ends the current shard and begins the next one."""
         self._queue.put(None)
         self._queue = SimpleQueue()
         name = f"records-{len(self._shards):05}.tfrecord{_SUFFIX[self._compression]}"
         self._shards.append(self._threads.submit(self._write, name, self._queue))
 
     def put(self, records: list[bytes]) -> None:
-        """Hands records to the shard that was begun last.
+        """Hands records to the current shard; waits while too many bytes are pending.
 
         Raises:
-            OSError, tf.errors.OpError: A shard could not be written.
+            OSError, tf.errors.OpError: If a shard could not be written.
         """
         if not records:
             return
-        self._under_way.take(_size_bytes(records))
+        self._pending.take(_size_bytes(records))
         if self._stopped is not None:
             raise self._stopped
         self._queue.put(records)
 
     def finish(self) -> tuple[Shard, ...]:
-        """Waits until all shards are on the disk, and returns what they hold.
+        """Waits until all shards are on disk, and returns what they hold.
 
         Raises:
-            OSError, tf.errors.OpError: A shard could not be written.
+            OSError, tf.errors.OpError: If a shard could not be written.
         """
         self._queue.put(None)
         return tuple(shard.result() for shard in self._shards)
@@ -78,7 +115,8 @@ class ShardWriters:
                 for records in iter(queue.get, None):
                     count += len(records)
                     self._write_records(file, records)
-            return Shard(name, count, *_settle(path))
+            _sync(path)
+            return Shard(name, count, os.path.getsize(path), file_sha256(path), ends_sha256(path))
         except BaseException as error:
             self._stop(error)
             raise
@@ -90,11 +128,11 @@ class ShardWriters:
                     raise self._stopped
                 file.write(record)
         finally:
-            self._under_way.give_back(_size_bytes(records))
+            self._pending.give_back(_size_bytes(records))
 
     def _stop(self, error: BaseException) -> None:
         self._stopped = self._stopped or error
-        self._under_way.lift()
+        self._pending.lift()
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +145,7 @@ class ShardWriters:
 
 
 class _Budget:
-    """Bytes that may be under way at once; a single piece may exceed them."""
+    """Bytes that may be pending at once; a single piece may exceed them."""
 
     def __init__(self, limit_bytes: int):
         self._limit_bytes, self._used_bytes, self._lifted = limit_bytes, 0, False
@@ -122,13 +160,13 @@ class _Budget:
             self._used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """These bytes are written."""
+        """Frees bytes that are written."""
         with self._changed:
             self._used_bytes -= size_bytes
             self._changed.notify()
 
     def lift(self) -> None:
-        """Nobody waits any more: the writing was given up."""
+        """Lets every waiting `take` return: writing was given up."""
         with self._changed:
             self._lifted = True
             self._changed.notify_all()
@@ -138,9 +176,56 @@ def _size_bytes(records: list[bytes]) -> int:
     return sum(map(len, records))
 
 
-def _settle(path: str) -> tuple[int, str, str]:
-    """Brings a file to the disk, and returns its size, its SHA-256, and that of its ends."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return file.tell(), digest, ends_sha256(path)
+def _expect_room(folder: str) -> None:
+    if os.path.isdir(folder) and not os.listdir(folder):
+        return
+    if os.path.lexists(folder):
+        raise PipelineError(
+            f"Expected a new or empty folder, to write records into. Found something at {folder!r}. Remove it, or "
+            "write to another folder."
+        )
+
+
+def _locked(temporary: str, folder: str) -> int:
+    """Makes the temporary folder if need be; returns a handle that holds its lock."""
+    while True:
+        os.makedirs(temporary, exist_ok=True)
+        try:
+            handle = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # published or removed by its writer just now
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(handle)
+            raise PipelineError(
+                f"Expected to be the only writer of {folder!r}. Another process is writing it now. Wait for it, or "
+                "write to another folder."
+            ) from error
+        if _is_at(temporary, handle):
+            return handle
+        os.close(handle)
+
+
+def _is_at(path: str, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _empty(folder: str) -> None:
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+
+
+def _sync(path: str) -> None:
+    """Brings a file, or the entries of a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,6 +1,5 @@
-"""Verifies records: against the index beside them to the last byte, or as far as their own checksums tell."""
+"""`verify_records`: reads files of records whole, and compares them with the index beside them or their checksums."""
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.hardware import host
-from tfopt.pipelines.tfrecords.files import (
+from tfopt.pipelines.tfrecords.format import INDEX_NAME, Index, file_sha256, read_index
+from tfopt.pipelines.tfrecords.record_files import (
     Paths,
     RecordFile,
     expect_compression,
@@ -21,7 +21,6 @@ from tfopt.pipelines.tfrecords.files import (
     kind_of,
     missing_shards,
 )
-from tfopt.pipelines.tfrecords.index import INDEX_NAME, Index, read_index
 from tfopt.pipelines.tfrecords.scan import Lost, scan
 
 _SHOWN = 20
@@ -29,23 +28,20 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a file.
-
-    Args:
-        file: Its path.
-        kind: "missing", "empty", "cut", "altered", "longer", "extra", "index" or "unreadable".
-        what: What is wrong, for the reader.
-        record: The number of the record, counted from 0. None: the whole file, or unknown.
-        offset: The byte at which the damage begins, or the damaged record does. None: unknown.
-        size_bytes: How many bytes do not read as records. None: unknown.
-    """
+    """One thing that is wrong with a file."""
 
     file: str
+    """Its path."""
     kind: str
+    """"missing", "empty", "cut", "altered", "longer", "extra", "index" or "unreadable"."""
     what: str
+    """The problem in words."""
     record: int | None = None
+    """Number of the record, from 0; None for the whole file, or if unknown."""
     offset: int | None = None
+    """Byte at which the damage, or the damaged record, begins; None if unknown."""
     size_bytes: int | None = None
+    """How many bytes do not read as records; None if unknown."""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.file}: {self.what}"
@@ -53,58 +49,51 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class RecordsReport:
-    """What `verify_records` found.
-
-    Args:
-        files: How many files were looked for.
-        indexed: Whether an index says what each of them must be, so that nothing can be overlooked.
-        problems: What is wrong; empty where nothing is.
-    """
+    """What `verify_records` found."""
 
     files: int
+    """How many files were looked for."""
     indexed: bool
+    """Whether an index says what each of them must be, so that nothing can be overlooked."""
     problems: tuple[Problem, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no problem."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON values."""
-        return asdict(self) | {
-            "passed": self.passed,
-            "problems": [asdict(problem) for problem in self.problems],
-        }
+        return asdict(self) | {"passed": self.passed, "problems": [asdict(problem) for problem in self.problems]}
 
     def __str__(self) -> str:
         files = f"{self.files:,} file{'s' * (self.files != 1)} of records"
-        limit = "" if self.indexed else "; without an index, a cut between two records or a missing file is not seen"
+        limit = "" if self.indexed else "; without an index, a cut between two records or a missing file goes unnoticed"
         if self.passed:
-            return f"{files}: {'as the index says' if self.indexed else 'every checksum fits'}{limit}"
+            return f"{files}: {'as the index says' if self.indexed else 'every checksum matches'}{limit}"
         lines = [f"{files}: {len(self.problems):,} problem{'s' * (len(self.problems) != 1)}{limit}"]
         lines += [f"  {problem}" for problem in self.problems[:_SHOWN]]
         return "\n".join(lines + [f"  and {len(self.problems) - _SHOWN:,} more"] * (len(self.problems) > _SHOWN))
 
 
 def verify_records(paths: Paths, *, compression: str | None = None) -> RecordsReport:
-    """Reads files of records whole, and says what is wrong with them.
+    """Reads files of records whole, and reports what is wrong with them.
 
-    In a folder that `write_records` wrote, every altered, missing or added byte and file is found; where
-    only some of its files are given, none may be missing all the same. Elsewhere every
-    altered byte of a record and every cut inside one is found by the records' own checksums.
+    In a folder that `write_records` wrote, finds every altered, missing or added byte and file; given only some of its
+    files, it still reports those that are missing. Elsewhere the records' own checksums reveal every altered byte of a
+    record and every cut inside one.
 
     Args:
         paths: A folder, a path, a glob, or a list of paths.
         compression: "GZIP" or "ZLIB". Default: what the index says, or else found from the first bytes (plain or gzip).
 
     Returns:
-        The report; `passed` says whether all is well, `print` shows it.
+        The report; `passed` is the verdict, `print` shows the problems.
 
     Raises:
-        TypeError: `paths` is none of these.
-        ValueError: The compression is unknown, or another one than the index says.
-        PipelineError: There is nothing to verify.
+        TypeError: If `paths` is none of these.
+        ValueError: If the compression is unknown, or differs from the index's.
+        PipelineError: If there is nothing to verify.
 
     Example:
         >>> print(verify_records("shards"))  # doctest: +SKIP
@@ -119,27 +108,21 @@ def verify_records(paths: Paths, *, compression: str | None = None) -> RecordsRe
         except (OSError, tf.errors.OpError) as error:
             return [Problem(file.path, "unreadable", str(error))]
 
-    # Hashing and the reading of records leave Python's lock.
+    # Hashing and reading records release the GIL.
     with ThreadPoolExecutor(max(1, math.ceil(host().cpus))) as threads:
         found = [problem for each in threads.map(check, files) for problem in each]
     return RecordsReport(len(files), all(file.shard for file in files), (*problems, *found))
 
 
-def sha256(path: str) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def problem_of(path: str, lost: Lost) -> Problem:
-    """Returns a part of a file that does not read as records as a problem."""
+    """Returns the problem that a lost part of a file is."""
     at = "" if lost.offset is None else f" (bytes {lost.offset:,} to {lost.offset + (lost.size_bytes or 0):,})"
     what = f"record {lost.record:,}, counted from 0{at}: {lost.why}"
     return Problem(path, "altered" if "altered" in lost.why else "cut", what, lost.record, lost.offset, lost.size_bytes)
 
 
 def _listed(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
-    """Returns the files to check, and what is wrong with the list of them."""
+    """Returns the files to check, and the problems of the folder or index that lists them."""
     if not isinstance(paths, str | os.PathLike) or not os.path.isdir(paths):
         return _given(paths)
     folder = os.fspath(paths)
@@ -160,7 +143,7 @@ def _listed(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
 
 
 def _given(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
-    """Returns the files of a path, a glob or a list, and the shards that are missing beside them."""
+    """Returns the files of a path, a glob or a list with the shards missing beside them, and problems of indexes."""
     problems: list[Problem] = []
 
     def read(folder: str) -> Index | None:
@@ -181,21 +164,21 @@ def _unindexed(folder: str, names: list[str]) -> list[RecordFile]:
 
 def _check(file: RecordFile, compression: str | None) -> Iterator[Problem]:
     if not tf.io.gfile.exists(file.path):
-        yield Problem(file.path, "missing", "the index names it, and it is not there")
+        yield Problem(file.path, "missing", "the index names it, but it is not there")
         return
     size = tf.io.gfile.stat(file.path).length
     if size == 0:
-        yield Problem(file.path, "empty", "it holds no byte", offset=0)
+        yield Problem(file.path, "empty", "it has no bytes", offset=0)
         return
     if file.shard is None:
         yield from _damaged_records(file, compression)
     elif size != file.shard.size_bytes:
         kind, expected = "cut" if size < file.shard.size_bytes else "longer", file.shard.size_bytes
-        yield Problem(file.path, kind, f"{size:,} bytes, and the index says {expected:,}", offset=min(size, expected))
+        yield Problem(file.path, kind, f"{size:,} bytes, but the index says {expected:,}", offset=min(size, expected))
         yield from _damaged_records(file, compression)
-    elif sha256(file.path) != file.shard.sha256:
-        # A file whose records all read may still be another one.
-        other = Problem(file.path, "altered", "its SHA-256 is not the index's, although every record reads")
+    elif file_sha256(file.path) != file.shard.sha256:
+        # A file whose records all read may still be the wrong one.
+        other = Problem(file.path, "altered", "its SHA-256 is not the index's, though every record reads")
         yield from list(_damaged_records(file, compression)) or [other]
 
 

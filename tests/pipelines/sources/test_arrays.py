@@ -95,14 +95,14 @@ def test_types_without_a_tensor_are_refused_by_place(dtype, remedy):
 
 
 def test_texts_that_are_no_utf8_are_refused_and_other_objects_taken():
-    with pytest.raises(TypeError, match=r"Received at data: .*<U1\. Pass texts that can be written in UTF-8"):
+    with pytest.raises(TypeError, match=r"Received at data: .*<U1\. Pass strings that UTF-8 can encode"):
         arrays(np.array(["\udc80"]))
     assert arrays(np.array(["a", b"b"], object)).count == 2
 
 
 def test_keys_that_do_not_sort_are_refused():
     data = {"z": {1: np.zeros(2), "a": np.zeros(2)}}
-    with pytest.raises(TypeError, match=r"keys of one type.*Received at data\['z'\]: \[1, 'a'\]\. Pass texts"):
+    with pytest.raises(TypeError, match=r"keys of one type.*Received at data\['z'\]: \[1, 'a'\]\. Pass strings"):
         build_pipeline(data)
 
 

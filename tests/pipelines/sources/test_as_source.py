@@ -12,8 +12,8 @@ import tensorflow_datasets
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline
 from tfopt.pipelines.sources import tfds as module
-from tfopt.pipelines.sources.dataset import as_source
-from tfopt.pipelines.tfrecords.write import write_records
+from tfopt.pipelines.sources.as_source import as_source
+from tfopt.pipelines.sources.write import write_records
 
 
 @pytest.fixture
@@ -58,7 +58,8 @@ def test_an_hdf5_file_of_one_dataset(tmp_path, ending):
 def test_an_hdf5_file_of_several_asks_which(tmp_path):
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file["x"], file["group/y"] = np.arange(6), np.arange(6)
-    with pytest.raises(PipelineError, match=r"'group/y', 'x'\. Name those that make an example, such as hdf5\(path, "):
+    expected = r"'group/y', 'x'\. Name those that make up an example, such as hdf5\(path, "
+    with pytest.raises(PipelineError, match=expected):
         as_source(tmp_path / "data.h5")
     with h5py.File(tmp_path / "empty.h5", "w"):
         pass

@@ -176,7 +176,7 @@ def test_other_arguments_are_refused(path):
     for given in (None, 3, b"data.h5"):
         with pytest.raises(TypeError, match=rf"the path of a file\. Received: {type(given).__name__}\. Pass"):
             hdf5(given, "numbers")
-    with pytest.raises(TypeError, match=r"keys of one type.*Received at datasets: \[1, 'a'\]\. Pass texts"):
+    with pytest.raises(TypeError, match=r"keys of one type.*Received at datasets: \[1, 'a'\]\. Pass strings"):
         hdf5(path, {1: "numbers", "a": "numbers"})
 
 

@@ -80,7 +80,7 @@ def test_folders_that_hold_nothing_are_refused(tmp_path, photos):
     with pytest.raises(PipelineError, match="There is no folder"):
         images(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "one subfolder a class", "It holds none")
+    refused(tmp_path / "empty", "one subfolder per class", "It holds none")
     (photos / "d").mkdir()
     refused(photos, str(photos / "d"), "holds no files")
 
@@ -92,7 +92,7 @@ def test_a_file_that_is_no_image_is_named(photos, content, found):
 
 
 def test_an_image_beside_the_class_folders_is_named(photos, picture):
-    refused(photos, picture(photos / "stray.png"), "lies in no class folder")
+    refused(photos, picture(photos / "stray.png"), "is in no class folder")
 
 
 def test_other_files_beside_the_class_folders_are_passed_over(photos):

@@ -161,8 +161,8 @@ def test_a_file_cut_while_it_is_read_ends_the_process(saved):
 
 
 REFUSED = [
-    (np.array(["a", "bb"]), r"the type <U2\. Pass texts in memory: arrays\(np\.load\(path\)\)"),
-    (np.array([b"a"]), r"the type \|S1\. Pass texts in memory"),
+    (np.array(["a", "bb"]), r"the type <U2\. Pass strings in memory: arrays\(np\.load\(path\)\)"),
+    (np.array([b"a"]), r"the type \|S1\. Pass strings in memory"),
     (np.array([1, None], object), r"the type object\. Save numbers"),
     (np.zeros(3, [("a", "i4")]), r"Save each field as a file of its own"),
     (np.arange(3).astype(tf.bfloat16.as_numpy_dtype), r"bfloat16 as array\.view\(np\.uint16\) with tf\.bitcast"),
@@ -269,5 +269,5 @@ def test_damaged_headers_are_refused(tmp_path, header):
 
 
 def test_keys_that_do_not_sort_are_refused(saved):
-    with pytest.raises(TypeError, match=r"keys of one type.*Received at paths: \[1, 'a'\]\. Pass texts"):
+    with pytest.raises(TypeError, match=r"keys of one type.*Received at paths: \[1, 'a'\]\. Pass strings"):
         build_pipeline({1: saved(np.arange(3)), "a": saved(np.arange(3), "b.npy")})

@@ -128,7 +128,7 @@ def test_a_builder_that_is_not_prepared_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("mnist", r"Prepare it once, where there is a network: tensorflow_datasets\.load\('mnist', data_dir="),
+        ("mnist", r"Prepare it once, with network access: tensorflow_datasets\.load\('mnist', data_dir="),
         ("glue/cola", r"tensorflow_datasets\.load\('glue/cola'"),
         ("mnits", r"Did you mean 'mnist'\? Or prepare it once"),
         ("shade", r"Did you mean 'shades'\?"),
@@ -138,14 +138,14 @@ def test_a_builder_that_is_not_prepared_is_refused(tmp_path):
     ],
 )
 def test_what_is_not_prepared_is_answered_without_a_network(folder, name, remedy):
-    with pytest.raises(PipelineError, match=f"Expected the prepared data set '{re.escape(name)}'.*{remedy}"):
+    with pytest.raises(PipelineError, match=f"Expected the prepared dataset '{re.escape(name)}'.*{remedy}"):
         tfds(name, data_dir=folder)
 
 
 def test_the_library_is_imported_when_needed_and_knows_its_own_folder(folder):
     script = (
         "import sys\n"
-        "from tfopt.pipelines.sources.dataset import as_source\n"
+        "from tfopt.pipelines.sources.as_source import as_source\n"
         "print('tensorflow_datasets' in sys.modules)\n"
         "print(as_source('tfds:shades').count)\n"
     )
@@ -156,7 +156,7 @@ def test_the_library_is_imported_when_needed_and_knows_its_own_folder(folder):
 
 @pytest.mark.parametrize("name", ["", "a b", "huggingface:imdb", "../mnist", "mnist/a/b", "mnist:9", "mnist:3.0"])
 def test_names_of_another_form_are_refused(folder, name):
-    with pytest.raises(ValueError, match=r"Expected a data set's name.*Received: "):
+    with pytest.raises(ValueError, match=r"Expected a dataset's name.*Received: "):
         tfds(name, data_dir=folder)
 
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.tfrecords.index import INDEX_NAME
+from tfopt.pipelines.tfrecords.format import INDEX_NAME
 from tfopt.pipelines.tfrecords.verify import Problem, RecordsReport, verify_records
 
 RECORDS = [b"first", b"", b"third " * 9]
@@ -63,7 +63,7 @@ def test_a_cut_between_records_says_where(shards):
     assert problem == Problem(
         str(path),
         "cut",
-        f"{len(whole) // 2} bytes, and the index says {len(whole)}",
+        f"{len(whole) // 2} bytes, but the index says {len(whole)}",
         offset=len(whole) // 2,
     )
 
@@ -114,8 +114,8 @@ def test_files_without_an_index(plain_file, flip, tmp_path):
         report = verify_records(paths)
         assert (report.passed, report.files, report.indexed) == (True, 2, False)
         assert str(report) == (
-            "2 files of records: every checksum fits; without an index, a cut between two records or a missing file "
-            "is not seen"
+            "2 files of records: every checksum matches; without an index, a cut between two records or a missing file "
+            "goes unnoticed"
         )
     for position in range(STARTS[-1]):
         flip(path, position)

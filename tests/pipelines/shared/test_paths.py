@@ -3,7 +3,7 @@ import os
 import pytest
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.file_stamps import files
+from tfopt.pipelines.shared.paths import file_stamps
 
 
 @pytest.fixture
@@ -14,23 +14,23 @@ def paths(tmp_path):
 
 
 def test_files_are_told_by_path_size_and_time_in_the_order_given(paths):
-    found = files(reversed(paths))
+    found = file_stamps(reversed(paths))
     assert [entry[:2] for entry in found] == [[str(path), number] for number, path in reversed([*enumerate(paths)])]
     assert {entry[2] for entry in found} == {path.stat().st_mtime_ns for path in paths}
 
 
 def test_a_relative_path_is_told_from_the_same_one_elsewhere(paths, monkeypatch):
     monkeypatch.chdir(paths[0].parent)
-    assert files(["003.txt"]) == files([paths[3]]) == [[str(paths[3]), 3, paths[3].stat().st_mtime_ns]]
+    assert file_stamps(["003.txt"]) == file_stamps([paths[3]]) == [[str(paths[3]), 3, paths[3].stat().st_mtime_ns]]
 
 
 def test_a_file_that_is_written_again_is_another(paths):
-    before = files(paths)
+    before = file_stamps(paths)
     stat = paths[5].stat()
     paths[5].write_text("x" * 5)
     os.utime(paths[5], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     paths[7].write_text("x")
-    after = files(paths)
+    after = file_stamps(paths)
     assert [number for number in range(600) if before[number] != after[number]] == [5, 7]
 
 
@@ -38,7 +38,7 @@ def test_remote_files_are_asked_through_tensorflow(tmp_path):
     path = tmp_path / "file"
     path.write_text("abc")
     # The scheme of local files, which TensorFlow opens as it opens those of a cloud.
-    ((name, size, time),) = files([f"file://{path}"])
+    ((name, size, time),) = file_stamps([f"file://{path}"])
     assert (name, size) == (f"file://{path}", 3)
     assert abs(time - path.stat().st_mtime_ns) < 10**9
 
@@ -46,6 +46,6 @@ def test_remote_files_are_asked_through_tensorflow(tmp_path):
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_what_is_no_file_is_refused(tmp_path, scheme):
     with pytest.raises(PipelineError, match=r"Expected a file at .*none'\. Found none: .*Check the path"):
-        files([f"{scheme}{tmp_path}/none"])
+        file_stamps([f"{scheme}{tmp_path}/none"])
     with pytest.raises(PipelineError, match=r"Expected a file at '.+'\. Found a folder\. Pass the files in it"):
-        files([f"{scheme}{tmp_path}"])
+        file_stamps([f"{scheme}{tmp_path}"])

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, records
-from tfopt.pipelines.tfrecords.index import INDEX_NAME
-from tfopt.pipelines.tfrecords.write import write_records
+from tfopt.pipelines.sources.write import write_records
+from tfopt.pipelines.tfrecords.format import INDEX_NAME
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import Source, build_pipeline, dataset, images, records
-from tfopt.pipelines.tfrecords import write as module
-from tfopt.pipelines.tfrecords.index import read_index
-from tfopt.pipelines.tfrecords.write import write_records
+from tfopt.pipelines.sources import write as module
+from tfopt.pipelines.sources.write import write_records
+from tfopt.pipelines.tfrecords.format import read_index
 
 DTYPES = [
     *(tf.bool, tf.string, tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128),
@@ -194,7 +194,7 @@ def test_names_that_cannot_be_stored_are_refused(tmp_path, key):
 
 @pytest.mark.parametrize("folder", [5, None, b"abc"])
 def test_a_folder_of_another_type_is_refused(folder):
-    with pytest.raises(TypeError, match=r"Expected the path of a folder\. Received: .*\. Pass a text"):
+    with pytest.raises(TypeError, match=r"Expected the path of a folder\. Received: .*\. Pass a string"):
         write_records(np.arange(3), folder)
 
 

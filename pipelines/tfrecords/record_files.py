@@ -1,4 +1,4 @@
-"""Finds the files that `records` and `verify_records` are given, and checks them as far as a few bytes of each tell."""
+"""Finds the files that `records` and `verify_records` are given, and checks what a few bytes of each can tell."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,22 +10,16 @@ import tensorflow as tf
 from tensorflow.python.lib.io import _pywrap_record_io as record_io  # tf.data would build a graph for each file
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.sources.source import expect_utf8
-from tfopt.pipelines.tfrecords.framing import HEADER, compression_of, count_records, is_header
-from tfopt.pipelines.tfrecords.index import Index, Shard, ends_sha256, has_index, read_index
+from tfopt.pipelines.shared.paths import expect_utf8
+from tfopt.pipelines.tfrecords.format import Index, Shard, ends_sha256, has_index, read_index
+from tfopt.pipelines.tfrecords.scan import HEADER, compression_of, count_records, is_header
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """A file of records.
-
-    Args:
-        path: Where it is.
-        shard: What the index beside it says of it. None: nothing.
-        index: That index. None: there is none, or it does not name the file.
-    """
+    """A file of records, with what the index beside it says; None for both if no index names the file."""
 
     path: str
     shard: Shard | None = None
@@ -37,11 +31,11 @@ def find_files(paths: Any, read: Callable[[str], Index | None] = read_index) -> 
 
     Args:
         paths: One of these.
-        read: Reads the index of a folder; None where there is none to go by. Default: a damaged one is an error.
+        read: Reads the index of a folder; returns None to ignore it. Default: a damaged index is an error.
 
     Raises:
-        TypeError: It is none of these.
-        PipelineError: Nothing matches, a file is missing, or an index is damaged.
+        TypeError: If `paths` is none of these.
+        PipelineError: If nothing matches, a file is missing, or an index is damaged.
     """
     if isinstance(paths, str | os.PathLike) and is_indexed(os.fspath(paths)):
         folder = os.fspath(paths)
@@ -54,7 +48,8 @@ def find_files(paths: Any, read: Callable[[str], Index | None] = read_index) -> 
         return _beside_index(found, read)
     if not isinstance(paths, Sequence) or not all(isinstance(path, str | os.PathLike) for path in paths):
         raise TypeError(
-            f"Expected a path, a glob or a list of paths of records. Received: {paths!r}. Pass texts or pathlib paths."
+            f"Expected a path, a glob or a list of paths of records. Received: {paths!r}. Pass strings or pathlib "
+            "paths."
         )
     if not paths:
         raise PipelineError("Expected TFRecord files. Received an empty list. Check what fills it.")
@@ -62,12 +57,12 @@ def find_files(paths: Any, read: Callable[[str], Index | None] = read_index) -> 
 
 
 def is_indexed(path: str) -> bool:
-    """Whether a path is that of a folder that `write_records` wrote."""
+    """Whether `path` is a folder that `write_records` wrote."""
     return os.path.isdir(path) and has_index(path)
 
 
 def missing_shards(files: list[RecordFile]) -> list[RecordFile]:
-    """Returns the shards that are not there, of which an index beside the files says that they must be."""
+    """Returns the shards that an index beside the files names but that do not exist."""
     indexes = {os.path.dirname(file.path): file.index for file in files if file.index is not None}
     named = [
         RecordFile(os.path.join(folder, shard.name), shard, index)
@@ -78,15 +73,15 @@ def missing_shards(files: list[RecordFile]) -> list[RecordFile]:
 
 
 def expect_all_shards(files: list[RecordFile]) -> None:
-    """Refuses files beside which a shard is missing: a glob passes it over in silence.
+    """Refuses files beside which a shard is missing, which a glob would silently skip.
 
     Raises:
-        PipelineError: A shard that an index names is missing.
+        PipelineError: If a shard that an index names is missing.
     """
     missing = [file.path for file in missing_shards(files)]
     if missing:
         raise PipelineError(
-            f"Expected every shard that the index beside {files[0].path!r} names, also where only some are given. "
+            f"Expected every shard that the index beside {files[0].path!r} names, even if only some are given. "
             f"Missing: {', '.join(map(repr, missing[:5]))}{', …' * (len(missing) > 5)}. Copy or write them again."
         )
 
@@ -95,7 +90,7 @@ def expect_compression(compression: Any) -> None:
     """Refuses an unknown compression.
 
     Raises:
-        ValueError: It is unknown.
+        ValueError: If it is unknown.
     """
     if compression is not None and compression not in ("GZIP", "ZLIB"):
         raise ValueError(
@@ -104,34 +99,36 @@ def expect_compression(compression: Any) -> None:
         )
 
 
-def check_files(files: list[RecordFile], compression: str | None) -> tuple[str, int | None]:
-    """Returns the compression ("" for none) and the number of records, None where it cannot be known cheaply.
+def check_file(file: RecordFile, compression: str | None) -> int | None:
+    """Checks a file without reading it whole; returns its number of records, None if counting is not cheap.
 
     Raises:
-        ValueError: The index says another compression.
-        PipelineError: A file is empty, cut, unlike its index or no TFRecord file, nothing can be read from a
-            compressed one, or compressions differ.
+        ValueError: If the index names another compression.
+        PipelineError: If the file is empty, cut, does not match its index, is not a TFRecord file, or is compressed and
+            nothing can be read from it.
     """
-    for file in files:
-        if file.shard is None:
-            _expect_records(file.path, compression)
-    kind = common_kind(files, compression)
-    counts = [_count(file, kind) for file in files]
-    known = [count for count in counts if count is not None]
-    return kind, sum(known) if len(known) == len(counts) else None
+    if file.shard is None:
+        _expect_records(file.path, compression)
+    kind = kind_of(file, compression)
+    if file.shard is not None:
+        return _count_indexed(file, file.shard, kind)
+    if kind:
+        _expect_readable(file.path, kind)
+        return None
+    return None if "://" in file.path else count_records(file.path)
 
 
 def common_kind(files: list[RecordFile], compression: str | None) -> str:
     """Returns the compression of all files, "" for none.
 
     Raises:
-        ValueError: The index says another one than the argument.
-        PipelineError: They differ.
+        ValueError: If the index names another one than the argument.
+        PipelineError: If they differ.
     """
     kinds = {kind_of(file, compression): file.path for file in files}
     if len(kinds) > 1:
         raise PipelineError(
-            f"Expected files of one compression. Found unlike ones: {sorted(kinds.values())}. Make a source of each "
+            f"Expected files of one compression. Found different ones: {sorted(kinds.values())}. Make a source of each "
             "kind, or write them alike."
         )
     return next(iter(kinds))
@@ -141,7 +138,7 @@ def kind_of(file: RecordFile, compression: str | None) -> str:
     """Returns the compression of a file, "" for none.
 
     Raises:
-        ValueError: The index says another one than the argument.
+        ValueError: If the index names another one than the argument.
     """
     if file.index is None:
         return compression or compression_of(_head(file.path))
@@ -153,8 +150,8 @@ def kind_of(file: RecordFile, compression: str | None) -> str:
     return file.index.compression
 
 
-def unlike_index(file: RecordFile, expected: str, found: str) -> PipelineError:
-    """Returns the error for a file that is not as its index says."""
+def index_mismatch(file: RecordFile, expected: str, found: str) -> PipelineError:
+    """Returns the error for a file that does not match its index."""
     return PipelineError(
         f"Expected {expected} in {file.path!r}, as the index beside it says. Found {found}. Copy or write it again; "
         "verify_records says more."
@@ -165,12 +162,12 @@ def expect_contents(path: str) -> None:
     """Refuses an empty file.
 
     Raises:
-        PipelineError: The file is empty.
+        PipelineError: If the file is empty.
     """
     if tf.io.gfile.stat(path).length == 0:
         raise PipelineError(
-            f"Expected records in every file. The TFRecord file {path!r} is empty. It was perhaps not written to "
-            "its end: write it again, or remove it."
+            f"Expected records in every file. The TFRecord file {path!r} is empty; perhaps its writer was stopped. "
+            "Write it again, or remove it."
         )
 
 
@@ -180,12 +177,12 @@ def _expect_records(path: str, compression: str | None) -> None:
     if compression is None and not compression_of(head) and not is_header(head):
         raise PipelineError(
             f"Expected TFRecord files. {path!r} is no TFRecord file, or is cut inside its first record: it begins with "
-            f"{head!r}. Write it again, leave it out, or say its `compression`."
+            f"{head!r}. Write it again, leave it out, or pass its `compression`."
         )
 
 
 def _expect_readable(path: str, kind: str) -> None:
-    """Refuses a compressed file of which not one record can be read: TensorFlow may take it for an empty one."""
+    """Refuses a compressed file without a readable record, which TensorFlow may take for an empty one."""
     try:
         first = next(record_io.RecordIterator(path, kind), None)
     except tf.errors.DataLossError:
@@ -202,24 +199,20 @@ def _head(path: str) -> bytes:
         return bytes(file.read(HEADER.size))
 
 
-def _count(file: RecordFile, kind: str) -> int | None:
-    if file.shard is None and kind:
-        _expect_readable(file.path, kind)
-    if file.shard is None:
-        return count_records(file.path) if kind == "" and "://" not in file.path else None
-    size, expected = os.path.getsize(file.path), file.shard
+def _count_indexed(file: RecordFile, expected: Shard, kind: str) -> int:
+    size = os.path.getsize(file.path)
     if size != expected.size_bytes:
-        raise unlike_index(file, f"{expected.size_bytes:,} bytes", f"{size:,}")
+        raise index_mismatch(file, f"{expected.size_bytes:,} bytes", f"{size:,}")
     count = expected.count if kind else count_records(file.path)
     if count != expected.count:
-        raise unlike_index(file, f"{expected.count:,} records", f"{count:,}")
+        raise index_mismatch(file, f"{expected.count:,} records", f"{count:,}")
     if ends_sha256(file.path) != expected.ends_sha256:
-        raise unlike_index(file, "the records that were written", "others, or damaged ones, at its beginning or end")
+        raise index_mismatch(file, "the records that were written", "others, or damaged ones, at its beginning or end")
     return count
 
 
 def _beside_index(paths: list[str], read: Callable[[str], Index | None]) -> list[RecordFile]:
-    """Gives the files what an index in their folder says of them."""
+    """Adds to the files what an index in their folder says of them."""
     folders = cache(lambda folder: read(folder) if is_indexed(folder) else None)
     files = []
     for path in paths:
@@ -227,7 +220,7 @@ def _beside_index(paths: list[str], read: Callable[[str], Index | None]) -> list
             raise PipelineError(f"Expected TFRecord files. There is no TFRecord file {path!r}. Check the path.")
         if tf.io.gfile.isdir(path):
             raise PipelineError(
-                f"Expected a TFRecord file. {path!r} is a folder without an index: give a glob such as {path + '/*'!r}."
+                f"Expected a TFRecord file. {path!r} is a folder without an index: pass a glob such as {path + '/*'!r}."
             )
         index = folders(os.path.dirname(path) or ".")
         shards = {shard.name: shard for shard in index.shards} if index else {}

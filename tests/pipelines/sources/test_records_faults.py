@@ -16,18 +16,18 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, records
-from tfopt.pipelines.tfrecords.index import INDEX_NAME
+from tfopt.pipelines.sources.write import write_records
+from tfopt.pipelines.tfrecords.format import INDEX_NAME
 from tfopt.pipelines.tfrecords.verify import verify_records
-from tfopt.pipelines.tfrecords.write import write_records
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COUNT = 6
 KILLS = [pytest.param(seed, marks=pytest.mark.slow if seed < 2 else pytest.mark.campaign) for seed in range(22)]
 WRITER = """
 import sys, time
 import tensorflow as tf
 from tfopt.errors import PipelineError
-from tfopt.pipelines.tfrecords.write import write_records
+from tfopt.pipelines.sources.write import write_records
 
 def rows():
     for number in range(400):

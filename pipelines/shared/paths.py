@@ -1,0 +1,98 @@
+"""Paths of data: what an argument may be, what TensorFlow can open, and how a changed file is noticed."""
+
+import os
+import stat
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+
+_THREADS = 16  # for network file systems, where each answer is waited for
+_CHUNK = 256  # files per task: handing over a single one costs more than asking the disk
+
+
+def as_path(what: str, value: Any) -> str:
+    """Returns a path that is given as a string or a path object.
+
+    Args:
+        what: What the caller expects, for the error, such as "the path of a folder".
+        value: The argument.
+
+    Raises:
+        TypeError: If `value` is neither.
+    """
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str):
+        raise TypeError(f"Expected {what}. Received: {type(value).__name__}. Pass a string or a pathlib.Path.")
+    return path
+
+
+def absolute(path: str) -> str:
+    """Returns a local path such that it survives `os.chdir`; remote ones ("gs://…") stay as they are."""
+    return path if "://" in path else os.path.abspath(path)
+
+
+def expect_utf8(path: str) -> str:
+    """Returns a path that TensorFlow can open.
+
+    Raises:
+        PipelineError: If its name is not UTF-8.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise PipelineError(f"Expected file names in UTF-8. Found {path!r}. Rename the file.") from error
+    return path
+
+
+def file_stamps(paths: Iterable[str | os.PathLike[str]]) -> list[list[str | int]]:
+    """Returns `[absolute path, size in bytes, time of last change in nanoseconds]` of each file, in the order given.
+
+    For fingerprints: a file that is replaced, rewritten or cut gets another stamp. A change that keeps size and time
+    goes unnoticed.
+
+    Args:
+        paths: The files; remote ones that TensorFlow can open ("gs://…") too.
+
+    Raises:
+        PipelineError: If a file does not exist, is a folder, or cannot be looked at.
+
+    Example:
+        >>> file_stamps(["photos/cat.jpg"])  # doctest: +SKIP
+        [['/data/photos/cat.jpg', 51200, 1760000000000000000]]
+    """
+    names = [os.fspath(path) for path in paths]
+    chunks = [names[start : start + _CHUNK] for start in range(0, len(names), _CHUNK)]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return [entry for chunk in threads.map(_stamps, chunks) for entry in chunk]
+
+
+def _stamps(paths: list[str]) -> list[list[str | int]]:
+    return [_remote(path) if "://" in path else _local(path) for path in paths]
+
+
+def _local(path: str) -> list[str | int]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise PipelineError(f"Expected a file at {path!r}. Found none: {error.strerror}. Check the path.") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise _folder(path)
+    return [os.path.abspath(path), found.st_size, found.st_mtime_ns]
+
+
+def _remote(path: str) -> list[str | int]:
+    try:
+        found = tf.io.gfile.stat(path)
+    except tf.errors.OpError as error:
+        raise PipelineError(f"Expected a file at {path!r}. Found none: {error.message}. Check the path.") from error
+    if found.is_directory:
+        raise _folder(path)
+    return [path, found.length, found.mtime_nsec]
+
+
+def _folder(path: str) -> PipelineError:
+    return PipelineError(f"Expected a file at {path!r}. Found a folder. Pass the files in it.")
