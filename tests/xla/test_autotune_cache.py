@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.xla import autotune_cache, persistent_cache, xla_flags
+from tfopt.xla.autotune_cache import share_cache
 from tfopt.xla.xla_flags import parse
 
 BUILD = f"tensorflow-{tf.version.VERSION}-{tf.version.GIT_VERSION}"
@@ -100,6 +101,27 @@ def test_only_flags_that_xla_knows_are_set(tmp_path, monkeypatch):
     monkeypatch.setattr(autotune_cache, "_FLAGS", ("xla_gpu_a_later_cache_dir",))
     with pytest.raises(UnsupportedError, match="Found: the installed one does not"):
         persistent_cache(tmp_path)
+
+
+def test_child_processes_share_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert share_cache() is None  # without a GPU
+    assert "XLA_FLAGS" not in os.environ
+    monkeypatch.setattr(autotune_cache, "gpus", lambda: ("a GPU",))
+    cache = share_cache()
+    assert cache.folder == tmp_path / "tfopt" / "xla" / BUILD
+    assert str(cache.folder) in os.environ["XLA_FLAGS"]
+    before = os.environ["XLA_FLAGS"]
+    assert share_cache(tmp_path / "another") == cache
+    assert os.environ["XLA_FLAGS"] == before
+
+
+def test_without_a_cache_child_processes_do_without(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(autotune_cache, "gpus", lambda: ("a GPU",))
+    monkeypatch.setattr(autotune_cache, "_FLAGS", ("xla_gpu_a_later_cache_dir",))
+    assert share_cache(tmp_path / "new") is None
+    assert list(tmp_path.iterdir()) == []
+    assert "XLA keeps no autotuning results" in caplog.text
 
 
 @pytest.mark.gpu

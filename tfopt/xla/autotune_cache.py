@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpus
-from tfopt.xla.xla_flags import flags, knows
+from tfopt.warn import warn_once
+from tfopt.xla.xla_flags import flags, knows, parse
 
 # XLA is replacing its autotuner and for now has both. Each has its own flag; they write the same format.
 _FLAGS = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_experimental_autotuner_cache_dir")
@@ -75,6 +76,31 @@ def persistent_cache(folder: str | PathLike[str]) -> PersistentCache:
         _make(place)
         flags(**dict.fromkeys(names, str(place)))
     return PersistentCache(place, used=bool(gpus()))
+
+
+def share_cache(folder: str | PathLike[str] | None = None) -> PersistentCache | None:
+    """Sets up `persistent_cache` for child processes, as far as this machine has one.
+
+    For programs that measure in processes of their own, such as tfopt-bench: call it before the first of them starts.
+    A cache that XLA_FLAGS already names is kept, so that a program and those it starts share one.
+
+    Args:
+        folder: As for `persistent_cache`. None: `tfopt/xla` in the user's cache folder.
+
+    Returns:
+        The cache. None, with nothing changed, without a GPU or where the installed XLA cannot have one.
+    """
+    if not gpus():
+        return None
+    try:
+        named = [path for name, path in parse(os.environ.get("XLA_FLAGS", "")).items() if name in _FLAGS]
+        if named:
+            return PersistentCache(Path(named[0]), used=True)
+        user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return persistent_cache(folder or user_cache / "tfopt" / "xla")
+    except UnsupportedError as error:
+        warn_once("xla_autotune_cache", f"XLA keeps no autotuning results, so each process compiles longer. {error}")
+        return None
 
 
 def _build() -> str:
