@@ -63,6 +63,20 @@ def integer(name: str, value: Any, remedy: str, *, least: int, most: float = mat
     return given
 
 
+def count(name: str, value: Any, remedy: str, *, least: int = 1) -> int:
+    """Returns a number of steps, batches or the like; a ValueError covers everything that is not one.
+
+    Args:
+        name: The argument's.
+        value: What was given for it.
+        remedy: What to give, as a sentence.
+        least: It must not be below this.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"Expected {name} to be an integer of at least {least}. Received: {name}={value!r}. {remedy}")
+    return int(value)
+
+
 def path(name: str, value: Any, remedy: str) -> Path:
     """Returns a local path, of something that may be there or not.
 

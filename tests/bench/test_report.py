@@ -10,7 +10,7 @@ import pytest
 
 from tfopt.bench import columns, report, table, words
 from tfopt.measure import StepTimes
-from tfopt.precision.report import percent
+from tfopt.precision.gate.precision_report import percent
 
 VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
 NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")

@@ -116,7 +116,7 @@ def test_float16_under_auto_scales_the_loss(monkeypatch):
 
 @pytest.mark.parametrize("received", [3, None, ["mixed_float16"], keras.DTypePolicy])
 def test_neither_a_name_nor_a_policy(received):
-    with pytest.raises(TypeError, match=r"Expected a dtype policy: .* Received: .*\. Take 'auto' for what"):
+    with pytest.raises(TypeError, match=r"Expected a dtype policy: .* Received: .*\. Pass 'auto' for what"):
         precision.set_policy(received)
 
 

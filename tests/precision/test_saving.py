@@ -8,7 +8,7 @@ from models import batch, small_net
 from tfopt import repairs
 from tfopt.model.layers import layer_paths
 from tfopt.precision import apply
-from tfopt.precision.layer_policies import present
+from tfopt.precision.layer_policies import current_policy
 
 layers = keras.layers
 Scaled = keras.optimizers.LossScaleOptimizer
@@ -19,7 +19,7 @@ def policies(model):
     """By path, without the numbers that Keras gives to new layers."""
     paths = layer_paths(model)
     layers_inside = [x for x in paths if x is not model and not isinstance(x, layers.InputLayer)]
-    return {re.sub(r"_\d+$", "", paths[layer]): present(layer).name for layer in layers_inside}
+    return {re.sub(r"_\d+$", "", paths[layer]): current_policy(layer).name for layer in layers_inside}
 
 
 def assert_equal(variables, others):

@@ -100,7 +100,7 @@ def _more_charts(case: dict[str, Any]) -> Iterator[str]:
 
         yield chart_of_profile(profile)
     for gate in case.get("gate") or ():
-        from tfopt.precision.report import chart_of as chart_of_gate
+        from tfopt.precision.gate.precision_report import chart_of as chart_of_gate
 
         yield chart_of_gate(gate)
 

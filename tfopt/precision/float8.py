@@ -1,4 +1,4 @@
-"""Dense and EinsumDense layers that train with 8-bit floating-point matrix products."""
+"""float8: quantizing Dense and EinsumDense layers to train with 8-bit matrix products, in place or in a clone."""
 
 import random
 from collections import Counter
@@ -11,31 +11,28 @@ import keras
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
 from tfopt.model.outputs import output_layers
-from tfopt.precision.layer_policies import Policy, asked_for, present, set_policies
-from tfopt.precision.loss_scaling import set_optimizer
-from tfopt.precision.policy_names import as_policy, name_of
+from tfopt.precision.layer_policies import Policy, current_policy, policies_asked_for, set_policies
+from tfopt.precision.loss_scale_wrapper import set_optimizer
+from tfopt.precision.policies import as_policy, name_of
+
+_CLASSES = (keras.layers.Dense, keras.layers.EinsumDense)
+_FLOAT8 = keras.dtype_policies.QuantizedFloat8DTypePolicy("float8", "float32")
 
 
 def split_float8(model: keras.Model, policy: Policy) -> tuple[Policy, list[keras.Layer]]:
-    """Takes float8 out of a policy.
+    """Splits a policy, as `tfopt.precision.apply` takes it, into one without float8 and the layers to quantize.
 
-    Args:
-        model: The model it is for.
-        policy: As `tfopt.precision.apply` takes it: "float8", "float8_from_mixed_bfloat16", a mapping with such values,
-            or one without float8.
-
-    Returns:
-        The policy without float8, and the layers that are to be quantized: those of exactly the classes Dense and
-        EinsumDense that train and do not make the model's outputs (unless their path or name asks for it).
+    Those are the layers of exactly the classes Dense and EinsumDense that train and do not make the model's outputs,
+    unless their path or name selects them.
 
     Raises:
-        ValueError: No such layer is left, or one is not built.
+        ValueError: If float8 is asked for and there is no such layer, or one is not built.
     """
     if isinstance(policy, Mapping) and not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
         sources = {key: _without_float8(value) for key, value in policy.items()}
         base: Policy = {key: source for key, source in sources.items() if source != {}}
         marked = {key: _FLOAT8 if _is_float8(value) else as_policy(value) for key, value in policy.items()}
-        asked, exact = asked_for(model, marked, layer_paths(model))
+        asked, exact = policies_asked_for(model, marked)
         wanted = {layer for layer, its in asked.items() if its is _FLOAT8}
     else:
         base, exact = _without_float8(policy), set()
@@ -43,29 +40,40 @@ def split_float8(model: keras.Model, policy: Policy) -> tuple[Policy, list[keras
     if not wanted:
         return base, []
     kept = output_layers(model) - exact
-    # The scales move with the gradients: a layer that does not train would keep 1.
-    layers = [x for x in layer_paths(model) if x in wanted - kept and type(x) in _CLASSES and x.trainable]
-    _check(model, layers)
-    return base, [layer for layer in layers if present(layer).quantization_mode != "float8"]
+    # Scales move with the gradients; those of a frozen layer would stay 1.
+    paths = layer_paths(model)
+    layers = [x for x in paths if x in wanted - kept and type(x) in _CLASSES and x.trainable]
+    if not layers:
+        raise ValueError(
+            "Expected Dense or EinsumDense layers to quantize to float8 that train and do not make the outputs. "
+            f"Received: {model.name!r}, which has none. Use mixed_bfloat16, or name the layers to quantize."
+        )
+    unbuilt = [paths[layer] for layer in layers if not layer.built]
+    if unbuilt:
+        raise ValueError(
+            f"Expected built layers to quantize. Received: {model.name!r}, with layers not built: "
+            f"{', '.join(unbuilt)}. Call the model on a batch first."
+        )
+    return base, [layer for layer in layers if current_policy(layer).quantization_mode != "float8"]
 
 
 def quantize(
     model: keras.Model, layers: Iterable[keras.Layer], optimizer: keras.optimizers.Optimizer | None = None
 ) -> None:
-    """Quantizes built layers to float8; `optimizer`, of `made_anew`, takes the place and state of the model's."""
+    """Quantizes built layers to float8; `optimizer`, from `rebuilt_optimizer`, takes over from the model's."""
     for layer in layers:
-        layer._dtype_policy = present(layer)  # quantize would write into a DTypePolicyMap that others may share
+        layer._dtype_policy = current_policy(layer)  # quantize would write into a shared DTypePolicyMap
         layer.quantize("float8")
     if optimizer is not None:
         _take_over(model, optimizer)
         set_optimizer(model, optimizer)
 
 
-def made_anew(model: keras.Model) -> keras.optimizers.Optimizer | None:
-    """An optimizer like the model's, which a built one must give way to where weights are added; None without one.
+def rebuilt_optimizer(model: keras.Model) -> keras.optimizers.Optimizer | None:
+    """A new optimizer like the model's, which must be replaced once built, since float8 adds weights; None if it isn't.
 
     Raises:
-        tfopt.errors.UnsupportedError: The optimizer's class cannot make it from its config.
+        tfopt.errors.UnsupportedError: If the optimizer cannot be made from its config.
     """
     old = model.optimizer if model.compiled else None
     if old is None or not old.built:
@@ -75,45 +83,40 @@ def made_anew(model: keras.Model) -> keras.optimizers.Optimizer | None:
             return type(old).from_config(old.get_config())
     except Exception as error:  # whatever the user's class or schedule raises
         raise UnsupportedError(
-            "Expected an optimizer that can be made anew from its config, since float8 adds weights. Found "
-            f"{type(old).__name__}, where that failed: {error} Register its class, or that of its learning rate "
-            "schedule, with keras.saving.register_keras_serializable and give it a get_config; or apply float8 before "
-            "the model is compiled."
+            "Expected an optimizer that can be rebuilt from its config, since float8 adds weights. Found "
+            f"{type(old).__name__}, which failed: {error} Register its class, or that of its learning rate schedule, "
+            "with keras.saving.register_keras_serializable and give it a get_config; or apply float8 before compiling "
+            "the model."
         ) from error
 
 
 def quantized_clone(
     model: keras.Model, policies: Mapping[keras.Layer, keras.DTypePolicy], layers: Iterable[keras.Layer]
 ) -> keras.Model:
-    """A copy of a model with the same weights and loss, quantized to float8; its optimizer is a plain SGD.
-
-    For measurement: the model itself stays as it is.
+    """A float8 copy of a built model to measure on: the same weights, loss and layer names, with plain SGD.
 
     Args:
-        model: Functional or Sequential, or subclassed with a `get_config` that makes it anew; built.
-        policies: What layers of the model get in the copy; the others keep their own.
-        layers: Those of the model to quantize in the copy, as `split_float8` gives them.
-
-    Returns:
-        The copy, with layers of the same names and paths.
+        model: Functional, Sequential, or subclassed with a `get_config` that can rebuild it.
+        policies: Policies of layers in the copy, by the layers of the model; the others keep their own.
+        layers: The layers of the model to quantize in the copy, from `split_float8`.
 
     Raises:
-        tfopt.errors.UnsupportedError: The model's class cannot make a copy of itself, or makes an unlike one.
+        tfopt.errors.UnsupportedError: If the model cannot be copied, or its copy does not compute the same.
     """
     copies = _copies(model)
     clone: keras.Model = copies[model]
-    set_policies({copy: policies.get(layer, present(layer)) for layer, copy in copies.items()})
+    set_policies({copy: policies.get(layer, current_policy(layer)) for layer, copy in copies.items()})
     quantize(clone, [copies[layer] for layer in layers])
     if model.compiled:
         options = model._compile_config.config
-        # Keras' own compile: the class's may take anything. The copy would count into the metrics of the model.
+        # Keras' own compile, since a custom one may take anything. No metrics: the copy would update the model's.
         keras.Model.compile(clone, "sgd", options["loss"], loss_weights=options["loss_weights"])
     return clone
 
 
 def _copies(model: keras.Model) -> dict[keras.Layer, keras.Layer]:
     """Each layer of a model and its copy of the same name and weights, the model itself first."""
-    seeds = random.getstate()  # Keras draws those of the copy's initializers there
+    seeds = random.getstate()  # Keras draws the seeds of the copy's initializers from it
     try:
         clone = keras.models.clone_model(model)
         if not clone.built:
@@ -122,19 +125,19 @@ def _copies(model: keras.Model) -> dict[keras.Layer, keras.Layer]:
     except Exception as error:  # whatever the user's class raises
         raise UnsupportedError(
             f"Expected a model that can be copied, to quantize the copy. Found {model.name!r}, whose copy failed: "
-            f"{error}. Give its class a get_config that makes it anew, layers included."
+            f"{error}. Give its class a get_config that can rebuild it, layers included."
         ) from error
     finally:
         random.setstate(seeds)
-    # In their order, as set_weights takes them: layers without a name= get another one in each copy.
+    # In order, as for set_weights: a layer without a name= gets another name in each copy.
     pairs = list(zip_longest(layer_paths(model), layer_paths(clone)))
-    unlike = next((pair for pair in pairs if not _compute_alike(*pair)), None)
-    if unlike:
-        had, found = ("nothing" if x is None else type(x).__name__ for x in unlike)
+    mismatch = next((pair for pair in pairs if not _compute_alike(*pair)), None)
+    if mismatch:
+        had, found = ("nothing" if x is None else type(x).__name__ for x in mismatch)
         raise UnsupportedError(
             f"Expected a copy that computes what {model.name!r} does, to quantize it. Found {found} in place of {had}. "
-            "Give its class a get_config that makes it anew, layers included; let it extend keras.Model, not "
-            "keras.Sequential, of which Keras copies no more than the layers."
+            "Give its class a get_config that can rebuild it, layers included; extend keras.Model rather than "
+            "keras.Sequential, of which Keras copies only the layers."
         )
     for layer, copy in pairs:
         copy.name = layer.name
@@ -147,11 +150,11 @@ def _compute_alike(one: keras.Layer | None, other: keras.Layer | None) -> bool:
 
 
 def _take_over(model: keras.Model, new: keras.optimizers.Optimizer) -> None:
-    """Gives a new optimizer the state of the model's, for the model's present weights."""
+    """Copies the state of the model's optimizer to a new one, for the model's present weights."""
     old = model.optimizer
     _carry_over(old, new)
     present_ids = {id(variable) for variable in model.trainable_variables}
-    # Those frozen since the optimizer was built keep their slots, for when they train again.
+    # Weights frozen since the optimizer was built keep their slots, in case they train again.
     frozen = [variable for variable in old._trainable_variables if id(variable) not in present_ids]
     with model.distribute_strategy.scope():
         new.build([*model.trainable_variables, *frozen])
@@ -161,7 +164,7 @@ def _take_over(model: keras.Model, new: keras.optimizers.Optimizer) -> None:
 
 
 def _carry_over(old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer) -> None:
-    """What an optimizer was told beside its config."""
+    """Copies the settings of an optimizer that its config lacks."""
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern", "constant_before"):
         if name in vars(old):
             setattr(new, name, vars(old)[name])
@@ -170,7 +173,7 @@ def _carry_over(old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer
 
 
 def _by_path(variables: Iterable[keras.Variable]) -> dict[tuple[str, int], keras.Variable]:
-    """Variables by path and, among those of the same path, by number."""
+    """Variables by path, numbered where paths repeat."""
     seen: Counter[str] = Counter()
     found = {}
     for variable in variables:
@@ -179,31 +182,12 @@ def _by_path(variables: Iterable[keras.Variable]) -> dict[tuple[str, int], keras
     return found
 
 
-def _check(model: keras.Model, layers: list[keras.Layer]) -> None:
-    paths = layer_paths(model)
-    if not layers:
-        raise ValueError(
-            "Expected Dense or EinsumDense layers to quantize to float8 that train and do not make the outputs. "
-            f"Received: {model.name!r}, where there is none. Use mixed_bfloat16, or name the layers to quantize."
-        )
-    unbuilt = [paths[layer] for layer in layers if not layer.built]
-    if unbuilt:
-        raise ValueError(
-            f"Expected built layers to quantize. Received: {model.name!r} with {', '.join(unbuilt)} not built. Call "
-            "the model on a batch first."
-        )
-
-
-_CLASSES = (keras.layers.Dense, keras.layers.EinsumDense)
-_FLOAT8 = keras.dtype_policies.QuantizedFloat8DTypePolicy("float8", "float32")
-
-
 def _is_float8(policy: object) -> bool:
     return name_of(policy).split("_from_")[0] == "float8"
 
 
 def _without_float8(policy: Any) -> Any:
-    """What a policy is without float8; {}, which leaves layers as they are, for "float8" alone."""
+    """A policy without its float8; for plain "float8" {}, which leaves layers as they are."""
     if not _is_float8(policy):
         return policy
     _, given, source = name_of(policy).partition("_from_")

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.precision.deviation import moments, not_finite, summed_up
+from tfopt.precision.gate.table import moments, not_finite, worst_deviation
 
 
 def deviation(*pairs):
     """Of tensors that belong together."""
-    return summed_up([np.stack([moments(np.float32(a), b).numpy() for a, b in pairs])])
+    return worst_deviation([np.stack([moments(np.float32(a), b).numpy() for a, b in pairs])])
 
 
 def test_figures_by_hand():
@@ -50,7 +50,7 @@ def test_tensors_together_count_as_one():
 
 def test_the_worst_batch_counts():
     batches = [np.stack([moments([1.0], [value]).numpy()]) for value in (1.0, 1.5, 1.25)]
-    assert summed_up(batches).error == pytest.approx(0.5)
+    assert worst_deviation(batches).error == pytest.approx(0.5)
 
 
 def test_nothing_to_divide_by():
@@ -58,7 +58,7 @@ def test_nothing_to_divide_by():
     assert deviation(([0.0], [1.0])).error == math.inf
     assert deviation(([0.0], [1.0])).to_dict()["error"] is None
     assert deviation((np.zeros([0]), np.zeros([0]))).largest == 0
-    assert summed_up([np.zeros([0, 10], "float32")]).overflow == 0
+    assert worst_deviation([np.zeros([0, 10], "float32")]).overflow == 0
 
 
 def test_not_finite_is_float32s_own():

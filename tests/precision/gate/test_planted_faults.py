@@ -19,7 +19,7 @@ def test_an_overflowing_layer_is_named():
     assert report.first_overflow == "loud"
     assert len(report.problems) == 1  # what comes after it is no problem of its own
     assert report.problems[0].startswith("'loud' overflows, the first layer to do so: ")
-    assert "float16, which ends at 65504" in report.problems[0]
+    assert "float16, whose largest value is 65504" in report.problems[0]
     blamed = {layer.path: layer for layer in report.layers if layer.blamed}
     assert blamed.keys() == {"loud", "quiet"}  # the second one takes in what the first puts out
     assert blamed["loud"].output.overflow > 0.1
@@ -61,7 +61,7 @@ def test_an_underflowing_gradient_is_named():
     report = check(model, (X, Y), "mixed_float16")
     assert [layer.path for layer in report.layers if layer.blamed] == ["branch"]
     assert len(report.problems) == 1
-    said = "The gradient of 'branch' underflows, with the loss scaled as in training: 100 %"
+    said = "The gradient of 'branch' underflows even with loss scaling: 100 %"
     assert report.problems[0].startswith(said)
     found = {layer.path: layer for layer in report.layers}
     assert found["branch"].weight_gradient.lost == found["branch"].weight_gradient.underflow == 1
@@ -112,7 +112,7 @@ def test_stock_keras_saturates_the_loss_of_a_float16_head():
 def test_a_16_bit_head_is_named(policy):
     """D10: as built, whatever the policy that is asked for would do, or asked for by name."""
     dtype = policy.removeprefix("mixed_")
-    said = f"'head' puts out the model's result in {dtype}: logits and probabilities of 16 bits saturate the loss"
+    said = f"'head' outputs the model's result in {dtype}: 16-bit logits and probabilities silently saturate the loss"
     named = {"body": policy, "head": policy}
     for model, asked in ((with_head(policy), policy), (with_head(policy), {}), (with_head("float32"), named)):
         report = check(model, (X, Y), asked)
@@ -128,21 +128,21 @@ def test_a_16_bit_head_is_named(policy):
 @pytest.mark.parametrize("policy", HALVES)
 def test_a_16_bit_softmax_is_named_that_is_cast_afterwards(policy):
     report = check(with_late_cast(policy), (X, Y), {})
-    assert [problem.startswith("'probabilities' computes the softmax") for problem in report.problems] == [True]
+    assert [problem.startswith("'probabilities' computes the model's softmax") for problem in report.problems] == [True]
     assert report.fallback == {"probabilities": "float32"}
 
 
 def test_an_operation_that_makes_the_output_is_told_by_the_model():
     model = functional(lambda x: layers.Dense(3, name="head", dtype="mixed_float16")(x) * 2.0)
     report = check(model, (X, Y), {"head": "mixed_float16"})
-    assert "'head' puts out the model's result in float16" in report.problems[0]
+    assert "'head' outputs the model's result in float16" in report.problems[0]
     assert report.layers[-1].path == "net"
 
 
 def test_gradients_that_overflow_without_any_scale():
     model = functional(lambda x: layers.Dense(3, name="head")(layers.Dense(8, name="body")(x)), loss_weights=[1e9])
     report = check(model, (X, Y), "mixed_float16")
-    assert report.problems[0].startswith("Gradients overflow even where the loss is not scaled")
+    assert report.problems[0].startswith("Gradients overflow even without loss scaling")
     assert report.loss_scale == 1
 
 

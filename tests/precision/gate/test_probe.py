@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 from precision_nets import X, functional, lstm
 
-from tfopt.precision.recording import recording
+from tfopt.precision.gate.probe import recorded_calls
 
 layers = keras.layers
 
@@ -13,7 +13,7 @@ def noted(model, x):
     found = []
 
     def run(x):
-        with recording(model, lambda tensors: None) as calls:
+        with recorded_calls(model, lambda tensors: None) as calls:
             model(x, training=True)
         found.extend((call.layer.name, [tuple(out.shape) for out in call.outputs]) for call in calls)
 
@@ -73,7 +73,7 @@ def test_layers_come_back_as_they_were_whatever_happens_inside():
     hooked = []
 
     def inside():
-        with recording(model, lambda tensors: None):
+        with recorded_calls(model, lambda tensors: None):
             hooked.append(head.call)
             raise ZeroDivisionError
 

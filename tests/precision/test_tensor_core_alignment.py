@@ -331,7 +331,7 @@ def test_nothing_changes_and_it_is_json():
 
 def test_bad_arguments():
     model = net(lambda: layers.Dense(8), shape=(8,))
-    with pytest.raises(TypeError, match="Expected a Keras model"):
+    with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
         alignment(layers.Dense(8), 8)
     for batch_size in (True, 8.0, "8", None):
         with pytest.raises(TypeError, match=r"Expected batch_size to be an integer\. Received"):

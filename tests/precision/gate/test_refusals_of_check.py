@@ -53,8 +53,8 @@ def test_models():
     [
         (X, TypeError, "Expected a tf.data.Dataset of batches or one batch"),
         ((X[:, :5], Y), ValueError, r"Received: \('float32 \(32, 5\)', 'int32 \(32,\)'\)\. Found: .*expected shape"),
-        ((X, np.zeros((32, 2, 7), "float32")), ValueError, "Expected batches .* that the model and its loss take"),
-        ((X,), ValueError, "Expected batches .* that the model and its loss take"),
+        ((X, np.zeros((32, 2, 7), "float32")), ValueError, "Expected batches .* that the model and its loss accept"),
+        ((X,), ValueError, "Expected batches .* that the model and its loss accept"),
         ((X, Y.astype(str)), ValueError, r"Received: .*string.*\. Found: .*\. Pass what model\.fit takes"),
         ((X[:0], Y[:0]), PipelineError, r"at least one example\. Found: .*\(0, 8\).*\. Check the dataset's source"),
         ((X, Y + 3), ValueError, r"Found: Received a label value of 5 which is outside .*Pass what model\.fit takes"),
@@ -76,7 +76,7 @@ def test_a_batch_that_is_not_finite_is_no_matter_of_precision(value):
         tf.data.Dataset.from_tensors((np.where(X > 2, value, X).astype("float32"), Y))
     )
     with pytest.raises(
-        PipelineError, match=r"NaN or infinity in x of batch 1; float32 already gives .* Clean the data"
+        PipelineError, match=r"NaN or infinity in x of batch 1; the loss or a gradient is NaN .* Clean the data"
     ):
         check(net(), dataset)
 
@@ -91,7 +91,7 @@ def test_weights_that_are_not_finite():
     model = net()
     model.get_layer("body").kernel.assign(np.full((8, 8), np.nan))
     before = state(model)
-    with pytest.raises(ValueError, match=r"in body/kernel; float32 already gives .* Load weights from before"):
+    with pytest.raises(ValueError, match=r"in body/kernel; the loss or a gradient is NaN .* Load weights from before"):
         check(model, (X, Y))
     assert_same_state(before, state(model))
 
@@ -103,7 +103,9 @@ class Root(layers.Layer):
 
 def test_a_model_that_is_not_finite_in_float32():
     model = functional(lambda x: layers.Dense(3)(Root(name="root")(layers.Dense(8, name="body")(x))))
-    with pytest.raises(ValueError, match=r"float32 already gives .* from 'root' on\. Mend that first: no policy would"):
+    with pytest.raises(
+        ValueError, match=r"already in float32, from 'root' on\. Fix this first; no dtype policy will help"
+    ):
         check(model, (X, Y))
 
 
@@ -115,7 +117,7 @@ class OnlyFloat32(layers.Layer):
 def test_a_layer_that_does_not_take_the_dtype():
     model = functional(lambda x: layers.Dense(3)(OnlyFloat32(name="strict")(layers.Dense(8)(x))))
     before = [layer._dtype_policy for layer in model._flatten_layers()]
-    with pytest.raises(UnsupportedError, match=r"Found: in OnlyFloat32\.call\(\)\..* a policy for each"):
+    with pytest.raises(UnsupportedError, match=r"Found: in OnlyFloat32\.call\(\)\..* a policy per layer"):
         check(model, (X, Y), "mixed_float16")
     assert all(layer._dtype_policy is its for layer, its in zip(model._flatten_layers(), before, strict=True))
 
@@ -129,9 +131,7 @@ def test_stock_keras_cannot_sum_an_activity_regularizer_with_another_loss():
         model.fit(X, Y, verbose=0)
     keras.config.set_dtype_policy("float32")
     body = layers.Dense(8, activity_regularizer="l1", name="body")
-    with pytest.raises(
-        UnsupportedError, match="Found: The loss that body adds is in 16 bits, which Keras does not sum"
-    ):
+    with pytest.raises(UnsupportedError, match="Found: body adds a 16-bit loss, which Keras cannot sum"):
         check(functional(lambda x: layers.Dense(3)(body(x))), (X, Y), "mixed_float16")
 
 
@@ -143,7 +143,9 @@ class Checked(layers.Layer):
 def test_a_check_that_only_the_policy_fails_is_no_fault_of_the_data():
     model = functional(lambda x: layers.Dense(3)(Checked()(layers.Dense(8)(x))))
     before = state(model)
-    with pytest.raises(UnsupportedError, match=r"computes under mixed_float16\. Found: .*too large.*Leave the layers"):
+    with pytest.raises(
+        UnsupportedError, match=r"computes under mixed_float16\. Found: .*too large.*Exclude the layers"
+    ):
         check(model, (X, Y), "mixed_float16")
     assert_same_state(before, state(model))
     assert check(model, (X, Y), "mixed_bfloat16").passed

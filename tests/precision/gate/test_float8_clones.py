@@ -8,7 +8,7 @@ from precision_nets import X, Y, cross_entropy, functional, mlp, transformer
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
 from tfopt.precision import check
-from tfopt.precision.layer_policies import present
+from tfopt.precision.layer_policies import current_policy
 
 layers = keras.layers
 
@@ -23,7 +23,7 @@ def test_float8_is_compared_on_a_clone(make, policy, count):
     report = check(model, data, policy)
     assert_same_state(before, state(model))
     assert random.getstate() == seeds
-    assert {present(layer).quantization_mode for layer in layer_paths(model)} == {None}
+    assert {current_policy(layer).quantization_mode for layer in layer_paths(model)} == {None}
     assert report.passed, str(report)
     quantized = [layer for layer in report.layers if layer.policy.startswith("float8")]
     assert len(quantized) == count  # of the transformer four in attention and two in the block; not the head
@@ -90,7 +90,7 @@ def test_layers_without_names_are_compared_in_full_and_taken_back():
 def test_a_train_step_of_its_own_is_not_run():
     report = check(made(OwnStep), (X, Y), "float8")
     assert report.passed, str(report)
-    assert "train_step of its own, which is not run" in report.notes[0]
+    assert "custom train_step, which was not run" in report.notes[0]
 
 
 @pytest.mark.filterwarnings("ignore:`compile\\(\\)` was not called")  # Keras', of the copy

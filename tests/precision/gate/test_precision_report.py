@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tfopt.precision import LayerPrecision, PrecisionReport
-from tfopt.precision.deviation import Deviation
-from tfopt.precision.report import chart_of, percent, relative
+from tfopt.precision.gate.precision_report import chart_of, percent, relative
+from tfopt.precision.gate.table import Deviation
 
 FINE = Deviation(error=0.001, overflow=0.0, underflow=0.0, lost=0.0, largest=1.0, norm=1.0, difference=0.001)
 GONE = replace(FINE, error=0.0, overflow=1.0, largest=1e5)
@@ -57,7 +57,7 @@ def test_a_report_that_does_not_has_the_verdict_on_top_and_the_worst_layer_first
         "Note: A note.",
     ]
     assert [line.split()[0] for line in str(FAILED).splitlines()[6:]] == ["loud", "first", "whole"]
-    assert "Passes instead: nothing that was tried" in str(replace(FAILED, fallback=None))
+    assert "Passes instead: only float32" in str(replace(FAILED, fallback=None))
     assert "1 problem." in replace(FAILED, problems=("One.",)).verdict
 
 
@@ -65,7 +65,7 @@ def test_a_long_table_ends():
     many = replace(PASSED, layers=tuple(layer(str(number), output=FINE) for number in range(40)))
     lines = str(many).splitlines()
     assert len(lines) == 2 + 1 + 12 + 1
-    assert lines[-1] == "  (layers closer to float32, not shown: 28)"
+    assert lines[-1] == "  (28 layers closer to float32 not shown)"
 
 
 def test_json():

@@ -105,7 +105,7 @@ def test_a_train_step_of_its_own_is_noted():
     model.compile("adam", cross_entropy())
     report = check(model, (X, Y), "mixed_float16")
     assert report.passed
-    assert "train_step of its own" in report.notes[0]
+    assert "custom train_step" in report.notes[0]
 
 
 def test_regularizers_and_added_losses_count():
@@ -198,8 +198,8 @@ class Counting(layers.Layer):
 @pytest.mark.parametrize(
     ("layer", "note"),
     [
-        (Unseeded, "other random numbers"),
-        (Generated, "other random numbers"),
+        (Unseeded, "different random numbers"),
+        (Generated, "different random numbers"),
         (Counting, "assigns to a tf.Variable"),
     ],
 )
@@ -216,7 +216,7 @@ def test_policies_per_layer_go_in_and_come_out():
     report = check(model, (X, Y), {"a": "mixed_float16", "b": "mixed_bfloat16"})
     assert report.passed
     assert [layer.policy for layer in report.layers] == ["mixed_float16", "mixed_bfloat16", "float32"]
-    assert report.policy == "a policy for each layer (mixed_bfloat16, mixed_float16)"
+    assert report.policy == "a policy per layer (mixed_bfloat16, mixed_float16)"
     a_map = keras.dtype_policies.DTypePolicyMap("mixed_float16", {"b": keras.DTypePolicy("float32")})
     assert {layer.policy for layer in check(model, (X, Y), a_map).layers} <= {"mixed_float16", "float32"}
 

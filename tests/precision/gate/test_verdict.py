@@ -5,9 +5,8 @@ from dataclasses import replace
 import keras
 import pytest
 
-from tfopt.precision.deviation import Deviation
-from tfopt.precision.judging import Evidence, drift_limit, problems
-from tfopt.precision.report import LayerPrecision
+from tfopt.precision.gate.table import Deviation, LayerPrecision, LayerTable
+from tfopt.precision.gate.verdict import drift_limit, find_problems
 
 FINE = Deviation(error=0.001, overflow=0.0, underflow=0.0, lost=0.0, largest=1.0, norm=1.0, difference=0.001)
 HALF = keras.DTypePolicy("mixed_float16")
@@ -23,7 +22,7 @@ def judged(*layers, policies=None, **arguments):
     arguments = {"heads": (), "softmaxes": (), "reference_loss": 1.0, "candidate_loss": 1.0} | arguments
     policies = policies or {x.path: HALF for x in layers}
     limit = drift_limit(policies.values())
-    return problems(Evidence(calls=layers, layers=layers, policies=policies, drift_limit=limit, **arguments))
+    return find_problems(LayerTable(calls=layers, layers=layers, policies=policies, drift_limit=limit, **arguments))
 
 
 def test_nothing():
@@ -37,9 +36,12 @@ def test_nothing():
         ({"output": {"overflow": 1e-6, "largest": 7e4}}, "'a' overflows, the first"),
         ({"weight_gradient": {"overflow": 1e-6}}, "Gradients overflow"),
         ({"output": {"lost": 0.91}}, "The output of 'a' loses 91 %"),
-        ({"output": {"error": 2.1}}, "The output of 'a' is 2.1 times its norm away"),
+        ({"output": {"error": 2.1}}, "The output of 'a' differs from float32 by 2.1 times its norm"),
         ({"weight_gradient": {"lost": 0.11}}, "The gradient of 'a' underflows"),
-        ({"weight_gradient": {"error": 2.1, "difference": 2.1}}, "The gradient of 'a' is 2.1 times its norm away"),
+        (
+            {"weight_gradient": {"error": 2.1, "difference": 2.1}},
+            "The gradient of 'a' differs from float32 by 2.1 times its norm",
+        ),
     ],
 )
 def test_beyond(parts, said):
@@ -86,8 +88,8 @@ def test_a_gradient_overflows_where_it_is_finite_before():
 
 def test_a_loss_that_is_no_number_though_no_layer_overflows():
     [problem] = judged(layer("a"), candidate_loss=float("inf"), reference_loss=2.0)
-    assert problem.sentence.startswith("The loss is inf, and 2 in float32, though no layer's output overflows")
-    assert problem.back == ("a",)
+    assert problem.sentence.startswith("The loss is inf (2 in float32), though no layer's output overflows")
+    assert problem.to_float32 == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +118,10 @@ def test_the_largest_error_of_its_own_is_blamed_for_drift():
     ]
     [problem] = judged(*layers, candidate_loss=2.0)
     assert problem.blamed == ("root",)
-    assert len(problem.back) == 2  # an eighth of them a round
+    assert len(problem.to_float32) == 2  # an eighth of them a round
 
 
 def test_heads_are_named_beside_anything_else():
     found = judged(layer(output={"overflow": 1.0}), layer("head"), heads=("head",), softmaxes=("a",))
-    assert ["overflows" in found[0].sentence, "'head' puts out" in found[1].sentence] == [True, True]
-    assert "'a' computes the softmax" in found[2].sentence
+    assert ["overflows" in found[0].sentence, "'head' outputs" in found[1].sentence] == [True, True]
+    assert "'a' computes the model's softmax" in found[2].sentence

@@ -8,7 +8,7 @@ from models import assert_same_state, batch, small_net, state
 
 from tfopt import precision, repairs
 from tfopt.errors import UnsupportedError
-from tfopt.precision.applying import apply
+from tfopt.precision import apply
 
 layers = keras.layers
 Map = keras.dtype_policies.DTypePolicyMap

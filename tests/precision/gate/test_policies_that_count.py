@@ -28,14 +28,14 @@ def made_under(policy):
 def test_drift_is_judged_by_the_dtype_that_computes(made):
     report = check(made_under(made), (X, Y), "mixed_float16")
     assert 1 / 32 < report.loss_drift < 1 / 4
-    assert any("above 3.12 %" in problem for problem in report.problems), str(report)
+    assert any("above the limit of 3.12 %" in problem for problem in report.problems), str(report)
 
 
 @pytest.mark.parametrize("made", HALVES)
 def test_drift_of_a_map_does_not_go_by_the_models_own_policy(made):
     halves = dict.fromkeys(("body", "rough"), "mixed_float16") | {"head": "float32"}
     report = check(made_under(made), (X, Y), halves)
-    assert any("above 3.12 %" in problem for problem in report.problems), str(report)
+    assert any("above the limit of 3.12 %" in problem for problem in report.problems), str(report)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])

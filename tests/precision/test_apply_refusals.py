@@ -21,7 +21,7 @@ def test_layers_that_another_compiled_model_trains():
     inputs = keras.Input((4,))
     outer = keras.Model(inputs, layers.Dense(2, name="top")(encoder(inputs)), name="outer")
     outer.compile("sgd", "mse")
-    with pytest.raises(UnsupportedError, match="Found 'one', which 'outer' has, too"):
+    with pytest.raises(UnsupportedError, match="Found 'one', which 'outer' has too"):
         apply(encoder, "mixed_float16")
     assert encoder.layers[0].compute_dtype == "float32"
     assert apply(outer, {"net/one": "mixed_float16"}).loss_scaled
@@ -80,7 +80,7 @@ def test_inside_of_fit(hook):
 
 @pytest.mark.parametrize("model", [None, 3, [net(None)], layers.Dense(3)])
 def test_no_model(model):
-    with pytest.raises(TypeError, match=r"Expected a keras\.Model\. Received: .*Apply"):
+    with pytest.raises(TypeError, match=r"Expected a keras\.Model\. Received: .*Pass the model itself"):
         apply(model, "mixed_bfloat16")
 
 

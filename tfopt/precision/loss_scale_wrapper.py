@@ -1,4 +1,4 @@
-"""A compiled model's optimizer, put into a LossScaleOptimizer and taken out again with all its state."""
+"""Wrapping a compiled model's optimizer in a LossScaleOptimizer and unwrapping it, with all its state."""
 
 import keras
 from keras.src.utils.tracking import no_automatic_dependency_tracking
@@ -7,10 +7,10 @@ from tfopt.repairs.loss_scaling import AUTOMATIC, automatic_wrapper
 
 
 def scale_loss(model: keras.Model) -> bool:
-    """Puts the model's optimizer into a LossScaleOptimizer, unless it is in one or the user compiled without.
+    """Wraps the model's optimizer in a LossScaleOptimizer, unless it is wrapped or was compiled without scaling.
 
-    The inner optimizer stays the very object with its iterations and slots; the wrapper is kept in the compile config
-    too, so that a saved file brings it back under any global policy.
+    The inner optimizer stays the same object, with its iterations and slots. The wrapper goes into the compile config
+    as well, so that a saved file restores it under any global policy.
 
     Returns:
         Whether the loss is scaled.
@@ -28,7 +28,7 @@ def scale_loss(model: keras.Model) -> bool:
 
 
 def unscale_loss(model: keras.Model) -> None:
-    """Takes a LossScaleOptimizer off again that Keras' compile or tfopt put there; the user's own stays."""
+    """Unwraps a LossScaleOptimizer that Keras' compile or tfopt added; the user's own stays."""
     if is_automatic(model):
         wrapper = model.optimizer
         constant = getattr(wrapper, "constant_before", None)
@@ -38,18 +38,18 @@ def unscale_loss(model: keras.Model) -> None:
 
 
 def is_automatic(model: keras.Model) -> bool:
-    """Whether the model has a LossScaleOptimizer that the user did not ask for."""
+    """Whether the model has a LossScaleOptimizer the user did not ask for."""
     optimizer = model.optimizer
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return False
-    # Keras' compile keeps what the user passed: a wrapper of its own stands beside it.
+    # The compile config holds what the user passed, so Keras' own wrapper differs from it.
     return optimizer.name == AUTOMATIC or model._compile_config.config["optimizer"] is not optimizer
 
 
 def _wrapped(model: keras.Model, inner: keras.optimizers.Optimizer) -> keras.optimizers.LossScaleOptimizer:
     wrapper = automatic_wrapper(inner)
     if inner.built:
-        # The wrapper's build builds the inner one again, which an optimizer that does not guard itself would obey.
+        # The wrapper's build would build the inner optimizer again, which not every optimizer guards against.
         inner.__dict__["build"] = lambda variables: None
         try:
             with model.distribute_strategy.scope():
@@ -61,6 +61,6 @@ def _wrapped(model: keras.Model, inner: keras.optimizers.Optimizer) -> keras.opt
 
 @no_automatic_dependency_tracking
 def set_optimizer(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Gives a compiled model another optimizer, which a saved model brings back."""
+    """Gives a compiled model another optimizer, in a way that saving preserves."""
     model.optimizer = optimizer
     model._compile_config.config["optimizer"] = optimizer

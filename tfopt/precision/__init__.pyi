@@ -1,0 +1,14 @@
+from .apply_policy import Applied as Applied
+from .apply_policy import apply as apply
+from .gate.check import check as check
+from .gate.precision_report import PrecisionReport as PrecisionReport
+from .gate.table import LayerPrecision as LayerPrecision
+from .policies import POLICIES as POLICIES
+from .policies import Recommendation as Recommendation
+from .policies import policy as policy
+from .policies import recommend as recommend
+from .policies import set_policy as set_policy
+from .policies import set_tf32 as set_tf32
+from .policies import tf32 as tf32
+from .tensor_core_alignment import AlignmentReport as AlignmentReport
+from .tensor_core_alignment import alignment as alignment

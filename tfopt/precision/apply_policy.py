@@ -1,0 +1,226 @@
+"""`apply`: puts an existing model under another dtype policy, in place."""
+
+import gc
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+from keras.src.models.functional import Functional
+
+from tfopt import repairs
+from tfopt.errors import UnsupportedError
+from tfopt.model.layers import layer_paths
+from tfopt.model.require import is_keras_own, require_model
+from tfopt.precision.float8 import quantize, rebuilt_optimizer, split_float8
+from tfopt.precision.layer_policies import Policy, current_policy, resolve_policies, set_policies
+from tfopt.precision.loss_scale_wrapper import scale_loss, unscale_loss
+
+_SPATIAL_DROPOUT = (keras.layers.SpatialDropout1D, keras.layers.SpatialDropout2D, keras.layers.SpatialDropout3D)
+_OPTIMIZER, _SCALING = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What `apply` changed."""
+
+    changed: Mapping[str, str]
+    """Names of the new policies by layer path."""
+    loss_scaled: bool | None
+    """Whether the model's optimizer scales the loss, which float16 needs; None if the model is not compiled."""
+    unsaved: tuple[str, ...] = ()
+    """Paths of layers whose policy saving does not preserve: user code makes them, or Keras drops it. Apply again."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        counts = Counter(self.changed.values())
+        layers = ", ".join(f"{count} {'layer' if count == 1 else 'layers'} to {name}" for name, count in counts.items())
+        parts = [f"Changed {layers}" if layers else "Changed nothing"]
+        if self.loss_scaled is not None:
+            parts.append("the loss is scaled" if self.loss_scaled else "the loss is not scaled")
+        if self.unsaved:
+            parts.append(f"apply again after loading a saved model, for {', '.join(self.unsaved)}")
+        return f"{'; '.join(parts)}."
+
+
+def apply(model: keras.Model, policy: Policy) -> Applied:
+    """Puts a model under another dtype policy in place, with the same weights and training state.
+
+    Weights stay float32 variables, so `apply(model, "float32")` restores the original model. From the next step of
+    `fit`, `evaluate` or `predict` the model computes like one made under that policy with float32 outputs; functions
+    you traced earlier do not change.
+
+    Where a layer computes in float16, the optimizer is wrapped in a LossScaleOptimizer, iterations and slots included,
+    unless the model was compiled with `auto_scale_loss=False`; where none does any more, a wrapper you did not add
+    yourself is removed. For a model compiled or loaded later, `tfopt.repairs.FLOAT16` is installed.
+
+    A policy goes to every layer that computes in floating point, except those that make the model's outputs: 16-bit
+    logits or probabilities silently saturate the loss. A mapping selects layers:
+
+    - by path ("encoder/attention/query", names from the model down), by Keras' own `layer.path`, by name ("query"),
+      or by a regular expression that matches a whole path ("encoder/.*"); a path overrides a name, a name overrides an
+      expression;
+    - a layer that holds others (a nested model, attention, an RNN) passes its policy down to those not selected
+      themselves; all other layers keep their policy (or get the default of a `DTypePolicyMap`);
+    - layers that make outputs change only if a path or a name selects them, not an expression.
+
+    Inputs, layers of integers and text, and `Normalization` (whose constants keep the dtype it was built in) do not
+    change. docs/precision.md covers saving, float8 and what is refused.
+
+    Args:
+        model: A Keras model in any state; a subclassed one must have been called on data, to find its outputs.
+        policy: A name ("float32", "mixed_bfloat16", "mixed_float16", "auto" for what `recommend()` names) or a Keras
+            policy for the whole model, or a mapping from layers to either. "float8" quantizes Dense and EinsumDense
+            layers other than the outputs, irreversibly; "float8_from_mixed_bfloat16" puts the others into
+            mixed_bfloat16 as well.
+
+    Returns:
+        Which layers changed, and whether the loss is scaled.
+
+    Raises:
+        TypeError: If `model` is not a Keras model, a policy is neither a name nor a Keras policy, or a key of the
+            mapping is not a string.
+        ValueError: If a policy is unknown, a key matches no layer or one that cannot change, several expressions match
+            a layer, or the model has no layers. The model is then unchanged, as after the next error.
+        tfopt.errors.UnsupportedError: If a built layer keeps its weights in another dtype than the policy, a layer is
+            quantized, the output layers cannot be found, another compiled model shares layers that change, or the
+            repairs do not know the installed Keras. For float16 also if an optimizer besides `model.optimizer` does not
+            scale the loss; for float8 if the optimizer cannot be rebuilt from its config.
+
+    Example:
+        >>> print(tfopt.precision.apply(model, "mixed_float16"))
+        Changed 16 layers to mixed_float16; the loss is scaled.
+        >>> tfopt.precision.apply(model, {"encoder": "mixed_bfloat16"})  # the others keep their policies
+    """
+    require_model(model)
+    base, quantized = split_float8(model, policy)
+    policies = resolve_policies(model, base)
+    paths = layer_paths(model)
+    before = {layer: current_policy(layer) for layer in paths}
+    _check_other_models(paths, {*quantized, *(x for x, wanted in policies.items() if wanted != before[x])})
+    optimizer = rebuilt_optimizer(model) if quantized else None
+    computing = repairs.computing_layers(model)
+    if any(policies[layer].compute_dtype == "float16" for layer in computing if layer in policies):
+        _check_other_optimizers(paths)
+        repairs.install(*repairs.FLOAT16)
+    set_policies(policies)
+    quantize(model, quantized, optimizer)
+    _keep_in_config(model)
+    scaled = _scale_or_not(model)
+    for trained in [layer for layer in paths if isinstance(layer, keras.Model)]:
+        _scale_or_not(trained)  # a nested model may be compiled too
+        _retrace(trained)
+    changed = {
+        paths[layer]: current_policy(layer).name for layer in computing if current_policy(layer) != before[layer]
+    }
+    return Applied(changed, scaled, tuple(paths[layer] for layer in _unsaved(model)))
+
+
+def _check_other_models(paths: Mapping[keras.Layer, str], changing: set[keras.Layer]) -> None:
+    """Refuses layers that another compiled model trains too: its optimizer and traced functions would not change."""
+
+    def others() -> list[keras.Model]:
+        # type() rather than isinstance, which would ask weak proxies, even dead ones, for their class.
+        models = [x for x in gc.get_objects() if issubclass(type(x), keras.Model) and x not in paths]
+        return [x for x in models if getattr(x, "compiled", False) and not changing.isdisjoint(x._flatten_layers())]
+
+    if not changing or not others():
+        return
+    gc.collect()  # deleted models live on in reference cycles
+    if found := others():
+        shared = [paths[layer] for layer in paths if layer in changing and layer in found[0]._flatten_layers()][-1]
+        raise UnsupportedError(
+            f"Expected layers that no other compiled model trains. Found {shared!r}, which {found[0].name!r} has too: "
+            "its loss would not be scaled, and its traced functions would not change. Apply the policy to the outer "
+            "model, with a mapping that names the layers by path; or compile the other model afterwards."
+        )
+
+
+def _check_other_optimizers(paths: Iterable[keras.Layer]) -> None:
+    """Refuses optimizers besides `model.optimizer` that do not scale the loss, like those of a GAN."""
+    for model in [layer for layer in paths if isinstance(layer, keras.Model)]:
+        for name, value in vars(model).items():
+            inside = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+            )
+            plain = [x for x in inside if isinstance(x, _OPTIMIZER) and not isinstance(x, _SCALING)]
+            # `optimizer` is Keras' own attribute, _self_… are TensorFlow's tracking records.
+            if plain and name != "optimizer" and not name.startswith("_self_"):
+                raise UnsupportedError(
+                    f"Expected model.optimizer to be the only optimizer, which apply wraps in a LossScaleOptimizer. "
+                    f"Found {name!r} of {model.name!r}, which would train in float16 without loss scaling. Wrap it "
+                    "yourself in keras.optimizers.LossScaleOptimizer, with scale_loss in train_step, or use "
+                    "mixed_bfloat16."
+                )
+
+
+def _retrace(model: keras.Model) -> None:
+    """Makes a model trace its functions again, also within `fit`, which looks its function up at each step."""
+    for kind in ("train", "test", "predict"):
+        if getattr(model, f"{kind}_function") is not None:
+            getattr(model, f"make_{kind}_function")(force=True)
+
+
+def _scale_or_not(model: keras.Model) -> bool | None:
+    if not model.compiled:
+        return None
+    if repairs.computes_in_float16(model):
+        return scale_loss(model)
+    unscale_loss(model)
+    return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def _keep_in_config(model: keras.Model) -> None:
+    """Writes policies of layers inside Keras' own layers (a projection of attention) into the outer layer's config.
+
+    When loaded, such a layer recreates its inner ones and looks up each one's path in its DTypePolicyMap.
+    """
+    for outer in model._flatten_layers():
+        if isinstance(outer, keras.Model) or not outer._layers or not is_keras_own(outer):
+            continue
+        default = current_policy(outer)
+        others = {
+            _loaded_path(outer, inner): current_policy(inner)
+            for inner in outer._flatten_layers(include_self=False)
+            if inner.path and current_policy(inner) != default
+        }
+        if others:
+            outer._dtype_policy = keras.dtype_policies.DTypePolicyMap(default.name, others)
+        elif isinstance(outer._dtype_policy, keras.dtype_policies.DTypePolicyMap):
+            outer._dtype_policy = default
+
+
+def _loaded_path(outer: keras.Layer, inner: keras.Layer) -> str:
+    """A regular expression for the path of an inner layer while the outer one is loaded.
+
+    The parents of the outer layer may be missing then: Bidirectional loads its RNNs before itself.
+    """
+    inside = inner.path.removeprefix(outer.path or "").lstrip("/")
+    return rf"(.*/)?{re.escape(outer.name)}/{re.escape(inside)}"
+
+
+def _unsaved(model: keras.Model) -> list[keras.Layer]:
+    """Layers whose policy saving does not preserve."""
+    found = []
+
+    def walk(outer: keras.Layer, users: bool) -> None:
+        users = users or not (is_keras_own(outer) or isinstance(outer, Functional))
+        for inner in outer._flatten_layers(include_self=False, recursive=False):
+            policy = current_policy(inner)
+            # User code recreates it under the global policy.
+            recreated = users and policy != keras.config.dtype_policy()
+            # Without a path it cannot be in a DTypePolicyMap.
+            unmapped = not isinstance(outer, keras.Model) and inner.path is None and policy != current_policy(outer)
+            # Keras saves only the dtype of its weights.
+            spatial = isinstance(inner, _SPATIAL_DROPOUT) and policy.name != policy.variable_dtype
+            if recreated or unmapped or spatial:
+                found.append(inner)
+            walk(inner, users)
+
+    walk(model, False)
+    return found

@@ -1,0 +1,202 @@
+"""`check`: whether a model may train under a dtype policy, and which layers must stay in float32 if not."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt import checks
+from tfopt.errors import PipelineError, UnsupportedError, essence
+from tfopt.model.batches import as_dataset, not_finite_parts, one_batch
+from tfopt.model.layers import layer_paths
+from tfopt.model.require import require_compiled
+from tfopt.precision.float8 import split_float8
+from tfopt.precision.gate.comparison import Comparison, NotFiniteError, compare
+from tfopt.precision.gate.precision_report import PrecisionReport
+from tfopt.precision.gate.probe import forward
+from tfopt.precision.layer_policies import Policy, resolve_policies
+from tfopt.precision.policies import name_of
+from tfopt.text import listed
+
+_FALLBACK_ROUNDS = 6
+
+
+def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, batches: int = 3) -> PrecisionReport:
+    """Checks whether a model may train under a dtype policy: the same weights and batches in float32 and under it.
+
+    Use it before `tfopt.precision.apply`, and again later in training, since values may grow until they overflow. The
+    model comes back unchanged, bit for bit; one that is not built yet is built.
+
+    It compares what Keras' own `train_step` computes: the call with training=True, `compute_loss` and the gradients,
+    with the loss scaled as in training and TF32 switched off. Dropout is taken out, since masks differ between dtypes.
+    Layers inside a loop, such as an RNN's cell, are judged with the layer around them. docs/precision.md lists what
+    does not pass; tfopt/precision/gate/verdict.py says where those limits come from.
+
+    Args:
+        model: A compiled model.
+        data: A tf.data.Dataset of batches or one batch: (x, y[, sample_weight]).
+        policy: As for `apply`: a name, a Keras policy, "float8", or a mapping of layers to policies; {} checks the
+            model under its present policies. float8 is checked on a clone.
+        batches: How many batches of the dataset to use; those with other shapes than the first are skipped.
+
+    Returns:
+        The verdict, with figures per layer, and a `fallback` if it did not pass.
+
+    Raises:
+        TypeError: If `model` is not a Keras model, `data` neither a dataset nor a batch, or `policy` not a policy.
+        ValueError: If the model is not compiled, has no layers that compute in floating point, is not finite in float32
+            or does not take the batches; if a policy or layer is unknown; if `batches` is not an integer
+            of at least 1.
+        tfopt.errors.PipelineError: If the dataset or its first batch is empty, or a batch holds NaN or infinity.
+        tfopt.errors.UnsupportedError: If the model does not compute under the policy, or in float32, as with quantized
+            layers or 16-bit weights.
+
+    Example:
+        >>> report = tfopt.precision.check(model, dataset, "mixed_float16")
+        >>> print(report.verdict)
+        mixed_float16 passes: the loss differs by <0.01 % from float32's.
+        >>> tfopt.precision.apply(model, "mixed_float16" if report.passed else report.fallback)
+    """
+    require_compiled(model)
+    count = checks.count("batches", batches, "A few are enough: each runs forward and backward.")
+    few = _first_batches(data, count)
+    _build(model, few[0])
+    try:
+        comparison = compare(model, few, policy)
+    except NotFiniteError as error:
+        raise _not_finite(model, few, error.args[0]) from error
+    except tf.errors.ResourceExhaustedError:
+        raise
+    except tf.errors.OpError as error:
+        raise _not_taken(few[0], error) from error
+    if comparison.report.passed:
+        return comparison.report
+    return replace(comparison.report, fallback=_find_fallback(model, few, policy, comparison))
+
+
+def _first_batches(data: Any, count: int) -> list[Any]:
+    """The first batches that have the shapes of the very first; others would have to be traced again."""
+    few = list(as_dataset(data).take(count)) or [one_batch(data)]
+    # A part is None for an output without a target.
+    shapes = [[part.shape for part in tf.nest.flatten(batch) if part is not None] for batch in few]
+    if any(shape.rank and shape[0] == 0 for shape in shapes[0]):
+        raise PipelineError(
+            f"Expected batches of at least one example. Found: {_described(few[0])}. Check the dataset's source and "
+            "its filters."
+        )
+    return [batch for batch, its in zip(few, shapes, strict=True) if its == shapes[0]]
+
+
+def _described(batch: Any) -> Any:
+    return tf.nest.map_structure(lambda part: None if part is None else f"{part.dtype.name} {tuple(part.shape)}", batch)
+
+
+def _build(model: keras.Model, batch: Any) -> None:
+    """Traces the model and its loss, which builds the model and reveals batches it does not take."""
+    try:
+        tf.function(lambda batch: forward(model, batch)[1], autograph=False).get_concrete_function(batch)
+    except Exception as error:  # whatever the user's layers and loss raise
+        raise _not_taken(batch, error) from error
+    finally:
+        model._clear_losses()  # they would keep tensors of that graph
+
+
+def _not_taken(batch: Any, error: Exception) -> ValueError:
+    return ValueError(
+        "Expected batches (x, y[, sample_weight]) that the model and its loss accept in a graph. Received: "
+        f"{_described(batch)}. Found: {essence(error)}. Pass what model.fit takes as a dataset, or one batch."
+    )
+
+
+def _not_finite(model: keras.Model, batches: Sequence[Any], layer: str | None) -> Exception:
+    """The error for a loss or gradient that is not finite in float32 either."""
+    already = "the loss or a gradient is NaN or infinite already in float32"
+    for number, batch in enumerate(batches):
+        if wrong := not_finite_parts(batch):
+            return PipelineError(
+                f"Expected batches of finite numbers. Found: NaN or infinity in {' and '.join(wrong)} of batch "
+                f"{number}; {already}. Clean the data; tf.debugging.assert_all_finite in the pipeline locates the "
+                "values."
+            )
+    weights = [name for name, value in _weights(model) if not_finite_parts(value)]
+    if weights:
+        return ValueError(
+            f"Expected a model with finite weights. Received: {model.name!r} with NaN or infinity in "
+            f"{listed(weights, 4)}; {already}. Load weights from before the training diverged."
+        )
+    where = f", from {layer!r} on" if layer else ""
+    return ValueError(
+        f"Expected a model that is finite in float32. Received: {model.name!r}, where {already}{where}. "
+        "Fix this first; no dtype policy will help."
+    )
+
+
+def _weights(model: keras.Model) -> Iterator[tuple[str, tf.Tensor]]:
+    for layer, path in layer_paths(model).items():
+        for variable in (*layer._trainable_variables, *layer._non_trainable_variables):
+            yield f"{path}/{variable.name}", tf.convert_to_tensor(variable.value)
+
+
+def _find_fallback(
+    model: keras.Model, batches: Sequence[Any], policy: Policy, failed: Comparison
+) -> dict[str, str] | None:
+    """Takes layers back to float32 until the others pass.
+
+    Each round takes back the layers blamed in the one before or, if there are no new ones, the worse half of the rest.
+
+    Returns:
+        Names of policies by path; None if no round passed or all layers ended in float32.
+    """
+    paths = layer_paths(model)
+    floating = {paths[layer] for layer in resolve_policies(model, "float32")}
+    asked = {path: its.name for path, its in failed.policies.items() if path in floating}
+    units = _units(model)
+    comparison, back = failed, _taken_back(failed, units, set())
+    for _ in range(_FALLBACK_ROUNDS):
+        attempt = asked | dict.fromkeys(back & floating, "float32")
+        if all(name == "float32" for path, name in attempt.items() if path != paths[model]):
+            return None
+        try:
+            comparison = compare(model, batches, attempt)
+        except UnsupportedError:  # the block around them does not take two dtypes: take all of it back
+            around = {inner for path in back for inner in _inside(path.rpartition("/")[0], units)}
+            back = back | around if around - back else _taken_back(comparison, units, back)
+            continue
+        if comparison.report.passed:
+            return _shortened(model, policy, attempt, back)
+        back = _taken_back(comparison, units, back)
+    return None
+
+
+def _taken_back(comparison: Comparison, units: Mapping[str, list[str]], back: set[str]) -> set[str]:
+    """The layers in float32 after another round."""
+    new = [path for path in comparison.to_float32 if path not in back]
+    layers = sorted(comparison.report.layers, key=lambda layer: layer.own_error, reverse=True)
+    left = [layer.path for layer in layers if layer.path not in back]
+    return back | {inner for path in new or left[: (len(left) + 1) // 2] for inner in units[path]}
+
+
+def _units(model: keras.Model) -> dict[str, list[str]]:
+    """What goes back with each layer: everything inside it, but only itself for a model, meaning its own operations."""
+    paths = {path: layer for layer, path in layer_paths(model).items()}
+    return {path: [path] if isinstance(layer, keras.Model) else _inside(path, paths) for path, layer in paths.items()}
+
+
+def _inside(outer: str, paths: Iterable[str]) -> list[str]:
+    """A layer and everything in it; nothing for the outermost level, whose path is empty."""
+    return [path for path in paths if outer and (path + "/").startswith(outer + "/")]
+
+
+def _shortened(model: keras.Model, policy: Policy, full: Mapping[str, str], back: set[str]) -> dict[str, str]:
+    """A full mapping as exceptions from the policy asked for, if that assigns the same."""
+    named = policy if isinstance(policy, Mapping) else {layer_paths(model)[model]: policy}
+    given = {key: name_of(named[key]) for key in named}
+    short = given | {path: "float32" for path in sorted(back) if path.rpartition("/")[0] not in back}
+    return short if _assigned(model, short) == _assigned(model, full) else dict(full)
+
+
+def _assigned(model: keras.Model, policy: Policy) -> tuple[dict[keras.Layer, keras.DTypePolicy], set[keras.Layer]]:
+    base, quantized = split_float8(model, policy)
+    return resolve_policies(model, base), set(quantized)

@@ -1,0 +1,149 @@
+"""The report of the precision gate: as text, as JSON and as a chart."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tfopt.page import Bar, bar_chart
+from tfopt.precision.gate.table import LayerPrecision, finite_or_none
+from tfopt.text import aligned
+
+_HEAD = ("layer", "class", "policy", "error", "own error", "gradients", "overflow", "lost gradient")
+_ROWS = 12
+_BARS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionReport:
+    """Whether a model may train under a dtype policy, as `check` found it. Its `str` is a table."""
+
+    policy: str
+    """The policy that was checked."""
+    problems: tuple[str, ...]
+    """Why it does not pass, one sentence each, gravest first; empty if it passes."""
+    notes: tuple[str, ...]
+    """Caveats about the figures."""
+    layers: tuple[LayerPrecision, ...]
+    """In the order in which they compute."""
+    first_overflow: str | None
+    """Path of the first layer whose output is not finite where float32's is."""
+    fallback: Mapping[str, str] | None
+    """A policy per layer path that passes `check`, for `apply`, with as few layers in float32 as a few rounds found.
+
+    Empty if `policy` itself passes, None if no such mapping was found.
+    """
+    reference_loss: float
+    """Mean loss over the batches in float32."""
+    candidate_loss: float
+    """Mean loss under the policy."""
+    loss_scale: float
+    """Factor of the loss in the backward pass; 1 if nothing computes in float16."""
+    batches: int
+    """How many batches were compared."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the model may train under the policy."""
+        return not self.problems
+
+    @property
+    def loss_drift(self) -> float:
+        """Distance of the loss from float32's, relative to it; infinite if the loss is not finite."""
+        return relative(self.candidate_loss, self.reference_loss)
+
+    @property
+    def verdict(self) -> str:
+        """Whether it passes, in one line."""
+        if not self.passed:
+            return f"{self.policy} does not pass: {len(self.problems)} problem{'s' * (len(self.problems) > 1)}."
+        return f"{self.policy} passes: the loss differs by {percent(self.loss_drift)} from float32's."
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON, with null for numbers that are not finite."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+            "layers": [layer.to_dict() for layer in self.layers],
+            "fallback": None if self.fallback is None else dict(self.fallback),
+        }
+        losses = ("reference_loss", "candidate_loss", "loss_drift")
+        return values | {name: finite_or_none(getattr(self, name)) for name in losses}
+
+    def chart(self) -> str:
+        """Returns an HTML figure with a bar per layer, for `tfopt.page.Section(charts=...)`."""
+        return chart_of(self.to_dict())
+
+    def __str__(self) -> str:
+        lines = [self.verdict, *(f"- {problem}" for problem in self.problems)]
+        if not self.passed:
+            lines.append(f"Passes instead: {_mapping(self.fallback)}")
+        lines += [f"Note: {note}" for note in self.notes]
+        ranked = sorted(self.layers, key=lambda layer: layer.severity, reverse=True)
+        lines += aligned([_HEAD, *map(_row, ranked[:_ROWS])], texts=3)
+        if len(ranked) > _ROWS:
+            lines.append(f"  ({len(ranked) - _ROWS} layers closer to float32 not shown)")
+        return "\n".join(lines)
+
+
+def chart_of(report: Mapping[str, Any]) -> str:
+    """Returns the chart of a report stored as `PrecisionReport.to_dict` values."""
+    layers = [layer for layer in report["layers"] if layer["output"]]
+    ranked = sorted(layers, key=lambda layer: (layer["blamed"], _length(layer)), reverse=True)[:_BARS]
+    bars = [
+        Bar(layer["path"], _length(layer), _text(layer), tone="worse" if layer["blamed"] else "baseline")
+        for layer in ranked
+    ]
+    left_out = f" The {len(ranked)} furthest of {len(layers)} layers." if len(ranked) < len(layers) else ""
+    return bar_chart(
+        bars,
+        title=f"Distance of each layer's output from float32 under {report['policy']}",
+        description=f"Norm of the difference over the norm, or the share that overflows. {report['verdict']}{left_out}",
+    )
+
+
+def relative(value: float, reference: float) -> float:
+    """The distance of a value from a reference, relative to the reference; infinite if either is not finite."""
+    difference = abs(value - reference)
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / abs(reference) if reference else (math.inf if difference else 0.0)
+
+
+def percent(share: float) -> str:
+    """Formats a share, 0 to 1."""
+    if not math.isfinite(share):
+        return "∞"
+    return "<0.01 %" if 0 < share < 0.0001 else f"{100 * share:.3g} %"
+
+
+def _length(layer: Mapping[str, Any]) -> float:
+    error = layer["output"]["error"]
+    return float(max(1.0 if error is None else error, layer["output"]["overflow"]))
+
+
+def _text(layer: Mapping[str, Any]) -> str:
+    overflow = layer["output"]["overflow"]
+    return f"{percent(overflow)} overflow" if overflow else percent(_length(layer))
+
+
+def _row(layer: LayerPrecision) -> tuple[str, ...]:
+    output, gradient = layer.output, layer.weight_gradient
+    return (
+        layer.path + (" !" if layer.blamed else ""),
+        layer.kind,
+        layer.policy,
+        percent(output.error) if output and output.overflow < 1 else "",
+        percent(layer.own_error) if output and output.overflow < 1 else "",
+        percent(gradient.error) if gradient and gradient.overflow < 1 else "",
+        percent(output.overflow) if output else "",
+        percent(gradient.lost) if gradient else "",
+    )
+
+
+def _mapping(fallback: Mapping[str, str] | None) -> str:
+    if fallback is None:
+        return "only float32, of everything tried."
+    return ", ".join(f"{path}: {policy}" for path, policy in fallback.items())

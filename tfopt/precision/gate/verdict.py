@@ -1,0 +1,219 @@
+"""The verdict of the precision gate: its thresholds, and what counts as a problem of a dtype policy."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+import keras
+
+from tfopt.precision.gate.precision_report import percent, relative
+from tfopt.precision.gate.table import Deviation, LayerPrecision, LayerTable
+from tfopt.text import listed
+
+# Any overflow is one too many. Micikevicius et al. ("Mixed Precision Training", ICLR 2018, section 3.2) count the
+# gradients that become zero and find that many of them are harmless, so the share of the norm counts here. Measured on
+# weight gradients of healthy nets: up to 2 %, because ReLU units near zero flip between dtypes.
+LOST = 0.1
+# Outputs of ReLU lose more to such flips: 71 % if the two dtypes were unrelated, measured 20 %.
+LOST_OUTPUT = 0.9
+# Deep batch-normalised nets amplify rounding: at initialisation, ResNet-50's gradient in bfloat16 has float32's size
+# but hardly its direction (measured: an error of 1.5; 1.41 would be unrelated), and its last layers' output is off by
+# 0.7. Such nets still train to the same accuracy (Micikevicius et al., table 1; Kalamkar et al., "A Study of BFLOAT16
+# for Deep Learning Training", 2019), since the error acts as noise. Anything beyond this is not rounding.
+WRONG = 2.0
+# A gradient must also be off by this share of the norm of all gradients: one that is close to zero in float32, as
+# behind a saturated softmax, has large relative errors that change nothing.
+MATTERS = 0.01
+# Limit of the loss drift in roundings of the dtype: 3 % in float16, 25 % in bfloat16. Measured on healthy nets: up to
+# 1 % and 12 % (ResNet-50 at initialisation, on noise); below 0.1 % and 1 % for nets of a few layers.
+DRIFT_ROUNDINGS = 32
+# float8's E4M3 has 3 bits of mantissa (NVIDIA, "Using FP8 with Transformer Engine"): 32 roundings would bound nothing.
+FLOAT8_DRIFT = 0.5
+# Eight roundings of float32. A value this small next to its source is what rounding leaves of a sum that is zero, such
+# as the gradient of a bias before batch normalisation.
+_CANCELLED = 8 * 2.0**-23
+_ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38}
+_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a policy does not pass."""
+
+    sentence: str
+    blamed: tuple[str, ...]
+    """The layers at its root."""
+    involved: tuple[str, ...] = ()
+    """Other layers that float32 may have to reach, worst first."""
+
+    @property
+    def to_float32(self) -> tuple[str, ...]:
+        """The layers to take back to float32."""
+        return tuple(dict.fromkeys(self.blamed + self.involved))
+
+
+def find_problems(table: LayerTable) -> list[Problem]:
+    """Judges a table: problems in order of gravity, none if the policy passes."""
+    # Whatever follows from an overflow or a wrong output is not a problem of its own.
+    found = [*_overflow(table)] or [*_wrong_outputs(table)] or [*_gradient_overflow(table)]
+    return [*(found or [*_lost_gradients(table), *_wrong_gradients(table), *_drift(table)]), *_heads(table)]
+
+
+def drift_limit(policies: Collection[keras.DTypePolicy]) -> float:
+    """How far the loss may drift, given the policies of the layers that compute: the coarsest dtype decides."""
+    limits = [DRIFT_ROUNDINGS * _ROUNDING.get(policy.compute_dtype, 2.0**-23) for policy in policies]
+    return max([*limits, *(FLOAT8_DRIFT for policy in policies if policy.quantization_mode == "float8")], default=0.0)
+
+
+def cancelled(part: Deviation, source: Deviation | None) -> bool:
+    """Whether a tensor is zero up to float32 rounding, compared with the tensor it is computed from."""
+    return source is not None and part.norm <= _CANCELLED * source.norm
+
+
+def _overflow(table: LayerTable) -> Iterator[Problem]:
+    root = table.first_overflow
+    reaches = {layer.path: _reaches(layer) for layer in table.layers}
+    beyond = [path for path, value in reaches.items() if value > _LARGEST.get(table.dtype(path), math.inf)]
+    if root is not None and root.output:
+        first, dtype = root.path, table.dtype(root.path)
+        inside = "" if first in beyond else " inside"
+        others = [path for path in beyond if path != first]
+        yield Problem(
+            f"{first!r} overflows{inside}, the first layer to do so: {percent(root.output.overflow)} of its output in "
+            f"{dtype}, whose largest value is {_LARGEST.get(dtype, math.inf):.5g}; float32 reaches "
+            f"{_reaches(root):.3g}. {f'{_listed(others)} would overflow too. ' if others else ''}"
+            "Keep it in float32, or scale its values down.",
+            (first, *others),
+        )
+    elif not math.isfinite(table.candidate_loss):
+        yield Problem(
+            f"The loss is {table.candidate_loss} ({table.reference_loss:.4g} in float32), though no layer's output "
+            "overflows. Compute everything between the layers and the loss in float32.",
+            (),
+            tuple(beyond or table.suspects),
+        )
+
+
+def _gradient_overflow(table: LayerTable) -> Iterator[Problem]:
+    reached = [layer.path for layer in table.layers[::-1] if _overflows(layer.weight_gradient)]
+    if not reached:
+        return
+    # It begins where the incoming gradient is finite and the outgoing one is not.
+    began = [
+        call.path
+        for call in table.calls[::-1]
+        if not _overflows(call.output_gradient) and (_overflows(call.input_gradient) or call.path in reached)
+    ]
+    origins = began or reached
+    yield Problem(
+        f"Gradients overflow even without loss scaling, in the backward pass first at {origins[0]!r}. "
+        "Keep it in float32, or make the loss smaller.",
+        (origins[0],),
+        tuple(origins),
+    )
+
+
+def _wrong_outputs(table: LayerTable) -> Iterator[Problem]:
+    named = set()
+    for call in table.calls:
+        output, given = call.output, call.input
+        # A layer whose input is wrong already is not the origin.
+        if not output or _is_wrong(given) or not _is_wrong(output) or cancelled(output, given) or call.path in named:
+            continue
+        named.add(call.path)
+        what = (
+            f"loses {percent(output.lost)} of its norm to zeros; in float32 it is at most {output.largest:.2g}"
+            if output.lost > LOST_OUTPUT
+            else f"differs from float32 by {output.error:.3g} times its norm, more than rounding explains"
+        )
+        yield Problem(f"The output of {call.path!r} {what}. Keep the layer in float32.", (call.path,))
+
+
+def _lost_gradients(table: LayerTable) -> Iterator[Problem]:
+    lost = _gradients_above(table, lambda gradient: gradient.lost, LOST)
+    if not lost:
+        return
+    worst = next(iter(lost.values()))
+    passed = [
+        layer.path
+        for layer in table.layers[::-1]
+        if any(part and part.lost > 0.5 for part in (layer.output_gradient, layer.input_gradient))
+    ]
+    yield Problem(
+        f"The gradient of {_listed(lost)} underflows even with loss scaling: {percent(worst.lost)} of its norm becomes "
+        f"zero; in float32 it is at most {worst.largest:.2g}. Keep the layer in float32, and the layers its gradient "
+        "passes through.",
+        tuple(lost),
+        tuple(passed),
+    )
+
+
+def _wrong_gradients(table: LayerTable) -> Iterator[Problem]:
+    least = MATTERS * math.hypot(*(layer.weight_gradient.norm for layer in table.layers if layer.weight_gradient))
+    above = _gradients_above(table, lambda gradient: gradient.error, WRONG)
+    wrong = {path: gradient for path, gradient in above.items() if gradient.difference > least}
+    if wrong:
+        yield Problem(
+            f"The gradient of {_listed(wrong)} differs from float32 by {next(iter(wrong.values())).error:.3g} times "
+            f"its norm, more than rounding explains (up to {WRONG:g}). Keep the layer in float32.",
+            tuple(wrong),
+            tuple(table.suspects),
+        )
+
+
+def _drift(table: LayerTable) -> Iterator[Problem]:
+    drift = relative(table.candidate_loss, table.reference_loss)
+    if drift > table.drift_limit:
+        worst = table.suspects
+        root = f" {worst[0]!r} adds the largest error; keep it in float32." if worst else ""
+        yield Problem(
+            f"The loss is {table.candidate_loss:.4g} ({table.reference_loss:.4g} in float32): it differs by "
+            f"{percent(drift)}, above the limit of {percent(table.drift_limit)}.{root}",
+            tuple(worst[:1]),
+            tuple(worst),
+        )
+
+
+def _heads(table: LayerTable) -> Iterator[Problem]:
+    for path in table.heads:
+        yield Problem(
+            f"{path!r} outputs the model's result in {table.dtype(path)}: 16-bit logits and probabilities silently "
+            "saturate the loss. Keep output layers in float32, as apply does.",
+            (path,),
+        )
+    for path in table.softmaxes:
+        yield Problem(
+            f"{path!r} computes the model's softmax in {table.dtype(path)}, and casting its result is too late: small "
+            "probabilities are already rounded or zero. Keep the softmax in float32.",
+            (path,),
+        )
+
+
+def _gradients_above(table: LayerTable, value: Callable[[Deviation], float], limit: float) -> dict[str, Deviation]:
+    """Weight gradients above a limit by path, worst first."""
+    found = {
+        layer.path: gradient
+        for layer in table.layers
+        if (gradient := layer.weight_gradient)
+        and value(gradient) > limit
+        and not cancelled(gradient, layer.output_gradient)
+    }
+    return dict(sorted(found.items(), key=lambda item: value(item[1]), reverse=True))
+
+
+def _is_wrong(part: Deviation | None) -> bool:
+    return bool(part and (part.lost > LOST_OUTPUT or part.error > WRONG))
+
+
+def _overflows(part: Deviation | None) -> bool:
+    return bool(part and part.overflow)
+
+
+def _reaches(layer: LayerPrecision) -> float:
+    """The largest magnitude that goes in or comes out in float32."""
+    return max((part.largest for part in (layer.output, layer.input) if part), default=0.0)
+
+
+def _listed(paths: Iterable[str]) -> str:
+    return listed([repr(path) for path in paths], _NAMED)
