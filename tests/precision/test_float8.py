@@ -212,7 +212,7 @@ def test_a_model_whose_copy_is_unlike():
     ):
         clone_of(model)
     model = OwnLoss([keras.Input((8,)), layers.Dense(4), layers.Dense(3)])
-    with pytest.raises(UnsupportedError, match=r"Found Sequential in place of OwnLoss\. .* let it extend keras\.Model"):
+    with pytest.raises(UnsupportedError, match=r"Found Sequential in place of OwnLoss\. .* extend keras\.Model"):
         clone_of(model)
 
 
