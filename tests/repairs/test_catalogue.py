@@ -59,7 +59,7 @@ def test_the_status_reads_well(monkeypatch):
     monkeypatch.setattr(repairs.LOSS_SCALING, "mended", repairs.LOSS_SCALING.broken)
     lines = str(repairs.status()).splitlines()
     assert [line.split("  ")[0] for line in lines] == NAMES
-    for line, words in zip(lines, ["broken, not repaired", "mended upstream", "unknown", "repaired "], strict=False):
+    for line, words in zip(lines, ["broken, not repaired", "fixed upstream", "unknown", "repaired "], strict=False):
         assert words in line
     assert lines[0].endswith("leaves the loss scale as it was.")
     assert json.loads(json.dumps(repairs.status().to_dict())) == dict.fromkeys(NAMES, "broken") | {

@@ -1,5 +1,7 @@
 """The snippet of docs/repairs.md runs as it stands."""
 
+import re
+
 from snippets import ROOT, run_snippets
 
 from tfopt import repairs
@@ -13,3 +15,12 @@ def test_every_repair_is_in_the_table():
     text = (ROOT / "docs" / "repairs.md").read_text(encoding="utf-8")
     for name in repairs.status().states:
         assert f"| `{name}` |" in text
+
+
+def test_every_defect_cited_in_the_code_is_in_the_legend():
+    text = (ROOT / "docs" / "repairs.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (D\d+) \|", text, re.M) == [f"D{number}" for number in range(1, 20)]
+    for file in (ROOT / "tfopt" / "repairs").glob("*.py"):
+        for defect in re.findall(r"\bD\d+\b", file.read_text(encoding="utf-8").split('"""')[1]):
+            (line,) = (line for line in text.splitlines() if line.startswith(f"| {defect} |"))
+            assert f"`{file.stem}`" in line, (defect, file.stem)

@@ -259,7 +259,7 @@ def test_layers_made_after_compile_are_refused(eagerly):
     repairs.install("loss_scaling")
     model = Lately()
     model.compile("adam", "mse", run_eagerly=eagerly)
-    with pytest.raises(UnsupportedError, match=r"made, or given their policy, afterwards\. Build the model before"):
+    with pytest.raises(UnsupportedError, match=r"created, or became float16, afterwards\. Build the model before"):
         model.fit(X, Y, verbose=0)
     model.compile("adam", "mse")  # built by now
     assert scaled(model)

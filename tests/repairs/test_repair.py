@@ -94,8 +94,8 @@ def test_mended_upstream_is_left_alone(upstream):
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (SOURCE.replace("3 *", "4 *"), r"upstream:area .*Found a version with the fingerprint [0-9a-f]{16}\."),
-        (SOURCE.replace("return 1", "return 2"), r"upstream:Box\.size .*Found a version with the fingerprint"),
+        (SOURCE.replace("3 *", "4 *"), r"upstream:area .*Found: a version with the fingerprint [0-9a-f]{16}\."),
+        (SOURCE.replace("return 1", "return 2"), r"upstream:Box\.size .*Found: a version with the fingerprint"),
         (SOURCE.replace("def area", "def circle_area") + "\narea = None", r"upstream:area .*cannot be read"),
         (SOURCE.replace("class Box", "class Cube"), r"upstream:Box\.size .*cannot be read .*no attribute 'Box'"),
         (SOURCE.replace("def area", "def circle_area") + "\narea = len", r"upstream:area .*cannot be read"),
@@ -110,7 +110,7 @@ def test_an_unknown_function_is_refused_by_name(upstream, source, target):
     for use in (circles.applies, circles.install, lambda: circles.during().__enter__()):
         with pytest.raises(UnsupportedError, match=target) as caught:
             use()
-        assert str(caught.value).startswith("Expected upstream:")
+        assert str(caught.value).startswith("Expected a version of upstream:")
         assert str(caught.value).endswith("The area of a circle is wrong. Square it yourself.")
     assert module.area is original
     assert not circles.installed
@@ -127,7 +127,7 @@ def test_a_patch_on_top_is_refused_and_survives(upstream):
     circles.install()
     ours = module.area
     module.area = lambda radius: 0
-    with pytest.raises(UnsupportedError, match="Found another patch on top of it"):
+    with pytest.raises(UnsupportedError, match="Found: another patch on top"):
         circles.remove()
     assert (circles.installed, module.area(2), module.Box().size()) == (True, 0, 2)
     module.area = ours

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.model.require import require_model
 from tfopt.repairs.clipping import CLIPPING, clip_sum
-from tfopt.repairs.replicas import in_several_replicas
+from tfopt.repairs.repair import in_several_replicas
 
 DTYPES = ("bfloat16", "float16")
 _NAME = "_all_reduce_sum_gradients"

@@ -1,4 +1,4 @@
-"""D6: gradient accumulation runs through learning-rate schedules too fast, and not at all under replicas."""
+"""D6: gradient accumulation advances learning-rate schedules too fast, and fails under several replicas."""
 
 from typing import Any
 
@@ -6,8 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
-from tfopt.repairs.repair import Function, Repair
-from tfopt.repairs.replicas import in_several_replicas
+from tfopt.repairs.repair import Function, Repair, in_several_replicas
 
 _BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 
@@ -15,7 +14,7 @@ _BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 def _counting_updates(original: Function) -> Function:
     def _get_current_learning_rate(self: Any) -> Any:
         if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            return self._learning_rate(self.iterations)  # those are updates; self._iterations counts batches
+            return self._learning_rate(self.iterations)  # counts updates; self._iterations counts batches
         return original(self)
 
     return _get_current_learning_rate
@@ -25,14 +24,14 @@ def _deciding_for_all_replicas(original: Function) -> Function:
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
         if self.use_ema and self.ema_overwrite_frequency and in_several_replicas():
             raise UnsupportedError(
-                "Expected an optimizer whose weights each replica can set by itself. Found: "
-                f"ema_overwrite_frequency={self.ema_overwrite_frequency}, for which all replicas would have to meet in "
-                "the middle of a condition. What to do: leave it out; the averages are then taken at the end of fit."
+                "Expected an optimizer whose weights each replica can set on its own. Found: "
+                f"ema_overwrite_frequency={self.ema_overwrite_frequency}, for which replicas would have to synchronise "
+                "inside a condition. Leave it out; the averages are then applied at the end of fit."
             )
         if not self.gradient_accumulation_steps or not in_several_replicas():
             original(self, grads, trainable_variables)
             return
-        # A branch that synchronises must be entered by all replicas at once, from outside of them.
+        # All replicas must enter a branch that synchronises together, from outside the replica context.
         tf.distribute.get_replica_context().merge_call(
             _accumulate_or_update, args=(self, list(grads), list(trainable_variables))
         )
@@ -43,13 +42,13 @@ def _deciding_for_all_replicas(original: Function) -> Function:
 
 
 def _accumulate_or_update(strategy: Any, optimizer: Any, grads: Any, variables: Any) -> None:
-    """Adds each replica's gradients to its own sums, and updates with all of them when a round is full.
+    """Adds each replica's gradients to its own sums, and updates with all of them once a round is full.
 
     Args:
-        strategy: The strategy, whose replicas have met here.
+        strategy: The strategy, in cross-replica context.
         optimizer: The optimizer.
-        grads: A list of gradients, one of each replica.
-        variables: Their variables.
+        grads: Per-replica gradients, one for each variable.
+        variables: The variables.
     """
     steps = optimizer.gradient_accumulation_steps
     variables = [strategy.experimental_local_results(variable)[0] for variable in variables]
@@ -75,17 +74,17 @@ def _update(optimizer: Any, variables: Any, means: Any) -> None:
 
 
 def _read(variable: Any) -> Any:
-    with tf.device(variable.device):  # inside a branch nothing has a device, and where to reduce is told by it
+    with tf.device(variable.device):  # inside a branch a tensor has no device, and the all-reduce needs one
         return tf.identity(variable)
 
 
 ACCUMULATION = Repair(
     name="accumulation",
     defect=(
-        "gradient_accumulation_steps=N evaluates learning-rate schedules on each batch, N times too fast; under a "
-        "tf.distribute strategy with several replicas fit ends with an error."
+        "gradient_accumulation_steps=N advances learning-rate schedules with each batch, N times too fast. Under a "
+        "tf.distribute strategy with several replicas, fit fails."
     ),
-    reference="keras#20582; of the schedules no upstream report was found.",
+    reference="keras#20582; no upstream report of the schedules was found.",
     broken={
         f"{_BASE}._get_current_learning_rate": frozenset({"a90d5cfe04f6c5c3"}),
         f"{_BASE}._backend_apply_gradients": frozenset({"911dfbb4fb47a126"}),
@@ -94,5 +93,5 @@ ACCUMULATION = Repair(
         f"{_BASE}._get_current_learning_rate": _counting_updates,
         f"{_BASE}._backend_apply_gradients": _deciding_for_all_replicas,
     },
-    without="Stretch the schedule N times yourself, and train on a single replica; or take larger batches.",
+    without="Stretch the schedule N times and train on a single replica, or use larger batches.",
 )

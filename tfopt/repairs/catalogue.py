@@ -1,4 +1,4 @@
-"""All repairs by name: put in place, taken back, and what state each is in."""
+"""All repairs by name: installs them, removes them, and reports the state of each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,49 +31,47 @@ REPAIRS = {repair.name: repair for repair in _ALL}
 """Every repair, by its name."""
 
 FLOAT16 = ("replica_overflow", "loss_scaling", "unscaled_loss")
-"""The repairs that training in float16 needs."""
+"""Repairs that float16 training needs."""
 
 REPLICAS = ("replica_overflow", "multi_worker", "uneven_batches", "clipping", "accumulation", "replica_executions")
-"""The repairs that training on several replicas needs."""
+"""Repairs that training on several replicas needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What state each defect is in, in this process.
-
-    Attributes:
-        states: Repair to "repaired", "broken" (and not repaired), "mended" (upstream) or "unknown".
-    """
+    """State of each defect in this process."""
 
     states: dict[str, str]
+    """Repair → "repaired", "broken" (not repaired), "mended" (fixed upstream) or "unknown"."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """Returns JSON values."""
         return dict(self.states)
 
     def __str__(self) -> str:
-        words = {"broken": "broken, not repaired", "mended": "mended upstream", "unknown": "unknown: tfopt refuses it"}
+        labels = {"broken": "broken, not repaired", "mended": "fixed upstream", "unknown": "unknown: tfopt refuses it"}
         width = max(map(len, self.states))
         return "\n".join(
-            f"{name:{width}}  {words.get(state, state):26} {REPAIRS[name].defect}"
+            f"{name:{width}}  {labels.get(state, state):26} {REPAIRS[name].defect}"
             for name, state in self.states.items()
         )
 
 
 def install(*names: str) -> Status:
-    """Puts repairs in place for the rest of the process, all or none of them; again, it does nothing.
+    """Installs repairs for the rest of the process: all of those named, or none if one is refused.
 
-    The policies of `tfopt.precision` install what they need.
+    You rarely need to call it: `tfopt.precision` and `tfopt.distribute` install what they need. A second call does
+    nothing.
 
     Args:
-        names: Which. Without names: every one.
+        names: Which repairs. Without names, every one.
 
     Returns:
         The state of every repair.
 
     Raises:
-        ValueError: A name is none of `REPAIRS`.
-        tfopt.errors.UnsupportedError: The installed Keras or TensorFlow has a function that tfopt does not know.
+        ValueError: If a name is not in `REPAIRS`.
+        tfopt.errors.UnsupportedError: If the installed Keras or TensorFlow has a function that tfopt does not know.
 
     Example:
         >>> print(tfopt.repairs.install("clear_session"))
@@ -88,19 +86,19 @@ def install(*names: str) -> Status:
 
 
 def remove(*names: str) -> Status:
-    """Puts the original functions back.
+    """Restores the original functions.
 
-    A model compiled while `loss_scaling` was in place keeps its optimizer.
+    A model compiled while `loss_scaling` was installed keeps its optimizer.
 
     Args:
-        names: Which repairs to take back. Without names: every one.
+        names: Which repairs to remove. Without names, every one.
 
     Returns:
         The state of every repair.
 
     Raises:
-        ValueError: A name is none of `REPAIRS`.
-        tfopt.errors.UnsupportedError: Somebody else has patched the function since.
+        ValueError: If a name is not in `REPAIRS`.
+        tfopt.errors.UnsupportedError: If someone else has patched a function since.
 
     Example:
         >>> tfopt.repairs.remove("clear_session").states["clear_session"]
@@ -112,7 +110,7 @@ def remove(*names: str) -> Status:
 
 
 def status() -> Status:
-    """Returns the state of every repair, without changing any.
+    """Returns the state of every repair. Changes nothing.
 
     Example:
         >>> tfopt.repairs.status().states["clear_session"]
@@ -123,7 +121,7 @@ def status() -> Status:
 
 def _chosen(names: tuple[str, ...]) -> list[Repair]:
     for name in names:
-        if name not in list(REPAIRS):  # whatever was passed, also what has no hash
+        if name not in list(REPAIRS):  # a list, so that unhashable values are refused too
             raise unknown_name("repair", name, REPAIRS)
     return [repair for name, repair in REPAIRS.items() if name in names or not names]
 

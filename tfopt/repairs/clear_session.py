@@ -18,7 +18,7 @@ def _keeping_the_policy(original: Function) -> Function:
 
 CLEAR_SESSION = Repair(
     name="clear_session",
-    defect="clear_session drops the global dtype policy: models made afterwards compute in float32.",
+    defect="clear_session drops the global dtype policy: models created afterwards compute in float32.",
     reference="Keras, clear_session in keras/src/backend/common/global_state.py; no upstream report was found.",
     broken={_CLEAR: frozenset({"50df48c29bd60095"})},
     replace={_CLEAR: _keeping_the_policy},

@@ -1,4 +1,4 @@
-"""D3: gradients are clipped in each replica, before they are summed."""
+"""D3: each replica clips its gradients before they are summed."""
 
 import inspect
 from collections.abc import Iterable
@@ -6,8 +6,7 @@ from typing import Any
 
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from tfopt.repairs.repair import Function, Repair
-from tfopt.repairs.replicas import in_several_replicas
+from tfopt.repairs.repair import Function, Repair, in_several_replicas
 
 _BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 _TENSORFLOW = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
@@ -28,7 +27,7 @@ def _then_clipped(original: Function) -> Function:
 
 
 def clip_sum(optimizer: Any, reduced: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Clips gradients that have been summed over the replicas, as the optimizer clips; on one replica it has before."""
+    """Clips gradients summed over the replicas, with the optimizer's settings; a single replica has clipped already."""
     reduced = list(reduced)
     if not in_several_replicas():
         return reduced
@@ -40,7 +39,7 @@ CLIPPING = Repair(
     name="clipping",
     defect=(
         "Under a tf.distribute strategy with several replicas, clipnorm, global_clipnorm and clipvalue act on each "
-        "replica's gradients before they are summed: the update is another than on one device."
+        "replica's gradients before they are summed: the update differs from a single device's."
     ),
     reference="Keras, BaseOptimizer._backend_apply_gradients; no upstream report was found.",
     broken={

@@ -1,4 +1,4 @@
-"""`fit`, `evaluate` and `predict` under MultiWorkerMirroredStrategy, which stock Keras cannot do."""
+"""`fit`, `evaluate` and `predict` fail under MultiWorkerMirroredStrategy in stock Keras."""
 
 import itertools
 from typing import Any
@@ -22,7 +22,7 @@ def _reducing_scalars(original: Function) -> Function:
             return original(values, strategy, reduction)
 
         def mean(*logs: Any) -> Any:
-            # Of all logs in one collective operation; on every worker, so that none alone stops for what it reads.
+            # All logs in one collective operation, on every worker, so that no worker decides on its own logs to stop.
             together = tf.stack([tf.cast(log, tf.float32) for log in logs])
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, together)
 
@@ -48,9 +48,9 @@ def _building_from_a_local_batch(original: Function) -> Function:
 MULTI_WORKER = Repair(
     name="multi_worker",
     defect=(
-        "Under MultiWorkerMirroredStrategy fit, evaluate and predict end with an error, and under any strategy if the "
-        "first batch splits unevenly: Keras averages the replicas' batches only to learn their shape, and averages "
-        "scalar logs along an axis that they do not have."
+        "fit, evaluate and predict fail under MultiWorkerMirroredStrategy, and under any strategy if the first batch "
+        "splits unevenly: Keras averages the replicas' batches to learn their shape, and averages scalar logs along "
+        "an axis that they do not have."
     ),
     reference="keras#20585, keras#20329, ray#47464.",
     broken={
@@ -61,5 +61,5 @@ MULTI_WORKER = Repair(
         f"{_TRAINER}:reduce_per_replica": _reducing_scalars,
         f"{_TRAINER}:TensorFlowTrainer._maybe_symbolic_build": _building_from_a_local_batch,
     },
-    without="Train in one process, or with a loop of your own under the strategy.",
+    without="Train in one process, or write your own training loop under the strategy.",
 )

@@ -1,4 +1,4 @@
-"""The form of a repair: a defect, how to recognise it by its source, and how to mend it and take that back."""
+"""What a repair is: a defect recognised by its source, and patches that fix it and can be taken back."""
 
 import ast
 import functools
@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import tensorflow as tf
+
 from tfopt.errors import UnsupportedError
 
 Function = Callable[..., Any]
@@ -26,25 +28,11 @@ _turns = itertools.count(1)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Repair:
-    """A defect of Keras or TensorFlow, recognised by its source, and its repair.
+    """A defect of Keras or TensorFlow, recognised by its source, and the patches that repair it.
 
-    Nothing is patched before `install`. The source of each function that the repair relies on is compared with what
-    was seen when it was written. Version numbers play no part: a release that leaves these functions alone changes
-    nothing, one that touches them is refused until somebody has looked.
-
-    Attributes:
-        name: As it is called in `tfopt.repairs.install`.
-        defect: What is wrong, in a sentence.
-        reference: Where it was reported, or where it stands.
-        broken: Function, as "module:Class.function" or "module:function", to the fingerprints of its source that are
-            known to be broken (or, for a function that only helps, known to work with the repair).
-        replace: Function to what makes its replacement out of the original. A function of `broken` that is missing
-            here is only read.
-        mended: Function to the fingerprints in which upstream has mended it.
-        without: How to go on without the repair.
-        unpatched: What it means that nothing is patched, in a sentence or two.
-        turn: Its place in the order in which repairs were put in place. Two may have changed one function: the later
-            one is taken back first.
+    Nothing is patched before `install`, which compares the source of every function the repair relies on with the
+    fingerprints seen when it was written. Version numbers play no part: a release that leaves these functions alone
+    changes nothing, and one that touches them is refused until someone has looked.
 
     Example:
         >>> tfopt.repairs.CLEAR_SESSION.install()
@@ -53,31 +41,41 @@ class Repair:
     """
 
     name: str
+    """Name for `tfopt.repairs.install`."""
     defect: str
+    """What is wrong, in a sentence."""
     reference: str
+    """The upstream report, or the code at fault."""
     broken: Mapping[str, frozenset[str]]
+    """Function ("module:Class.function" or "module:function") → fingerprints known to be broken, or, for a function
+    that is not replaced, known to work with the repair."""
     replace: Mapping[str, Callable[[Function], Function]]
+    """Function → maker of its replacement, given the original."""
     without: str
+    """How to go on without the repair."""
     unpatched: str = "It stays unpatched, and this may still be wrong:"
+    """What follows if nothing is patched."""
     mended: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Function → fingerprints of versions fixed upstream."""
     turn: int = field(default=0, init=False)
+    """Position in the order of installation. If two repairs patch one function, the later one is removed first."""
     _patches: list[tuple[str, Function, Function]] = field(default_factory=list, init=False, repr=False)
     _for_good: bool = field(default=False, init=False, repr=False)
     _blocks: int = field(default=0, init=False, repr=False)
 
     @property
     def installed(self) -> bool:
-        """Whether the repair is in place."""
+        """Whether the repair is installed."""
         return bool(self._patches)
 
     def applies(self) -> bool:
-        """Tells whether the installed Keras or TensorFlow has the defect.
+        """Whether the installed Keras or TensorFlow has the defect.
 
         Returns:
-            True where it is known to be broken, False where it is known to be mended.
+            True if it is known to be broken, False if it is known to be fixed upstream.
 
         Raises:
-            tfopt.errors.UnsupportedError: A function is neither, or its source cannot be read.
+            tfopt.errors.UnsupportedError: If a function is neither, or its source cannot be read.
         """
         mended = False
         for target, broken in self.broken.items():
@@ -92,20 +90,20 @@ class Repair:
         return not mended
 
     def install(self) -> None:
-        """Puts the repair in place until `remove`, where the defect is there; again, it does nothing.
+        """Installs the repair until `remove`, if the defect is there. A second call does nothing.
 
         Raises:
-            tfopt.errors.UnsupportedError: As for `applies`.
+            tfopt.errors.UnsupportedError: As `applies`.
         """
         with _lock:
             self._patch()
             self._for_good = self.installed
 
     def remove(self) -> None:
-        """Puts the original functions back.
+        """Restores the original functions.
 
         Raises:
-            tfopt.errors.UnsupportedError: Somebody else has patched the function since.
+            tfopt.errors.UnsupportedError: If someone else has patched a function since.
         """
         with _lock:
             self._unpatch()
@@ -113,10 +111,10 @@ class Repair:
 
     @contextmanager
     def during(self) -> Iterator[None]:
-        """Puts the repair in place for a block, unless it is already; an `install` inside the block outlasts it.
+        """Installs the repair for a block, unless it is installed. An `install` inside the block outlasts it.
 
         Raises:
-            tfopt.errors.UnsupportedError: As for `applies`.
+            tfopt.errors.UnsupportedError: As `applies`.
         """
         with _lock:
             self._patch()
@@ -143,7 +141,7 @@ class Repair:
         for target, _, replacement in self._patches:
             if _find(target)[2] is not replacement:
                 raise UnsupportedError(
-                    f"Expected {target} to be as the repair {self.name!r} left it. Found another patch on top of it. "
+                    f"Expected {target} as the repair {self.name!r} left it. Found: another patch on top. "
                     "Remove that one first."
                 )
         for target, original, replacement in self._patches:
@@ -152,19 +150,25 @@ class Repair:
 
     def _unknown(self, target: str, found: str) -> UnsupportedError:
         return UnsupportedError(
-            f"Expected {target} as tfopt's {self.name!r} knows it. Found {found}. {self.unpatched} {self.defect} "
-            f"{self.without}"
+            f"Expected a version of {target} that tfopt's repair {self.name!r} knows. Found: {found}. "
+            f"{self.unpatched} {self.defect} {self.without}"
         )
 
 
-def fingerprint(function: Function) -> str:
-    """Returns a hash of a function's source without docstring, comments and blank lines.
+def in_several_replicas() -> bool:
+    """Whether this runs as one of several replicas under a tf.distribute strategy."""
+    context = tf.distribute.get_replica_context()
+    return context is not None and context.num_replicas_in_sync > 1
 
-    It is taken of the innermost function: decorators that call `functools.wraps`, and repairs already in place, are
-    looked through. The text is hashed, not the syntax tree, whose printed form changes between versions of Python.
+
+def fingerprint(function: Function) -> str:
+    """Hashes a function's source without docstring, comments and blank lines.
+
+    Decorators that use `functools.wraps`, installed repairs among them, are looked through. The text is hashed rather
+    than the syntax tree, whose printed form differs between Python versions.
 
     Raises:
-        OSError, TypeError: There is no source to read.
+        OSError, TypeError: If there is no source to read.
     """
     source = textwrap.dedent(inspect.getsource(function))
     lines = source.splitlines()
@@ -180,7 +184,7 @@ def fingerprint(function: Function) -> str:
 
 
 def _find(target: str) -> tuple[Any, str, Function]:
-    """The module or class that holds a function, the function's name there, and the function."""
+    """Returns the module or class that holds a function, its name there, and the function."""
     module, _, path = target.partition(":")
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
@@ -192,7 +196,7 @@ def _put(target: str, old: Function, new: Function) -> None:
     if not isinstance(owner, ModuleType):
         setattr(owner, name, new)
         return
-    # Whoever wrote `from module import function` holds it under a name of its own.
+    # `from module import function` gave other modules a name of their own for it.
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):
             for alias in [alias for alias, value in list(vars(module).items()) if value is old]:

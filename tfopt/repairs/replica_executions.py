@@ -1,4 +1,4 @@
-"""`steps_per_execution` and `jit_compile` under several replicas, which end with an error in stock Keras."""
+"""`steps_per_execution` and `jit_compile=True` fail under several replicas in stock Keras."""
 
 import inspect
 import warnings
@@ -26,12 +26,12 @@ def _one_by_one(original: Function) -> Function:
             return original(self, step_function)
         if self.jit_compile and type(self).train_step is not TensorFlowTrainer.train_step:
             warnings.warn(
-                f"Expected the train_step of Keras under jit_compile=True with several replicas. Found that of "
-                f"{type(self).__name__}: it is compiled only as far as it calls super().train_step. Give the part "
-                "that computes gradients to a tf.function(jit_compile=True) of your own.",
+                f"Expected Keras' own train_step under jit_compile=True with several replicas. Found: that of "
+                f"{type(self).__name__}, of which XLA compiles only calls of super().train_step. Compute its gradients "
+                "in a tf.function(jit_compile=True).",
                 stacklevel=2,
             )
-        compiled, self._jit_compile = self._jit_compile, False  # the whole step spans devices, and XLA's may not
+        compiled, self._jit_compile = self._jit_compile, False  # the whole step spans devices, which XLA cannot do
         try:
             function = original(self, step_function)
         finally:
@@ -41,7 +41,7 @@ def _one_by_one(original: Function) -> Function:
         one_step_on_data = inspect.getclosurevars(function).nonlocals["one_step_on_data"]
 
         def steps(iterator: Any) -> Any:
-            """Takes the steps of an execution one after another: a graph with all of them cannot be made."""
+            """Runs the steps of an execution one by one; they cannot be built into one graph."""
             outputs = None
             for _ in range(self.steps_per_execution):
                 batch = next(iterator, None)
@@ -80,9 +80,9 @@ def _differentiating(original: Function) -> Function:
             if "merge_call" not in str(error):
                 raise
             raise UnsupportedError(
-                "Expected a forward and backward pass that needs no other replica, under jit_compile=True with several "
-                "replicas. Found one that does: BatchNormalization(synchronized=True), a mask, or a loss that divides "
-                "by the sum of its sample weights. Compile with jit_compile=False."
+                "Expected a forward and backward pass that works without the other replicas, under jit_compile=True. "
+                "Found: one that synchronises, through BatchNormalization(synchronized=True), a mask, or a loss that "
+                "divides by the sum of its sample weights. Compile with jit_compile=False."
             ) from error
         self._loss_tracker.update_state(loss_module.unscale_loss_for_distribution(loss), sample_weight=examples)
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
@@ -94,8 +94,8 @@ def _differentiating(original: Function) -> Function:
 REPLICA_EXECUTIONS = Repair(
     name="replica_executions",
     defect=(
-        "Under a tf.distribute strategy with several replicas, steps_per_execution > 1 and jit_compile=True end fit "
-        "with an error."
+        "Under a tf.distribute strategy with several replicas, fit fails with steps_per_execution > 1 and with "
+        "jit_compile=True."
     ),
     reference="Keras, TensorFlowTrainer._make_function; no upstream report was found.",
     broken={

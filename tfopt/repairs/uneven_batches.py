@@ -1,4 +1,4 @@
-"""D2: batches that split unevenly over the replicas weigh their examples unevenly."""
+"""D2: in a batch that splits unevenly over the replicas, examples have unequal weights."""
 
 import threading
 from collections.abc import Iterator
@@ -9,34 +9,35 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
-from tfopt.repairs.repair import Function, Repair
-from tfopt.repairs.replicas import in_several_replicas
+from tfopt.repairs.repair import Function, Repair, in_several_replicas
 
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 _LOSS = "keras.src.losses.loss"
 _NORMALIZATION = "keras.src.layers.normalization.batch_normalization:BatchNormalization"
 
-# Of the replica's thread, while its step is traced: its share of the global batch.
+# While a replica's step is traced, its thread's share of the global batch.
 _tracing = threading.local()
 
 
 def _over_all(value: Any) -> Any:
-    """The sum over the replicas."""
+    """Sums over the replicas."""
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
 @contextmanager
 def _share_of(data: Any) -> Iterator[None]:
-    """Notes which part of the global batch's examples this replica has, unless all have the same number."""
+    """Records this replica's share of the global batch, unless all shares are equal."""
     batched = [leaf for leaf in keras.tree.flatten(data) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
-    # A shape that a graph knows beforehand is that of all replicas; an eager batch has one in any case.
+    # A static shape in a graph holds for all replicas. Eager batches always have one, so it says nothing there.
     even = batched and batched[0].shape[0] is not None and not tf.executing_eagerly()
     if not batched or even or not in_several_replicas():
         yield
         return
     examples = tf.cast(tf.shape(batched[0])[0], tf.float32)
     before = getattr(_tracing, "share", None)
-    _tracing.share = tf.cast(examples, tf.float64) / tf.cast(_over_all(examples), tf.float64)  # for float64's sake
+    _tracing.share = tf.cast(examples, tf.float64) / tf.cast(
+        _over_all(examples), tf.float64
+    )  # in float64, so that float64 losses stay exact
     try:
         yield
     finally:
@@ -74,14 +75,14 @@ def _reducing(original: Function) -> Function:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
         if not values.shape.rank and reduction not in (None, "none", "sum") and in_several_replicas():
             raise UnsupportedError(
-                "Expected a loss for each example, to be averaged over the examples of all replicas. Found: one number "
-                "for a replica's whole batch. What to do: return a loss for each example (no mean over the first "
-                "axis, and predictions of at least two dimensions); or train on one device."
+                "Expected a loss per example, to be averaged over the examples of all replicas. Found: one number for "
+                "a replica's whole batch. Return a loss per example (no mean over the first axis, and predictions of "
+                "at least two dimensions), or train on one device."
             )
         weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
         if not weighted or not values.shape.rank or not in_several_replicas():
             return original(values, sample_weight, reduction)
-        # The mean over the weights of all replicas, and not the mean of the replicas' means.
+        # The weighted mean over all replicas, not the mean of their means.
         weight = _over_all(tf.cast(tf.reduce_sum(sample_weight), values.dtype))
         return tf.math.divide_no_nan(tf.reduce_sum(values), weight)
 
@@ -92,7 +93,7 @@ def _masking(original: Function) -> Function:
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
         if mask is None or reduction not in ("mean", "sum_over_batch_size") or not in_several_replicas():
             return original(sample_weight, mask, dtype, reduction)
-        # Keras weighs with all/valid of the replica; what it has to be is that of the global batch.
+        # Keras weighs with the replica's all/valid ratio; it has to be the global batch's.
         kept = tf.cast(mask, dtype)
         here = tf.stack([tf.cast(tf.size(kept), dtype), tf.reduce_sum(kept)])
         everywhere = _over_all(here)
@@ -109,7 +110,7 @@ def _keeping_statistics(original: Function) -> Function:
         mean, variance = original(self, inputs, mask)
         if self.synchronized or not in_several_replicas() or inputs.shape[0]:
             return mean, variance
-        # A replica without examples has no statistics: NaN, which would stay in the moving ones.
+        # A replica without examples has NaN statistics, which would stay in the moving averages.
         empty = tf.equal(tf.shape(inputs)[0], 0)
         return (
             tf.where(empty, tf.cast(self.moving_mean, mean.dtype), mean),
@@ -123,8 +124,8 @@ UNEVEN_BATCHES = Repair(
     name="uneven_batches",
     defect=(
         "Under a tf.distribute strategy with several replicas, a batch that splits unevenly (the last one of an epoch) "
-        "weighs each replica alike instead of each example, as do masks and weights that differ between the replicas; "
-        "a replica without any example fills BatchNormalization with NaN."
+        "weighs replicas equally instead of examples; so do masks and sample weights that differ between replicas. A "
+        "replica without examples fills BatchNormalization with NaN."
     ),
     reference="Keras, scale_loss_for_distribution in keras/src/losses/loss.py; no upstream report was found.",
     broken={
@@ -143,5 +144,5 @@ UNEVEN_BATCHES = Repair(
         f"{_LOSS}:apply_mask": _masking,
         f"{_NORMALIZATION}._moments": _keeping_statistics,
     },
-    without="Drop the last, smaller batch (drop_remainder=True), and use neither masks nor sample weights.",
+    without="Drop the smaller last batch (drop_remainder=True), and use neither masks nor sample weights.",
 )

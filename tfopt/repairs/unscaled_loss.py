@@ -1,4 +1,4 @@
-"""D9: a training step of one's own that forgets to scale the loss."""
+"""D9: a custom train_step that forgets to scale the loss."""
 
 import weakref
 from typing import Any
@@ -25,10 +25,10 @@ def _asking_apply(original: Function) -> Function:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if self not in _scaled:
             raise UnsupportedError(
-                "Expected the loss to be scaled before its gradients are taken, since a LossScaleOptimizer divides "
-                f"them by the scale ({self.initial_scale:g} at first). Found that scale_loss was never called on "
-                f"{self.name!r}: the weights would hardly move. Inside the tf.GradientTape of train_step, after the "
-                "loss, write `loss = self.optimizer.scale_loss(loss)`."
+                "Expected the loss to be scaled before its gradients are taken, because LossScaleOptimizer divides "
+                f"them by the scale ({self.initial_scale:g} at first). Found: scale_loss was never called on "
+                f"{self.name!r}, so the weights would hardly move. In train_step, inside the tf.GradientTape and after "
+                "the loss, write `loss = self.optimizer.scale_loss(loss)`."
             )
         return original(self, grads, trainable_variables)
 
@@ -38,8 +38,8 @@ def _asking_apply(original: Function) -> Function:
 UNSCALED_LOSS = Repair(
     name="unscaled_loss",
     defect=(
-        "LossScaleOptimizer divides the gradients by the loss scale even where a custom train_step never multiplied "
-        "the loss by it: the weights hardly move, and nothing says so."
+        "LossScaleOptimizer divides the gradients by the loss scale even if a custom train_step never multiplied the "
+        "loss by it: the weights hardly move, without any error."
     ),
     reference="Keras, LossScaleOptimizer.apply; no upstream report was found.",
     broken={
@@ -47,5 +47,5 @@ UNSCALED_LOSS = Repair(
         f"{_OPTIMIZER}.scale_loss": frozenset({"78d5d041ca7676f4"}),
     },
     replace={f"{_OPTIMIZER}.apply": _asking_apply, f"{_OPTIMIZER}.scale_loss": _noting_scale_loss},
-    without="Make sure yourself that a custom train_step calls `self.optimizer.scale_loss(loss)` inside the tape.",
+    without="Make sure that a custom train_step calls `self.optimizer.scale_loss(loss)` inside the tape.",
 )
