@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, finite
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import GpuSample
-from tfopt.page.text import printable
+from tfopt.page.markup import printable
 
 if TYPE_CHECKING:  # it is in an extra, and whoever does without need not have it
     from prometheus_client import CollectorRegistry, Metric

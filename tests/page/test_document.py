@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tfopt.errors import UnsupportedError
-from tfopt.page import Bar, Page, Section, Table, bar_chart, render, require_renderer
+from tfopt.page import Bar, Page, Section, Table, bar_chart, entries, render, require_renderer
 
 VOID = {"meta", "br", "hr", "link", "img", "input"}
 
@@ -179,7 +179,7 @@ def test_jinja_missing_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_table_is_checked():
-    with pytest.raises(ValueError, match=r"Expected 2 cells, one a header, in row 1\. Received: \['c'\]"):
+    with pytest.raises(ValueError, match=r"Expected 2 cells, one per header, in row 1\. Received: \['c'\]"):
         Table(["x", "y"], [["a", "b"], ["c"]])
     with pytest.raises(ValueError, match="Received: 'ab'"):
         Table(["x", "y"], ["ab"])
@@ -196,3 +196,13 @@ def test_one_where_a_list_belongs_is_refused():
         Section("S", charts="<figure></figure>")
     with pytest.raises(TypeError, match="tables"):
         Section("S", tables=table)  # type: ignore[arg-type]
+
+
+def test_nested_values_become_rows():
+    values = {"python": "3.11", "host": {"cpus": 2.0, "name": None}, "gpus": [{"index": 0}], "variables": {}}
+    assert entries(values) == [
+        ("python", "3.11"),
+        ("host.cpus", "2.0"),
+        ("host.name", "unknown"),
+        ("gpus", '[{"index": 0}]'),
+    ]

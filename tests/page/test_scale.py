@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfopt.page.scale import fit_scale
+from tfopt.page.bars import fit_scale
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -169,7 +169,7 @@ def _listed() -> dict[str, str]:
 
 def _env(options: argparse.Namespace) -> int:
     from tfopt.measure import environment
-    from tfopt.page.entries import entries
+    from tfopt.page import entries
 
     found = environment()
     if options.json:

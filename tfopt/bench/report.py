@@ -6,8 +6,7 @@ from typing import Any
 from tfopt.bench import words
 from tfopt.bench.columns import bars, table
 from tfopt.bench.scaling import FORMULA
-from tfopt.page import Page, Section, Table, bar_chart, render
-from tfopt.page.entries import entries
+from tfopt.page import Page, Section, Table, bar_chart, entries, render
 
 _LEGEND = (
     "Times are medians with a 95 % interval. Speed is the baseline's time over the variant's, turn by turn, and the "

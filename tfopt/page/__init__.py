@@ -1,8 +1,8 @@
-"""Charts and a self-contained HTML page, for whoever reports what was measured.
+"""Charts and a self-contained HTML page for reporting measurements.
 
-The page opens from disk: no script, no font, no image and nothing from elsewhere. It follows the reader's light or dark
-scheme, prints, and reads on a phone. Besides the ticks of a time chart's axes, it shows no number that its caller did
-not pass.
+The page opens from disk: no script, no font, no image, nothing from elsewhere. It follows the reader's light or dark
+scheme, prints, and reads on a phone. Apart from the ticks of a time chart's axes, it shows no number that its caller
+did not pass.
 
 Example:
     >>> chart = bar_chart(
@@ -19,29 +19,6 @@ Example:
     >>> html = render(page)
 """
 
-from tfopt.page.charts import Bar, bar_chart
-from tfopt.page.document import Page, Section, Table, render, require_renderer
-from tfopt.page.entries import entries
-from tfopt.page.line_chart import line_chart
-from tfopt.page.lines import MOST_LINES, Line, Marks, Panel, Shade
-from tfopt.page.picture import picture
-from tfopt.page.ticks import duration
+import lazy_loader
 
-__all__ = [
-    "MOST_LINES",
-    "Bar",
-    "Line",
-    "Marks",
-    "Page",
-    "Panel",
-    "Section",
-    "Shade",
-    "Table",
-    "bar_chart",
-    "duration",
-    "entries",
-    "line_chart",
-    "picture",
-    "render",
-    "require_renderer",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

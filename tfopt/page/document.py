@@ -1,35 +1,34 @@
-"""A page of sections with text, charts, tables and folded details, and the HTML it becomes."""
+"""A page of sections with text, charts, tables and folded details, rendered as HTML."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UnsupportedError
-from tfopt.page.text import printable
+from tfopt.page.markup import printable
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of texts. The first cell of a row is its heading.
-
-    Args:
-        headers: One for each column.
-        rows: Cells as they are printed.
-        align: A letter for each column, "l" for left or "r" for right (numbers). Defaults to left everywhere.
-        caption: Printed above the table.
+    """A table of strings. The first cell of a row is its heading.
 
     Raises:
-        ValueError: A row or `align` has not one entry for each header.
-        TypeError: A cell is not a string. How a number is printed is the caller's to say.
+        ValueError: If a row or `align` does not have one entry per header.
+        TypeError: If a cell is not a string: the caller decides how a number is printed.
 
     Example:
         >>> table = Table(["Policy", "Step"], [["float32", "38.2 ms"], ["mixed_bfloat16", "16.5 ms"]], align="lr")
     """
 
     headers: Sequence[str]
+    """One per column."""
     rows: Sequence[Sequence[str]]
+    """Cells as printed."""
     align: str = ""
+    """A letter per column, "l" for left or "r" for right (numbers). Default: all left."""
     caption: str = ""
+    """Printed above the table."""
 
     def __post_init__(self) -> None:
         width = len(self.headers)
@@ -37,7 +36,7 @@ class Table:
             raise ValueError(f"Expected align to be {width} of the letters 'l' and 'r'. Received: {self.align!r}.")
         for number, row in enumerate(self.rows):
             if isinstance(row, str) or len(row) != width:
-                raise ValueError(f"Expected {width} cells, one a header, in row {number}. Received: {row!r}.")
+                raise ValueError(f"Expected {width} cells, one per header, in row {number}. Received: {row!r}.")
         for cell in (cell for row in (self.headers, *self.rows) for cell in row):
             if not isinstance(cell, str):
                 raise TypeError(f"Expected a string in each cell of a table. Received: {cell!r}. Format it first.")
@@ -52,22 +51,20 @@ class Table:
 class Section:
     """A part of a page: text, then charts, tables and details.
 
-    Args:
-        title: Its heading.
-        text: Paragraphs, with an empty line between two of them.
-        charts: What `bar_chart` and `line_chart` returned. They go in as they are: pass no markup from elsewhere.
-        tables: Always shown.
-        details: Pairs of a summary and what unfolds below it, a table or a text whose lines are kept.
-
     Raises:
-        TypeError: One chart, table or detail was passed instead of a sequence of them.
+        TypeError: If `charts`, `tables` or `details` is a single one, not a sequence.
     """
 
     title: str
+    """The heading."""
     text: str = ""
+    """Paragraphs, separated by an empty line."""
     charts: Sequence[str] = ()
+    """Figures from `bar_chart` and `line_chart`. They are not escaped: pass no markup from elsewhere."""
     tables: Sequence[Table] = ()
+    """Tables, always shown."""
     details: Sequence[tuple[str, Table | str]] = ()
+    """Pairs of a summary and what unfolds below it: a table, or a text whose lines are kept."""
 
     def __post_init__(self) -> None:
         for name in ("charts", "tables", "details"):
@@ -79,26 +76,40 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page to send to a colleague.
-
-    Args:
-        title: Its heading, and the title of the browser's tab.
-        lead: The finding in a sentence or two; paragraphs as in `Section`.
-        sections: From top to bottom. More than three get a table of contents.
-        footer: Where it comes from, in small print.
-    """
+    """A page to send to a colleague."""
 
     title: str
+    """The heading, and the title of the browser's tab."""
     lead: str
+    """The finding in a sentence or two; paragraphs as in `Section`."""
     sections: Sequence[Section]
+    """From top to bottom. More than three get a table of contents."""
     footer: str = ""
+    """The page's origin, in small print."""
+
+
+def entries(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Returns nested values as rows of a table: (dotted name, text), with None as "unknown".
+
+    Example:
+        >>> entries({"host": {"cpus": 2.0, "cpu_model": None}})
+        [('host.cpus', '2.0'), ('host.cpu_model', 'unknown')]
+    """
+    found: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found += entries(value, f"{prefix}{name}.")
+        else:
+            text = "unknown" if value is None else value if isinstance(value, str) else json.dumps(value)
+            found.append((prefix + name, text))
+    return found
 
 
 def render(page: Page) -> str:
-    """Returns `page` as an HTML document that needs nothing beside itself.
+    """Returns `page` as a self-contained HTML document.
 
     Raises:
-        UnsupportedError: jinja2 is not installed.
+        UnsupportedError: If jinja2 is not installed.
 
     Example:
         >>> html = render(Page("Benchmark", "All goals met.", [Section("Precision", "No overflow.")]))
@@ -107,16 +118,16 @@ def render(page: Page) -> str:
 
 
 def require_renderer() -> None:
-    """Does nothing where `render` can be used. Call it before hours of work that end in a page.
+    """Checks that `render` will work. Call it before hours of work that end in a page.
 
     Raises:
-        UnsupportedError: jinja2 is not installed.
+        UnsupportedError: If jinja2 is not installed.
     """
     _environment()
 
 
 def _environment() -> Any:
-    """The templates beside this file, everything that goes into them escaped."""
+    """The templates in this folder, with escaping on."""
     try:
         import jinja2
         from markupsafe import Markup

@@ -1,4 +1,4 @@
-"""What a chart of lines over time is made of: panels with lines, and marks of what happened."""
+"""The parts of a chart over time: panels with lines, and marks for events."""
 
 import math
 from collections.abc import Sequence
@@ -16,18 +16,16 @@ MOST_LINES = 8
 class Line:
     """One line of a panel.
 
-    Args:
-        label: What it stands for, printed at its end and in the key where a panel has several lines.
-        seconds: Where its points stand on the time axis, in order.
-        values: How high; None where the value is unknown, which breaks the line.
-
     Raises:
-        ValueError: The sequences have unlike lengths, or a number is not finite.
+        ValueError: If the sequences differ in length, or a number is not finite.
     """
 
     label: str
+    """What it shows, printed at its end and in the key where a panel has several lines."""
     seconds: Sequence[float]
+    """Times of its points, in order."""
     values: Sequence[float | None]
+    """Values at these times; None where unknown, which breaks the line."""
 
     def __post_init__(self) -> None:
         _check_columns(f"line {self.label!r}", seconds=self.seconds, values=self.values)
@@ -35,20 +33,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """What a panel's lines leave out: from the lowest to the highest value at a time.
-
-    Args:
-        seconds: As in `Line`.
-        low: The lowest value; None where it is unknown.
-        high: The highest; None where the lowest is.
+    """The range behind a panel's lines, from the lowest to the highest value at each time.
 
     Raises:
-        ValueError: The sequences have unlike lengths, a number is not finite, or only one edge is known.
+        ValueError: If the sequences differ in length, a number is not finite, or only one edge is known.
     """
 
     seconds: Sequence[float]
+    """As in `Line`."""
     low: Sequence[float | None]
+    """Lowest values; None where unknown."""
     high: Sequence[float | None]
+    """Highest values; None where the lowest is."""
 
     def __post_init__(self) -> None:
         _check_columns("a shade", seconds=self.seconds, low=self.low, high=self.high)
@@ -60,31 +56,29 @@ class Shade:
 class Panel:
     """One quantity.
 
-    Args:
-        title: The quantity, printed above the lines.
-        unit: What its numbers are, printed behind the title.
-        lines: One a device, up to 8.
-        shade: Drawn behind them.
-        text: What there is to say of them, such as their mean; printed at the right above the lines.
-        top: Where the axis ends, as 100 for percent. What is larger is drawn at the edge; say so in `text`. None: the
-            axis ends above the largest value.
-
     Raises:
-        ValueError: There is no line, more than 8, or `top` is not above 0.
+        ValueError: If there is no line, there are more than 8, or `top` is not above 0.
     """
 
     title: str
+    """The quantity, printed above the lines."""
     unit: str
+    """Its unit, printed after the title."""
     lines: Sequence[Line]
+    """One per device, up to 8."""
     shade: Shade | None = None
+    """Drawn behind them."""
     text: str = ""
+    """A summary, such as their mean; printed at the right above the lines."""
     top: float | None = None
+    """End of the axis, such as 100 for percent; larger values are drawn at the edge: say so in `text`. None: above the
+    largest value."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.lines) <= MOST_LINES:
             raise ValueError(
                 f"Expected 1 to {MOST_LINES} lines in panel {self.title!r}. Received: {len(self.lines)}. "
-                "Of more lines, draw the median with a shade from the lowest to the highest."
+                "Where there are more, draw the median with a shade from the lowest to the highest."
             )
         if self.top is not None and not (math.isfinite(self.top) and self.top > 0):
             raise ValueError(f"Expected top of panel {self.title!r} to be above 0. Received: {self.top}.")
@@ -94,18 +88,16 @@ class Panel:
 class Marks:
     """Moments of one kind, drawn in every panel.
 
-    Args:
-        label: What they are, printed in the key.
-        seconds: When.
-        kind: How they are drawn: "division", a thin line; "note", a triangle; "alarm", a diamond on a line.
-
     Raises:
-        ValueError: A moment is not finite, or the kind is unknown.
+        ValueError: If a moment is not finite, or the kind is unknown.
     """
 
     label: str
+    """What they are, printed in the key."""
     seconds: Sequence[float]
+    """Their times."""
     kind: Kind = "note"
+    """How they are drawn: "division", a thin line; "note", a triangle; "alarm", a diamond on a line."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -118,10 +110,10 @@ class Marks:
 def _check_columns(what: str, **columns: Sequence[float | None]) -> None:
     if len({len(column) for column in columns.values()}) != 1:
         lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
-        raise ValueError(f"Expected equally many numbers in all columns of {what}. Received: {lengths}.")
+        raise ValueError(f"Expected all columns to have the same length in {what}. Received: {lengths}.")
     for name, column in columns.items():
         for number in column:
             if number is not None and not math.isfinite(number):
                 raise ValueError(
-                    f"Expected finite numbers as {name} of {what}. Received: {number}. Give None for what is unknown."
+                    f"Expected finite numbers as {name} of {what}. Received: {number}. Use None for unknown values."
                 )

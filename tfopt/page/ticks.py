@@ -3,9 +3,9 @@
 import math
 from itertools import pairwise
 
-# How a training's length is best read: in the largest unit of which it has at least two.
+# A duration reads best in the largest unit of which it has at least two.
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
-# Steps that divide a day, an hour and a minute into equal parts, besides the decimal ones.
+# Steps that divide a day, an hour and a minute evenly; elsewhere steps are decimal.
 _PARTS = {"h": (0.5, 1, 2, 3, 4, 6, 12), "min": (0.5, 1, 2, 5, 10, 15, 20, 30), "s": (1, 2, 5, 10, 15, 20, 30)}
 
 
@@ -17,12 +17,7 @@ def nice_step(span: float, most: int) -> float:
 
 
 def ticks(low: float, high: float, *, most: int = 4) -> list[tuple[float, str]]:
-    """Returns the round numbers between `low` and `high`, with their text.
-
-    Args:
-        low: Where the axis begins.
-        high: Where it ends, above `low`.
-        most: Into how many parts they divide the axis at most.
+    """Returns the round numbers between `low` and `high`, with their text, in at most `most` steps.
 
     Example:
         >>> ticks(0, 700)
@@ -34,7 +29,7 @@ def ticks(low: float, high: float, *, most: int = 4) -> list[tuple[float, str]]:
 
 
 def number_text(value: float, step: float) -> str:
-    """A tick's number, with the decimals that tell it from the next one at a distance of `step`."""
+    """A tick's number, with as many decimals as a distance of `step` needs."""
     if step < 1e-4 or abs(value) >= 1e7:
         return f"{value:.3g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e").replace("-", "−")
     decimals = max(0, -math.floor(math.log10(step)))
@@ -51,14 +46,14 @@ def time_ticks(seconds: float, *, most: int = 5) -> list[tuple[float, str]]:
     unit, size = next(((unit, size) for unit, size in _UNITS if seconds >= 2 * size), _UNITS[-1])
     span = seconds / size
     step = next((part for part in _PARTS.get(unit, ()) if span / part <= most), nice_step(span, most))
-    if seconds < most:  # a training of a few seconds
+    if seconds < most:  # a few seconds in all
         step = nice_step(span, most)
     count = math.floor(span / step + 1e-9)
     return [(0.0, "0"), *((number * step * size, f"{number * step:g}\u00a0{unit}") for number in range(1, count + 1))]
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units.
+    """Returns a duration in its two largest units.
 
     Example:
         >>> duration(11_580)

@@ -1,25 +1,80 @@
-"""Draws one panel of a line chart.
+"""Draws lines over time: one panel per quantity, all on one time axis, with marks for events.
 
-Its lines are stretched with the page, its text is not: that stands beside them in the SVG, placed in percent.
+Lines stretch with the page. Text does not: it stands beside them in the SVG, positioned in percent.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfopt.page.lines import Kind, Line, Marks, Panel, Shade
-from tfopt.page.text import escape
+from tfopt.page.lines import MOST_LINES, Kind, Line, Marks, Panel, Shade
+from tfopt.page.markup import escape
 from tfopt.page.ticks import nice_step, ticks, time_ticks
 
-# The drawing's own units, fine enough for a wide screen; whole numbers keep the page small.
+# The drawing's own units, fine enough for a wide screen; integers keep the page small.
 _WIDTH, _HEIGHT = 2000, 400
-_LABEL_PERCENT = 11.0  # of a panel's height: a line of its labels
-SHAPES: dict[Kind, str] = {"division": "", "note": "M-4-9h8l-4 7z", "alarm": "M0-10 5-5 0 0-5-5z"}
+_LABEL_PERCENT = 11.0  # height of a label, of the panel's height
+_SHAPES: dict[Kind, str] = {"division": "", "note": "M-4-9h8l-4 7z", "alarm": "M0-10 5-5 0 0-5-5z"}
+
+
+def line_chart(
+    panels: Sequence[Panel], *, title: str, description: str, seconds: float, marks: Sequence[Marks] = ()
+) -> str:
+    """Returns panels of lines over one time axis as an HTML figure with inline SVG, for `Section(charts=...)`.
+
+    Every axis begins at 0, or below 0 where a value is. Apart from what the caller passed, only ticks show numbers.
+
+    Args:
+        panels: From top to bottom.
+        title: What is shown, printed above the panels.
+        description: How to read it, printed below the title.
+        seconds: Where the time axis ends; it begins at 0.
+        marks: Kinds of moments. A kind without moments is left out of the key.
+
+    Raises:
+        ValueError: If there is no panel, or `seconds` is not above 0.
+    """
+    if not panels:
+        raise ValueError(f"Expected at least one panel for the chart {title!r}. Received: none.")
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"Expected seconds of the chart {title!r} to be above 0. Received: {seconds}.")
+    marks = [kind for kind in marks if kind.seconds]
+    # A label has the same style in all panels, so that one key serves them all.
+    labels = dict.fromkeys(line.label for panel in panels if len(panel.lines) > 1 for line in panel.lines)
+    styles = {label: number % MOST_LINES for number, label in enumerate(labels)}
+    key = _key(styles, marks, shade=any(panel.shade for panel in panels))
+    drawn = "\n".join(_panel(panel, seconds, marks, styles) for panel in panels)
+    labelled = " labelled" if labels else ""
+    return (
+        f'<figure class="chart timeline{labelled}">\n<figcaption><strong>{escape(title)}</strong> '
+        f"<span>{escape(description)}</span></figcaption>\n{key}{drawn}\n</figure>"
+    )
+
+
+def _key(styles: dict[str, int], marks: Sequence[Marks], *, shade: bool) -> str:
+    """The meaning of the lines and marks, once for all panels."""
+    items = [
+        f"{_sample(f'line line{number}', 'M1 5h22', '0 0 24 10')}{escape(label)}" for label, number in styles.items()
+    ]
+    if shade:
+        items.append(f"{_sample('shade', 'M0 1h16v8h-16z')}lowest to highest")
+    for kind in marks:
+        line = "M8 0v10" if kind.kind != "note" else ""
+        shape = f'<path d="{_SHAPES[kind.kind]}"/>' if _SHAPES[kind.kind] else ""
+        items.append(
+            f'<svg class="sample {kind.kind}" viewBox="0 0 16 10" aria-hidden="true"><path class="rule" d="{line}"/>'
+            f'<g transform="translate(8 10)">{shape}</g></svg>{escape(kind.label)}'
+        )
+    return '<p class="key">' + " ".join(f"<span>{item}</span>" for item in items) + "</p>\n" if items else ""
+
+
+def _sample(name: str, path: str, box: str = "0 0 16 10") -> str:
+    return f'<svg class="sample {name}" viewBox="{box}" aria-hidden="true"><path class="{name}" d="{path}"/></svg>'
 
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """Where a time and a value stand, as a share of the panel's width and height; at the edge where beyond it."""
+    """Maps times and values to fractions of the panel's width and height, clamped to its edges."""
 
     seconds: float
     low: float
@@ -29,7 +84,7 @@ class _Axes:
         return min(1.0, max(0.0, seconds / self.seconds))
 
     def down(self, value: float) -> float:
-        # Halves, since the difference of two huge values may be infinite.
+        # Halved: the difference of two huge values may be infinite.
         place = (self.high / 2 - value / 2) / (self.high / 2 - self.low / 2)
         return min(1.0, max(0.0, place))
 
@@ -47,25 +102,25 @@ def _fit_axes(panel: Panel, seconds: float) -> _Axes:
         return _Axes(seconds, 0.0, 1.0)
     if panel.top is None and math.isfinite(high - low):
         step = nice_step(high - low, 4)
-        high = math.ceil(high / step - 1e-9) * step  # the highest tick stands above all values
+        high = math.ceil(high / step - 1e-9) * step  # the highest tick is above all values
     return _Axes(seconds, low, high)
 
 
-def draw_panel(panel: Panel, seconds: float, marks: Sequence[Marks], styles: Mapping[str, int]) -> str:
-    """Returns a panel as HTML with inline SVG; `styles` numbers the labels' styles."""
+def _panel(panel: Panel, seconds: float, marks: Sequence[Marks], styles: Mapping[str, int]) -> str:
+    """A panel as HTML with inline SVG; `styles` numbers the labels' styles."""
     axes = _fit_axes(panel, seconds)
     several = len(panel.lines) > 1
-    # A panel's only line has a style of its own: the first device's would be mistaken for that device.
+    # A panel's only line has a style of its own: with the first device's it would be mistaken for that device.
     names = [f"line{styles[line.label]}" if several else "only" for line in panel.lines]
     heading = f"<strong>{escape(panel.title)}</strong> <span>{escape(panel.unit)}</span>"
-    said = escape(f"{panel.unit}; {panel.text}" if panel.text else panel.unit)
+    summary = escape(f"{panel.unit}; {panel.text}" if panel.text else panel.unit)
     shade = _shade(panel.shade, axes) if panel.shade is not None else ""
     lines = "".join(
         f'<path class="line {name}" d="{_path(line, axes)}"/>' for line, name in zip(panel.lines, names, strict=True)
     )
     return (
         f'<div class="panel"><p class="quantity">{heading}<b>{escape(panel.text)}</b></p>\n'
-        f'<svg class="plot" role="img"><title>{escape(panel.title)}</title><desc>{said}</desc>\n'
+        f'<svg class="plot" role="img"><title>{escape(panel.title)}</title><desc>{summary}</desc>\n'
         f"{_grid(axes)}{_marks(marks, axes)}\n"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none">{shade}{lines}</svg>\n'
         f"{_end_labels(panel, axes, names) if several else ''}</svg></div>"
@@ -102,7 +157,7 @@ def _marks(marks: Sequence[Marks], axes: _Axes) -> str:
     for kind in marks:
         for at in kind.seconds:
             line = '<line y2="100%"/>' if kind.kind != "note" else ""
-            shape = f'<path d="{SHAPES[kind.kind]}"/>' if SHAPES[kind.kind] else ""
+            shape = f'<path d="{_SHAPES[kind.kind]}"/>' if _SHAPES[kind.kind] else ""
             drawn.append(
                 f'<svg class="{kind.kind}" x="{100 * axes.across(at):.2f}%" overflow="visible">{line}{shape}</svg>'
             )
@@ -110,7 +165,7 @@ def _marks(marks: Sequence[Marks], axes: _Axes) -> str:
 
 
 def _path(line: Line, axes: _Axes) -> str:
-    """Each run of known values as one stroke; a value alone between gaps as a dot, which a line without length is."""
+    """Each run of known values as one stroke; a single value between gaps as a line without length, which is a dot."""
     drawn = []
     for run in _runs(line.seconds, line.values):
         points = [axes.point(seconds, value) for seconds, value in run]
@@ -128,7 +183,7 @@ def _shade(shade: Shade, axes: _Axes) -> str:
 
 
 def _runs(seconds: Sequence[float], values: Sequence[float | None]) -> Iterator[list[tuple[float, float]]]:
-    """The known values that follow each other, each with its time."""
+    """Runs of consecutive known values, each with its time."""
     run: list[tuple[float, float]] = []
     for at, value in zip(seconds, values, strict=True):
         if value is not None:
@@ -141,7 +196,7 @@ def _runs(seconds: Sequence[float], values: Sequence[float | None]) -> Iterator[
 
 
 def _end_labels(panel: Panel, axes: _Axes, names: Sequence[str]) -> str:
-    """Each line's label at the right edge, as near to the line's end as the others leave room."""
+    """The lines' labels at the right edge, as near to each line's end as the others allow."""
     ends: list[tuple[float, str, str]] = []
     for line, name in zip(panel.lines, names, strict=True):
         last = next((value for value in reversed(line.values) if value is not None), None)
@@ -157,7 +212,7 @@ def _end_labels(panel: Panel, axes: _Axes, names: Sequence[str]) -> str:
 
 
 def _apart(places: Sequence[float]) -> list[float]:
-    """Moves sorted places of labels apart, and back up where the lowest would leave the panel."""
+    """Spreads the labels' sorted positions, and moves them back up where the lowest would leave the panel."""
     moved: list[float] = []
     for place in places:
         moved.append(max(place, moved[-1] + _LABEL_PERCENT) if moved else place)

@@ -1,0 +1,16 @@
+from .bars import Bar as Bar
+from .bars import bar_chart as bar_chart
+from .bars import picture as picture
+from .document import Page as Page
+from .document import Section as Section
+from .document import Table as Table
+from .document import entries as entries
+from .document import render as render
+from .document import require_renderer as require_renderer
+from .lines import MOST_LINES as MOST_LINES
+from .lines import Line as Line
+from .lines import Marks as Marks
+from .lines import Panel as Panel
+from .lines import Shade as Shade
+from .ticks import duration as duration
+from .time_chart import line_chart as line_chart

@@ -1,0 +1,281 @@
+"""Horizontal bars with their values printed beside them, as an HTML figure or an SVG file.
+
+In HTML a row is text and a bar in SVG: text inside an SVG neither wraps nor keeps its size when a phone narrows the
+chart.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tfopt.errors import unknown_name
+from tfopt.page.markup import escape
+
+Tone = Literal["baseline", "better", "worse", "unclear"]
+
+# A shape for each tone, so that nobody depends on colour to tell them apart.
+_MARKS: dict[Tone, str] = {
+    "baseline": "M1.5 1.5h7v7h-7z",
+    "better": "M5 1 9.5 9h-9z",
+    "worse": "M5 9 .5 1h9z",
+    "unclear": "M5 1.5a3.5 3.5 0 1 1 0 7a3.5 3.5 0 1 1 0-7z",
+}
+_LOGARITHMIC_NOTE = "Logarithmic scale: bars start at the reference, and equal distances are equal ratios."
+
+# Beyond this the shortest bar of a linear chart falls under 5 % of the longest: too short to compare.
+_WIDEST_LINEAR_SPREAD = 20.0
+
+# The SVG file's layout, in its own units.
+_WIDTH, _ROW_HEIGHT, _TOP = 760, 26, 56
+_LANE_LEFT, _LANE_WIDTH = 190, 400
+_STYLE = """\
+text { font: 13px system-ui, sans-serif; fill: #1c242c } .title { font-weight: 600; font-size: 15px }
+.muted { fill: #56616c } .line { stroke: #56616c } .whisker { stroke: #1c242c; fill: none }
+.baseline { fill: #52647a } .better { fill: #12857b } .worse { fill: #c2500f } .unclear { fill: #a9b1ba }
+@media (prefers-color-scheme: dark) {
+text { fill: #e4e8ea } .muted { fill: #a0abb5 } .line { stroke: #a0abb5 } .whisker { stroke: #e4e8ea }
+.baseline { fill: #8296b0 } .better { fill: #3aa597 } .worse { fill: #e0793b } .unclear { fill: #6d7580 }
+}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of a chart.
+
+    Raises:
+        ValueError: If a number is not finite, the interval has one end or its ends are swapped, or the tone is unknown.
+    """
+
+    label: str
+    """What was measured."""
+    value: float
+    """Length of the bar."""
+    text: str
+    """The value as printed beside the bar, with its unit."""
+    low: float | None = None
+    """Lower end of the interval, drawn as a whisker. Both ends or neither."""
+    high: float | None = None
+    """Upper end of the interval."""
+    tone: Tone = "unclear"
+    """How to judge the value. It sets the bar's colour and the mark beside the value."""
+
+    def __post_init__(self) -> None:
+        for name in ("value", "low", "high"):
+            _require_finite(f"{name} of bar {self.label!r}", getattr(self, name))
+        if (self.low is None) != (self.high is None):
+            raise ValueError(
+                f"Expected both ends of the interval of bar {self.label!r}, or neither. "
+                f"Received: low={self.low}, high={self.high}."
+            )
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(
+                f"Expected low <= high for bar {self.label!r}. Received: low={self.low}, high={self.high}."
+            )
+        if self.tone not in _MARKS:
+            raise unknown_name("tone", self.tone, get_args(Tone))
+
+    @property
+    def numbers(self) -> list[float]:
+        """The value and the ends of its interval."""
+        return [number for number in (self.value, self.low, self.high) if number is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps values to percent of a chart's width."""
+
+    low: float
+    """The left edge."""
+    high: float
+    """The right edge, above `low`."""
+    origin: float
+    """Where bars begin: zero, or the reference on a logarithmic scale, which has no zero."""
+    logarithmic: bool
+    """Whether equal distances are equal ratios."""
+
+    def percent(self, value: float) -> float:
+        """Returns the distance of `value` from the left edge, from 0 to 100."""
+        if self.logarithmic:
+            low, high, at = math.log10(self.low), math.log10(self.high), math.log10(value)
+        else:
+            # Divided by the largest, so that the difference of two huge values stays finite.
+            largest = max(abs(self.low), abs(self.high))
+            low, high, at = self.low / largest, self.high / largest, value / largest
+        return min(100.0, max(0.0, 100 * (at - low) / (high - low)))
+
+
+def fit_scale(values: Iterable[float], reference: float | None) -> Scale:
+    """Returns the scale that holds all of `values` and the reference.
+
+    It is linear from zero, so that a bar twice as long means a value twice as large, unless the values spread too
+    widely: then it is logarithmic, and bars run from the reference to either side. A logarithmic scale needs positive
+    values and a reference, without which bars could begin anywhere.
+    """
+    held = [*values, *([] if reference is None else [reference])]
+    low, high = min(held), max(held)
+    if reference is not None and low > 0 and math.log10(high) - math.log10(low) > math.log10(_WIDEST_LINEAR_SPREAD):
+        return Scale(low, high, origin=reference, logarithmic=True)
+    low, high = min(low, 0.0), max(high, 0.0)
+    return Scale(low, high if high > low else low + 1.0, origin=0.0, logarithmic=False)
+
+
+def bar_chart(
+    bars: Sequence[Bar],
+    *,
+    title: str,
+    description: str,
+    reference: float | None = None,
+    reference_label: str = "",
+) -> str:
+    """Returns horizontal bars as an HTML figure with inline SVG, for `Section(charts=...)`.
+
+    Colours, sizes and fonts come from the page's style sheet. There are no axis ticks: every number shown is in a text
+    that the caller passed. Bars start at zero. Where values spread over more than a factor of 20 around a reference,
+    the scale is logarithmic, bars start at the reference, and the chart says so.
+
+    Args:
+        bars: From top to bottom.
+        title: What is compared, printed above the bars.
+        description: How to read the chart, printed below the title.
+        reference: Value of a thin line across all bars, such as 1.0 for ratios to a baseline.
+        reference_label: What the line means, printed in the key. Default: "reference".
+
+    Raises:
+        ValueError: If there is no bar, the reference is not finite, or a label comes without a reference.
+    """
+    if not bars:
+        raise ValueError(f"Expected at least one bar for the chart {title!r}. Received: none.")
+    _require_finite(f"reference of the chart {title!r}", reference)
+    if reference is None and reference_label:
+        raise ValueError(f"Expected a reference for reference_label={reference_label!r}. Received: reference=None.")
+    scale = fit_scale([number for bar in bars for number in bar.numbers], reference)
+    rows = "\n".join(_html_row(bar, scale, reference) for bar in bars)
+    note = f'<p class="note">{_LOGARITHMIC_NOTE}</p>\n' if scale.logarithmic else ""
+    return (
+        f'<figure class="chart">\n<figcaption><strong>{escape(title)}</strong> '
+        f"<span>{escape(description)}</span></figcaption>\n"
+        f'<ul class="bars" role="list">\n{rows}\n</ul>\n'
+        f"{_key(bars, reference, reference_label)}\n{note}</figure>"
+    )
+
+
+def picture(bars: Sequence[Bar], *, title: str, description: str, reference: float | None = None) -> str:
+    """Returns bars as an SVG document for a README, with its own colours for light and dark schemes.
+
+    Every number is in a text that the caller passed. Text is neither wrapped nor cut: labels of up to about 25 letters
+    and values of up to about 22 fit.
+
+    Args:
+        bars: From top to bottom.
+        title: What is compared, printed above the bars.
+        description: How to read them, printed below the title.
+        reference: Value of a thin line across all bars, such as 1.0 for ratios to a baseline.
+
+    Raises:
+        ValueError: If there is no bar.
+    """
+    if not bars:
+        raise ValueError(f"Expected at least one bar for the picture {title!r}. Received: none.")
+    scale = fit_scale([number for bar in bars for number in bar.numbers], reference)
+    height = _TOP + _ROW_HEIGHT * len(bars) + 8
+    rows = [_svg_row(bar, scale, _TOP + _ROW_HEIGHT * number) for number, bar in enumerate(bars)]
+    if reference is not None:
+        at = _x(scale, reference)
+        rows.append(f'<line class="line" x1="{at}" x2="{at}" y1="{_TOP - 4}" y2="{height - 8}"/>')
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
+            f"<title>{escape(title)}</title>",
+            f"<style>\n{_STYLE}\n</style>",
+            f'<text class="title" x="8" y="20">{escape(title)}</text>',
+            f'<text class="muted" x="8" y="40">{escape(description)}</text>',
+            *rows,
+            "</svg>\n",
+        ]
+    )
+
+
+def _require_finite(what: str, number: float | None) -> None:
+    if number is not None and not math.isfinite(number):
+        raise ValueError(f"Expected a finite number as {what}. Received: {number}. Leave out what was not measured.")
+
+
+def _html_row(bar: Bar, scale: Scale, reference: float | None) -> str:
+    label, text = escape(bar.label), escape(bar.text)
+    return (
+        f'<li class="{bar.tone}"><span class="name" title="{label}">{label}</span>'
+        f'<span class="value">{_mark(bar.tone)}{text}</span>'
+        f'<div class="lane"><svg role="img" width="100%" height="100%">'
+        f"<title>{label}: {bar.tone}</title><desc>{text}</desc>"
+        f"{_lines(scale, reference)}"
+        f'<svg y="50%" overflow="visible">{_rounded_bar(bar, scale)}{_whisker(bar, scale)}</svg>'
+        f"</svg></div></li>"
+    )
+
+
+def _lines(scale: Scale, reference: float | None) -> str:
+    """The line that bars start at, and the reference, over the height of a row."""
+    positions = {} if scale.logarithmic else {"origin": scale.percent(scale.origin)}
+    if reference is not None:
+        positions["reference"] = scale.percent(reference)
+    return "".join(
+        f'<line class="{name}" x1="{at:.2f}%" x2="{at:.2f}%" y1="0" y2="100%"/>' for name, at in positions.items()
+    )
+
+
+def _rounded_bar(bar: Bar, scale: Scale) -> str:
+    left, right = sorted((scale.percent(scale.origin), scale.percent(bar.value)))
+    if scale.logarithmic and right - left < 1:
+        # A value at the reference has no length there: a dot shows that it was measured.
+        return f'<circle class="bar" cx="{scale.percent(bar.value):.2f}%" r="5"/>'
+    return f'<rect class="bar" x="{left:.2f}%" width="{right - left:.2f}%" y="-5" height="10" rx="5"/>'
+
+
+def _whisker(bar: Bar, scale: Scale) -> str:
+    if bar.low is None or bar.high is None:
+        return ""
+    low, high = f"{scale.percent(bar.low):.2f}%", f"{scale.percent(bar.high):.2f}%"
+    return (
+        f'<g class="whisker"><line x1="{low}" x2="{high}"/>'
+        f'<line x1="{low}" x2="{low}" y1="-7" y2="7"/><line x1="{high}" x2="{high}" y1="-7" y2="7"/></g>'
+    )
+
+
+def _mark(tone: Tone) -> str:
+    return f'<svg class="mark {tone}" viewBox="0 0 10 10" aria-hidden="true"><path d="{_MARKS[tone]}"/></svg>'
+
+
+def _key(bars: Sequence[Bar], reference: float | None, reference_label: str) -> str:
+    """The meaning of this chart's marks and lines."""
+    used = {bar.tone for bar in bars}
+    items = [f"{_mark(tone)}{tone}" for tone in _MARKS if tone in used]
+    if any(bar.low is not None for bar in bars):
+        items.append(f"{_sample('whisker', 'M1 5h14M1 1v8M15 1v8')}interval")
+    if reference is not None:
+        items.append(f"{_sample('reference', 'M8 0v10')}{escape(reference_label) or 'reference'}")
+    return '<p class="key">' + " ".join(f"<span>{item}</span>" for item in items) + "</p>"
+
+
+def _sample(name: str, path: str) -> str:
+    return f'<svg class="sample {name}" viewBox="0 0 16 10" aria-hidden="true"><path d="{path}"/></svg>'
+
+
+def _svg_row(bar: Bar, scale: Scale, top: float) -> str:
+    middle = top + _ROW_HEIGHT / 2
+    left, right = sorted((_x(scale, scale.origin), _x(scale, bar.value)))
+    whisker = ""
+    if bar.low is not None and bar.high is not None:
+        low, high = _x(scale, bar.low), _x(scale, bar.high)
+        ends = "".join(f"M{x} {middle - 5:g}v10" for x in (low, high))
+        whisker = f'<path class="whisker" d="M{low} {middle:g}H{high}{ends}"/>'
+    bar_height = _ROW_HEIGHT - 12
+    return (
+        f'<text x="8" y="{middle + 4:g}">{escape(bar.label)}</text>'
+        f'<rect class="{bar.tone}" x="{left}" y="{top + 6:g}" width="{right - left:.1f}" height="{bar_height}" rx="3"/>'
+        f'{whisker}<text x="{_LANE_LEFT + _LANE_WIDTH + 12}" y="{middle + 4:g}">{escape(bar.text)}</text>'
+    )
+
+
+def _x(scale: Scale, value: float) -> float:
+    return round(_LANE_LEFT + _LANE_WIDTH * scale.percent(value) / 100, 1)
