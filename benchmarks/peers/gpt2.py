@@ -7,6 +7,7 @@ scaled_dot_product_attention, fused AdamW, bfloat16 autocast; eager and compiled
 line of JSON each. Exit code 3 where torch is not installed.
 """
 
+import re
 import sysconfig
 from functools import cache, partial
 from pathlib import Path
@@ -57,17 +58,19 @@ class Gpt2(nn.Module):
 
 
 @cache
-def text():
-    """The source files of Python's standard library as bytes: repeated tokens cost the embedding's gradient time."""
+def text(vocabulary):
+    """The source files of Python's standard library as tokens: words and signs, numbered as in tfopt-bench."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
+    words = re.findall(rb"\s*\w+|\s*[^\w\s]", b"".join(file.read_bytes() for file in files))
+    numbers = {}
+    return torch.tensor([numbers.setdefault(word, len(numbers)) for word in words]) % vocabulary
 
 
-def batch(size, length, number):
-    """Bytes of text and those that follow them, each (size, length)."""
-    generator = torch.Generator().manual_seed(number)
-    starts = torch.randint(len(text()) - length, (size, 1), generator=generator)
-    cut = text()[starts + torch.arange(length + 1)].long()
+def batch(size, length, vocabulary, number):
+    """Tokens of text and those that follow them, each (size, length)."""
+    tokens, generator = text(vocabulary), torch.Generator().manual_seed(number)
+    starts = torch.randint(len(tokens) - length, (size, 1), generator=generator)
+    cut = tokens[starts + torch.arange(length + 1)]
     return cut[:, :-1].contiguous(), cut[:, 1:].contiguous()
 
 
@@ -79,7 +82,7 @@ def workload(tiny):
         name="gpt2",
         batch_size=size,
         model=partial(Gpt2, blocks, width, heads, vocabulary, length),
-        batch=partial(batch, size, length),
+        batch=partial(batch, size, length, vocabulary),
         optimizer=partial(torch.optim.AdamW, lr=3e-4, weight_decay=0.1, fused=True),
         steps=2 if tiny else 10,
         samples=2 if tiny else 10,

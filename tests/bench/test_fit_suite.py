@@ -188,7 +188,7 @@ def test_batch_norm_is_fused_in_one_variant(small_resnet, monkeypatch):
 
 def test_gpt2_takes_flash_attention(cudnn, monkeypatch):
     made = noted(monkeypatch, gpt2, partial(gpt2.model, blocks=1, width=16, heads=2, vocabulary=256, length=64))
-    monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=64))
+    monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=64, vocabulary=256))
     monkeypatch.setattr(kernels, "GPT2_BATCH", 2)
     kernels.gpt2_case().variants[1].timer(ExitStack())
     (net,) = made
@@ -219,6 +219,20 @@ def test_attention_alone(cudnn, monkeypatch):
     assert (len(plain["values"]), plain["passed"], taken["passed"]) == (4, True, True)
     # bfloat16 has eight bits: one rounding is off by 0.2 % or so.
     assert 1e-3 < max(taken["values"]) <= max(plain["values"]) < 2e-2
+
+
+def test_attention_is_timed_in_a_chain_of_eight(cudnn):
+    operands = kernels._operands(SHAPE)
+    chain = kernels._compiled(SHAPE, kernels._flash, kernels._CHAINED)
+    operations = chain.get_concrete_function(*operands).graph.get_operations()
+    assert len([operation for operation in operations if operation.type == "XlaCallModule"]) == 2 * 8
+    output, *_ = chain(*operands)
+    query, key, value, _ = operands
+    for _ in range(8):
+        query = kernels._plain(query, key, value, causal=SHAPE.causal)
+    np.testing.assert_allclose(
+        tf.cast(output, "float32"), tf.cast(query, "float32"), atol=8 * 2**-8 * np.abs(query).max()
+    )
 
 
 @pytest.mark.parametrize(

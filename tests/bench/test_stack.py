@@ -21,7 +21,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(resnet50, "model", photos.model)
     sizes = {"blocks": 1, "width": 16, "heads": 2, "vocabulary": 256, "length": 32}
     monkeypatch.setattr(gpt2, "model", partial(gpt2.model, **sizes))
-    monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=32))
+    monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=32, vocabulary=256))
     monkeypatch.setattr(stack, "GPT2_BATCH", 2)
     monkeypatch.setattr(feeding, "PHOTOGRAPHS", 64)
     for name, value in {"_STEPS": 2, "_WARMUP": 1}.items():

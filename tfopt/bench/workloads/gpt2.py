@@ -1,5 +1,6 @@
 """GPT-2 with 124 million parameters, on the source text of Python's own library."""
 
+import re
 import sysconfig
 from functools import cache
 from pathlib import Path
@@ -70,40 +71,44 @@ def model(
     return net
 
 
-def batch(size: int, *, length: int = LENGTH, seed: int = 0) -> tuple[Any, Any]:
-    """One batch of text, cut at random: a token is a byte, and the next one is to be told.
-
-    Byte tokens need no file of words from elsewhere, and cost what others cost: the last layer has all of its columns.
+def batch(size: int, *, length: int = LENGTH, vocabulary: int = VOCABULARY, seed: int = 0) -> tuple[Any, Any]:
+    """One batch of text, cut at random; the targets are the next tokens.
 
     Args:
         size: Sequences.
         length: Tokens in each.
+        vocabulary: As for `model`.
         seed: Of the places.
 
     Returns:
-        Tokens and those that follow them, each of shape (size, length), int32 from 0 to 255.
+        Tokens and targets, each of shape (size, length), int32 from 0 to `vocabulary` - 1.
     """
-    data = text()
-    starts = np.random.default_rng(seed).integers(len(data) - length, size=size)
-    cut = data[starts[:, None] + np.arange(length + 1)].astype("int32")
+    tokens = text(vocabulary)
+    starts = np.random.default_rng(seed).integers(len(tokens) - length, size=size)
+    cut = tokens[starts[:, None] + np.arange(length + 1)]
     return cut[:, :-1], cut[:, 1:]
 
 
 @cache
-def text() -> Any:
-    """The source files of Python's standard library, one after the other, as uint8.
+def text(vocabulary: int = VOCABULARY) -> Any:
+    """The source files of Python's standard library as int32 tokens.
+
+    A token is a word or a sign with the space before it, numbered by first appearance. There are about 54,000, so that
+    the whole vocabulary is used, with the frequencies of text: repeated tokens cost the embedding's gradient time.
 
     Raises:
-        tfopt.errors.UnsupportedError: This Python came without them.
+        tfopt.errors.UnsupportedError: If this Python came without its sources.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     if len(sources) < 1_000_000:
         raise UnsupportedError(
             f"Expected the source files of Python's standard library in {folder}. Found {len(sources)} bytes. Use a "
-            "Python that has them: it trains GPT-2 on their text."
+            "Python that has them: GPT-2 is trained on their text."
         )
-    return np.frombuffer(sources, np.uint8)
+    numbers: dict[bytes, int] = {}
+    words = re.findall(rb"\s*\w+|\s*[^\w\s]", sources)
+    return np.array([numbers.setdefault(word, len(numbers)) for word in words], "int32") % vocabulary
 
 
 def _initial() -> keras.initializers.Initializer:
