@@ -2,9 +2,9 @@ from .cache.folder import clear_cache as clear_cache
 from .plan import PipelinePlan as PipelinePlan
 from .plan import build_pipeline as build_pipeline
 from .plan import plan_pipeline as plan_pipeline
+from .profiling.pipeline_profile import PipelineProfile as PipelineProfile
+from .profiling.pipeline_profile import StageProfile as StageProfile
 from .profiling.profile import profile_pipeline as profile_pipeline
-from .profiling.report import PipelineProfile as PipelineProfile
-from .profiling.report import StageProfile as StageProfile
 from .shared.crop import CentralCrop as CentralCrop
 from .shared.crop import RandomCrop as RandomCrop
 from .shared.options import per_batch as per_batch

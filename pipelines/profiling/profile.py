@@ -1,59 +1,61 @@
-"""`profile_pipeline()`: what each stage of an input pipeline costs, and which one limits it."""
+"""`profile_pipeline`: what each stage of an input pipeline costs, and which one limits it."""
 
-import numbers
-from dataclasses import replace
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
 
+from tfopt import checks
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import host
 from tfopt.pipelines.cache.writer import read_index
 from tfopt.pipelines.plan import PipelinePlan
-from tfopt.pipelines.profiling.limits import Limits, find_limits
-from tfopt.pipelines.profiling.measuring import Run, run_passes, run_unfused
-from tfopt.pipelines.profiling.naming import StageNames
-from tfopt.pipelines.profiling.nodes import Node
-from tfopt.pipelines.profiling.report import PipelineProfile, StageProfile
+from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile
+from tfopt.pipelines.profiling.sampled_run import Node, Run, run_passes, run_unfused
+from tfopt.pipelines.profiling.stage_names import StageNames
 from tfopt.pipelines.sampling import trace
 from tfopt.pipelines.shared.options import PerBatch
 
-_SPLITTING_SHARE = 0.3  # of the time, where stages are fused
+_SPLITTING_SHARE = 0.3  # of the time, if stages are fused
 # A first pass through a cache and a full-size shuffle would only fill them in the time.
 _SHUFFLE_BATCHES = 4
-_APART = 32  # examples in a batch of the run that keeps stages apart
+_UNFUSED_BATCH = 32  # examples; small, since the time for that run is short
+_MOSTLY_SEEN = 0.5
+HAND_OVER = ""  # stands for what is not a stage's work
 
 
 def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfile:
-    """Runs an input pipeline alone, without a model, and tells what each of its stages costs and which one limits it.
+    """Runs an input pipeline alone, without a model; reports what each stage costs and which one limits it.
 
-    Use it when `ThroughputLogger` shows a high `input_wait_percent`. A plan is built anew, so that the pipeline that is
-    trained on keeps its state; its shuffle draws from a small buffer, which costs the same an element. Data that ends
-    is gone over again, and then the later passes are measured, which read from the cache.
+    Use it when `ThroughputLogger` shows a high `input_wait_percent`. A plan is built again, so that the pipeline in
+    training keeps its state; its shuffle draws from a small buffer, which costs the same per element. Data that ends is
+    read again, and then the later passes are measured, which read from the cache.
 
-    The costs are those that TensorFlow itself counts for its autotuning: wall time of a stage's work, without waiting
-    for other stages.
+    Costs are TensorFlow's own, counted for its autotuning: wall time of a stage's work, without waiting for others.
 
-    A cache on disk is read where it is whole. Where it is not, nothing is written: the plan runs without its cache, as
-    its stages work in the first epoch, and that counts as the first pass.
+    A complete cache on disk is read. Otherwise nothing is written: the plan runs without its cache, as its stages do in
+    the first epoch, and that counts as the first pass.
 
     Args:
         plan_or_dataset: A `PipelinePlan`, or any `tf.data.Dataset` of batches; the first dimension of an element's
-            first tensor counts as its examples. Of a dataset whole iterations are used up: one that remembers its
-            place, as a generator may, goes on from there afterwards. A `shuffle` in it first fills its buffer, so give
-            it without where that takes longer than `seconds`.
-        seconds: About how long to run it; up to three times as long where fewer than four batches come. A batch that
-            was begun is waited for.
+            first tensor counts as its examples. A dataset is iterated from its start; one that remembers its place, as
+            a generator may, goes on from there afterwards. A `shuffle` in it fills its buffer first; leave it out if
+            that takes longer than `seconds`.
+        seconds: About how long to run; up to three times as long if fewer than four batches come. Waits for a batch
+            that has begun.
 
     Returns:
         The profile; `print` it.
 
     Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: `seconds` is not above zero.
-        PipelineError: There is no batch or no example, or the pipeline fails.
-        UnsupportedError: The plan makes its batches on the device, or is that of one of several processes on a tf.data
-            service.
+        TypeError: If an argument is of the wrong type.
+        ValueError: If `seconds` is not above zero.
+        PipelineError: If there is no batch or no example, or the pipeline fails.
+        UnsupportedError: If the plan makes its batches on the device, or belongs to one of several processes on a
+            tf.data service.
 
     Example:
         >>> import numpy as np
@@ -62,7 +64,7 @@ def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfil
         >>> profile.examples_per_second > 0
         True
     """
-    seconds = _as_seconds(seconds)
+    seconds = checks.number("seconds", seconds, "Pass a duration, such as 5.", above=0)
     if isinstance(plan_or_dataset, PipelinePlan):
         return _profile_plan(plan_or_dataset, seconds)
     if isinstance(plan_or_dataset, tf.data.Dataset):
@@ -73,12 +75,112 @@ def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfil
     )
 
 
+@dataclass(slots=True)
+class Resource:
+    """Something on which the work of stages takes turns."""
+
+    capacity: float  # seconds of work per second
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # work per example, by stage
+
+    def rate(self, without: str | None = None) -> float:
+        """Returns the examples per second that it admits; `without` leaves out a stage's work."""
+        work = sum(seconds for stage, seconds in self.seconds.items() if stage != without)
+        return self.capacity / work if work > 0 else math.inf
+
+
+@dataclass(slots=True)
+class Limits:
+    """What holds a pipeline back: the resources that its stages share."""
+
+    pool: Resource  # tf.data's thread pool
+    others: list[Resource] = field(default_factory=list)  # threads, and calls of parallel nodes
+    calls: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # parallel calls per example, by stage
+    batch_size: float = 1.0
+
+    def rate(self, without: str | None = None) -> float:
+        """Returns the examples per second that all of them admit; `without` leaves out a stage's work."""
+        return min(resource.rate(without) for resource in (self.pool, *self.others))
+
+    def busy_percent(self, stage: str, examples_per_second: float) -> float:
+        """Returns how much of its own thread or parallel calls a stage takes up at this speed; at most 100."""
+        shares = [own.seconds[stage] / own.capacity for own in self.others if stage in own.seconds]
+        return min(100.0, 100 * examples_per_second * max(shares, default=0.0))
+
+    def account_for(self, cpu_seconds: float, examples_per_second: float) -> None:
+        """Adds processor time that was not seen, if the work seen explains less than half of the time.
+
+        TensorFlow does not time starting a call and waking its thread. With small elements that is most of the work; it
+        grows with the number of calls, and handing a batch over counts as one.
+
+        Args:
+            cpu_seconds: Processor time of the process, per example.
+            examples_per_second: The pipeline's speed.
+        """
+        unseen = cpu_seconds - sum(self.pool.seconds.values())
+        if unseen <= 0 or self.rate() * _MOSTLY_SEEN < examples_per_second:
+            return
+        hand_over = 1 / self.batch_size
+        total = sum(self.calls.values()) + hand_over
+        for stage, calls in self.calls.items():
+            self.pool.seconds[stage] += unseen * calls / total
+        self.pool.seconds[HAND_OVER] += unseen * hand_over / total
+
+
+def find_limits(
+    root: Node, stages_of: Callable[[Node], dict[str, float]], *, batch_size: float, threads: float
+) -> Limits:
+    """Finds what the pipeline's stages share.
+
+    - The calls of a parallel node: as many at once as its parallelism.
+    - A thread: nodes that are not parallel take turns in the thread of the parallel node or prefetch they feed.
+    - tf.data's thread pool, one thread per core, which runs the functions of all stages. A function that sleeps holds
+      its thread like one that computes, so stages hold each other back even while the processor is idle.
+
+    Args:
+        root: The nodes.
+        stages_of: Returns the stages whose work a node does, each with its share; empty for none.
+        batch_size: Examples per element of `root`.
+        threads: In the pool.
+    """
+    limits = Limits(Resource(threads), batch_size=batch_size)
+
+    def resource(capacity: float) -> Resource:
+        limits.others.append(Resource(capacity))
+        return limits.others[-1]
+
+    # From a node to its inputs, with the thread that asks it for elements, how many it gives per element of the root,
+    # and how many like it run side by side.
+    def visit(node: Node, thread: Resource, given: float, copies: float) -> None:
+        own = thread if node.parallelism is None else resource(node.parallelism * copies)
+        for stage, share in stages_of(node).items():
+            seconds = share * given * node.seconds / max(node.elements, 1) / batch_size
+            own.seconds[stage] += seconds
+            limits.pool.seconds[stage] += seconds
+            limits.calls[stage] += share * given / batch_size if node.parallelism else 0.0
+        starts_thread = node.parallelism is not None or node.name == "Prefetch"
+        upstream = resource(copies) if starts_thread else thread
+        for (slot, _), inner in node.inputs.items():
+            if node.nests and slot > 0:
+                visit(inner, own, given, own.capacity if node.parallelism else copies)
+            else:
+                visit(inner, upstream, given * _inputs_per_element(node, inner), copies)
+
+    visit(root, resource(1.0), 1.0, 1.0)
+    return limits
+
+
+def _inputs_per_element(node: Node, inner: Node) -> float:
+    if node.ratio is not None:
+        return node.ratio
+    return inner.elements / node.elements if node.elements else 1.0
+
+
 def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
-    sources: list[Any] = []
     if plan.layout.cache.on == "device":
         raise UnsupportedError(
             "profile_pipeline expects stages that run on the host. Found cache='device': batches are made on the "
-            "device, where TensorFlow counts no stages. Profile the same plan with cache=None for what loading takes."
+            "device, where TensorFlow counts no stages. Profile the same plan with cache=None to see what loading "
+            "takes."
         )
     if plan.layout.part is not None:
         raise UnsupportedError(
@@ -86,31 +188,27 @@ def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
             "the strategy takes. Profile the same plan in one process, without the strategy."
         )
     plan, unwritten = _without_writing(plan)
+
+    def unfused(run: Run) -> dict[str, float]:
+        del run
+        apart, raw = _stages_apart(plan)
+        return _unfused_costs(apart, apart, [raw], seconds)
+
+    sources: list[Any] = []
     dataset = _to_run(plan, sources).build()
-    run = run_passes(dataset, (1 - _SPLITTING_SHARE) * seconds)
-    names = StageNames(run.nodes, dataset, sources=sources)
-    unfused: dict[str, float] = {}
-    if names.any_fused:
-        apart, sources = _stages_apart(plan)
-        split = run_unfused(apart, _SPLITTING_SHARE * seconds)
-        unfused = _costs(split, StageNames(split.nodes, apart, sources=sources), apart)
-    if unwritten:
-        run = replace(run, later=False)  # later passes would read the cache
-    return _profile(plan.source.name, run, names, _limits(run, names, dataset, unfused))
+    profile = _profile(plan.source.name, dataset, sources, seconds, unfused)
+    return replace(profile, first_pass=True) if unwritten else profile  # later passes would have read the cache
 
 
 def _profile_dataset(dataset: Any, seconds: float) -> PipelineProfile:
-    run = run_passes(dataset, (1 - _SPLITTING_SHARE) * seconds)
-    names = StageNames(run.nodes, dataset)
-    unfused: dict[str, float] = {}
-    if names.any_fused:
-        split = run_unfused(dataset.repeat() if run.later else dataset, _SPLITTING_SHARE * seconds)
-        unfused = _costs(split, StageNames(split.nodes, dataset), dataset)
-    return _profile("dataset", run, names, _limits(run, names, dataset, unfused))
+    def unfused(run: Run) -> dict[str, float]:
+        return _unfused_costs(dataset.repeat() if run.later else dataset, dataset, None, seconds)
+
+    return _profile("dataset", dataset, None, seconds, unfused)
 
 
 def _without_writing(plan: PipelinePlan) -> tuple[PipelinePlan, bool]:
-    """Returns the plan, without its cache where that would be written to the disk, and whether that is so."""
+    """Drops a plan's cache if running would write it to disk; returns the plan, and whether it did."""
     folder, key = plan.layout.cache.folder, plan.layout.key
     if folder is None or key is None or read_index(folder / key) is not None:
         return plan, False
@@ -118,7 +216,7 @@ def _without_writing(plan: PipelinePlan) -> tuple[PipelinePlan, bool]:
 
 
 def _to_run(plan: PipelinePlan, sources: list[Any]) -> PipelinePlan:
-    """Returns a plan as it is run here; it puts what the source makes into `sources`."""
+    """Returns a plan as it is run here; appends the datasets that its source makes to `sources`."""
 
     def kept(made: Any) -> Any:
         sources.append(made)
@@ -133,27 +231,27 @@ def _to_run(plan: PipelinePlan, sources: list[Any]) -> PipelinePlan:
             dataset=lambda: kept(source.dataset()),
             shuffled=None if shuffled is None else lambda seed: kept(shuffled(seed)),
         ),
-        # A copy to the GPU leaves no figures on the host.
         layout=replace(
             layout,
             shuffle_buffer=min(layout.shuffle_buffer, _SHUFFLE_BATCHES * plan.options.batch_size),
             mixing_buffer=min(layout.mixing_buffer, _SHUFFLE_BATCHES * plan.options.batch_size),
-            device=None,
+            device=None,  # a copy to the GPU leaves no figures on the host
         ),
     )
 
 
-def _stages_apart(plan: PipelinePlan) -> tuple[Any, list[Any]]:
+def _stages_apart(plan: PipelinePlan) -> tuple[Any, Any]:
     """Returns endless batches of a plan's sampled elements, each stage in a map of its own, and their source."""
     traced = trace(plan.source, plan.source.dataset(), plan.options)
     examples = traced.augmented.repeat()
     batched = any(isinstance(function, PerBatch) for function in plan.options.augmentations)
-    # Small batches: the time for this run is short.
-    return (examples if batched else examples.batch(min(plan.options.batch_size, _APART))), [traced.raw]
+    return (examples if batched else examples.batch(min(plan.options.batch_size, _UNFUSED_BATCH))), traced.raw
 
 
-def _costs(run: Run, names: StageNames, dataset: Any) -> dict[str, float]:
-    """Returns the seconds of work an example, by stage; none where nothing came out."""
+def _unfused_costs(to_run: Any, dataset: Any, sources: Sequence[Any] | None, seconds: float) -> dict[str, float]:
+    """Returns the seconds of work per example by stage, each in a node of its own; nothing if no example came out."""
+    run = run_unfused(to_run, _SPLITTING_SHARE * seconds)
+    names = StageNames(run.nodes, dataset, sources=sources)
     return dict(_limits(run, names, dataset, {}).pool.seconds) if run.examples else {}
 
 
@@ -162,7 +260,7 @@ def _limits(run: Run, names: StageNames, dataset: Any, unfused: dict[str, float]
         stages = names.of(node)
         costs = [unfused.get(stage, 0.0) for stage in stages]
         if not sum(costs):
-            # The function's work, not the copying into the batch, is what was fused.
+            # The function's work was fused, not the copying into the batch.
             return {stage: float(index == 0) for index, stage in enumerate(stages)}
         return {stage: cost / sum(costs) for stage, cost in zip(stages, costs, strict=True)}
 
@@ -170,7 +268,16 @@ def _limits(run: Run, names: StageNames, dataset: Any, unfused: dict[str, float]
     return find_limits(run.nodes, stages_of, batch_size=run.batch_size, threads=threads)
 
 
-def _profile(name: str, run: Run, names: StageNames, limits: Limits) -> PipelineProfile:
+def _profile(
+    name: str,
+    dataset: Any,
+    sources: Sequence[Any] | None,
+    seconds: float,
+    unfused: Callable[[Run], dict[str, float]],
+) -> PipelineProfile:
+    run = run_passes(dataset, (1 - _SPLITTING_SHARE) * seconds)
+    names = StageNames(run.nodes, dataset, sources=sources)
+    limits = _limits(run, names, dataset, unfused(run) if names.any_fused else {})
     parallelism = dict.fromkeys(names.stages, 1.0)
     for node in run.nodes.walk():
         for stage in names.of(node):
@@ -198,12 +305,3 @@ def _profile(name: str, run: Run, names: StageNames, limits: Limits) -> Pipeline
         first_pass=not run.later,
         stages=stages,
     )
-
-
-def _as_seconds(seconds: Any) -> float:
-    if not isinstance(seconds, numbers.Real) or isinstance(seconds, bool):
-        raise TypeError(f"Expected a number for `seconds`. Received: {seconds!r}. Pass such as 5.")
-    value = float(seconds)
-    if not 0 < value < float("inf"):
-        raise ValueError(f"Expected `seconds` above zero. Received: {seconds!r}. Pass such as 5.")
-    return value

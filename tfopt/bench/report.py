@@ -95,7 +95,7 @@ def _communication(case: dict[str, Any]) -> Iterator[Table]:
 def _more_charts(case: dict[str, Any]) -> Iterator[str]:
     # What draws them loads TensorFlow.
     if profile := case.get("profile"):
-        from tfopt.pipelines.profiling.report import chart_of as chart_of_profile
+        from tfopt.pipelines.profiling.pipeline_profile import chart_of as chart_of_profile
 
         yield chart_of_profile(profile)
     for gate in case.get("gate") or ():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfopt.pipelines.profiling.limits import find_limits
-from tfopt.pipelines.profiling.nodes import Node
+from tfopt.pipelines.profiling.profile import find_limits
+from tfopt.pipelines.profiling.sampled_run import Node
 
 
 def node(name, elements, seconds, *inputs, ratio=1.0, parallelism=None):

@@ -8,8 +8,7 @@ import tensorflow as tf
 from planted_stages import line, nap, numbers, quick, work
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import plan_pipeline
-from tfopt.pipelines.profiling import profile_pipeline
+from tfopt.pipelines import plan_pipeline, profile_pipeline
 
 SECONDS = 0.8
 
@@ -189,10 +188,10 @@ def test_bad_arguments():
         profile_pipeline([1, 2])
     dataset = tf.data.Dataset.range(4).batch(2)
     for seconds in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="above zero"):
+        with pytest.raises(ValueError, match=r"Expected seconds to be (above 0|a finite number)"):
             profile_pipeline(dataset, seconds)
     for seconds in ("5", None, True):
-        with pytest.raises(TypeError, match="Expected a number"):
+        with pytest.raises(TypeError, match="Expected seconds to be a number"):
             profile_pipeline(dataset, seconds)
     with pytest.raises(PipelineError, match="at least one batch"):
         profile_pipeline(tf.data.Dataset.range(4).batch(8, drop_remainder=True), 0.1)

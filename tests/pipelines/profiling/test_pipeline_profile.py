@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from tfopt.pipelines.profiling import PipelineProfile, StageProfile
+from tfopt.pipelines import PipelineProfile, StageProfile
 
 
 def profile(**speedups):
@@ -61,7 +61,7 @@ def test_a_stage_without_which_nothing_would_be_left():
 
 def test_the_table_is_aligned():
     lines = str(profile(read=1.0, decode=3.0)).splitlines()
-    assert lines[0] == "Profile of photos: 1,000 examples/s (250 a core, 4 cores), first pass over the data"
+    assert lines[0] == "Profile of photos: 1,000 examples/s (250 per core, 4 cores), first pass over the data"
     assert lines[1].split() == ["stage", "ms/example", "at", "once", "busy", "without", "it"]
     assert lines[3].split() == ["decode", "0.500", "2", "90", "%", "3,000/s"]
     assert len({len(line) for line in lines[1:4]}) == 1

@@ -1,4 +1,4 @@
-"""What a profile found: as a table, as JSON and as a chart."""
+"""The result of `profile_pipeline`, as a table, JSON and a chart."""
 
 import math
 from collections.abc import Mapping
@@ -8,82 +8,69 @@ from typing import Any
 from tfopt.page import Bar, bar_chart
 from tfopt.text import aligned
 
-# A stage limits the pipeline if without it the pipeline would be faster by more than a tenth, and by clearly more than
-# without any other one.
+# A stage limits the pipeline if leaving it out gains more than a tenth, and clearly more than leaving out any other.
 _WORTHWHILE = 1.1
 _CLEARLY = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProfile:
-    """What one stage costs.
-
-    Args:
-        name: The stage.
-        ms_per_example: Its work an example: wall time, without waiting for other stages.
-        parallelism: How many of its calls may run at once.
-        busy_percent: How much of the time those, or its thread, are taken up by it.
-        speedup_without: How many times as fast the pipeline would be without it; infinite where nothing else works.
-    """
+    """The cost of one stage."""
 
     name: str
     ms_per_example: float
+    """Its work per example: wall time, without waiting for other stages."""
     parallelism: int
+    """How many of its calls may run at once."""
     busy_percent: float
+    """How much of the time it takes up those calls, or its thread."""
     speedup_without: float
+    """How many times as fast the pipeline would be without it; infinite if nothing else works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineProfile:
-    """What `profile_pipeline` found.
-
-    Args:
-        name: What was profiled.
-        seconds: How long it ran.
-        batches: The batches that came out.
-        examples: The examples in them.
-        examples_per_second: How fast.
-        cores: How many cores the process may use.
-        first_pass: Whether a first pass over the data was measured, which fills the cache if there is one, rather than
-            later ones.
-        stages: In the order in which elements pass them; those before a cache that is full do not work and are left
-            out.
-    """
+    """What `profile_pipeline` measured."""
 
     name: str
+    """What was profiled."""
     seconds: float
+    """How long it ran."""
     batches: int
     examples: int
     examples_per_second: float
     cores: float
+    """Cores that the process may use."""
     first_pass: bool
+    """Whether this is the first pass over the data, which fills a cache, rather than later ones."""
     stages: tuple[StageProfile, ...]
+    """In the order in which elements pass them. Stages before a full cache do not work, and are left out."""
 
     @property
     def examples_per_second_per_core(self) -> float:
-        """The speed divided by the cores that the process may use."""
+        """The speed per core that the process may use."""
         return self.examples_per_second / self.cores
 
     @property
     def limiting(self) -> str | None:
-        """The stage that limits the pipeline, None where none stands out; `verdict` then says why."""
+        """The stage that limits the pipeline; None if none stands out, and `verdict` says why."""
         leading = self._leading()
         return leading[0].name if len(leading) == 1 else None
 
     @property
     def verdict(self) -> str:
-        """Which stage limits the pipeline, in a sentence."""
+        """The limiting stage, in a sentence."""
         leading = self._leading()
         if not leading:
             return "No single stage limits it: without any one of them it would be about as slow."
-        # "Without the cache" would say that none at all is quicker.
+        # "Without the cache" would read as if having none were faster.
         names = " and ".join("access to the cache" if stage.name == "cache" else stage.name for stage in leading)
         if len(leading) > 1:
             return f"{names} limit it alike: if one of them cost nothing, {self._without(leading[0])}."
         return f"{names} limits it: if it cost nothing, {self._without(leading[0])}."
 
     def examples_per_second_without(self, stage: StageProfile) -> float | None:
-        """How fast the pipeline would be without one of its stages; None where nothing else works."""
+        """Returns the pipeline's speed without a stage; None if nothing else works."""
         speed = self.examples_per_second * stage.speedup_without
         return speed if math.isfinite(speed) else None
 
@@ -91,7 +78,7 @@ class PipelineProfile:
         which = "first pass over the data" if self.first_pass else "later passes over the data"
         head = (
             f"Profile of {self.name}: {self.examples_per_second:,.0f} examples/s "
-            f"({self.examples_per_second_per_core:,.0f} a core, {self.cores:g} cores), {which}"
+            f"({self.examples_per_second_per_core:,.0f} per core, {self.cores:g} cores), {which}"
         )
         rows = [("stage", "ms/example", "at once", "busy", "without it"), *map(self._row, self.stages)]
         return "\n".join([head, *aligned(rows, texts=1), self.verdict])
@@ -113,11 +100,11 @@ class PipelineProfile:
         }
 
     def chart(self) -> str:
-        """Returns a bar a stage as an HTML figure, for `tfopt.page.Section(charts=...)`."""
+        """Returns an HTML figure with a bar per stage, for `tfopt.page.Section(charts=...)`."""
         return chart_of(self.to_dict())
 
     def _leading(self) -> list[StageProfile]:
-        """The stages without which the pipeline would be fastest, if that is worthwhile at all."""
+        """Returns the stages without which the pipeline would be fastest; none if the gain is not worthwhile."""
         best = max((stage.speedup_without for stage in self.stages), default=0.0)
         if best < _WORTHWHILE:
             return []
@@ -148,10 +135,10 @@ class PipelineProfile:
 
 
 def chart_of(profile: Mapping[str, Any]) -> str:
-    """Returns the chart of a profile that was kept as JSON values, as `PipelineProfile.chart` does.
+    """Returns the chart of a stored profile.
 
     Args:
-        profile: What `PipelineProfile.to_dict` gave.
+        profile: As `PipelineProfile.to_dict` returns it.
     """
     bars = [
         Bar(
@@ -165,5 +152,5 @@ def chart_of(profile: Mapping[str, Any]) -> str:
     return bar_chart(
         bars,
         title=f"Input pipeline: {profile['examples_per_second']:,.0f} examples per second",
-        description=f"Work of each stage in milliseconds an example. {profile['verdict']}",
+        description=f"Work of each stage in milliseconds per example. {profile['verdict']}",
     )

@@ -1,23 +1,23 @@
-"""Finds which stage of a pipeline each node of its iterator belongs to.
+"""Assigns the nodes of a running pipeline to its stages.
 
-TensorFlow's nodes carry the names of operations, and its optimiser fuses, adds and drops some: they are aligned with
-the datasets as they were written.
+TensorFlow's nodes carry operation names, and its optimiser fuses, adds and drops some, so they are aligned with the
+datasets as they were written.
 """
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from tfopt.pipelines.profiling.nodes import Node
+from tfopt.pipelines.profiling.sampled_run import Node
 from tfopt.pipelines.shared.options import function_name
 
 # One node for two datasets, the later one first.
 _FUSED = {"mapandbatch": ("batch", "map"), "shuffleandrepeat": ("repeat", "shuffle")}
-# Datasets of which it cannot be seen what they became.
+# Datasets whose operation does not show.
 _ANY = ("variant", "tfrecord")
-# Operations that are a stage of a plan of their own, even where they carry no name.
+# Operations that are stages of a plan even without a name.
 _OWN_STAGES = ("shuffle", "cache", "batch", "prefetch")
-_INJECTED = "prefetch"  # what the optimiser adds
+_INJECTED = "prefetch"  # added by the optimiser
 
 READ = "read"
 _JOINT = "_and_"
@@ -30,9 +30,9 @@ class StageNames:
 
     Args:
         root: The nodes.
-        dataset: The dataset that they belong to.
-        sources: Where it is that of a plan, the datasets that its source made. What they do is "read"; behind them,
-            operations without a name belong to the named stage that follows. Default: each operation is a stage.
+        dataset: The dataset that was run.
+        sources: For a plan, the datasets that its source made. What they do is "read"; behind them, operations without
+            a name belong to the named stage that follows. Default: each operation is a stage.
     """
 
     def __init__(self, root: Node, dataset: Any, *, sources: Sequence[Any] | None = None):
@@ -45,31 +45,31 @@ class StageNames:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the stages."""
         return tuple(self._order)
 
     @property
     def any_fused(self) -> bool:
-        """Whether a node does the work of several stages."""
+        """Whether any node does the work of several stages."""
         return any(len(stages) > 1 for stages in self._named.values())
 
     def of(self, node: Node) -> tuple[str, ...]:
-        """Returns the stages of a node; several where it is a fusion of them."""
+        """Returns the stages of a node; several if it is fused."""
         return self._named.get(id(node), ())
 
     def _visit(self, top: Node, dataset: Any, behind: str | None) -> None:
-        """Names a node, all nodes on the way to its source, and those that join them on the way."""
+        """Names a node, all nodes on the way to its source, and those that join them."""
         nodes, datasets = _chain_of_nodes(top), _chain_of_datasets(dataset)
         kinds = [(node, kind) for node in nodes for kind in _FUSED.get(_kind(node.name), (_kind(node.name),))]
         pairs = _align([kind for _, kind in kinds], [_kind(type(one).__name__) for one in datasets])
         names = self._names(kinds, pairs, datasets, behind)
-        # From the source on: the order in which elements pass.
+        # From the source on, as elements pass.
         for (node, _), index, name in reversed(list(zip(kinds, pairs, names, strict=True))):
             joining = () if index is None else datasets[index]._inputs()[1:]
             for (slot, _), inner in node.inputs.items():
                 if 0 < slot <= len(joining) and not node.nests:
                     self._visit(inner, joining[slot - 1], name)
-            # A map of a plan that does the work of several stages carries all their names.
+            # A plan's map that does the work of several stages carries all their names.
             for part in name.split(_JOINT) if name and self._planned else [name]:
                 self._name(node, part)
 
@@ -92,7 +92,7 @@ class StageNames:
         datasets: Sequence[Any],
         behind: str | None,
     ) -> list[str | None]:
-        """Returns a stage for each; None for the root, which does no work."""
+        """Returns a stage for each node; None for the root, which does no work."""
         written = [None if index is None else datasets[index] for index in pairs]
         if not self._planned:
             return self._each(kinds, written, behind)
@@ -113,8 +113,8 @@ class StageNames:
         return getattr(dataset, "_name", None) or (kind if kind in _OWN_STAGES else None)
 
     def _each(self, kinds: Sequence[tuple[Node, str]], written: Sequence[Any], behind: str | None) -> list[str | None]:
-        """Returns a stage for each operation; what the optimiser added belongs to its neighbour."""
-        # Where it cannot be seen what was written, a node that is not found there may still be the user's.
+        """Makes each operation a stage; what the optimiser added belongs to its neighbour."""
+        # If a dataset hides what was written, a node without a match may still be the user's.
         hidden = any(_kind(type(one).__name__) in _ANY for one in written)
         own = [
             None if one is None and (kind == _INJECTED or not hidden) else self._single(kind, one)
@@ -154,7 +154,7 @@ def _describe(kind: str, dataset: Any) -> str:
 
 
 def _kind(name: str) -> str:
-    """Returns what the name of an operation and that of its Python class have in common."""
+    """Returns the common part of an operation's name and that of its Python class."""
     name = re.sub(r"^_?(Parallel|Memory|File|Finite|Forever|Empty)?", "", name)
     return re.sub(r"(Impl|Dataset|V\d+)+$", "", name).lower()
 
@@ -162,7 +162,7 @@ def _kind(name: str) -> str:
 def _chain_of_nodes(node: Node) -> list[Node]:
     chain = [node]
     while first := [inner for (slot, _), inner in chain[-1].inputs.items() if slot == 0]:
-        # More than one only where a cache was filled and then read: the one that did more is the pipeline's.
+        # Several only if a cache was filled and then read: the one that did more is the pipeline's.
         chain.append(max(first, key=lambda inner: inner.seconds))
     return chain
 
@@ -175,9 +175,9 @@ def _chain_of_datasets(dataset: Any) -> list[Any]:
 
 
 def _align(kinds: Sequence[str], written: Sequence[str]) -> list[int | None]:
-    """Returns, for each node, the index of the dataset that it is; None for one that the optimiser added.
+    """Returns the index of each node's dataset; None for nodes that the optimiser added.
 
-    The longest common subsequence; a dataset of unknown kind may stand for any node, but counts for less.
+    This is the longest common subsequence; a dataset of unknown kind may match any node, but counts for less.
     """
     rows, columns = len(kinds), len(written)
     best = [[0] * (columns + 1) for _ in range(rows + 1)]
