@@ -169,6 +169,7 @@ def test_imports_go_down_a_floor():
                     assert floor[target[1]] > floor[parts[1]], f"{name} imports {module}"
 
 
+@pytest.mark.slow
 def test_an_editable_install_sees_one_package(built, tmp_path):
     copy = built[0].parents[1]
     code = "import setuptools.build_meta as b, sys; print(b.build_editable(sys.argv[1]))"

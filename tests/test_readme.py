@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tfopt import callbacks, pipelines
 from tfopt.measure import StepTimes, compare
 
@@ -40,6 +42,7 @@ def test_recorded_runs_name_no_place():
         assert not re.search(r'"[^"]*(/home|/root|/Users|/tmp|/var)[^"]*"', path.read_text()), path
 
 
+@pytest.mark.slow
 def test_the_examples_run(tmp_path):
     before_and_after, training = re.findall(r"```python\n(.*?)```", README, re.S)
     assert len([line for line in before_and_after.splitlines() if line]) <= 5

@@ -83,6 +83,7 @@ def test_a_storm_of_lengths_is_warned_of_once():
     assert "Input 0 is to blame. Give it one shape: pad to a fixed length" in warning
 
 
+@pytest.mark.slow
 def test_as_many_lengths_as_were_announced_are_no_storm():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -147,6 +148,7 @@ class Fails(keras.callbacks.Callback):
         raise self.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_exception_in_another_callback(error):
     model, logger, fails = linear(), CompilationLogger(), Fails(error)
@@ -162,6 +164,7 @@ def test_an_exception_in_another_callback(error):
     assert fit(logger, model)["xla_compilations"] == [0]
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_step():
     def broken():
         yield np.ones((2, 3, 4), "float32"), np.ones((2, 3, 1), "float32")
@@ -232,6 +235,7 @@ def test_two_of_them_leave_nothing_behind():
     assert not watched(model.test_function)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_replaced_meanwhile_is_watched_too():
     model = linear(jit_compile=False)
     switch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: set_jit(model, epoch == 1))
@@ -239,6 +243,7 @@ def test_a_step_that_is_replaced_meanwhile_is_watched_too():
     assert not watched(model.train_function)
 
 
+@pytest.mark.slow
 def test_where_xla_reports_nothing_there_are_no_keys(monkeypatch):
     def refuse(*args, **kwargs):
         raise UnsupportedError("Expected A. Found: B. Do C.")
@@ -249,6 +254,7 @@ def test_where_xla_reports_nothing_there_are_no_keys(monkeypatch):
     assert set(history) == {"loss"}
 
 
+@pytest.mark.slow
 def test_a_keras_logger_before_it_is_warned_of(tmp_path):
     csv_logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     with pytest.warns(UserWarning, match="Expected CompilationLogger before CSVLogger"):

@@ -46,6 +46,7 @@ def test_units_are_those_in_the_names():
             assert [known for end, known in units.items() if key.endswith(end)] in ([], [unit]), key
 
 
+@pytest.mark.slow
 def test_the_snippets_run(tmp_path):
     printed = run_snippets("callbacks.md", tmp_path)
     assert "'loss'" in printed  # what the tracker got

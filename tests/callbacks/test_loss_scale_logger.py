@@ -333,6 +333,7 @@ print([history[key] for key in ("loss_scale", "skipped_steps", "loss_scale_growt
 """
 
 
+@pytest.mark.slow
 def test_two_replicas():
     """In a process of its own: logical devices are made before TensorFlow starts."""
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -15,6 +15,7 @@ import pytest
 from fake_nvml import FakeGpu
 from models import assert_same_state, state
 from prometheus_client.parser import text_string_to_metric_families
+from quick import first_quick
 from watched_fit import Clock, Forks, Interrupts, fit, gpus, net, shared_net, threads, told
 
 import tfopt
@@ -281,6 +282,7 @@ def free_port():
         return server.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_after_an_interrupted_fit_port_and_file_end_by_themselves(tmp_path):
     port = free_port()
     on_port, on_file = PrometheusExporter(port=port), PrometheusExporter(tmp_path / "fit.prom")
@@ -334,7 +336,7 @@ class Answers(keras.callbacks.Callback):
         assert scraped(self.exporter)["tfopt_fit_running",] == 1.0
 
 
-@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("overlapped", first_quick([False, True]))
 def test_training_is_the_same_with_it(tmp_path, overlapped):
     plain, watched = net(), net()
     fit(model=plain, epochs=2)

@@ -98,6 +98,7 @@ def test_readings_of_sources_in_the_list_or_added():
     assert not throughput.listeners._methods
 
 
+@pytest.mark.slow
 def test_after_an_interrupted_fit_an_added_source_ends_though_its_user_stays():
     user = User()
     with pytest.raises(KeyboardInterrupt):

@@ -114,6 +114,7 @@ def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path
     assert re.search(r"; Adam, batch size \d+, model FLOPs utilisation [\d.]+ %; TensorFlow", page)
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_it_in_any_place_and_overlapped(tmp_path):
     plain = fit(model=small_net())
     for place in (0, 2):
@@ -175,6 +176,7 @@ def stop(error):
     return action
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_interrupted_fit_leaves_a_page(tmp_path, error):
     path, logger = tmp_path / "report.html", UtilizationLogger(interval_seconds=0.01)
@@ -205,6 +207,7 @@ model.fit(np.ones((80, 4)), np.ones((80, 1)), batch_size=8, verbose=0, callbacks
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_script_leaves_a_page(tmp_path):
     path = tmp_path / "report.html"
     ended = subprocess.run([sys.executable, "-c", SCRIPT, path], capture_output=True, text=True, timeout=300)

@@ -16,6 +16,7 @@ import keras
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
+from quick import first_quick
 from tensorflow.python.profiler.trace import enabled
 from traces import batches, marked_steps, tiny_model
 
@@ -98,7 +99,9 @@ def test_by_default_ten_steps_run_before_ten_that_are_traced(tmp_path):
     assert marked_steps(profiler.traces[0]) == [*range(10, 20)]
 
 
-@pytest.mark.parametrize(("start", "steps", "marks"), [(5, 6, [4, 8]), (4, 1, [4]), (0, 5, [0, 4]), (11, 1, [8])])
+@pytest.mark.parametrize(
+    ("start", "steps", "marks"), first_quick([(5, 6, [4, 8]), (4, 1, [4]), (0, 5, [0, 4]), (11, 1, [8])])
+)
 def test_whole_executions_are_traced(tmp_path, start, steps, marks):
     profiler = StepProfiler(tmp_path, start, steps)
     fit(profiler, model=tiny_model(steps_per_execution=4), steps=12)
@@ -193,7 +196,7 @@ def plain_state():
     return dataset, state(model)
 
 
-@pytest.mark.parametrize(("overlapped", "first"), [(False, False), (True, True)])
+@pytest.mark.parametrize(("overlapped", "first"), first_quick([(False, False), (True, True)]))
 def test_training_is_the_same_with_it(tmp_path, overlapped, first):
     dataset, plain = plain_state()
     profiled = small_net()
@@ -312,6 +315,7 @@ def ended():
     return not enabled()
 
 
+@pytest.mark.slow
 def test_after_an_exception_the_end_of_fit_ends_the_trace(tmp_path):
     profiler = StepProfiler(tmp_path, start_step=2, steps=4)
     with pytest.raises(RuntimeError):
@@ -344,6 +348,7 @@ def test_at_exit_a_trace_that_still_runs_is_written(tmp_path, monkeypatch):
     assert recording.folder.is_dir()
 
 
+@pytest.mark.slow
 def test_a_fork_in_the_middle_of_a_trace(tmp_path):
     profiler = StepProfiler(tmp_path, start_step=2, steps=3)
     codes = []

@@ -421,6 +421,7 @@ print("done", model.distribute_strategy.num_replicas_in_sync)
 """
 
 
+@pytest.mark.slow
 def test_two_replicas():
     """In a process of its own: logical devices are made before TensorFlow starts."""
     folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]

@@ -1,8 +1,10 @@
 """The snippets of docs/distribution.md and docs/clusters.md run as they stand, one after the other."""
 
+import pytest
 from snippets import run_snippets
 
 
+@pytest.mark.slow
 def test_the_snippets_run(tmp_path):
     printed = run_snippets("distribution.md", tmp_path)
     assert "one device: as without a strategy" in printed

@@ -100,6 +100,7 @@ def test_before_compile_and_after_and_anew():
     assert type(model.train_function).__name__ == "OverlappedStep"
 
 
+@pytest.mark.slow
 def test_with_xla_switched_and_float16_applied():
     """In either order: an overlapped model is switched, and a switched one overlapped."""
 
@@ -134,6 +135,7 @@ def test_it_can_be_timed_and_comes_back_as_it_was():
     fitted(model)
 
 
+@pytest.mark.slow
 def test_copies_are_not_overlapped(tmp_path):
     model = fit.overlap(dense_net())
     fitted(model)
@@ -257,6 +259,7 @@ print("replicas:", model.distribute_strategy.num_replicas_in_sync, type(model.tr
 """
 
 
+@pytest.mark.slow
 def test_two_replicas():
     """In a process of its own: logical devices are made before TensorFlow starts."""
     folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]

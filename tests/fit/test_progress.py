@@ -50,6 +50,7 @@ def test_it_finds_out_how_many_steps_there_are(capsys):
     assert sum(line.startswith("10/10") for line in shown(capsys.readouterr().out)) == 2
 
 
+@pytest.mark.slow
 def test_logs_are_converted_every_so_many_steps(conversions, capsys, monkeypatch):
     monkeypatch.setattr("tfopt.fit.readers._SECONDS", 1000.0)
     model = dense_net()

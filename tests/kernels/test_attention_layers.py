@@ -56,6 +56,7 @@ def test_training_runs_through_cudnn_forward_and_backward(cudnn):
     assert paths(flash) == {"heads": ((), None), "grouped": ((), None)}
 
 
+@pytest.mark.slow
 def test_a_fitted_model_changes_with_its_next_step(cudnn, uncompiled):
     model = heads_net(jit_compile=False)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
+from quick import first_quick
 from tensorflow.python.framework import config
 
 from tfopt.kernels import batch_norm, explain, fuse_batch_norm, undo
@@ -65,6 +66,7 @@ def calls(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_a_model_that_was_fitted_runs_through_the_kernel_from_then_on(calls):
     model = small_net(jit_compile=False)
     model.fit(*batch(), verbose=0)
@@ -98,7 +100,7 @@ def test_a_step_holds_one_kernel_forward_and_one_backward():
     assert "SquaredDifference" not in operations, "Keras' moments were traced too"
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("policy", first_quick(["float32", "mixed_bfloat16", "mixed_float16"]))
 def test_a_training_goes_as_with_keras(policy):
     stock, fused = (small_net(policy, optimizer="sgd", jit_compile=False) for _ in range(2))
     fuse_batch_norm(fused)
@@ -108,6 +110,7 @@ def test_a_training_goes_as_with_keras(policy):
         np.testing.assert_allclose(ours, other, atol=1e-5 if policy == "float32" else 2e-2, err_msg=name)
 
 
+@pytest.mark.slow
 def test_under_xla_keras_path_stays_bit_for_bit(calls):
     stock, fused = (small_net(jit_compile=True) for _ in range(2))
     assert fuse_batch_norm(fused) == 1
@@ -315,6 +318,7 @@ print("parts:", [len(part) for part in fused])
 """
 
 
+@pytest.mark.slow
 def test_two_replicas_train_as_with_keras():
     """In a process of its own: logical devices are made before TensorFlow starts."""
     folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]

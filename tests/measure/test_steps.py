@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 from models import assert_same_state, batch, small_net, state
+from quick import first_quick
 
 from tfopt.errors import PipelineError, TfoptError, UnsupportedError
 from tfopt.measure import FitTimer, StepTimer, fit_time, one_batch, step_time
@@ -31,7 +32,7 @@ def dataset(examples=40, size=8):
 
 @pytest.mark.parametrize("measure", [step_time, fit_time])
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", first_quick([False, True]))
 def test_the_model_comes_back_bit_for_bit(measure, policy, jit):
     # mixed_float16 as the global policy, so that compile adds a LossScaleOptimizer, whose scale is state too.
     keras.config.set_dtype_policy(policy)
@@ -189,6 +190,7 @@ print("replicas:", strategy.num_replicas_in_sync, "parts:", len(before))
 """
 
 
+@pytest.mark.slow
 def test_two_replicas_come_back_bit_for_bit():
     """In a process of its own: logical devices are made before TensorFlow starts."""
     folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]

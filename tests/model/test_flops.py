@@ -32,6 +32,7 @@ def test_resnet50():
     assert found.unknown == ()
 
 
+@pytest.mark.slow
 def test_gpt2():
     blocks, width, length, vocabulary = 12, 768, 1024, 50304
     keras.config.set_dtype_policy("mixed_bfloat16")

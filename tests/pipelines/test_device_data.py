@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import first_quick
 
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines import Source, build_pipeline, device_data, per_batch, plan_pipeline, profile_pipeline
@@ -52,7 +53,7 @@ def half(x, y):
 
 @pytest.mark.parametrize(
     ("remainder", "batch_size", "training"),
-    [("drop", 5, True), ("keep", 5, True), ("pad", 5, False), ("keep", 11, True), (None, 5, False)],
+    first_quick([("drop", 5, True), ("keep", 5, True), ("pad", 5, False), ("keep", 11, True), (None, 5, False)], 2),
 )
 def test_batches_in_order_are_those_of_the_cache_in_memory(remainder, batch_size, training):
     functions = [per_batch(shifted), per_batch(by_text)]
@@ -160,6 +161,7 @@ def test_examples_are_read_once_and_by_one_thread():
     assert len(calls) == len(X)
 
 
+@pytest.mark.slow
 def test_the_examples_are_freed_with_the_dataset():
     dataset = build_pipeline(DATA, batch_size=5, cache="device", augment=keras.layers.Rescaling(2.0))
     stage = stage_of(dataset)

@@ -1,8 +1,10 @@
 """The snippets of docs/pipelines.md run as they stand, one after the other."""
 
+import pytest
 from snippets import run_snippets
 
 
+@pytest.mark.slow
 def test_the_snippets_run(tmp_path, picture):
     for number in range(9):
         picture(tmp_path / "photos" / "train" / "abc"[number % 3] / f"{number}.png")

@@ -16,6 +16,7 @@ def net(optimizer="sgd", **options):
     return model
 
 
+@pytest.mark.slow
 def test_layers_that_another_compiled_model_trains():
     encoder = net(None)
     inputs = keras.Input((4,))

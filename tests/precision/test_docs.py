@@ -1,8 +1,10 @@
 """The snippets of docs/precision.md run as they stand, one after the other."""
 
+import pytest
 from snippets import run_snippets
 
 
+@pytest.mark.slow
 def test_the_snippets_run(tmp_path):
     printed = run_snippets("precision.md", tmp_path)
     for shown in (

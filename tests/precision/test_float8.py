@@ -1,6 +1,7 @@
 import keras
 import numpy as np
 import pytest
+from quick import first_quick
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
@@ -31,6 +32,7 @@ def policies(model):
     return {paths[layer]: current_policy(layer).name for layer in paths if layer.weights}
 
 
+@pytest.mark.slow
 def test_stock_quantizes_the_head_too_and_stops_a_fitted_model():
     model = net()
     model.fit(X, Y, verbose=0)
@@ -41,7 +43,7 @@ def test_stock_quantizes_the_head_too_and_stops_a_fitted_model():
         model.fit(X, Y, verbose=0)
 
 
-@pytest.mark.parametrize("policy", ["float8", "float8_from_mixed_float16"])
+@pytest.mark.parametrize("policy", first_quick(["float8", "float8_from_mixed_float16"]))
 def test_a_fitted_model_trains_on_with_its_state(policy):
     model = net()
     model.fit(X, Y, verbose=0)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from models import batch, small_net
+from quick import first_quick
 
 from tfopt import repairs
 from tfopt.model.layers import layer_paths
@@ -28,7 +29,7 @@ def assert_equal(variables, others):
 
 
 @pytest.mark.parametrize("other", ["float32", "mixed_bfloat16"])
-@pytest.mark.parametrize("reader", ["tfopt", "stock"])
+@pytest.mark.parametrize("reader", first_quick(["tfopt", "stock"]))
 def test_a_saved_model_keeps_policies_wrapper_and_state_under_another_policy(other, reader, tmp_path):
     model = small_net(jit_compile=False)
     apply(model, "mixed_float16")

@@ -5,13 +5,14 @@ import keras
 import pytest
 from keras.src.backend.common import global_state
 from keras.utils import clear_session
+from quick import first_quick
 
 from tfopt import repairs
 
 NAMES = ["keras.utils", "keras.backend", "keras.src.backend.common.global_state", __name__]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES))
 def test_the_policy_survives_by_every_name(under, name):
     module = sys.modules[name]
     own = keras.DTypePolicy("mixed_float16")

@@ -2,11 +2,13 @@
 
 import re
 
+import pytest
 from snippets import ROOT, run_snippets
 
 from tfopt import repairs
 
 
+@pytest.mark.slow
 def test_the_snippet_runs(tmp_path):
     assert run_snippets("repairs.md", tmp_path).count("repaired") == len(repairs.status().states)
 

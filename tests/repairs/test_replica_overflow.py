@@ -85,6 +85,7 @@ def found():
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_stock_keras_looks_at_the_first_replica_only(found):
     stock = found["stock"]
     assert (stock["0"]["unchanged"], stock["0"]["scales"]) == (True, [2.0**14] * 2)

@@ -86,6 +86,7 @@ def test_what_is_faster_and_the_same_is_on_and_nothing_changes(timed, dropout):
     assert model.jit_compile is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [SlowWithoutXla, SlowUnderXla])
 def test_it_agrees_with_timing_by_hand(layer):
     model = net(layer())

@@ -59,6 +59,7 @@ except UnsupportedError as error:
 """
 
 
+@pytest.mark.slow
 def test_xla_runs_with_the_flags_and_refuses_those_that_come_too_late(tmp_path):
     folder = tmp_path / 'a "folder"'
     ended = run(IN_TIME, FOLDER=str(folder))

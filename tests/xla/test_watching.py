@@ -263,6 +263,7 @@ def test_what_the_user_has_asked_to_be_logged_is_logged_as_ever(log, capfd):
     assert capfd.readouterr().err.count("Compilation of XLA executable") == 2
 
 
+@pytest.mark.slow
 def test_tensorflow_need_not_be_asked_before_it_loads():
     code = (
         "import tensorflow as tf, tfopt\n"

@@ -4,6 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 from models import batch
+from quick import first_quick
 from throughput import dataset, rows, tiny_net
 
 from tfopt.callbacks import ThroughputLogger
@@ -65,7 +66,7 @@ def slow_input(seconds, batches=12):
     return dataset(8 * batches, 8).map(wait, num_parallel_calls=1).prefetch(1)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", first_quick([False, True]))
 @pytest.mark.parametrize(("input_ms", "work_ms", "low", "high"), [(1, 30, 0, 50), (40, 20, 10, 90), (150, 1, 30, 100)])
 def test_the_share_of_waiting_for_input(tmp_path, jit_compile, input_ms, work_ms, low, high):
     logger, work = ThroughputLogger(tmp_path, window_steps=6), Works(work_ms / 1000)

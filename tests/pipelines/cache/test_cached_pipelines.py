@@ -93,6 +93,7 @@ def test_what_the_content_depends_on_is_in_the_key(folder, photos):
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.slow
 def test_what_it_does_not_depend_on_is_not(folder, photos):
     plain = key(photos, folder)
     assert key(photos, folder, crop=RandomCrop(4)) == plain  # behind the cache

@@ -61,6 +61,7 @@ def test_a_writer_that_is_killed_blocks_nothing(tmp_path, number, caplog):
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_two_jobs_with_one_cache(tmp_path, caplog):
     writer = start(tmp_path, PAUSE="0.02")
     while not list(tmp_path.glob("*.writing-*")):
@@ -74,6 +75,7 @@ def test_two_jobs_with_one_cache(tmp_path, caplog):
     assert serves(plan.build())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1000, 70_000])
 def test_a_disk_that_is_full(tmp_path, limit):
     job = start(tmp_path, epochs=2, FILE_LIMIT=str(limit))

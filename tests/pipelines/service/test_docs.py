@@ -8,6 +8,7 @@ import pytest
 from snippets import ROOT, run_snippets
 
 
+@pytest.mark.slow
 def test_the_snippet_runs(servers, tmp_path):
     page = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"```bash\npython -m tfopt\.pipelines\.serve (.*)\n```", page)

@@ -32,6 +32,7 @@ def batches_of(at):
     return batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "found"), [(signal.SIGKILL, "nobody there"), (signal.SIGSTOP, r"no answer in 3 s")])
 @pytest.mark.parametrize("kind", ["worker", "dispatcher"])
 def test_a_server_that_is_killed_or_stopped_is_an_error(cluster, soon, kind, number, found):
@@ -60,6 +61,7 @@ def test_a_service_that_is_not_there_is_an_error_of_the_plan(soon):
         plan_pipeline(ROWS, service="grpc://127.0.0.1:9")
 
 
+@pytest.mark.slow
 def test_a_dispatcher_without_workers_is_an_error(servers, soon):
     _, (at,) = servers.serve("--port", "0", "--workers", "0")
     assert "no worker there yet" in str(plan_pipeline(ROWS, service=f"grpc://{at}"))
@@ -67,6 +69,7 @@ def test_a_dispatcher_without_workers_is_an_error(servers, soon):
         list(build_pipeline(ROWS, service=f"grpc://{at}"))
 
 
+@pytest.mark.slow
 def test_fit_ends_with_the_error_and_goes_on_once_the_worker_is_back(servers, soon):
     process, (at, _) = servers.serve("--port", "0", "--workers", "1")
     second, (_, lost) = servers.serve("--dispatcher", at)

@@ -58,6 +58,7 @@ def trained(ended):
     return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
 
 
+@pytest.mark.slow
 def test_each_example_comes_to_one_replica_once_an_epoch(servers, service, tmp_path):
     process, output = servers.run(service, str(tmp_path), script=SCRIPT)
     assert servers.wait(process) == 0, output.read_text()
@@ -69,6 +70,7 @@ def test_each_example_comes_to_one_replica_once_an_epoch(servers, service, tmp_p
             assert sorted(example for batch in batches for example in batch) == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps"), [("arrays", 13), ("records", 14)])
 def test_each_example_comes_to_one_process_once_an_epoch(trained, name, steps):
     for sizes, examples in together(trained, name):

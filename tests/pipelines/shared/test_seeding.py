@@ -49,6 +49,7 @@ def test_two_builds_under_a_seed_agree_epoch_by_epoch(options):
         assert first != epochs(build_pipeline(ROWS, batch_size=8, seed=8, **options))
 
 
+@pytest.mark.slow
 def test_two_processes_under_a_seed_agree():
     options = "batch_size=8, seed=7, transform=double, augment=add_noise"
     script = f"""

@@ -106,6 +106,7 @@ def test_a_folder_of_records_is_told_from_one_of_images(photos, tmp_path):
     assert as_source(tmp_path / "shards").name == "records in 1 file"
 
 
+@pytest.mark.slow
 def test_what_lies_in_files_can_be_cached_on_disk(npy_paths, prepared, tmp_path):
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file["x"] = np.arange(6)

@@ -147,6 +147,7 @@ def test_a_glob_that_matches_nothing(tmp_path):
         as_source(str(tmp_path / "*.tfrecord"))
 
 
+@pytest.mark.slow
 def test_a_service_that_gives_every_element_twice_is_refused():
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer()

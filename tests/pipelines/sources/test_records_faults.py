@@ -162,6 +162,7 @@ def test_a_writer_killed_at_any_moment_leaves_all_or_nothing(tmp_path, seed):
     expect_whole_or_absent(tmp_path / "target", write_and_kill(tmp_path / "target", seed))
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_and_says_so(tmp_path):
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -161,6 +161,7 @@ def test_what_appears_meanwhile_is_never_touched(tmp_path):
     assert os.listdir(tmp_path) == ["data"]
 
 
+@pytest.mark.slow
 def test_a_second_writer_is_refused_and_disturbs_nothing(tmp_path, holder):
     with pytest.raises(PipelineError, match="Another process is writing it now"):
         write(tmp_path / "data")

@@ -1,4 +1,5 @@
 import keras
+import pytest
 import tensorflow as tf
 from precision_nets import TOKENS, X, Y, cross_entropy, functional
 
@@ -19,6 +20,7 @@ class Residual(layers.Layer):
         return tf.add(x, self.quiet(self.loud(self.inner(x))))
 
 
+@pytest.mark.slow
 def test_a_block_that_does_not_take_two_dtypes_goes_back_whole():
     def body(x):
         x = Residual(1e6, name="bad")(layers.Dense(8, name="first")(x))
@@ -35,6 +37,7 @@ def test_a_block_that_does_not_take_two_dtypes_goes_back_whole():
     model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.slow
 def test_attention_goes_back_as_a_whole_where_it_takes_one_dtype():
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6,), dtype="int32")
@@ -63,6 +66,7 @@ class SumOfSquares(layers.Layer):
         return x / keras.ops.sqrt(keras.ops.sum((300 * x) ** 2, axis=-1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_faults_behind_a_fault_are_found():
     def body(x):
         for number in range(3):
@@ -105,6 +109,7 @@ def test_there_is_no_map_where_only_float32_is_left():
     assert report.fallback is None
 
 
+@pytest.mark.slow
 def test_a_layer_with_the_models_name_is_another():
     up, down = loud(0)
     model = functional(lambda x: layers.Dense(3, name="a")(down(up(layers.Dense(8, name="b")(x)))), name="a")

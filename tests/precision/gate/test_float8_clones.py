@@ -4,6 +4,7 @@ import keras
 import pytest
 from models import assert_same_state, state
 from precision_nets import X, Y, cross_entropy, functional, mlp, transformer
+from quick import first_quick
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
@@ -14,7 +15,7 @@ layers = keras.layers
 
 
 @pytest.mark.parametrize(
-    ("make", "policy", "count"), [(transformer, "float8", 6), (mlp, "float8_from_mixed_float16", 3)]
+    ("make", "policy", "count"), first_quick([(mlp, "float8_from_mixed_float16", 3), (transformer, "float8", 6)])
 )
 def test_float8_is_compared_on_a_clone(make, policy, count):
     model, data = make()
@@ -74,6 +75,7 @@ def made(kind, *arguments, factor=1.0):
     return model
 
 
+@pytest.mark.slow
 def test_layers_without_names_are_compared_in_full_and_taken_back():
     model = made(Nameless)
     report = check(model, (X, Y), "float8")

@@ -124,6 +124,7 @@ def test_regularizers_and_added_losses_count():
     assert report.reference_loss > 100
 
 
+@pytest.mark.slow
 def test_recurrent_layers_with_state_and_draws():
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
