@@ -22,7 +22,7 @@ import psutil
 import tensorflow as tf
 
 from tfopt import callbacks
-from tfopt.callbacks.sources import source
+from tfopt.callbacks.shared.reading_sources import find_source
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
 from tfopt.measure import environment
@@ -231,7 +231,7 @@ class Feed(keras.callbacks.Callback):
         if batch:
             return
         utilization, throughput = (
-            source(kind, self) for kind in (callbacks.UtilizationLogger, callbacks.ThroughputLogger)
+            find_source(kind, self) for kind in (callbacks.UtilizationLogger, callbacks.ThroughputLogger)
         )
         process, random = psutil.Process(), np.random.default_rng(0).integers(100, size=997).tolist()
         for number in range(self.samples):

@@ -1,6 +1,6 @@
 from .compilation_logger import CompilationLogger as CompilationLogger
 from .loss_scale_logger import LossScaleLogger as LossScaleLogger
-from .profiler.summary import TraceSummary as TraceSummary
+from .profiler.trace_summary import TraceSummary as TraceSummary
 from .prometheus_exporter import PrometheusExporter as PrometheusExporter
 from .report_writer import ReportWriter as ReportWriter
 from .step_profiler import StepProfiler as StepProfiler

@@ -1,4 +1,4 @@
-"""What loss scaling did during `fit`: the scale, the steps it skipped, and how often it grew."""
+"""Logs what loss scaling does during `fit`."""
 
 import math
 import os
@@ -11,10 +11,8 @@ from typing import Any
 import keras
 from keras.optimizers import LossScaleOptimizer
 
-from tfopt.callbacks.background import end_with_fit
-from tfopt.callbacks.files.background_rows import BackgroundRows
-from tfopt.callbacks.files.rows import check_formats
-from tfopt.callbacks.order import warn_of_earlier_loggers
+from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
+from tfopt.callbacks.shared.running_fit import end_with_fit, warn_of_earlier_loggers
 from tfopt.checks import log_folder
 from tfopt.repairs import computing_layers
 from tfopt.text import listed
@@ -24,35 +22,25 @@ _LAYERS_NAMED = 5
 
 
 class LossScaleLogger(keras.callbacks.Callback):
-    """Logs the loss scale of float16 training, the steps that were skipped for overflow, and how often the scale grew.
+    """Logs the loss scale of float16 training, the steps skipped for overflow, and how often the scale grew.
 
-    A float16 gradient that overflows makes `LossScaleOptimizer` skip the step and halve the scale; after 2,000 good
-    steps (`dynamic_growth_steps`) it doubles the scale. A few skipped steps at the start and one now and then are
-    healthy. Skips that go on are not: where every step of an epoch was skipped, which trains nothing, it warns.
+    A gradient that overflows makes `LossScaleOptimizer` skip the step and halve the scale; 2,000 good steps
+    (`dynamic_growth_steps`) double it. A few skips at the start and an occasional one later are healthy. It warns if an
+    epoch skipped every step, which trains nothing, and if layers compute in float16 while no optimizer scales the loss.
 
-    In `logs`, and so in Keras' history and in loggers that stand after this callback: `loss_scale` at the epoch's end,
-    `skipped_steps` and `loss_scale_growths` of the epoch. In files: `loss_scale.csv` and `loss_scale.jsonl`, a row an
-    epoch with the columns `time_seconds` (since 1970), `epoch`, `steps`, `optimizer` (the model's attribute that holds
-    it), `loss_scale`, `skipped_steps` and `loss_scale_growths`. Of several optimizers that scale the loss each has its
-    row, and `logs` have the lowest scale and the sums. One that did nothing in an epoch is left out.
-
-    No step waits for it: variables are read when an epoch begins and ends. The optimizer counts the steps that it
-    applied, so the others were skipped; each of those halved the scale, and what it lacks to that are growths. With
-    `steps_per_execution` above one Keras does not tell how many steps the last execution took: counts are then those
-    that explain the scale. They are absent from the logs, and empty or null in files, where several do, or none: where
-    a `train_step` of one's own applies gradients more or less often than once a step.
-
-    A model whose optimizer scales no loss has nothing to log. It warns then, and names the layers that compute in
-    float16 all the same: their small gradients are lost.
+    In `logs`, and so in Keras' history and later loggers: `loss_scale` at the epoch's end, `skipped_steps` and
+    `loss_scale_growths` of the epoch. In files (`loss_scale.csv`, `loss_scale.jsonl`): a row per epoch and optimizer
+    that scales the loss. No step waits for it: the optimizers are read when an epoch begins and ends, and the counts
+    follow from the applied steps and the change of the scale. Counts that do not follow are left out (null in files).
 
     Args:
-        log_dir: Folder for the files. None: only epoch logs.
-        formats: Which files: "csv", "jsonl", and "tensorboard" where that is installed.
+        log_dir: Folder for the files. Default None: only epoch logs.
+        formats: Which files: "csv", "jsonl", "tensorboard".
 
     Raises:
-        ValueError: An unknown format, or a `log_dir` that can be no folder.
-        TypeError: `log_dir` is no path.
-        tfopt.errors.UnsupportedError: TensorBoard is asked for and not installed.
+        ValueError: If a format is unknown, or `log_dir` cannot be a folder.
+        TypeError: If `log_dir` is not a path.
+        tfopt.errors.UnsupportedError: If TensorBoard is asked for and not installed.
 
     Example:
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.LossScaleLogger("logs")])
@@ -66,9 +54,9 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._warned: set[str] = set()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Opens the files, if there is a loss scale to log."""
+        """Opens the files if there is a loss scale to log."""
         warn_of_earlier_loggers(self)
-        self._close()  # an exception ended the fit before, without on_train_end
+        self._close()  # if an exception ended the previous fit
         self._optimizers = _loss_scaling(self.model)
         if not self._optimizers:
             self._warn_once("unscaled", _unscaled(self.model))
@@ -77,12 +65,12 @@ class LossScaleLogger(keras.callbacks.Callback):
             end_with_fit(self, self._writer.close)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reads where each optimizer starts."""
+        """Reads each optimizer's state."""
         self._before = {name: _state(optimizer) for name, optimizer in self._optimizers.items()}
         self._last_step = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes how far the epoch is."""
+        """Counts steps."""
         self._last_step = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -112,7 +100,7 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._close()
 
     def _possible_steps(self) -> range:
-        """How many steps the epoch may have had: of an execution Keras tells the last one that it may take."""
+        """How many steps the epoch may have had: for an execution, Keras reports the last step it may take."""
         least = self._last_step - getattr(self.model, "steps_per_execution", 1) + 1
         return range(max(1, least), self._last_step + 1)
 
@@ -136,7 +124,7 @@ class LossScaleLogger(keras.callbacks.Callback):
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Where an optimizer stands: its scale, the steps it applied, and how many until it grows."""
+    """An optimizer's loss scale, applied steps, good steps since the last change, and those it needs to grow."""
 
     scale: float
     applied: int
@@ -146,7 +134,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What became of the scale in an epoch; None where unknown."""
+    """What happened to the scale in an epoch. None: unknown."""
 
     scale: float | None
     steps: int | None
@@ -155,16 +143,16 @@ class _Change:
 
 
 def _state(optimizer: LossScaleOptimizer) -> _State:
-    # Not `.iterations`, which counts updates: with gradient accumulation several steps make one.
+    # Not `.iterations`, which counts updates: with gradient accumulation several steps make one update.
     applied = int(optimizer.inner_optimizer._iterations.numpy())
-    if not optimizer.built:  # the first step builds it, and only then has it a scale
+    if not optimizer.built:  # it has a scale only once the first step has built it
         return _State(optimizer.initial_scale, applied, 0, optimizer.dynamic_growth_steps)
     scale, good_steps = float(optimizer.dynamic_scale.numpy()), int(optimizer.step_counter.numpy())
     return _State(scale, applied, good_steps, optimizer.dynamic_growth_steps)
 
 
 def _change(before: _State, after: _State, steps: range, planned: int | None) -> _Change | None:
-    """What happened between two states, in as many steps as `steps` allows; None if nothing did."""
+    """What happened between two states in one of `steps` possible step counts; None if nothing did."""
     applied = after.applied - before.applied
     usual = 0 < before.scale < math.inf and 0 < after.scale < math.inf
     if usual and applied == 0 and after.scale == before.scale:
@@ -175,7 +163,7 @@ def _change(before: _State, after: _State, steps: range, planned: int | None) ->
         skipped = None if known is None else known - applied
         return _Change(scale, known, skipped, None)
     found = [(skipped, growths) for skipped, growths in _explanations(before, after) if applied + skipped in steps]
-    if len(found) > 1 and planned in steps:  # nearly always it is all data, or all of the last execution
+    if len(found) > 1 and planned in steps:  # nearly always the epoch used all data, or all of its last execution
         found = [one for one in found if applied + one[0] in (planned, steps[-1])]
     if len(found) != 1:
         return _Change(scale, known, None, None)
@@ -183,12 +171,12 @@ def _change(before: _State, after: _State, steps: range, planned: int | None) ->
 
 
 def _explanations(before: _State, after: _State) -> Iterator[tuple[int, int]]:
-    """Skipped steps and growths that lead from a state to another."""
+    """The pairs of skipped steps and growths that lead from one state to the other."""
     good = before.good_steps + after.applied - before.applied
     halved = round(math.log2(before.scale / after.scale))
     for growths in range(max(0, -halved), good // before.growth_steps + 1):
         skipped = halved + growths
-        # Each skipped step ends a run of good ones, which loses less than a growth takes; the last run goes on.
+        # Each skipped step ends a run of good ones, shorter than a growth needs; the last run goes on.
         lost = good - growths * before.growth_steps - after.good_steps
         if 0 <= lost <= skipped * (before.growth_steps - 1):
             yield skipped, growths
@@ -204,7 +192,7 @@ def _sum(figures: Iterable[int | None]) -> int | None:
 
 
 def _loss_scaling(model: keras.Model) -> dict[str, LossScaleOptimizer]:
-    """The optimizers of a model that scale the loss, by the attribute that holds them."""
+    """The model's optimizers that scale the loss, by attribute name."""
     found: dict[str, LossScaleOptimizer] = {}
     for name, value in {"optimizer": getattr(model, "optimizer", None), **vars(model)}.items():
         if isinstance(value, LossScaleOptimizer) and all(value is not other for other in found.values()):
@@ -217,17 +205,17 @@ def _unscaled(model: keras.Model) -> str:
     found = f"Expected an optimizer that scales the loss, for LossScaleLogger to log. Found: {optimizer}"
     half = [layer for layer in computing_layers(model) if layer.compute_dtype == "float16"]
     if not half:
-        return f"{found}, and no layer that computes in float16. No loss scale is needed: leave LossScaleLogger out."
+        return f"{found}, and no layer that computes in float16. No loss scale is needed: remove LossScaleLogger."
     names = [layer.path or layer.name for layer in half if layer.weights] or [layer.name for layer in half]
     return (
         f"{found}, while these layers compute in float16: {listed(names, _LAYERS_NAMED)}. Their small "
-        "gradients are lost without a word. Compile with keras.optimizers.LossScaleOptimizer(optimizer)."
+        "gradients are silently lost. Compile with keras.optimizers.LossScaleOptimizer(optimizer)."
     )
 
 
 def _all_skipped(epoch: int, change: _Change) -> str:
     return (
         f"Expected finite gradients in some of the {change.steps} steps of epoch {epoch}. Found all of them skipped "
-        f"for overflow, the loss scale now {change.scale}: nothing was trained. If it goes on, look for NaN in the "
+        f"for overflow, the loss scale now {change.scale}: nothing was trained. If this continues, look for NaN in the "
         "data and run tfopt.precision.check(model, dataset), which names the layer that overflows."
     )

@@ -1,61 +1,62 @@
-"""Readings of `fit` for Prometheus."""
+"""Exports readings of `fit` to Prometheus."""
 
 import contextlib
+import importlib.util
 import math
 import os
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfopt.callbacks.background import Background, end_with_fit
-from tfopt.callbacks.prometheus_metrics import Readings, registry, require_client
-from tfopt.callbacks.readings import finite, take_readings
-from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
+from tfopt.callbacks.shared.background import Background
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe
+from tfopt.callbacks.shared.running_fit import end_with_fit
+from tfopt.callbacks.throughput_logger import ThroughputLogger
+from tfopt.callbacks.utilization_logger import UtilizationLogger
+from tfopt.causes.readings import GPU_KEYS, HOST_KEYS
 from tfopt.checks import file, integer, number
+from tfopt.errors import UnsupportedError
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
+from tfopt.page.markup import printable
 from tfopt.warn import warn_once
 
+if TYPE_CHECKING:  # prometheus-client is an optional extra
+    from prometheus_client import CollectorRegistry, Metric
+
+_COUNTER = "gpu_energy_joules"  # the only reading that never decreases
 _WAIT_SECONDS = 2.0
-_PORT = "Take 0 for any port that is free."
 
 
 class PrometheusExporter(keras.callbacks.Callback):
-    """Offers the readings of `model.fit` to Prometheus, in a file for node_exporter or on a port of its own.
+    """Exports the readings of `model.fit` to Prometheus, in a file for node_exporter or on a port.
 
-    Use the file where node_exporter runs (its textfile collector), and the port where Prometheus can reach the machine.
-    Readings come from the `UtilizationLogger` and `ThroughputLogger` in fit's list, or from ones that it adds. They
-    keep their names and units, with `tfopt_` before them and the GPU as a label:
-    `tfopt_gpu_utilization_percent{gpu="0",uuid="GPU-…"}`, `tfopt_host_cpu_percent`, `tfopt_step_time_ms`; the energy
-    counter is `tfopt_gpu_energy_joules_total`. Beside them `tfopt_throttled{gpu,uuid,reason}`, `tfopt_steps_total` and
-    `tfopt_epochs_total` of this fit, `tfopt_log{key="loss"}` for each finite number in the logs of the last epoch, and
-    `tfopt_fit_running`. What is unknown has no sample, never 0; nor have the training's pace during validation and,
-    after `fit`, anything but the counters and logs. The port is closed then.
-
-    No step waits for it: files are written and scrapes answered in threads of their own. A file that cannot be written
-    and a port that is taken are reported once, and the training goes on.
+    Use the file where node_exporter runs (its textfile collector), and the port where Prometheus reaches the machine.
+    Readings keep their names and units, prefixed with `tfopt_`, with the GPU as labels:
+    `tfopt_gpu_utilization_percent{gpu="0",uuid="GPU-…"}`. docs/callbacks.md lists the metrics. What is unknown has no
+    sample. A file that cannot be written and a port that is taken are reported once, and the training goes on.
 
     Args:
-        textfile: The file, ending in ".prom", in node_exporter's folder; replaced as a whole. One a process: a second
-            training needs another name.
-        port: Or the port to listen on; 0 for any that is free.
-        host: The address to listen on. Default: this machine alone can connect; "0.0.0.0": everybody can.
-        interval_seconds: How often the file is written, at most. Default 15, as often as Prometheus' example asks.
+        textfile: The file, ending in ".prom", in node_exporter's folder; replaced atomically. Each process needs its
+            own.
+        port: The port to listen on, in place of `textfile`; 0 for any free one.
+        host: The address to listen on. Default: only this machine can connect; "0.0.0.0": everybody can.
+        interval_seconds: Shortest time between two writes of the file. Default 15, the scrape interval in Prometheus'
+            example configuration.
         clock: Seconds, monotonic.
 
-    Attributes:
-        url: Where to scrape, while `fit` runs; None otherwise.
-
     Raises:
-        ValueError: Not one of `textfile` and `port`, a file that does not end in ".prom", or what can be no port.
-        TypeError: An argument is of the wrong kind.
-        tfopt.errors.UnsupportedError: The package prometheus-client is not installed.
+        ValueError: If not exactly one of `textfile` and `port` is given, the file does not end in ".prom", or the port
+            is out of range.
+        TypeError: If an argument has the wrong type.
+        tfopt.errors.UnsupportedError: If prometheus-client is not installed.
 
     Example:
         >>> exporter = tfopt.callbacks.PrometheusExporter("/var/lib/node_exporter/training.prom")
@@ -72,21 +73,22 @@ class PrometheusExporter(keras.callbacks.Callback):
         clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
-        require_client()
+        _require_client()
         if (textfile is None) == (port is None):
             raise ValueError(
-                f"Expected a textfile or a port. Received: textfile={textfile!r}, port={port!r}. For both use two."
+                f"Expected a textfile or a port. Received: textfile={textfile!r}, port={port!r}. For both, use two "
+                "exporters."
             )
         self._textfile = None if textfile is None else _prom_file(textfile)
-        self._port = None if port is None else integer("port", port, _PORT, least=0, most=65535)
+        self._port = None if port is None else integer("port", port, "Use 0 for any free port.", least=0, most=65535)
         if not isinstance(host, str) or not host:  # an empty one would listen everywhere
-            raise TypeError(f'Expected host to be an address. Received: {host!r}. Take "127.0.0.1".')
+            raise TypeError(f'Expected host to be an address. Received: {host!r}. Use "127.0.0.1".')
         self._host = host
         self._interval_seconds = number("interval_seconds", interval_seconds, "Give seconds.", above=0)
         self._clock = clock
         self._ending = contextlib.ExitStack()
         self._outlet: _Textfile | _Server | None = None
-        self._readings = Readings()  # of no fit: `evaluate` and `predict` call callbacks too
+        self._exported = _Exported()  # of no fit: `evaluate` and `predict` call callbacks too
 
     @property
     def url(self) -> str | None:
@@ -95,36 +97,38 @@ class PrometheusExporter(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the port, or begins the file."""
-        self._end()  # an exception ended the fit before, without on_train_end
-        self._readings = Readings()
+        self._end()  # if an exception ended the previous fit
+        self._exported = _Exported()
         self._before = 0
         if self._textfile is not None:
-            self._outlet = _Textfile(self._textfile, self._readings, self._interval_seconds, self._clock)
+            self._outlet = _Textfile(self._textfile, self._exported, self._interval_seconds, self._clock)
         elif self._port is not None:
-            self._outlet = _serve(self._host, self._port, self._readings)
+            self._outlet = _serve(self._host, self._port, self._exported)
         if self._outlet is None:
             return
         end_with_fit(self, self._outlet.close)
         self._ending.callback(self._outlet.close)
-        self._ending.callback(take_readings(self, self._take_samples, self._take_throughput))
+        self._ending.callback(
+            subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput})
+        )
         self._outlet.refresh()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts on from the epochs before."""
-        self._before = self._readings.steps
+        """Continues the count of steps."""
+        self._before = self._exported.steps
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts the steps."""
-        self._readings.steps = self._before + batch + 1
+        """Counts steps."""
+        self._exported.steps = self._before + batch + 1
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes the training's pace away: there is none during validation."""
-        self._readings.throughput = {}
+        """Removes the throughput, which validation has none of."""
+        self._exported.throughput = {}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Offers the epoch's logs."""
-        self._readings.epochs += 1
-        self._readings.logs = {} if logs is None else logs
+        """Exports the epoch's logs."""
+        self._exported.epochs += 1
+        self._exported.logs = {} if logs is None else logs
         self._refresh()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -137,12 +141,12 @@ class PrometheusExporter(keras.callbacks.Callback):
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
-        self._readings.rows = rows
+        self._exported.rows = rows
         self._refresh()
 
     def _take_throughput(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
-        self._readings.throughput = finite({key: row.get(key) for key in THROUGHPUT_KEYS})
+        self._exported.throughput = finite({key: row.get(key) for key in THROUGHPUT_KEYS})
         self._refresh()
 
     def _refresh(self) -> None:
@@ -151,41 +155,106 @@ class PrometheusExporter(keras.callbacks.Callback):
             outlet.refresh()
 
 
-class _Textfile:
-    """The readings in a file, now and then."""
+@dataclass(slots=True)
+class _Exported:
+    """The current values. One thread replaces them while another reads."""
 
-    def __init__(self, path: Path, readings: Readings, interval_seconds: float, clock: Callable[[], float]):
-        self._readings = readings
+    running: bool = True
+    steps: int = 0
+    epochs: int = 0
+    rows: tuple[GpuSample, ...] = ()
+    throughput: Mapping[str, float] = field(default_factory=dict)
+    logs: Mapping[str, Any] = field(default_factory=dict)
+    """The last epoch's logs: Keras' own dict, to which later callbacks still add."""
+
+    def end(self) -> None:
+        """Keeps what stays true after `fit`."""
+        self.running, self.rows, self.throughput = False, (), {}
+
+
+class _Collector:
+    """Builds the metrics for each scrape, so that what is no longer known disappears."""
+
+    def __init__(self, exported: _Exported):
+        self._exported = exported
+
+    def collect(self) -> "Iterator[Metric]":
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        now = self._exported
+        rows, gpus = now.rows, [row for row in now.rows if row.index is not None]
+        yield GaugeMetricFamily("tfopt_fit_running", "1 while fit runs, 0 after it.", value=int(now.running))
+        yield CounterMetricFamily("tfopt_steps", "Training steps of this fit.", value=now.steps)
+        yield CounterMetricFamily("tfopt_epochs", "Epochs of this fit that have ended.", value=now.epochs)
+        for key in GPU_KEYS:
+            kind = CounterMetricFamily if key == _COUNTER else GaugeMetricFamily
+            family = kind(f"tfopt_{key}", f"{key} of tfopt.hardware.GpuSample.", labels=["gpu", "uuid"])
+            for row in gpus:
+                for value in finite({key: getattr(row, key)}).values():
+                    family.add_metric([str(row.index), str(row.uuid)], value)
+            if family.samples:
+                yield family
+        reasons = GaugeMetricFamily(
+            "tfopt_throttled", "1 for each reason that holds a GPU's clocks back.", labels=["gpu", "uuid", "reason"]
+        )
+        for row in gpus:
+            for reason in row.throttle_reasons or ():
+                reasons.add_metric([str(row.index), str(row.uuid), reason], 1)
+        if reasons.samples:
+            yield reasons
+        host = finite({key: getattr(rows[0], key) for key in HOST_KEYS}) if rows else {}
+        for key, value in {**host, **now.throughput}.items():
+            yield GaugeMetricFamily(f"tfopt_{key}", f"{key}, as tfopt's callbacks log it.", value=value)
+        logs = GaugeMetricFamily("tfopt_log", "Keras' logs of the last epoch that has ended.", labels=["key"])
+        for key, value in finite(dict(now.logs)).items():
+            logs.add_metric([printable(key)], value)
+        if logs.samples:
+            yield logs
+
+
+def _registry(exported: _Exported) -> "CollectorRegistry":
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry()
+    registry.register(_Collector(exported))
+    return registry
+
+
+class _Textfile:
+    """Writes the metrics to a file at intervals."""
+
+    def __init__(self, path: Path, exported: _Exported, interval_seconds: float, clock: Callable[[], float]):
+        self._exported = exported
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._written = -math.inf
-        self._background = Background("textfile", _writer(path, readings))
+        self._background = Background("textfile", _writer(path, exported))
 
     def refresh(self) -> None:
-        """Has the file written, if it is time."""
+        """Queues a write if one is due."""
         now = self._clock()
         if now - self._written >= self._interval_seconds:
             self._written = now
             self._background.put("readings")
 
     def close(self) -> None:
-        """Has the file written for the last time. A second call does nothing."""
-        self._readings.end()
+        """Writes the file for the last time. A second call does nothing."""
+        self._exported.end()
         self._background.put("the end")
         self._background.close()
 
 
-def _writer(path: Path, readings: Readings) -> Callable[[object], None]:
+def _writer(path: Path, exported: _Exported) -> Callable[[object], None]:
     from prometheus_client import generate_latest
 
-    own = registry(readings)
+    registry = _registry(exported)
 
     def write(_: object) -> None:
         try:
-            write_atomic(path, generate_latest(own).decode())
+            write_atomic(path, generate_latest(registry).decode())
         except OSError as error:
             text = (
-                f"Expected to write {path} for Prometheus. Found: {error}. It is tried again; the training goes on. "
+                f"Expected to write {path} for Prometheus. Found: {error}. tfopt keeps trying; the training goes on. "
                 "Free the disk or choose another folder."
             )
             warn_once(f"prometheus {path}", text)
@@ -194,27 +263,26 @@ def _writer(path: Path, readings: Readings) -> Callable[[object], None]:
 
 
 class _Server:
-    """The readings on a port."""
+    """Serves the metrics on a port."""
 
-    def __init__(self, host: str, port: int, readings: Readings):
+    def __init__(self, host: str, port: int, exported: _Exported):
         from prometheus_client import start_http_server
 
-        self._readings = readings
         self._process = os.getpid()
         self._closing: threading.Thread | None = None
-        self._server, self._thread = start_http_server(port, host, registry(readings))
-        self._connections = _noted_connections(self._server)
+        self._server, self._thread = start_http_server(port, host, _registry(exported))
+        self._connections = _tracked_connections(self._server)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/metrics"
 
     def refresh(self) -> None:
-        """Does nothing: each scrape gets what there is then."""
+        """Does nothing: each scrape gets the current values."""
 
     def close(self) -> None:
         """Closes the port. A second call does nothing."""
-        # A fork takes the object along, but neither its threads nor the right to end the parent's port.
+        # A forked child has this object, but not its threads, and must not close the parent's port.
         if self._closing is not None or os.getpid() != self._process:
             return
-        # In a thread, since the server's own may come here, through the garbage collection, and would wait for itself.
+        # In a thread: garbage collection may call this in the server's own thread, which would wait for itself.
         self._closing = threading.Thread(target=self._close, name="tfopt-prometheus-closing", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be started: the port stays open until Python exits
             self._closing.start()
@@ -224,38 +292,46 @@ class _Server:
     def _close(self) -> None:
         self._server.shutdown()
         with contextlib.suppress(OSError):
-            # Closing alone leaves it open in a process that was forked meanwhile, and the port taken.
+            # Closing alone leaves it open in processes forked since, and the port taken.
             self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
-        # The thread of a client that never asks, or never reads, would stay.
+        # Otherwise the thread of a client that never asks, or never reads, stays.
         for connection in list(self._connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def _noted_connections(server: Any) -> "weakref.WeakSet[socket.socket]":
-    """Those that are open, of all that come from now on."""
+def _tracked_connections(server: Any) -> "weakref.WeakSet[socket.socket]":
+    """The open ones among all future connections of a server."""
     connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
     process = server.process_request
 
-    def process_and_note(connection: socket.socket, address: object) -> None:
+    def process_and_track(connection: socket.socket, address: object) -> None:
         connections.add(connection)
         process(connection, address)
 
-    server.process_request = process_and_note
+    server.process_request = process_and_track
     return connections
 
 
-def _serve(host: str, port: int, readings: Readings) -> _Server | None:
+def _serve(host: str, port: int, exported: _Exported) -> _Server | None:
     try:
-        return _Server(host, port, readings)
-    except (OSError, ValueError, RuntimeError) as error:  # no name of a host; no thread can be started
+        return _Server(host, port, exported)
+    except (OSError, ValueError, RuntimeError) as error:  # ValueError: a bad host; RuntimeError: no thread
         text = (
             f"Expected to listen on {host}:{port} for Prometheus. Found: {error}. Nothing can be scraped there; the "
-            "training goes on. Choose another port, or 0 for any that is free."
+            "training goes on. Choose another port, or 0 for any free one."
         )
         warn_once(f"prometheus {host}:{port}", text)
         return None
+
+
+def _require_client() -> None:
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise UnsupportedError(
+            "Expected the package prometheus-client, which PrometheusExporter needs. Found that it is not installed. "
+            "Run: pip install 'tfopt[prometheus]'"
+        )
 
 
 def _prom_file(textfile: Any) -> Path:

@@ -1,4 +1,4 @@
-"""A page about a training, to look at and to send."""
+"""Writes a page about a training."""
 
 import functools
 import os
@@ -10,12 +10,12 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.background import Background, end_with_fit
-from tfopt.callbacks.files.ranks import rank
-from tfopt.callbacks.order import running_list
-from tfopt.callbacks.report.page import report
-from tfopt.callbacks.report.recording import Recording
-from tfopt.callbacks.sources import source
+from tfopt.callbacks.report.recorder import Recorder
+from tfopt.callbacks.report.training_page import report
+from tfopt.callbacks.shared.background import Background
+from tfopt.callbacks.shared.reading_sources import find_source
+from tfopt.callbacks.shared.running_fit import end_with_fit, running_list
+from tfopt.callbacks.shared.worker_rank import worker_rank
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_alert import Alert, UtilizationAlert
 from tfopt.callbacks.utilization_logger import UtilizationLogger
@@ -25,38 +25,31 @@ from tfopt.hardware import GpuSample
 from tfopt.page import require_renderer
 from tfopt.warn import warn_once
 
-# With 8 GPUs a page takes 0.6 s of one core to make, which Python takes from the training thread: 0.2 %.
+# With 8 GPUs a page takes 0.6 s of Python's time, also away from the training thread: 0.2 % of it.
 _EVERY_SECONDS = 300.0
-# How long the end of fit waits for the page, on a disk that hangs.
-_PATIENCE_SECONDS = 30.0
+# How long the end of fit waits for a disk that hangs.
+_WAIT_SECONDS = 30.0
 
 
 class ReportWriter(keras.callbacks.Callback):
     """Writes a page about the training: what the hardware did, how fast it went, and what held it back.
 
-    Use it to see why a training is slow, and to send that to a colleague. The page is one HTML file that needs nothing
-    beside itself. On it: a verdict in a sentence (by the bounds of `tfopt.callbacks.report.verdict`); for each GPU
-    utilisation, the activity of multiprocessors and tensor cores, memory and power; step time, throughput, the wait for
-    input, the host's CPU and memory; the ends of epochs, compilations and alerts marked on them; the epochs with their
-    logs; the environment. What the device does not give has no chart.
+    Use it to see why a training is slow, and to send that to a colleague. The page is one self-contained HTML file,
+    with a verdict, charts over time, the epochs with their logs, and the environment. It shows compilations and alerts
+    if a `CompilationLogger` and `UtilizationAlert`s are in fit's list.
 
-    Readings come from the `UtilizationLogger` and `ThroughputLogger` in fit's list, or from ones that it adds;
-    compilations and alerts from the `CompilationLogger` and each `UtilizationAlert` there, if there are any. Of a long
-    training neighbouring readings are drawn together, with their extremes; memory stays below 5 MB with 8 GPUs.
-
-    The page is written at the end of `fit`, and about every five minutes before it, so that a killed process leaves
-    one. An exception or Ctrl-C leaves one too, as soon as nothing holds the fit any more. All of it is made in a thread
-    of its own. A page that cannot be written is reported once, and the training goes on.
+    A background thread writes it at the end of `fit`, about every five minutes before, and after an exception or Ctrl-C
+    as soon as nothing holds the fit any more. A page that cannot be written is reported once, and the training goes on.
 
     Args:
-        path: The page, such as "report.html". Its folder is made if need be. Of several workers (TF_CONFIG) each
+        path: The page, such as "report.html". Its folder is created if missing. With several workers (TF_CONFIG) each
             writes its own, "report-worker1.html".
         clock: Seconds, monotonic.
 
     Raises:
-        TypeError: `path` is no path.
-        ValueError: `path` is a folder or an address, or can be no path.
-        tfopt.errors.UnsupportedError: jinja2 is not installed.
+        TypeError: If `path` is not a path.
+        ValueError: If `path` is a folder, an address, or not a valid path.
+        tfopt.errors.UnsupportedError: If jinja2 is not installed.
 
     Example:
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.ReportWriter("report.html")])
@@ -67,24 +60,24 @@ class ReportWriter(keras.callbacks.Callback):
         self._path = file("path", path, "Name a file, such as 'report.html'.")
         require_renderer()
         self._clock = clock
-        self._recording: Recording | None = None
+        self._recorder: Recorder | None = None
         self._background: Background | None = None
         self._writing: _Writing | None = None
         self._sources: tuple[Any, ...] = ()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to record."""
-        self._end()  # an exception ended the fit before, without on_train_end
-        from tfopt.callbacks.compilation_logger import CompilationLogger  # here, as it brings all of tfopt.xla along
+        """Starts recording."""
+        self._end()  # if an exception ended the previous fit
+        from tfopt.callbacks.compilation_logger import CompilationLogger  # imported late: loads all of tfopt.xla
 
-        utilization, throughput = source(UtilizationLogger, self), source(ThroughputLogger, self)
+        utilization, throughput = find_source(UtilizationLogger, self), find_source(ThroughputLogger, self)
         running = running_list()
         others = running.callbacks if running else []
         compilations = next((other for other in others if isinstance(other, CompilationLogger)), None)
         alerts = [other for other in others if isinstance(other, UtilizationAlert)]
-        self._recording = Recording(self.model.name, throughput, compilations, self._clock, _optimizer(self.model))
-        path = self._path.with_name(f"{rank().file_name(self._path.stem)}{self._path.suffix}")
-        self._writing = _Writing(path, self._recording)
+        self._recorder = Recorder(self.model.name, throughput, compilations, self._clock, _optimizer(self.model))
+        path = self._path.with_name(f"{worker_rank().file_name(self._path.stem)}{self._path.suffix}")
+        self._writing = _Writing(path, self._recorder)
         self._background = Background("report", self._writing)
         self._written_at = self._clock()
         end_with_fit(self, functools.partial(_end_interrupted, self._background))
@@ -96,20 +89,20 @@ class ReportWriter(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes when the epoch began."""
-        if self._recording is not None:
-            self._recording.begin_epoch()
+        if self._recorder is not None:
+            self._recorder.begin_epoch()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keeps the epoch's logs."""
-        if self._recording is not None:
-            self._recording.end_epoch(epoch, {} if logs is None else logs)
+        if self._recorder is not None:
+            self._recorder.end_epoch(epoch, {} if logs is None else logs)
             self._write_if_due()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes the page."""
         if self._background is not None and self._writing is not None:
             self._background.put("ended")
-            self._background.close(_PATIENCE_SECONDS)
+            self._background.close(_WAIT_SECONDS)
             if self._background.works:
                 self._writing.warn_if_unfinished()
         self._end()
@@ -119,29 +112,29 @@ class ReportWriter(keras.callbacks.Callback):
         for one in sources:
             for method in (self._take_samples, self._take_steps, self._take_alert):
                 one.listeners.remove(method)
-        background, self._background, self._writing, self._recording = self._background, None, None, None
+        background, self._background, self._writing, self._recorder = self._background, None, None, None
         if background is not None:
             _end_interrupted(background)
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
-        recording = self._recording
-        if recording is not None:
-            recording.take_samples(rows)
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.take_samples(rows)
 
     def _take_steps(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
-        if self._recording is not None:
-            self._recording.take_steps(row)
+        if self._recorder is not None:
+            self._recorder.take_steps(row)
             self._write_if_due()
 
     def _take_alert(self, alert: Alert) -> None:
-        recording = self._recording
-        if recording is not None:
-            recording.take_event("alert", alert.text)
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.take_event("alert", alert.text)
 
     def _write_if_due(self) -> None:
-        # Asked for by the training thread, so that after an interruption no page shows how the GPU idles.
+        # Only the training thread asks, so that no page shows the idle GPU after an interruption.
         now = self._clock()
         if self._background is not None and now - self._written_at >= _EVERY_SECONDS:
             self._written_at = now
@@ -149,15 +142,15 @@ class ReportWriter(keras.callbacks.Callback):
 
 
 class _Writing:
-    """Writes the page of a recording, in the background's thread. It must not keep the ReportWriter alive."""
+    """Writes the page in the background thread. It must not keep the ReportWriter alive."""
 
-    def __init__(self, path: Path, recording: Recording):
-        self._path, self._recording = path, recording
+    def __init__(self, path: Path, recorder: Recorder):
+        self._path, self._recorder = path, recorder
         self._environment: dict[str, Any] = {}
         self._ended = False
 
     def __call__(self, state: str) -> None:
-        """Writes it; `state` is "running", "interrupted" or "ended"."""
+        """Writes the page; `state` is "running", "interrupted" or "ended"."""
         try:
             self._write(state)
         finally:
@@ -165,10 +158,10 @@ class _Writing:
 
     def _write(self, state: str) -> None:
         if not self._environment:
-            from tfopt.measure import environment  # here, in a thread: it takes a while to load
+            from tfopt.measure import environment  # imported late, in this thread: it takes a while to load
 
             self._environment = environment()
-        record = self._recording.record(
+        record = self._recorder.record(
             ended=state == "ended",
             interrupted=state == "interrupted",
             written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -185,23 +178,23 @@ class _Writing:
             warn_once(f"report {self._path} {type(error).__name__}", text)
 
     def warn_if_unfinished(self) -> None:
-        """Says that the last page is not written, where a disk hangs."""
+        """Warns that the last page is not written, as on a disk that hangs."""
         if not self._ended:
             text = (
-                f"Expected the report in {self._path} within {_PATIENCE_SECONDS:.0f} s. Found it unfinished, and fit "
+                f"Expected the report in {self._path} within {_WAIT_SECONDS:.0f} s. Found it unfinished, and fit "
                 "ends without it. Choose a path on another disk."
             )
             warn_once(f"report {self._path} unfinished", text)
 
 
 def _optimizer(model: keras.Model) -> str | None:
-    """The name of the class of a model's optimizer, in mixed_float16 of the one that it scales the loss for."""
+    """The class name of a model's optimizer, without the LossScaleOptimizer around it."""
     optimizer = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     return None if optimizer is None else type(optimizer).__name__
 
 
 def _end_interrupted(background: Background) -> None:
-    """Writes what there is of a fit that an exception has ended; does nothing after one that came to its end."""
+    """Writes the page of a fit that an exception ended; does nothing if fit ran to its end."""
     background.put("interrupted")
     background.close()

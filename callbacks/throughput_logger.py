@@ -1,4 +1,4 @@
-"""How fast `fit` trains."""
+"""Logs how fast `fit` trains."""
 
 import math
 import os
@@ -8,96 +8,46 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.background import end_with_fit
-from tfopt.callbacks.epoch_examples import EpochExamples
-from tfopt.callbacks.files.background_rows import BackgroundRows
-from tfopt.callbacks.files.rows import check_formats
-from tfopt.callbacks.order import warn_of_earlier_loggers
-from tfopt.callbacks.sources import Listeners
-from tfopt.callbacks.steps_trained import steps_trained
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners
+from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
+from tfopt.callbacks.shared.running_fit import EpochExamples, end_with_fit, steps_trained, warn_of_earlier_loggers
 from tfopt.callbacks.throughput.input_wait import InputWait, takes_a_batch_a_step
-from tfopt.callbacks.throughput.model_rate import ModelRate, model_rate
-from tfopt.callbacks.throughput.step_window import StepWindow
-from tfopt.callbacks.throughput.time_left import TimeLeft
+from tfopt.callbacks.throughput.pace import ModelRate, StepWindow, TimeLeft, model_rate
 from tfopt.checks import integer, log_folder, number
 
-_TOLD_EVERY_SECONDS = 1.0
-# Of what it tells, how fast the training is.
-THROUGHPUT_KEYS = (
-    "step_time_ms",
-    "step_time_p95_ms",
-    "step_time_p99_ms",
-    "examples_per_second",
-    "input_wait_percent",
-    "model_tflops_per_second",
-    "mfu_percent",
-)
+_CALL_LISTENERS_EVERY_SECONDS = 1.0
 _COLUMNS = ("time_seconds", "epoch", "step", *THROUGHPUT_KEYS, "eta_seconds")
 
 
 class ThroughputLogger(keras.callbacks.Callback):
-    """Logs step time, examples per second, model FLOPs and the time that is left of `model.fit`.
+    """Logs step time, examples per second, input wait, model FLOPs and the time left of `model.fit`.
 
-    The first step, which traces and compiles, is in none of these. Later steps that compile are: `CompilationLogger`
-    logs their `xla_compilation_seconds`. All durations come from a monotonic clock.
+    Use it to see how fast a training is and whether its input holds it back. docs/callbacks.md lists every key with its
+    unit, source and limits. The first step, which traces and compiles, is reported apart. What is unknown is left out.
 
-    In `logs`, and so in Keras' history and in loggers that stand after this callback:
-
-    - `step_time_ms`, `step_time_p95_ms`, `step_time_p99_ms`: median, 95th and 99th percentile of the epoch's last
-      `window_steps` steps, input included, in an epoch's first step its start too. With `steps_per_execution` above
-      one, of the executions' means; with `tfopt.fit.overlap` on a GPU, of groups of steps: those launched ahead return
-      at once, and then one waits.
-    - `examples_per_second`: over the whole epoch, without validation, with the start of the input, which makes it less
-      than a batch over the median. Examples, those of all replicas, are counted by Keras' own loss tracker, a smaller
-      last batch included; where another callback has reset that (by `evaluate`), each batch counts as large as the
-      first. A model whose `train_step` does not update it has no `examples_per_second`. In a training of one step,
-      that step is all there is, tracing and compilation included.
-    - `input_wait_percent`: the share of the epoch's time, without its last step, in which the host waited for a batch:
-      near 0 the model sets the pace, near 100 the input does. It comes from tf.data's own timing, and is absent where
-      that has none: under a distribution strategy, and for a dataset whose autotuning is off. It is absent, too, with
-      `steps_per_execution` above one, where a batch is taken while the step before still runs, with `run_eagerly`, and
-      where an epoch or window has fewer than five steps to go by: an epoch's last step and the first of the training
-      tell nothing.
-    - `model_tflops_per_second`: `flops_per_example` times `examples_per_second`, in 10¹² operations; `mfu_percent`,
-      model FLOPs utilisation: their share of `peak_tflops` (Chowdhery et al., "PaLM", 2022, appendix B). Absent where
-      they are unknown.
-    - `eta_seconds`: what is left of the fit, at the pace of its steps so far, with the validations and whatever else
-      lies between epochs, once seen. Absent where the number of steps is unknown and no epoch has ended.
-    - `first_step_seconds`: what the first step took, in the epoch in which it fell.
-
-    In files: `throughput.csv` and `throughput.jsonl`, a row after every `window_steps` steps, across epochs, and one
-    for what remains at the end, with the columns `time_seconds` (since 1970), `epoch`, `step` (of the epoch), and the
-    keys above, without `first_step_seconds`, of the window; `examples_per_second` takes each batch as large as the
-    first.
+    In `logs`, and so in Keras' history and later loggers, the figures of each epoch. In files (`throughput.csv`,
+    `throughput.jsonl`), a row after every `window_steps` steps and one for the rest at the end.
 
     Args:
-        log_dir: Folder for the files. None: only epoch logs.
-        window_steps: Steps in a window. Default 100.
-        formats: Which files: "csv", "jsonl", and "tensorboard" where that is installed.
-        flops_per_example: Floating-point operations of a training step on one example, a multiply-add being two. None:
-            three times those of the forward pass's matrix products, counted from Keras' layers when `fit` begins; a
-            layer that freezes its weights has a cheaper backward pass, and where nothing before it trains either, none.
-            Where a layer's are not known, it is named once, and there are none.
-        peak_tflops: What one device can do, in 10¹² operations per second; `tfopt.measure.matmul_tflops` measures it.
-            None: as NVIDIA lists it for this GPU and the dtype that most of the operations run in.
+        log_dir: Folder for the files. Default None: only epoch logs.
+        window_steps: Steps per row, and steps whose times give an epoch's percentiles. Default 100.
+        formats: Which files: "csv", "jsonl", "tensorboard".
+        flops_per_example: FLOPs of a training step on one example, a multiply-add being two. Default None: counted from
+            Keras' layers when `fit` begins. Layers that cannot be counted are named once, and no FLOPs are logged.
+        peak_tflops: What one device can do, in 10¹² FLOPs per second; `tfopt.measure.matmul_tflops` measures it.
+            Default None: NVIDIA's figure for this GPU and the dtype of most FLOPs.
         clock: Seconds, monotonic.
 
-    Attributes:
-        first_step_seconds: What the first step took, with tracing and compilation; None before it.
-        batch_size: Examples of a step, those of all replicas; None before the first, 0 where Keras counts none.
-        flops_per_example: As given, or as counted when the last fit began; None where unknown.
-        peak_tflops: Of all devices of the last fit together; None where unknown.
-        listeners: Told, in the training thread, of the steps since they were last told (a dict with a file row's
-            fields), about once a second and at an epoch's end.
-
     Raises:
-        ValueError: An unknown format, `window_steps` below 1, FLOPs that are not above 0, or a `log_dir` that can be no
+        ValueError: If a format is unknown, `window_steps` is below 1, FLOPs are not above 0, or `log_dir` cannot be a
             folder.
-        TypeError: `log_dir` is no path, `window_steps` no integer, or FLOPs that are no number.
-        tfopt.errors.UnsupportedError: TensorBoard is asked for and not installed.
+        TypeError: If `log_dir` is not a path, `window_steps` not an integer, or FLOPs not a number.
+        tfopt.errors.UnsupportedError: If TensorBoard is asked for and not installed.
 
     Example:
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.ThroughputLogger("logs")])
+
+    Source: Chowdhery et al., "PaLM", 2022, appendix B, for model FLOPs utilisation (`mfu_percent`).
     """
 
     def __init__(
@@ -121,27 +71,31 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._input = InputWait()
         self._rate = ModelRate(self._given_flops, None)
         self.first_step_seconds: float | None = None
+        """How long the first step took, with tracing and compilation; None before it."""
         self.batch_size: float | None = None
+        """Examples per step, over all replicas; None before the first, 0 if Keras counts none."""
         self.listeners = Listeners()
+        """Called about once a second and at an epoch's end, in the training thread, with a dict of a file row's fields
+        for the steps since the last call."""
 
     @property
     def flops_per_example(self) -> float | None:
-        """FLOPs of a training step on one example."""
+        """As given, or as counted when the last fit began; None if unknown."""
         return self._rate.flops_per_example
 
     @property
     def peak_tflops(self) -> float | None:
-        """TFLOPS that all devices of the fit can do together."""
+        """What all devices of the last fit can do together; None if unknown."""
         return self._rate.peak_tflops
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Opens the files, and counts the model's operations."""
+        """Opens the files, and counts the model's FLOPs."""
         warn_of_earlier_loggers(self)
-        self._close()  # an exception ended the fit before, without on_train_end
+        self._close()  # if an exception ended the previous fit
         self.first_step_seconds = self.batch_size = None
         self._examples = EpochExamples(self.model)
-        self._unwritten, self._untold = StepWindow(), StepWindow()
-        self._uncounted: list[tuple[int, float]] = []  # executions: the last batch of each, and when it ended
+        self._unwritten, self._unreported = StepWindow(), StepWindow()
+        self._uncounted: list[tuple[int, float]] = []  # executions: their last batch and its end
         self._left = TimeLeft()
         self._ended_at: float | None = None
         self._trained = self._done = 0
@@ -162,28 +116,28 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._steps = StepWindow(-(-self._window_steps // (self._group * self.model.steps_per_execution)))
         self._examples.start(self._known_steps)
         self._uncounted.clear()
-        self._countable = 1  # an epoch's first execution is counted at once
-        self._left_out = 0  # steps of the first execution, whose time is not counted
-        # Of the steps done here and the optimizer's, the greater: BackupAndRestore may have restored the latter.
+        self._countable = 1  # count an epoch's first execution at once
+        self._left_out = 0  # steps of the training's first execution
+        # BackupAndRestore may have restored the optimizer's count; the optimizer does not count skipped steps.
         self._trained = max(self._trained + self._done, steps_trained(self.model))
         self._done = 0
         self._start_group()
-        self._last = self._told_at = self._clock()
+        self._last = self._reported_at = self._clock()
         if self._ended_at is not None:
-            self._left.end_seconds += self._last - self._ended_at  # what callbacks behind this one did
+            self._left.end_seconds += self._last - self._ended_at  # spent in later callbacks
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Times the step; with `steps_per_execution` above one, several at once."""
+        """Times the step, or an execution of several (`steps_per_execution`)."""
         if batch >= self._examples.due:
-            self._examples.look(batch)  # before the clock, as it waits for the steps that were launched ahead
+            self._examples.look(batch)  # before reading the clock: it waits for steps launched ahead
             self.batch_size = self._examples.batch_size
         now = self._clock()
         self._uncounted.append((batch, now))
-        if len(self._uncounted) >= self._countable or now - self._told_at >= _TOLD_EVERY_SECONDS:
+        if len(self._uncounted) >= self._countable or now - self._reported_at >= _CALL_LISTENERS_EVERY_SECONDS:
             self._count()
 
     def _count(self) -> None:
-        """Counts the steps that have ended: many at once, for one at a time costs several times as much."""
+        """Counts the steps that have ended, many at once: one at a time costs several times as much."""
         for batch, ended in self._uncounted:
             self._count_step(batch, ended)
         self._uncounted.clear()
@@ -192,7 +146,7 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def _count_step(self, batch: int, ended: float) -> None:
         seconds, self._last = ended - self._last, ended
-        # At least one: a loop of one's own may not number its steps, and a nested fit counts here as well.
+        # At least one: custom loops may not number their steps, and a nested fit reports its own here.
         steps = max(1, batch + 1 - self._done)
         self._done += steps
         if self._follows_input:
@@ -204,7 +158,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._open_steps += steps
         self._open_seconds += seconds
         if self._open_executions >= self._group:
-            # Of a group that waits for all steps launched ahead, only the sum tells something.
+            # A last group waits for all steps launched ahead, so its mean is not a sample of a step's time.
             self._end_group(sampled=self._group == 1 or batch + 1 != self._known_steps)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -218,13 +172,13 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._epochs_ended = epoch + 1
         if self._done:
             self._epoch_steps = self._known_steps or self._done
-        self._tell()
+        self._report()
         if logs is not None and self._done:
             found = self._epoch_figures() | {"input_wait_percent": wait_percent, "eta_seconds": self._eta_seconds()}
             logs.update({key: value for key, value in found.items() if value is not None})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Writes what remains and closes the files."""
+        """Writes the last row and closes the files."""
         self._count()
         if self._unwritten.steps:
             self._write()
@@ -237,16 +191,16 @@ class ThroughputLogger(keras.callbacks.Callback):
     def _end_group(self, *, sampled: bool) -> None:
         steps, seconds = self._open_steps, self._open_seconds
         self._start_group()
-        for window in (self._steps, self._unwritten, self._untold):
+        for window in (self._steps, self._unwritten, self._unreported):
             window.add(steps, seconds, sampled=sampled)
         self._left.add_steps(steps, seconds)
         if self._unwritten.steps >= self._window_steps:
             self._write()
-        if self._last - self._told_at >= _TOLD_EVERY_SECONDS:
-            self._tell()
+        if self._last - self._reported_at >= _CALL_LISTENERS_EVERY_SECONDS:
+            self._report()
 
     def _epoch_figures(self) -> dict[str, float | None]:
-        """Of the epoch without the training's first execution, unless that is all there is."""
+        """The epoch's figures without the training's first execution, unless that is all there is."""
         steps, left_out = self._steps, self._left_out
         if not steps.steps:
             steps, left_out = StepWindow(), 0
@@ -276,9 +230,9 @@ class ThroughputLogger(keras.callbacks.Callback):
         if self._writer is not None:
             self._writer.write(self._row(window, "files"), step=self._trained + self._done)
 
-    def _tell(self) -> None:
-        window, self._untold = self._untold, StepWindow()
-        self._told_at = self._last
+    def _report(self) -> None:
+        window, self._unreported = self._unreported, StepWindow()
+        self._reported_at = self._last
         if window.steps:
             self.listeners(self._row(window, "listeners"))
 
@@ -302,12 +256,12 @@ class ThroughputLogger(keras.callbacks.Callback):
 
 
 def _positive(name: str, value: float | None) -> float | None:
-    return None if value is None else number(name, value, "Leave it out where you do not know it.", above=0)
+    return None if value is None else number(name, value, "Leave it out if you do not know it.", above=0)
 
 
 def _executions_in_a_group(model: keras.Model) -> int:
-    """How many executions are timed as one: those from one wait of an overlapped fit to its next."""
-    from tfopt.fit.settings import overlap_of  # here, as it takes half as long to load as all callbacks together
+    """How many executions are timed as one: in an overlapped fit, those from one wait to the next."""
+    from tfopt.fit.settings import overlap_of  # imported late: takes half as long as all callbacks
 
     overlap = overlap_of(model)
     if overlap is None:

@@ -1,4 +1,4 @@
-"""Epoch logs and readings for an experiment tracker."""
+"""Logs epochs and readings to an experiment tracker."""
 
 import threading
 import time
@@ -8,44 +8,39 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.background import Background, end_with_fit
-from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, finite, take_readings
-from tfopt.callbacks.steps_trained import steps_trained
-from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
+from tfopt.callbacks.shared.background import Background
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe
+from tfopt.callbacks.shared.running_fit import end_with_fit, steps_trained
+from tfopt.callbacks.throughput_logger import ThroughputLogger
+from tfopt.callbacks.utilization_logger import UtilizationLogger
+from tfopt.causes.readings import GPU_KEYS, HOST_KEYS
 from tfopt.checks import number
 from tfopt.hardware import GpuSample
 
-_WAITING = 64
-# A counter and a constant, whose means say nothing.
-_NO_MEANS = ("gpu_energy_joules", "gpu_memory_total_mib")
+_QUEUED = 64
+# A counter and a constant: their means say nothing.
+_NOT_AVERAGED = ("gpu_energy_joules", "gpu_memory_total_mib")
 
 
 class TrackerLogger(keras.callbacks.Callback):
-    """Logs epochs and readings to a tracker: anything with a method `log(dict, step)`, as a Weights & Biases run is.
+    """Logs epochs and readings to an experiment tracker, such as a Weights & Biases run.
 
-    Epoch logs go there at each epoch's end under their own names, those of callbacks before this one included. Readings
-    go there about every `interval_seconds`, as the means since the last time over this process's GPUs, with `live/`
-    before their names: `live/gpu_utilization_percent`, `live/host_cpu_percent`, `live/step_time_ms`, … They come from
-    the `UtilizationLogger` and `ThroughputLogger` in fit's list, or from ones that it adds. Finite numbers only; what
-    is unknown is left out.
+    Epoch logs keep their names, including those of callbacks earlier in the list. About every `interval_seconds` come
+    the means of the readings since, over this process's GPUs, under `live/`: `live/gpu_utilization_percent`,
+    `live/host_cpu_percent`, `live/step_time_ms`, … Only finite numbers are sent.
 
-    The step is that of the training: how many the optimizer had taken when `fit` began, and those since. It never goes
-    back, from one `fit` with this callback to the next either: W&B ignores what does.
-
-    The tracker is called in a thread of its own, for which no step waits: a tracker that hangs or raises is reported
-    once, 64 logs wait for it, what does not fit is dropped, and at the end of `fit` it is waited for 5 seconds at most.
+    The step is the optimizer's step count. It never decreases, not even from one `fit` with this callback to the next:
+    W&B ignores logs whose step does.
 
     Args:
-        tracker: Its `log` is called as `log(values, step=step)`.
-        interval_seconds: Time between readings. Default 10.
+        tracker: Its `log` is called as `log(values, step=step)`, in its own thread. While it hangs, 64 logs wait and
+            the rest is dropped.
+        interval_seconds: Time between readings. Default 10, which a week of training turns into 60,000 points.
         clock: Seconds, monotonic.
 
-    Attributes:
-        dropped: How many logs did not fit, in the last `fit`.
-
     Raises:
-        TypeError: A tracker without a method `log`, or an interval that is no number.
-        ValueError: An interval that is not above 0.
+        TypeError: If the tracker has no method `log`, or the interval is not a number.
+        ValueError: If the interval is not above 0.
 
     Example:
         >>> run = wandb.init(project="photos")
@@ -67,29 +62,32 @@ class TrackerLogger(keras.callbacks.Callback):
         self._background: Background | None = None
         self._means: _Means | None = None
         self.dropped = 0
+        """How many logs of the last `fit` did not fit."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to take readings."""
-        self._end()  # an exception ended the fit before, without on_train_end
+        """Subscribes to readings."""
+        self._end()  # if an exception ended the previous fit
         self.dropped = 0
         self._begun = False
         self._before = self._step
         self._means = _Means(self._clock())
-        background = self._background = Background("tracker", _in_order(self._tracker), most=_WAITING)
+        background = self._background = Background("tracker", _ordered_log(self._tracker), most=_QUEUED)
         end_with_fit(self, background.close)
         self._ending.callback(self._close, background)
-        self._ending.callback(take_readings(self, self._take_samples, self._take_throughput))
+        self._ending.callback(
+            subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput})
+        )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts on from the steps before."""
+        """Continues the count of steps."""
         if not self._begun:
             self._begun = True
-            # Here, not when fit begins: BackupAndRestore may stand behind this callback.
+            # Not in on_train_begin: BackupAndRestore may follow this callback.
             self._step = max(self._step, steps_trained(self.model))
         self._before = self._step
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts the steps."""
+        """Counts steps."""
         self._step = self._before + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -97,7 +95,7 @@ class TrackerLogger(keras.callbacks.Callback):
         self._send(finite(logs or {}))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Logs the rest, and waits a little for the tracker."""
+        """Logs the rest, and waits for the tracker for up to 5 seconds."""
         self._end()
 
     def _end(self) -> None:
@@ -112,7 +110,7 @@ class TrackerLogger(keras.callbacks.Callback):
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
-        values = [{key: getattr(row, key) for key in GPU_KEYS if key not in _NO_MEANS} for row in rows]
+        values = [{key: getattr(row, key) for key in GPU_KEYS if key not in _NOT_AVERAGED} for row in rows]
         self._take(*values, {key: getattr(rows[0], key) for key in HOST_KEYS})
 
     def _take_throughput(self, row: Mapping[str, Any]) -> None:
@@ -132,7 +130,7 @@ class TrackerLogger(keras.callbacks.Callback):
 
 
 class _Means:
-    """Means of readings, which two threads add to."""
+    """Means of readings, added by two threads."""
 
     def __init__(self, now: float):
         self._lock = threading.Lock()  # held for microseconds only
@@ -147,7 +145,7 @@ class _Means:
                     self._seen[key] = total + value, count + 1
 
     def since(self, now: float, seconds: float) -> dict[str, float]:
-        """Returns the means since the last time, if that is so many seconds ago; otherwise nothing."""
+        """Returns and resets the means if the last reset was at least `seconds` ago, else nothing."""
         with self._lock:
             if now - self._since < seconds:
                 return {}
@@ -155,8 +153,8 @@ class _Means:
         return {f"live/{key}": total / count for key, (total, count) in seen.items()}
 
 
-def _in_order(tracker: Any) -> Callable[[tuple[Mapping[str, float], int]], None]:
-    """Logs values with their step, or with that of the logs before if it is higher: two threads send them."""
+def _ordered_log(tracker: Any) -> Callable[[tuple[Mapping[str, float], int]], None]:
+    """Returns a function that logs values and their step, never a step below the previous one: two threads send."""
     last = 0
 
     def log(item: tuple[Mapping[str, float], int]) -> None:

@@ -1,90 +1,80 @@
-"""A word when the GPU idles, or another metric is beyond its bound for too long."""
+"""Warns when the GPU idles, or another metric is beyond its bound for too long."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfopt.callbacks.alerts.bounds import DEFAULT_BELOW, make_bound
-from tfopt.callbacks.alerts.likely_cause import Situation, likely_cause
-from tfopt.callbacks.alerts.running_means import RunningMeans, Sums
-from tfopt.callbacks.alerts.sustained import Episode, Sustained
-from tfopt.callbacks.background import Background, end_with_fit
-from tfopt.callbacks.readings import GPU_KEYS, HOST_KEYS, take_readings
-from tfopt.callbacks.sources import Listeners
-from tfopt.callbacks.throttling import Throttling
-from tfopt.callbacks.throughput_logger import THROUGHPUT_KEYS
+from tfopt.callbacks.shared.background import Background
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners, subscribe
+from tfopt.callbacks.shared.running_fit import end_with_fit
+from tfopt.callbacks.throughput_logger import ThroughputLogger
+from tfopt.callbacks.utilization_logger import UtilizationLogger
+from tfopt.causes.catalogue import Situation, likely_cause
+from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, RunningMeans, Sums, Throttling
 from tfopt.checks import number
 from tfopt.errors import unknown_name
 from tfopt.hardware import GpuSample
 from tfopt.warn import warn_once
 
+_DEFAULT_BELOW = 50.0  # the very object tells whether a caller gave a bound
+_WITH_DEFAULT = ("gpu_utilization_percent", "sm_active_percent")
 _KEPT = 100
 _log = logging.getLogger("tfopt")
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A metric that was beyond its bound for too long.
-
-    Attributes:
-        text: What was expected, what was found, and the likely cause with its remedy.
-        metric: Which metric.
-        value: Its mean over that time, in its unit.
-        gpu_index: Of which GPU, as in TensorFlow's `GPU:index`. None: a metric of the host or of the training.
-        seconds: How long.
-        cause: The likely cause in words, or that none is known to fit.
-    """
+    """A metric that was beyond its bound for too long."""
 
     text: str
+    """What was expected, what was found, and the likely cause with its remedy."""
     metric: str
     value: float
+    """The metric's mean over that time, in its unit."""
     gpu_index: int | None
+    """As in TensorFlow's `GPU:index`; None for a metric of the host or the training."""
     seconds: float
+    """How long the metric was beyond its bound."""
     cause: str
+    """The likely cause in words, or that no known cause fits."""
 
     def __str__(self) -> str:
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """Returns the fields as JSON values."""
         return asdict(self)
 
 
 class UtilizationAlert(keras.callbacks.Callback):
-    """Warns, stops or calls a function when a metric is below or above a bound for a time, and says the likely cause.
+    """Warns, stops or calls a function when a metric is beyond a bound for a while, and names the likely cause.
 
-    Use it for trainings that nobody watches: for a GPU that idles, for steps that become slow, for a memory that fills.
-    Readings come from the `UtilizationLogger` and `ThroughputLogger` in fit's list, or from ones that it adds, about
-    once a second. A GPU's metric is looked at for each GPU by itself. The time runs from the end of the first step on,
-    which traces and compiles. Validation and what callbacks do between epochs counts as well: a GPU that idles there
-    idles. Once told, a metric is told again only after it was back within its bound for as long, by a tenth of the
-    bound (of a percentage, by half of the way to 0 or 100 if that is less). What is unknown is a break; a metric that
-    nothing gives, such as a GPU's where there is none, is told once.
+    Use it for trainings that nobody watches: for a GPU that idles, steps that slow down, memory that fills up. GPU
+    metrics are judged for each GPU separately. The time counts from the end of the first step, which traces and
+    compiles, and includes validation and the time between epochs. After an alert, the next one needs the metric to have
+    been back within its bound, by a margin, for as long.
 
     Args:
         metric: A number of `tfopt.hardware.GpuSample`, or one of `ThroughputLogger`: `step_time_ms`,
-            `examples_per_second`, `input_wait_percent`, `mfu_percent`, … Default: "gpu_utilization_percent".
-        below: Lower bound, in the metric's unit. Default 50, of "gpu_utilization_percent" and "sm_active_percent".
-        above: Upper bound; one of the two.
-        for_seconds: How long without a break. Default 60.
-        action: "warn" logs a warning (logger "tfopt"), each time. "stop" does, and ends the training after the step
-            that runs. A function is called with the `Alert` in a thread of its own, for which no step waits; while one
-            call hangs, 16 more wait and the rest is dropped. Its errors are reported once.
+            `examples_per_second`, `input_wait_percent`, `mfu_percent`, …
+        below: Lower bound, in the metric's unit. Default 50 for "gpu_utilization_percent" and "sm_active_percent",
+            required for other metrics unless `above` is given.
+        above: Upper bound, in place of `below`.
+        for_seconds: How long without a break. Default 60, longer than most validations and checkpoints.
+        action: "warn" logs a warning (logger "tfopt"); "stop" also ends the training after the current step. A function
+            is called with the `Alert` in its own thread.
         clock: Seconds, monotonic.
 
-    Attributes:
-        alerts: The last 100 alerts of the last `fit`, a tuple of `Alert`.
-        listeners: Told of each alert as it is found, in the thread that takes the readings.
-
     Raises:
-        ValueError: An unknown metric or action, no bound or two, or a time that is not above 0.
-        TypeError: A bound or time that is no number; True and False are none.
+        ValueError: If the metric or action is unknown, there is not exactly one bound, or the time is not above 0.
+        TypeError: If a bound or the time is not a number.
 
     Example:
         >>> alert = tfopt.callbacks.UtilizationAlert("step_time_ms", above=200, for_seconds=30, action="stop")
@@ -94,7 +84,7 @@ class UtilizationAlert(keras.callbacks.Callback):
     def __init__(
         self,
         metric: str = "gpu_utilization_percent",
-        below: float | None = DEFAULT_BELOW,
+        below: float | None = _DEFAULT_BELOW,
         above: float | None = None,
         for_seconds: float = 60.0,
         action: str | Callable[[Alert], object] = "warn",
@@ -114,11 +104,13 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._ending = ExitStack()
         self._background: Background | None = None
         self.alerts: tuple[Alert, ...] = ()
+        """The last 100 alerts of the last `fit`."""
         self.listeners = Listeners()
+        """Called with each alert as it is raised, in the thread that takes the readings."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to look at readings."""
-        self._end()  # an exception ended the fit before, without on_train_end
+        """Subscribes to readings."""
+        self._end()  # if an exception ended the previous fit
         self.alerts = ()
         self._known = False
         self._stepped_at: float | None = None  # None until the first step has ended
@@ -126,13 +118,15 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._unknown_since: float | None = None
         self._rules: dict[int | None, Sustained] = {}
         self._throttling, self._means = Throttling(), RunningMeans()
-        self._start: Sums = {}  # what was read before the end of the first step
-        self._since: dict[int | None, Sums] = {}  # and before the metric went beyond its bound
+        self._start: Sums = {}  # readings before the end of the first step
+        self._since: dict[int | None, Sums] = {}  # readings before the metric went beyond its bound
         self._float32, self._memory_grows = _computes_in_float32(self.model), _memory_grows()
         self._background = Background("alert action", self._action if callable(self._action) else _warn)
         end_with_fit(self, self._background.close)
         self._ending.callback(self._background.close)
-        self._ending.callback(take_readings(self, self._take_samples, self._take_throughput))
+        self._ending.callback(
+            subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput})
+        )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes what fit is doing."""
@@ -151,7 +145,7 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._phase = "between epochs"
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends it, after the alerts that are still to be acted upon."""
+        """Ends, after the queued alerts were acted upon."""
         self._end()
 
     def _end(self) -> None:
@@ -163,7 +157,7 @@ class UtilizationAlert(keras.callbacks.Callback):
         for row in rows:
             if row.index is not None:
                 reasons = self._throttling.reasons(row)
-                # Whoever asks why a clock is low is told of the power cap, too, however low that is.
+                # For a low clock the power cap is an answer however little it slows the GPU.
                 self._means.add_gpu(row, row.throttle_reasons if self._metric == "sm_clock_mhz" else reasons)
         if self._metric in GPU_KEYS:
             for row in rows:
@@ -173,7 +167,7 @@ class UtilizationAlert(keras.callbacks.Callback):
 
     def _take_throughput(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
-        self._means.add_throughput(row)
+        self._means.add_input_wait(row.get("input_wait_percent"))
         if self._metric in THROUGHPUT_KEYS:
             self._take(None, row.get(self._metric))
 
@@ -184,12 +178,8 @@ class UtilizationAlert(keras.callbacks.Callback):
         if self._stepped_at is None or background is None or background.closed:
             return
         now = self._clock()
-        self._tell_if_unknown(value, now)
-        if gpu_index not in self._rules:
-            bound = self._bound
-            rule = Sustained(bound.value, above=bound.above, margin=bound.margin, for_seconds=self._for_seconds)
-            self._rules[gpu_index] = rule
-        rule = self._rules[gpu_index]
+        self._warn_if_unknown(value, now)
+        rule = self._rules.setdefault(gpu_index, Sustained(self._bound, self._for_seconds))
         episode = rule.take(value, now)
         alert = None if episode is None else self._alert(gpu_index, episode)
         if not rule.counting:
@@ -202,15 +192,13 @@ class UtilizationAlert(keras.callbacks.Callback):
         background.put(alert)
         self.listeners(alert)
 
-    def _alert(self, gpu_index: int | None, episode: Episode) -> Alert:
-        since = self._since.get(gpu_index, self._start)
+    def _alert(self, gpu_index: int | None, episode: "Episode") -> Alert:
         stalled = self._clock() - (self._stepped_at or 0.0)
         cause = likely_cause(
             Situation(
                 self._metric,
                 self._bound.above,
-                self._means.gpus(since, only=gpu_index),
-                self._means.throughput(since),
+                self._means.since(self._since.get(gpu_index, self._start), gpu_index=gpu_index),
                 float32=self._float32,
                 memory_grows=self._memory_grows,
                 stalled_seconds=stalled if stalled >= self._for_seconds / 2 else None,
@@ -226,8 +214,8 @@ class UtilizationAlert(keras.callbacks.Callback):
             text += ' The training is stopped (action="stop").'
         return Alert(text, self._metric, episode.mean, gpu_index, episode.seconds, cause)
 
-    def _tell_if_unknown(self, value: float | None, now: float) -> None:
-        """Says that a metric which nothing has given for so long will raise no alert."""
+    def _warn_if_unknown(self, value: float | None, now: float) -> None:
+        """Warns that a metric without a reading so far cannot raise an alert."""
         self._known = self._known or value is not None
         if self._known:
             return
@@ -235,10 +223,108 @@ class UtilizationAlert(keras.callbacks.Callback):
             self._unknown_since = now
         if now - self._unknown_since >= self._for_seconds:
             text = (
-                f"Expected readings of {self._metric}. Found none for {self._for_seconds:g} s: UtilizationAlert has "
-                "nothing to tell, and the training goes on. Choose a metric that is logged here."
+                f"Expected readings of {self._metric}. Found none for {self._for_seconds:g} s, so UtilizationAlert "
+                "cannot raise an alert; the training goes on. Choose a metric that is logged here."
             )
             warn_once(f"no {self._metric} for UtilizationAlert", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A bound of a metric, in the metric's unit."""
+
+    metric: str
+    value: float
+    above: bool
+    """Whether values above are out of bounds; otherwise those below."""
+
+    @property
+    def margin(self) -> float:
+        """How far within the bound a metric counts as recovered: a tenth of the bound.
+
+        For a percentage at most half of the way to 0 or 100, so that it can be reached.
+        """
+        tenth = abs(self.value) / 10
+        if not self.metric.endswith("_percent"):
+            return tenth
+        return max(0.0, min(tenth, (self.value if self.above else 100 - self.value) / 2))
+
+    def __str__(self) -> str:
+        return f"at {'most' if self.above else 'least'} {self.value:g}"
+
+
+def make_bound(metric: str, below: float | None, above: float | None) -> Bound:
+    """Returns the bound that a caller gave; raises a ValueError or TypeError unless it is one finite number."""
+    if below is _DEFAULT_BELOW and (above is not None or metric not in _WITH_DEFAULT):
+        below = None
+    if (below is None) == (above is None):
+        raise ValueError(
+            f"Expected one bound for {metric}: below=… or above=…. Received: below={below!r}, above={above!r}. "
+            "For two bounds use two alerts."
+        )
+    name, value = ("below", below) if above is None else ("above", above)
+    return Bound(metric, number(name, value, "Give one that readings can reach, such as 50."), above is not None)
+
+
+class Episode(NamedTuple):
+    """A time without a break beyond a bound, and the mean of its readings."""
+
+    seconds: float
+    mean: float
+
+
+class Sustained:
+    """Reports once that readings were beyond a bound without a break, and again only after they had recovered.
+
+    Recovered means within the bound by its margin for as long, so that a value swinging about the bound is reported
+    once. The time between two readings counts for at most half of `for_seconds`, so that it takes three readings and a
+    pause proves nothing. An unknown reading is a break.
+
+    Example:
+        >>> low = Sustained(Bound("gpu_power_watts", 50, above=False), for_seconds=2)
+        >>> [low.take(value, at) for at, value in enumerate([10, 30, 20, 10])]
+        [None, None, Episode(seconds=2.0, mean=20.0), None]
+    """
+
+    def __init__(self, bound: Bound, for_seconds: float):
+        self._bound = bound
+        self._for_seconds = for_seconds
+        self._reported = False
+        self._last: float | None = None
+        self._seconds = self._sum = 0.0
+        self._readings = 0
+
+    @property
+    def counting(self) -> bool:
+        """Whether time is being counted: beyond the bound or, after a report, within it."""
+        return self._last is not None
+
+    def take(self, value: float | None, at: float) -> Episode | None:
+        """Takes the next reading, None if unknown, at a monotonic time in seconds; returns what to report."""
+        if value is None or not math.isfinite(value) or not self._awaited(value):
+            self._restart()
+            return None
+        if self._last is not None:
+            self._seconds += min(at - self._last, self._for_seconds / 2)
+        self._last = at
+        self._sum += value
+        self._readings += 1
+        if self._seconds < self._for_seconds:
+            return None
+        episode = Episode(self._seconds, self._sum / self._readings)
+        self._reported = not self._reported
+        self._restart()
+        return episode if self._reported else None
+
+    def _awaited(self, value: float) -> bool:
+        sign = 1 if self._bound.above else -1
+        value, bound = sign * value, sign * self._bound.value
+        return value <= bound - self._bound.margin if self._reported else value > bound
+
+    def _restart(self) -> None:
+        self._last = None
+        self._seconds = self._sum = 0.0
+        self._readings = 0
 
 
 def _warn(alert: Alert) -> None:
@@ -246,7 +332,7 @@ def _warn(alert: Alert) -> None:
 
 
 def _computes_in_float32(model: keras.Model) -> bool:
-    from tfopt.repairs import computing_layers  # here, as the repairs take a sixth of what all callbacks take to load
+    from tfopt.repairs import computing_layers  # imported late: the repairs take a sixth of all callbacks' load time
 
     dtypes = {layer.compute_dtype for layer in computing_layers(model)}
     return "float32" in dtypes and not dtypes & {"float16", "bfloat16"}
@@ -256,5 +342,5 @@ def _memory_grows() -> bool:
     try:
         devices = tf.config.list_physical_devices("GPU")
         return bool(devices) and all(tf.config.experimental.get_memory_growth(device) for device in devices)
-    except (RuntimeError, ValueError):  # devices that are set up in unlike ways
+    except (RuntimeError, ValueError):  # the devices' settings differ
         return False

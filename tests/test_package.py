@@ -180,7 +180,7 @@ def test_an_editable_install_sees_one_package(built, tmp_path):
         f"import site, sys; site.addsitedir({str(tmp_path / 'site')!r})\n"
         "finder = [f for f in sys.meta_path if 'Editable' in getattr(f, '__name__', '')][-1]\n"
         "sys.meta_path.insert(0, finder)  # before a tfopt that is installed already\n"
-        "import tfopt.callbacks.order, tfopt.pipelines.sources.source\n"
+        "import tfopt.callbacks.shared.running_fit, tfopt.pipelines.sources.source\n"
         "print(tfopt.callbacks.__file__, tfopt.pipelines.__file__, 'callbacks' in sys.modules)"
     )
     environ = {**os.environ, "PYTHONPATH": "", "TF_CPP_MIN_LOG_LEVEL": "3"}

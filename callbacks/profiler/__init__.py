@@ -1,1 +1,1 @@
-"""A trace of steps and what is in it."""
+"""What StepProfiler is made of: a trace of some steps, and its summary."""

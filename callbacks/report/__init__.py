@@ -1,1 +1,1 @@
-"""The page that ReportWriter writes."""
+"""What ReportWriter is made of: a record of the training, its timeline, charts and page."""

@@ -12,46 +12,37 @@ import numpy as np
 
 Item = TypeVar("Item")
 
-# Half as many at least, on a panel some 800 pixels wide.
+# A full series has at least half as many points, on a panel some 800 pixels wide.
 POINTS = 800
-# A pause this many times as long as usual between two points is shown as one: nothing is known of what lay in it.
+# A pause this many times longer than the median one is drawn as a gap.
 _PAUSE = 5.0
 
 
 class Point(NamedTuple):
-    """One or more readings that follow each other.
+    """One or more consecutive readings. `low`, `mean` and `high` are None if no value is known."""
 
-    Attributes:
-        begin: When the first was taken, in seconds.
-        end: When the last was.
-        low: The least known value; None where none is known. A spike of one reading so stays visible.
-        mean: The mean of those known.
-        high: The greatest.
-        known: How many values are known.
-    """
-
-    begin: float
-    end: float
-    low: float | None
+    begin: float  # time of the first reading, in seconds
+    end: float  # time of the last one
+    low: float | None  # with `high`, keeps the spike of a single reading visible
     mean: float | None
     high: float | None
-    known: int
+    known: int  # number of known values
 
 
 class Series:
     """One quantity over time, in a bounded number of points.
 
-    When it is full, neighbours become one point, which from then on takes twice as many readings.
+    When it is full, neighbours are merged, and from then on each point takes twice as many readings.
 
     Args:
-        points: How many there are at most; an even number.
+        points: The maximum, an even number.
     """
 
     def __init__(self, points: int = POINTS):
-        # begin, end, low, high, sum and count of a point; of one without a known value inf, -inf, 0 and 0.
+        # begin, end, low, high, sum and count of each point; without a known value inf, -inf, 0 and 0 for the last four.
         self._table = np.empty((points, 6))
         self._length = 0
-        self._last: list[float] = []  # the point that grows, not in the table yet
+        self._last: list[float] = []  # the growing point, not in the table yet
         self._readings_in_last = 0
         self._readings_in_point = 1
 
@@ -59,12 +50,7 @@ class Series:
         return self._length + bool(self._last)
 
     def add(self, at: float, value: float | None) -> None:
-        """Adds a reading.
-
-        Args:
-            at: When, in seconds; not before the one before.
-            value: None, and what is not finite, is unknown.
-        """
+        """Adds a reading at a time in seconds, not before the previous one. None or not finite: unknown."""
         if self._readings_in_last == self._readings_in_point:
             self._table[self._length] = self._last
             self._length += 1
@@ -83,11 +69,11 @@ class Series:
 
     @property
     def points(self) -> list[Point]:
-        """What is kept, in order."""
+        """The points in order."""
         return [_point(row) for row in self._rows().tolist()]
 
     def points_with_pauses(self) -> list[Point]:
-        """The points, with an unknown one in each pause that is much longer than usual."""
+        """Returns the points, with an unknown one in each unusually long pause."""
         found = self.points
         pauses = [after.begin - before.end for before, after in pairwise(found)]
         longest = _PAUSE * float(np.median(pauses)) if pauses else 0.0
@@ -99,23 +85,23 @@ class Series:
         return result
 
     def mean(self, since: float = -math.inf) -> float | None:
-        """The mean of the readings from then on; None where none is known."""
+        """Returns the mean of the readings from then on; None if none is known."""
         rows = self._rows()
         total, count = rows[rows[:, 0] >= since, 4:].sum(0).tolist()
         return total / count if count else None
 
     @property
     def lowest(self) -> float:
-        """The least value; infinite where none is known."""
+        """The smallest value; infinity if none is known."""
         return float(self._rows()[:, 2].min(initial=math.inf))
 
     @property
     def highest(self) -> float:
-        """The greatest value; minus infinity where none is known."""
+        """The largest value; minus infinity if none is known."""
         return float(self._rows()[:, 3].max(initial=-math.inf))
 
     def copy(self, until: float = math.inf) -> "Series":
-        """One that does not grow with this one, of the points that began by then."""
+        """Returns an independent copy of the points that began by then."""
         other = copy.copy(self)
         other._table = self._table.copy()
         other._length = int((self._table[: self._length, 0] <= until).sum())
@@ -127,7 +113,7 @@ class Series:
         return np.concatenate([self._table[: self._length], np.array(last).reshape(-1, 6)])
 
     def _halve(self) -> None:
-        """Makes one point of each pair."""
+        """Merges each pair of points."""
         half = self._length // 2
         first, second = self._table[0::2], self._table[1::2]
         self._table[:half] = np.column_stack(
@@ -149,14 +135,10 @@ def _point(row: Sequence[float]) -> Point:
 
 
 class Kept(Generic[Item]):
-    """Things in their order, at most a number of them: when it is full, every second one is dropped, and so on.
+    """A bounded list: when it is full, every second item is dropped, and half as many of the next ones are kept.
 
     Args:
-        most: How many are kept, besides the last one; an even number.
-
-    Attributes:
-        count: How many were added.
-        every: One in how many is kept.
+        most: How many are kept besides the last one; an even number.
     """
 
     def __init__(self, most: int = 500):
@@ -164,10 +146,12 @@ class Kept(Generic[Item]):
         self._items: list[Item] = []
         self._last: list[Item] = []
         self.count = 0
+        """How many items were added."""
         self.every = 1
+        """One in how many is kept."""
 
     def add(self, item: Item) -> None:
-        """Adds one thing."""
+        """Adds an item."""
         if len(self._items) == self._most:
             self._items = self._items[::2]
             self.every *= 2
@@ -177,44 +161,36 @@ class Kept(Generic[Item]):
         self._last = [item]
 
     def copy(self) -> "Kept[Item]":
-        """One that does not grow with this one."""
+        """Returns an independent copy."""
         other = copy.copy(self)
         other._items = [*self._items]
         return other
 
     @property
     def items(self) -> list[Item]:
-        """Those that are kept, the first and the last among them."""
+        """The kept items, including the first and the last."""
         return self._items + [item for item in self._last if not self._items or self._items[-1] is not item]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened.
-
-    Attributes:
-        at: When, in seconds.
-        text: What, in words.
-    """
+    """Something that happened, `at` seconds after the training began."""
 
     at: float
     text: str
 
 
 class Timeline:
-    """All that was read during one training: series by quantity and device, and events by kind.
-
-    Attributes:
-        series: By quantity, and there by device (None: the whole process or machine).
-        events: By kind.
-    """
+    """All readings and events of one training."""
 
     def __init__(self) -> None:
         self.series: defaultdict[str, dict[int | None, Series]] = defaultdict(dict)
+        """By quantity and GPU index; None for the process or the host."""
         self.events: defaultdict[str, Kept[Event]] = defaultdict(Kept)
+        """By kind."""
 
     def add(self, quantity: str, device: int | None, at: float, value: float | None) -> None:
-        """Adds a reading. A quantity of which no value is ever known has no series."""
+        """Adds a reading. A quantity without any known value has no series."""
         devices = self.series[quantity]
         if device not in devices:
             if value is None:
@@ -223,7 +199,7 @@ class Timeline:
         devices[device].add(at, value)
 
     def copy(self, until: float = math.inf) -> "Timeline":
-        """One that does not grow with this one, of what began by then."""
+        """Returns an independent copy of what began by then."""
         other = Timeline()
         for quantity, devices in self.series.items():
             copies = {device: series.copy(until) for device, series in devices.items()}

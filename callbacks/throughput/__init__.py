@@ -1,1 +1,1 @@
-"""What ThroughputLogger is made of: step times, waits, examples, FLOPs and what is left."""
+"""What ThroughputLogger is made of: the pace of the steps, and their wait for input."""

@@ -1,8 +1,8 @@
-"""What share of a step `fit` waits for its input.
+"""The share of its time that `fit` waits for input.
 
-The step takes its batch inside a `tf.function`, where no callback can time it. But tf.data itself keeps, for its
-autotuning, the gaps between the end of one taking and the start of the next. The gap behind a step's taking is what the
-step worked; the rest of its time it waited.
+A step takes its batch inside a `tf.function`, where no callback can time it. But for its autotuning, tf.data records
+the gaps between the end of one `get_next` and the start of the next. The gap after a step's `get_next` is the time the
+step worked; the rest of the step it waited.
 """
 
 from dataclasses import dataclass, replace
@@ -11,15 +11,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.callbacks.callers import variable_of_a_caller
+from tfopt.callbacks.shared.running_fit import variable_of_a_caller
 
-_KEPT = 100  # gaps that tf.data keeps
-_FEWEST = 5  # a share of fewer gaps varies too much
+_KEPT = 100  # gaps that tf.data remembers
+_FEWEST = 5  # a share from fewer gaps varies too much
 
 
 @dataclass(slots=True)
 class _Balance:
-    """Steps with their time, and the gaps of those steps or of most of them."""
+    """Steps with their time, and the gaps of all or most of them."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -35,44 +35,43 @@ class _Balance:
 
 
 def takes_a_batch_a_step(model: keras.Model) -> bool:
-    """Whether the gaps between batches are those between steps."""
+    """Whether each step takes one batch, so that the gaps between batches are those between steps."""
     if model.steps_per_execution != 1:
-        return False  # a batch is taken while the step before still runs
-    # Tried with eager steps: shares were wrong by up to a half.
+        return False  # a batch is taken while the previous step still runs
+    # With eager steps the shares were wrong by up to a half when tried.
     return not (model.run_eagerly or tf.config.functions_run_eagerly())
 
 
 class InputWait:
-    """Follows the steps of `fit`, one batch at a time, and the gaps of the iterator that they take their batches from.
+    """Follows the steps of `fit` and the gaps recorded by the iterator they take their batches from.
 
-    Shares are None where nothing is known: under a distribution strategy, whose iterators keep no gaps, for a dataset
-    whose autotuning is off, and where fewer than five gaps were seen. An epoch's last step is left out, as no gap
-    follows it.
+    A share is None if it is unknown: under a distribution strategy, whose iterators record no gaps; for a dataset whose
+    autotuning is off; and from fewer than five gaps. An epoch's last step is left out, as no gap follows it.
     """
 
     def __init__(self) -> None:
         self._iterator: Any = None
-        self._open: float | None = None  # the seconds of the step whose gap has not ended
+        self._open: float | None = None  # the time of the step whose gap has not ended
         self.begin()
 
     @property
     def room(self) -> int:
-        """How many steps may end before `end_step` is called for them: tf.data forgets the gaps of more."""
+        """How many steps may end before `end_step` must be called for them: tf.data forgets older gaps."""
         return _KEPT - self._unread
 
     def begin(self) -> None:
         """Starts a training."""
-        self._let_go()
+        self._drop_iterator()
         self._total = _Balance()
-        self._seen: dict[str, _Balance] = {}  # the total as each reader last saw it
-        self._taken = 0  # batches, up to the last gap that is accounted for
+        self._seen: dict[str, _Balance] = {}  # the total at each reader's last call
+        self._taken = 0  # batches up to the last gap that is counted
         self._unread = 0
 
     def end_first_step(self, seconds: float | None) -> None:
-        """Finds the iterator. Call it from `on_train_batch_end`.
+        """Finds the iterator after an epoch's first step. Call it from `on_train_batch_end`.
 
         Args:
-            seconds: What the epoch's first step took; None leaves the step out, as one that compiles.
+            seconds: How long the step took; None leaves it out, for a step that compiles.
         """
         self._iterator, self._taken = variable_of_a_caller("iterator", tf.data.Iterator), 0
         self._read_gaps()
@@ -80,7 +79,7 @@ class InputWait:
         self._open = seconds
 
     def end_step(self, seconds: float) -> None:
-        """Counts another step, and reads the gaps before tf.data forgets them."""
+        """Counts a step, and reads the gaps before tf.data forgets them."""
         if self._open is not None:
             self._total.steps += 1
             self._total.seconds += self._open
@@ -96,12 +95,12 @@ class InputWait:
         return self._total.wait_percent(since)
 
     def end_epoch(self) -> float | None:
-        """Returns the epoch's share in percent, and lets the iterator go: it holds what the pipeline holds."""
+        """Returns the epoch's share in percent, and drops the iterator, which keeps the pipeline's resources alive."""
         percent = self.percent("epoch")
-        self._let_go()
+        self._drop_iterator()
         return percent
 
-    def _let_go(self) -> None:
+    def _drop_iterator(self) -> None:
         self._iterator = self._open = None
 
     def _read(self) -> None:
@@ -113,12 +112,12 @@ class InputWait:
             self._total.gap_seconds += sum(gaps[-new:]) / 1e6
 
     def _read_gaps(self) -> list[int]:
-        """Returns the gaps that tf.data keeps, in microseconds."""
+        """Returns the gaps that tf.data remembers, in microseconds."""
         if self._iterator is None:
             return []
         try:
             model = tf.data.experimental.get_model_proto(self._iterator)
-        except (tf.errors.OpError, ValueError):  # no tuning; no iterator of one pipeline
+        except (tf.errors.OpError, ValueError):  # autotuning is off; not the iterator of one pipeline
             self._iterator = None
             return []
         self._taken = max(self._taken, model.nodes[model.output].num_elements)

@@ -1,1 +1,1 @@
-"""What UtilizationLogger is made of: an epoch's figures, and several workers'."""
+"""What UtilizationLogger is made of: an epoch's figures, and the summaries of several workers."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 from models import assert_same_state, state
 
 from tfopt.callbacks import CompilationLogger
-from tfopt.callbacks.compilation_storm import storm
+from tfopt.callbacks.compilation_logger import repeated_compilation
 from tfopt.errors import UnsupportedError
 from tfopt.xla import set_jit, watch, watching
 from tfopt.xla.log.compilations import History
@@ -97,17 +97,19 @@ def events(*shapes, dtype="float32"):
 
 
 def test_the_remedy_fits_the_cause():
-    batches = storm(events("(8, 3)", "(7, 3)", "(6, 3)"), 2)
+    batches = repeated_compilation(events("(8, 3)", "(7, 3)", "(6, 3)"), 2)
     assert "Expected at most 2 XLA compilations of f in one training. Found 3 in 3 s" in batches
     assert "input 1: (7, 3) → (6, 3)" in batches
     assert 'Input 1 is to blame. Give every batch the same size: build_pipeline(..., remainder="drop")' in batches
-    assert "pad to a fixed length or size" in storm(events("(8, 3)", "(8, 4)", "(7, 5)"), 2)
-    assert "make no tf.function inside the training loop" in storm(events("(8, 3)", "(8, 3)", "(8, 3)"), 2)
+    assert "pad to a fixed length or size" in repeated_compilation(events("(8, 3)", "(8, 4)", "(7, 5)"), 2)
+    assert "make no tf.function inside the training loop" in repeated_compilation(
+        events("(8, 3)", "(8, 3)", "(8, 3)"), 2
+    )
     types = SimpleNamespace(add=History().add)
     mixed = [types.add("f", "f_1", None, {0: f"{dtype} (4,)"}) for dtype in ("float32", "float16", "float64")]
-    assert "Cast it to one dtype" in storm(mixed, 2)
-    assert storm(events("(8, 3)", "(7, 3)"), 2) is None
-    assert storm([], 1) is None
+    assert "Cast it to one dtype" in repeated_compilation(mixed, 2)
+    assert repeated_compilation(events("(8, 3)", "(7, 3)"), 2) is None
+    assert repeated_compilation([], 1) is None
 
 
 def test_functions_of_one_name_are_counted_apart():
@@ -115,8 +117,8 @@ def test_functions_of_one_name_are_counted_apart():
     both = [
         history.add("f", "f_1", 1.0, {0: f"float32 ({size},)"}, variables=(name,)) for size in (1, 2) for name in "ab"
     ]
-    assert storm(both, 2) is None
-    assert storm(both, 1) is not None
+    assert repeated_compilation(both, 2) is None
+    assert repeated_compilation(both, 1) is not None
 
 
 def test_training_is_the_same_with_it():

@@ -81,7 +81,7 @@ def test_a_page_at_the_end_with_sources_of_its_own(tmp_path):
     assert "Throughput examples/s" in page
     assert "host.cpu_model C" in page
     assert re.search(r"Epochs Epoch Took accuracy loss .*step_time_ms", page), "keys of a source behind it too"
-    assert "had not come to its end" not in page
+    assert "had not ended" not in page
 
 
 def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path, fake_nvml):
@@ -165,7 +165,7 @@ def test_a_page_before_the_end_so_that_a_kill_leaves_one(tmp_path):
 
     fit(keras.callbacks.LambdaCallback(on_epoch_begin=look), ReportWriter(path, clock=clock), epochs=4)
     assert "1 epoch in" in seen[0] or "0 epochs in" in seen[0]
-    assert "had not come to its end" in seen[0]
+    assert "had not ended" in seen[0]
     assert "4 epochs in" in text(path)
 
 
@@ -186,11 +186,11 @@ def test_an_interrupted_fit_leaves_a_page(tmp_path, error):
     gc.collect()
     page = text(path)
     assert "0 epochs in" in page
-    assert "had not come to its end" in page
+    assert "had not ended" in page
     # And the next one begins anew.
     fit(writer, epochs=1)
     assert "1 epoch in" in text(path)
-    assert "had not come to its end" not in text(path)
+    assert "had not ended" not in text(path)
 
 
 SCRIPT = """
@@ -212,7 +212,7 @@ def test_ctrl_c_in_a_script_leaves_a_page(tmp_path):
     path = tmp_path / "report.html"
     ended = subprocess.run([sys.executable, "-c", SCRIPT, path], capture_output=True, text=True, timeout=300)
     assert "KeyboardInterrupt" in ended.stderr
-    assert "The training had not come to its end" in text(path)
+    assert "The training had not ended" in text(path)
     assert "packages.tensorflow" in text(path)
 
 
@@ -257,7 +257,7 @@ def test_a_full_disk_leaves_the_page_of_before(tmp_path, caplog, monkeypatch):
 def test_a_disk_that_hangs_holds_fit_up_for_a_stated_time(tmp_path, caplog, monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(report_writer, "write_atomic", lambda *arguments: answers.wait(20))
-    monkeypatch.setattr(report_writer, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(report_writer, "_WAIT_SECONDS", 0.1)
     fit(ReportWriter(tmp_path / "report.html"))
     assert "Found it unfinished, and fit ends without it." in caplog.text
     answers.set()

@@ -21,7 +21,7 @@ from tensorflow.python.profiler.trace import enabled
 from traces import batches, marked_steps, tiny_model
 
 from tfopt.callbacks import CompilationLogger, step_profiler
-from tfopt.callbacks.profiler import recording as trace_recording
+from tfopt.callbacks.profiler import trace as trace_recording
 from tfopt.callbacks.step_profiler import StepProfiler
 from tfopt.fit import overlap, undo
 from tfopt.warn import forget_warnings
@@ -80,7 +80,7 @@ def recordings(monkeypatch):
 
         finish = give_up = end
 
-    monkeypatch.setattr(step_profiler, "record", Recorded)
+    monkeypatch.setattr(step_profiler, "start_trace", Recorded)
     return made
 
 
@@ -150,7 +150,7 @@ def test_traces_of_one_second_have_one_folder(tmp_path, recordings, monkeypatch)
         return recording
 
     recorded = step_profiler.record
-    monkeypatch.setattr(step_profiler, "record", record)
+    monkeypatch.setattr(step_profiler, "start_trace", record)
     profiler = StepProfiler(tmp_path, start_step=4, steps=2)
     fit(profiler, after_step(0, profiler.request), steps=12)
     assert len(recordings) == 2
@@ -177,7 +177,7 @@ def test_a_trace_waits_while_another_is_written(tmp_path, recordings, monkeypatc
 def test_while_it_is_written_it_says_so(tmp_path, monkeypatch):
     stop, may_write = tf.profiler.experimental.stop, threading.Event()
     monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: may_write.wait(20) and stop())
-    recording = trace_recording.Recording(tmp_path)
+    recording = trace_recording.Trace(tmp_path)
     assert not trace_recording.is_writing()
     recording.give_up()
     assert trace_recording.is_writing()
@@ -343,7 +343,7 @@ def test_after_an_exception_the_next_fit_ends_the_trace(tmp_path):
 def test_at_exit_a_trace_that_still_runs_is_written(tmp_path, monkeypatch):
     registered = []
     monkeypatch.setattr(atexit, "register", registered.append)
-    recording = trace_recording.Recording(tmp_path)
+    recording = trace_recording.Trace(tmp_path)
     registered[0]()
     assert recording.folder.is_dir()
 

@@ -373,7 +373,7 @@ def test_the_pace_of_steps_launched_ahead(monkeypatch, steps_per_execution, ever
     overlap_of(model).in_flight = device
     counted = []
     monkeypatch.setattr(
-        "tfopt.callbacks.epoch_examples.count_examples", lambda model: device.wait() or counted.append(1) or 0.0
+        "tfopt.callbacks.shared.running_fit.count_examples", lambda model: device.wait() or counted.append(1) or 0.0
     )
     logger = ThroughputLogger(clock=clock)
     history = model.fit(*batch(480), batch_size=4, epochs=2, verbose=0, callbacks=[logger]).history

@@ -12,6 +12,10 @@ from quick import first_quick
 
 from tfopt import callbacks as ours
 from tfopt import fit as tfopt_fit
+from tfopt.callbacks.report.recorder import Recorder
+from tfopt.callbacks.utilization.epoch_readings import EpochReadings
+from tfopt.causes.readings import RunningMeans, Throttling
+from tfopt.hardware import GpuSample
 
 KEYS = {"step_time_ms", "host_memory_used_mib", "examples_per_second"}
 EPOCHS = []  # the keys that the tracker got of each
@@ -77,3 +81,22 @@ def test_in_any_order_the_training_is_the_same(tmp_path, fake_nvml, alone, seed,
     made = {path.name for path in tmp_path.iterdir()}
     assert made >= {"utilization.csv", "throughput.jsonl", "report.html", "training.prom", "plugins", "utilization"}
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("tfopt-sampler")] == []
+
+
+@pytest.mark.parametrize(("mhz", "throttled"), [(1700, False), (1200, True)])
+def test_logs_alert_and_report_agree_on_throttling(mhz, throttled):
+    clocks = [(1980, ()), *[(mhz, ("power_cap",))] * 9]
+    logs = EpochReadings(lambda: 0.0)
+    report = Recorder("net", None, None, lambda: 0.0)
+    alert = ours.UtilizationAlert("gpu_power_watts", below=1)
+    alert._throttling, alert._means, alert._rules = Throttling(), RunningMeans(), {}
+    alert._stepped_at = None
+    alert._known = True
+    for clock, reasons in clocks:
+        row = GpuSample(0.0, 0.0, index=0, uuid="GPU-0", sm_clock_mhz=clock, throttle_reasons=reasons)
+        logs.add([row])
+        report.take_samples((row,))
+        alert._take_samples((row,))
+    assert logs.values()["throttled_percent"] == (90.0 if throttled else 0.0)
+    assert report._timeline.series["throttled_percent"][0].mean() == (90.0 if throttled else 0.0)
+    assert alert._means.since({}).gpus[0].throttle_reasons == (("power_cap",) if throttled else ())

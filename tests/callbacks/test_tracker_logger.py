@@ -177,7 +177,7 @@ def test_a_tracker_that_raises_is_reported_once(fake_nvml, caplog):
 
 
 def test_a_tracker_that_hangs_holds_nothing_up_and_is_waited_for_a_little(caplog, monkeypatch):
-    monkeypatch.setattr("tfopt.callbacks.background.Background.close.__defaults__", (0.2,))
+    monkeypatch.setattr("tfopt.callbacks.shared.background.Background.close.__defaults__", (0.2,))
     released = threading.Event()
     logger = driven(SimpleNamespace(log=lambda data, step: released.wait(60)), Clock())
     for epoch in range(80):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfopt import hardware
-from tfopt.callbacks.throttling import Throttling
+from tfopt.causes.readings import Throttling
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.measure import StepTimes
 

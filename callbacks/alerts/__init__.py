@@ -1,1 +1,0 @@
-"""When a metric is out of its bound, for how long, and why."""

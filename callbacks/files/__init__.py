@@ -1,1 +1,0 @@
-"""Rows in CSV, JSONL and event files that a kill leaves whole."""

@@ -1,0 +1,171 @@
+"""A trace of TensorFlow's profiler, written by a thread of its own."""
+
+import atexit
+import functools
+import importlib
+import os
+import queue
+import threading
+import time
+import weakref
+from pathlib import Path
+from types import ModuleType
+
+import tensorflow as tf
+from tensorflow.python.profiler.trace import enabled
+
+from tfopt.errors import essence
+from tfopt.warn import warn_once
+
+# The serialized field "name" of an XStatMetadata: tag, length, value.
+_LOOP_STAT, _HIDDEN_STAT = b"\x12\x08iter_num", b"\x12\x08loop_num"
+_CHUNK = 2**20  # bytes, searched in under a millisecond, while which Python does nothing else
+_traces: "weakref.WeakSet[Trace]" = weakref.WeakSet()
+
+
+class Trace:
+    """A trace, recorded from its construction on. A process can record one at a time.
+
+    Args:
+        log_dir: The trace is written to `LOG_DIR/plugins/profile/TIME/HOST.xplane.pb`.
+
+    Raises:
+        tf.errors.AlreadyExistsError: If another profiler is running.
+        RuntimeError: If no thread can be started.
+
+    Example:
+        >>> trace = Trace(Path("logs"))
+        >>> model.fit(dataset)
+        >>> trace.finish()
+    """
+
+    def __init__(self, log_dir: Path):
+        self._log_dir = log_dir
+        self._before = _folders(log_dir)
+        self.folder: Path | None = None
+        """Where the trace was written; None before, and if that failed."""
+        self._is_over = False
+        # A finalizer may run while its own thread holds any lock; only a SimpleQueue is safe to signal with then.
+        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # A daemon: at exit nothing else would end it, and `finish` is called first.
+        self._thread = threading.Thread(target=self._write, name="tfopt-profiler", daemon=True)
+        tf.profiler.experimental.start(str(log_dir))
+        try:
+            self._thread.start()
+        except RuntimeError:
+            tf.profiler.experimental.stop(save=False)
+            raise
+        atexit.register(self.finish)
+        _traces.add(self)
+
+    @property
+    def is_being_written(self) -> bool:
+        """Whether the recording is over but not written yet."""
+        return self._is_over and self._thread.is_alive()
+
+    def give_up(self) -> None:
+        """Ends the recording soon, without waiting. For finalizers."""
+        self._is_over = True
+        self._over.put(None)
+
+    def end(self) -> None:
+        """Ends the recording and waits until nothing more is recorded: a twentieth of the time that writing takes."""
+        self.give_up()
+        while enabled() and self._thread.is_alive():  # not alive in a forked child
+            time.sleep(0.0005)
+
+    def finish(self) -> None:
+        """Ends the recording and waits until it is written."""
+        self.end()
+        self._thread.join()
+
+    def _write(self) -> None:
+        self._over.get()
+        try:
+            tf.profiler.experimental.stop()
+            folders = _folders(self._log_dir)
+            # No folder is new if this trace replaced one of the same second.
+            folder = max(folders - self._before or folders)
+            for path in folder.glob("*.xplane.pb"):
+                _hide_loops(path)
+            self.folder = folder
+        except Exception as error:  # noqa: BLE001  an observer must not end a training
+            _warn(f"to write a trace to {self._log_dir}", error, "Free the disk or choose another log_dir.")
+        finally:
+            atexit.unregister(self.finish)
+
+
+class StepMark:
+    """Marks a step, from construction to `end`, for XProf and, if nvtx is installed, for Nsight Systems."""
+
+    def __init__(self, step: int):
+        self._nvtx = _nvtx()
+        self._range = self._nvtx.start_range(f"train step {step}") if self._nvtx else None
+        # _r=1 makes it the root of a step to XProf. Keras' own marker lacks it.
+        self._trace = tf.profiler.experimental.Trace("train", step_num=step, _r=1)
+
+    def end(self) -> None:
+        """Ends the step."""
+        self._trace.__exit__(None, None, None)
+        if self._nvtx:
+            self._nvtx.end_range(self._range)
+
+
+def start_trace(log_dir: Path) -> Trace | None:
+    """Starts a trace; if that fails, warns once and returns None."""
+    try:
+        return Trace(log_dir)
+    except tf.errors.AlreadyExistsError as error:
+        _warn("to start a trace", error, "Only one profiler can run at a time: leave out profile_batch of TensorBoard.")
+    except Exception as error:  # noqa: BLE001  an observer must not end a training
+        _warn("to start a trace", error, "Profile with tf.profiler.experimental outside of fit to see more.")
+    return None
+
+
+def is_writing() -> bool:
+    """Whether a trace is being written. Starting another one would wait for it."""
+    return any(trace.is_being_written for trace in _traces)
+
+
+def warm_up() -> None:
+    """Loads what the profiler needs, so that starting a trace does not delay the steps before it."""
+    try:
+        tf.profiler.experimental.start("")
+        tf.profiler.experimental.stop(save=False)
+    except Exception:  # noqa: BLE001  start_trace will report it
+        return
+
+
+def _folders(log_dir: Path) -> set[Path]:
+    """The traces in a folder. Their names are times, so the greatest is the newest."""
+    return set((log_dir / "plugins" / "profile").glob("*/"))
+
+
+def _hide_loops(path: Path) -> None:
+    """Makes XProf recognise marked steps that hold loops, such as an LSTM's or `steps_per_execution`'s.
+
+    If an operation has a stat of this name, XProf takes each loop iteration for a step and ignores the marks
+    (`EventForest::CreateEventGroups` in xla/tsl/profiler/utils/group_events.cc). So the stat is renamed, to a name of
+    the same length and in place: parsing a trace of 100 MB would block Python for seconds.
+    """
+    with open(path, "r+b") as file:
+        start = 0
+        while chunk := os.pread(file.fileno(), _CHUNK + len(_LOOP_STAT) - 1, start):
+            at = chunk.find(_LOOP_STAT)
+            while at >= 0:
+                os.pwrite(file.fileno(), _HIDDEN_STAT, start + at)
+                at = chunk.find(_LOOP_STAT, at + 1)
+            start += _CHUNK
+
+
+def _warn(what: str, error: Exception, remedy: str) -> None:
+    text = f"Expected {what}. Found: {essence(error)}. The training goes on without the trace. {remedy}"
+    warn_once(f"step profiler {type(error).__name__}", text)
+
+
+@functools.cache
+def _nvtx() -> ModuleType | None:
+    try:
+        return importlib.import_module("nvtx")
+    except (ImportError, OSError):
+        return None

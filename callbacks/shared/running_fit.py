@@ -1,0 +1,135 @@
+"""What a callback needs to know about the running `fit` and Keras does not tell it."""
+
+import math
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from itertools import takewhile
+from types import FrameType
+from typing import TypeVar
+
+import keras
+
+Kind = TypeVar("Kind")
+
+_LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
+
+
+def variable_of_a_caller(name: str, kind: type[Kind]) -> Kind | None:
+    """Returns the local variable `name` of the nearest caller where it is a `kind`, or None."""
+    # Start at the caller's frame: a frame held by one of its own variables is a reference cycle and keeps what was
+    # found. A tf.data iterator would then end during some later garbage collection, and a step would wait for it.
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        # Check first: reading f_locals makes a frame keep all its variables until it ends, even deleted ones.
+        if name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            found = frame.f_locals.get(name)
+            if isinstance(found, kind):
+                return found
+        frame = frame.f_back
+    return None
+
+
+def running_list() -> keras.callbacks.CallbackList | None:
+    """Returns the callback list of the `fit` that is calling. Keras tells no callback about the others."""
+    return variable_of_a_caller("self", keras.callbacks.CallbackList)
+
+
+def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
+    """Warns about Keras loggers that precede `callback` in fit's list and so miss its keys.
+
+    Call it from `on_train_begin`. A callback that `find_source` added follows all loggers on purpose.
+    """
+    if getattr(callback, "added_for_another", False):
+        return
+    running = running_list()
+    for earlier in takewhile(lambda other: other is not callback, running.callbacks if running else ()):
+        if isinstance(earlier, _LOGGERS):
+            warnings.warn(
+                f"Expected {type(callback).__name__} before {type(earlier).__name__} in callbacks=[…]. Found it after, "
+                f"where {type(earlier).__name__} misses its keys. Put {type(callback).__name__} first.",
+                stacklevel=2,
+            )
+
+
+def end_with_fit(callback: keras.callbacks.Callback, end: Callable[[], object]) -> None:
+    """Calls `end` once the running fit is over, even if an exception ends it and `on_train_end` is never called.
+
+    Call it from `on_train_begin`.
+
+    Args:
+        callback: Its lifetime stands in for fit's when no callback list is found.
+        end: Must not hold the callback or fit's list, or neither could be collected.
+    """
+    # No hook reports an exception in another callback or Ctrl-C, but fit's own list is collected then.
+    weakref.finalize(running_list() or callback, end)
+
+
+def steps_trained(model: keras.Model) -> int:
+    """Returns how many steps the model's optimizer has taken, or 0 if it cannot tell. Reads a variable.
+
+    After `keras.callbacks.BackupAndRestore` this includes the steps of earlier runs.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    # Not `.iterations`, which counts updates: with gradient accumulation several steps make one update.
+    counter = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_iterations", None)
+    return int(counter.numpy()) if isinstance(counter, keras.Variable) else 0
+
+
+def count_examples(model: keras.Model) -> float:
+    """Returns the examples of all replicas since Keras' loss tracker was reset; 0 if it counts none.
+
+    Blocks until the launched steps are done.
+    """
+    tracker = getattr(model, "_loss_tracker", None)
+    if tracker is None:
+        return 0.0
+    count = tracker.count.value  # the mean's weight: Keras weights each batch's loss with its examples
+    parts = getattr(count, "values", None)
+    if parts is None:
+        return float(count.numpy())
+    # One part per replica. Reading them as one waits for every worker, and not all may have this callback.
+    return sum(float(part.numpy()) for part in parts) * model.distribute_strategy.num_replicas_in_sync / len(parts)
+
+
+class EpochExamples:
+    """Counts an epoch's examples without waiting for the device in the middle of the epoch.
+
+    It reads Keras' loss tracker after the training's first step, which has blocked anyway, and after each epoch's last
+    step, before validation resets the tracker. If another callback reset it during the epoch (by `evaluate`), every
+    batch counts as large as the first.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self.batch_size: float | None = None
+        """Examples per step; None before the first step, 0 if Keras counts none."""
+        self._last_step = math.inf
+        self.start(None)
+
+    def start(self, steps: int | None) -> None:
+        """Begins an epoch of `steps` steps, None if unknown."""
+        self._last_step = math.inf if steps is None else steps - 1
+        self._counted: float | None = None
+        self.due: float = 0 if self.batch_size is None else self._last_step
+        """The step of the epoch, from 0, after which `look` must be called."""
+
+    def look(self, step: int) -> None:
+        """Reads the count after a step of the epoch."""
+        self._counted = count_examples(self._model)
+        if self.batch_size is None:
+            self.batch_size = self._counted / (step + 1)
+        self.due = self._last_step
+        if step < self._last_step:
+            self._counted = None
+
+    def examples(self, steps_done: int) -> float | None:
+        """Returns the examples of an epoch of `steps_done` steps; None if Keras counts none."""
+        if not self.batch_size or not steps_done:
+            return None
+        counted = count_examples(self._model) if self._counted is None else self._counted
+        # All batches have one size, the last may be smaller: any other count is not this epoch's.
+        whole = steps_done * self.batch_size
+        return counted if whole - self.batch_size < counted <= whole else whole

@@ -1,0 +1,148 @@
+"""The pace of `fit`: step times, the time left, and the model's FLOPs per second."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt.hardware import gpus
+from tfopt.hardware.peaks import peak_tflops
+from tfopt.text import listed
+from tfopt.warn import warn_once
+
+_NAMED = 3
+
+
+class StepWindow:
+    """A number of steps, their total time, and samples of the time of one.
+
+    Args:
+        keep: Number of last samples to keep. None: all.
+    """
+
+    __slots__ = ("_samples", "seconds", "steps")
+
+    def __init__(self, keep: int | None = None):
+        self.steps = 0
+        self.seconds = 0.0
+        self._samples: deque[float] = deque(maxlen=keep)
+
+    def add(self, steps: int, seconds: float, *, sampled: bool) -> None:
+        """Adds steps with their total time; if `sampled`, their mean is a sample of one step's time."""
+        self.steps += steps
+        self.seconds += seconds
+        if sampled:
+            self._samples.append(seconds / steps)
+
+    def step_times(self) -> dict[str, float]:
+        """Returns the samples' percentiles in ms, by log key; of the mean if there are no samples."""
+        samples = list(self._samples) or [self.seconds / self.steps]
+        median, p95, p99 = (1000 * np.percentile(samples, (50, 95, 99))).tolist()
+        return {"step_time_ms": median, "step_time_p95_ms": p95, "step_time_p99_ms": p99}
+
+    def examples_per_second(self, batch_size: float | None) -> float | None:
+        """Returns the rate if every batch is of this size; None if the size or the time is unknown."""
+        return self.steps * batch_size / self.seconds if batch_size and self.seconds > 0 else None
+
+
+class TimeLeft:
+    """Estimates what is left of a `fit` from its steps so far and the time between one epoch's steps and the next's.
+
+    Example:
+        >>> left = TimeLeft()
+        >>> left.add_steps(10, 2.0)
+        >>> left.seconds(steps=5, ends=1)
+        1.0
+    """
+
+    def __init__(self) -> None:
+        self._steps = self._ends = 0
+        self._step_seconds = self.end_seconds = 0.0
+
+    def add_steps(self, steps: int, seconds: float) -> None:
+        """Adds steps with their total time."""
+        self._steps += steps
+        self._step_seconds += seconds
+
+    def add_end(self, seconds: float) -> None:
+        """Adds the end of an epoch, which took this long after its last step."""
+        self._ends += 1
+        self.end_seconds += seconds
+
+    def seconds(self, *, steps: int, ends: int) -> float | None:
+        """Returns the time for so many more steps and ends of epochs; None before the first step.
+
+        Ends of epochs count as free until one was seen.
+        """
+        if not self._steps:
+            return None
+        end = self.end_seconds / self._ends if self._ends else 0.0
+        return steps * self._step_seconds / self._steps + ends * end
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRate:
+    """Converts examples per second into the model's FLOPs per second and MFU. None: unknown."""
+
+    flops_per_example: float | None
+    """FLOPs of a training step on one example."""
+    peak_tflops: float | None
+    """What all devices can do together, in 10¹² FLOPs per second."""
+
+    def figures(self, examples_per_second: float | None) -> dict[str, float | None]:
+        """Returns the figures by log key."""
+        if self.flops_per_example is None or examples_per_second is None:
+            return {"model_tflops_per_second": None, "mfu_percent": None}
+        tflops = self.flops_per_example * examples_per_second / 1e12
+        return {
+            "model_tflops_per_second": tflops,
+            "mfu_percent": None if self.peak_tflops is None else 100 * tflops / self.peak_tflops,
+        }
+
+
+def model_rate(model: keras.Model, flops_per_example: float | None, device_tflops: float | None) -> ModelRate:
+    """Returns the rate for a model; warns once if its FLOPs cannot be counted.
+
+    Args:
+        model: The model being fitted.
+        flops_per_example: None: counted from the model's layers.
+        device_tflops: What one device can do. None: as NVIDIA lists it for this GPU.
+    """
+    # Imported late: it takes longer to load than all callbacks together.
+    from tfopt.model.flops import ModelFlops, model_flops
+
+    try:
+        counted = model_flops(model)
+    except Exception as error:  # noqa: BLE001  an observer must not end a training
+        counted = ModelFlops({}, (f"the whole model ({error!r})",))
+    if flops_per_example is None:
+        flops_per_example = counted.per_example
+        if counted.unknown:
+            _warn(model, counted.unknown)
+    if flops_per_example is None:
+        return ModelRate(None, None)
+    device = device_tflops or _listed_tflops(counted.dtype or model.compute_dtype)
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    return ModelRate(flops_per_example, None if device is None else device * replicas)
+
+
+def _listed_tflops(dtype: str) -> float | None:
+    """The listed peak of this process's GPUs in a dtype, if they are all the same model."""
+    visible = [int(device.name.rpartition(":")[2]) for device in tf.config.get_visible_devices("GPU")]
+    names = {gpu.name for gpu in gpus() if gpu.index in visible} if visible else set()
+    if len(names) != 1:
+        return None
+    (name,) = names
+    if dtype == "float32" and tf.config.experimental.tensor_float_32_execution_enabled():
+        return peak_tflops(name, "tensorfloat32") or peak_tflops(name, "float32")
+    return peak_tflops(name, dtype)
+
+
+def _warn(model: keras.Model, unknown: tuple[str, ...]) -> None:
+    warn_once(
+        f"flops_per_example {model.name}",
+        f"Expected layers whose FLOPs can be counted. Found in {model.name!r}: {listed(unknown, _NAMED)}. No "
+        "mfu_percent and no model_tflops_per_second are logged; pass ThroughputLogger(flops_per_example=…).",
+    )

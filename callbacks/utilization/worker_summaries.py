@@ -1,0 +1,110 @@
+"""Epoch summaries of several workers, merged by the chief."""
+
+import functools
+import json
+import math
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tfopt.callbacks.shared.background import Background
+from tfopt.callbacks.shared.worker_rank import WorkerRank
+from tfopt.files import write_atomic
+
+_NAME = "utilization-summary"
+# Workers end an epoch at slightly different times: the chief may find the previous epoch's summary.
+_EPOCHS_BEHIND = 1
+
+
+class WorkerSummaries:
+    """Writes this worker's summary of each epoch, `utilization-summary-TASK.json`, and on the chief the merged one.
+
+    It works in its own thread, and no worker waits for another: after each of its epochs and at the end of `fit` the
+    chief merges the summaries it finds.
+
+    Args:
+        folder: Shared by all workers. A worker with a different folder is missing from the merged summary.
+        rank: This worker.
+    """
+
+    def __init__(self, folder: Path, rank: WorkerRank):
+        self._rank = rank
+        self._last: dict[str, Any] | None = None
+        with suppress(OSError):
+            _path(folder, rank.task).unlink(missing_ok=True)  # an earlier run's
+        self._background = Background("utilization summary", functools.partial(_write, folder, rank))
+
+    def put(self, epoch: int, figures: Mapping[str, float], *, gpus: int) -> None:
+        """Queues an epoch's figures; never blocks."""
+        summary = {"task": self._rank.task, "epoch": epoch, "time_seconds": time.time(), "gpus": gpus}
+        self._last = {**summary, "figures": dict(figures)}
+        self._background.put(self._last)
+
+    def close(self) -> None:
+        """Waits a few seconds for queued writes. A second call does nothing."""
+        if self._rank.is_chief and self._last is not None:
+            self._background.put(self._last)  # to merge what the others have written since
+        self._background.close()
+
+
+def merge(folder: Path, rank: WorkerRank, *, epoch: int) -> dict[str, Any]:
+    """Merges the workers' summaries in a folder.
+
+    Args:
+        folder: Where they are.
+        rank: The chief's, which knows all workers.
+        epoch: The chief's epoch. Workers more than one epoch behind are stale and left out of the overall figures.
+
+    Returns:
+        `workers`, the summaries by task; `missing` and `stale`, lists of tasks; `overall`, each figure's mean, minimum
+        and maximum over the workers; the sums `gpus` and `gpu_energy_joules`, None unless all workers reported; and
+        `gpu_memory_peak_mib`.
+    """
+    found = {task: summary for task in rank.tasks if (summary := _read(_path(folder, task))) is not None}
+    stale = [task for task, summary in found.items() if summary["epoch"] < epoch - _EPOCHS_BEHIND]
+    fresh = [summary for task, summary in found.items() if task not in stale]
+    values: dict[str, list[float]] = {}
+    for summary in fresh:
+        for name, value in summary["figures"].items():
+            values.setdefault(name, []).append(value)
+    complete = len(fresh) == len(rank.tasks)
+    joules = values.get("gpu_energy_joules", [])
+    return {
+        "epoch": epoch,
+        "time_seconds": time.time(),
+        "missing": [task for task in rank.tasks if task not in found],
+        "stale": stale,
+        "gpus": sum(summary["gpus"] for summary in fresh) if complete else None,
+        "gpu_energy_joules": math.fsum(joules) if len(joules) == len(rank.tasks) else None,
+        "gpu_memory_peak_mib": max(values.get("gpu_memory_peak_mib", []), default=None),
+        "overall": {name: _spread(seen) for name, seen in sorted(values.items())},
+        "workers": found,
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"mean": math.fsum(values) / len(values), "min": min(values), "max": max(values)}
+
+
+def _path(folder: Path, task: str | None) -> Path:
+    return folder / f"{_NAME}-{task}.json"
+
+
+def _write(folder: Path, rank: WorkerRank, summary: dict[str, Any]) -> None:
+    """Runs in the background thread."""
+    write_atomic(_path(folder, rank.task), json.dumps(summary))
+    if rank.is_chief:
+        merged = merge(folder, rank, epoch=summary["epoch"])
+        write_atomic(folder / f"{_NAME}.json", json.dumps(merged, indent=2))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A worker's summary; None if there is no valid one."""
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        numbers = [summary["epoch"], summary["gpus"], *summary["figures"].values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return summary if all(isinstance(number, int | float) for number in numbers) else None

@@ -1,0 +1,137 @@
+from types import SimpleNamespace
+
+import pytest
+
+from tfopt.callbacks.report.recorder import Recorder
+from tfopt.hardware import GpuSample
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def logger():
+    """Stands in for a CompilationLogger."""
+    return SimpleNamespace(compilations=SimpleNamespace(events=["of the fit before"]))
+
+
+@pytest.fixture
+def recording(clock, logger):
+    return Recorder("net", SimpleNamespace(first_step_seconds=3.0, batch_size=32.0), logger, clock, "Adam")
+
+
+def record(recording, **changes):
+    state = {"ended": False, "interrupted": False, "written": "now", "environment": {}} | changes
+    return recording.record(**state)
+
+
+def points(timeline, name, device=None):
+    return [(point.begin, point.mean) for point in timeline.series[name][device].points]
+
+
+def test_samples_by_gpu_and_the_host_once(recording, clock):
+    host = {"host_cpu_percent": 40.0, "process_memory_mib": 512.0}
+    for second in (1, 2):
+        clock.now = 1000.0 + second
+        recording.take_samples(
+            tuple(
+                GpuSample(
+                    0.0, 0.0, index=index, gpu_power_watts=100.0 * index + second, throttle_reasons=reasons, **host
+                )
+                for index, reasons in ((0, ("power_cap",)), (1, ("power_cap", "hw_thermal")))
+            )
+        )
+    timeline = record(recording).timeline
+    assert points(timeline, "gpu_power_watts", 0) == [(1, 1), (2, 2)]
+    assert points(timeline, "gpu_power_watts", 1) == [(1, 101), (2, 102)]
+    assert points(timeline, "host_cpu_percent") == [(1, 40), (2, 40)]
+    assert points(timeline, "throttled_percent", 0) == [(1, 0), (2, 0)], "at its power cap as it should be"
+    assert points(timeline, "throttled_percent", 1) == [(1, 100), (2, 100)]
+    assert not timeline.series["sm_active_percent"]
+
+
+def test_how_it_was_trained(recording):
+    recording.take_steps({"mfu_percent": 41.5})
+    found = record(recording)
+    assert (found.optimizer, found.batch_size) == ("Adam", 32.0)
+    assert points(found.timeline, "mfu_percent") == [(0, 41.5)]
+
+
+def test_without_a_gpu_the_host_alone(recording):
+    recording.take_samples((GpuSample(0.0, 0.0, host_cpu_percent=40.0),))
+    timeline = record(recording).timeline
+    assert [name for name, devices in timeline.series.items() if devices] == ["host_cpu_percent"]
+
+
+def test_unknown_readings_are_gaps(recording, clock):
+    for watts in (500.0, None, 700.0):
+        recording.take_samples((GpuSample(0.0, 0.0, index=0, gpu_power_watts=watts),))
+        recording.take_steps({"step_time_ms": watts, "examples_per_second": None})
+        clock.now += 1
+    timeline = record(recording).timeline
+    assert points(timeline, "gpu_power_watts", 0) == [(0, 500), (1, None), (2, 700)]
+    assert points(timeline, "step_time_ms") == [(0, 500), (1, None), (2, 700)]
+    assert not timeline.series["examples_per_second"]
+
+
+def test_compilations_of_this_fit_from_its_first_epoch_on(recording, clock, logger):
+    recording.take_samples((GpuSample(0.0, 0.0),))
+    logger.compilations = SimpleNamespace(events=[])
+    recording.begin_epoch()
+    clock.now += 5
+    logger.compilations.events = ["f: 2 s"]
+    recording.take_samples((GpuSample(0.0, 0.0),))
+    recording.take_samples((GpuSample(0.0, 0.0),))
+    clock.now += 5
+    logger.compilations.events = ["f: 2 s", "g: 1 s"]
+    found = record(recording).timeline.events["compilation"].items
+    assert [(event.at, event.text) for event in found] == [(5, "f: 2 s"), (10, "g: 1 s")]
+
+
+def test_epochs_and_the_end_of_the_first_step(recording, clock):
+    assert record(recording).first_step_end is None, "of the fit before"
+    clock.now += 10
+    recording.begin_epoch()
+    clock.now += 20
+    logs = {"loss": 1.0}
+    recording.end_epoch(4, logs)
+    logs["step_time_ms"] = 2.0  # by a callback further back
+    found = record(recording)
+    assert found.first_step_end == 13.0
+    (epoch,) = found.epochs.items
+    assert (epoch.number, epoch.begin, epoch.end, epoch.logs) == (5, 10, 30, {"loss": 1.0, "step_time_ms": 2.0})
+
+
+def test_an_interrupted_training_ends_where_it_was_last_at_work(recording, clock):
+    for _ in range(3):
+        clock.now += 1
+        recording.take_steps({"step_time_ms": 5.0})
+    for _ in range(100):
+        clock.now += 1
+        recording.take_samples((GpuSample(0.0, 0.0, host_cpu_percent=0.0),))
+    running, interrupted = record(recording), record(recording, interrupted=True)
+    assert (running.seconds, interrupted.seconds) == (103.0, 3.0)
+    assert not interrupted.timeline.series["host_cpu_percent"]
+    assert len(interrupted.timeline.series["step_time_ms"][None]) == 3
+
+
+def test_a_record_does_not_grow(recording, clock):
+    recording.begin_epoch()
+    recording.take_event("alert", "cold")
+    before = record(recording)
+    recording.take_event("alert", "hot")
+    recording.end_epoch(0, {})
+    assert before.timeline.events["alert"].count == 1
+    assert before.epochs.count == 0

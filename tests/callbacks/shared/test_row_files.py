@@ -1,0 +1,194 @@
+import csv
+import json
+import logging
+import math
+import os
+import resource
+
+import pytest
+
+from tfopt.callbacks.shared import rotating_files as rotation
+from tfopt.callbacks.shared import row_files as rows
+from tfopt.callbacks.shared.row_files import FORMATS, RowWriter, check_formats
+
+FIELDS = ("step", "reasons", "value")
+
+
+def write(folder, rows, formats=("csv", "jsonl"), fields=FIELDS):
+    writer = RowWriter(folder, "log", formats, fields)
+    for row in rows:
+        writer.write(dict(zip(fields, row, strict=True)))
+    writer.close()
+
+
+def read(folder, name="log"):
+    with open(folder / f"{name}.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    lines = (folder / f"{name}.jsonl").read_text().splitlines() if (folder / f"{name}.jsonl").exists() else []
+    return rows, [json.loads(line) for line in lines]
+
+
+def test_unknown_is_empty_or_null_and_never_zero(tmp_path):
+    write(tmp_path, [(1, ["power_cap", "thermal"], None), (2, None, 0.5), (3, [], 0)])
+    rows, objects = read(tmp_path)
+    assert rows == [["step", "reasons", "value"], ["1", "power_cap|thermal", ""], ["2", "", "0.5"], ["3", "", "0"]]
+    assert [row["value"] for row in objects] == [None, 0.5, 0]
+    assert [row["reasons"] for row in objects] == [["power_cap", "thermal"], None, []]
+
+
+def test_a_second_run_continues_the_file(tmp_path):
+    write(tmp_path, [(1, None, 1.0)])
+    write(tmp_path, [(2, None, 2.0)])
+    rows, objects = read(tmp_path)
+    assert [row[0] for row in rows] == ["step", "1", "2"]
+    assert [row["step"] for row in objects] == [1, 2]
+
+
+def test_a_line_cut_by_a_kill_is_removed(tmp_path):
+    write(tmp_path, [(1, None, 1.0), (2, None, 2.0)])
+    for name in ("log.csv", "log.jsonl"):
+        os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 3)
+    write(tmp_path, [(3, None, 3.0)])
+    rows, objects = read(tmp_path)
+    assert [row[0] for row in rows] == ["step", "1", "3"]
+    assert [row["step"] for row in objects] == [1, 3]
+
+
+def test_other_columns_go_into_a_file_of_their_own(tmp_path):
+    write(tmp_path, [(1, None, 1.0)])
+    write(tmp_path, [("a", "b")], formats=("csv",), fields=("x", "y"))
+    write(tmp_path, [("c", "d")], formats=("csv",), fields=("x", "y"))
+    assert read(tmp_path)[0] == [list(FIELDS), ["1", "", "1.0"]]
+    assert read(tmp_path, "log-2")[0] == [["x", "y"], ["a", "b"], ["c", "d"]]
+
+
+def test_a_full_disk_is_survived_and_leaves_whole_lines(tmp_path, caplog):
+    writer = RowWriter(tmp_path, "log", ("jsonl",), ("step", "text"))
+    writer.write({"step": 1, "text": ""})
+    size = (tmp_path / "log.jsonl").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))  # Python ignores SIGXFSZ
+    try:
+        with caplog.at_level(logging.WARNING, "tfopt"):
+            for step in (2, 3):
+                writer.write({"step": step, "text": "x" * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    writer.close()
+    assert (tmp_path / "log.jsonl").read_text() == '{"step": 1, "text": ""}\n'
+    assert len(caplog.records) == 1
+    assert "Free the disk" in caplog.text
+
+
+def test_a_full_disk_is_one_cause_for_all_files(tmp_path, caplog):
+    pytest.importorskip("tensorboard")
+    writer = RowWriter(tmp_path, "log", ("csv", "jsonl", "tensorboard"), ("time_seconds", "text"))
+    row = {"time_seconds": 1.0, "text": "x" * 100}
+    writer.write(row)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        with caplog.at_level(logging.WARNING, "tfopt"):
+            writer.write(row)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    writer.write(row)
+    writer.close()
+    assert len(caplog.records) == 1
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", [b"a,b\n1,2\n3,4", b"no line", "caf\xe9;x\n1".encode("latin-1"), b"\xff\xfe\n"])
+def test_another_file_of_that_name_is_left_alone(tmp_path, content):
+    (tmp_path / "log.csv").write_bytes(content)
+    write(tmp_path, [(1, None, 1.0)])
+    assert (tmp_path / "log.csv").read_bytes() == content
+    assert read(tmp_path, "log-2")[0] == [list(FIELDS), ["1", "", "1.0"]]
+
+
+def test_a_row_that_comes_after_closing_is_dropped(tmp_path):
+    writer = RowWriter(tmp_path, "log", ("csv", "jsonl"), FIELDS)
+    writer.close()
+    writer.write({"step": 1, "reasons": None, "value": None})
+    assert (tmp_path / "log.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("formats", [("csv",), ("csv", "jsonl")])
+def test_a_folder_that_cannot_be_made_is_survived(tmp_path, caplog, formats):
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING, "tfopt"):
+        write(tmp_path / "file", [(1, None, 1.0)], formats)
+    assert len(caplog.records) == 1
+
+
+def test_tensorboard_shows_the_numbers_of_a_row(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    columns = ("time_seconds", "epoch", "step", "step_time_ms", "optimizer", "loss_scale")
+    given = [(1e9, 0, 50, 2.5, "optimizer", None), (1e9, 1, 50, 3.5, "optimizer", math.inf), (1e9, 2, 9, None, "", 8)]
+    writer = RowWriter(tmp_path, "throughput", ("tensorboard",), columns)
+    for row in given:
+        writer.write(dict(zip(columns, row, strict=True)))
+    writer.write({"time_seconds": 2e9}, step=70, curves={"gpu0/power": 9, "gpu0/unknown": None})
+    writer.close()
+    seen = accumulator.EventAccumulator(str(tmp_path / "throughput")).Reload()
+    found = {name: [(one.step, one.value) for one in seen.Scalars(name)] for name in seen.Tags()["scalars"]}
+    assert found == {
+        "throughput/step_time_ms": [(1, 2.5), (2, 3.5)],
+        "throughput/loss_scale": [(3, 8.0)],
+        "gpu0/power": [(70, 9.0)],
+    }
+    assert seen.Scalars("gpu0/power")[0].wall_time == 2e9
+
+
+def test_a_format_that_is_named_twice_is_written_once(tmp_path):
+    assert check_formats(["csv", "jsonl", "csv"]) == ("csv", "jsonl")
+
+
+def test_a_large_file_is_followed_by_a_new_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(rotation, "ROTATE_BYTES", 60)
+    write(tmp_path, [(step, None, 1.0) for step in range(9)])
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert {"log.csv", "log.1.csv", "log.jsonl", "log.1.jsonl"} <= set(names)
+    csv_files = [read(tmp_path, path.stem)[0] for path in tmp_path.glob("*.csv")]
+    assert all(rows[0] == list(FIELDS) for rows in csv_files)
+    assert sorted(int(row[0]) for rows in csv_files for row in rows[1:]) == list(range(9))
+
+
+def test_closing_does_not_wait_for_a_disk_that_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "_CLOSE_SECONDS", 0.01)
+    writer = RowWriter(tmp_path, "log", ("jsonl",), FIELDS)
+    with writer._lock:  # as a write does that never returns
+        writer.close()
+    writer.write({"step": 1, "reasons": None, "value": None})
+    assert (tmp_path / "log.jsonl").read_text() == ""
+
+
+def test_each_of_several_workers_has_its_own_files(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    writer = RowWriter(tmp_path, "log", FORMATS, ("time_seconds",))
+    writer.write({"time_seconds": 1.0})
+    writer.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"log-worker1.csv", "log-worker1.jsonl", "log-worker1"}
+
+
+def test_a_tensorboard_that_cannot_be_imported_is_survived(tmp_path, monkeypatch, caplog):
+    def fails(self, folder):
+        raise TypeError("Descriptors cannot be created directly.")  # protobuf's, of another version
+
+    monkeypatch.setattr(rows.EventFile, "__init__", fails)
+    write(tmp_path, [(1, None, 1.0)], ("tensorboard", "csv"))
+    assert len(caplog.records) == 1
+    assert read(tmp_path)[0] == [list(FIELDS), ["1", "", "1.0"]]
+
+
+@pytest.mark.parametrize("formats", [None, 1])
+def test_formats_that_are_no_names(formats):
+    with pytest.raises(TypeError, match=r"Expected formats to be a sequence of names\. Received: .* Choose from"):
+        check_formats(formats)
+
+
+def test_a_format_that_is_a_list():
+    with pytest.raises(ValueError, match=r"Expected a log format: .* Received: \['csv'\]"):
+        check_formats([["csv"]])

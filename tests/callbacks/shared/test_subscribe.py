@@ -1,0 +1,112 @@
+import dataclasses
+import gc
+import math
+import threading
+import weakref
+from fractions import Fraction
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from watched_fit import Interrupts, fit, net, threads
+
+from tfopt.callbacks import ThroughputLogger, UtilizationLogger
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe
+from tfopt.callbacks.shared.running_fit import steps_trained
+from tfopt.causes.readings import GPU_KEYS, HOST_KEYS
+from tfopt.hardware import GpuSample
+
+
+def test_every_number_of_a_sample_has_its_place():
+    other = {"time_seconds", "elapsed_seconds", "index", "uuid", "throttle_reasons"}
+    assert {*GPU_KEYS, *HOST_KEYS} | other == {field.name for field in dataclasses.fields(GpuSample)}
+
+
+def test_throughput_logger_tells_these_keys():
+    class Listens(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.rows = []
+            logger.listeners.add(self.rows_taken)
+
+        def rows_taken(self, row):
+            self.rows.append(row)
+
+    logger, listens = ThroughputLogger(), Listens()
+    fit(logger, listens)
+    assert {"epoch", "step"} <= set(listens.rows[0])
+    assert set(THROUGHPUT_KEYS) <= set(listens.rows[0])
+
+
+def test_finite_numbers():
+    values = {"int": 1, "float": 0.5, "numpy": np.float32(0.25), "nan": math.nan, "inf": -math.inf, "text": "1"}
+    assert finite({**values, "none": None, "list": [1], "tensor": tf.constant(1.0)}) == {
+        "int": 1.0,
+        "float": 0.5,
+        "numpy": 0.25,
+    }
+
+
+def test_numbers_beyond_floats_and_names_that_are_no_texts():
+    assert finite({"huge": 10**400, "share": Fraction(10**400, 3), 7: 1, ("a", 1): 2}) == {"7": 1.0, "('a', 1)": 2.0}
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_steps_trained(scaled):
+    model = net()
+    adam = keras.optimizers.Adam(gradient_accumulation_steps=2)
+    model.compile(
+        keras.optimizers.LossScaleOptimizer(adam, initial_scale=1.0) if scaled else adam, "mse", jit_compile=False
+    )
+    assert steps_trained(model) == 0
+    fit(model=model)
+    assert steps_trained(model) == 4
+
+
+def test_steps_of_a_model_that_is_not_compiled():
+    assert steps_trained(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])) == 0
+
+
+class User(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.samples = self.rows = 0
+        self.sampled = threading.Event()
+        self.end = subscribe(self, {UtilizationLogger: self.take_samples, ThroughputLogger: self.take_throughput})
+
+    def take_samples(self, rows):
+        self.samples += 1
+        self.sampled.set()
+
+    def take_throughput(self, row):
+        self.rows += 1
+
+    def on_train_batch_end(self, step, logs=None):
+        assert self.sampled.wait(30)
+
+    def on_train_end(self, logs=None):
+        self.end()
+
+
+def test_readings_of_sources_in_the_list_or_added():
+    user = User()
+    fit(user)
+    assert user.samples >= 1
+    assert user.rows == 1  # the end of the epoch, of four steps
+    samples, throughput = UtilizationLogger(interval_seconds=0.005), ThroughputLogger()
+    fit(user, samples, throughput)
+    assert not samples.listeners._methods
+    assert not throughput.listeners._methods
+
+
+@pytest.mark.slow
+def test_after_an_interrupted_fit_an_added_source_ends_though_its_user_stays():
+    user = User()
+    with pytest.raises(KeyboardInterrupt):
+        fit(user, Interrupts())
+    gc.collect()
+    assert not threads("sampler")
+    user.end()
+    going = weakref.ref(user)
+    del user
+    gc.collect()
+    assert going() is None

@@ -1,0 +1,59 @@
+import math
+
+import pytest
+
+from tfopt.callbacks.utilization_alert import Bound, Episode, Sustained
+
+
+def told(rule, values, every=1.0):
+    """When it tells, and what."""
+    found = [(place, rule.take(value, place * every)) for place, value in enumerate(values)]
+    return [(place, *episode) for place, episode in found if episode is not None]
+
+
+def below(bound=50, for_seconds=3):
+    return Sustained(Bound("gpu_power_watts", bound, above=False), for_seconds)
+
+
+def above(bound):
+    return Sustained(Bound("gpu_power_watts", bound, above=True), for_seconds=2)
+
+
+def test_it_tells_once_after_the_time():
+    assert told(below(), [10, 20, 30, 40, 10, 10, 10, 10, 10]) == [(3, 3.0, 25.0)]
+    assert below().take(10, 0.0) is None
+
+
+def test_above_and_the_bound_itself():
+    assert told(above(80), [81, 82, 83]) == [(2, 2.0, 82.0)]
+    assert told(above(80), [80] * 9) == []
+    assert told(below(50), [50] * 9) == []
+
+
+@pytest.mark.parametrize("other", [60, None, math.nan, math.inf])
+def test_a_break_starts_anew(other):
+    assert told(below(), [10, 10, 10, other, 10, 10, 10]) == []
+    assert told(below(), [10, 10, 10, other, 10, 10, 10, 10]) == [(7, 3.0, 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("back", "again"),
+    [
+        ([54] * 9, False),  # not by the margin
+        ([55] * 3, False),  # not for as long
+        ([55, 55, 54, 55, 55], False),  # not without a break
+        ([55, 55, 55, 55], True),
+    ],
+)
+def test_it_tells_again_only_after_readings_had_come_back(back, again):
+    rule = below()
+    assert len(told(rule, [10] * 4)) == 1
+    assert bool(told(rule, [*back, 10, 10, 10, 10])) == again
+
+
+def test_a_pause_between_readings_proves_nothing():
+    """Two readings an hour apart: of the hour, half of the time counts; a third reading is needed."""
+    assert [below().take(10, at) for at in (0.0,)] == [None]
+    rule = below()
+    assert [rule.take(10, at) for at in (0.0, 3600.0, 3601.0)] == [None, None, None]
+    assert rule.take(10, 3602.0) == Episode(1.5 + 1 + 1, 10.0)

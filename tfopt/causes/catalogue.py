@@ -1,0 +1,315 @@
+"""The causes of a badly used GPU: one name, threshold and remedy each, the likely one and a training's verdict."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from tfopt.causes.readings import SLOWED_BY, Readings
+from tfopt.hardware import GpuSample
+from tfopt.page import duration
+
+# Removing a wait of a fifth makes the training up to a quarter faster: worth somebody's time.
+WAITING_PERCENT = 20.0
+BUSY_PERCENT = 100 - WAITING_PERCENT
+THROTTLED_PERCENT = WAITING_PERCENT
+# DCGM's documentation (profiling metrics): SM activity below 0.5 "likely indicates ineffective GPU usage".
+SM_ACTIVE_PERCENT = 50.0
+# Too little for any matrix product that takes time, yet above the noise of a counter at rest.
+TENSOR_ACTIVE_PERCENT = 1.0
+# With fewer multiprocessors active there is too little to do, in whatever dtype.
+_WORKING_PERCENT = 20.0
+# More than the CUDA context of an idle process takes, which is some hundreds of MiB.
+_OTHERS_MIB = 1024.0
+_FULL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Something that keeps a GPU from being used well."""
+
+    name: str
+    remedy: str
+
+
+INPUT = Cause(
+    "the input is the limit",
+    "tfopt.pipelines.profile_pipeline(dataset) names the slow stage; build_pipeline decodes in parallel, caches and "
+    "prefetches.",
+)
+SHORT_KERNELS = Cause(
+    "many short kernels",
+    "Take a larger batch, let XLA fuse them (tfopt.xla.decide(model, dataset) measures whether jit_compile pays), and "
+    "let steps overlap (tfopt.fit.overlap(model)).",
+)
+IDLE_TENSOR_CORES = Cause(
+    "the tensor cores idle",
+    'tfopt.precision.set_policy("auto") chooses a 16-bit policy before the model is made; '
+    "tfopt.precision.check(model, dataset) tells whether it trains as well.",
+)
+OTHER_PROCESS = Cause(
+    "another process is on the GPU", "nvidia-smi names it; choose a free GPU with CUDA_VISIBLE_DEVICES."
+)
+FULL_MEMORY = Cause(
+    "the GPU's memory is nearly full",
+    'Take a smaller batch or a 16-bit policy (tfopt.precision.set_policy("auto")).',
+)
+# By what slows the GPU, a value of SLOWED_BY.
+THROTTLED = {
+    "power": Cause(
+        "power", "Its power limit sets the pace: nvidia-smi -q -d POWER shows it, and nvidia-smi -pl raises it."
+    ),
+    "heat": Cause("heat", "Check its cooling: nvidia-smi -q -d TEMPERATURE shows the limits."),
+    "heat or power": Cause(
+        "heat or power", "Check its cooling and power supply: nvidia-smi -q -d PERFORMANCE shows which it is."
+    ),
+}
+# By what fit is doing.
+NO_STEPS = {
+    "training": Cause(
+        "a long step",
+        "It waits for its batch (tfopt.pipelines.profile_pipeline(dataset) names the slow stage), is being recompiled "
+        "(tfopt.callbacks.CompilationLogger tells), or simply takes that long.",
+    ),
+    "validation": Cause(
+        "validation is running",
+        "Validate on fewer batches (validation_steps), or less often (validation_freq).",
+    ),
+    "between epochs": Cause(
+        "fit is between two epochs",
+        "Check what callbacks do there, such as writing checkpoints, and do it less often.",
+    ),
+}
+
+# The metrics that a cause of slow training may push beyond a bound, by the side of the bound.
+_SLOW_BELOW = {
+    "gpu_utilization_percent",
+    "sm_active_percent",
+    "sm_occupancy_percent",
+    "tensor_active_percent",
+    "dram_active_percent",
+    "gpu_power_watts",
+    "examples_per_second",
+    "model_tflops_per_second",
+    "mfu_percent",
+}
+_SLOW_ABOVE = {"step_time_ms", "step_time_p95_ms", "step_time_p99_ms", "input_wait_percent"}
+_MEMORY_ABOVE = {"gpu_memory_used_mib", "gpu_memory_process_mib", "gpu_memory_others_mib"}
+_HOT_ABOVE, _HOT_BELOW = {"gpu_temperature_celsius"}, {"sm_clock_mhz", "memory_clock_mhz"}
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known when a metric has been beyond its bound for too long."""
+
+    metric: str
+    above: bool
+    readings: Readings = field(default_factory=Readings)
+    """The means over the time beyond the bound, of the GPUs in question."""
+    float32: bool = False
+    """Whether the model computes in float32 alone."""
+    memory_grows: bool = False
+    """Whether TensorFlow takes GPU memory as needed. Otherwise it takes nearly all at the start, and a full memory says
+    nothing."""
+    stalled_seconds: float | None = None
+    """How long no training step has ended, if that is long."""
+    phase: str = "training"
+    """What `fit` is doing: a key of `NO_STEPS`."""
+
+
+def likely_cause(situation: Situation) -> str:
+    """Returns a sentence with the likely cause and its remedy, or one saying that no known cause fits.
+
+    The first that fits, in this order: no step ends; waiting for input; throttling; another process on the GPU; idle
+    tensor cores in float32; many short kernels; full memory. For memory that fills up, only what takes it is examined;
+    for a falling clock, only what holds it back.
+
+    Example:
+        >>> readings = Readings(input_wait_percent=63.0)
+        >>> print(likely_cause(Situation("gpu_utilization_percent", False, readings))[:60])
+        Likely cause: the training waits for input 63 % of its time.
+    """
+    rules = _rules(situation)
+    for rule in rules:
+        for gpu in situation.readings.gpus or (GpuSample(0.0, 0.0),):
+            found = rule(situation, gpu)
+            if found:
+                return f"Likely cause: {found}"
+    unknown = list(_unknown(situation.readings)) if rules else []
+    missing = f" Unknown here: {', '.join(unknown)}." if unknown else ""
+    return f"No cause known to tfopt fits.{missing} tfopt.callbacks.StepProfiler shows what a step does."
+
+
+Rule = Callable[[Situation, GpuSample], str | None]
+
+
+def _rules(situation: Situation) -> tuple[Rule, ...]:
+    metric, above = situation.metric, situation.above
+    if metric in (_SLOW_ABOVE if above else _SLOW_BELOW):
+        in_a_step = _waiting_for_input, _throttled, _other_process, _idle_tensor_cores, _short_kernels, _full_memory
+        return _no_steps, *in_a_step
+    if above and metric in _MEMORY_ABOVE:
+        return _other_process, _full_memory
+    return (_throttled,) if metric in (_HOT_ABOVE if above else _HOT_BELOW) else ()
+
+
+def _no_steps(situation: Situation, gpu: GpuSample) -> str | None:
+    if situation.stalled_seconds is None:
+        return None
+    cause = NO_STEPS[situation.phase]
+    doing = "" if situation.phase == "training" else f": {cause.name}"
+    return f"no training step has ended for {situation.stalled_seconds:.0f} s{doing}. {cause.remedy}"
+
+
+def _waiting_for_input(situation: Situation, gpu: GpuSample) -> str | None:
+    percent = situation.readings.input_wait_percent
+    if percent is None or percent < WAITING_PERCENT:
+        return None
+    return f"the training waits for input {percent:.0f} % of its time. {INPUT.remedy}"
+
+
+def _throttled(situation: Situation, gpu: GpuSample) -> str | None:
+    for reason in gpu.throttle_reasons or ():
+        if reason in SLOWED_BY:
+            power, heat = gpu.gpu_power_watts, gpu.gpu_temperature_celsius
+            at = f"{'' if power is None else f', {power:.0f} W'}{'' if heat is None else f', {heat:.0f} °C'}"
+            cause = THROTTLED[SLOWED_BY[reason]]
+            return f"GPU:{gpu.index} is throttled by {cause.name} ({reason}{at}). {cause.remedy}"
+    return None
+
+
+def _other_process(situation: Situation, gpu: GpuSample) -> str | None:
+    others, total = gpu.gpu_memory_others_mib, gpu.gpu_memory_total_mib
+    if others is None or others < _OTHERS_MIB:
+        return None
+    share = f"{others:,.0f} of {total:,.0f} MiB ({100 * others / total:.0f} %)" if total else f"{others:,.0f} MiB"
+    return (
+        f"another process is on GPU:{gpu.index}. It holds {share} of the memory, and may compute there too. "
+        f"{OTHER_PROCESS.remedy}"
+    )
+
+
+def _idle_tensor_cores(situation: Situation, gpu: GpuSample) -> str | None:
+    tensor, active = gpu.tensor_active_percent, gpu.sm_active_percent
+    if not situation.float32 or tensor is None or active is None:
+        return None
+    if tensor >= TENSOR_ACTIVE_PERCENT or active < _WORKING_PERCENT:
+        return None
+    return (
+        f"the model computes in float32, and the tensor cores of GPU:{gpu.index} are idle ({tensor:.1f} %, while "
+        f"{active:.0f} % of its multiprocessors work). {IDLE_TENSOR_CORES.remedy}"
+    )
+
+
+def _short_kernels(situation: Situation, gpu: GpuSample) -> str | None:
+    used, active = gpu.gpu_utilization_percent, gpu.sm_active_percent
+    if used is None:
+        return None
+    if used < BUSY_PERCENT and situation.readings.input_wait_percent is not None:
+        found = f"GPU:{gpu.index} is idle {100 - used:.0f} % of the time, though not for lack of input"
+    elif used >= SM_ACTIVE_PERCENT and active is not None and active < SM_ACTIVE_PERCENT:
+        found = f"GPU:{gpu.index} is in use {used:.0f} % of the time, but {active:.0f} % of its multiprocessors work"
+    else:
+        return None
+    return f"{found}: {SHORT_KERNELS.name}. {SHORT_KERNELS.remedy}"
+
+
+def _full_memory(situation: Situation, gpu: GpuSample) -> str | None:
+    used, total = gpu.gpu_memory_used_mib, gpu.gpu_memory_total_mib
+    asked = situation.metric in _MEMORY_ABOVE
+    if used is None or not total or used <= _FULL * total or not (situation.memory_grows or asked):
+        return None
+    text = f"the memory of GPU:{gpu.index} is nearly full ({used:,.0f} of {total:,.0f} MiB). {FULL_MEMORY.remedy}"
+    if situation.memory_grows:
+        return text
+    return (
+        f"{text} TensorFlow takes nearly all of it at the start, needed or not, unless "
+        "tf.config.experimental.set_memory_growth is on."
+    )
+
+
+def _unknown(readings: Readings) -> Iterator[str]:
+    """The readings that would have told more."""
+    if readings.input_wait_percent is None:
+        yield "input_wait_percent"
+    for name in ("gpu_utilization_percent", "sm_active_percent", "throttle_reasons", "gpu_memory_others_mib"):
+        if all(getattr(gpu, name) is None for gpu in readings.gpus):
+            yield name
+
+
+def verdict(readings: Readings, *, seconds: float, first_step_end: float | None) -> str:
+    """Says in a sentence what held a training back: the first of these that the readings show.
+
+    Most of the time went into the first step; waiting for input; (no GPU was read); throttling; many short kernels;
+    idle tensor cores. Otherwise the model sets the pace. What is unknown shows nothing.
+
+    Args:
+        readings: The means since the first step, which traces and compiles, has ended.
+        seconds: How long the training took.
+        first_step_end: When the first step ended, in seconds since the training began; None if none did.
+    """
+    if first_step_end is None:
+        return "No step ended, so there is nothing to judge."
+    if first_step_end > seconds / 2:
+        return (
+            f"{duration(first_step_end)} of {duration(seconds)} had passed when the first step, which traces and "
+            "compiles, ended: a verdict needs a longer training."
+        )
+    wait = readings.input_wait_percent
+    measured = _measured(readings)
+    if wait is not None and wait >= WAITING_PERCENT:
+        return f"{measured}: {INPUT.name}. {INPUT.remedy}"
+    if not _known(readings, "gpu_utilization_percent"):
+        return f"{measured}: {'the input is not the limit' if wait is not None else 'nothing more can be said'}."
+    return f"{measured}{_shown_by_gpus(readings)}"
+
+
+def _measured(readings: Readings) -> str:
+    """How busy the devices were and how long steps waited."""
+    busy, cpu, wait = _known(readings, "gpu_utilization_percent"), readings.host_cpu_percent, _wait(readings)
+    if busy:
+        several = f"The {len(busy)} GPUs were" if len(busy) > 1 else "The GPU was"
+        spread = f" ({min(busy):.0f} to {max(busy):.0f}\u00a0%)" if max(busy) - min(busy) >= 5 else ""
+        first = f"{several} busy {fmean(busy):.0f}\u00a0% of the time{spread}"
+    elif cpu is not None:
+        first = f"No GPU was read; the host's CPUs were busy {cpu:.0f}\u00a0% of the time"
+    else:
+        first = "Neither a GPU nor the host was read"
+    if wait is None:
+        return f"{first}; whether steps waited for input is unknown"
+    return f"{first} and {wait} of it" if busy or cpu is not None else f"{first}; {wait} of the time"
+
+
+def _wait(readings: Readings) -> str | None:
+    wait = readings.input_wait_percent
+    return None if wait is None else f"steps waited for input in {wait:.0f}\u00a0%"
+
+
+def _known(readings: Readings, name: str) -> list[float]:
+    """The known means of a quantity, one per GPU."""
+    return [value for gpu in readings.gpus if (value := getattr(gpu, name)) is not None]
+
+
+def _shown_by_gpus(readings: Readings) -> str:
+    """What the GPUs' readings show if steps did not wait for input, or that is unknown."""
+
+    def mean(name: str) -> float | None:
+        values = _known(readings, name)
+        return fmean(values) if values else None
+
+    throttled, busy = readings.throttled_percent, mean("gpu_utilization_percent")
+    sm_active, tensor_active = mean("sm_active_percent"), mean("tensor_active_percent")
+    if throttled is not None and throttled >= THROTTLED_PERCENT:
+        cause = THROTTLED["heat or power"]
+        return f", but {cause.name} held the clocks back in {throttled:.0f}\u00a0% of it. {cause.remedy}"
+    if busy is not None and busy < BUSY_PERCENT:
+        if readings.input_wait_percent is None:
+            return ": check the input first (tfopt.pipelines.profile_pipeline), then try tfopt.fit.overlap."
+        return f": {SHORT_KERNELS.name}. {SHORT_KERNELS.remedy}"
+    if sm_active is not None and sm_active < SM_ACTIVE_PERCENT:
+        return (
+            f", but with only {sm_active:.0f}\u00a0% of its multiprocessors: {SHORT_KERNELS.name}. "
+            f"{SHORT_KERNELS.remedy}"
+        )
+    if tensor_active is not None and tensor_active < TENSOR_ACTIVE_PERCENT:
+        return f", but its tensor cores only {tensor_active:.0f}\u00a0% of it. {IDLE_TENSOR_CORES.remedy}"
+    return ": the model sets the pace."

@@ -1,0 +1,128 @@
+"""What was read over some time, as the catalogue of causes takes it, and which throttle reasons count."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tfopt.hardware import GpuSample
+from tfopt.hardware.host_activity import HOST_FIELDS
+from tfopt.hardware.nvml.reading import GPU_FIELDS
+
+# The measurements among a GpuSample's fields.
+GPU_KEYS = tuple(name for name in GPU_FIELDS if name != "throttle_reasons")
+HOST_KEYS = HOST_FIELDS
+
+# NVML's reasons that slow a GPU which could run faster, and by what. The owner chose the others.
+SLOWED_BY = {
+    "power_cap": "power",
+    "hw_power_brake": "power",
+    "thermal": "heat",
+    "hw_thermal": "heat",
+    "hw_slowdown": "heat or power",
+}
+# tfopt's choice: a data-centre GPU at full load runs at its power cap by design, somewhat below its highest clock.
+_CAPPED_BELOW = 0.75
+# A reason present in a smaller share of the readings does not explain the rest of them.
+_EXPLAINS = 0.25
+# By GPU (None: the training) and name: sum and count of the known values, and the last value.
+Sums: TypeAlias = Mapping[tuple[int | None, str], tuple[float, int, float | None]]
+
+
+class Throttling:
+    """Tells what slows each GPU down, from the samples of one training in their order.
+
+    Heat and hardware brakes always count. The power cap counts only where it holds the clock below three quarters of
+    the highest clock seen of this GPU.
+
+    Example:
+        >>> throttling = Throttling()
+        >>> throttling.reasons(GpuSample(0.0, 0.0, index=0, sm_clock_mhz=1980, throttle_reasons=("power_cap",)))
+        ()
+        >>> throttling.reasons(GpuSample(1.0, 1.0, index=0, sm_clock_mhz=1200, throttle_reasons=("power_cap",)))
+        ('power_cap',)
+    """
+
+    def __init__(self) -> None:
+        self._highest: dict[int | None, float] = {}
+
+    def reasons(self, row: GpuSample) -> tuple[str, ...] | None:
+        """Returns the sample's throttle reasons that slow the GPU down; None if they are unknown."""
+        clock = row.sm_clock_mhz or 0
+        highest = self._highest[row.index] = max(clock, self._highest.get(row.index, 0))
+        if row.throttle_reasons is None:
+            return None
+        capped = 0 < clock < _CAPPED_BELOW * highest
+        return tuple(name for name in row.throttle_reasons if name in SLOWED_BY and (capped or name != "power_cap"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """Means over some time of a training. None: unknown."""
+
+    gpus: tuple[GpuSample, ...] = ()
+    """The means of each GPU. Its `throttle_reasons` are those that explain the time."""
+    input_wait_percent: float | None = None
+    host_cpu_percent: float | None = None
+    throttled_percent: float | None = None
+    """The share of samples in which `Throttling` finds a reason, averaged over the GPUs."""
+
+
+class RunningMeans:
+    """Sums up readings, so that their means since any moment are known without keeping them.
+
+    A quantity that was not read since then keeps its last value. One thread may add GPU samples while another adds the
+    training's figures.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int | None, str], tuple[float, int, float | None]] = {}
+
+    def add_gpu(self, row: GpuSample, reasons: tuple[str, ...] | None) -> None:
+        """Adds a sample of a GPU and which reasons of `SLOWED_BY` slow it down, None if unknown."""
+        self._add(row.index, {key: getattr(row, key) for key in GPU_KEYS})
+        self._add(row.index, {name: None if reasons is None else float(name in reasons) for name in SLOWED_BY})
+
+    def add_input_wait(self, percent: float | None) -> None:
+        """Adds the share of time in which the training waited for input."""
+        self._add(None, {"input_wait_percent": percent})
+
+    def moment(self) -> Sums:
+        """Returns a mark for `since`."""
+        return dict(self._sums)
+
+    def since(self, moment: Sums, *, gpu_index: int | None = None) -> Readings:
+        """Returns the means since a moment, of all GPUs or of one; of its throttle reasons the most frequent."""
+        now = self.moment()
+        indices = dict.fromkeys(index for index, _ in now if index is not None and gpu_index in (None, index))
+        return Readings(
+            gpus=tuple(_sample(index, _means(index, now, moment)) for index in indices),
+            **_means(None, now, moment),
+        )
+
+    def _add(self, index: int | None, values: Mapping[str, float | None]) -> None:
+        for name, value in values.items():
+            total, count, _ = self._sums.get((index, name), (0.0, 0, None))
+            if value is None or not math.isfinite(value):
+                self._sums[index, name] = total, count, None
+            else:
+                self._sums[index, name] = total + value, count + 1, value
+
+
+def _means(of: int | None, now: Sums, since: Sums) -> dict[str, Any]:
+    means: dict[str, Any] = {}
+    for (index, name), (total, count, last) in now.items():
+        if index == of:
+            total_then, count_then, _ = since.get((index, name), (0.0, 0, None))
+            if count > count_then:
+                means[name] = (total - total_then) / (count - count_then)
+            elif last is not None:
+                means[name] = last
+    return means
+
+
+def _sample(index: int, means: dict[str, Any]) -> GpuSample:
+    shares = {name: means.pop(name) for name in SLOWED_BY if name in means}
+    most = max(shares, key=lambda name: shares[name], default="")
+    reasons = ((most,) if shares[most] >= _EXPLAINS else ()) if shares else None
+    return GpuSample(0.0, 0.0, index=index, throttle_reasons=reasons, **means)
