@@ -116,7 +116,7 @@ class CompilationLogger(keras.callbacks.Callback):
         self._steps.append((self.model, name, step))
         setattr(self.model, name, step)
 
-    def _warn_of_storm(self) -> None:
+    def _warn_of_repetition(self) -> None:
         if self._warned or self.compilations is None:
             return
         found = repeated_compilation(self.compilations.events, self._max_compilations)

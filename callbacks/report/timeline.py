@@ -39,7 +39,7 @@ class Series:
     """
 
     def __init__(self, points: int = POINTS):
-        # begin, end, low, high, sum and count of each point; without a known value inf, -inf, 0 and 0 for the last four.
+        # begin, end, low, high, sum and count of each point; inf, -inf, 0 and 0 if no value is known.
         self._table = np.empty((points, 6))
         self._length = 0
         self._last: list[float] = []  # the growing point, not in the table yet

@@ -78,19 +78,25 @@ def report(record: Record) -> str:
 def readings_since(timeline: Timeline, since: float) -> Readings:
     """Returns the means of a timeline from a time on, as `tfopt.causes` takes them."""
 
-    def means(quantity: str) -> dict[int | None, float]:
+    def means(quantity: str) -> dict[int | None, Any]:
         found = {device: one.mean(since) for device, one in timeline.series.get(quantity, {}).items()}
         return {device: mean for device, mean in found.items() if mean is not None}
 
-    activities = ("gpu_utilization_percent", "sm_active_percent", "tensor_active_percent")
-    by_activity = {name: means(name) for name in activities}
-    devices = dict.fromkeys(device for found in by_activity.values() for device in found)
+    busy, sm, tensor = map(means, ("gpu_utilization_percent", "sm_active_percent", "tensor_active_percent"))
+    gpus = tuple(
+        GpuSample(
+            time_seconds=0.0,
+            elapsed_seconds=0.0,
+            index=index,
+            gpu_utilization_percent=busy.get(index),
+            sm_active_percent=sm.get(index),
+            tensor_active_percent=tensor.get(index),
+        )
+        for index in dict.fromkeys([*busy, *sm, *tensor])
+    )
     throttled = means("throttled_percent").values()
     return Readings(
-        gpus=tuple(
-            GpuSample(0.0, 0.0, index=device, **{name: found.get(device) for name, found in by_activity.items()})
-            for device in devices
-        ),
+        gpus=gpus,
         input_wait_percent=means("input_wait_percent").get(None),
         host_cpu_percent=means("host_cpu_percent").get(None),
         throttled_percent=fmean(throttled) if throttled else None,

@@ -113,6 +113,9 @@ class Listeners:
                 text = f"Expected {name} to take a reading. Found: {error!r}. The training goes on without it."
                 warn_once(f"listener {name} {type(error).__name__}", text, error=error)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Listeners, ()  # a copy of a source begins without listeners
+
 
 def finite(values: Mapping[Any, Any]) -> dict[str, float]:
     """Returns the values that are finite numbers, as floats, by name.

@@ -209,7 +209,7 @@ def test_float16_without_loss_scaling_is_warned_of_once(tmp_path):
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_where_no_scale_is_needed_it_says_so(policy):
-    with pytest.warns(UserWarning, match="No loss scale is needed: leave LossScaleLogger out"):
+    with pytest.warns(UserWarning, match="No loss scale is needed: remove LossScaleLogger"):
         assert fit(net("adam", policy), dataset(2)) == {}
 
 

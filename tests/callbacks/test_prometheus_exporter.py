@@ -231,7 +231,7 @@ def test_a_port_that_is_taken_is_reported_once(caplog):
             assert len(fit(exporter).epoch) == 1
     (text,) = [text for text in told(caplog) if "listen" in text]
     assert text.startswith(f"Expected to listen on 127.0.0.1:{port} for Prometheus. Found: ")
-    assert text.endswith("Choose another port, or 0 for any that is free.")
+    assert text.endswith("Choose another port, or 0 for any free one.")
 
 
 def test_an_address_that_is_not_there(caplog):
@@ -371,7 +371,7 @@ def test_the_package_is_missing(monkeypatch):
     ("arguments", "error", "message"),
     [
         ({}, ValueError, "Expected a textfile or a port. Received: textfile=None, port=None"),
-        ({"textfile": "a.prom", "port": 1}, ValueError, "For both use two"),
+        ({"textfile": "a.prom", "port": 1}, ValueError, "For both, use two exporters"),
         ({"textfile": "metrics.txt"}, ValueError, r'ends in ".prom". Received: \'metrics.txt\'. node_exporter'),
         ({"textfile": 3}, TypeError, "Expected textfile to be a path. Received: 3"),
         ({"port": "9000"}, TypeError, "Expected port to be an integer. Received: '9000'"),

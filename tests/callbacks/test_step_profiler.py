@@ -21,7 +21,7 @@ from tensorflow.python.profiler.trace import enabled
 from traces import batches, marked_steps, tiny_model
 
 from tfopt.callbacks import CompilationLogger, step_profiler
-from tfopt.callbacks.profiler import trace as trace_recording
+from tfopt.callbacks.profiler import trace as trace_module
 from tfopt.callbacks.step_profiler import StepProfiler
 from tfopt.fit import overlap, undo
 from tfopt.warn import forget_warnings
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data")
 @pytest.fixture(autouse=True)
 def _left_as_found():
     forget_warnings()
-    trace_recording._nvtx.cache_clear()
+    trace_module._nvtx.cache_clear()
     yield
     gc.collect()
-    trace_recording._nvtx.cache_clear()
+    trace_module._nvtx.cache_clear()
     assert not enabled()
-    assert not trace_recording.is_writing()
+    assert not trace_module.is_writing()
 
 
 @pytest.fixture
@@ -177,13 +177,13 @@ def test_a_trace_waits_while_another_is_written(tmp_path, recordings, monkeypatc
 def test_while_it_is_written_it_says_so(tmp_path, monkeypatch):
     stop, may_write = tf.profiler.experimental.stop, threading.Event()
     monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: may_write.wait(20) and stop())
-    recording = trace_recording.Trace(tmp_path)
-    assert not trace_recording.is_writing()
+    recording = trace_module.Trace(tmp_path)
+    assert not trace_module.is_writing()
     recording.give_up()
-    assert trace_recording.is_writing()
+    assert trace_module.is_writing()
     may_write.set()
     recording.finish()
-    assert not trace_recording.is_writing()
+    assert not trace_module.is_writing()
     assert recording.folder.is_dir()
 
 
@@ -223,7 +223,7 @@ def test_it_waits_once_and_then_nothing_more_is_recorded(tmp_path, monkeypatch):
 def test_fit_does_not_wait_for_the_writing_before_its_end(tmp_path, monkeypatch):
     stop, last_step = tf.profiler.experimental.stop, threading.Event()
     over = []
-    monkeypatch.setattr(trace_recording, "enabled", lambda: False)
+    monkeypatch.setattr(trace_module, "enabled", lambda: False)
     monkeypatch.setattr(
         tf.profiler.experimental, "stop", lambda *args, **keys: over.append(last_step.wait(20)) or stop()
     )
@@ -310,7 +310,7 @@ def test_a_device_that_fails_is_for_fit_to_tell(tmp_path, warned, monkeypatch):
 def ended():
     """Whether nothing is recorded any more, soon."""
     until = time.monotonic() + 10
-    while (enabled() or trace_recording.is_writing()) and time.monotonic() < until:
+    while (enabled() or trace_module.is_writing()) and time.monotonic() < until:
         time.sleep(0.01)
     return not enabled()
 
@@ -343,7 +343,7 @@ def test_after_an_exception_the_next_fit_ends_the_trace(tmp_path):
 def test_at_exit_a_trace_that_still_runs_is_written(tmp_path, monkeypatch):
     registered = []
     monkeypatch.setattr(atexit, "register", registered.append)
-    recording = trace_recording.Trace(tmp_path)
+    recording = trace_module.Trace(tmp_path)
     registered[0]()
     assert recording.folder.is_dir()
 

@@ -174,8 +174,8 @@ def test_metrics_of_the_training_and_of_the_host(driven, clock):
     pace(slow, clock, step_time_ms=120.0, input_wait_percent=None)
     sample(host, clock, *[(GpuSample(0.0, 0.0, host_cpu_percent=99.0),)] * 4)
     assert slow.alerts[0].text.startswith(
-        "Expected step_time_ms to be at most 100. Found 120 on average for 3 s. None of the causes that tfopt can tell "
-        "fits. Not known here: input_wait_percent, "
+        "Expected step_time_ms to be at most 100. Found 120 on average for 3 s. No cause known to tfopt fits. "
+        "Unknown here: input_wait_percent, "
     )
     assert (host.alerts[0].gpu_index, host.alerts[0].value) == (None, 99.0)
 
@@ -191,7 +191,7 @@ def test_the_cause_of_a_slow_training_is_looked_for_on_every_gpu(driven, clock):
     ("hook", "named"),
     [
         ("on_epoch_begin", "It waits for its batch"),
-        ("on_test_begin", "the validation runs"),
+        ("on_test_begin", "validation is running"),
         ("on_epoch_end", "between"),
     ],
 )
@@ -223,8 +223,8 @@ def test_a_metric_that_nothing_gives_is_told_once(driven, clock, caplog, rows):
     assert told(caplog) == []
     sample(alert, clock, *[rows] * 9)
     assert told(caplog) == [
-        "Expected readings of gpu_utilization_percent. Found none for 3 s: UtilizationAlert has nothing to tell, and "
-        "the training goes on. Choose a metric that is logged here."
+        "Expected readings of gpu_utilization_percent. Found none for 3 s, so UtilizationAlert cannot raise an "
+        "alert; the training goes on. Choose a metric that is logged here."
     ]
     assert alert.alerts == ()
 
@@ -275,7 +275,7 @@ def test_a_function_that_hangs_holds_nothing_up(driven, clock, caplog, monkeypat
     assert len(alert.alerts) == 20
     assert [text.split(". ")[1] for text in told(caplog)] == ["Found 16 items waiting for it"]
     alert._background.close(0.01)
-    assert told(caplog)[-1].startswith("Expected the alert action to be done within 0.01 s. Found it at work still")
+    assert told(caplog)[-1].startswith("Expected the alert action to finish within 0.01 s. Found it still running")
     assert time.monotonic() - started < 20
     released.set()
 

@@ -48,7 +48,10 @@ FULL = (
     "Likely cause: the memory of GPU:0 is nearly full (138,000 of 143,771 MiB). Take a smaller batch or a 16-bit "
     'policy (tfopt.precision.set_policy("auto")).'
 )
-TAKEN = " TensorFlow takes nearly all of it at the start, needed or not, unless tf.config.experimental.set_memory_growth is on."
+TAKEN = (
+    " TensorFlow takes nearly all of it at the start, needed or not, unless "
+    "tf.config.experimental.set_memory_growth is on."
+)
 NONE = "No cause known to tfopt fits."
 TRACE = " tfopt.callbacks.StepProfiler shows what a step does."
 
@@ -132,8 +135,8 @@ def test_none_fits_and_what_is_not_known():
         ),
         (
             "validation",
-            "no training step has ended for 45 s: validation is running. Validate on fewer batches (validation_steps), or "
-            "less often (validation_freq).",
+            "no training step has ended for 45 s: validation is running. Validate on fewer batches (validation_steps), "
+            "or less often (validation_freq).",
         ),
         (
             "between epochs",

@@ -21,8 +21,8 @@ def said(first_step_end=1.0, gpus=1, **values):
 def test_waiting_for_input():
     assert said(gpu_utilization_percent=43, input_wait_percent=38) == (
         "The GPU was busy 43 % of the time and steps waited for input in 38 % of it: the input is the limit. "
-        "tfopt.pipelines.profile_pipeline(dataset) names the slow stage; build_pipeline decodes in parallel, caches and "
-        "prefetches."
+        "tfopt.pipelines.profile_pipeline(dataset) names the slow stage; build_pipeline decodes in parallel, "
+        "caches and prefetches."
     )
     assert "the input is the limit" in said(host_cpu_percent=90, input_wait_percent=20)
     assert "the input is the limit" not in said(**BUSY | {"input_wait_percent": 19.9})

@@ -8,7 +8,7 @@ import tensorflow as tf
 from quick import first_quick
 from traces import batches, tiny_model, write_gpu_trace
 
-from tfopt.callbacks.profiler import trace as trace_recording
+from tfopt.callbacks.profiler import trace as trace_module
 from tfopt.callbacks.profiler.trace_summary import summarize_trace
 from tfopt.callbacks.step_profiler import StepProfiler
 from tfopt.errors import UnsupportedError
@@ -177,7 +177,7 @@ def test_a_trace_that_a_full_disk_cut_off(tmp_path, share):
     write_gpu_trace(path)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(UnsupportedError, match=r"Expected a trace .* was not written to its end, as on a full disk"):
+    with pytest.raises(UnsupportedError, match=r"Expected a trace .* it is incomplete, as after a full disk"):
         summarize_trace(tmp_path)
 
 
@@ -243,7 +243,7 @@ def test_xprof_reads_the_steps_where_these_hold_loops(tmp_path, make, monkeypatc
 
     assert steps("ours") == 4
     # As TensorFlow wrote it.
-    monkeypatch.setattr(trace_recording, "_hide_loops", lambda path: None)
+    monkeypatch.setattr(trace_module, "_hide_loops", lambda path: None)
     assert steps("stock") == 0
 
 

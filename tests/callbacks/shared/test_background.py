@@ -52,7 +52,7 @@ def test_what_does_not_fit_is_dropped_and_counted(caplog):
     assert (taken, background.dropped) == (["first", 0, 1], 3)
     assert caplog.messages == [
         "Expected the work to keep up. Found 2 items waiting for it. What does not fit is dropped; the training goes "
-        "on. Look whether it hangs, or ask for less."
+        "on. Check whether it hangs, or ask for less."
     ]
 
 
@@ -79,8 +79,8 @@ def test_one_that_hangs_is_not_waited_for(caplog):
     background.put("hangs")
     background.close(0.01)
     assert caplog.messages == [
-        "Expected the work to be done within 0.01 s. Found it at work still, and it is waited for no longer. Look "
-        "whether it hangs."
+        "Expected the work to finish within 0.01 s. Found it still running; tfopt stops waiting for it. Check whether "
+        "it hangs."
     ]
     released.set()
 
@@ -112,8 +112,8 @@ def test_a_thread_that_cannot_be_started_is_reported_once(caplog, no_threads):
         background.close()
         assert (taken, background.closed, background.dropped) == ([], True, 20)
     assert caplog.messages == [
-        "Expected to start a thread for the work. Found: can't start new thread. The training goes on without it. Look "
-        "at the limit of processes (ulimit -u; pids.max of the control group)."
+        "Expected to start a thread for the work. Found: can't start new thread. The training goes on without it. "
+        "Check the process limit (ulimit -u; pids.max of the control group)."
     ]
 
 
