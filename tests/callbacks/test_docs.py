@@ -22,7 +22,7 @@ KEYS = {
 
 def listed(logger):
     """Unit and source of each key in the tables of a logger's section."""
-    section = TEXT.split(f"\n## {logger}\n")[1].split("\n## ")[0]
+    section = re.split(r"\n##+ ", TEXT.split(f"\n### {logger}\n")[1])[0]
     found = {}
     for table in re.findall(r"^\| key \| unit \| what, and where .*\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE):
         for row in table.splitlines():
