@@ -149,7 +149,7 @@ def test_traces_of_one_second_have_one_folder(tmp_path, recordings, monkeypatch)
         recording.folder = log_dir / "one second"
         return recording
 
-    recorded = step_profiler.record
+    recorded = step_profiler.start_trace
     monkeypatch.setattr(step_profiler, "start_trace", record)
     profiler = StepProfiler(tmp_path, start_step=4, steps=2)
     fit(profiler, after_step(0, profiler.request), steps=12)
@@ -275,7 +275,7 @@ def test_where_another_profiler_runs_it_gives_up_with_one_warning(tmp_path, warn
     finally:
         tf.profiler.experimental.stop()
     (text,) = warned()
-    assert "Found: Another profiler is running. The training goes on without the trace. One profiler can" in text
+    assert "Found: Another profiler is running. The training goes on without the trace. Only one profiler can" in text
     assert [*tmp_path.iterdir()] == [tmp_path / "theirs"]
 
 
