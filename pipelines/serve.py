@@ -70,9 +70,6 @@ class Servers:
         worker_port: The first worker's port, followed by those of the others; 0 for any.
         workers: How many workers to start.
         data_folder: Where the dispatcher keeps its state; "" keeps it in memory.
-
-    Raises:
-        PipelineError: If a port is taken, the folder cannot be written, or the dispatcher does not answer.
     """
 
     def __init__(
@@ -151,13 +148,9 @@ class PortFilter:
             held.close()
 
     def reserve(self, wanted: int) -> int:
-        """Returns a port for a server to listen on, filtered from now on.
+        """Returns a port for a server to listen on, filtered from now on; 0 stands for any free one.
 
-        Args:
-            wanted: The port; 0 for any free one.
-
-        Raises:
-            PipelineError: If it is taken. TensorFlow would silently share it with another server of the same user.
+        Refuses one that is taken: TensorFlow would silently share it with another server of the same user.
         """
         with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -135,11 +135,7 @@ class PipelineProfile:
 
 
 def chart_of(profile: Mapping[str, Any]) -> str:
-    """Returns the chart of a stored profile.
-
-    Args:
-        profile: As `PipelineProfile.to_dict` returns it.
-    """
+    """Returns the chart of a profile as `PipelineProfile.to_dict` returns it."""
     bars = [
         Bar(
             stage["name"],

@@ -110,11 +110,7 @@ class Limits:
         """Adds processor time that was not seen, if the work seen explains less than half of the time.
 
         TensorFlow does not time starting a call and waking its thread. With small elements that is most of the work; it
-        grows with the number of calls, and handing a batch over counts as one.
-
-        Args:
-            cpu_seconds: Processor time of the process, per example.
-            examples_per_second: The pipeline's speed.
+        grows with the number of calls, and handing a batch over counts as one. `cpu_seconds` are per example.
         """
         unseen = cpu_seconds - sum(self.pool.seconds.values())
         if unseen <= 0 or self.rate() * _MOSTLY_SEEN < examples_per_second:

@@ -86,15 +86,7 @@ class Run:
 
 
 def run_passes(dataset: Any, seconds: float) -> Run:
-    """Runs a first pass over a dataset; if time allows, measures later passes instead.
-
-    Args:
-        dataset: A `tf.data.Dataset` of batches.
-        seconds: How long.
-
-    Raises:
-        PipelineError: If the dataset gives no batch or no example, or fails.
-    """
+    """Runs a first pass over a dataset of batches; if time allows, measures later passes instead."""
     dataset = _with_model(dataset)
     first = _run(dataset, seconds, later=False)
     if first.batches == 0:
@@ -113,15 +105,7 @@ def run_passes(dataset: Any, seconds: float) -> Run:
 
 
 def run_unfused(dataset: Any, seconds: float) -> Run:
-    """Runs a pipeline with a node for each stage, to split the cost of fused ones.
-
-    Args:
-        dataset: A `tf.data.Dataset` of batches.
-        seconds: How long.
-
-    Raises:
-        PipelineError: If the dataset fails.
-    """
+    """Runs a pipeline with a node for each stage, to split the cost of fused ones."""
     options = tf.data.Options()
     options.experimental_optimization.map_and_batch_fusion = False
     options.experimental_optimization.shuffle_and_repeat_fusion = False
@@ -132,9 +116,6 @@ class _NodeSampler:
     """Reads an iterator's model at short intervals, in a thread of its own, until the `with` block ends.
 
     One reading is not enough: nodes of datasets that ended, inside an interleave or a repeat, are gone.
-
-    Args:
-        iterator: The iterator of a `tf.data.Dataset` whose autotuning is on.
     """
 
     def __init__(self, iterator: Any):

@@ -42,15 +42,7 @@ _POSITIONAL = {
 
 
 def describe_service(options: PipelineOptions, part: Part | None) -> str:
-    """Returns the plan's line about the service.
-
-    Args:
-        options: The pipeline's options.
-        part: What this process reads; None for everything.
-
-    Raises:
-        PipelineError: If the service does not answer.
-    """
+    """Returns the plan's line about the service; raises PipelineError if it does not answer."""
     workers = len(relay_to(_dispatcher(options)).workers())
     registered = f"{workers} worker{'s' * (workers != 1)} there" if workers else "no worker there yet"
     return (
@@ -72,9 +64,6 @@ def from_service(
         part: What this process reads; None for everything.
         full_batches: Whether to drop a smaller last batch.
         steps: Batches per epoch, None if unknown. A `part` knows its own.
-
-    Raises:
-        PipelineError: If the service does not answer, or does not accept the dataset.
     """
     settings = tf.data.Options()
     settings.deterministic = False
@@ -107,7 +96,7 @@ def refuse_unserved(
     decoded_bytes: float,
     infinite: bool,
 ) -> None:
-    """Refuses a pipeline that a service cannot run.
+    """Refuses a pipeline that a service cannot run, or would run wrong.
 
     Args:
         source: The source.
@@ -117,10 +106,6 @@ def refuse_unserved(
         in_augment: The same for each function of `augment`; those of batches run in this process.
         decoded_bytes: Size of all decoded examples.
         infinite: Whether the source never ends.
-
-    Raises:
-        ValueError: If the pipeline has a cache, a seed or no end, calls Python, holds a variable, reads from a source
-            that counts elements, or sends arrays that are too large.
     """
     if options.cache not in ("auto", None):
         _refuse("no cache", f"cache={options.cache!r}", "its workers get other examples in each epoch", "cache=None")

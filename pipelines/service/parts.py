@@ -32,13 +32,7 @@ class Part:
 
 
 def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | None]:
-    """Returns what this process reads of a source; all of it, and None, if it trains alone.
-
-    Raises:
-        ValueError: If the batch does not split evenly over the replicas, or an option does not work in parts.
-        UnsupportedError: If the source has no parts, or the processes share no strategy.
-        PipelineError: If there are too few examples or files.
-    """
+    """Returns what this process reads of a source; all of it, and None, if it trains alone."""
     index, parts = _place()
     if parts == 1:
         return source, None
@@ -73,9 +67,6 @@ def distributed(dataset: Any, part: Part) -> Any:
 
     The strategy would take the batches of a `tf.data.Dataset` for global ones and split each over P steps, while Keras
     counts one step for each and leaves the rest unread.
-
-    Raises:
-        UnsupportedError: If called outside the strategy's scope.
     """
     if _place() != (part.index, part.parts):
         raise _no_strategy(part.parts)

@@ -55,9 +55,6 @@ class Relay(grpc.GenericRpcHandler):
 
     A tf.data service gives each element to one worker, once. A worker that is lost or restarted takes its elements with
     it, so iterators reading from it fail with `tf.errors.DataLossError`. Later ones work.
-
-    Args:
-        dispatcher: The dispatcher's address, "host:port".
     """
 
     def __init__(self, dispatcher: str) -> None:
@@ -76,11 +73,7 @@ class Relay(grpc.GenericRpcHandler):
         atexit.register(self._server.stop, None)
 
     def workers(self) -> list[str]:
-        """Returns the addresses of the registered workers.
-
-        Raises:
-            PipelineError: If the dispatcher does not answer.
-        """
+        """Returns the addresses of the registered workers."""
         try:
             return worker_addresses(self._dispatcher.ping(DEADLINE_SECONDS))
         except (ServerLostError, grpc.RpcError) as error:

@@ -34,12 +34,7 @@ class ServerLostError(PipelineError):
 
 
 class Peer:
-    """A dispatcher or worker, called with a deadline; notices when it was restarted.
-
-    Args:
-        address: "host:port".
-        kind: "dispatcher" or "worker".
-    """
+    """A dispatcher or worker at "host:port", called with a deadline; notices when it was restarted."""
 
     def __init__(self, address: str, kind: str) -> None:
         self._losses = 0
@@ -50,12 +45,7 @@ class Peer:
         self._channel.subscribe(self._on_change)
 
     def call(self, method: str, request: bytes, deadline_seconds: float) -> bytes:
-        """Returns the server's answer.
-
-        Raises:
-            ServerLostError: If there is none by the deadline, or nothing listens at the address.
-            grpc.RpcError: If the answer is an error.
-        """
+        """Returns the server's answer; raises ServerLostError if there is none, and RpcError if it is an error."""
         try:
             answer: bytes = self._channel.unary_unary(method)(request, timeout=deadline_seconds)
         except grpc.RpcError as error:
@@ -74,9 +64,6 @@ class Peer:
         """Returns the number of the connection; call it after `call`, which connects.
 
         A server restarted at the same address answers as if nothing had happened; only this number tells.
-
-        Raises:
-            ServerLostError: If the connection is gone.
         """
         if not self._connected.wait(deadline_seconds):
             raise self.lost("the connection broke")

@@ -76,11 +76,7 @@ def hdf5(path: str | os.PathLike[str], datasets: Any) -> Source:
 
 
 def dataset_names(path: str) -> list[str]:
-    """Returns the names of the datasets in a file, sorted, without those behind links.
-
-    Raises:
-        PipelineError: If the file is missing, cut or not HDF5.
-    """
+    """Returns the names of the datasets in a file, sorted, without those behind links."""
     with _opened(path, _stamp(path)) as file:
         return _names_in(file)
 

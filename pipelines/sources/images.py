@@ -108,13 +108,9 @@ def _read_and_decode(path: Any, label: Any) -> Any:
 
 @without_autograph
 def expect_image_bytes(contents: Any, name: Any) -> Any:
-    """Returns the contents of an image file, in a graph; fails if they do not begin like an image.
+    """Returns the contents of an image file, in a graph; fails, naming the file, if they do not begin like an image.
 
     Files are checked when listed but may change later, and the decoder's own error names no file.
-
-    Args:
-        contents: Scalar string tensor.
-        name: Scalar string tensor, for the error.
     """
     begins = tf.io.decode_raw(tf.strings.substr(contents, 0, 2), tf.uint16, fixed_length=2)
     known = tf.reduce_any(tf.equal(begins, _BEGINNINGS))

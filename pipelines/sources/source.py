@@ -88,15 +88,7 @@ class Source:
 
 
 def named_leaves(data: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yields each leaf of nested tuples and dicts, in the order of `tf.nest`, with the expression that reaches it.
-
-    Args:
-        data: Tuples and dicts; anything else is a leaf.
-        name: What errors call `data`.
-
-    Raises:
-        TypeError: If the keys of a dict do not sort.
-    """
+    """Yields each leaf of nested tuples and dicts, in the order of `tf.nest`, with an expression for it in errors."""
     if isinstance(data, dict):
         for key in _sorted_keys(data, name):
             yield from named_leaves(data[key], f"{name}[{key!r}]")
@@ -108,15 +100,7 @@ def named_leaves(data: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def common_length(lengths: dict[str, int], where: str = "") -> int:
-    """Returns the one length in `lengths`.
-
-    Args:
-        lengths: By what errors call it.
-        where: Where they all are, for errors, such as " in 'data.h5'".
-
-    Raises:
-        PipelineError: If lengths differ, or there is no example.
-    """
+    """Returns the one length in `lengths`, which are by name; refuses differing ones, and those without examples."""
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
         raise PipelineError(f"Expected one common length{where}. Found: {listed}. Pass as many labels as examples.")

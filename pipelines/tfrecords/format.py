@@ -104,11 +104,7 @@ def has_index(folder: str) -> bool:
 
 
 def read_index(folder: str) -> Index:
-    """Reads the index of a folder.
-
-    Raises:
-        PipelineError: If it is damaged, or of a newer version.
-    """
+    """Reads the index of a folder; refuses one that is damaged or of a newer version."""
     path = os.path.join(folder, INDEX_NAME)
     try:
         with open(path, "rb") as file:
@@ -144,11 +140,7 @@ def ends_sha256(path: str) -> str:
 
 
 def describe(spec: Any) -> Any:
-    """Returns an element spec as JSON values: tuples and dicts, and each tensor's feature, dtype and shape.
-
-    Raises:
-        PipelineError: If the structure or a tensor cannot be stored.
-    """
+    """Returns an element spec as JSON values; refuses what cannot be stored."""
     return _describe(spec, ())
 
 

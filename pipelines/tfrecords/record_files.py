@@ -29,13 +29,7 @@ class RecordFile:
 def find_files(paths: Any, read: Callable[[str], Index | None] = read_index) -> list[RecordFile]:
     """Returns the files that a folder with an index, a path, a glob or a list of paths stands for.
 
-    Args:
-        paths: One of these.
-        read: Reads the index of a folder; returns None to ignore it. Default: a damaged index is an error.
-
-    Raises:
-        TypeError: If `paths` is none of these.
-        PipelineError: If nothing matches, a file is missing, or an index is damaged.
+    `read` reads the index of a folder, and returns None to ignore it. Default: a damaged index is an error.
     """
     if isinstance(paths, str | os.PathLike) and is_indexed(os.fspath(paths)):
         folder = os.fspath(paths)
@@ -73,11 +67,7 @@ def missing_shards(files: list[RecordFile]) -> list[RecordFile]:
 
 
 def expect_all_shards(files: list[RecordFile]) -> None:
-    """Refuses files beside which a shard is missing, which a glob would silently skip.
-
-    Raises:
-        PipelineError: If a shard that an index names is missing.
-    """
+    """Refuses files beside which a shard is missing, which a glob would silently skip."""
     missing = [file.path for file in missing_shards(files)]
     if missing:
         raise PipelineError(
@@ -87,11 +77,7 @@ def expect_all_shards(files: list[RecordFile]) -> None:
 
 
 def expect_compression(compression: Any) -> None:
-    """Refuses an unknown compression.
-
-    Raises:
-        ValueError: If it is unknown.
-    """
+    """Refuses an unknown compression."""
     if compression is not None and compression not in ("GZIP", "ZLIB"):
         raise ValueError(
             f"Expected a compression: 'GZIP' or 'ZLIB'. Received: {compression!r}. Pass one of them, in capitals, or "
@@ -100,13 +86,7 @@ def expect_compression(compression: Any) -> None:
 
 
 def check_file(file: RecordFile, compression: str | None) -> int | None:
-    """Checks a file without reading it whole; returns its number of records, None if counting is not cheap.
-
-    Raises:
-        ValueError: If the index names another compression.
-        PipelineError: If the file is empty, cut, does not match its index, is not a TFRecord file, or is compressed and
-            nothing can be read from it.
-    """
+    """Checks a file without reading it whole; returns its number of records, None if counting is not cheap."""
     if file.shard is None:
         _expect_records(file.path, compression)
     kind = kind_of(file, compression)
@@ -119,12 +99,7 @@ def check_file(file: RecordFile, compression: str | None) -> int | None:
 
 
 def common_kind(files: list[RecordFile], compression: str | None) -> str:
-    """Returns the compression of all files, "" for none.
-
-    Raises:
-        ValueError: If the index names another one than the argument.
-        PipelineError: If they differ.
-    """
+    """Returns the compression of all files, "" for none; refuses files that differ."""
     kinds = {kind_of(file, compression): file.path for file in files}
     if len(kinds) > 1:
         raise PipelineError(
@@ -135,11 +110,7 @@ def common_kind(files: list[RecordFile], compression: str | None) -> str:
 
 
 def kind_of(file: RecordFile, compression: str | None) -> str:
-    """Returns the compression of a file, "" for none.
-
-    Raises:
-        ValueError: If the index names another one than the argument.
-    """
+    """Returns the compression of a file, "" for none; refuses an argument that differs from the index."""
     if file.index is None:
         return compression or compression_of(_head(file.path))
     if compression not in (None, file.index.compression):
@@ -159,11 +130,7 @@ def index_mismatch(file: RecordFile, expected: str, found: str) -> PipelineError
 
 
 def expect_contents(path: str) -> None:
-    """Refuses an empty file.
-
-    Raises:
-        PipelineError: If the file is empty.
-    """
+    """Refuses an empty file."""
     if tf.io.gfile.stat(path).length == 0:
         raise PipelineError(
             f"Expected records in every file. The TFRecord file {path!r} is empty; perhaps its writer was stopped. "

@@ -78,11 +78,7 @@ def header_offsets(data: bytes) -> Any:
 
 
 def count_records(path: str) -> int:
-    """Counts the records of an uncompressed file by their headers.
-
-    Raises:
-        PipelineError: If the file ends inside a record.
-    """
+    """Counts the records of an uncompressed file by their headers; refuses one that ends inside a record."""
     size, position, count = os.path.getsize(path), 0, 0
     with open(path, "rb") as file:
         while position < size:
@@ -98,15 +94,7 @@ def count_records(path: str) -> int:
 
 
 def scan(path: str, compression: str) -> Scan:
-    """Reads every record of a file with its checksums.
-
-    Args:
-        path: The file.
-        compression: "GZIP", "ZLIB", or "" for none.
-
-    Raises:
-        OSError, tf.errors.OpError: If the file cannot be opened or read.
-    """
+    """Reads every record of a file with its checksums; raises OSError or OpError if the file cannot be read."""
     return _scan_compressed(path, compression) if compression else _scan_plain(path)
 
 

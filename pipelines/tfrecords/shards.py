@@ -27,13 +27,7 @@ _SUFFIX = {"": "", "GZIP": ".gz", "ZLIB": ".zz"}
 def published(folder: str) -> Iterator[str]:
     """Yields a temporary folder, which is renamed to `folder` if the body ends without an error.
 
-    Its writer holds a lock on it; what a killed writer left behind is emptied and reused.
-
-    Args:
-        folder: The folder to make. It may exist if it is empty.
-
-    Raises:
-        PipelineError: If the folder holds something, is a file, or another process is writing it.
+    `folder` may exist if it is empty. The writer holds a lock; what a killed writer left behind is emptied and reused.
     """
     folder = os.path.realpath(folder)
     _expect_room(folder)
@@ -59,12 +53,10 @@ def published(folder: str) -> Iterator[str]:
 class ShardWriters:
     """Writes shards one after the other into a folder, as many at once as there are CPUs.
 
-    Args:
-        folder: Where they go.
-        compression: "GZIP", "ZLIB", or "" for none.
+    `put` and `finish` raise OSError or OpError if a shard could not be written.
 
     Example:
-        >>> with ShardWriters("shards", "") as writers:  # doctest: +SKIP
+        >>> with ShardWriters("shards", compression="") as writers:  # doctest: +SKIP
         ...     writers.begin()
         ...     writers.put([b"one", b"two"])
         ...     shards = writers.finish()
@@ -87,11 +79,7 @@ class ShardWriters:
         self._shards.append(self._threads.submit(self._write, name, self._queue))
 
     def put(self, records: list[bytes]) -> None:
-        """Hands records to the current shard; waits while too many bytes are pending.
-
-        Raises:
-            OSError, tf.errors.OpError: If a shard could not be written.
-        """
+        """Hands records to the current shard; waits while too many bytes are pending."""
         if not records:
             return
         self._pending.take(_size_bytes(records))
@@ -100,11 +88,7 @@ class ShardWriters:
         self._queue.put(records)
 
     def finish(self) -> tuple[Shard, ...]:
-        """Waits until all shards are on disk, and returns what they hold.
-
-        Raises:
-            OSError, tf.errors.OpError: If a shard could not be written.
-        """
+        """Waits until all shards are on disk; returns them in order."""
         self._queue.put(None)
         return tuple(shard.result() for shard in self._shards)
 
