@@ -18,7 +18,7 @@ from tfopt.bench.cases import GPU, Scale
 from tfopt.bench.suites import feeding, fit, kernels
 from tfopt.bench.workloads import digits, gpt2, resnet50
 from tfopt.errors import UnsupportedError
-from tfopt.fit.settings import overlap_of
+from tfopt.fit.steps import overlap_of
 from tfopt.kernels import flash, obstacles
 from tfopt.measure import StepTimes, compare
 from tfopt.pipelines.device_data import stage_of

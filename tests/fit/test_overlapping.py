@@ -17,8 +17,8 @@ from keras.src.callbacks.callback_list import CallbackList
 from tfopt import fit, measure, precision, xla
 from tfopt.errors import UnsupportedError
 from tfopt.fit import overlapping
-from tfopt.fit.patch import PATCH
-from tfopt.fit.settings import overlap_of
+from tfopt.fit.callback_patch import PATCH
+from tfopt.fit.steps import overlap_of
 
 ONCE = {"verbose": 0, "shuffle": False}
 STOCK = vars(CallbackList).copy()
@@ -211,7 +211,7 @@ def test_models_that_override_what_it_replaces_are_refused():
         fit.overlap(own)
     patched = dense_net()
     patched.__dict__["_make_function"] = patched._make_function
-    with pytest.raises(UnsupportedError, match=r"own _make_function\. .* without overlap, or put"):
+    with pytest.raises(UnsupportedError, match=r"own _make_function\. .* without overlap, or move"):
         fit.overlap(patched)
     assert not PATCH.installed
 
@@ -220,7 +220,7 @@ def test_other_strategies_are_refused():
     strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0"], "CPU:0")
     with strategy.scope():
         model = dense_net()
-    with pytest.raises(UnsupportedError, match="CentralStorageStrategy, where overlap was not shown"):
+    with pytest.raises(UnsupportedError, match="CentralStorageStrategy, where overlap has not been shown"):
         fit.overlap(model)
 
 
@@ -230,7 +230,7 @@ def test_a_keras_that_is_not_known_is_refused(monkeypatch):
 
     monkeypatch.setattr("keras.src.utils.python_utils.pythonify_logs", pythonify_logs)
     model = dense_net()
-    with pytest.raises(UnsupportedError, match=r"pythonify_logs .*Found a version .*Call model\.fit without tfopt"):
+    with pytest.raises(UnsupportedError, match=r"pythonify_logs .*Found: a version .*Call model\.fit without tfopt"):
         fit.overlap(model)
     assert names(model) == names(dense_net())
 

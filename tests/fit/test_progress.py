@@ -7,7 +7,7 @@ import pytest
 from fitting import Pair, X, Y, dataset, dense_net
 
 from tfopt import fit
-from tfopt.fit.readers import Readers
+from tfopt.fit.logs import LogDelivery
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_it_finds_out_how_many_steps_there_are(capsys):
 
 @pytest.mark.slow
 def test_logs_are_converted_every_so_many_steps(conversions, capsys, monkeypatch):
-    monkeypatch.setattr("tfopt.fit.readers._SECONDS", 1000.0)
+    monkeypatch.setattr("tfopt.fit.logs._SECONDS", 1000.0)
     model = dense_net()
     model.fit(dataset(batch=1), shuffle=False)
     stock = conversions()
@@ -87,6 +87,6 @@ def test_evaluate_and_predict_convert_at_their_end(conversions, ask):
 )
 def test_it_moves_after_a_second_on_slow_steps(seconds, batches):
     clock = iter(seconds * step for step in range(100))
-    readers = Readers(10, clock=lambda: next(clock))
+    delivery = LogDelivery(10, clock=lambda: next(clock))
     for _ in range(2):  # epochs
-        assert [batch for batch in range(25) if readers._due(batch, 25)] == batches
+        assert [batch for batch in range(25) if delivery._due(batch, 25)] == batches

@@ -1,5 +1,5 @@
-"""`model.fit` that keeps the device fed: steps are launched without waiting for the one before."""
+"""`model.fit` that keeps the device fed: each step is launched without waiting for the one before."""
 
-from tfopt.fit.overlapping import overlap, undo
+import lazy_loader
 
-__all__ = ["overlap", "undo"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""What an overlapped fit takes its batches from."""
+"""Prepares the input of an overlapped fit, so that batches lie on the device before they are needed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +11,8 @@ from tfopt.pipelines.device import choose_device, copy_ahead
 from tfopt.pipelines.device_data import NotAttached, stage_of
 
 
-class Staged:
-    """The batches of a pipeline with a device stage: cheap elements from tf.data, made into batches on the device.
+class DeviceStageBatches:
+    """Batches of a pipeline with a device stage, made on the device from small elements that tf.data yields.
 
     Args:
         stage: The stage, from `tfopt.pipelines.device_data.stage_of`.
@@ -22,12 +22,12 @@ class Staged:
         self._stage = stage
         self.element_spec = stage.element_spec
 
-    def __iter__(self) -> "StagedIterator":
-        return StagedIterator(self._stage)
+    def __iter__(self) -> "DeviceStageIterator":
+        return DeviceStageIterator(self._stage)
 
 
-class StagedIterator(Iterator[Any]):
-    """One epoch, or more, of a `Staged`."""
+class DeviceStageIterator(Iterator[Any]):
+    """Iterates `DeviceStageBatches`."""
 
     def __init__(self, stage: Any):
         self._elements = iter(stage.elements)
@@ -39,28 +39,27 @@ class StagedIterator(Iterator[Any]):
 
 
 def ahead(dataset: Any) -> Any:
-    """Returns what to iterate in place of a dataset, so that its batches lie on the device before they are asked for.
+    """Returns what to iterate instead of a dataset, so that its batches lie on the device before they are needed.
 
-    A pipeline's device stage is attached. Any other dataset gets a copy to the GPU as its last stage, unless it ends in
-    one, there is no GPU, or a strategy copies the batches to its own devices.
+    A pipeline's device stage is attached. Any other dataset gets a copy to the GPU as its last stage, unless it ends
+    with one, there is no GPU, or a strategy copies the batches to its own devices.
     """
-    if not isinstance(dataset, tf.data.Dataset):  # staged already, or distributed
+    if not isinstance(dataset, tf.data.Dataset):  # prepared already, or distributed
         return dataset
     stage = stage_of(dataset)
-    return _copied_ahead(dataset) if stage is None else Staged(stage)
+    return _copied_ahead(dataset) if stage is None else DeviceStageBatches(stage)
 
 
 def for_predict(data: Any) -> Any:
-    """Returns what to give `predict` in place of its data: a dataset with the copy to the GPU, anything else as it is.
+    """Returns what to pass to `predict` instead of its data: a dataset with the copy to the GPU, anything else as is.
 
     Raises:
-        tfopt.errors.UnsupportedError: It has a device stage, and no batches without it; predict asks nobody before it
-            iterates.
+        tfopt.errors.UnsupportedError: If the data has batches only with its device stage, which predict cannot attach.
     """
     if isinstance(data, NotAttached):
         raise UnsupportedError(
             "Expected a dataset without a device stage for predict. Found one with cache='device'. Build it with "
-            "cache='memory' or None, and training=False to have the predictions in order."
+            "cache='memory' or None, and training=False to get the predictions in order."
         )
     return _copied_ahead(data) if isinstance(data, tf.data.Dataset) else data
 

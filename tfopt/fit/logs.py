@@ -1,28 +1,35 @@
-"""The logs of a step: tensors that may not be computed yet, and become numbers when somebody reads them."""
+"""Delivers a step's logs to callbacks as tensors that may not be computed yet, and become numbers when read."""
 
+import math
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.utils.python_utils import pythonify_logs
 
 _UNREAD = object()
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 
+_SECONDS = 1.0  # a progress bar that stands still longer looks broken
+_STEPS_IN_A_ROW = 3  # a callback that reads on this many steps is assumed to read on all
+
 
 def is_settled(logs: Any) -> bool:
-    """Whether logs are a dict of tensors, or of such dicts: they stay what they are, whatever the next step changes."""
+    """Whether logs are a dict of tensors, or of such dicts, which later steps cannot change."""
     return isinstance(logs, dict) and all(isinstance(log, _TENSORS) or is_settled(log) for log in logs.values())
 
 
 class LazyLogs(dict[str, Any]):
-    """A step's logs as Keras hands them to callbacks, floats under sorted keys, converted when a value is first read.
+    """A step's logs as Keras passes them to callbacks, floats under sorted keys, converted when a value is first read.
 
-    Reading waits for the step. Length, keys and setting a key do not. The values are those of this step, however late
-    they are read.
+    Reading a value waits for the step; length, keys and setting a key do not. The values are those of this step,
+    however late they are read.
 
     Args:
-        tensors: What the step returned; a dict in it is flattened, as Keras does.
+        tensors: What the step returned. Nested dicts are flattened, as in Keras.
 
     Example:
         >>> logs = LazyLogs({"loss": tf.constant(0.5)})
@@ -42,16 +49,16 @@ class LazyLogs(dict[str, Any]):
         return self._tensors is None
 
     def read(self) -> "LazyLogs":
-        """Converts what is not converted yet, and returns itself."""
+        """Converts the values if they are not converted yet, and returns itself."""
         if self._tensors is not None:
             for key, value in pythonify_logs(self._tensors).items():
-                # A callback may have put its own value there, or taken the key away.
+                # A callback may have set its own value, or removed the key.
                 if dict.get(self, key) is _UNREAD:
                     dict.__setitem__(self, key, value)
             self._tensors = None
         return self
 
-    # dict(logs) and {**logs} copy the memory of a dict, unread values and all, unless it has an __iter__ of its own.
+    # dict(logs) and {**logs} copy a dict's memory, unread values included, unless it has its own __iter__.
     def __iter__(self) -> Iterator[str]:
         return dict.__iter__(self)
 
@@ -71,8 +78,8 @@ def _reading(name: str) -> Callable[..., Any]:
     return read
 
 
-_READERS = ("__getitem__", "get", "items", "values", "pop", "popitem", "setdefault", "copy")
-for _name in (*_READERS, "__eq__", "__ne__", "__or__", "__ror__", "__repr__"):
+_READ_METHODS = ("__getitem__", "get", "items", "values", "pop", "popitem", "setdefault", "copy")
+for _name in (*_READ_METHODS, "__eq__", "__ne__", "__or__", "__ror__", "__repr__"):
     setattr(LazyLogs, _name, _reading(_name))
 
 
@@ -82,3 +89,96 @@ def _flat_keys(tensors: Mapping[str, Any]) -> Iterator[str]:
             yield from _flat_keys(value)
         else:
             yield key
+
+
+class LogDelivery:
+    """Delivers logs to the callbacks of one list, each as it needs them.
+
+    - Keras' progress bar gets them every `log_every` steps, on an epoch's first and last step, and after a second.
+    - Keras' TensorBoard gets them on the steps that it writes, and not on those on which it only reads.
+    - A callback with a true `needs_every_step` gets numbers, after the step has ended.
+    - All others get `LazyLogs`, which wait for nothing unless read.
+
+    Callbacks that make every step wait are named in one warning: those that say so, Keras' TerminateOnNaN and
+    TensorBoard(update_freq="batch") beforehand, others once they have done so.
+
+    Args:
+        log_every: Steps between updates of the progress bar.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, log_every: int, *, clock: Callable[[], float] = time.monotonic):
+        self._log_every = log_every
+        self._clock = clock
+        self._shown: float = math.inf  # the batch that the progress bar shows
+        self._shown_at = 0.0
+        self._reads: dict[int, int] = {}  # by callback: steps in a row on which it was the first to read
+        self._named: list[keras.callbacks.Callback] = []
+        self._begun = False
+
+    def deliver(self, callbacks: keras.callbacks.CallbackList, hook: str, batch: int, logs: LazyLogs) -> None:
+        """Calls a hook of each callback, in their order.
+
+        Args:
+            callbacks: The list.
+            hook: "on_train_batch_end" or similar.
+            batch: The step's number in its epoch.
+            logs: The step's logs.
+        """
+        if not self._begun:
+            self._begun = True
+            self._warn([callback for callback in callbacks.callbacks if _is_known_to_wait(callback, hook)])
+        for callback in callbacks.callbacks:
+            kind = type(callback)
+            if kind is keras.callbacks.ProgbarLogger and _shows(callback, hook):
+                if self._due(batch, callback.target):
+                    getattr(callback, hook)(batch, logs=logs)
+                else:
+                    callback.seen = batch + 1  # becomes its total where the number of steps is unknown
+            elif kind is keras.callbacks.TensorBoard:
+                getattr(callback, hook)(batch, logs=logs if tf.summary.should_record_summaries() else None)
+            else:
+                self._call(callback, hook, batch, logs)
+
+    def _call(self, callback: keras.callbacks.Callback, hook: str, batch: int, logs: LazyLogs) -> None:
+        if getattr(callback, "needs_every_step", False):
+            logs.read()
+        unread = not logs.were_read
+        getattr(callback, hook)(batch, logs=logs)
+        if not unread:
+            return
+        reads = self._reads.get(id(callback), 0) + 1 if logs.were_read else 0
+        self._reads[id(callback)] = reads
+        if reads == _STEPS_IN_A_ROW and callback not in self._named:
+            self._warn([callback])
+
+    def _due(self, batch: int, target: int | None) -> bool:
+        now = self._clock()
+        first, last = batch <= self._shown, target is not None and batch + 1 >= target
+        if first or last or batch - self._shown >= self._log_every or now - self._shown_at >= _SECONDS:
+            self._shown, self._shown_at = batch, now
+            return True
+        return False
+
+    def _warn(self, callbacks: list[keras.callbacks.Callback]) -> None:
+        self._named += callbacks
+        if callbacks:
+            names = " and ".join(dict.fromkeys(type(callback).__name__ for callback in callbacks))
+            warnings.warn(
+                f"Expected callbacks that leave a step's logs unread, so that the next step need not wait. Found "
+                f"{names}, for which the device is waited for on every step: training and logs stay correct, but "
+                "nothing overlaps. Read the logs on some steps only, or at the end of the epoch.",
+                stacklevel=2,
+            )
+
+
+def _is_known_to_wait(callback: keras.callbacks.Callback, hook: str) -> bool:
+    if getattr(callback, "needs_every_step", False):
+        return True
+    every_batch = isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == 1
+    return hook == "on_train_batch_end" and (every_batch or isinstance(callback, keras.callbacks.TerminateOnNaN))
+
+
+def _shows(bar: Any, hook: str) -> bool:
+    """Whether a progress bar would read the logs."""
+    return bar.verbose == 1 and not (hook == "on_test_batch_end" and bar._called_in_fit)

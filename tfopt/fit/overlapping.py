@@ -1,4 +1,4 @@
-"""`fit` that waits for nothing on each step, switched on and off for a model."""
+"""Switches overlap on and off for a model."""
 
 import functools
 import weakref
@@ -11,11 +11,9 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfopt.errors import UnsupportedError
-from tfopt.fit.in_flight import InFlight
+from tfopt.fit.callback_patch import PATCH
 from tfopt.fit.input import ahead, for_predict
-from tfopt.fit.patch import PATCH
-from tfopt.fit.settings import NAME, Overlap, overlap_of
-from tfopt.fit.stepping import OverlappedStep
+from tfopt.fit.steps import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of
 from tfopt.model.require import require_model
 
 _FUNCTIONS = ("train_function", "test_function")
@@ -28,33 +26,32 @@ _overlapped: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 
 
 def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8) -> keras.Model:
-    """Lets `fit`, `evaluate` and `predict` of a model launch each step without waiting for the one before.
+    """Makes `fit`, `evaluate` and `predict` of a model launch each step without waiting for the one before.
 
-    Use it wherever a GPU trains, before `compile` or after, fitted before or not; it outlasts `compile`. Batches are
-    copied to the GPU before they are asked for, the device stage of a pipeline is attached, and the logs of a step
-    stay on the device until somebody reads them. What is trained and logged is the same, bit for bit, but for one thing
-    that Keras does wrong: where it does not know how many batches there are, and without XLA, it counts one step too
-    many at the end of each epoch (`optimizer.iterations`); here the count is right.
+    Use it wherever a GPU trains, before or after `compile`, which it survives. Batches are copied to the GPU ahead of
+    time, a pipeline's device stage is attached, and a step's logs stay on the device until they are read. Training and
+    logs are the same, bit for bit, with one exception: where Keras does not know the number of batches, and without
+    XLA, it counts one step too many at the end of each epoch (`optimizer.iterations`); here the count is right.
 
-    Callbacks find the values of their step in `logs` whenever they read them. One that reads on every step makes fit
-    wait on every step: TerminateOnNaN, TensorBoard(update_freq="batch"), one with the attribute
-    `needs_every_step = True`, and any that is seen to do so, is named in a warning. A `train_function` of your own
-    stays as it is, with Keras' logs. A copy of the model (cloned, loaded, unpickled) is not overlapped.
+    Callbacks find their step's values in `logs` whenever they read them. A callback that reads on every step makes fit
+    wait on every step, and is named in a warning: TerminateOnNaN, TensorBoard(update_freq="batch"), one with the
+    attribute `needs_every_step = True`, and any other that is seen to do so. A `train_function` of your own is called
+    as before, with Keras' logs. Copies of the model (cloned, loaded, unpickled) are not overlapped.
 
     Args:
         model: The model. It may run eagerly, or under a MirroredStrategy, which copies the batches itself.
-        log_every: Steps from one update of the progress bar to the next. It also moves on an epoch's first and last
-            step, and after a second.
-        steps_in_flight: Steps launched and not done, at most: they hold their batches.
+        log_every: Steps between updates of the progress bar, which also moves on an epoch's first and last step, and
+            after a second. Default: 20.
+        steps_in_flight: Most steps launched and not done; each holds its batch. Default: 8.
 
     Returns:
         The same model.
 
     Raises:
-        TypeError: `model` is no keras.Model.
-        ValueError: `log_every` or `steps_in_flight` is no integer of at least 1.
-        tfopt.errors.UnsupportedError: The model overrides what overlap replaces, runs under another strategy, or this
-            Keras is not one that overlap knows.
+        TypeError: If `model` is not a keras.Model.
+        ValueError: If `log_every` or `steps_in_flight` is not an integer of at least 1.
+        tfopt.errors.UnsupportedError: If the model overrides what overlap replaces, runs under another strategy, or
+            overlap does not know this version of Keras.
 
     Example:
         >>> model = tfopt.fit.overlap(model)
@@ -68,19 +65,17 @@ def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8
         state = Overlap(log_every=log_every, in_flight=in_flight)
         _attach(model, state)
     state.log_every, state.in_flight = log_every, in_flight
-    state.readers.clear()
+    state.deliveries.clear()
     return model
 
 
 def undo(model: keras.Model) -> None:
-    """Gives a model Keras' own `fit` back; does nothing to one that is not overlapped.
-
-    Args:
-        model: The model.
+    """Restores Keras' own `fit`; does nothing to a model that is not overlapped.
 
     Raises:
-        TypeError: `model` is no keras.Model.
-        tfopt.errors.UnsupportedError: It was the last one, and somebody else has patched Keras' callbacks since.
+        TypeError: If `model` is not a keras.Model.
+        tfopt.errors.UnsupportedError: If it was the last overlapped model, and someone else has patched Keras'
+            callbacks since.
 
     Example:
         >>> tfopt.fit.undo(model)
@@ -89,9 +84,9 @@ def undo(model: keras.Model) -> None:
     state = overlap_of(model)
     if state is None:
         return
-    del model.__dict__[NAME]
+    del model.__dict__[ATTRIBUTE]
     for name, override in state.overrides.items():
-        if model.__dict__.get(name) is override:  # somebody may have put a function of their own there since
+        if model.__dict__.get(name) is override:  # the user may have set a function since
             del model.__dict__[name]
     for name in _FUNCTIONS:
         function = getattr(model, name)
@@ -103,7 +98,7 @@ def undo(model: keras.Model) -> None:
 
 
 def _attach(model: keras.Model, state: Overlap) -> None:
-    """Puts the overrides into the model's own dictionary, where Keras' attribute tracking does not see them."""
+    """Puts the overrides into the model's `__dict__`, where Keras' attribute tracking does not see them."""
     kind = type(model)
 
     @functools.wraps(kind._make_function)
@@ -113,19 +108,19 @@ def _attach(model: keras.Model, state: Overlap) -> None:
     @functools.wraps(kind._maybe_symbolic_build)
     def _maybe_symbolic_build(iterator: Any = None, data_batch: Any = None) -> None:
         kind._maybe_symbolic_build(model, iterator=iterator, data_batch=data_batch)
-        # The one thing that fit and evaluate call with their iterator before they use it.
+        # The only method that fit and evaluate call with their iterator before they use it.
         if iterator is not None:
             iterator._distributed_dataset = ahead(iterator._distributed_dataset)
 
     @functools.wraps(kind.predict)
-    def predict(*args: Any, **kwargs: Any) -> Any:  # a class may have a predict with other arguments
-        with model.distribute_strategy.scope():  # where nothing is copied: a strategy does it
+    def predict(*args: Any, **kwargs: Any) -> Any:  # a subclass may take other arguments
+        with model.distribute_strategy.scope():  # inside a strategy nothing is copied: the strategy does it
             given = [for_predict(argument) for argument in args]
             named = {name: for_predict(argument) for name, argument in kwargs.items()}
         return kind.predict(model, *given, **named)
 
     state.overrides = dict(zip(_OVERRIDES, (_make_function, _maybe_symbolic_build, predict), strict=True))
-    model.__dict__.update(state.overrides, **{NAME: state})
+    model.__dict__.update(state.overrides, **{ATTRIBUTE: state})
     _overlapped.add(model)
     for name in _FUNCTIONS:
         function: Any = getattr(model, name)
@@ -138,7 +133,7 @@ def _check(model: keras.Model, **counts: int) -> None:
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
             raise ValueError(
-                f"Expected {name} to be an integer of at least 1. Received: {name}={count!r}. Give a count of steps."
+                f"Expected {name} to be an integer of at least 1. Received: {name}={count!r}. Pass a number of steps."
             )
     if overlap_of(model) is not None:
         return
@@ -147,11 +142,11 @@ def _check(model: keras.Model, **counts: int) -> None:
     if own:
         raise UnsupportedError(
             f"Expected a model with Keras' own {', '.join(own)}. Found that {model.name!r} ({type(model).__name__}) "
-            "overrides it. Fit it without overlap, or put what it does into train_step."
+            "overrides it. Fit it without overlap, or move the change into train_step."
         )
     strategy = model._distribute_strategy
     if strategy is not None and not isinstance(strategy, _STRATEGIES):
         raise UnsupportedError(
             f"Expected a model without a strategy, or under a MirroredStrategy. Found {model.name!r} under a "
-            f"{type(strategy).__name__}, where overlap was not shown to train the same. Fit it without overlap."
+            f"{type(strategy).__name__}, where overlap has not been shown to train the same. Fit it without overlap."
         )

@@ -6,9 +6,11 @@ import keras
 import pytest
 import tensorflow as tf
 from fitting import Pair, Steps, Trace, X, Y, compiled, dataset, dense_net
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from tfopt import fit
-from tfopt.fit.direct import take_directly
+from tfopt.fit import steps as fit_steps
+from tfopt.fit.steps import next_tensors
 
 ONCE = {"verbose": 0, "shuffle": False}
 
@@ -100,10 +102,62 @@ def test_a_loop_of_ones_own(steps):
     assert set(kinds) == {dict}
 
 
-def test_the_direct_way_is_left_when_execution_turns_asynchronous(monkeypatch):
+def test_the_shortcut_is_left_when_execution_turns_asynchronous(monkeypatch):
     model = fit.overlap(dense_net())
     model.fit(dataset(), **ONCE)
-    assert model.train_function._take is take_directly
+    assert model.train_function._take is next_tensors
     monkeypatch.setattr(tf.config.experimental, "get_synchronous_execution", lambda: False)
     model.fit(dataset(), **ONCE)
     assert model.train_function._take is next
+
+
+def taken(data):
+    return [[part.numpy().tolist() for part in batch] for batch in data]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_it_trains_the_same_with_the_shortcut_and_without(monkeypatch, known):
+    asked = []
+    monkeypatch.setattr(fit_steps, "_is_known", lambda: asked.append(known) or known)
+    weighted = tf.data.Dataset.from_tensor_slices((X, Y, abs(X[:, 0]))).batch(16)
+    Pair().train(lambda model: model.fit(weighted, epochs=2, verbose=0, shuffle=False).history)
+    assert asked
+
+
+def test_the_shortcut_takes_what_next_does():
+    iterator = iter(dataset())
+    batches = [next_tensors(iterator, None) for _ in range(3)]
+    assert taken(batches) == taken(dataset())
+    assert next_tensors(iterator, None) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "has"),
+    [
+        (dataset(), True),
+        (dataset().map(lambda x, y: (x,)), True),
+        (dataset().map(lambda x, y: x), False),
+        (dataset().map(lambda x, y: {"b": x, "a": x}), False),  # in which order?
+        (dataset().map(lambda x, y: ((x, x), y)), False),
+        (dataset().map(lambda x, y: (tf.RaggedTensor.from_tensor(x), y)), False),
+    ],
+)
+def test_the_shortcut_is_for_tuples_of_tensors(data, has):
+    assert fit_steps.takes_shortcut(iter(data)) == has
+
+
+def test_the_shortcut_is_for_the_tensorflow_that_is_known(monkeypatch):
+    fit_steps._is_known.cache_clear()
+    assert fit_steps.takes_shortcut(iter(dataset()))
+    fit_steps._is_known.cache_clear()
+    monkeypatch.setitem(fit_steps._KNOWN, OwnedIterator._next_internal, "another")
+    assert not fit_steps.takes_shortcut(iter(dataset()))
+    fit_steps._is_known.cache_clear()
+
+
+def test_the_shortcut_is_not_for_asynchronous_execution():
+    tf.config.experimental.set_synchronous_execution(False)
+    try:
+        assert not fit_steps.takes_shortcut(iter(dataset()))
+    finally:
+        tf.config.experimental.set_synchronous_execution(True)

@@ -1,13 +1,11 @@
-"""The one change to Keras that an overlapped fit needs: steps' logs reach the callbacks unconverted."""
+"""The one change to Keras that overlap needs: callbacks get each step's logs unconverted."""
 
 from typing import Any
 
 from keras.callbacks import CallbackList
 
-from tfopt.fit.logs import LazyLogs, is_settled
-from tfopt.fit.readers import Readers
-from tfopt.fit.settings import Overlap, overlap_of
-from tfopt.fit.stepping import OverlappedStep
+from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
+from tfopt.fit.steps import Overlap, OverlappedStep, overlap_of
 from tfopt.repairs import Repair
 from tfopt.repairs.repair import Function
 
@@ -19,7 +17,7 @@ def _train(stock: Function) -> Function:
     def _on_train_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
         step = _overlapped_step(self, "train_function")
         if step is not None and is_settled(logs):
-            _hand(step.overlap, self, "on_train_batch_end", batch, logs)
+            _deliver(step.overlap, self, "on_train_batch_end", batch, logs)
         else:
             stock(self, batch, logs)
 
@@ -30,7 +28,7 @@ def _test(stock: Function) -> Function:
     def _on_test_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
         step = _overlapped_step(self, "test_function")
         if step is not None and is_settled(logs):
-            _hand(step.overlap, self, "on_test_batch_end", batch, logs)
+            _deliver(step.overlap, self, "on_test_batch_end", batch, logs)
         else:
             stock(self, batch, logs)
 
@@ -45,13 +43,13 @@ def _predict(stock: Function) -> Function:
             stock(self, batch, logs)
         else:
             overlap.in_flight.launched(logs["outputs"])
-            _hand(overlap, self, "on_predict_batch_end", batch, logs)
+            _deliver(overlap, self, "on_predict_batch_end", batch, logs)
 
     return _on_predict_batch_end
 
 
 def _overlapped_step(callbacks: CallbackList, name: str) -> OverlappedStep | None:
-    """The step that ran, where it is an overlapped one; a callback may have wrapped it."""
+    """The overlapped step that ran, if any; a callback may have wrapped it."""
     step: Any = getattr(_model_of(callbacks), name, None)
     while not isinstance(step, OverlappedStep) and hasattr(step, "__wrapped__"):
         step = step.__wrapped__
@@ -59,22 +57,22 @@ def _overlapped_step(callbacks: CallbackList, name: str) -> OverlappedStep | Non
 
 
 def _model_of(callbacks: CallbackList) -> Any:
-    """The model of a list of callbacks; it may be without."""
+    """The model of a list of callbacks, or None."""
     return getattr(callbacks, "_model", None)
 
 
-def _hand(overlap: Overlap, callbacks: CallbackList, hook: str, batch: int, logs: Any) -> None:
-    readers = overlap.readers.get(callbacks)
-    if readers is None:
-        readers = overlap.readers[callbacks] = Readers(overlap.log_every)
-    readers.hand(callbacks, hook, batch, LazyLogs(logs))
+def _deliver(overlap: Overlap, callbacks: CallbackList, hook: str, batch: int, logs: Any) -> None:
+    delivery = overlap.deliveries.get(callbacks)
+    if delivery is None:
+        delivery = overlap.deliveries[callbacks] = LogDelivery(overlap.log_every)
+    delivery.deliver(callbacks, hook, batch, LazyLogs(logs))
 
 
 PATCH = Repair(
     name="overlap",
     defect="model.fit waits for the device on every step.",
     unpatched="Nothing is changed, and the model trains as it did:",
-    reference="keras/src/callbacks/callback_list.py: the logs of each step are converted, whoever reads them.",
+    reference="keras/src/callbacks/callback_list.py: the logs of each step are converted even if nobody reads them.",
     broken={
         f"{_LIST}._on_train_batch_end": frozenset({"b302d4690a6014f5"}),
         f"{_LIST}._on_test_batch_end": frozenset({"d718ec2a52d0c27e"}),

@@ -1,0 +1,2 @@
+from .overlapping import overlap as overlap
+from .overlapping import undo as undo
