@@ -1,4 +1,7 @@
-"""Checks of what callbacks are given: better when they are made than after hours of training."""
+"""Argument checks, made when an object is constructed and not after hours of training.
+
+Each takes the argument's name, the value passed, and a remedy: a sentence that says what to pass instead.
+"""
 
 import math
 import os
@@ -8,18 +11,11 @@ from typing import Any
 
 
 def number(name: str, value: Any, remedy: str, *, above: float = -math.inf, least: float = -math.inf) -> float:
-    """Returns a finite number, Python's or NumPy's, as a float.
-
-    Args:
-        name: The argument's.
-        value: What was given for it.
-        remedy: What to give, as a sentence.
-        above: It must be above this.
-        least: It must not be below this.
+    """Returns a finite number as a float; takes Python's and NumPy's numbers.
 
     Raises:
-        TypeError: It is no number; True and False are none.
-        ValueError: It is not finite, too large for a float, or too low.
+        TypeError: If `value` is not a number, or is a bool.
+        ValueError: If `value` is not finite, is too large for a float, is not above `above` or is below `least`.
 
     Example:
         >>> number("for_seconds", 60, "Give seconds.", above=0)
@@ -41,18 +37,11 @@ def number(name: str, value: Any, remedy: str, *, above: float = -math.inf, leas
 
 
 def integer(name: str, value: Any, remedy: str, *, least: int, most: float = math.inf) -> int:
-    """Returns an integer, Python's or NumPy's.
-
-    Args:
-        name: The argument's.
-        value: What was given for it.
-        remedy: What to give, as a sentence.
-        least: It must not be below this.
-        most: It must not be above this.
+    """Returns an integer; takes Python's and NumPy's integers.
 
     Raises:
-        TypeError: It is no integer; True and False are none.
-        ValueError: It is too low or too high.
+        TypeError: If `value` is not an integer, or is a bool.
+        ValueError: If `value` is below `least` or above `most`.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"Expected {name} to be an integer. Received: {value!r}. {remedy}")
@@ -64,13 +53,10 @@ def integer(name: str, value: Any, remedy: str, *, least: int, most: float = mat
 
 
 def count(name: str, value: Any, remedy: str, *, least: int = 1) -> int:
-    """Returns a number of steps, batches or the like; a ValueError covers everything that is not one.
+    """Returns a number of steps, batches or the like.
 
-    Args:
-        name: The argument's.
-        value: What was given for it.
-        remedy: What to give, as a sentence.
-        least: It must not be below this.
+    Raises:
+        ValueError: If `value` is not an integer of at least `least`, whatever its type.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"Expected {name} to be an integer of at least {least}. Received: {name}={value!r}. {remedy}")
@@ -78,26 +64,21 @@ def count(name: str, value: Any, remedy: str, *, least: int = 1) -> int:
 
 
 def path(name: str, value: Any, remedy: str) -> Path:
-    """Returns a local path, of something that may be there or not.
-
-    Args:
-        name: The argument's.
-        value: What was given for it.
-        remedy: What to give, as a sentence.
+    """Returns a local path, which may or may not exist.
 
     Raises:
-        TypeError: It is no path.
-        ValueError: It is an address, or no path that the file system can have, as one that is too long.
+        TypeError: If `value` is not a path.
+        ValueError: If `value` is a URL, or no valid path, such as one that is too long.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str):
         raise TypeError(f"Expected {name} to be a path. Received: {value!r}. {remedy}")
     if "://" in text:
-        raise ValueError(f"Expected {name} to be a local path. Received: {value!r}. Copy what is there afterwards.")
+        raise ValueError(f"Expected {name} to be a local path. Received: {value!r}. Copy the files there afterwards.")
     try:
         os.stat(text)
     except (FileNotFoundError, NotADirectoryError):
-        pass  # it may be made until fit begins
+        pass  # it may be created before fit begins
     except (OSError, ValueError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         shown = text if len(text) <= 80 else f"{text[:80]}…"
@@ -106,7 +87,7 @@ def path(name: str, value: Any, remedy: str) -> Path:
 
 
 def folder(name: str, value: Any, remedy: str) -> Path:
-    """Returns the path of a folder, which need not be there yet; raises as `path` does, and for a file."""
+    """Returns the path of a folder, which need not exist yet; raises what `path` does, and ValueError for a file."""
     found = path(name, value, remedy)
     if found.exists() and not found.is_dir():
         raise ValueError(f"Expected {name} to be a folder. Received: {os.fspath(found)!r}, which is a file. {remedy}")
@@ -114,13 +95,13 @@ def folder(name: str, value: Any, remedy: str) -> Path:
 
 
 def file(name: str, value: Any, remedy: str) -> Path:
-    """Returns the path of a file, which need not be there yet; raises as `path` does, and for a folder."""
+    """Returns the path of a file, which need not exist yet; raises what `path` does, and ValueError for a folder."""
     found = path(name, value, remedy)
-    if found.is_dir():  # the current one, for an empty text
+    if found.is_dir():  # an empty string means the current folder
         raise ValueError(f"Expected {name} to be a file. Received: {os.fspath(value)!r}, which is a folder. {remedy}")
     return found
 
 
 def log_folder(log_dir: Any) -> Path | None:
-    """Returns the folder for a logger's files, or None where it shall write none; raises as `folder` does."""
+    """Returns the folder for a logger's files, or None for a logger that writes none; raises what `folder` does."""
     return None if log_dir is None else folder("log_dir", log_dir, "Name a folder for the files.")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class TfoptError(Exception):
-    """Anything tfopt cannot do for a reason outside the call's arguments."""
+    """Something tfopt cannot do for a reason outside the call's arguments."""
 
 
 class HardwareError(TfoptError):
@@ -30,7 +30,7 @@ class UnsupportedError(TfoptError):
 
 
 def unknown_name(kind: str, received: object, valid: Iterable[str]) -> ValueError:
-    """Returns the error for a name that is not among the valid ones, with the nearest of them.
+    """Returns the error for an unknown name, which suggests the nearest valid one.
 
     Example:
         >>> str(unknown_name("suite", "precison", ["precision", "xla"]))
@@ -44,8 +44,8 @@ def unknown_name(kind: str, received: object, valid: Iterable[str]) -> ValueErro
     return ValueError(f"Expected {article} {kind}: {listed}. Received: {received!r}.{hint}")
 
 
-def essence(error: BaseException) -> str:
-    """What an error of Keras or TensorFlow says, without the colours, arguments and places in it."""
+def summarize_error(error: BaseException) -> str:
+    """Returns the message of an error of Keras or TensorFlow without colours, arguments and source locations."""
     where = ("Graph execution error", "Detected at node", "File ", "Stack trace", "[[{{node")
     text = re.sub(r"\x1b\[\d*m", "", str(error).split("Arguments received")[0])
     said = " ".join(line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(where))

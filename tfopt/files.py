@@ -1,4 +1,4 @@
-"""Files that a kill or a full disk leaves whole."""
+"""Writes files that stay whole through a kill or a full disk."""
 
 import os
 import tempfile
@@ -8,14 +8,14 @@ from typing import Self
 
 
 def write_atomic(path: str | os.PathLike[str], text: str) -> None:
-    """Writes `text` to `path` so that a reader, at any moment, finds the old file or the new one and never a part.
+    """Writes `text` to `path` so that a reader finds the old file or the new one, never a part.
 
     Args:
-        path: The file. Its folder is made if need be.
+        path: The file. Its folder is created if needed.
         text: Written as UTF-8.
 
     Raises:
-        OSError: The folder or file cannot be written. The old file is still there.
+        OSError: If the folder or file cannot be written. The old file is kept.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -33,18 +33,18 @@ def write_atomic(path: str | os.PathLike[str], text: str) -> None:
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """The process's umask, which can be read only by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 class LineAppender:
-    """Appends whole lines to a file: a kill between two lines loses nothing, and a line cut by one is removed.
+    """Appends whole lines to a file, and keeps every complete line if the process is killed.
 
-    Each line goes to the kernel in one call as it is written, so that it outlives the process. When a file is opened
-    that ends inside a line (its writer was killed, or the disk was full), that part of a line is cut off first. One
-    process writes to a file at a time.
+    Each line goes to the kernel in one call, so that it outlives the process. A file that ends inside a line (its
+    writer was killed, or the disk was full) loses that partial line when it is opened. Only one process may write to a
+    file at a time.
 
     Example:
         >>> with LineAppender("log.jsonl") as log:
@@ -63,17 +63,17 @@ class LineAppender:
         return os.fstat(self._handle).st_size == 0
 
     def append(self, line: str) -> None:
-        """Appends one line, without its line break.
+        """Appends one line, given without its line break.
 
         Raises:
-            OSError: The line could not be written whole. The file then ends with the line before it.
+            OSError: If the line cannot be written whole. The file then ends with the previous line.
         """
         data = (line + "\n").encode()
         before = os.fstat(self._handle).st_size
         try:
             written = os.write(self._handle, data)
             if written < len(data):
-                raise OSError(f"only {written} of {len(data)} bytes fitted on the disk")
+                raise OSError(f"only {written} of {len(data)} bytes fit on the disk")
         except OSError:
             os.ftruncate(self._handle, before)
             raise

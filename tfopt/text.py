@@ -1,10 +1,10 @@
-"""Names and figures as text: lists that end in time, and tables."""
+"""Formats names and figures: lists cut short, and tables."""
 
 from collections.abc import Sequence
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Returns names with commas, of many the first ones and how many more there are.
+    """Returns names joined by commas; beyond `most`, the first ones and how many more there are.
 
     Example:
         >>> listed(["a", "b", "c"], 2)
@@ -18,8 +18,8 @@ def aligned(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
     """Returns the lines of a table, indented by two.
 
     Args:
-        rows: The cells, all rows of the same length, the head among them.
-        texts: How many columns, from the first one on, are texts and start together; those after end together.
+        rows: The cells, headings included; all rows have the same length.
+        texts: How many leading columns hold text, aligned left; the others are aligned right.
 
     Example:
         >>> aligned([("stage", "busy"), ("decode", "9 %")], texts=1)

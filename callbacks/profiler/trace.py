@@ -14,7 +14,7 @@ from types import ModuleType
 import tensorflow as tf
 from tensorflow.python.profiler.trace import enabled
 
-from tfopt.errors import essence
+from tfopt.errors import summarize_error
 from tfopt.warn import warn_once
 
 # The serialized field "name" of an XStatMetadata: tag, length, value.
@@ -159,7 +159,7 @@ def _hide_loops(path: Path) -> None:
 
 
 def _warn(what: str, error: Exception, remedy: str) -> None:
-    text = f"Expected {what}. Found: {essence(error)}. The training goes on without the trace. {remedy}"
+    text = f"Expected {what}. Found: {summarize_error(error)}. The training goes on without the trace. {remedy}"
     warn_once(f"step profiler {type(error).__name__}", text)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.errors import UnsupportedError, essence
+from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.text import aligned
 
 _OPERATIONS = 10
@@ -158,7 +158,8 @@ def _table(files: Sequence[str], tool: str, column: str, **options: bool) -> dic
         text, _ = xprof.xspace_to_tool_data(files, tool, options)
         tables = json.loads(text) if text else None
     except Exception as cause:  # whatever its parsers raise
-        raise _unreadable(files, f"that its tool {tool} fails with {type(cause).__name__}: {essence(cause)}") from cause
+        message = f"{type(cause).__name__}: {summarize_error(cause)}"
+        raise _unreadable(files, f"that its tool {tool} fails with {message}") from cause
     if tables is None:
         raise _unreadable(files, f"that its tool {tool} returns nothing")
     return next((table for table in tables if column in _ids(table)), {})

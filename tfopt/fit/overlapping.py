@@ -3,13 +3,13 @@
 import functools
 import weakref
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
+from tfopt import checks
 from tfopt.errors import UnsupportedError
 from tfopt.fit.callback_patch import PATCH
 from tfopt.fit.input import ahead, for_predict
@@ -57,7 +57,10 @@ def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8
         >>> model = tfopt.fit.overlap(model)
         >>> model.fit(dataset, epochs=5)
     """
-    _check(model, log_every=log_every, steps_in_flight=steps_in_flight)
+    require_model(model)
+    checks.count("log_every", log_every, "Pass a number of steps.")
+    checks.count("steps_in_flight", steps_in_flight, "Pass a number of steps.")
+    _require_known(model)
     PATCH.install()
     in_flight = InFlight(steps_in_flight, idle=not tf.config.list_logical_devices("GPU"))
     state = overlap_of(model)
@@ -128,13 +131,7 @@ def _attach(model: keras.Model, state: Overlap) -> None:
             setattr(model, name, OverlappedStep(function, model, state))
 
 
-def _check(model: keras.Model, **counts: int) -> None:
-    require_model(model)
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
-            raise ValueError(
-                f"Expected {name} to be an integer of at least 1. Received: {name}={count!r}. Pass a number of steps."
-            )
+def _require_known(model: keras.Model) -> None:
     if overlap_of(model) is not None:
         return
     own = [name for name in _RELIED_ON if getattr(type(model), name) is not getattr(TensorFlowTrainer, name)]

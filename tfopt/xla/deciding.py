@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import PipelineError, essence
+from tfopt.errors import PipelineError, summarize_error
 from tfopt.measure import StepTimer, StepTimes, interleave, one_batch
 from tfopt.measure.draws import without_dropout
 from tfopt.model.batches import not_finite_parts
@@ -160,7 +160,7 @@ def _without_xla(model: keras.Model, batch: Any) -> StepTimer:
         return StepTimer(model, batch, jit_compile=False)
     except ValueError as error:
         raise ValueError(
-            f"Expected a batch that {model.name!r} can train on. Found: {essence(error)}. "
+            f"Expected a batch that {model.name!r} can train on. Found: {summarize_error(error)}. "
             "Pass batches (x, y[, sample_weight]) as model.fit takes them."
         ) from error
 
@@ -168,7 +168,7 @@ def _without_xla(model: keras.Model, batch: Any) -> StepTimer:
 def _why(model: keras.Model, batch: Any, error: Exception) -> str:
     """What keeps XLA from running the step, with the remedy if one is known."""
     obstacles = explain(model, batch).obstacles if isinstance(error, tf.errors.OpError) else ()
-    return " ".join(map(str, obstacles)) or essence(error)
+    return " ".join(map(str, obstacles)) or summarize_error(error)
 
 
 def _check(model: keras.Model, steps: int, planned_steps: int | None, tolerance: float | None) -> None:

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfopt import checks
-from tfopt.errors import PipelineError, UnsupportedError, essence
+from tfopt.errors import PipelineError, UnsupportedError, summarize_error
 from tfopt.model.batches import as_dataset, not_finite_parts, one_batch
 from tfopt.model.layers import layer_paths
 from tfopt.model.require import require_compiled
@@ -106,7 +106,7 @@ def _build(model: keras.Model, batch: Any) -> None:
 def _not_taken(batch: Any, error: Exception) -> ValueError:
     return ValueError(
         "Expected batches (x, y[, sample_weight]) that the model and its loss accept in a graph. Received: "
-        f"{_described(batch)}. Found: {essence(error)}. Pass what model.fit takes as a dataset, or one batch."
+        f"{_described(batch)}. Found: {summarize_error(error)}. Pass what model.fit takes as a dataset, or one batch."
     )
 
 

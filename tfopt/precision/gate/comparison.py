@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import UnsupportedError, essence
+from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.measure import preserved
 from tfopt.measure.draws import without_dropout
 from tfopt.model.layers import layer_paths
@@ -172,8 +172,8 @@ def _refused_if_untraceable(policy: Policy) -> Iterator[None]:
 
 def _does_not_compute(policy: Policy, error: Exception) -> UnsupportedError:
     return UnsupportedError(
-        f"Expected a model that computes under {_described(policy)}. Found: {essence(error)}. Exclude the layers "
-        'concerned with a policy per layer, such as {"encoder/.*": "mixed_bfloat16"}.'
+        f"Expected a model that computes under {_described(policy)}. Found: {summarize_error(error)}. Exclude the "
+        'layers concerned with a policy per layer, such as {"encoder/.*": "mixed_bfloat16"}.'
     )
 
 
