@@ -38,12 +38,12 @@ class _Terminated(BaseException):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the servers until a signal; returns 0 after SIGTERM, 130 after Ctrl-C, 3 if they cannot run."""
-    chosen = vars(_parser().parse_args(arguments))
+    chosen = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     try:
-        with PortFilter(chosen["bind"]) as ports:
-            _RUNNING.append(Servers(ports, **chosen))
+        with PortFilter(chosen.bind) as ports:
+            _RUNNING.append(Servers(ports, chosen))
             sys.stdout.write(f"{_RUNNING[-1]}\n")
             sys.stdout.flush()
             while True:
@@ -59,48 +59,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Servers:
-    """A dispatcher, unless one runs elsewhere, and workers.
+    """A dispatcher, unless one runs elsewhere, and workers, as the command's arguments describe them."""
 
-    Args:
-        ports: Reserves and filters their ports.
-        bind: The address to reach them by.
-        host: This machine's name for others; "" for `bind`, or the host name if `bind` is every address.
-        dispatcher: "host:port" of a dispatcher elsewhere; "" starts one here.
-        port: The dispatcher's port; 0 for any.
-        worker_port: The first worker's port, followed by those of the others; 0 for any.
-        workers: How many workers to start.
-        data_folder: Where the dispatcher keeps its state; "" keeps it in memory.
-    """
-
-    def __init__(
-        self,
-        ports: "PortFilter",
-        *,
-        bind: str,
-        host: str,
-        dispatcher: str,
-        port: int,
-        worker_port: int,
-        workers: int,
-        data_folder: str,
-    ) -> None:
+    def __init__(self, ports: "PortFilter", chosen: argparse.Namespace) -> None:
         service = tf.data.experimental.service
-        host = host or (socket.gethostname() if bind in _EVERYWHERE else bind)
+        host = chosen.host or (socket.gethostname() if chosen.bind in _EVERYWHERE else chosen.bind)
         host = f"[{host}]" if ":" in host else host
         self._workers: list[str] = []
         self._servers: list[Any] = []
-        self._dispatcher = dispatcher
-        if dispatcher:
-            _expect_dispatcher(dispatcher)
+        self._dispatcher: str = chosen.dispatcher
+        if chosen.dispatcher:
+            _expect_dispatcher(chosen.dispatcher)
         else:
-            port = ports.reserve(port)
+            port = ports.reserve(chosen.port)
             self._dispatcher = f"{host}:{port}"
             config = service.DispatcherConfig(
-                port=port, protocol="grpc", work_dir=data_folder, fault_tolerant_mode=bool(data_folder)
+                port=port,
+                protocol="grpc",
+                work_dir=chosen.data_folder,
+                fault_tolerant_mode=bool(chosen.data_folder),
             )
             self._start("dispatcher", self._dispatcher, service.DispatchServer, config)
-        for number in range(workers):
-            port = ports.reserve(worker_port + number if worker_port else 0)
+        for number in range(chosen.workers):
+            port = ports.reserve(chosen.worker_port + number if chosen.worker_port else 0)
             self._workers.append(f"{host}:{port}")
             config = service.WorkerConfig(
                 dispatcher_address=self._dispatcher,

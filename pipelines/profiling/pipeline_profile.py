@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfopt.page import Bar, bar_chart
@@ -85,15 +85,8 @@ class PipelineProfile:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the profile as JSON values."""
-        return {
-            "name": self.name,
-            "seconds": self.seconds,
-            "batches": self.batches,
-            "examples": self.examples,
-            "examples_per_second": self.examples_per_second,
+        return asdict(self) | {
             "examples_per_second_per_core": self.examples_per_second_per_core,
-            "cores": self.cores,
-            "first_pass": self.first_pass,
             "limiting": self.limiting,
             "verdict": self.verdict,
             "stages": [self._stage_dict(stage) for stage in self.stages],
@@ -125,13 +118,9 @@ class PipelineProfile:
         )
 
     def _stage_dict(self, stage: StageProfile) -> dict[str, Any]:
-        return {
-            "name": stage.name,
-            "ms_per_example": stage.ms_per_example,
-            "parallelism": stage.parallelism,
-            "busy_percent": stage.busy_percent,
-            "examples_per_second_without": self.examples_per_second_without(stage),
-        }
+        values = asdict(stage) | {"examples_per_second_without": self.examples_per_second_without(stage)}
+        del values["speedup_without"]  # may be infinite, which JSON cannot hold
+        return values
 
 
 def chart_of(profile: Mapping[str, Any]) -> str:

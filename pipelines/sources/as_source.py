@@ -20,22 +20,7 @@ from tfopt.pipelines.tfrecords.record_files import is_indexed
 
 
 def as_source(given: Any) -> Source:
-    """Returns the source that an argument stands for.
-
-    Args:
-        given: A `Source`; arrays, or tuples and dicts of them; a `tf.data.Dataset` of single examples; the path of a
-            folder of images, or of one that `write_records` wrote; a path, glob or list of paths of TFRecord files; the
-            path of a .npy file, or tuples and dicts of them; the path of an HDF5 file that holds one dataset;
-            "tfds:name" or "tfds:name[split]" (default: "train"); or a builder of tensorflow-datasets.
-
-    Raises:
-        TypeError: If `given` is none of these.
-        PipelineError: If the data is missing, empty or damaged.
-
-    Example:
-        >>> as_source(np.zeros((3, 2))).count
-        3
-    """
+    """Returns the source that `given` stands for; the table in docs/sources.md lists what may be passed."""
     if isinstance(given, Source):
         return given
     if isinstance(given, tf.data.Dataset):

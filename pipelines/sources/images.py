@@ -54,7 +54,8 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
     """
     root = as_path("the path of a folder", folder)
     paths, labels, names = _list_images(root, classes)
-    only_jpeg = _check_images(paths)
+    with ThreadPoolExecutor(_THREADS) as threads:
+        only_jpeg = all(list(threads.map(_check_image, paths)))  # a list, so that every file is checked
     all_paths, all_labels = np.array([absolute(path) for path in paths], dtype=object), np.array(labels, dtype=np.int32)
 
     def keys(numbers: Any) -> Any:
@@ -162,12 +163,6 @@ def _checked_classes(classes: Sequence[str], folder: str, folders: list[str]) ->
                 "remove the folder."
             )
     return names
-
-
-def _check_images(paths: list[str]) -> bool:
-    """Refuses files that are not images or would decode to wrong colours; returns whether all are JPEGs."""
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return all(list(threads.map(_check_image, paths, chunksize=64)))
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:

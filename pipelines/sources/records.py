@@ -217,14 +217,10 @@ def _decode(
     features: dict[str, Any] | None, parse: Callable[[Any], Any] | None, index: Index | None
 ) -> Callable[..., Any] | None:
     if features is not None:
-        return partial(_parse_features, features)
+        return partial(tf.io.parse_single_example, features=features)
     if index is None:
         return parse
     return partial(_unpack_image if index.image else unpack, index.spec)
-
-
-def _parse_features(features: dict[str, Any], serialized: Any) -> Any:
-    return tf.io.parse_single_example(serialized, features)
 
 
 @without_autograph
