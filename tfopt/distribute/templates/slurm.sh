@@ -1,11 +1,11 @@
 #!/bin/bash
-# A training on several nodes under Slurm, started again when a worker is lost:
+# A training on several nodes under Slurm that restarts when a worker is lost:
 #
 #     sbatch slurm.sh python train.py --epochs 90
 #
-# Not with --export=NONE: srun would hand nothing on, run_worker neither.
-# The script calls tfopt.distribute.strategy(), and begins with the last checkpoint where there is one: in a folder that
-# all nodes share. Lines that begin with ##SBATCH are switched off; take one # away to switch one on.
+# Not with --export=NONE: srun would pass nothing on, not even run_worker.
+# The script calls tfopt.distribute.strategy() and resumes from its last checkpoint, in a folder that all nodes share.
+# Lines that start with ##SBATCH are disabled; remove one # to enable a line.
 
 #SBATCH --job-name=train
 #SBATCH --output=%x-%j.out
@@ -13,35 +13,35 @@
 ##SBATCH --partition=gpu
 ##SBATCH --account=project
 
-# One task is one worker. One a node takes all GPUs that the job has there; with --ntasks-per-node=4 four divide them.
+# One task is one worker. A single one on a node takes all of the job's GPUs there; --ntasks-per-node=4 divides them.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 
-# GPUs of each node. Not --gpus-per-task: where a task is confined to its own, NCCL may not reach the one next to it.
+# GPUs per node. Not --gpus-per-task: confined to its own GPU, a task may not reach the next one through NCCL.
 ##SBATCH --gpus-per-node=4
 
-# Cores of each task, of which the input pipeline needs several: Slurm may give one. For whole nodes the two below.
+# Cores per task, by default often one, while the input pipeline needs several. For whole nodes, the two below.
 ##SBATCH --cpus-per-task=16
 ##SBATCH --exclusive
 ##SBATCH --mem=0
 
-# Two minutes before the time is over Slurm sends SIGTERM to every task. Without a handler it ends the worker, and the
-# job goes on in its next run from the last checkpoint; a handler can save one first.
+# Two minutes before the time is up, Slurm sends SIGTERM to every task. Without a handler it ends the worker, and the
+# job's next run resumes from the last checkpoint; a handler can save one first.
 #SBATCH --time=24:00:00
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 
-MOST_RESTARTS=20 # an error that kills a worker each time, as too little memory, would come back for ever
+MAX_RESTARTS=20 # an error that always kills a worker, such as too little memory, would repeat for ever
 
-# What a site must load, as: module load cuda; source ~/venv/bin/activate
+# What the site must load, such as: module load cuda; source ~/venv/bin/activate
 
 export PYTHONUNBUFFERED=1
-[ $# -gt 0 ] || set -- python train.py # the training, where sbatch is given none
+[ $# -gt 0 ] || set -- python train.py # the training, if sbatch is given none
 
-# What every task runs. srun returns the highest code of its tasks: 200 for an error in one of them, else 128 + n for
-# one that signal n has killed, else 75 (restart me) for those that have lost a worker.
+# What every task runs. srun returns the highest code of its tasks: 200 for an error in one of them, otherwise 128 + n
+# for one that signal n killed, otherwise 75 (restart me) for those that lost a worker.
 run_worker() {
-    trap : TERM USR1 USR2 # for Python, to which Slurm sends them as well
+    trap : TERM USR1 USR2 # they are for Python; Slurm sends them to the shell too
     "$@"
     local code=$?
     case $code in 0 | 75 | 129 | 1[3-9]?) exit $code ;; esac
@@ -50,17 +50,17 @@ run_worker() {
 }
 export -f run_worker
 
-# Survivors take up to 90 s to find out who was lost: they are not to be killed before. srun reads SLURM_CPUS_PER_TASK
-# no more since Slurm 22.05.
+# Survivors take up to 90 s to find out who was lost and must not be killed before. Since Slurm 22.05, srun ignores
+# SLURM_CPUS_PER_TASK.
 srun --label --kill-on-bad-exit=0 --distribution=block ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \
     bash -c 'run_worker "$@"' run_worker "$@"
 code=$?
 
 case $code in 129 | 13[1-9] | 1[4-9]?) code=75 ;; esac # 130 is Ctrl-C
-if [ $code -eq 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -ge $MOST_RESTARTS ]; then
-    echo "ended and started again $MOST_RESTARTS times; see above for what ended it" >&2
+if [ $code -eq 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -ge $MAX_RESTARTS ]; then
+    echo "restarted $MAX_RESTARTS times; see above for what ended it" >&2
     code=1
 fi
-# 75 starts the job again where slurm.conf has RequeueExit=75 (scontrol show config); elsewhere switch this on:
+# With RequeueExit=75 in slurm.conf (scontrol show config), 75 restarts the job; otherwise enable this line:
 # [ $code -eq 75 ] && scontrol requeue "$SLURM_JOB_ID"
 exit $code
