@@ -25,7 +25,7 @@ def found():
 
 
 def drift(one, other):
-    """The distance between two trainings' weights, as a share of how long they are."""
+    """The distance between two trainings' weights, relative to their norm."""
     one, other = np.array(one["weights"]), np.array(other["weights"])
     return np.linalg.norm(one - other) / np.linalg.norm(one)
 

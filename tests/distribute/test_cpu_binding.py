@@ -1,4 +1,4 @@
-"""bind_cpus() and threads(): never more CPUs than before, never none; with a fake NVML and with this machine's CPUs."""
+"""bind_cpus() and threads(): never more CPUs than before, never none. With a fake NVML and on this machine."""
 
 import json
 import os
@@ -23,7 +23,7 @@ TWO_HERE = Cluster("arguments", ("here:1", "here:2"), 0)
 
 
 class Cpus:
-    """Stands in for the system's calls: this process's CPUs, and its parent's."""
+    """Stands in for the system calls: this process's CPUs and its parent's."""
 
     def __init__(self, own: Iterable[int]):
         self.own = set(own)
@@ -80,7 +80,7 @@ def test_the_cpus_near_the_gpus(
     assert binding.after == set(after) == cpus.own
 
 
-def test_a_system_that_refuses_leaves_all(nvml: FakeNvml, cpus: Cpus) -> None:
+def test_a_refused_binding_keeps_all_cpus(nvml: FakeNvml, cpus: Cpus) -> None:
     nvml.gpus.append(FakeGpu(cpus={1}))
     cpus.refuses = True
     binding = bind_cpus(gpus())
@@ -89,7 +89,7 @@ def test_a_system_that_refuses_leaves_all(nvml: FakeNvml, cpus: Cpus) -> None:
 
 
 def in_a_thread(function: Callable[[], Any]) -> Any:
-    """Affinity belongs to a thread: what is bound in this one ends with it."""
+    """Affinity belongs to a thread, so a binding made in this one ends with it."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()
@@ -113,7 +113,7 @@ def test_the_system_really_binds(nvml: FakeNvml) -> None:
     [
         (ALONE, 128, 128, None, 128),
         (TWO_HERE, 128, 128, None, 64),
-        (TWO_HERE, 16, 128, None, 16),  # the launcher gave this worker 16 of its own
+        (TWO_HERE, 16, 128, None, 16),  # the launcher gave this worker its own 16
         (TWO_HERE, 5, 5, None, 2),
         (TWO_HERE, 1, 1, None, 1),
         (ALONE, 128, 128, 4.0, 4),
@@ -140,7 +140,7 @@ def test_threads(
 
 @pytest.mark.parametrize(("workers", "near", "intra_op"), [(8, 64, 16), (1, 64, 64), (2, 8, 8)])
 def test_threads_after_binding_to_a_gpu(cpus: Cpus, workers: int, near: int, intra_op: int) -> None:
-    """Eight workers on two sockets: four share the 64 CPUs of one."""
+    """With eight workers on two sockets, four share the 64 CPUs of one."""
     cluster = Cluster("arguments", tuple(f"here:{port + 1}" for port in range(workers)), 0)
     binding = CpuBinding(frozenset(range(128)), frozenset(range(near)), "those near the GPUs")
     cpus.own = set(binding.after)
@@ -157,7 +157,7 @@ def test_a_parent_that_has_ended_counts_as_shared(cpus: Cpus, monkeypatch: pytes
     assert threads(TWO_HERE).intra_op == 2
 
 
-def test_what_they_say(cpus: Cpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_str_and_to_dict(cpus: Cpus, monkeypatch: pytest.MonkeyPatch) -> None:
     set_quota(monkeypatch, 12.5)
     found = threads(TWO_HERE)
     assert str(found) == (

@@ -1,4 +1,4 @@
-"""Real trainings in several processes, with faults in them: each ends, and says through whom."""
+"""Real trainings in several processes with faults injected: each ends and names the lost worker."""
 
 import contextlib
 import json
@@ -17,14 +17,14 @@ from tfopt import distribute
 from tfopt.errors import ClusterError
 
 TRAINING = ROOT / "tests" / "support" / "distributed_endless.py"
-DEADLINE = 180  # seconds, only to keep a test that fails from hanging: TensorFlow takes long to load
+DEADLINE = 180  # seconds; only keeps a failing test from hanging, since TensorFlow loads slowly
 
 
 class Trainings(Workers):
     """Starts workers that train."""
 
     def start(self, addresses, index, *options, **seconds):
-        """Starts one; `seconds` change the watchdog's intervals: STOPPED=1."""
+        """Starts one. `seconds` change the watchdog's intervals: STOPPED=1."""
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in seconds.items()}
         environ = {**os.environ, **times, self._mark: "1", "PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(config)}
@@ -33,7 +33,7 @@ class Trainings(Workers):
             self.processes[index] = subprocess.Popen(command, env=environ, stdout=out, stderr=err)
 
     def start_both(self, *options, **seconds):
-        """Starts two and waits until both are in the middle of fit. Returns their addresses."""
+        """Starts two, waits until both are in the middle of fit, and returns their addresses."""
         addresses = free_addresses(2)
         for index in range(2):
             self.start(addresses, index, *options, **seconds)
@@ -42,7 +42,7 @@ class Trainings(Workers):
         return addresses
 
     def until(self, reached, index):
-        """Waits for something that one of them does."""
+        """Waits for something one of them does."""
         due = time.monotonic() + DEADLINE
         while not reached():
             ended = self.processes[index].poll()
@@ -51,12 +51,16 @@ class Trainings(Workers):
             time.sleep(0.05)
 
     def watchdog(self, index):
-        """One's watchdog, once there is one."""
+        """A worker's watchdog, once it runs."""
         for child in psutil.Process(self.processes[index].pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if "tfopt-watchdog" in " ".join(child.cmdline()):
                     return child
         return None
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -69,9 +73,9 @@ def trainings():
     ("number", "lost", "code", "why"),
     [
         (signal.SIGKILL, 1, -signal.SIGKILL, "ended without a goodbye"),
-        (signal.SIGKILL, 0, -signal.SIGKILL, "ended without a goodbye"),
-        (signal.SIGTERM, 1, -signal.SIGTERM, "ended without a goodbye"),
-        (signal.SIGSTOP, 1, -signal.SIGKILL, "has been stopped (SIGSTOP)"),
+        slow(signal.SIGKILL, 0, -signal.SIGKILL, "ended without a goodbye"),
+        slow(signal.SIGTERM, 1, -signal.SIGTERM, "ended without a goodbye"),
+        slow(signal.SIGSTOP, 1, -signal.SIGKILL, "has been stopped (SIGSTOP)"),
     ],
 )
 def test_a_lost_worker_ends_the_other_with_75_and_is_named(trainings, number, lost, code, why):
@@ -84,10 +88,11 @@ def test_a_lost_worker_ends_the_other_with_75_and_is_named(trainings, number, lo
     assert why in ended[1 - lost].stderr
 
 
+@pytest.mark.slow
 def test_tensorflows_own_error_waits_until_it_is_known_who_was_lost(trainings):
     addresses = trainings.start_both(SILENT=60)
     watchdog = trainings.watchdog(1)
-    watchdog.suspend()  # the watchdogs are late, and TensorFlow is the first to know
+    watchdog.suspend()  # so that TensorFlow knows before the watchdogs
     try:
         trainings.processes[1].kill()
         trainings.until(lambda: "errors_impl." in trainings.said(0, "stderr"), 0)
@@ -98,6 +103,7 @@ def test_tensorflows_own_error_waits_until_it_is_known_who_was_lost(trainings):
     assert f"Expected worker 1 ({addresses[1]})" in survivor.stderr.rpartition("errors_impl.")[2]
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_starts_is_named(trainings):
     addresses = free_addresses(2)
     trainings.start(addresses, 0, "--start-seconds", "3")
@@ -107,6 +113,7 @@ def test_a_worker_that_never_starts_is_named(trainings):
     assert end.stdout == "waiting\n"
 
 
+@pytest.mark.slow
 def test_waiting_for_others_can_be_ended(trainings):
     addresses = free_addresses(3)
     signals = [signal.SIGTERM, signal.SIGINT]
@@ -118,6 +125,7 @@ def test_waiting_for_others_can_be_ended(trainings):
     assert [end.code for end in trainings.wait().values()] == [-number for number in signals]
 
 
+@pytest.mark.slow
 def test_sigterm_reaches_the_script_which_ends_well(trainings):
     trainings.start_both("--handle-sigterm")
     for process in trainings.processes.values():
@@ -129,7 +137,7 @@ def test_sigterm_reaches_the_script_which_ends_well(trainings):
 
 
 class Launched:
-    """The script under the launcher."""
+    """The script, run by the launcher."""
 
     def __init__(self, *options):
         environ = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -137,7 +145,7 @@ class Launched:
         self.process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def end(self):
-        """Waits for its end; returns its exit code and what it has written."""
+        """Waits for its end and returns its exit code and output."""
         try:
             out, err = self.process.communicate(timeout=DEADLINE)
         finally:
@@ -145,6 +153,7 @@ class Launched:
         return self.process.returncode, out, err
 
 
+@pytest.mark.slow
 class TestUnderTheLauncher:
     def test_two_jobs_at_once(self):
         jobs = [Launched("--steps", "30") for _ in range(2)]
@@ -166,7 +175,7 @@ class TestUnderTheLauncher:
 
 
 class TestBeforeTensorFlowStarts:
-    """What is wrong with this worker's own place is an error at once."""
+    """Mistakes in this worker's own place fail at once."""
 
     def assert_error(self, monkeypatch, config, pattern):
         monkeypatch.setenv("TF_CONFIG", config)

@@ -1,4 +1,4 @@
-"""Looking names up: all at once, again until the deadline, and never longer."""
+"""look_up(): all names at once, retried until the deadline and never beyond it."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from tfopt.distribute.preflight import look_up
 
 
 class Dns:
-    """Stands in for `socket.getaddrinfo`: names that answer, come late, fail, hang."""
+    """Stands in for `socket.getaddrinfo`: names that answer, appear late, fail or hang."""
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
@@ -41,7 +41,7 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dns]:
     fake.released.set()
 
 
-def test_the_addresses_are_those_that_bind_takes(dns: Dns) -> None:
+def test_addresses_are_in_the_form_that_bind_takes(dns: Dns) -> None:
     answers = look_up(["a", "b", "a"], deadline_seconds=30)
     known = [(socket.AF_INET, ("192.0.2.1", 0))]
     assert answers.found == {"a": known, "b": known}
@@ -65,10 +65,10 @@ def test_an_unknown_name_has_its_reason(dns: Dns) -> None:
     assert dns.asked["unknown"] > 1
 
 
-def test_a_lookup_that_hangs_holds_nobody_up(dns: Dns) -> None:
+def test_a_hanging_lookup_does_not_delay_the_others(dns: Dns) -> None:
     began = time.monotonic()
     answers = look_up(["hangs1", "a", "hangs2"], deadline_seconds=0.5)
-    assert time.monotonic() - began < 20  # far below the 30 s that it hangs
+    assert time.monotonic() - began < 20  # far below the 30 s of the hang
     assert list(answers.found) == ["a"]
     assert answers.failed == {}
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "tfopt-names")

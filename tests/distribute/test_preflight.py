@@ -1,4 +1,4 @@
-"""check_host(): names, the own address, the port; with real sockets."""
+"""check_host(): names, this worker's address and its port. With real sockets."""
 
 import socket
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tfopt.errors import ClusterError
 
 @pytest.fixture
 def port() -> int:
-    """A port that nobody holds."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -36,7 +36,7 @@ def only(address: str) -> Cluster:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.9"])
 def test_a_sound_host(host: str, port: int) -> None:
     check_host(only(f"{host}:{port}"))
-    check_host(only(f"{host}:{port}"))  # the check itself keeps nothing
+    check_host(only(f"{host}:{port}"))  # the check itself holds nothing
 
 
 def test_a_sound_host_with_ipv6(port: int) -> None:
@@ -85,7 +85,7 @@ def test_another_machines_address(port: int) -> None:
     check_host(Cluster("arguments", cluster.workers, 0))
 
 
-def test_the_machines_own_name_is_its_own_wherever_it_leads(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+def test_the_machines_own_name_is_accepted_whatever_its_address(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "Here")
     elsewhere: Any = [(socket.AF_INET, ("192.0.2.1", 0))]
     monkeypatch.setattr(preflight, "look_up", lambda hosts, deadline_seconds: preflight.Answers({"here": elsewhere}))
@@ -115,11 +115,11 @@ def test_the_holder_of_the_port_is_named(listener: socket.socket, monkeypatch: p
 
 
 def test_connections_of_a_server_that_has_ended_do_not_hold_the_port(listener: socket.socket) -> None:
-    """A port whose old connections still wait is free for TensorFlow too."""
+    """A port with old connections in TIME_WAIT is free for TensorFlow too."""
     port = listener.getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)) as client:
         served, _ = listener.accept()
-        served.close()  # the side that closes first waits
+        served.close()  # the side that closes first enters TIME_WAIT
         assert client.recv(1) == b""
     listener.close()
     check_host(only(f"127.0.0.1:{port}"))

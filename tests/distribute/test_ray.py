@@ -1,4 +1,4 @@
-"""A real Ray on this machine runs the template with two workers, and one of them is killed on the way."""
+"""A real Ray on this machine runs the template with two workers, one of which is killed during training."""
 
 import importlib.util
 import inspect
@@ -18,9 +18,9 @@ from tfopt.distribute.watchdog.watch import Watch
 from tfopt.errors import UnsupportedError
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 400  # seconds, only to keep a test that fails from hanging
+DEADLINE = 400  # seconds; only keeps a failing test from hanging
 
-# The template as it stands, but that each worker tells when it starts, and the second one is killed in epoch 2.
+# The template, except that each worker reports its start and the second is killed in epoch 2.
 SCRIPT = """
 import json, os, signal, sys
 from pathlib import Path
@@ -72,7 +72,7 @@ compared = {"trained": state(trained), "alone": state(alone), "loss": history["l
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder that the run has left, and what it has printed."""
+    """The folder that the run left, and what it printed."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs Ray: pip install 'ray[train]'")
     folder = tmp_path_factory.mktemp("ray")
@@ -101,12 +101,13 @@ def read(folder, name):
     return json.loads((folder / name).read_text())
 
 
+@pytest.mark.slow
 class TestTheTemplate:
-    def test_goes_on_from_the_checkpoint_after_a_worker_was_killed(self, run):
+    def test_resumes_from_the_checkpoint_after_a_worker_was_killed(self, run):
         workers = [read(run[0], f"worker{rank}.json") for rank in range(2)]
         assert [worker["rank"] for worker in workers] == [0, 1]
         assert workers[0]["resumed"] == workers[1]["resumed"]
-        assert workers[0]["resumed"] in (1, 2)  # Ray may not have heard of the checkpoint at whose end it happened
+        assert workers[0]["resumed"] in (1, 2)  # Ray may have missed the checkpoint after which the worker was killed
         assert all(len(worker["reported"]) == 5 - worker["resumed"] for worker in workers)
 
     def test_trains_what_one_process_trains(self, run):
@@ -133,7 +134,7 @@ def flat(values):
 
 
 class TestTheEndOfAWorker:
-    """Ray kills its workers when all have ended: without a goodbye the last ones would report a loss."""
+    """Ray kills its workers when all have ended; without a goodbye, the last ones would report a loss."""
 
     @pytest.fixture
     def byes(self, monkeypatch):
@@ -148,7 +149,7 @@ class TestTheEndOfAWorker:
             return config
 
         run = _in_worker(train)
-        assert list(inspect.signature(run).parameters) == ["config"]  # Ray looks whether there is one
+        assert list(inspect.signature(run).parameters) == ["config"]  # Ray inspects it
         assert (run({"epochs": 5}), byes) == ({"epochs": 5}, ["bye"])
 
     def test_is_left_to_ray_if_it_failed(self, byes):

@@ -1,4 +1,4 @@
-"""On two replicas and in two processes the same comes out as on one device."""
+"""Two replicas and two processes compute what one device does: few cases by default, all of them in the slow tests."""
 
 import json
 import os
@@ -8,23 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed_cases import OF_WORKERS, SAME
+from distributed_cases import FEW, OF_WORKERS, SAME
 
 SUPPORT = Path(__file__).parents[1] / "support"
 TRAINING = SUPPORT / "distributed_training.py"
-# Of weights; the scale of the last update for Adam.
+# For weights.
 LIMITS = {"float64": 1e-9, "float32": 1e-6, "mixed_float16": 1e-2}
 REPLICAS = ["two replicas", "worker 0", "worker 1"]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What came out of every case, by where it was trained."""
-    folder = tmp_path_factory.mktemp("trained")
+def found(request, tmp_path_factory):
+    """The outcomes of few or all cases, by where they were trained."""
+    folder, which = tmp_path_factory.mktemp("trained"), request.param
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
     environ.pop("TF_CONFIG", None)
-    here = [sys.executable, TRAINING, folder, "here"]
-    workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "workers"]
+    here = [sys.executable, TRAINING, folder, "here", which]
+    workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "workers", which]
     started = [
         subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for command in (here, workers)
@@ -35,11 +35,15 @@ def found(tmp_path_factory):
     here, *workers = (
         json.loads((folder / name).read_text()) for name in ("here0.json", "workers0.json", "workers1.json")
     )
-    return {
+    same = {
         "one device": here["one"],
         "two replicas": here["repaired"],
         "worker 0": workers[0]["repaired"],
         "worker 1": workers[1]["repaired"],
+    }
+    if which == "few":
+        return same
+    return same | {
         "by hand": [trained["by hand"] for trained in (here, *workers)],
         "one by hand": here["one by hand"],
         "refused": here["refused"],
@@ -54,14 +58,22 @@ def distance(one, other):
     return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(one, other, strict=True))
 
 
+ALL = pytest.param("all", marks=pytest.mark.slow)
+all_cases = pytest.mark.parametrize("found", [ALL], indirect=True, scope="module")
+few_and_all_cases = pytest.mark.parametrize("found", ["few", ALL], indirect=True, scope="module")
+
+
 @pytest.mark.parametrize(
-    ("name", "where"),
-    [
-        (name, where)
+    ("found", "name", "where"),
+    [("few", name, where) for where in REPLICAS for name in FEW]
+    + [
+        pytest.param("all", name, where, marks=pytest.mark.slow)
         for where in REPLICAS
         for name, case in SAME.items()
         if case.same and (name in OF_WORKERS or where == "two replicas")
     ],
+    indirect=["found"],
+    scope="module",
 )
 def test_weights_history_and_counters_are_those_of_one_device(found, name, where):
     one, several = found["one device"][name], found[where][name]
@@ -80,6 +92,7 @@ def test_weights_history_and_counters_are_those_of_one_device(found, name, where
         np.testing.assert_allclose(several["predicted"], one["predicted"], atol=limit)
 
 
+@few_and_all_cases
 @pytest.mark.parametrize("where", REPLICAS)
 def test_it_trained_at_all(found, where):
     for name, outcome in found[where].items():
@@ -88,12 +101,14 @@ def test_it_trained_at_all(found, where):
             assert outcome["history"]["mae"][-1] < outcome["history"]["mae"][0], name
 
 
+@few_and_all_cases
 @pytest.mark.parametrize("where", REPLICAS)
 def test_an_overflow_in_either_replica_skips_the_step_for_all(found, where):
     for name in {"overflow in the first", "overflow in the second"} & set(found[where]):
         assert (found[where][name]["iterations"], found[where][name]["scale"]) == (6, 2.0**13)
 
 
+@all_cases
 def test_a_replica_without_examples_leaves_no_trace_in_batch_norm(found):
     for where in REPLICAS:
         weights = found[where]["batch norm, one example left"]["weights"]
@@ -102,6 +117,7 @@ def test_a_replica_without_examples_leaves_no_trace_in_batch_norm(found):
     assert not all(np.isfinite(weight).all() for weight in stock)
 
 
+@all_cases
 @pytest.mark.parametrize(
     "name", ["one example left", "global_clipnorm", "mask, uneven tail", "mean with sample weight"]
 )
@@ -109,6 +125,7 @@ def test_stock_keras_computes_something_else(found, name):
     assert distance(found["one device"][name]["weights"], found["stock"][name]["weights"]) > 1e-4
 
 
+@all_cases
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -122,30 +139,36 @@ def test_stock_keras_ends_with_an_error(found, name, says):
     assert says in found["stock"][name]["error"]
 
 
+@all_cases
 def test_stock_keras_cannot_fit_in_several_processes(found):
     assert "unsupported type" in found["stock workers"]["global_clipnorm"]["error"]
 
 
+@all_cases
 def test_jit_is_refused_where_replicas_need_each_other(found):
     for name in ("jit, synchronised batch norm", "jit, mask"):
         error = found["refused"][name]["error"]
         assert error.startswith("UnsupportedError: Expected a forward and backward pass that needs no other")
 
 
+@all_cases
 def test_a_loss_that_is_one_number_for_the_batch_is_refused(found):
     error = found["refused"]["one number for the batch"]["error"]
     assert error.startswith("UnsupportedError: Expected a loss for each example")
 
 
-def test_weights_that_averages_overwrite_meanwhile_are_refused(found):
+@all_cases
+def test_weights_overwritten_by_averages_are_refused(found):
     assert "ema_overwrite_frequency=3" in found["refused"]["overwritten by averages"]["error"]
 
 
-def test_a_loop_of_ones_own_trains_as_on_one_device(found):
+@all_cases
+def test_a_custom_loop_trains_as_on_one_device(found):
     for weights in found["by hand"]:
         assert distance(found["one by hand"], weights) < 1e-6
 
 
+@all_cases
 def test_stock_keras_overlooks_an_overflow(found):
     weights = found["stock"]["overflow in the second"]["weights"]
     assert not all(np.isfinite(weight).all() for weight in weights)

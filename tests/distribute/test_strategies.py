@@ -71,7 +71,7 @@ def test_a_keras_distribution_is_refused():
     assert distribute.strategy("auto")
 
 
-def test_what_is_insisted_on_has_to_be_there():
+def test_a_kind_that_is_insisted_on_must_be_available():
     with pytest.raises(ClusterError, match=r"several GPUs\. Found 1 device"):
         distribute.strategy("mirrored")
     with pytest.raises(ClusterError, match=r"several workers\. Found one process\. Start .*launch -n 2"):
@@ -99,7 +99,7 @@ def test_several_gpus_are_mirrored(monkeypatch):
 
 @pytest.fixture
 def too_late(monkeypatch):
-    """The first of two workers, in which TensorFlow has started already."""
+    """The first of two workers, where TensorFlow has already started."""
     tf.zeros(1)
     config = {"cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
@@ -108,7 +108,7 @@ def too_late(monkeypatch):
 
 
 @pytest.mark.usefixtures("too_late")
-def test_too_late_for_a_cluster_is_said_before_the_others_are_met():
+def test_starting_too_late_fails_before_the_other_workers_proceed():
     with pytest.raises(ClusterError, match=r"Found: [^.]+\. What to do: .* before anything else of TensorFlow"):
         distribute.strategy("auto")
 
@@ -128,7 +128,7 @@ CLUSTER = Cluster("arguments", ("127.0.0.1:2222", "127.0.0.1:2223"), 0)
 
 
 class TestWhatToStartAgain:
-    """75 makes a scheduler start the job again, for ever if nothing else changes."""
+    """75 makes a scheduler restart the job, for ever if nothing else changes."""
 
     @pytest.fixture(autouse=True)
     def _in_a_cluster(self, monkeypatch):

@@ -1,4 +1,4 @@
-"""The templates: printed by the command; the Kubernetes one read back as Kubernetes' own client understands it."""
+"""The templates as the command prints them; the Kubernetes one parsed by Kubernetes' own client."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ class TestTheCommand:
 
 @pytest.fixture(scope="module")
 def manifest():
-    """The documents of the Kubernetes template, as YAML has them and as Kubernetes' models do."""
+    """The Kubernetes template's documents, as plain YAML and as Kubernetes' models."""
     reason = "needs Kubernetes' Python client: pip install kubernetes pyyaml"
     yaml, client = pytest.importorskip("yaml", reason=reason), pytest.importorskip("kubernetes.client", reason=reason)
     documents = list(yaml.safe_load_all(template("kubernetes")))
@@ -115,7 +115,7 @@ class TestTheManifest:
         assert self.action(job, exit_code) == action
 
     def action(self, job, exit_code):
-        """What Kubernetes does after a pod ended so: the action of the first rule that fits; None: it counts."""
+        """What Kubernetes does after this exit code: the first matching rule's action. None: it counts."""
         (container,) = job.spec.template.spec.containers
         for rule in job.spec.pod_failure_policy.rules:
             codes = rule.on_exit_codes

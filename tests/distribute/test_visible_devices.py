@@ -1,4 +1,4 @@
-"""visible_devices(): never more than the launcher left, divided by local rank; with a fake NVML."""
+"""visible_devices(): never more than the launcher left, divided by local rank. With a fake NVML."""
 
 import json
 
@@ -17,13 +17,13 @@ ALONE = Cluster(ONE_PROCESS)
 
 
 def on_a_host(workers: int) -> list[Cluster]:
-    """The clusters of all workers of a host, by local rank; each has a peer elsewhere with lower rank."""
+    """The clusters of a host's workers, by local rank; each has a peer of lower rank elsewhere."""
     addresses = tuple(a for port in range(1, workers + 1) for a in (f"elsewhere:{port}", f"here:{port}"))
     return [Cluster("arguments", addresses, 2 * rank + 1) for rank in range(workers)]
 
 
 def values(visible: str | None, workers: int) -> list[str | None]:
-    """The variable of each worker of a host on which all have this one."""
+    """Each worker's variable on a host where all start with this one."""
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     return [visible_devices(environ, cluster).value for cluster in on_a_host(workers)]
 
@@ -48,11 +48,11 @@ def test_a_value_is_divided_in_blocks(visible: str, workers: int, expected: list
 
 
 @pytest.mark.parametrize(("visible", "workers"), [("5", 2), ("0,1", 3), ("GPU-a", 8), ("MIG-a", 2), ("MIG-a,MIG-b", 3)])
-def test_a_set_of_its_own_is_left_as_it_is(visible: str, workers: int) -> None:
+def test_a_workers_own_gpus_are_left_alone(visible: str, workers: int) -> None:
     assert values(visible, workers) == [visible] * workers
 
 
-def test_what_the_launcher_gave_each_is_left_as_it_is() -> None:
+def test_what_the_launcher_assigned_is_left_alone() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "0,1", "TFOPT_GPUS_ASSIGNED": "1"}
     assert {str(visible_devices(environ, cluster)) for cluster in on_a_host(2)} == {
         "CUDA_VISIBLE_DEVICES=0,1: this worker's own, says TFOPT_GPUS_ASSIGNED"
@@ -82,7 +82,7 @@ def test_an_unset_variable_stays_unset_for_one_worker_on_its_host(nvml: FakeNvml
     nvml.gpus += [FakeGpu("GPU-a", bus=1), FakeGpu("GPU-b", bus=2)]
     assert values(None, 1) == [None]
     assert visible_devices({}, ALONE).value is None
-    assert nvml.calls.total() == 0  # and the driver is not asked
+    assert nvml.calls.total() == 0  # the driver is not even asked
 
 
 def test_an_unset_variable_is_filled_for_several(nvml: FakeNvml) -> None:

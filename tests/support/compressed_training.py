@@ -1,4 +1,4 @@
-"""Trains on two logical devices with gradients summed in 32 and in 16 bits, and prints what came out."""
+"""Trains on two logical devices with gradients summed in 32 and in 16 bits, and prints the outcomes."""
 
 import json
 import warnings

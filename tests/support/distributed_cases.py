@@ -1,4 +1,4 @@
-"""Small trainings that have to come out the same on one device, on two replicas and in two processes."""
+"""Small trainings whose results must agree on one device, on two replicas and in two processes."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ EXAMPLES = 64
 
 
 class Case:
-    """A training: how its model is made and compiled, and what it is trained on."""
+    """A training: how its model is made and compiled, and its data."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Case:
 
 
 class OwnStep(keras.Sequential):
-    """A training step as many write it."""
+    """A custom training step."""
 
     def train_step(self, data):
         x, y = data
@@ -98,7 +98,7 @@ def _schedule():
 
 
 def _weights(random, examples):
-    return random.random(examples) * np.where(np.arange(examples) % 16 < 8, 1.0, 5.0)  # unlike in the two halves
+    return random.random(examples) * np.where(np.arange(examples) % 16 < 8, 1.0, 5.0)  # different in the two halves
 
 
 def _sync(policy):
@@ -155,7 +155,7 @@ SAME = {
         lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01)), dtype="mixed_float16", overflow_in=1
     ),
 }
-# In several processes: not all again, but each repair and each precision.
+# For several processes, which need not repeat all: each repair and each precision.
 OF_WORKERS = [
     "one example left",
     "global_clipnorm",
@@ -172,6 +172,9 @@ OF_WORKERS = [
     "overflow in the second",
 ]
 
+# For the quick run: evaluation and prediction, most repairs, and float16.
+FEW = ["one example left", "accumulation, adam, clipping, leftovers", "overflow in the second"]
+
 REFUSED = {
     "jit, synchronised batch norm": Case(layers=(_sync,), jit_compile=True, epochs=1),
     "jit, mask": Embedded(jit_compile=True, epochs=1),
@@ -181,7 +184,7 @@ REFUSED = {
     ),
 }
 
-# Those that show what is wrong in Keras as it is.
+# Those that show what is wrong in plain Keras.
 STOCK = {
     "here": [
         "one example left",
@@ -200,7 +203,7 @@ STOCK = {
 
 
 def trained_by_hand(strategy):
-    """The weights after a training loop of one's own, with Keras' optimizer."""
+    """The weights after a custom training loop with Keras' optimizer."""
     keras.utils.set_random_seed(5)
     with strategy.scope():
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, dtype="float32")])

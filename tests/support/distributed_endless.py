@@ -1,4 +1,4 @@
-"""Trains a tiny model as one worker, until something ends it: python distributed_endless.py [options]"""
+"""Trains a tiny model as one worker until something ends it: python distributed_endless.py [options]"""
 
 import argparse
 import signal
@@ -15,7 +15,7 @@ signals = []
 
 
 def note(number, frame):
-    """Is in place before the strategy, as a trainer's own handler would be."""
+    """Installed before the strategy, as a user's own handler would be."""
     signals.append(number)
     print("terminating", flush=True)
 
@@ -30,7 +30,7 @@ import tensorflow as tf  # noqa: E402
 
 
 class Follow(keras.callbacks.Callback):
-    """Says how far it is, and ends as the options say."""
+    """Prints its progress and ends as the options say."""
 
     def on_train_batch_end(self, step, logs=None):
         if step % 10 == 0:
@@ -40,7 +40,7 @@ class Follow(keras.callbacks.Callback):
             raise ValueError("no such label")
 
     def any_worker_is_to_end(self):
-        """All ask at the same step: one that ended a step earlier would leave the others waiting for it."""
+        """All workers ask at the same step: one that ended a step earlier would leave the others waiting."""
         own = strategy.experimental_distribute_values_from_function(lambda context: tf.constant(float(len(signals))))
         return bool(strategy.reduce("sum", own, axis=None) > 0)
 

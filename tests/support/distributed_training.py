@@ -1,7 +1,7 @@
-"""Trains the cases and writes what came out: python distributed_training.py FOLDER here|workers
+"""Trains the cases and writes their outcomes: python distributed_training.py FOLDER here|workers few|all
 
-"here" trains on one device and on two logical ones; "workers", in the processes of a cluster. Both also train a few on
-Keras as it is.
+"here" trains on one device and on two logical ones; "workers", in the processes of a cluster. With "all", both also
+train on plain Keras and by hand.
 """
 
 import json
@@ -15,8 +15,8 @@ from tfopt import distribute, repairs
 
 
 def outcomes(names, strategy):
-    """What came out of each case, or its error."""
-    from distributed_cases import trained  # after the strategy: Keras may run something of TensorFlow
+    """Each case's outcome, or its error."""
+    from distributed_cases import trained  # after the strategy, since Keras may run something of TensorFlow
 
     found = {}
     for name in names:
@@ -29,20 +29,25 @@ def outcomes(names, strategy):
 
 def main():
     """Trains all of it."""
-    folder, where = Path(sys.argv[1]), sys.argv[2]
+    folder, where, is_all = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "all"
     if where == "here":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = distribute.strategy("auto")
-    from distributed_cases import OF_WORKERS, REFUSED, SAME, STOCK, trained_by_hand
+    from distributed_cases import FEW, OF_WORKERS, REFUSED, SAME, STOCK, trained_by_hand
 
-    repairs.remove()
-    found = {"stock": outcomes(STOCK[where], strategy)}
+    found = {}
+    if is_all:
+        repairs.remove()
+        found["stock"] = outcomes(STOCK[where], strategy)
     repairs.install(*repairs.REPLICAS)
-    found["repaired"] = outcomes(SAME if where == "here" else OF_WORKERS, strategy)
-    found["by hand"] = trained_by_hand(strategy)
+    names = (SAME if where == "here" else OF_WORKERS) if is_all else FEW
+    found["repaired"] = outcomes(names, strategy)
     if where == "here":
-        found["one"] = outcomes(SAME, tf.distribute.get_strategy())
+        found["one"] = outcomes(names, tf.distribute.get_strategy())
+    if is_all:
+        found["by hand"] = trained_by_hand(strategy)
+    if where == "here" and is_all:
         found["refused"] = outcomes(REFUSED, strategy)
         found["one by hand"] = trained_by_hand(tf.distribute.get_strategy())
     (folder / f"{where}{distribute.resolve().index}.json").write_text(json.dumps(found))

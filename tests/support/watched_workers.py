@@ -1,4 +1,4 @@
-"""Real training processes with real watchdogs, of which each does as it is told. They do not load TensorFlow."""
+"""Real training processes with real watchdogs, which run what a test gives them. They do not load TensorFlow."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 60  # seconds, only to keep a test that fails from hanging
+DEADLINE = 60  # seconds; only keeps a failing test from hanging
 
 _WORKER = """
 import ctypes, json, os, signal, sys, time, types
@@ -23,11 +23,11 @@ watch = Watch.start(types.SimpleNamespace(workers=tuple(workers), index=index), 
 print("seed", watch.seed, flush=True)
 exec(sys.argv[2])
 """
-_QUICK = {"BEAT": 0.2, "STOPPED": 1, "LEAVE": 1, "KILL": 10}  # 10 s: a busy machine ends a process slowly
+_QUICK = {"BEAT": 0.2, "STOPPED": 1, "LEAVE": 1, "KILL": 10}  # 10 s: processes end slowly on a busy machine
 
 
 def free_addresses(count):
-    """Addresses on this machine that nobody uses."""
+    """Unused addresses on this machine."""
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [f"127.0.0.1:{port.getsockname()[1]}" for port in ports]
@@ -44,7 +44,7 @@ class Ended:
 
 
 class Workers:
-    """Starts workers, and cleans up after them. Used as a context manager, it fails if one leaves a process behind."""
+    """Starts workers and cleans up. As a context manager, it fails if one leaves a process behind."""
 
     def __init__(self):
         self._mark = f"TFOPT_TEST_{uuid.uuid4().hex}"
@@ -52,10 +52,10 @@ class Workers:
         self.processes = {}
 
     def start(self, addresses, index, action="", *, deadline=30, **seconds):
-        """Starts one; `action` is what it does after the start. `seconds` change the intervals: DEAF=2."""
+        """Starts one, which runs `action` after the start. `seconds` change the intervals: DEAF=2."""
         times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in (_QUICK | seconds).items()}
         environ = os.environ | times | {self._mark: "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
-        # Files, unlike pipes, are never full and hold no one up.
+        # Files, unlike pipes, never fill up and block nobody.
         with self._file(index, "stdout").open("wb") as out, self._file(index, "stderr").open("wb") as err:
             self.processes[index] = subprocess.Popen(
                 [sys.executable, "-c", _WORKER, json.dumps([addresses, index, deadline]), action],
@@ -66,14 +66,14 @@ class Workers:
         return self.processes[index]
 
     def said(self, index, name="stdout"):
-        """What one has written so far."""
+        """A worker's output so far."""
         return self._file(index, name).read_text()
 
     def _file(self, index, name):
         return Path(self._folder.name, f"{index}.{name}")
 
     def run(self, *actions, absent=(), **options):
-        """Starts one worker for each action and returns how they ended."""
+        """Starts one worker per action and returns how they ended."""
         addresses = free_addresses(len(actions))
         for index, action in enumerate(actions):
             if index not in absent:
@@ -90,7 +90,7 @@ class Workers:
         return ended
 
     def left(self):
-        """The processes that descend from the workers and are still there."""
+        """The workers' descendants that are still running."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

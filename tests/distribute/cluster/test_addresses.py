@@ -1,4 +1,4 @@
-"""Addresses: what is one, what is not and why, and which of them are the same machine."""
+"""Addresses: valid and malformed ones, and which belong to the same machine."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
         (["a:1"], "it is not a string"),
     ],
 )
-def test_what_is_none_is_refused_with_the_fault(text: object, fault: str) -> None:
+def test_a_malformed_address_is_refused_with_the_fault(text: object, fault: str) -> None:
     with pytest.raises(ClusterError, match=rf"^Expected the address of worker 7 as .* Found: .*{fault}. What to do: "):
         parse_address(text, whose="worker 7")
 

@@ -1,4 +1,4 @@
-"""expand_hosts(): every form of Slurm's lists of hosts; where Slurm is installed, compared with its own answer."""
+"""expand_hosts(): every form of Slurm's host lists, compared with Slurm's own answer if it is installed."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ needs_slurm = pytest.mark.skipif(not shutil.which("scontrol"), reason="needs sco
         ("n[999999999999999999]", "n999999999999999999"),
     ],
 )
-def test_the_forms_that_are_right(text: str, hosts: str) -> None:
+def test_valid_lists(text: str, hosts: str) -> None:
     assert expand_hosts(text) == tuple(hosts.split())
 
 
@@ -70,7 +70,7 @@ def test_the_forms_that_are_right(text: str, hosts: str) -> None:
         ("n" * 253 + "[1-2]", "one of its names is longer than 253 characters"),
     ],
 )
-def test_the_forms_that_are_wrong(text: str, fault: str) -> None:
+def test_malformed_lists(text: str, fault: str) -> None:
     with pytest.raises(ClusterError) as caught:
         expand_hosts(text)
     said = str(caught.value)
@@ -97,7 +97,7 @@ numbers = st.integers(0, 120).flatmap(lambda n: st.sampled_from([f"{n}", f"{n:02
 ranges = st.tuples(numbers, st.integers(0, 12)).map(lambda r: f"{r[0]}-{int(r[0]) + r[1]}")
 groups = st.lists(numbers | ranges, min_size=1, max_size=3).map(lambda parts: f"[{','.join(parts)}]")
 words = st.text(alphabet="abr-0", max_size=3)
-# Without a suffix, which Slurm 22.05 refuses.
+# Without text after the brackets, which Slurm 22.05 refuses.
 entries = st.tuples(st.sampled_from(["n", "node-", "r0"]), st.lists(st.tuples(words, groups), max_size=3)).map(
     lambda entry: entry[0] + "".join(word + group for word, group in entry[1])
 )
@@ -108,7 +108,7 @@ hostlists = st.lists(entries, min_size=1, max_size=3).map(",".join)
 @settings(max_examples=300, deadline=None)
 @given(hostlists)
 def test_slurm_expands_it_to_the_same(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    configuration = tmp_path_factory.getbasetemp() / "slurm.conf"  # scontrol will not run without one
+    configuration = tmp_path_factory.getbasetemp() / "slurm.conf"  # scontrol does not run without one
     configuration.write_text("ClusterName=none\nSlurmctldHost=localhost\n")
     command = ["scontrol", "show", "hostnames", text]
     environ = os.environ | {"SLURM_CONF": str(configuration)}

@@ -1,4 +1,4 @@
-"""Pods of Kubernetes: environments as the schedulers leave them, and those that are wrong."""
+"""Kubernetes pods: environments as the schedulers leave them, and wrong ones."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_a_name_is_found_whole_and_not_by_its_beginning():
         ({"TFOPT_WORKERS": "train-[0-999999999].train:2222"}, "Expected TFOPT_WORKERS to list the pods' addresses"),
     ],
 )
-def test_what_is_there_and_wrong(changed, said):
+def test_wrong_variables(changed, said):
     with pytest.raises(ClusterError, match=said) as caught:
         resolve(JOB | changed)
     text = str(caught.value)

@@ -1,4 +1,4 @@
-"""Cluster: rank, place on the host, and the descriptions that it refuses."""
+"""Cluster: rank, place on the host, and the descriptions it refuses."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_tf_config() -> None:
     }
 
 
-def test_what_it_says() -> None:
+def test_str_and_explain() -> None:
     cluster = Cluster("TF_CONFIG", FOUR, 2, ("arguments: none", "TF_CONFIG: taken"))
     assert cluster.explain().splitlines() == [
         "worker 2 (A:2) of 4 workers, from TF_CONFIG",
@@ -70,7 +70,7 @@ def test_to_dict_is_json() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 4, True, 1.0, "1", None, 10**400, float("nan")])
-def test_an_index_that_is_none_is_refused(index: object) -> None:
+def test_an_invalid_index_is_refused(index: object) -> None:
     with pytest.raises(ClusterError, match=r"Expected the index .* from 0 to 3\. Found: .* What to do: "):
         Cluster("arguments", FOUR, index)  # type: ignore[arg-type]
 
@@ -83,7 +83,7 @@ def test_an_index_that_is_none_is_refused(index: object) -> None:
         (("[::0]:1", "[0::]:1"), "0 and 1"),
     ],
 )
-def test_an_address_that_is_there_twice_is_refused(workers: tuple[str, ...], ranks: str) -> None:
+def test_a_repeated_address_is_refused(workers: tuple[str, ...], ranks: str) -> None:
     with pytest.raises(ClusterError, match=f"to have its own address. Found: workers {ranks} both at port 1"):
         Cluster("arguments", workers, 0)
 

@@ -1,4 +1,4 @@
-"""resolve(): which source comes first, and what explain() says of those that came to nothing."""
+"""resolve(): which source comes first, and what explain() says about the others. own_path()."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""from_slurm(): the variables that Slurm 22.05 has set in the tasks of real steps, and what is wrong with others."""
+"""from_slurm(): the variables that Slurm 22.05 set in the tasks of real steps, and malformed ones."""
 
 import json
 import random
@@ -33,7 +33,7 @@ BATCH_SHELL = {
 
 
 def task(rank: int, node: int, local: int, on_node: str, **changed: str | None) -> dict[str, str]:
-    """The variables of a task in a step of five on n9 and n10, with some changed, or with None left out."""
+    """The variables of a task in a step of five on n9 and n10, with some changed; None removes one."""
     environ: dict[str, str | None] = {
         "SLURMD_NODENAME": ["n9", "n10"][node],
         "SLURM_GTIDS": on_node,
@@ -91,7 +91,7 @@ def test_tasks_on_many_nodes() -> None:
 
 
 class TestPortsOfItsOwn:
-    """Where Slurm has reserved none, or too few."""
+    """If Slurm reserved none, or too few."""
 
     def ports(self, job: int, step: int = 0, **changed: str | None) -> list[int]:
         environ = block(SLURM_STEP_RESV_PORTS=None, SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step))
@@ -173,7 +173,7 @@ def test_tf_config_comes_first() -> None:
         ({"SLURM_HET_SIZE": "2"}, "Expected a step within one component of a heterogeneous job"),
     ],
 )
-def test_what_is_wrong_is_named(changed: dict[str, str | None], guilty: str) -> None:
+def test_the_wrong_variable_is_named(changed: dict[str, str | None], guilty: str) -> None:
     with pytest.raises(ClusterError, match=guilty) as caught:
         from_slurm(block(**changed))
     check_three_parts(caught.value)
@@ -230,12 +230,12 @@ def test_five_thousand_mutated_ones_give_a_cluster_a_line_or_a_cluster_error() -
             check_three_parts(error)
             continue
         clusters += isinstance(found, Cluster)
-    # Both ends of what may happen were reached often.
+    # Both outcomes occurred often.
     assert min(clusters, errors) > 100
 
 
 class TestGpus:
-    """As Slurm 22.05 has set CUDA_VISIBLE_DEVICES and SLURM_GPUS_ON_NODE for two tasks on a node with four GPUs."""
+    """CUDA_VISIBLE_DEVICES and SLURM_GPUS_ON_NODE as Slurm 22.05 sets them for two tasks on a node with four GPUs."""
 
     def values(self, gpus: int, *visible: str) -> list[str | None]:
         pairs = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "n9"}
@@ -272,7 +272,7 @@ class TestGpus:
         assert hardware.gpus(environ={"CUDA_VISIBLE_DEVICES": none}) == ()
 
     def test_numbers_are_those_within_the_control_group(self, nvml: FakeNvml) -> None:
-        # NVML counts the GPUs of the other jobs, and denies them.
+        # NVML counts other jobs' GPUs and denies access to them.
         nvml.gpus += [FakeGpu(f"GPU-{bus}", bus=bus) for bus in range(4)]
         for gpu in (nvml.gpus[0], nvml.gpus[2]):
             nvml.fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_NO_PERMISSION, gpu=gpu)

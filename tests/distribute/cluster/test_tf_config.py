@@ -1,4 +1,4 @@
-"""TF_CONFIG: the forms that are right, those that are wrong with the guilty part, and thousands of mutated ones."""
+"""TF_CONFIG: valid forms, malformed ones with the part that is wrong, and thousands of mutated ones."""
 
 import copy
 import json
@@ -38,12 +38,12 @@ def read(document: object) -> Cluster | str:
         (TWO | {"cluster": TWO["cluster"] | {"evaluator": ["e:1"]}}, ("a:1", "b:2"), 1),
     ],
 )
-def test_the_forms_that_are_right(document: object, workers: tuple[str, ...], index: int) -> None:
+def test_valid_forms(document: object, workers: tuple[str, ...], index: int) -> None:
     assert read(document) == Cluster("TF_CONFIG", workers, index)
 
 
 @pytest.mark.parametrize("text", ["", " \n", "{}", '{"cluster": {}, "task": {}}', '{"cluster": null, "foo": 1}'])
-def test_an_empty_one_is_not_there(text: str) -> None:
+def test_an_empty_one_counts_as_not_set(text: str) -> None:
     assert isinstance(read(text), str)
 
 
@@ -77,14 +77,14 @@ def test_an_empty_one_is_not_there(text: str) -> None:
         (TWO | {"rpc_layer": 0}, "Expected rpc_layer of TF_CONFIG .* Found: 0"),
     ],
 )
-def test_the_forms_that_are_wrong(document: object, guilty: str) -> None:
+def test_malformed_forms(document: object, guilty: str) -> None:
     with pytest.raises(ClusterError, match=guilty) as caught:
         read(document)
     check_three_parts(caught.value)
 
 
 @pytest.mark.parametrize("index", [-1, 2, True, False, 0.0, 1e300, 10**400, "0", None, [0], float("nan")])
-def test_an_index_that_is_none_is_refused(index: object) -> None:
+def test_an_invalid_index_is_refused(index: object) -> None:
     with pytest.raises(ClusterError, match=r"Expected task.index of TF_CONFIG, a worker, .* from 0 to 1\. Found: "):
         read(TWO | {"task": {"type": "worker", "index": index}})
 
@@ -157,5 +157,5 @@ def test_five_thousand_mutated_ones_give_a_cluster_or_a_cluster_error(mutated: A
         found.append(cluster)
         assert resolve({"TF_CONFIG": json.dumps(cluster.tf_config())}).workers == cluster.workers, text
         assert json.dumps(cluster.to_dict())
-    # Both ends of what may happen were reached often.
+    # Both outcomes occurred often.
     assert 100 < len(found) < 4900

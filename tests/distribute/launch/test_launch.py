@@ -14,7 +14,7 @@ from tfopt.distribute.launch.__main__ import gpu_variables, main
 from tfopt.errors import ClusterError
 
 ROOT = Path(__file__).parents[3]
-DEADLINE = 60  # seconds, only to keep a test that fails from hanging
+DEADLINE = 60  # seconds; only keeps a failing test from hanging
 SLEEP = "time.sleep(300)"
 PREAMBLE = """
 import json, os, signal, subprocess, sys, time
@@ -29,7 +29,7 @@ l._SURVIVOR_SECONDS, l._KILL_SECONDS, l._DRAIN_SECONDS, l._LEAVE_SECONDS = 2, 1,
 
 
 class Launched:
-    """A launcher that runs."""
+    """A running launcher."""
 
     def __init__(self, folder, script, *options, arguments=(), **environment):
         (folder / "train.py").write_text(PREAMBLE + script)
@@ -44,11 +44,11 @@ class Launched:
         )
 
     def lines(self, count):
-        """Its next lines on stdout, in the order of the ranks."""
+        """Its next lines on stdout, in rank order."""
         return sorted(self.process.stdout.readline().decode() for _ in range(count))
 
     def end(self):
-        """Waits for its end; returns its exit code and what else it has written."""
+        """Waits for its end and returns its exit code and remaining output."""
         try:
             out, err = self.process.communicate(timeout=DEADLINE)
         finally:
@@ -188,7 +188,7 @@ class TestSignals:
         assert run.end()[0] == 143
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_the_second_ends_the_deaf(self, launch, number):
+    def test_a_second_one_ends_workers_that_ignore_it(self, launch, number):
         run = launch(f"[signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; print('ready'); {SLEEP}")
         run.lines(2)
         run.process.send_signal(number)

@@ -15,30 +15,30 @@ ROOT = Path(__file__).parents[3]
 
 
 class Slurm:
-    """Runs steps and jobs of Python programs that see tfopt."""
+    """Runs steps and jobs of Python programs that can import tfopt."""
 
     def __init__(self, environ, folder):
         self.environ = environ | {"PYTHONPATH": str(ROOT)}
         self.folder = folder
 
     def srun(self, *arguments):
-        """Runs a step and returns what it has written."""
-        step = self._call("srun", "--quiet", *arguments)  # or it tells when the step has to wait for another
+        """Runs a step and returns its output."""
+        step = self._call("srun", "--quiet", *arguments)  # otherwise it reports waiting for another step
         assert step.returncode == 0, step.stdout + step.stderr
         return step.stdout + step.stderr
 
     def python(self, program, *options):
-        """Runs a program in each task of a step, and returns the lines that they have written."""
+        """Runs a program in each task of a step and returns the lines of output."""
         return self.srun("--overcommit", *options, sys.executable, "-c", program).splitlines()
 
     def submit(self, *arguments):
-        """Submits a job and returns its number; what it writes stands in `output`."""
+        """Submits a job and returns its number; `output` returns what it writes."""
         job = self._call("sbatch", "--parsable", f"--output={self.folder}/%j.out", *arguments)
         assert job.returncode == 0, job.stderr
         return job.stdout.strip()
 
     def output(self, job):
-        """What a job has written so far."""
+        """A job's output so far."""
         file = self.folder / f"{job}.out"
         return file.read_text() if file.exists() else ""
 
@@ -48,14 +48,14 @@ class Slurm:
         return dict(part.split("=", 1) for part in answer.stdout.split() if "=" in part)
 
     def until(self, reached, job, seconds=DEADLINE):
-        """Waits for something that a job does."""
+        """Waits for something a job does."""
         due = time.monotonic() + seconds
         while not reached():
             assert time.monotonic() < due, f"{self.show(job)}\n{self.output(job)}"
             time.sleep(0.1)
 
     def ended(self, job, seconds=DEADLINE):
-        """Waits until a job has ended for good, and returns what Slurm knows of it."""
+        """Waits until a job has finally ended and returns what Slurm knows of it."""
         self.until(lambda: self.show(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), job, seconds)
         return self.show(job)
 

@@ -1,4 +1,4 @@
-"""Real steps of a real Slurm: who resolve() says they are, and which signals reach Python."""
+"""Real steps of a real Slurm: what resolve() finds in them, and which signals reach Python."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ import pytest
 
 import tfopt
 
+pytestmark = pytest.mark.slow
 TEMPLATE = Path(tfopt.__file__).parent / "distribute" / "templates" / "slurm.sh"
 
 WHO = """
@@ -38,7 +39,7 @@ if "--watch" in sys.argv:
 print("training", flush=True)
 while not told:
     time.sleep(0.1)
-time.sleep(3)  # in which a watchdog that the signal has ended would end this process, too
+time.sleep(3)  # long enough for a watchdog ended by the signal to end this process
 """
 
 

@@ -1,4 +1,4 @@
-"""Real trainings on two nodes of a real Slurm, and one that goes on after a node's processes were killed."""
+"""Real trainings on two nodes of a real Slurm, and one that resumes after a node's processes were killed."""
 
 import contextlib
 import os
@@ -7,16 +7,18 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 import tfopt
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 TEMPLATE = Path(tfopt.__file__).parent / "distribute" / "templates" / "slurm.sh"
 TRAINING = Path(__file__).with_name("train.py")
 
 
 def kill_node(job, node):
-    """Kills all processes that a job has on a node."""
+    """Kills all of a job's processes on a node."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             environ = process.environ()
@@ -31,7 +33,7 @@ def test_a_script_trains_on_two_nodes(slurm):
         assert f"{rank}: 2 replicas: test accuracy 9" in said
 
 
-def test_a_job_goes_on_after_a_nodes_processes_were_killed(slurm, tmp_path):
+def test_a_job_resumes_after_a_nodes_processes_were_killed(slurm, tmp_path):
     job = slurm.submit(TEMPLATE, sys.executable, TRAINING, tmp_path)
     slurm.until(lambda: (tmp_path / "3.weights.h5").exists(), job)
     kill_node(job, "n10")

@@ -1,4 +1,4 @@
-"""Trains a tiny model for ever in the first run of a Slurm job, and in the next from the last checkpoint to an end.
+"""Trains a tiny model for ever in a Slurm job's first run, and from the last checkpoint to an end in its next.
 
 python train.py FOLDER
 """
@@ -24,13 +24,13 @@ def epoch_of(path):
 
 
 class Save(keras.callbacks.Callback):
-    """All save, for one that does so alone may wait for the others; the chief's files are those to go on from."""
+    """All workers save, since one that saves alone may wait for the others; the chief's files are the checkpoints."""
 
     def on_epoch_end(self, epoch, logs=None):
         path = folder / f"{epoch + 1}.weights.h5"
         own = Path(tfopt.distribute.own_path(path))
         self.model.save_weights(own.with_name(f"new-{own.name}"))
-        own.with_name(f"new-{own.name}").rename(own)  # whole, or not there
+        own.with_name(f"new-{own.name}").rename(own)  # complete, or not there
         time.sleep(0.2)
 
 

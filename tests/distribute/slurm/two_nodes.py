@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
-DEADLINE = 60  # seconds, for all to come up, and for each to end
+DEADLINE = 60  # seconds for all daemons to come up, and for each to end
 HOSTS = Path("/etc/hosts")
 
-# A job that is requeued waits for cred_expire, of 120 s where it is not set. Ports that steps reserve are the same on
-# all nodes: on one machine they would collide, so that they are asked for only where nothing listens.
+# A requeued job waits for cred_expire, by default 120 s. Reserved ports are the same on all nodes and would collide on
+# one machine, so steps reserve only ports that nothing listens on.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={machine}(127.0.0.1)
@@ -49,7 +49,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=FORCE
 
 
 def why_not() -> str:
-    """Why no Slurm can be started here; empty if one can."""
+    """Why Slurm cannot be started here; empty if it can."""
     missing = [name for name in NEEDED if not shutil.which(name, path=_PATH)]
     if missing:
         return f"needs {missing[0]} (apt-get install slurm-wlm munge)"
@@ -60,7 +60,7 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def two_nodes(folder: Path) -> Iterator[dict[str, str]]:
-    """Starts Slurm in a folder with a short path, and gives the environment in which its commands find it."""
+    """Starts Slurm in a folder with a short path and yields the environment in which its commands find it."""
     environ = os.environ | {"PATH": _PATH, "SLURM_CONF": f"{folder}/slurm.conf", "SLURM_RESV_PORTS": "0"}
     (folder / "state").mkdir()
     (folder / "munge.key").write_bytes(os.urandom(128))
@@ -83,7 +83,7 @@ _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def _free_ports() -> list[int]:
-    """Three that follow each other and that nobody listens at."""
+    """Three consecutive ports that nobody listens on."""
     for first in range(16000, 19000, 3):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             return [

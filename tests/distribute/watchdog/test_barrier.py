@@ -1,4 +1,4 @@
-"""The start: who is missing is named, who does not belong is turned away, and TensorFlow gets its port."""
+"""The start barrier: missing workers are named, strangers are rejected, and TensorFlow gets its port."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ def workers():
 
 @contextlib.contextmanager
 def connected(address):
-    """A connection to whoever listens there, as soon as somebody does."""
+    """A connection to an address, as soon as somebody listens there."""
     host, port = address.split(":")
     due = time.monotonic() + 30
     while True:
@@ -39,7 +39,7 @@ def connected(address):
 
 
 def answer(connection):
-    """What is said to a connection until it is closed."""
+    """What a connection receives until it is closed."""
     said = b""
     with contextlib.suppress(ConnectionResetError):
         while data := connection.recv(4096):
@@ -52,7 +52,7 @@ def hello(addresses, **changes):
     return json.dumps(fields).encode() + b"\n"
 
 
-def test_one_that_never_comes_is_named_by_all(workers):
+def test_a_worker_that_never_comes_is_named_by_all(workers):
     ended = workers.run("", "", "", absent=[1], deadline=2)
     for end in ended.values():
         assert end.code == 1
@@ -71,7 +71,7 @@ def test_a_chief_that_never_comes_is_named_by_each(workers):
         assert "Found: Connection refused" in end.stderr
 
 
-def test_one_that_goes_while_others_wait_may_come_back(workers):
+def test_a_worker_that_leaves_while_others_wait_may_come_back(workers):
     addresses = free_addresses(3)
     workers.start(addresses, 0)
     with connected(addresses[0]) as first:
@@ -105,7 +105,7 @@ def test_a_worker_of_another_job_is_turned_away(workers):
     process = workers.processes[1]
     process.wait(timeout=60)
     said = workers.said(1, "stderr")
-    assert "ClusterError: Expected worker 0 (" in said  # and not MissingPeerError: to start it again would not help
+    assert "ClusterError: Expected worker 0 (" in said  # not MissingPeerError: restarting would not help
     assert f"this port belongs to another job, of 2 workers: {addresses[0]}, {addresses[1]}" in said
     workers.start(addresses[:2], 1)
     assert [end.code for end in workers.wait().values()] == [0, 0]
@@ -137,24 +137,24 @@ def test_a_second_chief_on_the_port_is_told(workers):
         ({"index": 2}, "there is a worker 2 already: process 77 on host 'here'"),
     ],
 )
-def test_who_does_not_belong_is_told_why(gathering, changes, why):
-    with connected(gathering[0]) as second, connected(gathering[0]) as connection:
-        second.sendall(hello(gathering, index=2, pid=77, host="here"))
+def test_a_stranger_is_rejected_with_the_reason(rendezvous, changes, why):
+    with connected(rendezvous[0]) as second, connected(rendezvous[0]) as connection:
+        second.sendall(hello(rendezvous, index=2, pid=77, host="here"))
         assert b"welcome" in second.recv(100)
-        connection.sendall(hello(gathering, **changes))
+        connection.sendall(hello(rendezvous, **changes))
         assert why in json.loads(answer(connection))["rejected"]
 
 
-def test_one_that_talks_on_is_there_once(gathering):
-    with connected(gathering[0]) as connection:
-        connection.sendall(hello(gathering) + hello(gathering) + b'{"more": 1}\n')
+def test_only_a_workers_first_message_counts(rendezvous):
+    with connected(rendezvous[0]) as connection:
+        connection.sendall(hello(rendezvous) + hello(rendezvous) + b'{"more": 1}\n')
         assert connection.recv(1000) == b'{"welcome": true}\n'
-        connection.sendall(hello(gathering, index=2))
+        connection.sendall(hello(rendezvous, index=2))
 
 
 @contextlib.contextmanager
 def welcomed(addresses, index):
-    """A connection of a worker; the chief may still hold one of the same index that has just hung up."""
+    """A worker's connection. The chief may briefly still hold one of the same index that hung up."""
     due = time.monotonic() + 30
     while True:
         with connected(addresses[0]) as connection:
@@ -167,8 +167,8 @@ def welcomed(addresses, index):
 
 
 @pytest.fixture
-def gathering():
-    """The addresses of a job of three whose chief waits, in a thread; at the end the others come, and it succeeds."""
+def rendezvous():
+    """The addresses of a job of three whose chief waits in a thread. On teardown the others come and it succeeds."""
     addresses = tuple(free_addresses(3))
     ours, theirs = socket.socketpair()
     results = []
@@ -204,24 +204,24 @@ def gathering():
         b'{"magic": "tfopt-watchdog-1", "index": ',
     ],
 )
-def test_garbage_on_the_port_harms_nobody(gathering, garbage):
-    with connected(gathering[0]) as connection:
-        with contextlib.suppress(OSError):  # it may hang up before all of it is sent
+def test_garbage_on_the_port_harms_nobody(rendezvous, garbage):
+    with connected(rendezvous[0]) as connection:
+        with contextlib.suppress(OSError):  # the chief may hang up first
             connection.sendall(garbage)
             connection.shutdown(socket.SHUT_WR)
         assert b"go" not in answer(connection)
 
 
-def test_one_that_says_nothing_is_dropped(gathering, monkeypatch):
+def test_a_silent_newcomer_is_dropped(rendezvous, monkeypatch):
     monkeypatch.setattr("tfopt.distribute.watchdog.barrier._HELLO_SECONDS", 0.2)
-    with connected(gathering[0]) as connection:
+    with connected(rendezvous[0]) as connection:
         connection.sendall(b'{"magic"')
-        assert answer(connection) == b""  # it is closed, or this would wait for ever
+        assert answer(connection) == b""  # closed; otherwise this would wait for ever
 
 
 @contextlib.contextmanager
 def something_that_says(said, *, hangs_up):
-    """The workers of a job at whose chief's address something else listens and says this."""
+    """The workers of a job at whose chief's address something else listens and sends `said`."""
     training, other = socket.socketpair()
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -251,7 +251,7 @@ def test_something_else_on_the_port_is_described():
         pytest.raises(ClusterError, match="something else listens there and answers b'HTTP") as error,
     ):
         join(Start(addresses, 1, 1, 1.0), training)
-    assert error.type is not MissingPeerError  # it would be there the next time, too
+    assert error.type is not MissingPeerError  # restarting would not help
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_chief_that_falls_silent_is_missing(monkeypatch, said, why):
         join(Start(addresses, 1, 1, 0.5), training)
 
 
-def test_what_the_chief_says_in_the_breath_of_the_start_is_heard():
+def test_a_message_sent_with_the_go_ahead_is_received():
     training, other = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server, training, other:
         addresses = (f"127.0.0.1:{server.getsockname()[1]}", "127.0.0.1:1")
@@ -289,8 +289,8 @@ def test_what_the_chief_says_in_the_breath_of_the_start_is_heard():
         chief.close()
 
 
-def test_tensorflow_binds_the_port_beside_the_connections(gathering_of_two):
-    addresses, links = gathering_of_two
+def test_tensorflow_binds_the_port_beside_the_connections(rendezvous_of_two):
+    addresses, links = rendezvous_of_two
     without_gpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     server = tf.distribute.Server({"worker": [addresses[0]]}, job_name="worker", task_index=0, config=without_gpu)
     assert server.target == f"grpc://{addresses[0]}"
@@ -299,7 +299,7 @@ def test_tensorflow_binds_the_port_beside_the_connections(gathering_of_two):
 
 
 @pytest.fixture
-def gathering_of_two():
+def rendezvous_of_two():
     """The addresses of a job of two after the start, and both ends of its connection."""
     addresses = tuple(free_addresses(2))
     sockets = socket.socketpair()

@@ -1,4 +1,4 @@
-"""What a watchdog makes of what it sees, at exact times. With real processes: test_watchdog.py."""
+"""When a watchdog gives its training process up, at exact times. With real processes: test_process.py."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from tfopt.distribute.watchdog.training_process import ExitStatus, Intervals, Tr
 
 
 class World:
-    """A training process: it stands for this one's parent, and its state and the time are what the test says."""
+    """A training process in place of this one's parent; the test sets its state and the time."""
 
     def __init__(self, monkeypatch, ours, theirs):
         self.now, self.state, self.says = 0.0, "S", Channel(theirs)
@@ -22,7 +22,7 @@ class World:
         self.seen = TrainingProcess(Channel(ours), os.getppid(), Intervals())
 
     def at(self, seconds, **message):
-        """What the watchdog sees at a time, when the process says something just before."""
+        """What the watchdog sees at a time, after an optional message from the process."""
         self.now = seconds
         if message:
             self.says.send(**message)
@@ -60,10 +60,10 @@ def test_stopped_for_20_seconds_without_a_break(world):
     assert not world.seen.is_ending
 
 
-def test_a_state_that_cannot_be_read_is_none(world):
+def test_an_unreadable_state_counts_as_running(world):
     world.state = None
     assert world.at(10, beat=1) is None
-    assert world.at(44) is None  # by then one that is stopped would be
+    assert world.at(44) is None  # by then a stopped one would be given up
 
 
 def test_ends(world):
@@ -89,7 +89,7 @@ def test_gone_without_a_word(world):
 
 def test_gone_though_a_child_of_its_own_holds_the_channel(world):
     assert world.at(0.5) is None
-    world.seen._pid = 0  # no parent any more
+    world.seen._pid = 0  # the parent is gone
     assert "ended without a goodbye" in world.at(1).reason
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import lazy_loader
 
 import tfopt
+from tfopt.checks import number
 from tfopt.distribute.cluster.membership import Cluster
 from tfopt.distribute.watchdog.barrier import MissingPeerError
 from tfopt.distribute.watchdog.channel import Channel, readable
@@ -76,13 +77,10 @@ class Watch:
             tfopt.distribute.watchdog.barrier.MissingPeerError: If a worker, named in the message, did not come in time.
             ClusterError: If the port is taken, another job or another worker of this index has joined, or one of the
                 intervals is wrong.
-            ValueError: If `deadline_seconds` is not positive.
+            TypeError: If `deadline_seconds` is not a number.
+            ValueError: If it is not positive and finite.
         """
-        if not 0 < deadline_seconds < threading.TIMEOUT_MAX:
-            raise ValueError(
-                f"Expected deadline_seconds to be a positive number of seconds. Received: {deadline_seconds!r}. "
-                "What to do: leave it out for 60, or increase it if workers start minutes apart."
-            )
+        number("deadline_seconds", deadline_seconds, "Increase it from 60 if workers start minutes apart.", above=0)
         if cls._running is None:
             intervals = Intervals.from_environ() if intervals is None else intervals
             channel, process = _start_watchdog(cluster, deadline_seconds, intervals)
