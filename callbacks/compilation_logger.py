@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.callbacks.shared.running_fit import running_list, warn_of_earlier_loggers
+from tfopt.callbacks.shared.running_fit import end_with_fit, warn_of_earlier_loggers
 from tfopt.checks import integer
 from tfopt.xla.log.compilations import Compilation, sizes
 from tfopt.xla.watching import Compilations, Watch
@@ -72,10 +72,7 @@ class CompilationLogger(keras.callbacks.Callback):
         self._warned = False
         if self.compilations.reason:
             warnings.warn(f"No xla_compilations will be logged. {self.compilations.reason}", stacklevel=2)
-        running = running_list()
-        if running is not None:
-            # No hook reports an exception in another callback or Ctrl-C, but fit's own list is collected then.
-            weakref.finalize(running, _end_of, weakref.ref(self), self._watch).atexit = False
+        end_with_fit(self, functools.partial(_end_of, weakref.ref(self), self._watch), at_exit=False)
         self._follow("train_function")
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -4,6 +4,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,14 @@ import keras
 from tfopt.callbacks.report.recorder import Recorder
 from tfopt.callbacks.report.training_page import report
 from tfopt.callbacks.shared.background import Background
-from tfopt.callbacks.shared.reading_sources import find_source
+from tfopt.callbacks.shared.reading_sources import find_source, subscribe
 from tfopt.callbacks.shared.running_fit import end_with_fit, running_list
 from tfopt.callbacks.shared.worker_rank import worker_rank
 from tfopt.callbacks.throughput_logger import ThroughputLogger
-from tfopt.callbacks.utilization_alert import Alert, UtilizationAlert
+from tfopt.callbacks.utilization_alert import UtilizationAlert
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.checks import file
 from tfopt.files import write_atomic
-from tfopt.hardware import GpuSample
 from tfopt.page import require_renderer
 from tfopt.warn import warn_once
 
@@ -63,29 +63,30 @@ class ReportWriter(keras.callbacks.Callback):
         self._recorder: Recorder | None = None
         self._background: Background | None = None
         self._writing: _Writing | None = None
-        self._sources: tuple[Any, ...] = ()
+        self._subscriptions = ExitStack()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts recording."""
         self._end()  # if an exception ended the previous fit
         from tfopt.callbacks.compilation_logger import CompilationLogger  # imported late: loads all of tfopt.xla
 
-        utilization, throughput = find_source(UtilizationLogger, self), find_source(ThroughputLogger, self)
         running = running_list()
         others = running.callbacks if running else []
         compilations = next((other for other in others if isinstance(other, CompilationLogger)), None)
-        alerts = [other for other in others if isinstance(other, UtilizationAlert)]
-        self._recorder = Recorder(self.model.name, throughput, compilations, self._clock, _optimizer(self.model))
+        throughput = find_source(ThroughputLogger, self)
+        recorder = Recorder(self.model.name, throughput, compilations, self._clock, _optimizer(self.model))
+        self._recorder = recorder
         path = self._path.with_name(f"{worker_rank().file_name(self._path.stem)}{self._path.suffix}")
-        self._writing = _Writing(path, self._recorder)
+        self._writing = _Writing(path, recorder)
         self._background = Background("report", self._writing)
         self._written_at = self._clock()
         end_with_fit(self, functools.partial(_end_interrupted, self._background))
-        utilization.listeners.add(self._take_samples)
-        throughput.listeners.add(self._take_steps)
-        for alert in alerts:
-            alert.listeners.add(self._take_alert)
-        self._sources = (utilization, throughput, *alerts)
+        end = subscribe(self, {UtilizationLogger: recorder.take_samples, ThroughputLogger: self._take_steps})
+        self._subscriptions.callback(end)
+        for other in others:
+            if isinstance(other, UtilizationAlert):
+                other.listeners.add(recorder.take_alert)
+                self._subscriptions.callback(other.listeners.remove, recorder.take_alert)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes when the epoch began."""
@@ -108,30 +109,16 @@ class ReportWriter(keras.callbacks.Callback):
         self._end()
 
     def _end(self) -> None:
-        sources, self._sources = self._sources, ()
-        for one in sources:
-            for method in (self._take_samples, self._take_steps, self._take_alert):
-                one.listeners.remove(method)
+        self._subscriptions.close()
         background, self._background, self._writing, self._recorder = self._background, None, None, None
         if background is not None:
             _end_interrupted(background)
-
-    def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
-        """Runs in the sampler's thread."""
-        recorder = self._recorder
-        if recorder is not None:
-            recorder.take_samples(rows)
 
     def _take_steps(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
         if self._recorder is not None:
             self._recorder.take_steps(row)
             self._write_if_due()
-
-    def _take_alert(self, alert: Alert) -> None:
-        recorder = self._recorder
-        if recorder is not None:
-            recorder.take_event("alert", alert.text)
 
     def _write_if_due(self) -> None:
         # Only the training thread asks, so that no page shows the idle GPU after an interruption.

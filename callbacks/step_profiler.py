@@ -4,7 +4,6 @@ import json
 import math
 import os
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import keras
 
 from tfopt.callbacks.profiler.trace import StepMark, Trace, is_writing, start_trace, warm_up
 from tfopt.callbacks.profiler.trace_summary import TraceSummary, summarize_trace
-from tfopt.callbacks.shared.running_fit import running_list
+from tfopt.callbacks.shared.running_fit import end_with_fit
 from tfopt.checks import folder, integer, number
 from tfopt.files import write_atomic
 from tfopt.measure.steps import wait
@@ -168,8 +167,7 @@ class StepProfiler(keras.callbacks.Callback):
         self._trace = start_trace(self._log_dir)
         if self._trace is not None:
             self._left = self._steps
-            # No hook reports an exception that ends fit, but fit's own list is collected then.
-            weakref.finalize(running_list() or self, self._trace.give_up).atexit = False
+            end_with_fit(self, self._trace.give_up, at_exit=False)
 
     def _end(self) -> None:
         """Ends the recording once the device has done what was launched."""

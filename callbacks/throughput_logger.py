@@ -149,8 +149,10 @@ class ThroughputLogger(keras.callbacks.Callback):
         # At least one: custom loops may not number their steps, and a nested fit reports its own here.
         steps = max(1, batch + 1 - self._done)
         self._done += steps
-        if self._follows_input:
-            self._follow_input(seconds, steps)
+        if self._follows_input and steps == self._done:
+            self._input.end_first_step(None if self.first_step_seconds is None else seconds)
+        elif self._follows_input:
+            self._input.end_step(seconds)
         if self.first_step_seconds is None:
             self.first_step_seconds, self._left_out = seconds, steps
             return
@@ -211,12 +213,6 @@ class ThroughputLogger(keras.callbacks.Callback):
             rate = (examples - left_out * batch_size) / steps.seconds
         first = {"first_step_seconds": self.first_step_seconds} if self._left_out else {}
         return steps.step_times() | {"examples_per_second": rate} | self._rate.figures(rate) | first
-
-    def _follow_input(self, seconds: float, steps: int) -> None:
-        if steps == self._done:
-            self._input.end_first_step(None if self.first_step_seconds is None else seconds)
-        else:
-            self._input.end_step(seconds)
 
     def _eta_seconds(self) -> float | None:
         if self._epochs is None or self._epoch_steps is None:

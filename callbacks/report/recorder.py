@@ -84,11 +84,11 @@ class Recorder:
             for name in _STEP:
                 self._timeline.add(name, None, now, row.get(name))
 
-    def take_event(self, kind: str, text: str) -> None:
-        """Adds an event that has just happened."""
+    def take_alert(self, alert: object) -> None:
+        """Adds an alert that was just raised."""
         now = self.now
         with self._lock:
-            self._timeline.events[kind].add(Event(now, text))
+            self._timeline.events["alert"].add(Event(now, str(alert)))
 
     def begin_epoch(self) -> None:
         """Notes when the epoch began."""

@@ -107,7 +107,8 @@ def figures(quantity: Quantity, devices: Mapping[int | None, Series]) -> tuple[f
 
 
 def _panel(quantity: Quantity, devices: Mapping[int | None, Series]) -> Panel:
-    every = {device: _points(series, quantity) for device, series in sorted(devices.items(), key=_index)}
+    in_order = sorted(devices.items(), key=lambda item: -1 if item[0] is None else item[0])
+    every = {device: _points(series, quantity) for device, series in in_order}
     shade = _shade(every.values())
     unit = quantity.unit
     if len(every) <= MOST_LINES:
@@ -176,10 +177,6 @@ def _moments(devices: Iterable[Sequence[Point]]) -> list[tuple[float, list[Point
 
 def _middle(point: Point) -> float:
     return (point.begin + point.end) / 2
-
-
-def _index(item: tuple[int | None, Series]) -> int:
-    return -1 if item[0] is None else item[0]
 
 
 def _times(timeline: Timeline, kind: str, seconds: float) -> list[float]:

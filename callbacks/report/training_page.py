@@ -7,7 +7,7 @@ from typing import Any
 
 from tfopt.callbacks.report.timeline import Kept, Timeline
 from tfopt.callbacks.report.training_charts import chart, figures, known, number, ordinal, thinned
-from tfopt.causes.catalogue import verdict
+from tfopt.causes.known_causes import verdict
 from tfopt.causes.readings import Readings
 from tfopt.hardware import GpuSample
 from tfopt.page import Page, Section, Table, duration, entries, render

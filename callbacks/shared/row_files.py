@@ -98,7 +98,7 @@ class RowWriter:
                         points = finite(self._curves(row) if curves is None else curves)
                         file.append(self._rows if step is None else step, row["time_seconds"], points)
                     else:
-                        file.append(self._csv(row) if form == "csv" else self._json(row))
+                        file.append(self._line(row, form))
                 except OSError as error:
                     self._warn(file.path, error)
                     self._files.pop(form).close()
@@ -131,13 +131,12 @@ class RowWriter:
         path = next(folder / name for name in names if _header(folder / name) in (b"", header.encode()))
         return RotatedLines(path, header)
 
-    def _csv(self, row: Mapping[str, Any]) -> str:
+    def _line(self, row: Mapping[str, Any], form: str) -> str:
+        if form == "jsonl":
+            return json.dumps({name: row[name] for name in self._columns})
         text = io.StringIO()
         csv.writer(text, lineterminator="").writerow([_cell(row[name]) for name in self._columns])
         return text.getvalue()
-
-    def _json(self, row: Mapping[str, Any]) -> str:
-        return json.dumps({name: row[name] for name in self._columns})
 
     def _curves(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {f"{self._name}/{name}": row[name] for name in self._columns if name not in _COORDINATES}

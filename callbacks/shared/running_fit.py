@@ -54,7 +54,7 @@ def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
             )
 
 
-def end_with_fit(callback: keras.callbacks.Callback, end: Callable[[], object]) -> None:
+def end_with_fit(callback: keras.callbacks.Callback, end: Callable[[], object], *, at_exit: bool = True) -> None:
     """Calls `end` once the running fit is over, even if an exception ends it and `on_train_end` is never called.
 
     Call it from `on_train_begin`.
@@ -62,9 +62,10 @@ def end_with_fit(callback: keras.callbacks.Callback, end: Callable[[], object]) 
     Args:
         callback: Its lifetime stands in for fit's when no callback list is found.
         end: Must not hold the callback or fit's list, or neither could be collected.
+        at_exit: Whether to call it when Python exits during the fit.
     """
     # No hook reports an exception in another callback or Ctrl-C, but fit's own list is collected then.
-    weakref.finalize(running_list() or callback, end)
+    weakref.finalize(running_list() or callback, end).atexit = at_exit
 
 
 def steps_trained(model: keras.Model) -> int:

@@ -221,7 +221,8 @@ def test_nothing_is_left_running(tmp_path):
     writer = ReportWriter(tmp_path / "report.html")
     fit(writer)
     assert threading.active_count() == before
-    assert (writer._background, writer._recorder, writer._sources) == (None, None, ())
+    assert (writer._background, writer._recorder) == (None, None)
+    assert not writer._subscriptions._exit_callbacks
     logger = UtilizationLogger(interval_seconds=0.01)
     with pytest.raises(RuntimeError):
         fit(writer, logger, After(logger, stop(RuntimeError)))

@@ -1,6 +1,6 @@
 import pytest
 
-from tfopt.causes.catalogue import Situation, likely_cause
+from tfopt.causes.known_causes import Situation, likely_cause
 from tfopt.causes.readings import Readings
 from tfopt.hardware import GpuSample
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfopt.causes.catalogue import SHORT_KERNELS, verdict
+from tfopt.causes.known_causes import SHORT_KERNELS, verdict
 from tfopt.causes.readings import Readings
 from tfopt.hardware import GpuSample
 

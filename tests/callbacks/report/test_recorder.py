@@ -129,9 +129,9 @@ def test_an_interrupted_training_ends_where_it_was_last_at_work(recording, clock
 
 def test_a_record_does_not_grow(recording, clock):
     recording.begin_epoch()
-    recording.take_event("alert", "cold")
+    recording.take_alert("cold")
     before = record(recording)
-    recording.take_event("alert", "hot")
+    recording.take_alert("hot")
     recording.end_epoch(0, {})
     assert before.timeline.events["alert"].count == 1
     assert before.epochs.count == 0

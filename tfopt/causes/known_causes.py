@@ -8,20 +8,6 @@ from tfopt.causes.readings import SLOWED_BY, Readings
 from tfopt.hardware import GpuSample
 from tfopt.page import duration
 
-# Removing a wait of a fifth makes the training up to a quarter faster: worth somebody's time.
-WAITING_PERCENT = 20.0
-BUSY_PERCENT = 100 - WAITING_PERCENT
-THROTTLED_PERCENT = WAITING_PERCENT
-# DCGM's documentation (profiling metrics): SM activity below 0.5 "likely indicates ineffective GPU usage".
-SM_ACTIVE_PERCENT = 50.0
-# Too little for any matrix product that takes time, yet above the noise of a counter at rest.
-TENSOR_ACTIVE_PERCENT = 1.0
-# With fewer multiprocessors active there is too little to do, in whatever dtype.
-_WORKING_PERCENT = 20.0
-# More than the CUDA context of an idle process takes, which is some hundreds of MiB.
-_OTHERS_MIB = 1024.0
-_FULL = 0.95
-
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -36,23 +22,41 @@ INPUT = Cause(
     "tfopt.pipelines.profile_pipeline(dataset) names the slow stage; build_pipeline decodes in parallel, caches and "
     "prefetches.",
 )
+# Removing a wait of a fifth makes the training up to a quarter faster: worth somebody's time.
+WAITING_PERCENT = 20.0
+
 SHORT_KERNELS = Cause(
     "many short kernels",
     "Take a larger batch, let XLA fuse them (tfopt.xla.decide(model, dataset) measures whether jit_compile pays), and "
     "let steps overlap (tfopt.fit.overlap(model)).",
 )
+BUSY_PERCENT = 100 - WAITING_PERCENT
+# DCGM's documentation (profiling metrics): SM activity below 0.5 "likely indicates ineffective GPU usage".
+SM_ACTIVE_PERCENT = 50.0
+
 IDLE_TENSOR_CORES = Cause(
     "the tensor cores idle",
     'tfopt.precision.set_policy("auto") chooses a 16-bit policy before the model is made; '
     "tfopt.precision.check(model, dataset) tells whether it trains as well.",
 )
+# Too little for any matrix product that takes time, yet above the noise of a counter at rest.
+TENSOR_ACTIVE_PERCENT = 1.0
+# With fewer multiprocessors active there is too little to do, in whatever dtype.
+_WORKING_PERCENT = 20.0
+
 OTHER_PROCESS = Cause(
     "another process is on the GPU", "nvidia-smi names it; choose a free GPU with CUDA_VISIBLE_DEVICES."
 )
+# More than the CUDA context of an idle process takes, which is some hundreds of MiB.
+_OTHERS_MIB = 1024.0
+
 FULL_MEMORY = Cause(
     "the GPU's memory is nearly full",
     'Take a smaller batch or a 16-bit policy (tfopt.precision.set_policy("auto")).',
 )
+_FULL = 0.95
+
+THROTTLED_PERCENT = WAITING_PERCENT
 # By what slows the GPU, a value of SLOWED_BY.
 THROTTLED = {
     "power": Cause(
@@ -265,7 +269,7 @@ def verdict(readings: Readings, *, seconds: float, first_step_end: float | None)
 
 def _measured(readings: Readings) -> str:
     """How busy the devices were and how long steps waited."""
-    busy, cpu, wait = _known(readings, "gpu_utilization_percent"), readings.host_cpu_percent, _wait(readings)
+    busy, cpu = _known(readings, "gpu_utilization_percent"), readings.host_cpu_percent
     if busy:
         several = f"The {len(busy)} GPUs were" if len(busy) > 1 else "The GPU was"
         spread = f" ({min(busy):.0f} to {max(busy):.0f}\u00a0%)" if max(busy) - min(busy) >= 5 else ""
@@ -274,14 +278,10 @@ def _measured(readings: Readings) -> str:
         first = f"No GPU was read; the host's CPUs were busy {cpu:.0f}\u00a0% of the time"
     else:
         first = "Neither a GPU nor the host was read"
-    if wait is None:
+    if readings.input_wait_percent is None:
         return f"{first}; whether steps waited for input is unknown"
+    wait = f"steps waited for input in {readings.input_wait_percent:.0f}\u00a0%"
     return f"{first} and {wait} of it" if busy or cpu is not None else f"{first}; {wait} of the time"
-
-
-def _wait(readings: Readings) -> str | None:
-    wait = readings.input_wait_percent
-    return None if wait is None else f"steps waited for input in {wait:.0f}\u00a0%"
 
 
 def _known(readings: Readings, name: str) -> list[float]:
