@@ -31,7 +31,7 @@ class StageNames:
     Args:
         root: The nodes.
         dataset: The dataset that was run.
-        sources: For a plan, the datasets that its source made. What they do is "read"; behind them, operations without
+        sources: For a plan, the datasets that its source made. What they do is "read"; after them, operations without
             a name belong to the named stage that follows. Default: each operation is a stage.
     """
 
@@ -57,12 +57,12 @@ class StageNames:
         """Returns the stages of a node; several if it is fused."""
         return self._named.get(id(node), ())
 
-    def _visit(self, top: Node, dataset: Any, behind: str | None) -> None:
+    def _visit(self, top: Node, dataset: Any, consumer: str | None) -> None:
         """Names a node, all nodes on the way to its source, and those that join them."""
         nodes, datasets = _chain_of_nodes(top), _chain_of_datasets(dataset)
         kinds = [(node, kind) for node in nodes for kind in _FUSED.get(_kind(node.name), (_kind(node.name),))]
         pairs = _align([kind for _, kind in kinds], [_kind(type(one).__name__) for one in datasets])
-        names = self._names(kinds, pairs, datasets, behind)
+        names = self._names(kinds, pairs, datasets, consumer)
         # From the source on, as elements pass.
         for (node, _), index, name in reversed(list(zip(kinds, pairs, names, strict=True))):
             joining = () if index is None else datasets[index]._inputs()[1:]
@@ -70,12 +70,11 @@ class StageNames:
                 if 0 < slot <= len(joining) and not node.nests:
                     self._visit(inner, joining[slot - 1], name)
             # A plan's map that does the work of several stages carries all their names.
-            for part in name.split(_JOINT) if name and self._planned else [name]:
-                self._name(node, part)
+            if name is not None:
+                for part in name.split(_JOINT) if self._planned else [name]:
+                    self._name(node, part)
 
-    def _name(self, node: Node, name: str | None) -> None:
-        if name is None:
-            return
+    def _name(self, node: Node, name: str) -> None:
         if name not in self._order:
             self._order.append(name)
         held = self._named.get(id(node), ())
@@ -90,48 +89,36 @@ class StageNames:
         kinds: Sequence[tuple[Node, str]],
         pairs: Sequence[int | None],
         datasets: Sequence[Any],
-        behind: str | None,
+        consumer: str | None,
     ) -> list[str | None]:
         """Returns a stage for each node; None for the root, which does no work."""
         written = [None if index is None else datasets[index] for index in pairs]
-        if not self._planned:
-            return self._each(kinds, written, behind)
-        source = next((index for index, one in enumerate(datasets) if id(one) in self._sources), len(datasets))
-        ends_in_source = behind is None
-        own = [self._own(kind, one) for (_, kind), one in zip(kinds, written, strict=True)]
-        names: list[str | None] = []
-        for place, ((node, _), index) in enumerate(zip(kinds, pairs, strict=True)):
-            reads = (index is not None and index >= source) or (ends_in_source and not any(own[place:]))
-            if node.name != "Root" and behind != READ:
-                behind = READ if reads else own[place] or behind or next(filter(None, own[place:]))
-            names.append(None if node.name == "Root" else behind)
-        return names
-
-    def _own(self, kind: str, dataset: Any) -> str | None:
-        if dataset is None and kind == _INJECTED:
-            return None
-        return getattr(dataset, "_name", None) or (kind if kind in _OWN_STAGES else None)
-
-    def _each(self, kinds: Sequence[tuple[Node, str]], written: Sequence[Any], behind: str | None) -> list[str | None]:
-        """Makes each operation a stage; what the optimiser added belongs to its neighbour."""
         # If a dataset hides what was written, a node without a match may still be the user's.
         hidden = any(_kind(type(one).__name__) in _ANY for one in written)
-        own = [
-            None if one is None and (kind == _INJECTED or not hidden) else self._single(kind, one)
-            for (_, kind), one in zip(kinds, written, strict=True)
-        ]
+        own = [self._own_name(kind, one, hidden) for (_, kind), one in zip(kinds, written, strict=True)]
+        source = next((index for index, one in enumerate(datasets) if id(one) in self._sources), len(datasets))
+        ends_in_source = consumer is None
         names: list[str | None] = []
-        for place, (node, kind) in enumerate(kinds):
+        for place, ((node, kind), index) in enumerate(zip(kinds, pairs, strict=True)):
             if node.name == "Root":
                 names.append(None)
                 continue
-            behind = own[place] or behind or next(filter(None, own[place:]), kind)
-            names.append(behind)
+            of_source = (index is not None and index >= source) or (ends_in_source and not any(own[place:]))
+            if self._planned and (of_source or consumer == READ):
+                consumer = READ
+            else:
+                consumer = own[place] or consumer or next(filter(None, own[place:]), kind)
+            names.append(consumer)
         return names
 
-    def _single(self, kind: str, dataset: Any) -> str:
+    def _own_name(self, kind: str, dataset: Any, hidden: bool) -> str | None:
+        """Returns the stage that an operation is by itself; None if it belongs to its neighbour."""
+        if dataset is None and kind == _INJECTED:
+            return None
+        if self._planned:
+            return getattr(dataset, "_name", None) or (kind if kind in _OWN_STAGES else None)
         if dataset is None:
-            return kind
+            return kind if hidden else None
         if id(dataset) not in self._by_dataset:
             self._by_dataset[id(dataset)] = self._unused(_describe(kind, dataset))
         return self._by_dataset[id(dataset)]

@@ -69,7 +69,7 @@ class Relay(grpc.GenericRpcHandler):
         self._server = grpc.server(pool, handlers=[self], options=UNLIMITED)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
-        # Iterators alive at exit would wait for an answer that no Python thread gives any more.
+        # Iterators alive at exit would wait for an answer that no Python thread can give.
         atexit.register(self._server.stop, None)
 
     def workers(self) -> list[str]:

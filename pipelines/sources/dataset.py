@@ -8,7 +8,7 @@ from tensorflow.core.protobuf import data_service_pb2
 from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.sources.source import Source
 
-# Datasets whose elements lie in memory: caching them untransformed would hold them twice.
+# Datasets whose elements are in memory: caching them untransformed would hold them twice.
 _RESIDENT = frozenset({"_TensorSliceDataset", "_TensorDataset", "_RangeDataset", "CacheDataset"})
 _BATCHED = frozenset({"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset"})
 

@@ -187,7 +187,7 @@ def _find_column(file: Any, name: str) -> _Column:
         raise PipelineError(f"{expected} the shape {found.shape}: no row holds a value. Leave it out.")
     if found.external or found.is_virtual:
         kind = "a virtual dataset" if found.is_virtual else "data in external files"
-        raise PipelineError(f"{expected} {kind}, which may lie anywhere. Copy the data into the file itself.")
+        raise PipelineError(f"{expected} {kind}, which may be anywhere. Copy the data into the file itself.")
     dtype = _readable_dtype(found.dtype)
     if dtype is None:
         raise PipelineError(

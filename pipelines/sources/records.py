@@ -53,7 +53,7 @@ def records(
     Other uncompressed files are walked from length to length, which finds a file cut inside a record and counts the
     examples. Other compressed files are not counted; data of unknown length makes Keras count one optimizer iteration
     too many per epoch. Without an index, a file cut exactly between two records looks whole, and so does a compressed
-    one cut anywhere behind its first record.
+    one cut anywhere after its first record.
 
     Data that does not match its checksum ends the reading with TensorFlow's DataLossError; `verify_records` names the
     file and the record.
@@ -67,7 +67,7 @@ def records(
             index.
         compression: "GZIP" or "ZLIB". Default: what the index says, or else found from the first bytes (plain or gzip).
         on_bad_record: "error", or "skip": read all files once when the source is made, leave out damaged records, and
-            name them in one warning. In a compressed file everything behind the damage is lost. Default: "error".
+            name them in one warning. In a compressed file everything after the damage is lost. Default: "error".
 
     Returns:
         The source: in the order of the list (globs are sorted); if the pipeline shuffles, files are read side by side.
@@ -178,7 +178,7 @@ def _problems(file: RecordFile, found: Scan) -> list[Problem]:
         raise index_mismatch(file, expected, f"{found.count:,}")
     if not problems and file_sha256(file.path) != file.shard.sha256:
         raise index_mismatch(file, "the records that were written", "whole records of another SHA-256")
-    # A damaged part may span several records, and a cut between two leaves no damage behind.
+    # A damaged part may span several records, and a cut between two shows no damage.
     if problems and missing > len(problems):
         kind = "cut" if size < file.shard.size_bytes else "altered"
         problems.append(Problem(file.path, kind, f"{missing:,} of {file.shard.count:,} records are lost in all"))

@@ -67,7 +67,7 @@ class Source:
     """Names of the classes, in the order of their labels. Default: unknown."""
 
     resident: bool = False
-    """Whether the examples lie in memory or in mapped files, so that a cache without a `transform` saves nothing. With
+    """Whether the examples are in memory or in mapped files, so that a cache without a `transform` saves nothing. With
     `decode`, raw elements are then indices, and `decode` also takes a whole batch of them."""
 
     part: Callable[[int, int], "Source"] | None = None

@@ -186,7 +186,7 @@ def _rows(encoding: _Encoding) -> Iterator[list[list[bytes]]]:
                 read += len(rows)
     except tf.errors.OpError as error:
         raise PipelineError(
-            f"Expected to read {encoding.source.name}. It failed behind {read:,} examples: {first_line(error)}. Fix "
+            f"Expected to read {encoding.source.name}. It failed after {read:,} examples: {first_line(error)}. Fix "
             "or remove what it names."
         ) from error
 

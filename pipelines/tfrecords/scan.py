@@ -203,7 +203,7 @@ def _scan_compressed(path: str, compression: str) -> Scan:
     except tf.errors.DataLossError as error:
         problem = problem or f"its data or checksums are altered ({error})"
     # TensorFlow may end without an error where the compressed stream is cut; only the stream itself tells.
-    lost = () if problem is None else (Lost(count, None, None, f"{problem}; nothing behind it can be read"),)
+    lost = () if problem is None else (Lost(count, None, None, f"{problem}; nothing after it can be read"),)
     return Scan((Segment(0, count),) if count else (), lost)
 
 

@@ -214,8 +214,8 @@ def test_what_leads_out_of_the_file_is_refused(add, tmp_path):
     path = add(change)
     for name in ("out", "deep/out", "group_out/x"):
         refused(path, name, f"in .* itself. Found a link to '{other}'. Pass that file, if you trust it")
-    refused(path, "raw", "Found data in external files, which may lie anywhere")
-    refused(path, "virtual", "Found a virtual dataset, which may lie anywhere")
+    refused(path, "raw", "Found data in external files, which may be anywhere")
+    refused(path, "virtual", "Found a virtual dataset, which may be anywhere")
 
 
 def test_links_in_a_circle_or_to_nothing_are_refused(add):

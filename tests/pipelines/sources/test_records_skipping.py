@@ -100,7 +100,7 @@ def test_a_compressed_file_loses_all_behind_the_damage(shards):
     folder = shards("GZIP")
     path = sorted(folder.glob("*.gz"))[1]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.warns(UserWarning, match=f"cut: {path}: record 2, .*the compressed stream is cut; nothing behind it"):
+    with pytest.warns(UserWarning, match=f"cut: {path}: record 2, .*the compressed stream is cut; nothing after it"):
         source = records(folder, on_bad_record="skip")
     assert [int(number) for number in source.dataset().map(source.decode)] == list(range(6))
     contents = path.read_bytes()

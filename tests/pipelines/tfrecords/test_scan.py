@@ -115,7 +115,7 @@ def test_a_cut_compressed_file_is_always_seen(plain_file, compression):
         found = scan(str(path), compression)
         assert len(found.lost) == 1
         assert found.lost[0].record == found.count
-        assert "the compressed stream is cut; nothing behind it" in found.lost[0].why
+        assert "the compressed stream is cut; nothing after it" in found.lost[0].why
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
