@@ -1,71 +1,85 @@
-"""Plans an input pipeline: looks at the source, decides, explains, builds."""
+"""Plans an input pipeline: looks at the source, decides the stages and their order, explains, builds."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-from tfopt.pipelines.build import assemble, count_elements
-from tfopt.pipelines.keys import cache_key
-from tfopt.pipelines.layout import Layout, lay_out
-from tfopt.pipelines.refusals import refuse_frozen, refuse_restarting, refuse_unrepeatable
-from tfopt.pipelines.sampling import take_sample, trace
-from tfopt.pipelines.service.client import describe_service, refuse_unserved
-from tfopt.pipelines.service.parts import Part, take_part
-from tfopt.pipelines.shared.last_batch import expect_paddable
+from tfopt.pipelines.inspection.facts import Facts, inspect_source
 from tfopt.pipelines.shared.options import Choices, PipelineOptions, takes_options
 from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.source import Source
-from tfopt.pipelines.stages import Stage, describe, summary, table
+from tfopt.pipelines.stages.batch import plan_batch, plan_padding, plan_service
+from tfopt.pipelines.stages.cache_stage import Cache, plan_cache
+from tfopt.pipelines.stages.execution import plan_memory, plan_order
+from tfopt.pipelines.stages.function_stages import (
+    FunctionStage,
+    gather_on_device,
+    on_device,
+    plan_augment,
+    plan_functions,
+    plan_gather,
+    reads_rows,
+)
+from tfopt.pipelines.stages.output import plan_device, plan_overlap, plan_prefetch
+from tfopt.pipelines.stages.read import plan_reading
+from tfopt.pipelines.stages.shuffle import plan_shuffle
+from tfopt.pipelines.stages.stage import Flow, ShapeCheck, Stage, shape_check
 
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlan:
     """A pipeline that is decided and not yet built. Made by `plan_pipeline`.
 
-    Args:
-        source: Where the examples come from.
-        options: What was asked for.
-        layout: What was decided.
-        stages: The same for the reader: the stages in order, each with its setting and its reason.
-
     Example:
         >>> import numpy as np
         >>> plan = plan_pipeline(np.zeros((100, 4)), batch_size=10)
         >>> [stage.name for stage in plan.stages]
         ['read', 'shuffle', 'cache', 'batch', 'gather', 'prefetch', 'device', 'order', 'memory']
+        >>> plan.stage("cache").reason
+        'it would save nothing: rows are read where they lie, and nothing is computed'
     """
 
-    source: Source
-    options: PipelineOptions
-    layout: Layout
-    stages: tuple[Stage, ...]
+    source: Source  # where the examples come from
+    options: PipelineOptions  # what was asked for
+    stages: tuple[Stage, ...]  # in the order in which elements go through them; "order" and "memory" hold for all
 
     def build(self) -> Any:
         """Returns a new `tf.data.Dataset` of batches; its first iteration is the first epoch.
 
-        Where several processes train on a tf.data service, what it returns is distributed already, for `fit` or a loop
-        of your own under the strategy.
+        If several processes train on a tf.data service, the result is a distributed dataset, for `fit` or a loop of
+        your own under the strategy.
 
         Raises:
-            ValueError: What a cache on disk would hold can no longer be fingerprinted.
+            ValueError: If what a cache on disk would hold can no longer be fingerprinted.
         """
-        layout = self.layout
-        if layout.key is not None:
-            # The functions are traced now, and may have changed since the plan was made.
-            key = cache_key(self.source, self.options, layout.cache, layout.sample, layout.count)
-            layout = replace(layout, key=key)
-        return assemble(self.source, self.options, layout, str(self))
+        flow = Flow(description=str(self))
+        for stage in self.stages:
+            stage.apply(flow)
+        return flow.finish()
+
+    def stage(self, name: str) -> Stage:
+        """Returns the first stage of this name.
+
+        Raises:
+            KeyError: If the plan has none.
+        """
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(f"Expected a stage {name!r}. Found {', '.join(stage.name for stage in self.stages)}.")
 
     def __str__(self) -> str:
         kind = "Training" if self.options.training else "Evaluation"
-        return f"{kind} pipeline over {self.source.name}\n{table(self.stages)}"
+        widths = [max(len(getattr(stage, column)) for stage in self.stages) for column in ("name", "setting")]
+        rows = (f"  {s.name:<{widths[0]}}  {s.setting:<{widths[1]}}  {s.reason}" for s in self.stages)
+        return "\n".join([f"{kind} pipeline over {self.source.name}", *rows])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as JSON values; functions by name."""
-        return {
-            **summary(self.source, self.options, self.layout),
-            "options": self.options.to_dict(),
-            "stages": [stage.to_dict() for stage in self.stages],
-        }
+        summary: dict[str, Any] = {"service": self.options.service}
+        for stage in self.stages:
+            summary |= stage.summary()
+        stages = [stage.to_dict() for stage in self.stages]
+        return {**summary, "options": self.options.to_dict(), "stages": stages}
 
 
 @takes_options
@@ -134,11 +148,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         TensorShape([100, 8, 8, 3])
     """
     chosen = PipelineOptions(**options)
-    known, part = as_source(source), None
-    if chosen.service is not None:
-        known, part = take_part(known, chosen)
-    layout = _decide(known, chosen, part)
-    return PipelinePlan(known, chosen, layout, describe(known, chosen, layout))
+    facts = inspect_source(as_source(source), chosen)
+    return PipelinePlan(facts.source, chosen, _stages(chosen, facts))
 
 
 @takes_options
@@ -154,29 +165,60 @@ def build_pipeline(source: Any, **options: Unpack[Choices]) -> Any:
     return plan_pipeline(source, **options).build()
 
 
-def _decide(source: Source, options: PipelineOptions, part: Part | None) -> Layout:
-    whole = source.dataset()
-    count, infinite = count_elements(source, whole)
-    traced = trace(source, whole, options)
-    refuse_frozen(options, traced.in_source, traced.in_transform)
-    refuse_unrepeatable(options, traced.in_source, traced.in_transform, traced.in_augment)
-    refuse_restarting("transform", traced.in_transform)
-    for findings in traced.in_augment:
-        refuse_restarting("augment", findings)
-    if options.remainder == "pad":
-        expect_paddable(traced.augmented.element_spec)
-    sample = take_sample(source, options, traced)
-    served = None
-    if options.service is not None:
-        sent = count if part is None else part.whole  # of arrays a process sends all, whatever it reads of them
-        refuse_unserved(
-            source,
-            options,
-            in_source=traced.in_source,
-            in_transform=traced.in_transform,
-            in_augment=traced.in_augment,
-            decoded_bytes=sample.decoded_bytes * (sent or 0),
-            infinite=infinite,
-        )
-        served = describe_service(options, part)
-    return lay_out(source, options, traced, sample, count=count, infinite=infinite, served=served, part=part)
+def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
+    """Decides which stages the pipeline has, and their order; each stage decides how it is set."""
+    check = shape_check(options, facts)
+    device = plan_device(options, facts, check)
+    cache = plan_cache(options, facts, device.held_only)
+    shuffle = plan_shuffle(options, facts, cache.choice)
+    reading = plan_reading(options, facts, cache.choice)
+    before, behind = plan_functions(options, facts, cache.choice)
+    cache, before, behind = _checked(check, cache, before, behind)
+    loading = (*reading, *before, cache if cache.choice.folder is not None else cache.without(), *behind)
+    augment = plan_augment(options, by_batch=False)
+    batch = plan_batch(options, facts, check)
+    gather: list[Stage] = []
+    if reads_rows(options, facts, cache.choice, shuffle):
+        if augment and check is None:
+            # One map for both: the row is gathered as part of its augmentation.
+            behind = [replace(stage, group=augment[0].group) for stage in behind]
+        elif not augment:
+            gather, behind = [plan_gather(facts)], []
+    if cache.choice.on is not None:
+        examples: list[Stage] = [*before, cache, shuffle, *behind]
+    elif shuffle.first:
+        examples = [shuffle, *behind, cache]
+    else:
+        examples = [*behind, cache, shuffle]
+    of_batches = plan_augment(options, by_batch=True)
+    if device.held_only is not None:
+        gather = [gather_on_device()]
+        of_batches = [on_device(*each) for each in zip(of_batches, device.held_only.obstacles, strict=True)]
+    return (
+        *reading,
+        *examples,
+        *augment,
+        batch,
+        *gather,
+        *plan_service(options, facts, batch),
+        *of_batches,
+        *plan_padding(options),
+        plan_prefetch(options),
+        device,
+        *plan_overlap(options, facts, device, loading),
+        plan_order(options, cache.choice),
+        plan_memory(options, facts, cache.choice, shuffle, reading),
+    )
+
+
+def _checked(
+    check: ShapeCheck | None, cache: Cache, before: list[FunctionStage], behind: list[FunctionStage]
+) -> tuple[Cache, list[FunctionStage], list[FunctionStage]]:
+    """Has the last of these stages check the shapes of examples."""
+    if check is None:
+        return cache, before, behind
+    if behind:
+        return cache, before, [*behind[:-1], replace(behind[-1], check=check)]
+    if before:
+        return cache, [*before[:-1], replace(before[-1], check=check)], behind
+    return replace(cache, check=check), before, behind

@@ -28,3 +28,16 @@ def aligned(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(f"{cell:{'<' if i < texts else '>'}{widths[i]}}" for i, cell in enumerate(row)) for row in rows)
     return [f"  {line}".rstrip() for line in lines]
+
+
+def readable_bytes(size: float) -> str:
+    """Returns a size in bytes with a unit that suits it.
+
+    Example:
+        >>> readable_bytes(1536)
+        '1.5 KiB'
+    """
+    for unit, limit in (("B", 1), ("KiB", 2**10), ("MiB", 2**20)):
+        if size < 1024 * limit:
+            return f"{size / limit:,.0f} B" if unit == "B" else f"{size / limit:,.1f} {unit}"
+    return f"{size / 2**30:,.1f} GiB"

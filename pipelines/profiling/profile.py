@@ -12,12 +12,18 @@ from tfopt import checks
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import host
 from tfopt.pipelines.cache.writer import read_index
+from tfopt.pipelines.inspection.tracing import trace
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile
 from tfopt.pipelines.profiling.sampled_run import Node, Run, run_passes, run_unfused
 from tfopt.pipelines.profiling.stage_names import StageNames
-from tfopt.pipelines.sampling import trace
 from tfopt.pipelines.shared.options import PerBatch
+from tfopt.pipelines.stages.batch import Service
+from tfopt.pipelines.stages.cache_stage import Cache
+from tfopt.pipelines.stages.output import CopyToDevice
+from tfopt.pipelines.stages.read import Mix, Read
+from tfopt.pipelines.stages.shuffle import Shuffle
+from tfopt.pipelines.stages.stage import Stage
 
 _SPLITTING_SHARE = 0.3  # of the time, if stages are fused
 # A first pass through a cache and a full-size shuffle would only fill them in the time.
@@ -172,18 +178,17 @@ def _inputs_per_element(node: Node, inner: Node) -> float:
 
 
 def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
-    if plan.layout.cache.on == "device":
+    if plan.options.on_device:
         raise UnsupportedError(
             "profile_pipeline expects stages that run on the host. Found cache='device': batches are made on the "
             "device, where TensorFlow counts no stages. Profile the same plan with cache=None to see what loading "
             "takes."
         )
-    if plan.layout.part is not None:
+    if any(isinstance(stage, Service) and stage.part is not None for stage in plan.stages):
         raise UnsupportedError(
             "profile_pipeline expects a plan of one process. Found one of several on a tf.data service, whose batches "
             "the strategy takes. Profile the same plan in one process, without the strategy."
         )
-    plan, unwritten = _without_writing(plan)
 
     def unfused(run: Run) -> dict[str, float]:
         del run
@@ -191,8 +196,8 @@ def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
         return _unfused_costs(apart, apart, [raw], seconds)
 
     sources: list[Any] = []
-    dataset = _to_run(plan, sources).build()
-    profile = _profile(plan.source.name, dataset, sources, seconds, unfused)
+    adapted, unwritten = _to_run(plan, sources)
+    profile = _profile(plan.source.name, adapted.build(), sources, seconds, unfused)
     return replace(profile, first_pass=True) if unwritten else profile  # later passes would have read the cache
 
 
@@ -203,37 +208,41 @@ def _profile_dataset(dataset: Any, seconds: float) -> PipelineProfile:
     return _profile("dataset", dataset, None, seconds, unfused)
 
 
-def _without_writing(plan: PipelinePlan) -> tuple[PipelinePlan, bool]:
-    """Drops a plan's cache if running would write it to disk; returns the plan, and whether it did."""
-    folder, key = plan.layout.cache.folder, plan.layout.key
-    if folder is None or key is None or read_index(folder / key) is not None:
-        return plan, False
-    return replace(plan, layout=replace(plan.layout, cache=replace(plan.layout.cache, on=None), key=None)), True
+def _to_run(plan: PipelinePlan, sources: list[Any]) -> tuple[PipelinePlan, bool]:
+    """Returns a plan as it is run here, and whether it runs without its cache, which it would write to disk.
 
-
-def _to_run(plan: PipelinePlan, sources: list[Any]) -> PipelinePlan:
-    """Returns a plan as it is run here; appends the datasets that its source makes to `sources`."""
+    Args:
+        plan: The plan.
+        sources: Gets the datasets that the plan's source makes.
+    """
 
     def kept(made: Any) -> Any:
         sources.append(made)
         return made
 
-    source, layout = plan.source, plan.layout
-    shuffled = source.shuffled
-    return replace(
-        plan,
-        source=replace(
-            source,
-            dataset=lambda: kept(source.dataset()),
-            shuffled=None if shuffled is None else lambda seed: kept(shuffled(seed)),
-        ),
-        layout=replace(
-            layout,
-            shuffle_buffer=min(layout.shuffle_buffer, _SHUFFLE_BATCHES * plan.options.batch_size),
-            mixing_buffer=min(layout.mixing_buffer, _SHUFFLE_BATCHES * plan.options.batch_size),
-            device=None,  # a copy to the GPU leaves no figures on the host
-        ),
-    )
+    def adapted(stage: Stage) -> Stage:
+        if isinstance(stage, Read):
+            source, shuffled = stage.source, stage.source.shuffled
+            recording = replace(
+                source,
+                dataset=lambda: kept(source.dataset()),
+                shuffled=None if shuffled is None else lambda seed: kept(shuffled(seed)),
+            )
+            return replace(stage, source=recording)
+        if isinstance(stage, Mix | Shuffle):
+            return replace(stage, buffer=min(stage.buffer, _SHUFFLE_BATCHES * plan.options.batch_size))
+        if isinstance(stage, CopyToDevice):
+            return replace(stage, device=None)  # a copy to the GPU leaves no figures on the host
+        return stage.without() if isinstance(stage, Cache) and _would_write(stage) else stage
+
+    unwritten = any(isinstance(stage, Cache) and _would_write(stage) for stage in plan.stages)
+    return replace(plan, stages=tuple(map(adapted, plan.stages))), unwritten
+
+
+def _would_write(cache: Cache) -> bool:
+    """Whether this is a cache on disk that is not there yet."""
+    folder, key = cache.choice.folder, cache.key
+    return folder is not None and key is not None and read_index(folder / key) is None
 
 
 def _stages_apart(plan: PipelinePlan) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Calls functions on the elements of a dataset, and adds up what an element holds."""
+"""Calls functions on the elements of a dataset, and measures what an element holds."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def without_autograph(function: Function) -> Function:
-    """Marks a function of tfopt's own: AutoGraph leaves it alone. A user's function must not be called from it."""
+    """Marks one of tfopt's own functions for AutoGraph to skip. It must not call a user's function."""
     marked: Function = tf.autograph.experimental.do_not_convert(function)
     return marked
 
@@ -22,10 +22,8 @@ def apply(function: Callable[..., Any], element: Any, **keywords: Any) -> Any:
 
 
 # Not marked do_not_convert: AutoGraph must reach the user's function, as in Dataset.map.
-def apply_stage(stage: str, function: Callable[..., Any] | None, element: Any, **keywords: Any) -> Any:
-    """Calls a stage's function under the stage's name in the graph; without one the element stays as it is."""
-    if function is None:
-        return element
+def apply_stage(stage: str, function: Callable[..., Any], element: Any, **keywords: Any) -> Any:
+    """Calls a stage's function on an element, under the stage's name in the graph."""
     with tf.name_scope(stage):
         return apply(function, element, **keywords)
 
@@ -39,7 +37,7 @@ def accepts_seed(function: Callable[..., Any]) -> bool:
     """Whether a function has a parameter `seed` that can be passed by keyword."""
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # built-in functions have none
+    except (TypeError, ValueError):  # built-in functions have no signature
         return False
     keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return "seed" in parameters and parameters["seed"].kind in keyword
@@ -51,7 +49,7 @@ def leaves(element: Any) -> list[Any]:
 
 
 def size_bytes(element: Any) -> int:
-    """Returns the memory that an eager element holds, strings counted by their bytes."""
+    """Returns the memory an eager element takes; strings count their bytes."""
     return sum(_tensor_bytes(tensor) for tensor in tf.nest.flatten(element, expand_composites=True))
 
 
@@ -62,7 +60,7 @@ def is_static(spec: Any) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what an error of TensorFlow says, without the names of its functions and nodes."""
+    """Returns the message of a TensorFlow error without names of functions and nodes."""
     text = re.sub(r"\{\{[^}]*\}\}", "", str(error)).strip()
     if not text:
         return type(error).__name__

@@ -6,6 +6,11 @@ import tensorflow as tf
 
 from tfopt.pipelines.shared.elements import leaves, without_autograph
 
+PADDING_NOTE = (
+    "by repeating its own examples at weight 0, so that a loss that averages keeps its gradients; not preserved: "
+    "reduction='sum', masked means, unweighted metrics, batch-norm statistics, epoch logs (docs/pipelines.md)"
+)
+
 
 def expect_paddable(spec: Any) -> None:
     """Refuses examples, or batches of them, that `pad_batch` cannot fill or weigh.
@@ -70,14 +75,6 @@ def pad_batch(batch: Any, batch_size: int) -> Any:
     weight = tf.where(rows < count, tf.cast(batch_size / count, tf.float32), 0.0)
     x, y, *given = tf.nest.pack_sequence_as(batch, filled)
     return x, y, tf.nest.map_structure(lambda own: _weighed(own, weight), given[0]) if given else weight
-
-
-def padding_note() -> str:
-    """Returns what padding does, and what it cannot preserve, for the plan."""
-    return (
-        "by repeating its own examples at weight 0, so that a loss that averages keeps its gradients; not preserved: "
-        "reduction='sum', masked means, unweighted metrics, batch-norm statistics, epoch logs (docs/pipelines.md)"
-    )
 
 
 def _expect_one_loss(target: Any, batch_size: int) -> None:

@@ -8,13 +8,13 @@ import tensorflow as tf
 from tfopt.pipelines.shared.elements import element_of, without_autograph
 
 _PARTS = ("files", "shuffle", "augment", "crop", "batch", "mix")
-# Dataset.shuffle and Dataset.random mix tf.random.set_seed into the seed that they are given, and a second model in the
-# process would then see another order. Their operations take both halves of a seed; this stands for the global half.
+# Dataset.shuffle and Dataset.random mix tf.random.set_seed into their seed, so a second model in the process would see
+# another order. Their operations take both halves of a seed; this one stands for the global half.
 _FIRST_HALF = 87654321
 
 
 def part_seed(seed: int | None, part: str) -> int | None:
-    """Returns the seed of one part, independent of the others; None stays None.
+    """Returns the seed of one part, independent of the others'; None stays None.
 
     Args:
         seed: The pipeline's seed.
@@ -26,18 +26,18 @@ def part_seed(seed: int | None, part: str) -> int | None:
     return int(np.random.SeedSequence((seed, _PARTS.index(part))).generate_state(1)[0] >> 1)
 
 
-def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = True, anew: bool = False) -> Any:
-    """Shuffles a dataset; under a seed the order depends on nothing else, `tf.random.set_seed` included.
+def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = True, redraw: bool = False) -> Any:
+    """Shuffles a dataset; with a seed, the order depends on nothing else, not even on `tf.random.set_seed`.
 
     Args:
         dataset: What to shuffle.
         buffer: How many elements the shuffle draws from.
         seed: Default: a random one.
         reshuffle: Whether each iteration has another order.
-        anew: Without a seed, draws in each process and each epoch anew, `tf.random.set_seed` or not: what runs on
-            another machine is made new for each epoch, and would repeat itself.
+        redraw: Without a seed, draws a new one in each process and epoch, regardless of `tf.random.set_seed`. A dataset
+            that runs on another machine is rebuilt for each epoch, and would otherwise repeat its order.
     """
-    if seed is None and not anew:
+    if seed is None and not redraw:
         return dataset.shuffle(buffer, reshuffle_each_iteration=reshuffle)
     variant = tf.raw_ops.ShuffleDatasetV3(
         input_dataset=tf.data.experimental.to_variant(dataset),
@@ -47,55 +47,55 @@ def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = Tr
         **dataset._flat_structure,
     )
     shuffled = tf.data.experimental.from_variant(variant, dataset.element_spec)
-    # As TensorFlow's own datasets hold their input: its Python functions stay alive, and graphs see its options.
+    # TensorFlow's own datasets hold their input too: its Python functions stay alive, and graphs see its options.
     shuffled._inputs = lambda: [dataset]
     return shuffled.with_options(dataset.options())
 
 
-def with_words(dataset: Any, seed: int | None) -> Any:
-    """Puts beside each element what `element_seed` makes its seed of: `(element, word)`.
+def with_random_bits(dataset: Any, seed: int | None) -> Any:
+    """Pairs each element with the random bits `element_seed` makes its seed from: `(element, bits)`.
 
-    The word is random and differs from epoch to epoch. Its place in the epoch, not its content, gives an element its
-    word, so that parallelism changes nothing.
+    The bits differ from epoch to epoch. They depend on an element's place in the epoch, not on its content, so that
+    parallelism changes nothing.
 
     Args:
         dataset: The elements, in the order in which they will be used.
         seed: Default: a random one.
     """
-    return tf.data.Dataset.zip(dataset, _random_words(seed))
+    return tf.data.Dataset.zip(dataset, _random_bits(seed))
 
 
-def with_drawn_words(dataset: Any) -> Any:
-    """Does as `with_words`, by a draw for each element: nothing that is shared, so that parts may run on many machines.
+def with_drawn_bits(dataset: Any) -> Any:
+    """Does the same with one independent draw per element, so that parts may run on many machines.
 
-    Neither the order nor a seed makes the words the same on another run.
+    Nothing makes these bits repeatable.
     """
     spec = dataset.element_spec
 
     @without_autograph
-    def with_word(*arguments: Any) -> Any:
-        # Seeds of zero, not None, which tf.random.set_seed would replace.
+    def with_bits(*arguments: Any) -> Any:
+        # Seeds of zero, not None: tf.random.set_seed would replace None.
         bounds = tf.constant(0, tf.int64), tf.constant(2**32, tf.int64)
-        word = tf.raw_ops.RandomUniformInt(shape=tf.zeros(0, tf.int32), minval=bounds[0], maxval=bounds[1])
-        return element_of(arguments, spec), word
+        bits = tf.raw_ops.RandomUniformInt(shape=tf.zeros(0, tf.int32), minval=bounds[0], maxval=bounds[1])
+        return element_of(arguments, spec), bits
 
-    return dataset.map(with_word, name="words")
+    return dataset.map(with_bits, name="random_bits")
 
 
 @without_autograph
-def element_seed(word: Any, number: int = 0) -> Any:
-    """Returns an int32 seed of shape (2,), for one element of one epoch.
+def element_seed(bits: Any, number: int = 0) -> Any:
+    """Returns an int32 seed of shape (2,) for one element of one epoch.
 
     Args:
-        word: As `with_words` gives it.
-        number: Tells several uses of one element's word apart.
+        bits: As `with_random_bits` gives them.
+        number: Tells several uses of the same bits apart.
     """
-    # Few operations: they run for each element. Words lie in [0, 2**32), and the number in the other half.
-    return tf.bitcast(word if number == 0 else tf.bitwise.bitwise_or(word, number * 2**32), tf.int32)
+    # Few operations: they run for each element. Bits lie in [0, 2**32), the number in the upper half.
+    return tf.bitcast(bits if number == 0 else tf.bitwise.bitwise_or(bits, number * 2**32), tf.int32)
 
 
-def _random_words(seed: int | None) -> Any:
-    """Returns an endless dataset of random numbers in [0, 2**32), others on each iteration."""
+def _random_bits(seed: int | None) -> Any:
+    """Returns an endless dataset of random numbers in [0, 2**32) that differ on each iteration."""
     if seed is None:
         return tf.data.Dataset.random(rerandomize_each_iteration=True)
     spec = tf.TensorSpec((), tf.int64)

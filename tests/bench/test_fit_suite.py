@@ -21,7 +21,7 @@ from tfopt.errors import UnsupportedError
 from tfopt.fit.steps import overlap_of
 from tfopt.kernels import flash, obstacles
 from tfopt.measure import StepTimes, compare
-from tfopt.pipelines.device_data import stage_of
+from tfopt.pipelines.device.device_stage import stage_of
 
 CPU = Scale(batch_size=8, width=1, steps=1, photos=64, resnet=None, seeds=(0,))
 SHAPE = kernels.Shape(2, 64, 2, 8, causal=True)

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tfopt.hardware import host
 from tfopt.pipelines import CentralCrop, RandomCrop, caching
-from tfopt.pipelines.caching import MIB, Facts, decide_cache, readable
-from tfopt.pipelines.sampling import Sample
+from tfopt.pipelines.cache.choice import MIB, Facts, decide_cache, readable
+from tfopt.pipelines.inspection.sampling import Sample
 from tfopt.pipelines.shared.options import PipelineOptions
 
 SAMPLE = Sample(

@@ -12,7 +12,7 @@ from quick import first_quick
 
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines import Source, build_pipeline, device_data, per_batch, plan_pipeline, profile_pipeline
-from tfopt.pipelines.device_data import stage_of
+from tfopt.pipelines.device.device_stage import stage_of
 
 X = np.random.default_rng(0).integers(0, 256, size=(22, 3, 3, 1)).astype("uint8")
 Y = np.arange(22, dtype="int32")

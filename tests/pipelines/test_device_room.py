@@ -15,8 +15,8 @@ from tfopt.pipelines import (
     per_batch,
     plan_pipeline,
 )
-from tfopt.pipelines.device_data import stage_of
-from tfopt.pipelines.device_room import OnDevice
+from tfopt.pipelines.device.device_stage import stage_of
+from tfopt.pipelines.device.placement import OnDevice
 
 X, Y = np.zeros((64, 128, 128), "float64"), np.arange(64)  # 8 MiB
 FEW = X[:8, :4, :4]

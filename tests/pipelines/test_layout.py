@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfopt.pipelines import layout, plan_pipeline
-from tfopt.pipelines.caching import MIB
+from tfopt.pipelines.cache.choice import MIB
 from tfopt.pipelines.layout import shuffle_buffer
 
 

@@ -7,15 +7,15 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.batches import ends_on_device
-from tfopt.pipelines.device import choose_device, copy_ahead
-from tfopt.pipelines.device_data import NotAttached, stage_of
+from tfopt.pipelines.device.copying import choose_device, copy_ahead
+from tfopt.pipelines.device.device_stage import NotAttached, stage_of
 
 
 class DeviceStageBatches:
     """Batches of a pipeline with a device stage, made on the device from small elements that tf.data yields.
 
     Args:
-        stage: The stage, from `tfopt.pipelines.device_data.stage_of`.
+        stage: The stage, from `tfopt.pipelines.device.device_stage.stage_of`.
     """
 
     def __init__(self, stage: Any):

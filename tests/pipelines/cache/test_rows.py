@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.pipelines.cache.rows import Rows
+from tfopt.pipelines.cache.example_records import Rows
 
 DTYPES = [
     "bool",

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, per_batch
-from tfopt.pipelines.device_data import stage_of
+from tfopt.pipelines.device.device_stage import stage_of
 from tfopt.pipelines.shared import layers as layers_module
 from tfopt.pipelines.shared.layers import LayerFunction, is_layer
 

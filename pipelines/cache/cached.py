@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.cache.rows import Rows
+from tfopt.pipelines.cache.example_records import Rows
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.shared.elements import without_autograph
 
 _READ_AHEAD = 4 * 2**20  # bytes; small reads of network disks are slow
 
 
-def stored(store: Store, spec: Any, elements: Any, prepare: Callable[[Any], Any]) -> Any:
+def cached(store: Store, spec: Any, elements: Any, prepare: Callable[[Any], Any]) -> Any:
     """Returns a dataset of examples that is read from a cache, or written to it.
 
     The file's records carry a checksum and their position. Where one is damaged or missing, the dataset goes on with

@@ -1,6 +1,6 @@
-"""The device stage: examples that lie on the device, batches that are made there, and numbers that say of which.
+"""The device stage: examples kept on the device, batches made there, and the indices that say which examples.
 
-`tfopt.fit.overlap` asks `stage_of(dataset)`, iterates the stage's `elements`, and makes each into a batch.
+`tfopt.fit.overlap` asks `stage_of(dataset)`, iterates the stage's `elements`, and makes a batch from each.
 """
 
 import threading
@@ -12,38 +12,39 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.model.batches import DEVICE_STAGE
-from tfopt.pipelines.caching import readable
-from tfopt.pipelines.device import copy_ahead
-from tfopt.pipelines.device_room import OnDevice, is_gpu
-from tfopt.pipelines.device_steps import batch_functions, stored_dtype
+from tfopt.pipelines.device.batch_functions import batch_functions, stored_dtype
+from tfopt.pipelines.device.copying import copy_ahead, is_gpu
+from tfopt.pipelines.device.placement import OnDevice
 from tfopt.pipelines.shared.elements import element_of, first_line, leaves, without_autograph
+from tfopt.pipelines.shared.functions import augment_functions
 from tfopt.pipelines.shared.options import PipelineOptions
-from tfopt.pipelines.shared.seeding import element_seed, part_seed, with_words
-from tfopt.pipelines.steps import augmentations
+from tfopt.pipelines.shared.seeding import element_seed, part_seed, with_random_bits
+from tfopt.text import readable_bytes
 
 NOT_ATTACHED = (
-    "Expected tfopt.fit.overlap(model) before `fit`: with cache='device' the examples lie on the device, and overlap "
-    "makes the batches there. Found an iteration of the dataset itself, or of one derived from it, as by .map, .take "
-    "or class_weight. Call tfopt.fit.overlap(model) and pass the dataset as it is, or build it with cache='memory'."
+    "Expected tfopt.fit.overlap(model) before `fit`: with cache='device' the examples are kept on the device, and "
+    "overlap makes the batches there. Found an iteration of the dataset itself, or of one derived from it, as by .map, "
+    ".take or class_weight. Call tfopt.fit.overlap(model) and pass the dataset as it is, or build it with "
+    "cache='memory'."
 )
 
 
 class DeviceStage:
-    """Makes the batches of a pipeline on the device, where all examples lie from the first batch on.
+    """Makes the batches of a pipeline on the device, where all examples are kept from the first batch on.
 
-    Its `elements` say which examples a batch has; each iteration of them is an epoch, in a new order where the pipeline
-    shuffles. With a GPU they arrive there ahead of use, and no further `tf.data` stage may follow. `batch` may be
-    called from any thread. The examples are freed with the dataset.
+    Its `elements` say which examples a batch has; each iteration of them is an epoch, in a new order if the pipeline
+    shuffles. On a GPU they are copied ahead of use, and no `tf.data` stage may follow. `batch` may be called from any
+    thread. The examples are freed with the dataset.
 
     Args:
         chunks: A dataset of all examples, in chunks of any size.
         spec: The element spec of an example, static.
         element_spec: The element spec of the batches.
-        count: How many examples there are.
+        count: The number of examples.
         options: The pipeline's options.
-        held: Where they lie.
+        held: Where the examples are kept.
         settings: The `tf.data.Options` of the pipeline.
-        steps: How many batches an epoch has.
+        steps: Batches per epoch.
     """
 
     def __init__(
@@ -75,21 +76,21 @@ class DeviceStage:
             element: As `elements` yields it, eager.
 
         Raises:
-            PipelineError: An example cannot be read, or they do not fit on the device.
+            PipelineError: If an example cannot be read, or they do not fit on the device.
         """
-        numbers, word = element if len(element) == 2 else (element[0], None)
+        indices, bits = element if len(element) == 2 else (element[0], None)
         with tf.device(self.device):
             rows = self._loaded()
-            batch = self._traced(rows, numbers, word)(rows, numbers, word)
+            batch = self._traced(rows, indices, bits)(rows, indices, bits)
             for function in self._later:
-                batch = function(batch, word)
+                batch = function(batch, bits)
         return batch
 
-    def _traced(self, rows: list[Any], numbers: Any, word: Any) -> Any:
-        """The first function for batches of this size; to let TensorFlow look for it takes as long as to call it."""
-        size = numbers.shape[0]
+    def _traced(self, rows: list[Any], indices: Any, bits: Any) -> Any:
+        """Returns the first function for this batch size; TensorFlow's own lookup takes as long as the call."""
+        size = indices.shape[0]
         if size not in self._by_size:
-            self._by_size[size] = self._first.get_concrete_function(rows, numbers, word)
+            self._by_size[size] = self._first.get_concrete_function(rows, indices, bits)
         return self._by_size[size]
 
     def _loaded(self) -> list[Any]:
@@ -101,7 +102,7 @@ class DeviceStage:
 
 
 def stage_of(dataset: Any) -> DeviceStage | None:
-    """Returns the device stage of a dataset that `build_pipeline` returned, None where it has none.
+    """Returns the device stage of a dataset that `build_pipeline` returned, or None if it has none.
 
     Example:
         >>> import numpy as np
@@ -120,10 +121,10 @@ def with_stage(dataset: Any, stage: DeviceStage) -> Any:
 
 
 class NotAttached(tf.data.Dataset):
-    """A dataset that cannot be iterated: its batches are made by its stage.
+    """A dataset that cannot be iterated, since its stage makes the batches.
 
     Args:
-        dataset: The same batches from a source that `refusing` makes fail.
+        dataset: The same batches, from examples that `refusing` makes fail.
     """
 
     def __init__(self, dataset: Any):
@@ -144,7 +145,7 @@ class NotAttached(tf.data.Dataset):
 
 
 def refusing(dataset: Any) -> Any:
-    """Returns a dataset that fails at its first element, in graphs and behind further stages too."""
+    """Returns a dataset that fails at its first element, in graphs and after further stages too."""
 
     @without_autograph
     def refuse(*parts: Any) -> Any:
@@ -155,31 +156,31 @@ def refusing(dataset: Any) -> Any:
 
 
 def _elements(count: int, steps: int, options: PipelineOptions, device: str, settings: Any) -> Any:
-    """Returns the dataset of what makes a batch: its numbers, and a word where a function of it takes a seed."""
+    """Returns the dataset of what makes a batch: its indices, and random bits if a function of it takes a seed."""
     size = options.batch_size
     every_full = options.remainder == "drop" or count % size == 0
 
     @without_autograph
-    def epoch(_: Any, word: Any) -> Any:
-        numbers = tf.range(count, dtype=tf.int64)
+    def epoch(_: Any, bits: Any) -> Any:
+        indices = tf.range(count, dtype=tf.int64)
         if options.shuffle:
-            # One operation for the whole epoch: 67 ms for 1.28 million numbers, where Dataset.shuffle takes 6.4 s.
-            numbers = tf.random.experimental.stateless_shuffle(numbers, element_seed(word))
+            # One operation for the whole epoch: 67 ms for 1.28 million indices, where Dataset.shuffle takes 6.4 s.
+            indices = tf.random.experimental.stateless_shuffle(indices, element_seed(bits))
 
         @without_autograph
-        def numbers_of(step: Any) -> Any:
-            chosen = numbers[step * size : (step + 1) * size]
+        def indices_of(step: Any) -> Any:
+            chosen = indices[step * size : (step + 1) * size]
             chosen.set_shape((size if every_full else None,))
             return chosen
 
-        return tf.data.Dataset.range(steps).map(numbers_of, num_parallel_calls=1)
+        return tf.data.Dataset.range(steps).map(indices_of, num_parallel_calls=1)
 
-    elements = with_words(tf.data.Dataset.range(1), part_seed(options.seed, "shuffle")).flat_map(epoch)
+    elements = with_random_bits(tf.data.Dataset.range(1), part_seed(options.seed, "shuffle")).flat_map(epoch)
     elements = elements.apply(tf.data.experimental.assert_cardinality(steps))
-    if any(step.seeded for step in augmentations(options, by_batch=True)):
-        elements = with_words(elements, part_seed(options.seed, "batch"))
+    if any(function.seeded for function in augment_functions(options, by_batch=True)):
+        elements = with_random_bits(elements, part_seed(options.seed, "batch"))
     else:
-        elements = elements.map(without_autograph(lambda numbers: (numbers,)), num_parallel_calls=1)
+        elements = elements.map(without_autograph(lambda indices: (indices,)), num_parallel_calls=1)
     elements = elements.prefetch(tf.data.AUTOTUNE).with_options(settings)
     return copy_ahead(elements, device, steps) if is_gpu(device) else elements
 
@@ -198,8 +199,8 @@ def _load(chunks: Any, spec: Any, count: int, device: str) -> list[Any]:
             loaded += size
     except tf.errors.OpError as error:
         raise PipelineError(
-            f"Expected to read {count:,} examples, to copy them to {device}. Found that it failed behind {loaded:,}: "
-            f"{first_line(error)}. Mend what it names, or the source's `count`."
+            f"Expected to read {count:,} examples, to copy them to {device}. Found that it failed after {loaded:,}: "
+            f"{first_line(error)}. Fix what it names, or the source's `count`."
         ) from error
     return _copied(arrays, [stored_dtype(leaf.dtype) for leaf in specs], device)
 
@@ -210,6 +211,7 @@ def _copied(arrays: Sequence[Any], dtypes: Sequence[Any], device: str) -> list[A
             return [tf.constant(array.view(dtype.as_numpy_dtype)) for array, dtype in zip(arrays, dtypes, strict=True)]
     except tf.errors.ResourceExhaustedError as error:
         raise PipelineError(
-            f"Expected room for {readable(sum(array.nbytes for array in arrays))} of examples on {device}. Found that "
-            "its memory is taken, perhaps by a model made after the plan. Pass cache='memory', or a smaller data set."
+            f"Expected room for {readable_bytes(sum(array.nbytes for array in arrays))} of examples on {device}. Found "
+            "that its memory is taken, perhaps by a model made after the plan. Pass cache='memory', or a smaller data "
+            "set."
         ) from error

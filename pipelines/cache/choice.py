@@ -7,32 +7,26 @@ from typing import Literal
 
 from tfopt.hardware import host
 from tfopt.pipelines.cache.folder import default_folder, free_bytes
-from tfopt.pipelines.sampling import Sample
+from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.text import readable_bytes
 
 MIB = 2**20
-MEMORY_SHARE = 4  # a cache may take one part in so many of the memory that is free
-DISK_SHARE = 2  # and with cache="auto" one part in so many of the disk that is free
-DISK_MIB_PER_SECOND = 500  # of a plain SATA SSD: what every disk worth caching on reaches
+_MEMORY_SHARE = 4  # a cache may take a quarter of the free memory
+_DISK_SHARE = 2  # and with cache="auto" half of the free disk
+_DISK_MIB_PER_SECOND = 500  # a plain SATA SSD; slower disks are not worth caching on
 
 After = Literal["decode", "transform"]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheChoice:
-    """Where examples are cached.
+    """Where examples are cached, and why."""
 
-    Args:
-        on: "memory", "device", the path of a folder, or None for no cache.
-        after: The last stage before the cache.
-        reason: Why.
-        bytes: Its size, None where unknown or where there is none.
-    """
-
-    on: str | None
-    after: After
+    on: str | None  # "memory", "device", the path of a folder, or None for no cache
+    after: After  # the last stage before the cache
     reason: str
-    bytes: float | None = None
+    bytes: float | None = None  # its size; None if unknown, or without a cache
 
     @property
     def folder(self) -> Path | None:
@@ -40,36 +34,17 @@ class CacheChoice:
         return None if self.on in (None, "memory", "device") else Path(str(self.on))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the decision rests on.
-
-    Args:
-        count: How many examples there are, None where unknown.
-        infinite: Whether the source never ends.
-        resident: Whether the examples lie in memory or in mapped files.
-        doubt: Why what stands before the cache may give another result later, "" for no doubt.
-        sample: What the sampled elements showed.
-    """
-
-    count: int | None
-    infinite: bool
-    resident: bool
-    doubt: str
-    sample: Sample
-
-
-def decide_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:
+def choose_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:
     """Returns where to cache, and why.
 
     Raises:
-        ValueError: A cache was asked for, and the source is endless; or a random crop stands before it.
+        ValueError: If a cache was asked for, and the source is endless or a random crop would stand before it.
     """
     places = _places(options)
     if options.cache is None:
         return CacheChoice(None, places[0], "cache=None")
     if options.service is not None:
-        return CacheChoice(None, places[0], "the service's workers share the examples out anew in each epoch")
+        return CacheChoice(None, places[0], "the service's workers divide the examples differently in each epoch")
     if facts.infinite:
         if options.cache != "auto":
             raise ValueError(f"cache={options.cache!r} expects data that ends. The source is endless: pass cache=None.")
@@ -78,7 +53,7 @@ def decide_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:
         after = _steady_place(places, facts)
         size = _size(after, facts)
         return CacheChoice(str(options.cache), after, f"asked for; {_needed(size)}", size)
-    if facts.resident and (options.transform is None or places == ("decode",)):
+    if facts.source.resident and (options.transform is None or places == ("decode",)):
         nothing = "it would save nothing: rows are read where they lie, and nothing is computed"
         return CacheChoice(None, places[0], nothing + (" before the crop" if options.crop is not None else ""))
     if facts.count is None:
@@ -92,21 +67,13 @@ def decide_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:
     return _on_disk(options, facts, in_memory[0])
 
 
-def readable(size: float) -> str:
-    """Returns a size in bytes with a unit that suits it."""
-    for unit, limit in (("B", 1), ("KiB", 1024), ("MiB", MIB)):
-        if size < 1024 * limit:
-            return f"{size / limit:,.0f} B" if unit == "B" else f"{size / limit:,.1f} {unit}"
-    return f"{size / 1024 / MIB:,.1f} GiB"
-
-
 def _places(options: PipelineOptions) -> tuple[After, ...]:
-    """The stages behind which a cache may stand, the one that saves most first."""
+    """The stages a cache may follow, the one that saves most first."""
     random_crop = options.crop is not None and options.crop.random
     if random_crop and options.cache_after == "transform":
         raise ValueError(
             "Expected nothing random before the cache. cache_after='transform' would freeze the random crop, which "
-            "stands before `transform`. Pass cache_after='decode', or CentralCrop."
+            "comes before `transform`. Pass cache_after='decode', or CentralCrop."
         )
     if random_crop or options.transform is None:
         return ("decode",)
@@ -114,16 +81,16 @@ def _places(options: PipelineOptions) -> tuple[After, ...]:
 
 
 def _steady_place(places: tuple[After, ...], facts: Facts) -> After:
-    """Where a cache that was asked for stands: by sizes alone, since times would have it elsewhere on the next run."""
+    """Where a requested cache stands: by sizes alone, since measured times could move it on the next run."""
     larger = facts.sample.example_bytes > 2 * facts.sample.decoded_bytes
-    return places[-1] if larger and not facts.resident else places[0]
+    return places[-1] if larger and not facts.source.resident else places[0]
 
 
 def _worth_caching(after: After, options: PipelineOptions, facts: Facts) -> bool:
-    """Whether a cache there saves the larger part of the work."""
+    """Whether a cache there saves most of the work."""
     if after == "transform" or options.transform is None or options.cache_after == "decode":
         return True
-    return facts.sample.decode_seconds >= facts.sample.transform_seconds and not facts.resident
+    return facts.sample.decode_seconds >= facts.sample.transform_seconds and not facts.source.resident
 
 
 def _in_memory(after: After, facts: Facts) -> CacheChoice:
@@ -131,37 +98,34 @@ def _in_memory(after: After, facts: Facts) -> CacheChoice:
     free_mib = host().memory_available_mib
     if size is None or free_mib is None:
         return CacheChoice(None, after, f"{_needed(size)}; the free memory of this machine is unknown", size)
-    if size / MIB > free_mib / MEMORY_SHARE:
-        return CacheChoice(
-            None, after, f"{_needed(size)} exceed a quarter of the {free_mib:,.0f} MiB of free memory", size
-        )
-    return CacheChoice(
-        "memory", after, f"{_needed(size)}, within a quarter of the {free_mib:,.0f} MiB of free memory", size
-    )
+    share = f"a quarter of the {free_mib:,.0f} MiB of free memory"
+    if size / MIB > free_mib / _MEMORY_SHARE:
+        return CacheChoice(None, after, f"{_needed(size)} exceed {share}", size)
+    return CacheChoice("memory", after, f"{_needed(size)}, within {share}", size)
 
 
 def _on_disk(options: PipelineOptions, facts: Facts, refused: CacheChoice) -> CacheChoice:
-    """A cache in the default folder where it is quicker than the work that it saves, and there is room."""
+    """A cache in the default folder if reading it is faster than the work it saves, and there is room."""
 
     def no(reason: str) -> CacheChoice:
         return CacheChoice(None, refused.after, f"{refused.reason}; {reason}")
 
     if options.seed is not None:
-        return no("on disk only where `cache` names a folder, so that the order under a seed does not depend on memory")
+        return no("on disk only if `cache` names a folder, so that the order under a seed does not depend on memory")
     after = _steady_place(_places(options), facts)
     size = _size(after, facts)
     if size is None:
         return no("their size is unknown")
     folder = default_folder()
-    room = free_bytes(folder) / DISK_SHARE
+    room = free_bytes(folder) / _DISK_SHARE
     if options.cache_limit_gib is not None:
         room = min(room, options.cache_limit_gib * 1024 * MIB)
     if size > room:
-        return no(f"on disk they exceed the {readable(room)} that they may take in {folder}")
+        return no(f"on disk they exceed the {readable_bytes(room)} that they may take in {folder}")
     sample = facts.sample
     saved = sample.decode_seconds + (sample.transform_seconds if after == "transform" else 0)
     computed_ms = 1000 * saved / host().cpus
-    read_ms = 1000 * size / (facts.count or 1) / (DISK_MIB_PER_SECOND * MIB)
+    read_ms = 1000 * size / (facts.count or 1) / (_DISK_MIB_PER_SECOND * MIB)
     if computed_ms < 2 * read_ms:
         return no(f"on disk it would hardly pay: {computed_ms:.2g} ms to compute one, {read_ms:.2g} ms to read it")
     return CacheChoice(
@@ -178,4 +142,4 @@ def _size(after: After, facts: Facts) -> float | None:
 
 
 def _needed(size: float | None) -> str:
-    return "of unknown size" if size is None or math.isnan(size) else readable(size)
+    return "of unknown size" if size is None or math.isnan(size) else readable_bytes(size)

@@ -1,0 +1,80 @@
+"""The key of a cache on disk: a hash of everything its content depends on.
+
+Change anything below, and another cache is written; whatever is missing here would serve stale examples.
+"""
+
+import hashlib
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.pipelines.cache.choice import CacheChoice
+from tfopt.pipelines.cache.fingerprint import fingerprint
+from tfopt.pipelines.cache.writer import FORMAT
+from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.shared.crop import crop_example
+from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.shared.seeding import part_seed
+
+
+def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str:
+    """Returns the key: "tfopt-" and a SHA-256.
+
+    Raises:
+        ValueError: If the source or a function cannot be fingerprinted, and there is no `cache_key` in its place.
+    """
+    source, sample = facts.source, facts.sample
+    crop = None if options.crop is None or options.crop.random else partial(crop_example, crop=options.crop)
+    order = part_seed(options.seed or 0, "mix") if options.shuffle else None
+    parts: list[Any] = [
+        ("format", FORMAT),
+        ("TensorFlow", tf.__version__),
+        ("spec", sample.example_spec if cache.after == "transform" else sample.decoded_spec),
+        ("sample", sample.digest),
+        ("order", order),
+        ("count", facts.count),
+        ("remainder", options.batch_size if options.remainder == "drop" and not options.shuffle else None),
+        ("crop", _fingerprint("crop", crop, options)),
+        ("key", options.cache_key),
+        (
+            "source",
+            _fingerprint(
+                "source", source.fingerprint and source.fingerprint(), options, missing=source.fingerprint is None
+            ),
+        ),
+        ("decode", _fingerprint("decode", source.encoded if crop and source.encoded else source.decode, options)),
+    ]
+    if cache.after == "transform":
+        parts.append(("transform", _fingerprint("transform", options.transform, options)))
+    return "tfopt-" + hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def expect_one_order(facts: Facts) -> None:
+    """Refuses a source whose order changes: an epoch that goes on where a damaged cache ends would lose examples.
+
+    Raises:
+        ValueError: If it shuffles, draws random numbers or does not keep its order.
+    """
+    for found in facts.traced.in_source:
+        if found.kind in ("random", "assigning", "shuffle", "unordered"):
+            raise ValueError(
+                f"Expected a source with one order for a cache on disk. It holds {found}: an epoch that goes on where "
+                'a damaged cache ends would lose examples. Take it out, or pass cache="memory".'
+            )
+
+
+def _fingerprint(name: str, value: Any, options: PipelineOptions, *, missing: bool = False) -> str:
+    """Returns the fingerprint of a part; if it has none, `cache_key` stands for it."""
+    try:
+        if missing:
+            raise ValueError(
+                "Expected a source whose data can be fingerprinted, for a cache on disk. This one has no "
+                "`fingerprint`. Pass cache_key='…', a text that you change whenever the data change, or a Source with "
+                "fingerprint=."
+            )
+        return fingerprint(value, name=name)
+    except ValueError:
+        if options.cache_key is None:
+            raise
+        return "cache_key"

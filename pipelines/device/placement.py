@@ -1,0 +1,151 @@
+"""Decides whether a data set is kept on the device: what it needs, what is free there, and what rules it out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.hardware import host
+from tfopt.hardware.gpu_memory import in_use_bytes, limit_bytes
+from tfopt.pipelines.device.copying import choose_device, is_gpu
+from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.shared.elements import leaves
+from tfopt.pipelines.shared.options import PerBatch, PipelineOptions, function_name
+from tfopt.text import readable_bytes
+from tfopt.warn import warn_once
+
+_MIB = 2**20
+# The divisor of the free device memory that examples may take. The model, whose needs are unknown yet, takes the rest;
+# a user who asks for the device has considered that, cache="auto" has not.
+_ASKED_SHARE = 2
+_AUTO_SHARE = 4
+_SHARES = {_ASKED_SHARE: "half", _AUTO_SHARE: "a quarter"}
+_HOST = "/device:CPU:0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDevice:
+    """A data set that is kept on the device."""
+
+    device: str
+    bytes: float  # what it takes there
+    reason: str
+    only: bool  # whether it was asked for, so that batches come from there alone; otherwise both ways work
+    obstacles: tuple[str | None, ...] = ()  # for each function of `augment`: why it runs without XLA, or None
+
+
+def place_on_device(options: PipelineOptions, facts: Facts) -> OnDevice:
+    """Returns where cache="device" puts the data.
+
+    Raises:
+        ValueError: If an option, the source or the examples rule it out.
+        UnsupportedError: If a distribution strategy is active.
+        PipelineError: If there is too little memory.
+    """
+    if tf.distribute.has_strategy():
+        raise UnsupportedError(
+            "cache='device' expects one device. Found a tf.distribute strategy, for which dividing the examples among "
+            "its devices is not implemented. Build the pipeline with cache='memory'."
+        )
+    for expected, found, remedy in _conflicts(options, facts):
+        raise ValueError(f"cache='device' expects {expected}. Found {found}. {remedy}")
+    device = choose_device(options.device, facts.traced.examples.element_spec)[0] or _HOST
+    size = _size(facts)
+    reason = _shortage(device, size, _ASKED_SHARE)
+    if reason:
+        raise PipelineError(
+            f"Expected data that fit on the device, for cache='device'. {reason}. Make the examples smaller in "
+            "`transform` (images as uint8), or pass cache='auto'."
+        )
+    # Only a warning: the memory of some containers and virtual machines grows on demand without being reported as free.
+    if reason := _host_shortage(size):
+        warn_once(
+            "host_memory_for_device_cache", f"cache='device': {reason}. If loading fails, give the job more memory."
+        )
+    return OnDevice(device=device, bytes=size, reason=f"asked for; {_fits(device, size, _ASKED_SHARE)}", only=True)
+
+
+def place_beside(options: PipelineOptions, facts: Facts, device: str) -> OnDevice | str:
+    """Returns where cache="auto" also puts the data for `tfopt.fit.overlap`, or why nowhere.
+
+    The pipeline then works both ways, and a `fit` without `overlap` takes the other one. So nothing may depend on which
+    one is taken: no function of `augment`, whose draws differ under XLA, and no order under a seed.
+
+    Args:
+        options: The pipeline's options, of which `cache` is "auto".
+        facts: What is known about the data.
+        device: Where the pipeline copies its batches, a GPU.
+    """
+    if options.augmentations:
+        return "`augment` draws otherwise on the device: cache='device' asks for it"
+    if options.seed is not None and options.shuffle:
+        return "under a seed the order must not depend on free memory: cache='device' asks for it"
+    if facts.doubt:
+        return facts.doubt
+    for expected, found, _ in _conflicts(options, facts):
+        return f"expects {expected}; found {found}"
+    size = _size(facts)
+    reason = _shortage(device, size, _AUTO_SHARE) or _host_shortage(size)
+    return reason or OnDevice(device=device, bytes=size, reason=_fits(device, size, _AUTO_SHARE), only=False)
+
+
+def free_bytes(device: str) -> float | None:
+    """Returns what is free on a device, None if unknown; on a GPU, what TensorFlow may take and does not use."""
+    if not is_gpu(device):
+        free_mib = host().memory_available_mib
+        return None if free_mib is None else free_mib * _MIB
+    limit = limit_bytes(device)
+    return None if limit is None else limit - in_use_bytes(device)
+
+
+def _conflicts(options: PipelineOptions, facts: Facts) -> Iterator[tuple[str, str, str]]:
+    """Yields what is expected, what was found, and what to do."""
+    if facts.infinite or facts.count is None:
+        found = "an endless source" if facts.infinite else "a source of unknown length"
+        yield "a known number of examples", found, "Give the Source its count=, or pass cache='auto'."
+    if options.crop is not None and options.crop.random:
+        remedy = "Pass CentralCrop, and keras.layers.RandomCrop as `augment`; or cache='auto'."
+        yield "the same examples in each epoch", "a RandomCrop", remedy
+    if options.cache_after == "decode":
+        remedy = "Leave cache_after out, and do the rest on the device: in `augment`, or in the model."
+        yield "`transform` to be done once", "cache_after='decode'", remedy
+    if options.device is None:
+        yield "a device", "device=None", "Leave `device` out, or pass its name."
+    for leaf in leaves(facts.traced.examples.element_spec):
+        if not isinstance(leaf, tf.TensorSpec) or leaf.dtype in (tf.string, tf.variant, tf.resource):
+            remedy = "Make them dense numbers in `transform`, or pass cache='auto'."
+            yield "dense tensors of numbers", f"examples with {leaf}", remedy
+    for function in options.augmentations:
+        if not isinstance(function, PerBatch):
+            remedy = "Rewrite it for batches and mark it with per_batch, or pass a Keras layer, or cache='auto'."
+            yield "an `augment` of whole batches", f"{function_name(function)}, which takes single examples", remedy
+
+
+def _size(facts: Facts) -> float:
+    return (facts.count or 0) * facts.sample.example_bytes
+
+
+def _fits(device: str, size: float, share: int) -> str:
+    free = readable_bytes(free_bytes(device) or 0)
+    return f"{readable_bytes(size)}, within {_SHARES[share]} of the {free} free on {device}"
+
+
+def _shortage(device: str, size: float, share: int) -> str:
+    """Returns why the data do not fit on the device, or ""."""
+    needed, free = f"{readable_bytes(size)} are needed", free_bytes(device)
+    if free is None:
+        return f"{needed}, and what is free on {device} is unknown"
+    if size > free / share:
+        return f"{needed}, and exceed {_SHARES[share]} of the {readable_bytes(free)} free on {device}"
+    return ""
+
+
+def _host_shortage(size: float) -> str:
+    """Returns why the data may not fit in host memory while they are loaded, or ""."""
+    # They are gathered in host memory first: joining them on the device would take twice the room.
+    free_mib = host().memory_available_mib
+    if free_mib is not None and size <= free_mib * _MIB:
+        return ""
+    found = "an unknown amount is" if free_mib is None else f"{free_mib:,.0f} MiB are"
+    return f"{readable_bytes(size)} of host memory are needed while the data are loaded, and {found} free"
