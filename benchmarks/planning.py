@@ -15,8 +15,9 @@ from pathlib import Path
 from tfopt.bench.workloads import photos
 from tfopt.files import write_atomic
 from tfopt.measure import environment
-from tfopt.pipelines import CentralCrop, RandomCrop, images, plan, plan_pipeline
+from tfopt.pipelines import CentralCrop, RandomCrop, images, plan_pipeline
 from tfopt.pipelines.cache.fingerprint import fingerprint
+from tfopt.pipelines.inspection import facts
 
 REPEATS = 7
 FILES = 10_000
@@ -25,7 +26,7 @@ FILES = 10_000
 def plan_and_build(folder, **options):
     """Seconds to make the source, plan and build, without the time that the planner reads samples."""
     sampling = 0.0
-    take_sample = plan.take_sample
+    take_sample = facts.take_sample
 
     def timed(*arguments):
         nonlocal sampling
@@ -35,13 +36,13 @@ def plan_and_build(folder, **options):
         finally:
             sampling += time.perf_counter() - started
 
-    plan.take_sample = timed
+    facts.take_sample = timed
     try:
         started = time.perf_counter()
         plan_pipeline(images(folder), batch_size=32, **options).build()
         return time.perf_counter() - started - sampling
     finally:
-        plan.take_sample = take_sample
+        facts.take_sample = take_sample
 
 
 def fingerprint_files(folder):

@@ -1,4 +1,4 @@
-from tfopt.text import aligned, listed
+from tfopt.text import aligned, listed, readable_bytes
 
 
 def test_of_many_names_the_first_ones():
@@ -14,3 +14,8 @@ def test_texts_start_together_and_figures_end_together():
         "  a       Dense    12 %   0 %",
         "  longer  B      1.25 %",
     ]
+
+
+def test_sizes_are_readable():
+    sizes = (3, 2048, 1.5 * 2**20, 2**31)
+    assert [readable_bytes(size) for size in sizes] == ["3 B", "2.0 KiB", "1.5 MiB", "2.0 GiB"]

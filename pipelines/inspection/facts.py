@@ -29,14 +29,9 @@ class Facts:
     part: Part | None  # which part that is; None if this process reads everything
     count: int | None  # examples of `source`; None if unknown
     infinite: bool  # whether the source never ends
+    doubt: str  # why what a cache would hold may come out differently later; "" if it will not
     traced: Traced
     sample: Sample
-
-    @property
-    def doubt(self) -> str:
-        """Why what a cache would hold may come out differently later; "" if there is no doubt."""
-        findings = self.traced.in_source + self.traced.in_transform
-        return next((f"{found} {_DOUBTS[found.kind]}" for found in findings if found.kind in _DOUBTS), "")
 
     def used(self, options: PipelineOptions) -> int | None:
         """Examples to read: without a shuffle, not those that fill no batch and would be dropped in every epoch."""
@@ -93,7 +88,9 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
             f"Expected at least batch_size={options.batch_size} examples with remainder='drop'. {source.name} has "
             f"{count}: there would be zero steps. Pass a smaller batch_size, or remainder='keep'."
         )
-    return Facts(source=source, part=part, count=count, infinite=infinite, traced=traced, sample=sample)
+    findings = traced.in_source + traced.in_transform
+    doubt = next((f"{found} {_DOUBTS[found.kind]}" for found in findings if found.kind in _DOUBTS), "")
+    return Facts(source=source, part=part, count=count, infinite=infinite, doubt=doubt, traced=traced, sample=sample)
 
 
 def _count(source: Source, whole: Any) -> tuple[int | None, bool]:

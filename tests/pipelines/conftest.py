@@ -6,7 +6,10 @@ import tensorflow as tf
 from PIL import Image
 
 from tfopt.hardware import host
-from tfopt.pipelines import caching, device_room, layout, write_records
+from tfopt.pipelines import write_records
+from tfopt.pipelines.cache import choice
+from tfopt.pipelines.device import placement
+from tfopt.pipelines.stages import execution
 
 
 @pytest.fixture
@@ -15,7 +18,7 @@ def free_memory(monkeypatch):
 
     def set_mib(mib):
         fake = dataclasses.replace(host(), memory_available_mib=mib)
-        for module in (caching, device_room, layout):
+        for module in (choice, placement, execution):
             monkeypatch.setattr(module, "host", lambda: fake)
 
     return set_mib

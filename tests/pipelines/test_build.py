@@ -93,9 +93,9 @@ def test_an_epoch_that_drops_its_remainder_has_no_element_twice():
 def test_gathered_batches_are_those_of_the_ordinary_way():
     data = {"x": np.arange(200).reshape(50, 4), "y": (ROWS, ROWS.astype("float32"))}
     plan = plan_pipeline(data, batch_size=8, seed=3)
-    assert plan.layout.batch_first
+    assert plan.stage("gather").setting == "whole batches"
     ordinary = plan_pipeline(data, batch_size=8, seed=3, augment=lambda example, *, seed: example)
-    assert not ordinary.layout.batch_first
+    assert "gather" not in [stage.name for stage in ordinary.stages]
     for _ in range(2):
         for gathered, mapped in zip(plan.build(), ordinary.build(), strict=True):
             tf.nest.map_structure(np.testing.assert_array_equal, gathered, mapped)
@@ -191,7 +191,7 @@ def test_batches_are_prefetched_last(prefetch, size):
 @pytest.mark.parametrize(("seed", "maps"), [(None, 1), (1, 1)])
 def test_rows_are_gathered_within_the_augment(seed, maps):
     plan = plan_pipeline(ROWS, batch_size=8, augment=lambda row, *, seed: -row, seed=seed)
-    assert plan.layout.augment_decodes
+    assert plan.stage("decode").group == plan.stage("augment").group
     assert stages(plan.build()).count("_ParallelMapDataset") == maps
 
 

@@ -12,9 +12,10 @@ ROOT = Path(__file__).parents[2]
 EPOCH = """
 import sys
 import numpy as np, tensorflow as tf
-from tfopt.pipelines import layout, plan_pipeline
+from tfopt.pipelines import plan_pipeline
+from tfopt.pipelines.stages import execution, shuffle
 
-layout.SHUFFLE_MIB, layout.AHEAD_MIB = 128, 64
+shuffle.SHUFFLE_MIB, execution.AHEAD_MIB = 128, 64
 def large(row):
     return tf.fill((512, 1024), row)  # 2 MiB
 
@@ -30,7 +31,7 @@ dataset = plan.build()
 for epoch in range(2):
     for batch in dataset:
         pass
-print(plan.layout.memory_mib, peak_mib() - before)
+print(plan.to_dict()["memory_mib"], peak_mib() - before)
 """
 
 

@@ -55,7 +55,7 @@ def test_a_plan_is_frozen_and_builds_again():
     plan = plan_pipeline(ROWS, batch_size=8, training=False)
     assert isinstance(plan, PipelinePlan)
     with pytest.raises(AttributeError):
-        plan.layout = None
+        plan.stages = ()
     assert [len(batch) for batch in plan.build()] == [len(batch) for batch in plan.build()] == [8] * 6 + [2]
 
 

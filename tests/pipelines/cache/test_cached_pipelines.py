@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 
 def key(source, folder, **options):
-    return plan_pipeline(source, cache=folder, **({"batch_size": 4} | options)).layout.key
+    return plan_pipeline(source, cache=folder, **({"batch_size": 4} | options)).to_dict()["cache_key"]
 
 
 def epochs(dataset, number=3):
@@ -124,10 +124,12 @@ def test_auto_leaves_it_out_where_it_cannot_be_fingerprinted(free_memory, tmp_pa
         return row
 
     rows = np.ones((50, 64, 64), np.float32)
-    assert plan_pipeline(rows, batch_size=4, transform=costly).layout.cache.folder == tmp_path / "cache/tfopt/pipelines"
+    assert plan_pipeline(rows, batch_size=4, transform=costly).to_dict()["cache"] == str(
+        tmp_path / "cache/tfopt/pipelines"
+    )
     plan = plan_pipeline(rows, batch_size=4, transform=lambda row: layer(costly(row)), cache_limit_gib=1)
-    assert plan.layout.cache.on is None
-    assert plan.layout.key is None
+    assert plan.to_dict()["cache"] is None
+    assert plan.to_dict()["cache_key"] is None
 
 
 def test_a_source_without_one_order_is_refused(folder):
@@ -153,10 +155,10 @@ def test_under_a_seed_writing_and_reading_give_one_order(folder, photos):
 
 
 def test_the_cache_mixes_what_lies_sorted(folder, monkeypatch):
-    monkeypatch.setattr("tfopt.pipelines.layout.SHUFFLE_MIB", 0.0005)  # two of the examples behind the cache
+    monkeypatch.setattr("tfopt.pipelines.stages.shuffle.SHUFFLE_MIB", 0.0005)  # two of the examples behind the cache
     wide = plan_pipeline(ROWS, batch_size=10, transform=lambda row: row + tf.zeros((32,), tf.int64), cache=folder)
-    assert wide.layout.shuffle_buffer == 2
-    assert wide.layout.mixing_buffer == 60
+    assert wide.to_dict()["shuffle_buffer"] == 2
+    assert wide.stage("mix").buffer == 60
     for _ in range(2):
         batches = [sorted(batch[:, 0].numpy()) for batch in wide.build()]
         assert all(batch[-1] - batch[0] > 20 for batch in batches)
@@ -169,7 +171,7 @@ def test_an_iteration_that_is_left_does_not_stop_the_next_from_writing(folder):
     left = iter(dataset)
     next(left)
     epochs(dataset, 1)
-    assert (folder / plan.layout.key).is_dir()
+    assert (folder / plan.to_dict()["cache_key"]).is_dir()
     assert [row for batch in left for row in batch.numpy()] == list(range(11, 61))
 
 
@@ -179,7 +181,7 @@ def test_an_unknown_number_of_examples(folder):
     for _ in range(2):
         plan = plan_pipeline(source, **options)
         assert epochs(plan.build(), 2) == [list(range(0, 60, 2))] * 2
-        assert (folder / plan.layout.key).is_dir()
+        assert (folder / plan.to_dict()["cache_key"]).is_dir()
 
 
 def test_a_limit_that_is_exceeded_stops_the_writing_and_not_the_epoch(folder, caplog):
@@ -201,7 +203,7 @@ def test_an_error_of_the_source_is_the_trainings_own(folder):
     for _ in range(2):
         with pytest.raises(tf.errors.InvalidArgumentError, match="row of 40"):
             epochs(plan.build(), 1)
-    assert not (folder / plan.layout.key).exists()
+    assert not (folder / plan.to_dict()["cache_key"]).exists()
 
 
 def test_a_training_is_the_same_with_and_without_it(folder):
@@ -296,7 +298,7 @@ def test_a_pipeline_that_was_only_looked_at_keeps_no_other_from_writing(folder, 
     next(left)
     plan = plan_pipeline(ROWS, **options)
     assert epochs(plan.build(), 1) == [list(range(1, 61))]
-    assert (folder / plan.layout.key).is_dir()
+    assert (folder / plan.to_dict()["cache_key"]).is_dir()
     assert [row for batch in left for row in batch.numpy()] == list(range(11, 61))
     assert not caplog.records
 
@@ -306,7 +308,7 @@ def test_the_memory_stated_holds_what_is_mixed(folder):
     without = plan_pipeline(
         ROWS, batch_size=10, transform=lambda row: row + tf.zeros((2**17,), tf.int64), cache=folder, shuffle=False
     )
-    assert plan.layout.memory_mib - without.layout.memory_mib >= 60  # of 1 MiB each, behind the cache
+    assert plan.to_dict()["memory_mib"] - without.to_dict()["memory_mib"] >= 60  # of 1 MiB each, behind the cache
     large = tf.data.Dataset.range(60).map(lambda row: row + tf.zeros((2**17,), tf.int64))
     mixed = plan_pipeline(large, batch_size=10, cache=folder, cache_key="a")
-    assert mixed.layout.memory_mib >= mixed.layout.ahead_mib + 2 * 60  # before the cache and behind it
+    assert mixed.to_dict()["memory_mib"] >= mixed.stage("memory").ahead_mib + 2 * 60  # before the cache and behind it

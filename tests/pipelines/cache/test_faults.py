@@ -42,7 +42,7 @@ def cache(tmp_path):
     folder = tmp_path / "caches"
     plan = cached_job.plan(folder)
     assert serves(plan.build())
-    return plan.layout.cache.folder / plan.layout.key
+    return Path(plan.to_dict()["cache"], plan.to_dict()["cache_key"])
 
 
 @pytest.mark.parametrize("number", KILLS)
@@ -54,7 +54,7 @@ def test_a_writer_that_is_killed_blocks_nothing(tmp_path, number, caplog):
     plan = cached_job.plan(tmp_path)
     for _ in range(2):
         assert serves(plan.build())
-    key = plan.layout.key
+    key = plan.to_dict()["cache_key"]
     # One that was killed between publishing and unlocking leaves its lock, which holds nobody up.
     assert {path.name for path in tmp_path.iterdir()} - {f"{key}.lock"} == {key}
     assert read_index(tmp_path / key)["count"] == cached_job.COUNT
@@ -71,7 +71,7 @@ def test_two_jobs_with_one_cache(tmp_path, caplog):
         assert serves(plan.build())
     assert "writes the cache" in caplog.text
     assert writer.communicate()[0] == "right\n"
-    assert read_index(tmp_path / plan.layout.key)["count"] == cached_job.COUNT
+    assert read_index(tmp_path / plan.to_dict()["cache_key"])["count"] == cached_job.COUNT
     assert serves(plan.build())
 
 
@@ -141,7 +141,7 @@ def test_records_of_another_cache_of_the_same_size(cache, tmp_path):
     plan = cached_job.plan(cache.parent)
     theirs = cached_job.plan(tmp_path / "other", first=1000)
     assert cached_job.numbers(theirs.build())[0] == 2000
-    shutil.copy(tmp_path / "other" / theirs.layout.key / ROWS, cache / ROWS)
+    shutil.copy(tmp_path / "other" / theirs.to_dict()["cache_key"] / ROWS, cache / ROWS)
     assert read_index(cache) is not None  # nothing else tells
     assert serves(plan.build())
 

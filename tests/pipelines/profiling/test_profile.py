@@ -102,7 +102,7 @@ def test_behind_a_full_cache_later_passes_are_measured():
 def test_a_cache_that_does_not_fill_in_the_time_is_measured_as_it_fills():
     options = {"batch_size": 8, "augment": nap(1), "cache": "memory", "seed": None}
     plan = plan_pipeline(numbers(decode=nap(4), count=100_000), **options)
-    assert plan.layout.shuffle_buffer > 1000  # which would not fill either
+    assert plan.to_dict()["shuffle_buffer"] > 1000  # which would not fill either
     found = profile(plan)
     assert (found.first_pass, found.limiting) == (True, "decode"), str(found)
 
@@ -175,7 +175,7 @@ def test_the_pipeline_that_is_trained_on_keeps_its_state():
     for _ in range(2):
         for batch, expected in zip(built, fresh, strict=True):
             np.testing.assert_array_equal(batch, expected)
-    assert plan.layout.shuffle_buffer == 64
+    assert plan.to_dict()["shuffle_buffer"] == 64
 
 
 def test_nothing_is_printed(capfd):
@@ -243,7 +243,7 @@ def test_a_cache_on_disk_is_read_and_never_written(tmp_path):
     trained = plan.build()
     for _ in trained:
         pass
-    assert (tmp_path / "cache" / plan.layout.key / "rows.tfrecord").exists()
+    assert (tmp_path / "cache" / plan.to_dict()["cache_key"] / "rows.tfrecord").exists()
     found = profile(plan, 1.5)
     assert not found.first_pass
     assert "cache" in [one.name for one in found.stages]

@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.pipelines import build_pipeline, layout, plan_pipeline
+from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.shared.seeding import part_seed
+from tfopt.pipelines.stages import shuffle
 
 ROWS = np.arange(50, dtype=np.float32)
 
@@ -82,7 +83,7 @@ def test_files_read_side_by_side_under_a_seed_agree(photos, record_files):
 def test_the_order_under_a_seed_does_not_follow_the_free_memory(
     record_files, free_memory, monkeypatch, count_known, shuffle_mib
 ):
-    monkeypatch.setattr(layout, "SHUFFLE_MIB", shuffle_mib)
+    monkeypatch.setattr(shuffle, "SHUFFLE_MIB", shuffle_mib)
 
     def parse(serialized):
         return tf.io.parse_single_example(serialized, {"number": tf.io.FixedLenFeature([], tf.int64)})
@@ -94,8 +95,8 @@ def test_the_order_under_a_seed_does_not_follow_the_free_memory(
     roomy = built()
     free_memory(0.0)
     tight = built()
-    assert (roomy.layout.cache.on, tight.layout.cache.on) == ("memory" if count_known else None, None)
-    assert roomy.layout.shuffle_buffer == tight.layout.shuffle_buffer
+    assert (roomy.to_dict()["cache"], tight.to_dict()["cache"]) == ("memory" if count_known else None, None)
+    assert roomy.to_dict()["shuffle_buffer"] == tight.to_dict()["shuffle_buffer"]
     assert epochs(roomy.build()) == epochs(tight.build())
 
 

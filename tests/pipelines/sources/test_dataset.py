@@ -27,7 +27,7 @@ def test_endless_data_stays_endless():
     plan = plan_pipeline(tf.data.Dataset.range(10).repeat(), batch_size=4)
     assert int(plan.build().cardinality()) == tf.data.INFINITE_CARDINALITY
     assert "steps_per_epoch" in str(plan)
-    assert plan.layout.cache.on is None
+    assert plan.to_dict()["cache"] is None
 
 
 def test_the_plan_says_what_follows_from_an_unknown_count():
@@ -101,9 +101,9 @@ def test_what_was_batched_once_is_not_refused():
 
 def test_what_lies_in_memory_is_not_cached_again():
     rows = tf.data.Dataset.from_tensor_slices(np.zeros(12))
-    assert "save nothing" in plan_pipeline(rows, batch_size=4).layout.cache.reason
-    assert plan_pipeline(rows, batch_size=4).layout.cache.on is None
-    assert plan_pipeline(rows.map(lambda row: row + 1), batch_size=4).layout.cache.on == "memory"
+    assert "save nothing" in plan_pipeline(rows, batch_size=4).stage("cache").reason
+    assert plan_pipeline(rows, batch_size=4).to_dict()["cache"] is None
+    assert plan_pipeline(rows.map(lambda row: row + 1), batch_size=4).to_dict()["cache"] == "memory"
 
 
 def test_each_shorthand(photos, record_files):

@@ -78,9 +78,9 @@ def test_a_source_whose_order_the_cache_would_freeze_is_refused():
 
 
 def test_python_before_the_cache_is_not_cached_unasked():
-    assert plan(transform=python).layout.cache.on is None
+    assert plan(transform=python).to_dict()["cache"] is None
     assert "calls Python" in str(plan(transform=python))
-    assert plan(transform=python, cache="memory").layout.cache.on == "memory"
+    assert plan(transform=python, cache="memory").to_dict()["cache"] == "memory"
 
 
 @pytest.mark.parametrize("augment", [flip, python, both])
@@ -121,7 +121,7 @@ def test_an_augment_that_would_repeat_itself_in_every_epoch_is_refused():
     def seeded_flip(image):
         return tf.image.random_flip_left_right(image, seed=3)
 
-    text = r"'augment' to draw anew.*RandomUniform.*fixed seed.*set_random_seed.*keyword `seed`"
+    text = r"'augment' to draw new numbers in each epoch.*RandomUniform.*fixed seed.*set_random_seed.*keyword `seed`"
     with pytest.raises(ValueError, match=text):
         plan(augment=seeded_flip)
     with pytest.raises(ValueError, match="'transform' to draw anew"):
@@ -223,8 +223,8 @@ def test_a_variable_is_not_cached_over_unasked():
     assert float(next(iter(dataset))[0, 0, 0, 0]) == 2.0
     scale.assign(3.0)
     assert float(next(iter(dataset))[0, 0, 0, 0]) == 3.0
-    assert plan(transform=scaled, cache="memory").layout.cache.on == "memory"
-    assert plan(tf.data.Dataset.from_tensor_slices(IMAGES).map(scaled)).layout.cache.on is None
+    assert plan(transform=scaled, cache="memory").to_dict()["cache"] == "memory"
+    assert plan(tf.data.Dataset.from_tensor_slices(IMAGES).map(scaled)).to_dict()["cache"] is None
 
 
 @pytest.mark.parametrize("stage", ["transform", "augment"])

@@ -5,8 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tfopt.hardware import host
-from tfopt.pipelines import CentralCrop, RandomCrop, caching
-from tfopt.pipelines.cache.choice import MIB, Facts, decide_cache, readable
+from tfopt.pipelines import CentralCrop, RandomCrop, Source
+from tfopt.pipelines.cache import choice as choice_module
+from tfopt.pipelines.cache.choice import MIB, choose_cache
+from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.inspection.sampling import Sample
 from tfopt.pipelines.shared.options import PipelineOptions
 
@@ -27,14 +29,16 @@ SAMPLE = Sample(
 @pytest.fixture
 def free_disk(monkeypatch):
     """Sets the free disk that the planner sees, in MiB."""
-    return lambda mib: monkeypatch.setattr(caching, "free_bytes", lambda folder: mib * MIB)
+    return lambda mib: monkeypatch.setattr(choice_module, "free_bytes", lambda folder: mib * MIB)
 
 
 def decide(cache="auto", transform=tf.identity, sample=None, **given):
     chosen = {name: given.pop(name) for name in ("crop", "cache_after", "seed", "cache_limit_gib") if name in given}
-    facts = {"count": 100, "infinite": False, "resident": False, "doubt": ""} | given
+    source = Source(name="some", dataset=lambda: None, resident=given.pop("resident", False))
+    facts = {"count": 100, "infinite": False, "doubt": ""} | given
     measured = dataclasses.replace(SAMPLE, **(sample or {}))
-    return decide_cache(PipelineOptions(cache=cache, transform=transform, **chosen), Facts(sample=measured, **facts))
+    known = Facts(source=source, part=None, traced=None, sample=measured, **facts)
+    return choose_cache(PipelineOptions(cache=cache, transform=transform, **chosen), known)
 
 
 @pytest.mark.parametrize(("free_mib", "on"), [(400.0, "memory"), (399.0, None)])
@@ -91,7 +95,7 @@ def test_endless_data_are_not_cached(cache):
 
 
 def test_the_free_memory_is_the_hosts():
-    assert caching.host is not host  # the fixture's, in every other test
+    assert choice_module.host is not host  # the fixture's, in every other test
     assert "memory_available_mib" in {field.name for field in dataclasses.fields(host())}
 
 
@@ -147,7 +151,3 @@ def test_where_a_folder_caches_does_not_hang_on_times():
     assert {decide(cache="./here", sample=sample).after for sample in (slow, quick)} == {"decode"}
     like_sized = {"decoded_bytes": float(MIB)}
     assert {decide(cache="./here", sample=sample | like_sized).after for sample in (slow, quick)} == {"transform"}
-
-
-def test_sizes_are_readable():
-    assert [readable(size) for size in (3, 2048, 1.5 * MIB, 2**31)] == ["3 B", "2.0 KiB", "1.5 MiB", "2.0 GiB"]

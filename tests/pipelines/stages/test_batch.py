@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.pipelines import build_pipeline, per_batch, plan_pipeline
-from tfopt.pipelines import device as device_module
+from tfopt.pipelines.device import copying
 
 X = np.random.default_rng(0).normal(size=(22, 4)).astype("float32")
 Y = X.sum(axis=1)
@@ -92,8 +92,8 @@ def test_padding_says_what_it_cannot_keep():
 def test_without_a_gpu_nothing_is_copied_ahead():
     plan = plan_pipeline((X, Y), batch_size=8)
     if not tf.config.list_physical_devices("GPU"):
-        assert (plan.layout.device, plan.layout.device_reason) == (None, "no GPU")
-    assert plan_pipeline((X, Y), batch_size=8, device=None).layout.device is None
+        assert (plan.to_dict()["device"], plan.stage("device").reason) == (None, "no GPU")
+    assert plan_pipeline((X, Y), batch_size=8, device=None).to_dict()["device"] is None
 
 
 @pytest.mark.parametrize("device", ["/gpu:7", "nonsense:x:y:z"])
@@ -125,13 +125,13 @@ def test_what_cannot_be_copied_stays_on_the_host(monkeypatch):
     gpu = type("Gpu", (), {"name": "/device:GPU:0"})
     listed = tf.config.list_logical_devices()
     monkeypatch.setattr(
-        device_module.tf.config, "list_logical_devices", lambda kind=None: [gpu] if kind == "GPU" else [*listed, gpu]
+        copying.tf.config, "list_logical_devices", lambda kind=None: [gpu] if kind == "GPU" else [*listed, gpu]
     )
-    assert device_module.choose_device("auto", (tf.TensorSpec((2,)),))[0] == "/device:GPU:0"
-    assert device_module.choose_device("auto", tf.TensorSpec((2,), tf.string))[0] is None
-    assert device_module.choose_device("auto", tf.RaggedTensorSpec((None, None)))[0] is None
+    assert copying.choose_device("auto", (tf.TensorSpec((2,)),))[0] == "/device:GPU:0"
+    assert copying.choose_device("auto", tf.TensorSpec((2,), tf.string))[0] is None
+    assert copying.choose_device("auto", tf.RaggedTensorSpec((None, None)))[0] is None
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        assert device_module.choose_device("auto", tf.TensorSpec((2,)))[0] is None
+        assert copying.choose_device("auto", tf.TensorSpec((2,)))[0] is None
 
 
 @pytest.mark.gpu

@@ -11,7 +11,8 @@ import tensorflow as tf
 from quick import first_quick
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines import Source, build_pipeline, device_data, per_batch, plan_pipeline, profile_pipeline
+from tfopt.pipelines import Source, build_pipeline, per_batch, plan_pipeline, profile_pipeline
+from tfopt.pipelines.device import device_stage
 from tfopt.pipelines.device.device_stage import stage_of
 
 X = np.random.default_rng(0).integers(0, 256, size=(22, 3, 3, 1)).astype("uint8")
@@ -246,7 +247,7 @@ def test_a_full_device_is_told(monkeypatch):
 
     stage = stage_of(build_pipeline(DATA, batch_size=5, cache="device"))
     element = next(iter(stage.elements))
-    monkeypatch.setattr(device_data.tf, "constant", full)
+    monkeypatch.setattr(device_stage.tf, "constant", full)
     with pytest.raises(PipelineError, match=r"Expected room for 286 B of examples on /device:CPU:0"):
         stage.batch(element)
 
