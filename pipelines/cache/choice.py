@@ -61,6 +61,8 @@ def choose_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:
     if facts.doubt:
         return CacheChoice(None, places[0], facts.doubt)
     in_memory = [_in_memory(after, facts) for after in places if _worth_caching(after, options, facts)]
+    if not in_memory:
+        return CacheChoice(None, places[0], "it would save less than half of the work, the part before `transform`")
     fitting = [choice for choice in in_memory if choice.on]
     if fitting:
         return fitting[0]

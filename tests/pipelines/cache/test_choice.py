@@ -108,6 +108,13 @@ def test_auto_caches_behind_transform_and_else_before_it(free_memory):
     assert decide(cache_after="decode", sample={"decode_seconds": 0.001}).after == "decode"
 
 
+def test_auto_does_not_cache_the_smaller_part_of_the_work(free_disk):
+    free_disk(0)
+    choice = decide(crop=RandomCrop(8), sample={"decode_seconds": 0.01, "transform_seconds": 0.02})
+    assert choice.on is None
+    assert "less than half of the work" in choice.reason
+
+
 def test_nothing_random_stands_before_the_cache():
     assert decide(crop=RandomCrop(8)).after == "decode"
     assert decide(crop=CentralCrop(8)).after == "transform"
