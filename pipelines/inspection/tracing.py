@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.crop import crop_example, expect_image
 from tfopt.pipelines.shared.elements import accepts_seed, apply_stage, element_of, leaves
-from tfopt.pipelines.shared.layers import is_layer
+from tfopt.pipelines.shared.layer_function import is_layer
 from tfopt.pipelines.shared.nondeterminism import Finding, contents, find_in_dataset, find_in_function
 from tfopt.pipelines.shared.options import PerBatch, PipelineOptions, function_name, unmarked
 from tfopt.pipelines.sources.source import Source

@@ -14,7 +14,7 @@ import numpy as np
 from tfopt import checks
 from tfopt.errors import unknown_name
 from tfopt.pipelines.shared.crop import CentralCrop, RandomCrop
-from tfopt.pipelines.shared.layers import LayerFunction, is_layer
+from tfopt.pipelines.shared.layer_function import LayerFunction, is_layer
 
 Cache = Literal["auto", "memory", "device"] | os.PathLike[str] | str | None
 CacheAfter = Literal["auto", "decode", "transform"]

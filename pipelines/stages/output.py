@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.device.batch_functions import find_obstacles
+from tfopt.pipelines.device.capacity import OnDevice, place_beside, place_on_device
 from tfopt.pipelines.device.copying import choose_device, copy_ahead, is_gpu
 from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached, with_stage
-from tfopt.pipelines.device.placement import OnDevice, place_beside, place_on_device
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.elements import leaves
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch

@@ -8,7 +8,7 @@ from PIL import Image
 from tfopt.hardware import host
 from tfopt.pipelines import write_records
 from tfopt.pipelines.cache import choice
-from tfopt.pipelines.device import placement
+from tfopt.pipelines.device import capacity
 from tfopt.pipelines.stages import execution
 
 
@@ -18,7 +18,7 @@ def free_memory(monkeypatch):
 
     def set_mib(mib):
         fake = dataclasses.replace(host(), memory_available_mib=mib)
-        for module in (choice, placement, execution):
+        for module in (choice, capacity, execution):
             monkeypatch.setattr(module, "host", lambda: fake)
 
     return set_mib

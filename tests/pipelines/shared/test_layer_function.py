@@ -8,8 +8,8 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, per_batch
 from tfopt.pipelines.device.device_stage import stage_of
-from tfopt.pipelines.shared import layers as layers_module
-from tfopt.pipelines.shared.layers import LayerFunction, is_layer
+from tfopt.pipelines.shared import layer_function
+from tfopt.pipelines.shared.layer_function import LayerFunction, is_layer
 
 X = np.random.default_rng(0).integers(0, 256, size=(12, 6, 6, 3)).astype("uint8")
 Y = np.arange(12)
@@ -125,7 +125,7 @@ def test_no_other_layer_of_keras_changes_labels():
     assert len(classes) > 20
     labels = object()
     for layer in classes:
-        if layer.__name__ not in layers_module._MIXING and layer.transform_labels.__qualname__.split(".")[0] != (
+        if layer.__name__ not in layer_function._MIXING and layer.transform_labels.__qualname__.split(".")[0] != (
             "BaseImagePreprocessingLayer"
         ):
             assert layer.transform_labels(layer.__new__(layer), labels, {}, training=True) is labels, layer
