@@ -5,7 +5,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfopt.pipelines.shared.last_batch import expect_paddable, pad_batch, padding_note
+from tfopt.pipelines.shared.last_batch import PADDING_NOTE, expect_paddable, pad_batch
 
 BATCH = 8
 RANDOM = np.random.default_rng(0)
@@ -168,7 +168,7 @@ def test_a_sum_grows_as_the_note_says():
     alone, _ = after_a_step(net(("y", 1)), SQUARED(reduction="sum"), batch)
     filled, _ = after_a_step(net(("y", 1)), SQUARED(reduction="sum"), pad_batch(batch, BATCH))
     assert filled == pytest.approx(alone * BATCH / 5, rel=1e-5)
-    assert "reduction='sum'" in padding_note()
+    assert "reduction='sum'" in PADDING_NOTE
 
 
 def evaluated(model, dataset):
@@ -188,7 +188,7 @@ def test_metrics_and_logs_are_what_the_note_says():
     # Batches count alike: the mean of 0 and 2.5, and of 0 and 1.5; the plain metric counts the filling, 4 times each.
     assert found == pytest.approx({"loss": 2.5 / 2, "plain": 12 / 16, "weighted": 1.5 / 2})
     for told in ("unweighted metrics", "epoch logs"):
-        assert told in padding_note()
+        assert told in PADDING_NOTE
 
 
 def test_one_batch_has_the_weighted_metrics_of_its_own_examples():
@@ -213,7 +213,7 @@ def test_batch_normalisation_sees_the_filling_as_the_note_says():
             means[count, filled] = model.non_trainable_variables[0].numpy()
     np.testing.assert_allclose(means[4, True], means[4, False], **CLOSE)
     assert np.abs(means[5, True] - means[5, False]).max() > 1e-3
-    assert "batch-norm statistics" in padding_note()
+    assert "batch-norm statistics" in PADDING_NOTE
 
 
 @pytest.mark.parametrize(("reduction", "same"), [("sum_over_batch_size", False), ("mean_with_sample_weight", True)])
@@ -229,7 +229,7 @@ def test_masks_hold_only_under_a_mean_with_sample_weight(reduction, same):
     alone, _ = after_a_step(make(), loss, batch)
     filled, _ = after_a_step(make(), loss, pad_batch(batch, BATCH))
     assert (abs(filled / alone - 1) < 1e-5) == same
-    assert "mask" in padding_note()
+    assert "mask" in PADDING_NOTE
 
 
 def test_fit_takes_no_class_weight_as_the_docs_say():
