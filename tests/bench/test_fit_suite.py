@@ -19,7 +19,8 @@ from tfopt.bench.suites import feeding, fit, kernels
 from tfopt.bench.workloads import digits, gpt2, resnet50
 from tfopt.errors import UnsupportedError
 from tfopt.fit.steps import overlap_of
-from tfopt.kernels import flash, obstacles
+from tfopt.kernels import cudnn as cudnn_module
+from tfopt.kernels import eligibility
 from tfopt.measure import StepTimes, compare
 from tfopt.pipelines.device.device_stage import stage_of
 
@@ -67,9 +68,9 @@ def small_resnet(monkeypatch):
 @pytest.fixture
 def cudnn(monkeypatch):
     """A machine that looks like one with an H200, on which TensorFlow computes what cuDNN would."""
-    monkeypatch.setattr(obstacles, "compute_capabilities", lambda: [(9, 0)])
-    monkeypatch.setattr(obstacles, "device_type", lambda: "GPU")
-    monkeypatch.setattr(flash, "call_module", FakeCudnn())
+    monkeypatch.setattr(eligibility, "compute_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(eligibility, "device_type", lambda: "GPU")
+    monkeypatch.setattr(cudnn_module, "call_module", FakeCudnn())
 
 
 def noted(monkeypatch, workload, model):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from plain_attention import LENGTH, attend, attention_net, draw, fixed, largest_error, with_gradients
 
 from tfopt.kernels import dot_product_attention, explain, use_flash_attention
-from tfopt.kernels.flash import flash_attention
+from tfopt.kernels.cudnn import flash_attention
 
 pytestmark = pytest.mark.gpu
 

@@ -19,7 +19,7 @@ from plain_attention import (
     rounding,
 )
 
-from tfopt.kernels import explain, obstacles, undo, use_flash_attention
+from tfopt.kernels import eligibility, explain, undo, use_flash_attention
 
 FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
 LAYERS = keras.layers
@@ -98,7 +98,7 @@ def test_gradients_of_a_model_are_those_of_float32(cudnn, uncompiled):
 
 @pytest.mark.parametrize(("policy", "dropout", "jit_compile"), [("float32", 0.3, False), ("mixed_bfloat16", 0.0, True)])
 def test_without_a_gpu_all_is_the_same_bits(monkeypatch, policy, dropout, jit_compile):
-    monkeypatch.setattr(obstacles, "compute_capabilities", list)
+    monkeypatch.setattr(eligibility, "compute_capabilities", list)
     plain, flash = (heads_net(policy, jit_compile=jit_compile, dropout=dropout) for _ in range(2))
     assert use_flash_attention(flash) == 1
     for model in (plain, flash):
@@ -254,7 +254,7 @@ def test_only_layers_that_leave_attention_to_keras_change():
     assert str(explain(model).layers[0]).endswith("plain (Own computes attention by itself)")
     without = keras.Sequential([keras.Input((2,)), LAYERS.Dense(2)])
     assert use_flash_attention(without) == 0
-    assert str(explain(without)) == "The model has no layer that a kernel is there for."
+    assert str(explain(without)) == "The model has no layer for which there is a kernel."
 
 
 @pytest.mark.parametrize("kind", [OwnCausalMask, OwnSoftmax])

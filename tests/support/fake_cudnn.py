@@ -12,7 +12,7 @@ _CALLED = "tf.backend_config = {called_index = 0 : i64, has_token_input_output =
 
 
 class FakeCudnn:
-    """Stands in for `tfopt.kernels.flash.call_module`, and keeps what was called: (target, configuration)."""
+    """Stands in for `tfopt.kernels.cudnn.call_module`, and keeps what was called: (target, configuration)."""
 
     def __init__(self):
         self.calls = []

@@ -1,16 +1,5 @@
-"""Fast paths that Keras on TensorFlow lacks, put in place layer by layer and taken back by `undo`."""
+"""Fast paths that Keras on TensorFlow lacks, installed layer by layer and removed by `undo`."""
 
-from tfopt.kernels.attention import dot_product_attention
-from tfopt.kernels.attention_layers import use_flash_attention
-from tfopt.kernels.batch_norm import fuse_batch_norm
-from tfopt.kernels.installing import Explanation, LayerPath, explain, undo
+import lazy_loader
 
-__all__ = [
-    "Explanation",
-    "LayerPath",
-    "dot_product_attention",
-    "explain",
-    "fuse_batch_norm",
-    "undo",
-    "use_flash_attention",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

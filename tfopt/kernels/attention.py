@@ -1,44 +1,44 @@
-"""Attention through cuDNN where it can be, and through Keras' own operations where not."""
+"""Attention for custom layers: through cuDNN where possible, otherwise through Keras' own operations."""
 
 import math
-from numbers import Real
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfopt.kernels.flash import flash_attention
-from tfopt.kernels.obstacles import obstacles
+from tfopt import checks
+from tfopt.kernels.cudnn import flash_attention
+from tfopt.kernels.eligibility import obstacles
 
 
 def dot_product_attention(
     query: Any, key: Any, value: Any, *, mask: Any = None, causal: bool = False, scale: float | None = None
 ) -> tf.Tensor:
-    """Computes scaled dot-product attention, through cuDNN where that is possible.
+    """Computes scaled dot-product attention, through cuDNN where possible.
 
-    Use it in the `call` of a layer of your own, in the place of `keras.ops.dot_product_attention`. cuDNN takes it in a
-    step that XLA compiles (`jit_compile=True`) for a GPU from Ampere on, in bfloat16 or float16, with fixed shapes (a
-    dataset batched with `drop_remainder=True`), sequences from 64 on and heads of a size that is a multiple of 8 up to
-    128, without a mask other than the causal one. Anything else computes as Keras does.
+    Use it in the `call` of your own layer instead of `keras.ops.dot_product_attention`. It takes cuDNN in a step that
+    XLA compiles (`jit_compile=True`) for an Ampere or later GPU, in bfloat16 or float16, with fixed shapes (a dataset
+    batched with `drop_remainder=True`), sequences of 64 and more, a head size that is a multiple of 8 up to 128, and no
+    mask but the causal one. Anything else computes as Keras does.
 
-    cuDNN's gradient has no gradient itself. A function of your own with `jit_compile=True` that you save on a GPU holds
-    the kernel, and runs on GPUs only.
+    cuDNN's gradient has no gradient itself. Your own function with `jit_compile=True`, saved on a GPU, contains the
+    kernel and runs only on GPUs.
 
     Args:
         query: (batch, query length, heads, size).
-        key: (batch, key length, heads, size). With fewer heads, each is repeated for a group of the query's.
-        value: As the key; outside of cuDNN its heads may have another size.
-        mask: Boolean, broadcastable to (batch, heads, query length, key length); True: attended to.
-        causal: Whether position i attends to positions 0 to i alone.
-        scale: Factor on query · key. Defaults to 1 / √size.
+        key: (batch, key length, heads, size). With fewer heads, each serves a group of the query's heads.
+        value: Like the key; outside cuDNN its heads may have another size.
+        mask: Boolean, broadcastable to (batch, heads, query length, key length); True means attended to.
+        causal: Whether position i attends only to positions 0 to i.
+        scale: Factor on query · key. Default: 1 / √size.
 
     Returns:
         The output, (batch, query length, heads, size of the value).
 
     Raises:
-        TypeError: A tensor is symbolic, `query`, `key` or `value` holds no floats, `mask` no booleans, `causal` is no
-            bool, or `scale` no number.
-        ValueError: The shapes do not fit each other, or `scale` is not finite.
+        TypeError: If a tensor is symbolic, `query`, `key` or `value` does not hold floats, `mask` does not hold
+            booleans, `causal` is not a bool, or `scale` is not a number.
+        ValueError: If the shapes do not match, or `scale` is not finite.
 
     Example:
         >>> query = keras.random.normal((2, 128, 4, 64))
@@ -67,20 +67,16 @@ def dot_product_attention(
 
 def _check_options(causal: Any, scale: Any) -> None:
     if not isinstance(causal, bool):
-        raise TypeError(f"Expected causal to be a bool. Received: {causal!r}. Pass a mask where it is a tensor.")
-    if scale is None:
-        return
-    if isinstance(scale, bool) or not isinstance(scale, Real):
-        raise TypeError(f"Expected scale to be a number. Received: {scale!r}. Scale the query where it is a tensor.")
-    if not math.isfinite(scale):
-        raise ValueError(f"Expected scale to be finite. Received: {scale!r}. Leave it out for 1 / √size.")
+        raise TypeError(f"Expected causal to be a bool. Received: {causal!r}. Pass a tensor as mask.")
+    if scale is not None:
+        checks.number("scale", scale, "Omit it for 1 / √size; with a tensor, scale the query.")
 
 
 def _check_mask(mask: tf.Tensor, scores: tf.TensorShape) -> None:
     if mask.dtype != tf.bool:
         raise TypeError(
             f"Expected a boolean mask, True where attended to. Received: one of {mask.dtype.name}. Pass mask > 0, or "
-            "what makes it true where yours attends."
+            "whatever makes it true where yours attends."
         )
     try:
         fits = tf.broadcast_static_shape(mask.shape, scores).is_compatible_with(scores)
@@ -109,6 +105,6 @@ def _check_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorSh
 
 
 def _with_heads(tensor: tf.Tensor, heads: int | None) -> tf.Tensor:
-    """Each head repeated as often as the query has heads for it."""
+    """The tensor with each head repeated for its group of the query's heads."""
     own = tensor.shape[2]
     return tensor if own == heads or None in (own, heads) else tf.repeat(tensor, heads // own, axis=2)

@@ -1,4 +1,4 @@
-"""Keras' attention layers, run through cuDNN."""
+"""Runs Keras' attention layers through cuDNN."""
 
 import inspect
 from collections.abc import Iterator
@@ -6,40 +6,40 @@ from typing import Any
 
 import keras
 
-from tfopt.kernels.flash import flash_attention
-from tfopt.kernels.installing import LayerPath, Traced, explained_by, layer_path, replace_each, replacement
-from tfopt.kernels.obstacles import obstacles, standing_obstacles
+from tfopt.kernels.cudnn import flash_attention
+from tfopt.kernels.eligibility import obstacles, standing_obstacles
+from tfopt.kernels.replacing import LayerPath, Traced, layer_path, replace_each, replacement
 from tfopt.model.require import require_model
 
-# Where each class keeps the size of a key, that of a value, and the factor on query · key.
+# The attributes in which each class keeps the size of a key and of a value, and the factor on query · key.
 _ATTRIBUTES = {
     keras.layers.MultiHeadAttention: ("key_dim", "value_dim", "_inverse_sqrt_key_dim"),
     keras.layers.GroupQueryAttention: ("head_dim", "head_dim", "_inverse_sqrt_head_dim"),
 }
-# What Keras hands to `_compute_attention`.
+# What Keras passes to `_compute_attention`.
 _KNOWN = {"query", "key", "value", "attention_mask", "training", "return_attention_scores", "use_causal_mask"}
 
 
 def use_flash_attention(model: keras.Model) -> int:
-    """Runs a model's attention layers through cuDNN, which never keeps the scores, forward or backward.
+    """Runs a model's attention layers through cuDNN, which never stores the scores, forward or backward.
 
-    Use it before or after `compile` and `fit`, for a model that trains under XLA in mixed precision.
-    `MultiHeadAttention` and `GroupQueryAttention` layers take it wherever they stand in the model, and so do
-    subclasses that leave the attention itself to Keras. A call that cuDNN cannot do, or that was not shown right, takes
-    Keras' own path: outside XLA, without a GPU, in float32, with a mask other than the causal one, with dropout while
-    training, with scores to be returned, with a batch of no fixed size. `explain(model)` names these calls.
+    Use it before or after `compile` and `fit`, for a model that trains under XLA in mixed precision. It applies to
+    `MultiHeadAttention` and `GroupQueryAttention` layers anywhere in the model, and to subclasses that leave the
+    attention itself to Keras. A call that cuDNN cannot do, or that has not been shown correct, takes Keras' own path:
+    outside XLA, without a GPU, in float32, with a mask other than the causal one, with dropout in training, with scores
+    to be returned, with a batch of no fixed size. `explain(model)` names these calls.
 
-    Neither saving nor cloning sees it: call it again on a model that was loaded. `model.export` takes Keras' path, so
-    that what it writes runs anywhere. A function of your own that was traced before stays as it is.
+    Saved and cloned models do not have it: call it again on a loaded model. `model.export` takes Keras' path, so that
+    the export runs anywhere. Your own functions traced before stay as they are.
 
     Args:
         model: A model, compiled or not.
 
     Returns:
-        How many layers changed: 0 where all have it already.
+        How many layers changed: 0 if all have it already.
 
     Raises:
-        TypeError: `model` is no Keras model.
+        TypeError: If `model` is not a Keras model.
 
     Example:
         >>> tfopt.kernels.use_flash_attention(model)
@@ -51,7 +51,7 @@ def use_flash_attention(model: keras.Model) -> int:
 
 
 class _FlashAttention:
-    """Takes the place of one layer's `_compute_attention`."""
+    """Replaces one layer's `_compute_attention`."""
 
     def __init__(self, layer: keras.Layer) -> None:
         self._layer = layer
@@ -68,13 +68,13 @@ class _FlashAttention:
         if found:
             return self._plain(*args, **kwargs)
         causal = bool(call.get("use_causal_mask"))
-        # Asked each time, as Keras does: who scales otherwise sets it on the layer.
+        # Read on each call, as Keras does: a user may set another scale on the layer.
         scale = getattr(self._layer, self._scale)
         output = flash_attention(call["query"], call["key"], call["value"], causal=causal, scale=scale)
         return output, None
 
     def found(self, *, training: bool, jit: bool) -> tuple[str, ...] | None:
-        """What keeps this layer from cuDNN: as last traced, else whatever the batch, else not known."""
+        """What keeps this layer from cuDNN: as last traced, else for any batch, else None."""
         standing = [] if jit else ["XLA is off"]
         standing += standing_obstacles(self._layer.compute_dtype, *self._sizes)
         if training and self._layer.dropout > 0:
@@ -86,7 +86,7 @@ class _FlashAttention:
         yield from obstacles(call["query"], call["key"], call["value"], mask=mask, causal=causal)
         if call.get("training") and self._layer.dropout > 0:
             yield "dropout"
-        # Keras goes by them in layers with dropout alone. More axes than four are an obstacle already.
+        # Keras uses them only in layers with dropout. More than four axes are an obstacle already.
         axes = getattr(self._layer, "_attention_axes", (1,))
         if call["query"].shape.rank == 4 and axes != (1,):
             yield f"attention over axes {axes}"
@@ -98,8 +98,8 @@ class _FlashAttention:
             yield f"an argument of a later Keras ({', '.join(unknown)})"
 
 
-@explained_by
-def _explain(layer: keras.Layer, jit: bool) -> LayerPath | None:
+def explain_layer(layer: keras.Layer, jit: bool) -> LayerPath | None:
+    """Says how a layer computes attention; None for a layer that is not attention."""
     kind, kernel = _kind(layer), _kernel(layer)
     if kind is None:
         return None
@@ -113,13 +113,13 @@ def _explain(layer: keras.Layer, jit: bool) -> LayerPath | None:
 
 
 def _kind(layer: keras.Layer) -> type | None:
-    """The class of Keras that a layer is of, or None."""
+    """The Keras class of a layer, or None."""
     return next((kind for kind in _ATTRIBUTES if isinstance(layer, kind)), None)
 
 
 def _computes_as(kind: type | None, layer: keras.Layer) -> bool:
-    """Whether a layer leaves the attention itself to its class in Keras."""
-    # All but the first: how weights are made of the scores, in layers with dropout.
+    """Whether a layer leaves the attention itself to its Keras class."""
+    # All but the first compute weights from the scores in layers with dropout.
     names = ("_compute_attention", "_masked_softmax", "_build_attention", "_compute_causal_mask")
     return kind is not None and all(
         getattr(type(layer), name, None) is getattr(kind, name, None) and name not in vars(layer) for name in names

@@ -1,4 +1,4 @@
-"""Keras' batch normalization, run through TensorFlow's fused kernel where XLA does not fuse it."""
+"""Runs Keras' batch normalization through TensorFlow's fused kernel where XLA does not fuse it."""
 
 import inspect
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from tfopt.kernels.installing import LayerPath, Traced, explained_by, layer_path, replace_each, replacement
-from tfopt.kernels.obstacles import in_xla
+from tfopt.kernels.eligibility import in_xla
+from tfopt.kernels.replacing import LayerPath, Traced, layer_path, replace_each, replacement
 from tfopt.model.require import require_model
 
-# What the kernel normalizes, always with float32 statistics.
+# The kernel's input types; its statistics are always float32.
 _DTYPES = ("float32", "bfloat16", "float16")
 _IN_XLA = "XLA fuses it by itself"
 
@@ -21,25 +21,25 @@ def fuse_batch_norm(model: keras.Model) -> int:
     """Runs a model's batch normalization through one fused kernel, where Keras launches a dozen operations.
 
     Use it before or after `compile` and `fit`, for a model that trains on a GPU without XLA, above all in mixed
-    precision. `BatchNormalization` layers take it wherever they stand in the model, and so do subclasses that leave the
-    normalization itself to Keras. Statistics are float32, whatever the inputs; moving averages follow Keras' formula,
-    with the variance over n and not over n - 1. Results and gradients differ from Keras' by float32 rounding.
+    precision. It applies to `BatchNormalization` layers anywhere in the model, and to subclasses that leave the
+    normalization itself to Keras. Statistics are float32 whatever the inputs; moving averages follow Keras' formula,
+    with the variance over n, not n - 1. Results and gradients differ from Keras' by float32 rounding.
 
-    Layers with `synchronized=True` or `renorm=True` stay as they are. A call that the kernel is not for takes Keras'
-    own path: under XLA, with a mask, in float64, with an axis that is neither the second nor the last, with more than
-    five axes. `explain(model)` names these calls.
+    Layers with `synchronized=True` or `renorm=True` stay as they are. A call that the kernel cannot do takes Keras' own
+    path: under XLA, with a mask, in float64, with an axis that is neither the second nor the last, with more than five
+    axes. `explain(model)` names these calls.
 
-    Neither saving nor cloning sees it: call it again on a model that was loaded. What `model.export` writes holds the
-    kernel, an operation of every TensorFlow. A function of your own that was traced before stays as it is.
+    Saved and cloned models do not have it: call it again on a loaded model. `model.export` keeps the kernel, which
+    every TensorFlow runs. Your own functions traced before stay as they are.
 
     Args:
         model: A model, compiled or not.
 
     Returns:
-        How many layers changed: 0 where all have it already.
+        How many layers changed: 0 if all have it already.
 
     Raises:
-        TypeError: `model` is no Keras model.
+        TypeError: If `model` is not a Keras model.
 
     Example:
         >>> tfopt.kernels.fuse_batch_norm(model)
@@ -51,7 +51,7 @@ def fuse_batch_norm(model: keras.Model) -> int:
 
 
 class _FusedBatchNorm:
-    """Takes the place of one layer's `call`."""
+    """Replaces one layer's `call`."""
 
     def __init__(self, layer: keras.layers.BatchNormalization) -> None:
         self._layer = layer
@@ -67,7 +67,7 @@ class _FusedBatchNorm:
         return _learn(self._layer, inputs) if learning else _infer(self._layer, inputs)
 
     def found(self, *, training: bool, jit: bool) -> tuple[str, ...] | None:
-        """What keeps this layer from the kernel: as last traced, else whatever the batch, else not known."""
+        """What keeps this layer from the kernel: as last traced, else for any batch, else None."""
         return self.traced.last(training, (_IN_XLA,) if jit else ())
 
     def _obstacles(self, inputs: Any, mask: Any, learning: bool) -> Iterator[str]:
@@ -82,14 +82,14 @@ class _FusedBatchNorm:
         if dtype not in _DTYPES:
             yield f"{dtype}, where the kernel takes {', '.join(_DTYPES)}"
         elif dtype != compute_dtype:
-            # Keras rounds the result to the layer's type, the kernel to that of its inputs.
+            # Keras rounds the result to the layer's type, the kernel to its inputs' type.
             yield f"inputs of {dtype} in a layer that computes in {compute_dtype}"
         rank, axis = inputs.shape.rank, self._layer.axis
         if rank is None or not 2 <= rank <= 5:
             yield f"{rank or 'an unknown number of'} axes, where the kernel takes 2 to 5"
         elif axis % rank not in (1, rank - 1):
             yield f"axis {axis}, where the kernel takes the second or the last"
-        # The kernel has no such gradient on a GPU: core/kernels/fused_batch_norm_op.cc in TensorFlow.
+        # The kernel lacks that gradient on a GPU: core/kernels/fused_batch_norm_op.cc in TensorFlow.
         if is_op_determinism_enabled() and not learning:
             yield "op determinism, which the gradient in inference mode does not give"
 
@@ -97,7 +97,7 @@ class _FusedBatchNorm:
 def _learn(layer: keras.layers.BatchNormalization, inputs: tf.Tensor) -> tf.Tensor:
     """Normalizes with the batch's own statistics and moves the averages."""
     outputs, mean, variance = _normalize(layer, inputs)
-    # The kernel gives the variance over n - 1, Keras averages the one over n. With n = 1 it is 0 for Keras.
+    # The kernel returns the variance over n - 1, Keras averages the one over n, which is 0 for n = 1.
     examples = tf.cast(tf.size(inputs, tf.int64), tf.float32) / layer.moving_mean.shape[0]
     variance = tf.math.multiply_no_nan(variance, 1 - 1 / examples)
     for average, value in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
@@ -113,7 +113,7 @@ def _infer(layer: keras.layers.BatchNormalization, inputs: tf.Tensor) -> tf.Tens
 
 
 def _normalize(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, *averages: tf.Tensor) -> tuple[Any, ...]:
-    """The kernel itself, with the batch's statistics unless averages are given: outputs, mean, variance over n - 1."""
+    """Calls the kernel, with the batch's statistics unless averages are given: outputs, mean, variance over n - 1."""
     rank, channels = inputs.shape.rank, layer.moving_mean.shape[0]
     last = layer.axis % rank == rank - 1
     wide = inputs
@@ -131,8 +131,8 @@ def _normalize(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, *avera
     return tf.reshape(outputs, tf.shape(inputs)) if rank < 4 else outputs, mean, variance
 
 
-@explained_by
-def _explain(layer: keras.Layer, jit: bool) -> LayerPath | None:
+def explain_layer(layer: keras.Layer, jit: bool) -> LayerPath | None:
+    """Says how a layer normalizes; None for a layer that is not batch normalization."""
     if not isinstance(layer, keras.layers.BatchNormalization):
         return None
     kernel, training, inference = replacement(layer, "call"), None, None
@@ -146,7 +146,7 @@ def _explain(layer: keras.Layer, jit: bool) -> LayerPath | None:
 
 
 def _normalizes_as_keras(layer: keras.Layer) -> bool:
-    """Whether a layer leaves the normalization to Keras' class, and nobody has replaced it."""
+    """Whether a layer leaves the normalization to Keras' class, unpatched."""
     kind = keras.layers.BatchNormalization
     return isinstance(layer, kind) and all(
         getattr(type(layer), name) is getattr(kind, name) and name not in vars(layer) for name in ("call", "_moments")
@@ -162,11 +162,11 @@ _KNOWN = {
 
 
 def _options(layer: keras.layers.BatchNormalization) -> Iterator[str]:
-    """What a layer was made with that the kernel does not do."""
+    """Options of a layer that the kernel does not support."""
     for name in ("synchronized", "renorm"):
         if getattr(layer, name):
             yield f"{name}=True"
-    # Such as renorm was once: what it means for the formula is not known here.
+    # As renorm once was: how it changes the formula is unknown here.
     unknown = sorted(set(inspect.signature(keras.layers.BatchNormalization).parameters) - _KNOWN)
     if unknown:
         yield f"options of a later Keras ({', '.join(unknown)})"

@@ -16,7 +16,7 @@ from tfopt.bench.drawing import DrawTimer
 from tfopt.bench.suites.feeding import PHOTOGRAPHS
 from tfopt.bench.workloads import gpt2, resnet50
 from tfopt.errors import UnsupportedError
-from tfopt.kernels.obstacles import obstacles
+from tfopt.kernels.eligibility import obstacles
 from tfopt.measure import StepTimer
 
 _POLICY, _DTYPE = "mixed_bfloat16", "bfloat16"

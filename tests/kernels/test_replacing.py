@@ -7,7 +7,7 @@ from models import small_net
 
 from tfopt.errors import UnsupportedError
 from tfopt.kernels import LayerPath, undo
-from tfopt.kernels.installing import renew, replace, replacement
+from tfopt.kernels.replacing import renew, replace, replacement
 
 
 def doubled(layer):
@@ -46,7 +46,7 @@ def test_a_patch_on_top_is_left_alone(model):
         replace(layer, "call", doubled(layer))
     mine = doubled(second)
     second.call = mine
-    with pytest.raises(UnsupportedError, match=r"'call' of layer .*re_lu.* Remove that one first"):
+    with pytest.raises(UnsupportedError, match=r"'call' of layer .*re_lu.* Remove that patch first"):
         undo(model)
     assert second.call is mine
     assert replacement(first, "call") is first.call

@@ -1,4 +1,4 @@
-"""What keeps cuDNN's attention from being taken."""
+"""Whether cuDNN can compute an attention, and what rules it out."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,12 +8,12 @@ from tensorflow.python.eager.forwardprop_util import pack_tangents
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-# cuDNN before 9.0 refused shorter ones (cudnn-frontend, scaled_dot_product_flash_attention.h); there is little to gain.
+# cuDNN before 9.0 refused shorter sequences (cudnn-frontend, scaled_dot_product_flash_attention.h), which gain little.
 SHORTEST = 64
 
 
 def obstacles(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, mask: Any, causal: bool) -> Iterator[str]:
-    """What keeps cuDNN from this attention, as it is traced now; nothing where cuDNN takes it."""
+    """Yields what rules out cuDNN for this attention as it is being traced; nothing if cuDNN can take it."""
     if not in_xla():
         yield "not compiled by XLA"
     elif compute_capabilities() and device_type() != "GPU":
@@ -31,7 +31,7 @@ def obstacles(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, mask: Any, 
 
 
 def standing_obstacles(dtype: str, key_size: int | None, value_size: int | None) -> Iterator[str]:
-    """What keeps cuDNN away whatever the batch: the machine, the data type, the size of a head."""
+    """Yields what rules out cuDNN for any batch: the machine, the data type, the size of a head."""
     capabilities = compute_capabilities()
     if not capabilities:
         yield "no GPU"
@@ -41,7 +41,7 @@ def standing_obstacles(dtype: str, key_size: int | None, value_size: int | None)
         yield "op determinism, which cuDNN's backward pass does not give"
     if dtype not in ("bfloat16", "float16"):
         yield f"{dtype}, where cuDNN takes bfloat16 or float16"
-    # What cuDNN takes on every GPU from Ampere on, forward and backward. JAX asks the same before this call:
+    # What cuDNN supports on every GPU since Ampere, forward and backward. JAX checks the same before this call:
     # check_is_flash_attention in jax/_src/cudnn/fused_attention_stablehlo.py.
     if key_size != value_size:
         yield f"keys of size {key_size} with values of size {value_size}"
@@ -50,14 +50,14 @@ def standing_obstacles(dtype: str, key_size: int | None, value_size: int | None)
 
 
 def in_xla() -> bool:
-    """Whether what is traced now becomes part of a function with `jit_compile=True`."""
+    """Whether the code being traced becomes part of a function with `jit_compile=True`."""
     return not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def device_type() -> str:
-    """The kind of device that what is traced now will run on: "GPU", "CPU", or "" where it is unknown.
+    """The type of device on which the code being traced will run: "GPU", "CPU", or "" where unknown.
 
-    A function runs where it is called, which its graph does not know: an operation outside all graphs is placed there.
+    A function runs where it is called, which its graph does not know; an operation outside all graphs is placed there.
     """
     with tf.init_scope():
         return tf.DeviceSpec.from_string(tf.zeros(()).device).device_type or ""
@@ -84,6 +84,6 @@ def _of_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorShape
         yield f"an empty query {query}"
     if min(query[1], key[1]) < SHORTEST:
         yield f"a sequence of {min(query[1], key[1])}, below {SHORTEST}"
-    # Where the triangle starts when the lengths differ was not shown to be as in Keras.
+    # With different lengths, the mask has not been shown to start where Keras' does.
     if causal and query[1] != key[1]:
         yield f"a causal mask on {query[1]} queries and {key[1]} keys"

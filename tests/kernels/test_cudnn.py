@@ -6,7 +6,7 @@ from plain_attention import attend, draw, largest_error, rounding, with_gradient
 from quick import first_quick
 
 from tfopt.errors import UnsupportedError
-from tfopt.kernels.flash import flash_attention
+from tfopt.kernels.cudnn import flash_attention
 
 # Rounding of the results alone: the fake computes in float64, from operands of this type.
 ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11}

@@ -1,8 +1,14 @@
-"""The StableHLO modules that call cuDNN's attention, forward and backward."""
+"""cuDNN's attention, forward and backward, as TensorFlow operations: StableHLO modules that XLA compiles."""
 
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+
+from tfopt.errors import UnsupportedError
 
 # Shape and element type of an operand or a result.
 Type = tuple[tuple[int, ...], str]
@@ -27,27 +33,16 @@ _BACKWARD_PRODUCTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """What cuDNN has to know of an attention; all of it becomes part of the compiled program.
-
-    Attributes:
-        batch: Examples in a batch.
-        query_length: Positions that attend.
-        key_length: Positions attended to.
-        heads: Heads, as many for keys and values as for queries.
-        size: Size of a head.
-        dtype: "bfloat16" or "float16".
-        causal: Whether a position attends to itself and those before it alone.
-        scale: Factor on query · key.
-    """
+    """What cuDNN needs to know about an attention. All of it becomes part of the compiled program."""
 
     batch: int
     query_length: int
     key_length: int
-    heads: int
-    size: int
-    dtype: str
-    causal: bool
-    scale: float
+    heads: int  # as many for keys and values as for queries
+    size: int  # of a head
+    dtype: str  # "bfloat16" or "float16"
+    causal: bool  # a position attends only to itself and earlier ones
+    scale: float  # factor on query · key
 
     @property
     def query(self) -> Type:
@@ -66,26 +61,90 @@ class AttentionSpec:
 
     @property
     def forward_results(self) -> tuple[Type, ...]:
-        """Types of what the forward module returns: the output and the softmax statistic."""
+        """Types of the forward module's results: the output and the softmax statistic."""
         return self.query, self.statistic
 
     @property
     def backward_results(self) -> tuple[Type, ...]:
-        """Types of what the backward module returns: the gradients of query, key and value."""
+        """Types of the backward module's results: the gradients of query, key and value."""
         return self.query, self.key, self.key
 
 
+def flash_attention(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, causal: bool, scale: float) -> tf.Tensor:
+    """Computes attention without ever storing the scores, forward or backward.
+
+    It checks nothing: the caller has made sure that `tfopt.kernels.eligibility.obstacles` yields nothing.
+
+    Args:
+        query: (batch, query length, heads, size), bfloat16 or float16, all sizes fixed.
+        key: (batch, key length, heads, size), of the same type.
+        value: Like the key.
+        causal: Whether a position attends only to itself and earlier ones.
+        scale: Factor on query · key.
+
+    Returns:
+        The output, of the query's shape and type.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If a gradient of its gradient is requested.
+    """
+    batch, query_length, heads, size = query.shape
+    spec = AttentionSpec(
+        batch=batch,
+        query_length=query_length,
+        key_length=key.shape[1],
+        heads=heads,
+        size=size,
+        dtype=query.dtype.name,
+        causal=causal,
+        scale=scale,
+    )
+
+    @tf.custom_gradient
+    def forward(*operands: tf.Tensor) -> Any:
+        output, statistic = call_module(forward_module(spec), operands, spec.forward_results)
+        return output, lambda upstream: backward(*operands, statistic, upstream, output)
+
+    @tf.custom_gradient
+    def backward(*operands: tf.Tensor) -> Any:
+        return call_module(backward_module(spec), operands, spec.backward_results), _no_second_gradient
+
+    return forward(query, key, value)
+
+
+def call_module(module: str, operands: tuple[tf.Tensor, ...], results: tuple[Type, ...]) -> tuple[tf.Tensor, ...]:
+    """Runs a module on a GPU, as part of a program that XLA compiles."""
+    called = xla.call_module(
+        operands,
+        version=9,
+        module=module,
+        Tout=[dtype for _, dtype in results],
+        Sout=[shape for shape, _ in results],
+        platforms=["CUDA"],
+        # XLA itself reports that it has no kernel for the call on another platform.
+        disabled_checks=["platform"],
+    )
+    return tuple(called)
+
+
+def _no_second_gradient(*upstreams: tf.Tensor) -> NoReturn:
+    raise UnsupportedError(
+        "Expected gradients of a loss. Found: a gradient of cuDNN attention's gradient, which cuDNN does not offer. "
+        "Remove the kernel first: tfopt.kernels.undo(model); in your own layer, use keras.ops.dot_product_attention."
+    )
+
+
 def forward_module(spec: AttentionSpec) -> str:
-    """The module of (query, key, value) → (output, softmax statistic)."""
+    """Returns the module for (query, key, value) → (output, softmax statistic)."""
     operands = (spec.query, spec.key, spec.key)
     return _module("fwd", "__cudnn$fmhaSoftmax", operands, spec.forward_results, _config(spec, _FORWARD_PRODUCTS))
 
 
 def backward_module(spec: AttentionSpec) -> str:
-    """The module of (query, key, value, statistic, output's gradient, output) → gradients of query, key and value.
+    """Returns the module for the gradients of query, key and value.
 
-    The order of the operands is the one in which JAX gives them to the same call
-    (jax/_src/cudnn/fused_attention_stablehlo.py).
+    Its operands are query, key, value, statistic, the output's gradient and the output, in JAX's order for the same
+    call (jax/_src/cudnn/fused_attention_stablehlo.py).
     """
     operands = (spec.query, spec.key, spec.key, spec.statistic, spec.query, spec.query)
     return _module(
@@ -94,60 +153,60 @@ def backward_module(spec: AttentionSpec) -> str:
 
 
 def _module(name: str, target: str, operands: tuple[Type, ...], results: tuple[Type, ...], config: str) -> str:
-    """One custom call, whose results are turned to (batch, length, heads, size)."""
+    """One custom call, with its results transposed to (batch, length, heads, size)."""
     names = [f"%arg{number}" for number in range(len(operands))]
-    arguments = ", ".join(f"{name}: {_text(operand)}" for name, operand in zip(names, operands, strict=True))
-    # The last result is cuDNN's workspace: XLA sets its size once it has chosen an algorithm.
+    arguments = ", ".join(f"{name}: {_type(operand)}" for name, operand in zip(names, operands, strict=True))
+    # The last result is cuDNN's workspace, sized by XLA once it has chosen an algorithm.
     called = [*map(_heads_first, results), ((0,), "ui8")]
     attributes = (
         f'api_version = 2 : i32, backend_config = "{config}", operand_layouts = [{_layouts(operands)}], '
-        f"result_layouts = [{_layouts(called, turned=True)}]"
+        f"result_layouts = [{_layouts(called, transposed=True)}]"
     )
     lines = [
         f"%0:{len(called)} = stablehlo.custom_call @{target}({', '.join(names)}) {{{attributes}}} : "
-        f"({_texts(operands)}) -> ({_texts(called)})"
+        f"({_types(operands)}) -> ({_types(called)})"
     ]
     returned = []
     for number, (result, raw) in enumerate(zip(results, called, strict=False)):
         returned.append(f"%0#{number}")
         if raw != result:
             returned[-1] = f"%t{number}"
-            turn = f"stablehlo.transpose %0#{number}, dims = [0, 2, 1, 3]"
-            lines.append(f"%t{number} = {turn} : ({_text(raw)}) -> {_text(result)}")
-    lines.append(f"return {', '.join(returned)} : {_texts(results)}")
+            transpose = f"stablehlo.transpose %0#{number}, dims = [0, 2, 1, 3]"
+            lines.append(f"%t{number} = {transpose} : ({_type(raw)}) -> {_type(result)}")
+    lines.append(f"return {', '.join(returned)} : {_types(results)}")
     body = "\n    ".join(lines)
     return (
         f"module @cudnn_fmha_{name} attributes {{mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32}} {{\n"
-        f"  func.func public @main({arguments}) -> ({_texts(results)}) {{\n    {body}\n  }}\n}}\n"
+        f"  func.func public @main({arguments}) -> ({_types(results)}) {{\n    {body}\n  }}\n}}\n"
     )
 
 
 def _heads_first(result: Type) -> Type:
-    """The form in which cuDNN's results are declared: (batch, heads, length, size), or as it is with three axes."""
+    """The shape declared for cuDNN's results: (batch, heads, length, size); unchanged with three axes."""
     shape, dtype = result
     return ((shape[0], shape[2], shape[1], shape[3]), dtype) if len(shape) == 4 else result
 
 
-def _text(tensor: Type) -> str:
+def _type(tensor: Type) -> str:
     shape, dtype = tensor
     return f"tensor<{'x'.join(map(str, shape))}x{_ELEMENTS.get(dtype, dtype)}>"
 
 
-def _texts(tensors: Iterable[Type]) -> str:
-    return ", ".join(map(_text, tensors))
+def _types(tensors: Iterable[Type]) -> str:
+    return ", ".join(map(_type, tensors))
 
 
-def _layouts(tensors: Iterable[Type], *, turned: bool = False) -> str:
-    """Axes from the fastest to the slowest; turned: heads first in the shape, and after the length in memory."""
-    texts = []
+def _layouts(tensors: Iterable[Type], *, transposed: bool = False) -> str:
+    """Axes from fastest to slowest; transposed: heads before the length in the shape, after it in memory."""
+    layouts = []
     for shape, _ in tensors:
-        order = [3, 1, 2, 0] if turned and len(shape) == 4 else [*range(len(shape))][::-1]
-        texts.append(f"dense<{order if len(order) > 1 else order[0]}> : tensor<{len(order)}xindex>")
-    return ", ".join(texts)
+        order = [3, 1, 2, 0] if transposed and len(shape) == 4 else [*range(len(shape))][::-1]
+        layouts.append(f"dense<{order if len(order) > 1 else order[0]}> : tensor<{len(order)}xindex>")
+    return ", ".join(layouts)
 
 
 def _config(spec: AttentionSpec, products: dict[str, tuple[Side, Side]]) -> str:
-    """The call's configuration, a JSON form of XLA's CudnnfMHABackendConfig, as MLIR writes text."""
+    """The call's configuration: XLA's CudnnfMHABackendConfig as JSON, escaped as in MLIR."""
     element = {"bfloat16": "BF16", "float16": "F16"}[spec.dtype]
     config = {
         "algorithm": {

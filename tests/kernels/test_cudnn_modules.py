@@ -9,8 +9,7 @@ import tensorflow as tf
 from fake_cudnn import parse
 from plain_attention import draw
 
-from tfopt.kernels.flash import flash_attention
-from tfopt.kernels.stablehlo import AttentionSpec, backward_module, forward_module
+from tfopt.kernels.cudnn import AttentionSpec, backward_module, flash_attention, forward_module
 
 MODULES = {"forward": forward_module, "backward": backward_module}
 RECORDED = AttentionSpec(
