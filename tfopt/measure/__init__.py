@@ -1,12 +1,11 @@
-"""How long a training step takes: real steps, raw samples, an interval, and the model unchanged."""
+"""How long a training step takes: real steps, raw samples with an interval, and an unchanged model."""
 
-from tfopt.measure.environment import environment
-from tfopt.measure.interleaving import interleave
+from tfopt.measure.environment_record import environment
 from tfopt.measure.peak import matmul_tflops
-from tfopt.measure.state import preserved
 from tfopt.measure.steps import FitTimer, StepTimer, fit_time, step_time
-from tfopt.measure.times import Comparison, StepTimes, compare
+from tfopt.measure.times import Comparison, StepTimes, compare, interleave
 from tfopt.model.batches import one_batch
+from tfopt.model.state import preserved
 
 __all__ = [
     "Comparison",

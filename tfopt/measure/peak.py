@@ -1,17 +1,16 @@
-"""What a device can do at best: the rate of a large matrix product."""
+"""The peak rate of a device: that of a large matrix product."""
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from numbers import Integral
+from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfopt import checks
 from tfopt.errors import unknown_name
 from tfopt.measure.steps import wait
 
-# The dtype that each is kept in.
+# The dtype each is stored in.
 _STORED = {
     "bfloat16": tf.bfloat16,
     "float16": tf.float16,
@@ -27,25 +26,25 @@ _BLOCK_SECONDS = 0.04
 def matmul_tflops(
     dtype: str = "bfloat16", size: int | None = None, *, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Measures how many 10¹² operations per second this device does in a large square matrix product.
+    """Measures how many TFLOP/s this device reaches in a large square matrix product.
 
-    Give it to `ThroughputLogger(peak_tflops=…)` where no peak is listed for the device, or to relate a training to what
-    the device does under its power limit and at its clocks. Run it while nothing else runs. It takes less than a second
-    after compiling, and three matrices of memory and those of the products under way.
+    Pass it to `ThroughputLogger(peak_tflops=…)` if no peak is listed for the device, or to relate training to what the
+    device reaches at its present clocks and power limit. Nothing else should run meanwhile. It takes less than a second
+    after compiling, and memory for three matrices plus the products in flight.
 
     Source: a product of two n×n matrices has 2n³ operations.
 
     Args:
-        dtype: "bfloat16", "float16", "tensorfloat32" (float32 rounded on Tensor Cores, as TensorFlow does unless told
-            otherwise) or "float32" (not rounded). A CPU computes the last two alike.
-        size: Rows of the matrices. None: 8192 on a GPU, which fills the largest, 512 on a CPU.
+        dtype: "bfloat16", "float16", "tensorfloat32" (float32 rounded on Tensor Cores, TensorFlow's default) or
+            "float32" (not rounded). A CPU computes the last two identically.
+        size: Rows of the matrices. None: 8192 on a GPU, enough for the largest, 512 on a CPU.
         clock: Seconds, monotonic.
 
     Returns:
-        The best of five blocks of products, each with one wait at its end.
+        The best of five blocks of products, with one wait at the end of each.
 
     Raises:
-        ValueError: An unknown dtype, or `size` is no integer of at least 1.
+        ValueError: If `dtype` is unknown, or `size` is not an integer of at least 1.
 
     Example:
         >>> tfopt.measure.matmul_tflops("bfloat16")
@@ -55,16 +54,19 @@ def matmul_tflops(
         raise unknown_name("dtype", dtype, _STORED)
     if size is None:
         size = _SIZE_ON_GPU if tf.config.list_logical_devices("GPU") else _SIZE_ON_CPU
-    if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
-        raise ValueError(f"Expected size to be an integer of at least 1. Received: size={size!r}. Leave it out.")
-    with _tf32(dtype == "tensorfloat32"):
-        seconds = _best_seconds(_STORED[dtype], int(size), clock)
+    size = checks.count("size", size, "Leave it out.")
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(dtype == "tensorfloat32")
+    try:
+        seconds = _best_seconds(_STORED[dtype], size, clock)
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
     return 2 * size**3 / seconds / 1e12
 
 
 def _best_seconds(dtype: tf.DType, size: int, clock: Callable[[], float]) -> float:
-    """Seconds a product, of the best block."""
-    # Random numbers: with zeros a GPU draws less power and holds higher clocks (Horace He, "Strangely, Matrix
+    """Seconds per product in the best block."""
+    # Random numbers, since with zeros a GPU draws less power and holds higher clocks (Horace He, "Strangely, Matrix
     # Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     left, right = (tf.cast(tf.random.stateless_normal((size, size), (seed, 0)), dtype) for seed in (0, 1))
     product = tf.function(tf.matmul, jit_compile=True)
@@ -80,14 +82,3 @@ def _best_seconds(dtype: tf.DType, size: int, clock: Callable[[], float]) -> flo
     seconds(1)  # compiles
     products = math.ceil(_BLOCK_SECONDS / seconds(1))
     return min(seconds(products) for _ in range(_BLOCKS))
-
-
-@contextmanager
-def _tf32(enabled: bool) -> Iterator[None]:
-    """TF32 on or off for a block; `tfopt.precision.tf32` is a floor above."""
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(enabled)
-    try:
-        yield
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)

@@ -3,18 +3,18 @@
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from numbers import Integral
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfopt import checks
 from tfopt.errors import TfoptError
-from tfopt.measure.state import StatePreserver, traced
 from tfopt.measure.times import StepTimes
 from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, is_endless, on_device, repeated
 from tfopt.model.layers import graph_operations
 from tfopt.model.require import require_compiled
+from tfopt.model.state import StatePreserver, trace_train_step
 
 _SAMPLES = 10
 _WARMUP = 3
@@ -24,30 +24,30 @@ _Clock = Callable[[], float]
 def step_time(
     model: keras.Model, data: Data, steps: int = 50, *, warmup: int = _WARMUP, clock: _Clock = time.perf_counter
 ) -> StepTimes:
-    """Measures the training step alone, on one batch that already lies on the device.
+    """Measures the training step alone, on one batch that is already on the device.
 
     Use it to see what the computation costs; `fit_time` adds the input and `fit` itself. The steps are real training
-    steps. Afterwards the model is as it was, bit for bit: weights, optimizer, metrics, seeds and compile settings. A
-    model that was not built yet is built. (A dataset is read: one that reshuffles moves on to its next order. Give one
-    batch, or a dataset of its own, where a training with a seed follows.)
+    steps, after which the model is unchanged, bit for bit: weights, optimizer, metrics, seeds and compile settings. A
+    model that is not built yet is built. Reading a dataset that reshuffles advances it to its next order; before a
+    seeded training, pass one batch or a separate dataset.
 
     Args:
         model: A compiled model.
         data: A tf.data.Dataset of batches, whose first one is used, or one batch: (x, y[, sample_weight]).
-        steps: Steps to time, in ten blocks with one wait for the device at the end of each. Choose so many that a
-            block lasts 20 ms or longer, or the wait itself weighs in.
-        warmup: Steps that run first and are not timed, after the very first, which is reported apart.
+        steps: Steps to time, in ten blocks with one wait for the device at the end of each. Choose enough that a block
+            lasts at least 20 ms, so that the wait itself does not count.
+        warmup: Untimed steps after the very first one, which is reported separately.
         clock: Seconds, monotonic.
 
     Returns:
         The raw samples, with their median and interval.
 
     Raises:
-        ValueError: The model is not compiled, or `steps` or `warmup` is out of range.
-        TypeError: `data` is neither a dataset nor a batch.
-        tfopt.errors.PipelineError: The dataset is empty.
-        tfopt.errors.UnsupportedError: The model runs eagerly, and TensorFlow cannot trace its step, so that not all it
-            changes could be given back.
+        ValueError: If the model is not compiled, or `steps` or `warmup` is out of range.
+        TypeError: If `model` is not a Keras model, or `data` neither a dataset nor a batch.
+        tfopt.errors.PipelineError: If the dataset is empty.
+        tfopt.errors.UnsupportedError: If the model runs eagerly and its step cannot be traced, so that not everything
+            it changes could be restored.
 
     Example:
         >>> print(tfopt.measure.step_time(model, dataset))
@@ -65,27 +65,23 @@ def fit_time(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     clock: _Clock = time.perf_counter,
 ) -> StepTimes:
-    """Measures a training step through `model.fit`: input, step and what `fit` and its callbacks do on each step.
+    """Measures a training step through `model.fit`: the input, the step, and what `fit` and its callbacks add.
 
-    The model comes back as it was, as from `step_time`, whose arguments these are. `data` is repeated as often as the
-    steps need it; a single batch is fed again on every step. What nothing may follow (a pipeline that copies to the
-    GPU, `cache="device"`) runs in epochs instead, whose beginning is timed with the steps.
+    The model comes back unchanged, as from `step_time`. `data` is repeated as needed; a single batch is fed at every
+    step. A dataset whose last stage must stay last (a copy to the GPU, `cache="device"`) runs in epochs instead, whose
+    start is timed with the steps.
 
     Args:
-        model: A compiled model.
-        data: A tf.data.Dataset of batches, or one batch: (x, y[, sample_weight]).
-        steps: Steps to time, in ten blocks.
-        warmup: Steps that run first and are not timed, after the very first, which is reported apart.
-        callbacks: Given to `fit`.
-        clock: Seconds, monotonic.
+        model, data, steps, warmup, clock: As for `step_time`.
+        callbacks: Passed to `fit`.
 
     Returns:
         The raw samples, with their median and interval.
 
     Raises:
         ValueError, TypeError, tfopt.errors.PipelineError, tfopt.errors.UnsupportedError: As for `step_time`.
-        ValueError: A dataset that cannot be repeated has no whole number of executions.
-        tfopt.errors.TfoptError: A callback ended the fit too early.
+        ValueError: If a dataset that cannot be repeated does not divide into whole executions.
+        tfopt.errors.TfoptError: If a callback stops the fit early.
 
     Example:
         >>> print(tfopt.measure.fit_time(model, dataset, steps=100))
@@ -95,7 +91,7 @@ def fit_time(
 
 
 class StepTimer:
-    """`step_time` to be called again and again: traced and compiled once. For `interleave`.
+    """`step_time` as an object for `interleave`: it traces and compiles once, and measures at each call.
 
     Args:
         model, data, clock: As for `step_time`.
@@ -114,18 +110,18 @@ class StepTimer:
         self._clock = clock
         self._batch = on_device(model, first_batch(require_compiled(model), as_dataset(data)))
         started = clock()
-        self._step, self._graph = traced(model, self._batch, jit_compile=jit_compile)
+        self._step, self._graph = trace_train_step(model, self._batch, jit_compile=jit_compile)
         self._first_step_seconds = clock() - started
         self._state = StatePreserver(model, also=self._graph.variables)
         self._compiled = False
 
     def __call__(self, steps: int = 50, *, warmup: int = _WARMUP, samples: int = _SAMPLES) -> StepTimes:
-        """Runs the steps and gives the model back unchanged; arguments and result as `step_time`'s.
+        """Measures once and leaves the model unchanged, as `step_time` does.
 
         Args:
             steps: Steps to time.
-            warmup: Steps that run first and are not timed.
-            samples: Blocks that the steps are divided into, with one wait for the device at the end of each.
+            warmup: Untimed steps before them.
+            samples: How many blocks to divide the steps into, with one wait for the device at the end of each.
         """
         block = _block(steps, warmup, samples)
         with self._state.preserved():
@@ -143,16 +139,16 @@ class StepTimer:
 
     @property
     def draws_random_numbers(self) -> bool:
-        """Whether the step holds random operations, such as dropout's."""
+        """Whether the step has random operations, such as dropout's."""
         drawing = ("Random", "TruncatedNormal", "Multinomial")
         return any(name in node.op for node in graph_operations(self._graph) for name in drawing)
 
     def state_after(self, steps: int) -> tuple[list[Any], list[Any]]:
-        """Runs `steps` steps from the model as it is, and takes them back.
+        """Runs `steps` steps and restores the model.
 
         Returns:
-            What the optimizer then keeps of the gradients (momentum and the like; nothing for plain SGD), and the
-            trainable weights, both as arrays.
+            The optimizer's slots (such as momentum; none for plain SGD) and the trainable weights after the steps, as
+            arrays.
         """
         with self._state.preserved():
             for _ in range(steps):
@@ -163,7 +159,7 @@ class StepTimer:
             return slots, [weight.numpy() for weight in self._model.trainable_variables]
 
     def _compile(self) -> None:
-        """Runs the first step, which compiles."""
+        """Runs the first step, which compiles, unless it has run."""
         if not self._compiled:
             started = self._clock()
             self._step(self._batch)
@@ -180,7 +176,7 @@ class StepTimer:
 
 
 class FitTimer:
-    """`fit_time` to be called again and again: traced and compiled once. For `interleave`."""
+    """`fit_time` as an object for `interleave`: it traces and compiles once, and measures at each call."""
 
     def __init__(
         self,
@@ -195,13 +191,13 @@ class FitTimer:
         self._callbacks = callbacks
         self._dataset = repeated(as_dataset(data))
         self._batch = first_batch(require_compiled(model), self._dataset)
-        _, graph = traced(model, self._batch)
+        _, graph = trace_train_step(model, self._batch)
         self._state = StatePreserver(model, also=graph.variables)
         self._train_function: Any = None
         self._first_step_seconds = 0.0
 
     def __call__(self, steps: int = 50, *, warmup: int = _WARMUP, samples: int = _SAMPLES) -> StepTimes:
-        """Runs the steps and gives the model back unchanged; arguments and result as `StepTimer`'s.
+        """Measures once and leaves the model unchanged; arguments as for `StepTimer`.
 
         With `steps_per_execution` above one, warm-up and samples are rounded up to whole executions.
         """
@@ -220,42 +216,42 @@ class FitTimer:
 
     @property
     def train_function(self) -> Any:
-        """The function that `fit` runs, compiled by the first call; None before. To fit on with, without another."""
+        """The function `fit` runs, compiled by the first call, so that a later fit need not compile; None before it."""
         return self._train_function
 
     def _fit(self, steps: int, marks: "_Marks") -> None:
-        """Fits for that many steps, with the training function of the calls before."""
+        """Fits for that many steps, with the training function of earlier calls."""
         self._model.train_function = self._train_function
         callbacks = [*self._callbacks, marks]
-        # What has an end is fed in epochs, and the last mark stops the fit.
-        length = {"steps_per_epoch": steps} if self._goes_on() else {"epochs": steps}
-        # shuffle is the dataset's own business; True would only warn.
+        # A dataset with an end is fed in epochs, and the last mark stops the fit.
+        length = {"steps_per_epoch": steps} if self._is_endless() else {"epochs": steps}
+        # A dataset shuffles itself; with True, Keras would only warn.
         self._model.fit(self._dataset, **length, verbose=0, shuffle=False, callbacks=callbacks)
         if steps not in marks.passed:
             raise TfoptError(
-                f"Expected fit to run {steps} steps. Found that it ended after {marks.done}: a callback stopped it. "
-                "Measure without that callback."
+                f"Expected fit to run {steps} steps. Found that a callback stopped it after {marks.done}. Measure "
+                "without that callback."
             )
         if self._train_function is None:
             self._train_function = self._model.train_function
             self._first_step_seconds = marks.passed[self._model.steps_per_execution] - marks.started
 
-    def _goes_on(self) -> bool:
-        """Whether the dataset has no end; one with an end has to have only whole executions."""
+    def _is_endless(self) -> bool:
+        """Whether the dataset is endless; one that ends must divide into whole executions."""
         batches, once = int(self._dataset.cardinality()), self._model.steps_per_execution
         if is_endless(self._dataset):
             return True
         if once > 1 and (batches < 0 or batches % once):
             raise ValueError(
-                f"Expected a multiple of steps_per_execution={once} batches, in a dataset that ends in a copy to a "
-                f"device or has a device stage. Found {batches if batches >= 0 else 'an unknown number'}. Build it "
-                "with device=None, or compile the model without steps_per_execution."
+                f"Expected a multiple of steps_per_execution={once} batches in a dataset that ends with a copy to a "
+                f"device or a device stage. Found {batches if batches >= 0 else 'an unknown number'}. Build it with "
+                "device=None, or compile the model without steps_per_execution."
             )
         return False
 
 
 class _Marks(keras.callbacks.Callback):
-    """Waits for the device and reads the clock after each of the given steps; ends the fit with the last."""
+    """Waits for the device and reads the clock after each of the given steps; stops the fit after the last."""
 
     def __init__(self, clock: _Clock, due: set[int]):
         super().__init__()
@@ -263,7 +259,7 @@ class _Marks(keras.callbacks.Callback):
         self._due, self._last = due, max(due)
         self.started = 0.0
         self.done = 0
-        self._before = 0  # this epoch
+        self._before = 0  # steps of earlier epochs
         self.passed: dict[int, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -282,23 +278,22 @@ class _Marks(keras.callbacks.Callback):
 
 
 def wait() -> None:
-    """Waits until every device of this process has done what it was given."""
+    """Waits until every device of this process has finished its work."""
     try:
         tf.test.experimental.sync_devices()
-    except tf.errors.InternalError:  # so it ends under MultiWorkerMirroredStrategy, whose devices are a cluster's
+    except tf.errors.InternalError:  # raised under MultiWorkerMirroredStrategy, whose devices belong to a cluster
         for gpu in tf.config.list_logical_devices("GPU"):
             with tf.device(gpu.name):
-                tf.zeros(()).numpy()  # comes back after what was given to the GPU before
+                tf.zeros(()).numpy()  # returns after all earlier work of the GPU
 
 
 def _block(steps: int, warmup: int, samples: int) -> int:
     """How many steps make one sample."""
     for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("samples", samples, 1)):
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise ValueError(f"Expected {name} to be an integer of at least {least}. Received: {name}={value!r}.")
+        checks.count(name, value, "Give a number of steps or blocks.", least=least)
     return max(1, steps // samples)
 
 
 def _rounded_up(steps: int, to: int) -> int:
-    """The least multiple of `to` that is not below `steps`."""
+    """`steps`, rounded up to a multiple of `to`."""
     return -(-steps // to) * to

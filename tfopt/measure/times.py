@@ -1,8 +1,8 @@
-"""What a measurement is (raw samples, kept) and how two of them compare (a ratio with its interval)."""
+"""Step times as raw samples, several variants measured in turn, and two compared by a ratio with its interval."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -13,30 +13,26 @@ _ENDS = (2.5, 97.5)  # percentiles: 95 % lie between
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """The time of one training step, as raw samples. Immutable.
-
-    Attributes:
-        repeats_ms: Milliseconds a step. One inner tuple for each time the measurement was run, in which one value is
-            the mean of a block of steps that ended in one wait for the device.
-        steps_per_sample: How many steps a block has.
-        first_step_seconds: The first step, with tracing, compilation and autotuning.
-        examples_per_step: The batch size, where known.
-    """
+    """The time of a training step, as raw samples."""
 
     repeats_ms: tuple[tuple[float, ...], ...]
+    """Milliseconds per step: a tuple per run of the measurement, a value per block of steps, waited for at its end."""
     steps_per_sample: int
+    """How many steps a block has."""
     first_step_seconds: float
+    """The first step, with tracing, compilation and autotuning."""
     examples_per_step: int | None = None
+    """The batch size, if known."""
 
     def __post_init__(self) -> None:
         if not self.repeats_ms or not all(self.repeats_ms):
             raise ValueError(f"Expected at least one sample in each repeat. Received: repeats_ms={self.repeats_ms!r}.")
         if not all(0 < sample < math.inf for sample in self.samples_ms):
-            raise ValueError(f"Expected samples above 0 ms and finite. Received: repeats_ms={self.repeats_ms!r}.")
+            raise ValueError(f"Expected finite samples above 0 ms. Received: repeats_ms={self.repeats_ms!r}.")
 
     @property
     def samples_ms(self) -> tuple[float, ...]:
-        """All samples, in the order in which they were taken."""
+        """All samples, in the order they were taken."""
         return tuple(sample for repeat in self.repeats_ms for sample in repeat)
 
     @property
@@ -51,11 +47,11 @@ class StepTimes:
 
     @property
     def examples_per_second(self) -> float | None:
-        """Throughput at the median, or None where the batch size is not known."""
+        """Throughput at the median; None if the batch size is unknown."""
         return None if self.examples_per_step is None else self.examples_per_step * 1000 / self.median_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON: the raw samples and what follows from them."""
+        """JSON: the raw samples and the figures derived from them."""
         return asdict(self) | {
             "median_ms": self.median_ms,
             "interval_ms": self.interval_ms,
@@ -64,7 +60,7 @@ class StepTimes:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Reads back what `to_dict` gave; the raw samples count, not what was derived from them."""
+        """Restores the result of `to_dict` from its raw samples, ignoring the derived figures."""
         return cls(
             repeats_ms=tuple(tuple(repeat) for repeat in values["repeats_ms"]),
             steps_per_sample=values["steps_per_sample"],
@@ -82,19 +78,16 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How many times as fast the second of two measurements ran as the first.
-
-    Attributes:
-        ratio: Time of the first over time of the second: above 1, the second is faster.
-        interval: The 95 % bootstrap interval of `ratio`.
-    """
+    """How many times as fast the second of two measurements ran as the first."""
 
     ratio: float
+    """Time of the first over time of the second: above 1, the second is faster."""
     interval: tuple[float, float]
+    """The 95 % bootstrap interval of `ratio`."""
 
     @property
     def verdict(self) -> str:
-        """ "faster", "slower", "no difference" (within 5 % for certain) or "too noisy to tell"."""
+        """ "faster", "slower", "no difference" (the whole interval within 5 %) or "too noisy to tell"."""
         low, high = self.interval
         if low > 1 and self.ratio >= 1.02:
             return "faster"
@@ -113,12 +106,12 @@ class Comparison:
 def compare(a: StepTimes, b: StepTimes) -> Comparison:
     """Compares two measurements.
 
-    Measurements with the same number of repeats are compared repeat by repeat, so that a machine whose speed drifts
-    does not bend the ratio when they came from `interleave`. The point estimate is the median of those ratios.
+    With the same number of repeats they are compared repeat by repeat, so that drift in the machine's speed does not
+    distort the ratio of measurements from `interleave`. The point estimate is the median of those ratios.
 
     Args:
         a: The baseline.
-        b: What is compared with it.
+        b: The other measurement.
 
     Returns:
         The ratio a/b with its 95 % interval: 2.0 means that b takes half the time.
@@ -133,7 +126,7 @@ def compare(a: StepTimes, b: StepTimes) -> Comparison:
         ratios = [np.median(x) / np.median(y) for x, y in zip(a.repeats_ms, b.repeats_ms, strict=True)]
         interval = _interval([a.repeats_ms, b.repeats_ms], lambda medians: medians[0] / medians[1])
         return Comparison(ratio=float(np.median(ratios)), interval=interval)
-    # Unlike designs: each side is resampled on its own.
+    # With different numbers of repeats, each side is resampled separately.
     medians = [
         _resampled(np.random.default_rng(seed), _pools(seed, times.repeats_ms)) for seed, times in enumerate([a, b])
     ]
@@ -141,21 +134,61 @@ def compare(a: StepTimes, b: StepTimes) -> Comparison:
     return Comparison(ratio=a.median_ms / b.median_ms, interval=(float(low), float(high)))
 
 
+def interleave(
+    variants: Mapping[str, Callable[[], StepTimes]],
+    repeats: int = 5,
+    *,
+    on_progress: Callable[[str, int], None] | None = None,
+) -> dict[str, StepTimes]:
+    """Measures variants in turn, A B A B …, so that drift in the machine's speed affects them equally.
+
+    Args:
+        variants: A callable per name that measures once, such as a `StepTimer` or `FitTimer`, which compile only once.
+        repeats: Turns. Six or more make the interval of `compare` a full 95 % one; five cover 94 %.
+        on_progress: Called after each measurement with the variant's name and the turn (0, 1, …).
+
+    Returns:
+        The samples of all turns by name, with one repeat per turn.
+
+    Raises:
+        ValueError: If there are no variants or `repeats` is below 1.
+
+    Example:
+        >>> times = tfopt.measure.interleave({"off": StepTimer(plain, data), "on": StepTimer(jitted, data)})
+        >>> print(tfopt.measure.compare(times["off"], times["on"]))
+        1.83× (95 %: 1.79–1.88), faster
+    """
+    if not variants or repeats < 1:
+        raise ValueError(
+            f"Expected at least one variant and one repeat. Received: {len(variants)} variants, repeats={repeats}."
+        )
+    turns: dict[str, list[StepTimes]] = {name: [] for name in variants}
+    for turn in range(repeats):
+        for name, measure in variants.items():
+            turns[name].append(measure())
+            if on_progress:
+                on_progress(name, turn)
+    return {
+        name: replace(times[0], repeats_ms=tuple(repeat for part in times for repeat in part.repeats_ms))
+        for name, times in turns.items()
+    }
+
+
 _Repeats = Sequence[Sequence[float]]
 
 
-def _interval(sides: Sequence[_Repeats], statistic: Callable[[Sequence[Any]], Any]) -> tuple[float, float]:
-    """The bootstrap interval of a statistic of medians: resamples repeats, and the samples within each.
+def _interval(measurements: Sequence[_Repeats], statistic: Callable[[Sequence[Any]], Any]) -> tuple[float, float]:
+    """The bootstrap interval of a statistic of medians, resampling repeats and the samples within each.
 
     With five repeats this is about the range of the five, which covers the true median 94 times in 100.
     """
-    pools = [_pools(seed, repeats) for seed, repeats in enumerate(sides)]
-    low, high = np.percentile(_resampled(np.random.default_rng(len(sides)), statistic(pools)), _ENDS)
+    pools = [_pools(seed, repeats) for seed, repeats in enumerate(measurements)]
+    low, high = np.percentile(_resampled(np.random.default_rng(len(measurements)), statistic(pools)), _ENDS)
     return float(low), float(high)
 
 
 def _pools(seed: int, repeats: _Repeats) -> Any:
-    """For each repeat, the medians of many resamples of its samples: shape (repeats, resamples)."""
+    """Medians of many resamples of each repeat's samples: shape (repeats, resamples)."""
     random = np.random.default_rng(seed)
     return np.array([np.median(random.choice(np.asarray(r), size=(_RESAMPLES, len(r))), axis=1) for r in repeats])
 

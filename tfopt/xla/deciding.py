@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError, summarize_error
 from tfopt.measure import StepTimer, StepTimes, interleave, one_batch
-from tfopt.measure.draws import without_dropout
 from tfopt.model.batches import not_finite_parts
 from tfopt.model.require import require_compiled
+from tfopt.model.state import without_dropout
 from tfopt.xla.decision import JitDecision, Weighed
 from tfopt.xla.explaining import explain
 from tfopt.xla.obstacles import standing_obstacles

@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
-from tfopt.measure.state import traced
 from tfopt.model.batches import Data, as_dataset, first_batch, on_device
 from tfopt.model.require import require_compiled
+from tfopt.model.state import trace_train_step
 from tfopt.xla.lowering import batch_refused, device, obstacles_of
 from tfopt.xla.obstacles import Obstacle, standing_obstacles
 
@@ -108,7 +108,7 @@ def _obstacles_in_training(model: keras.Model, data: Data) -> tuple[Obstacle, ..
     if model.run_eagerly or model._distribute_strategy:  # everything must be built before it is traced
         try:
             with batch_refused():
-                traced(model, batch, jit_compile=False)
+                trace_train_step(model, batch, jit_compile=False)
         except UnsupportedError as error:
             return (
                 Obstacle(

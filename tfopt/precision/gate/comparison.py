@@ -13,10 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError, summarize_error
-from tfopt.measure import preserved
-from tfopt.measure.draws import without_dropout
 from tfopt.model.layers import layer_paths
 from tfopt.model.outputs import output_layers
+from tfopt.model.state import preserved, without_dropout
 from tfopt.precision.float8 import quantized_clone, split_float8
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Measurement, Probe, Row, Variant

@@ -7,8 +7,8 @@ from models import assert_same_state, batch, small_net, state
 
 from tfopt.hardware import gpu_memory
 from tfopt.measure import FitTimer, StepTimer, preserved
-from tfopt.measure import state as kept
-from tfopt.measure.state import StatePreserver
+from tfopt.model import state as kept
+from tfopt.model.state import StatePreserver
 
 MIB = 2**20
 

@@ -1,4 +1,4 @@
-"""A model's whole state, kept while something trains it for measurement, and given back bit for bit."""
+"""A model's whole state, restored bit for bit after something trained it for measurement."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,14 +11,17 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpu_memory
+from tfopt.model.require import is_keras_own
 
 _ABSENT = object()
 _CALLS_ON_HOST = 2
 _SPARE_SHARE = 0.1  # of the GPU's memory, for fragmentation
 
 
-def traced(model: keras.Model, batch: Any, *, jit_compile: bool | None = None) -> tuple[Callable[..., Any], tf.Graph]:
-    """Traces the training step as `fit` runs it; by that, every variable is made that training needs.
+def trace_train_step(
+    model: keras.Model, batch: Any, *, jit_compile: bool | None = None
+) -> tuple[Callable[..., Any], tf.Graph]:
+    """Traces the training step as `fit` runs it, which creates every variable that training needs.
 
     Args:
         model: A compiled model, built or not.
@@ -26,10 +29,13 @@ def traced(model: keras.Model, batch: Any, *, jit_compile: bool | None = None) -
         jit_compile: Whether the step runs under XLA. None: as the model was compiled.
 
     Returns:
-        The step, a function of the batch (in a model that runs eagerly: the plain step), and its graph.
+        The step, a function of the batch (not compiled if the model runs eagerly), and its graph.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If the model runs eagerly and its step cannot be traced.
     """
     strategy = model.distribute_strategy
-    if model._distribute_strategy is not None:  # where Keras' fit, too, builds before it traces
+    if model._distribute_strategy is not None:  # under a strategy Keras' fit too builds before it traces
         local = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], batch)
         with strategy.scope():
             model._symbolic_build(data_batch=local)
@@ -45,19 +51,19 @@ def traced(model: keras.Model, batch: Any, *, jit_compile: bool | None = None) -
         if not model.run_eagerly:
             raise
         raise UnsupportedError(
-            "Expected a training step that TensorFlow can trace, so that all it changes can be given back. Found one "
+            "Expected a training step that TensorFlow can trace, so that all it changes can be restored. Found one "
             f"that only runs eagerly: {error}. Measure the model without run_eagerly=True."
         ) from error
-    # To let TensorFlow look for it on each call would take longer than the step of a small model.
+    # The concrete function, because looking it up on each call takes longer than the step of a small model.
     return (step if model.run_eagerly else concrete), concrete.graph
 
 
 def preserved(model: keras.Model, *, also: Iterable[tf.Variable] = ()) -> AbstractContextManager[None]:
-    """Gives a built model back as it was: weights, optimizer slots, iterations, metrics, seeds, fit's own attributes.
+    """Restores a built model after a block of code: weights, optimizer slots, iterations, metrics, seeds, fit's state.
 
     Args:
         model: Built, so that its variables exist.
-        also: More variables to keep: those that the training step touches and Keras does not know of.
+        also: More variables to restore, which the training step touches and Keras does not know of.
 
     Example:
         >>> with tfopt.measure.preserved(model):
@@ -67,11 +73,11 @@ def preserved(model: keras.Model, *, also: Iterable[tf.Variable] = ()) -> Abstra
 
 
 class StatePreserver:
-    """Preserves the state of one model time and again, as `preserved` does once.
+    """Preserves the state of one model repeatedly, as `preserved` does once.
 
     The first two times the state goes to host memory: the first step compiles, and only the second shows what a step
-    needs. From then on it stays on its GPU if it fits there beside the step: moving GPT-2's 1.5 GB takes about a second
-    each way.
+    needs. From then on it stays on its GPU if it fits there beside the step, since moving GPT-2's 1.5 GB takes about a
+    second each way.
 
     Args:
         model, also: As for `preserved`.
@@ -82,14 +88,14 @@ class StatePreserver:
         self._also = tuple(also)
         self._calls = 0
         self._needs: dict[str, int] = {}
-        """By device, the bytes that came on top of those in use before, at the peak."""
+        """Peak bytes of a step beyond those in use before it, by device."""
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Gives the model back as it was when the block began."""
+        """Restores the model to its state at the beginning of the block."""
         parts = _parts(self._model, self._also)
         devices = self._devices_with_room(parts)
-        # On a GPU this copies nothing: the variable gets a new buffer when it is written to.
+        # read_value copies nothing on a GPU: the variable gets a new buffer when it is written to.
         values = [part.read_value() if part.device in devices else part.numpy() for part in parts]
         attributes = {
             name: self._model.__dict__.get(name, _ABSENT) for name in ("train_function", "stop_training", "history")
@@ -110,7 +116,7 @@ class StatePreserver:
                     delattr(self._model, name)
 
     def _devices_with_room(self, parts: list[Any]) -> set[str]:
-        """The GPUs that hold the state twice and have room for a step as well; all of the model's or none."""
+        """The model's GPUs if each has room for a second copy of the state and a step, else none."""
         if self._calls < _CALLS_ON_HOST:
             return set()
         sizes = _gpus(parts)
@@ -125,7 +131,7 @@ class StatePreserver:
 
 
 def _gpus(parts: list[Any]) -> dict[str, int]:
-    """The bytes of the parts by GPU."""
+    """Bytes of the variables by GPU."""
     sizes: dict[str, int] = {}
     for part in parts:
         if "GPU" in part.device:
@@ -134,11 +140,11 @@ def _gpus(parts: list[Any]) -> dict[str, int]:
 
 
 def _parts(model: keras.Model, also: Iterable[tf.Variable]) -> list[Any]:
-    """Every tf.Variable there is to keep, once; a mirrored variable as the one variable of each replica."""
+    """Every tf.Variable to restore, once; a mirrored variable as its variables on the replicas."""
     keras_variables = [*model.variables, *model.metrics_variables]
     if model.optimizer is not None:
         keras_variables += model.optimizer.variables
-    # Layers and functions that draw without a seed of their own advance Keras' global one.
+    # Layers and functions without a seed of their own advance Keras' global one.
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     if generator is not None:
         keras_variables.append(generator.state)
@@ -146,3 +152,23 @@ def _parts(model: keras.Model, also: Iterable[tf.Variable]) -> list[Any]:
     return list(
         {id(part): part for variable in variables for part in getattr(variable, "values", (variable,))}.values()
     )
+
+
+@contextmanager
+def without_dropout(model: keras.Model) -> Iterator[None]:
+    """Switches off random draws in Keras' layers, so that two computations of a model can be compared.
+
+    XLA, or another dtype, draws different numbers from the same seed. Either dropout mask is right, but trainings with
+    different masks cannot be compared.
+    """
+    # Keras' own layers only: a rate of 0 may mean anything to a custom layer.
+    layers = [layer for layer in model._flatten_layers() if is_keras_own(layer) and hasattr(layer, "seed_generator")]
+    names = ("rate", "dropout", "recurrent_dropout", "stddev")
+    rates = [(layer, name, getattr(layer, name)) for layer in layers for name in names if hasattr(layer, name)]
+    try:
+        for layer, name, _ in rates:
+            setattr(layer, name, 0.0)
+        yield
+    finally:
+        for layer, name, rate in rates:
+            setattr(layer, name, rate)

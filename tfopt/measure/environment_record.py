@@ -1,4 +1,4 @@
-"""What a figure was measured on: without it, a figure says nothing."""
+"""What a figure was measured on, without which it means nothing."""
 
 import os
 import platform
@@ -13,8 +13,8 @@ import tfopt
 from tfopt import hardware
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "nvidia-ml-py", "tensorflow-datasets")
-# What changes how fast TensorFlow runs or what it computes. No others, since they may hold secrets: Terraform's begin
-# with TF_ too.
+# Variables that change how fast TensorFlow runs or what it computes. No others, since they may hold secrets:
+# Terraform's begin with TF_ too.
 _PREFIXES = (
     "CUDA_DEVICE_ORDER",
     "CUDA_LAUNCH_BLOCKING",
@@ -40,14 +40,14 @@ _PREFIXES = (
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Records versions, devices, driver, CPU, limits, global settings and the environment variables that matter.
+    """Records versions, devices, driver, CPU, limits, global settings and relevant environment variables.
 
     Args:
         environ: The environment variables.
 
     Returns:
-        JSON. A value that is not known is None. No host name, user name or working folder is looked up; XLA_FLAGS and
-        the other variables stand as they were set.
+        JSON, with None for unknown values. It holds no host name, user name or working folder; XLA_FLAGS and the other
+        variables appear as they were set.
     """
     gpus = hardware.gpus()
     build = tf.sysconfig.get_build_info()
