@@ -61,15 +61,17 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
     def keys(numbers: Any) -> Any:
         return tf.data.Dataset.from_tensor_slices((all_paths[numbers], all_labels[numbers]))
 
+    def spread(numbers: Any, limit: int) -> Any:
+        return numbers[np.unique(np.linspace(0, len(numbers) - 1, num=min(limit, len(numbers))).astype(int))]
+
     def numbered(numbers: Any) -> Source:
-        count = len(numbers)
         return Source(
             name=f"images in {root}",
             dataset=lambda: keys(numbers),
-            count=count,
+            count=len(numbers),
             decode=_read_and_decode,
             origin=_path_of,
-            sample=lambda limit: keys(numbers[_spread(count, limit)]),
+            sample=lambda limit: keys(spread(numbers, limit)),
             encoded=_read,
             only_jpeg=only_jpeg,
             fingerprint=lambda: [names, all_labels, file_stamps(paths)],
@@ -78,10 +80,6 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
         )
 
     return numbered(np.arange(len(paths)))
-
-
-def _spread(count: int, limit: int) -> Any:
-    return np.unique(np.linspace(0, count - 1, num=min(limit, count)).astype(int))
 
 
 def _path_of(path: Any, label: Any) -> Any:

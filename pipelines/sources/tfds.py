@@ -46,7 +46,8 @@ def tfds(name: Any, split: str = "train", *, data_dir: str | os.PathLike[str] | 
     """
     builder = _find_prepared(name, data_dir) if isinstance(name, str) else _expect_prepared(name, data_dir)
     chosen = _expect_split(builder, split)
-    features = _features(builder)
+    features = builder.info.features
+    features = dict(features.items()) if hasattr(features, "items") else {}  # examples need not be dicts
     keys = builder.info.supervised_keys or {key: key for key in features}
     images = _images(features)
     read = partial(_read, builder, split, list(images))
@@ -94,11 +95,6 @@ def _shuffled(read: Any, seed: int | None) -> Any:
         return [files[index] for index in np.random.default_rng(seed).permutation(len(files))]
 
     return read(experimental_interleave_sort_fn=sort)
-
-
-def _features(builder: Any) -> dict[str, Any]:
-    features = builder.info.features
-    return dict(features.items()) if hasattr(features, "items") else {}  # examples need not be dicts
 
 
 def _images(features: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +185,8 @@ def _not_prepared(name: str, folders: list[Path]) -> PipelineError:
     bare = re.split("[/:]", name)[0]
     prepared = {_name_of(path.parent, folder) for folder in folders for path in folder.glob(f"{bare}/**/features.json")}
     known = tensorflow_datasets.list_builders(with_community_datasets=False)
-    near = difflib.get_close_matches(bare, [*known, *_prepared_names(folders)], n=1)
+    others = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    near = difflib.get_close_matches(bare, [*known, *others], n=1)
     if prepared:
         remedy = f"There are: {', '.join(sorted(prepared))}. Name one of these, or prepare it"
     elif bare in known:
@@ -209,10 +206,6 @@ def _name_of(folder: Path, root: Path) -> str:
     """Returns the name of a dataset in a folder such as root/glue/cola/2.0.0."""
     *name, version = folder.relative_to(root).parts
     return repr(f"{'/'.join(name)}:{version}")
-
-
-def _prepared_names(folders: list[Path]) -> list[str]:
-    return [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
 
 
 def _expect_prepared(builder: Any, data_dir: str | os.PathLike[str] | None) -> Any:

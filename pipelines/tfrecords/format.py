@@ -210,17 +210,13 @@ def _is_scalar_string(leaf: Any) -> bool:
     return leaf.dtype == tf.string and leaf.shape.rank == 0
 
 
-def _is_utf8(text: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
 def _describe(spec: Any, path: tuple[str, ...]) -> Any:
     if type(spec) is tuple:
         return {"tuple": [_describe(part, (*path, str(index))) for index, part in enumerate(spec)]}
     if isinstance(spec, dict):
         for key in spec:
             # An empty key would share its feature with another tensor.
-            if not isinstance(key, str) or not key or "/" in key or not _is_utf8(key):
+            if not isinstance(key, str) or not key or "/" in key or key.encode(errors="ignore").decode() != key:
                 raise PipelineError(
                     f"Expected names in UTF-8, not empty and without '/', in an example. Found {key!r}. {_ADVICE}"
                 )

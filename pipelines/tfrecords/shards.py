@@ -66,7 +66,7 @@ class ShardWriters:
         self._folder, self._compression = folder, compression
         # Threads take shards in order, so the shards that hold the pending bytes are always among those that run.
         self._threads = ThreadPoolExecutor(max(1, math.ceil(host().cpus)))
-        self._pending = _Budget(_PENDING_BYTES)
+        self._pending_bytes, self._changed = 0, threading.Condition()
         self._shards: list[Future[Shard]] = []
         self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._stopped: BaseException | None = None
@@ -80,9 +80,13 @@ class ShardWriters:
 
     def put(self, records: list[bytes]) -> None:
         """Hands records to the current shard; waits while too many bytes are pending."""
-        if not records:
-            return
-        self._pending.take(_size_bytes(records))
+        size_bytes = _size_bytes(records)
+        with self._changed:
+            # A single piece may exceed the limit.
+            self._changed.wait_for(
+                lambda: self._stopped or not self._pending_bytes or self._pending_bytes + size_bytes <= _PENDING_BYTES
+            )
+            self._pending_bytes += size_bytes
         if self._stopped is not None:
             raise self._stopped
         self._queue.put(records)
@@ -112,11 +116,14 @@ class ShardWriters:
                     raise self._stopped
                 file.write(record)
         finally:
-            self._pending.give_back(_size_bytes(records))
+            with self._changed:
+                self._pending_bytes -= _size_bytes(records)
+                self._changed.notify()
 
     def _stop(self, error: BaseException) -> None:
-        self._stopped = self._stopped or error
-        self._pending.lift()
+        with self._changed:
+            self._stopped = self._stopped or error
+            self._changed.notify_all()
 
     def __enter__(self) -> Self:
         return self
@@ -126,34 +133,6 @@ class ShardWriters:
             self._stop(error)
         self._queue.put(None)
         self._threads.shutdown(cancel_futures=True)
-
-
-class _Budget:
-    """Bytes that may be pending at once; a single piece may exceed them."""
-
-    def __init__(self, limit_bytes: int):
-        self._limit_bytes, self._used_bytes, self._lifted = limit_bytes, 0, False
-        self._changed = threading.Condition()
-
-    def take(self, size_bytes: int) -> None:
-        """Waits until these bytes fit."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._lifted or not self._used_bytes or self._used_bytes + size_bytes <= self._limit_bytes
-            )
-            self._used_bytes += size_bytes
-
-    def give_back(self, size_bytes: int) -> None:
-        """Frees bytes that are written."""
-        with self._changed:
-            self._used_bytes -= size_bytes
-            self._changed.notify()
-
-    def lift(self) -> None:
-        """Lets every waiting `take` return: writing was given up."""
-        with self._changed:
-            self._lifted = True
-            self._changed.notify_all()
 
 
 def _size_bytes(records: list[bytes]) -> int:
