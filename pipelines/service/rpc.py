@@ -1,7 +1,6 @@
 """gRPC calls to a dispatcher or worker of a tf.data service, and the protobuf fields that tfopt reads of the answers.
 
-TensorFlow ships no Python classes for these messages. Protobuf field numbers never change, and fields that TensorFlow
-adds later are skipped.
+TensorFlow ships no Python classes for these messages, so they are read by field number, which protobuf never changes.
 """
 
 import threading
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+from google.protobuf import empty_pb2, unknown_fields
 
 from tfopt.errors import PipelineError
 
@@ -18,7 +18,6 @@ _RECONNECT = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_b
 _GET_WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 _GET_TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-_LENGTH_DELIMITED, _VARINT, _FIXED64, _FIXED32 = 2, 0, 1, 5  # wire types
 
 
 class ServerLostError(PipelineError):
@@ -102,25 +101,6 @@ def _address(worker: bytes) -> str:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields number and value of each field of a message in protobuf's wire format."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        number, kind = key >> 3, key & 7
-        value: int | bytes
-        if kind == _VARINT:
-            value, at = _varint(message, at)
-        else:
-            size, at = _varint(message, at) if kind == _LENGTH_DELIMITED else ({_FIXED64: 8, _FIXED32: 4}[kind], at)
-            value, at = message[at : at + size], at + size
-        yield number, value
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
+    """Yields number and value of each field: to an empty message all of them are unknown."""
+    for field in unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message)):
+        yield field.field_number, field.data
