@@ -9,24 +9,27 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfopt import __version__
-from tfopt.bench.suites import LISTS, SUMMARIES
+from tfopt.bench.suites import LISTS, SUMMARIES, expand
 from tfopt.errors import ResultsError, TfoptError, UnsupportedError
+
+if TYPE_CHECKING:
+    from tfopt.bench.results import Run
 
 DONE, INTERNAL, USAGE, ENVIRONMENT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _FOLDER = "tfopt-bench-results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
+    """Runs the command and returns its exit code."""
     options = _parser().parse_args(_with_default(sys.argv[1:] if arguments is None else list(arguments)))
-    # TensorFlow's remarks, in each process of a case, would bury the table; whoever sets the variable gets them.
+    # TensorFlow's remarks, from each case's process, would bury the table; a user who sets the variable gets them.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal in ASCII gets a table all the same
+            stream.reconfigure(errors="replace")  # an ASCII terminal gets a table, too
     signal.signal(signal.SIGTERM, _terminated)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
@@ -45,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:
-    """Ends as an interrupt does: what was measured is kept, and what is temporary removed."""
+    """Ends as an interrupt does: keeps what was measured and removes what is temporary."""
     sys.exit(128 + number)
 
 
@@ -55,7 +58,7 @@ def _say(text: str, code: int) -> int:
 
 
 def _with_default(arguments: list[str]) -> list[str]:
-    """`run` is the command where none is named: `tfopt-bench --json` is `tfopt-bench run --json`."""
+    """Adds the default command: `tfopt-bench --json` is `tfopt-bench run --json`."""
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         return ["run", *arguments]
     return arguments
@@ -85,8 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     run = add("run", "run suites and write a table, a JSON file and an HTML page", _run)
     run.add_argument("suites", nargs="*", metavar="SUITE", help="by default all of them")
     run.add_argument("--output", default=_FOLDER, metavar="FOLDER", help=f"where the files go (default: {_FOLDER})")
-    run.add_argument("--budget", type=_seconds, metavar="SECONDS", help="begin no further case after this time")
-    run.add_argument("--resume", action="store_true", help="go on with the last run in the folder that did not end")
+    run.add_argument("--budget", type=_seconds, metavar="SECONDS", help="end the run after this time")
+    run.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the last run in the folder that has something left to measure, if there is one",
+    )
     add("list", "list the suites", _list)
     add("env", "show what a run on this machine would record about it", _env)
     report = add("report", "show a recorded run as a table and write its HTML page; or all runs of a folder", _report)
@@ -103,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--threshold", type=_percent, default=5.0, metavar="PERCENT", help="slower by more than this fails (default: 5)"
     )
-    compare.add_argument("--force", action="store_true", help="compare even unlike devices and versions")
+    compare.add_argument("--force", action="store_true", help="compare even different devices and versions")
     return parser
 
 
@@ -129,30 +136,35 @@ def _number(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
-    # A mistyped name, or a missing package, is told before TensorFlow is loaded.
-    from tfopt.bench.suites import expand
-    from tfopt.bench.workloads.requirements import require_all
+    # Before TensorFlow is loaded: a mistyped name, or a missing package, is reported at once.
+    from tfopt.bench.workloads import require_all
 
     try:
         expand(options.suites)
     except ValueError as error:
         return _say(str(error), USAGE)
     require_all()
-    from tfopt.bench import report, results, table
+    from tfopt.bench.report import run_report
     from tfopt.bench.run import run
     from tfopt.files import write_atomic
 
-    recorded = run(options.suites, options.output, budget_seconds=options.budget, resume=options.resume)
-    page = recorded.path.with_suffix(".html")
-    print(results.dumps(recorded.document) if options.json else table.render(recorded.document))
-    write_atomic(page, report.page(recorded.document))
+    file = run(options.suites, options.output, budget_seconds=options.budget, resume=options.resume)
+    page = file.path.with_suffix(".html")
+    _print_run(file.run, options)
+    write_atomic(page, run_report.page(file.run))
     if not options.json:
-        print(f"\nResults: {recorded.path}\nPage:    {page}")
-    cases = recorded.document["cases"]
-    if any(case["error"] for case in cases):
+        print(f"\nResults: {file.path}\nPage:    {page}")
+    if any(case.error for case in file.run.cases):
         return INTERNAL
-    verdicts = [variant["verdict"] for case in cases for variant in case["variants"]]
+    verdicts = [variant.figures.verdict for case in file.run.cases for variant in case.measured if variant.figures]
     return FAILED if "changes the result" in verdicts else DONE
+
+
+def _print_run(run: "Run", options: argparse.Namespace) -> None:
+    from tfopt.bench.report import run_report
+    from tfopt.bench.results import files
+
+    print(files.dumps(run) if options.json else run_report.terminal(run))
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -164,7 +176,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _listed() -> dict[str, str]:
-    return SUMMARIES | {name: f"for a GPU, in this order: {', '.join(suites)}" for name, suites in LISTS.items()}
+    return SUMMARIES | {name: f"for a GPU, in this order: {', '.join(expand([name]))}" for name in LISTS}
 
 
 def _env(options: argparse.Namespace) -> int:
@@ -182,24 +194,23 @@ def _env(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from tfopt.bench import report, results, table
+    from tfopt.bench.report import run_report
+    from tfopt.bench.results import files
     from tfopt.files import write_atomic
 
     if Path(options.results).is_dir():
         return _report_folder(options)
-    document = results.read(options.results)
+    run = files.read(options.results)
     page = Path(options.output) if options.output else Path(options.results).with_suffix(".html")
-    write_atomic(page, report.page(document))
-    if options.json:
-        print(results.dumps(document))
-    else:
-        print(table.render(document))
+    write_atomic(page, run_report.page(run))
+    _print_run(run, options)
+    if not options.json:
         print(f"\nPage: {page}")
     return DONE
 
 
 def _report_folder(options: argparse.Namespace) -> int:
-    from tfopt.bench import collection
+    from tfopt.bench.report import collection
     from tfopt.files import write_atomic
 
     found = collection.Collection.read(options.results)
@@ -226,18 +237,19 @@ def _report_folder(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from tfopt.bench import results
-    from tfopt.bench.comparing import changes
+    from tfopt.bench.report import formatting
+    from tfopt.bench.results import files
+    from tfopt.bench.results.changes import changes
 
-    documents = [results.read(path) for path in (options.before, options.after)]
+    before, after = files.read(options.before), files.read(options.after)
     try:
-        found = changes(*documents, threshold_percent=options.threshold, force=options.force)
+        found = changes(before, after, threshold_percent=options.threshold, force=options.force)
     except ResultsError as error:
         return _say(str(error), FAILED)
     if options.json:
         _print_json([change.to_dict() for change in found])
     else:
-        print("\n".join(map(str, found)))
+        print("\n".join(map(formatting.change, found)))
     return FAILED if any(change.failed for change in found) else DONE
 
 

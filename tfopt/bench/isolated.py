@@ -19,7 +19,11 @@ _PRELOADED = ["tensorflow", "keras", "tfopt.bench.cases"]
 
 
 class ProcessError(TfoptError):
-    """A process ended without an answer, or did not answer in time."""
+    """A process ended without an answer."""
+
+
+class ProcessTimeoutError(ProcessError):
+    """A process did not answer in time."""
 
 
 def call(
@@ -30,25 +34,24 @@ def call(
 ) -> Any:
     """Calls a function in a new process and returns what it returns; the process is gone afterwards.
 
-    It takes over the environment variables and the folder. What it prints goes to standard error. It dies with this
-    process.
+    The process inherits the environment variables and the working folder. What it prints goes to standard error. It
+    dies with this process.
 
     Args:
-        function: A module's own, of this package or on sys.path. Its first argument is a function that sends a message.
-        *arguments: Its others. They, what it returns and its messages must be picklable.
+        function: A module's own, of this package or on sys.path. Its first argument is a function that sends a message
+            and returns once `on_message` has.
+        *arguments: Its other arguments. They, what it returns and its messages must be picklable.
         seconds: How long it may take.
         on_message: Called with each message, as it arrives.
 
-    Returns:
-        What the function returns.
-
     Raises:
-        ProcessError: It took longer, or its process ended.
-        Exception: What the function raises; as a RuntimeError of its text where it cannot be pickled.
+        ProcessTimeoutError: If it took longer.
+        ProcessError: If its process ended without an answer.
+        Exception: What the function raises; as a RuntimeError of its text if it cannot be pickled.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    ours, theirs = context.Pipe(duplex=False)
+    ours, theirs = context.Pipe()
     process = context.Process(target=_answer, args=(theirs, dict(os.environ), os.getcwd(), function, arguments))
     process.start()
     theirs.close()
@@ -67,19 +70,21 @@ def _receive(
     while connection.poll(max(0.0, due - time.monotonic())):
         try:
             kind, value = connection.recv()
-        except EOFError:
+            if kind == "message":
+                on_message(value)
+                connection.send(None)
+        except (EOFError, ConnectionError):
             process.join()
             raise ProcessError(
-                f"Expected the process to answer. Found that it {_ended(process.exitcode)}. What to do: see what it "
+                f"Expected the process to answer. Found that it {_ended(process.exitcode)}. What to do: read what it "
                 "wrote; a process that the system kills (signal 9) mostly lacks memory."
             ) from None
         if kind == "returned":
             return value
         if kind == "raised":
             raise value
-        on_message(value)
-    raise ProcessError(
-        f"Expected an answer within {seconds:g} s. Found none: the process was ended. What to do: look for what hangs "
+    raise ProcessTimeoutError(
+        f"Expected an answer within {seconds:g} s. Found none, and ended the process. What to do: look for what hangs "
         "or compiles for so long."
     )
 
@@ -98,12 +103,17 @@ def _answer(
     """What the new process does."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the one that waits, too, and that one ends this
-    os.environ.clear()  # they are those of the time at which the first process was forked
+    os.environ.clear()  # it has those of the time at which the first process was forked
     os.environ.update(environ)
     os.chdir(folder)
     os.dup2(2, 1)  # standard output is for results
+
+    def send(message: Any) -> None:
+        connection.send(("message", message))
+        connection.recv()  # writing it to disk must not disturb what is measured next
+
     try:
-        found = ("returned", function(lambda message: connection.send(("message", message)), *arguments))
+        found = ("returned", function(send, *arguments))
     except Exception as error:  # noqa: BLE001  it is raised again where it was called
         traceback.print_exc()
         found = ("raised", _portable(error))

@@ -1,27 +1,30 @@
-"""Runs suites and records what they find: each case in a process of its own."""
+"""Runs suites and records what they find: each case in a process of its own, each turn on disk as it ends."""
 
+import math
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+import rich.progress
 import tensorflow as tf
+from rich.console import Console
 
 from tfopt.bench import isolated, suites
 from tfopt.bench.cases import CPU, GPU, Case, Scale
-from tfopt.bench.isolated import ProcessError
-from tfopt.bench.progress import Progress
-from tfopt.bench.results import Results, dumps
+from tfopt.bench.cases.measuring import measure
+from tfopt.bench.isolated import ProcessError, ProcessTimeoutError
+from tfopt.bench.results import CaseResult
+from tfopt.bench.results.changes import differences
+from tfopt.bench.results.files import RunFile
+from tfopt.errors import ResultsError
 from tfopt.measure import environment
 
 _LISTING_SECONDS = 300.0
 _Make = Callable[[Sequence[str], Scale | None], list[Case]]
-
-
-def default_scale() -> Scale:
-    """The size for this machine: larger where there is a GPU."""
-    return GPU if tf.config.list_physical_devices("GPU") else CPU
 
 
 def run(
@@ -32,91 +35,177 @@ def run(
     scale: Scale | None = None,
     resume: bool = False,
     clock: Callable[[], float] = time.monotonic,
-) -> Results:
-    """Runs suites in order, all of them where none is named; each case is on the disk as soon as it has ended.
+) -> RunFile:
+    """Runs suites in order, all of them for no name, and writes each turn of each variant to disk as it ends.
 
-    A case that fails, crashes or takes longer than its limit is recorded with its error, and the others go on. An
-    interrupt ends the run and is raised again.
+    A case that fails, crashes or takes longer than its limit is recorded with its error and what it measured before,
+    and the others go on. An interrupt ends the run and is raised again.
 
     Args:
-        names: The suites, or lists of them. None named: all, or where a run is resumed those of that run.
+        names: Suites, or lists of them. Empty: all, or those of the run that is resumed.
         folder: Where the results file is written.
-        budget_seconds: After this time no further case is begun.
+        budget_seconds: Ends the run after this time. The case under way then takes fewer turns, and stays unfinished.
         scale: How large the workloads are. None: as the device allows.
-        resume: Go on with the last run in the folder that did not end: what it has measured stays.
+        resume: Go on with the last run in the folder that has something left to measure. Cases that failed or are
+            unfinished are measured again. With nothing left, nothing is measured; without an earlier run, one starts.
         clock: Seconds, monotonic.
 
     Returns:
-        The results, written.
+        The run and its file.
 
     Raises:
-        ValueError: There is no suite of that name.
-        tfopt.errors.UnsupportedError: A package of the extra `bench` is missing.
-        tfopt.errors.ResultsError: There is no run to resume, or it is of another machine, of other versions or suites.
-        OSError: The folder cannot be written.
+        ValueError: If there is no suite of that name.
+        tfopt.errors.UnsupportedError: If a package of the extra `bench` is missing.
+        tfopt.errors.ResultsError: If the run to resume is of another machine or of other versions.
+        OSError: If the folder cannot be written.
     """
     started = clock()
-    suites.expand(names)
-    unended = Results.unended(folder) if resume else None
-    names = names or (unended.document["suites"] if unended else [])
-    listed = isolated.call(_listed, _cases, names, scale, seconds=_LISTING_SECONDS)
-    wanted = list(dict.fromkeys(row["suite"] for row in listed["cases"]))
-    if unended:
-        unended.go_on(wanted, listed["environment"])
-    results = unended or Results(folder, wanted, listed["environment"], small=listed["small"])
+    wanted = suites.expand(names)
+    file = RunFile.earlier(folder, wanted if names else ()) if resume else None
+    if file is not None:
+        if file.run.done:
+            print(f"tfopt-bench: {file.path} is complete: nothing is left to measure.", file=sys.stderr)
+            return file
+        names = names or file.run.suites
+    listing: _Listing = isolated.call(_list, _cases, names, scale, seconds=_LISTING_SECONDS)
+    if file is None:
+        file = RunFile.create(folder, suites.expand(names), listing.environment, small=listing.small)
+    else:
+        _go_on(file, listing)
+    left = [case for case in listing.cases if not _is_done(file, case)]
     status = "interrupted"
     try:
-        left = {at: row for at, row in enumerate(listed["cases"]) if not results.has(row)}
-        with Progress(sum(row["ticks"] for row in left.values())) as progress:
-            for at, row in left.items():
-                if budget_seconds is not None and clock() - started > budget_seconds:
-                    status = "out of budget"
+        with _Progress(sum(case.ticks for case in left)) as progress:
+            enough = True
+            for case in left:
+                budget = math.inf if budget_seconds is None else budget_seconds - (clock() - started)
+                if budget <= 0:
+                    enough = False
                     break
-                progress.start(f"{row['suite']} on {row['workload']}", row["ticks"])
-                results.add(_outcome(row, progress, _cases, names, scale, at))
-            else:
-                status = "complete"
+                progress.start(case)
+                enough = _measure(file, case, progress, budget, _cases, scale) and enough
+        status = "complete" if enough else "out of budget"
     finally:
-        results.end(status)
-    return results
+        file.end(status)
+    return file
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A case of a run, as the process that waits for it sees it."""
+
+    planned: CaseResult
+    ticks: int  # how often its progress is reported
+    limit_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    cases: list[_Listed]
+    environment: dict[str, Any]
+    small: bool
+
+
+def default_scale() -> Scale:
+    """Returns the size for this machine: larger with a GPU."""
+    return GPU if tf.config.list_physical_devices("GPU") else CPU
 
 
 def _cases(names: Sequence[str], scale: Scale | None) -> list[Case]:
     chosen = scale or default_scale()
-    cases = [case for suite in suites.load(names) for case in suite.cases(chosen)]
-    return [replace(case, repeats=min(case.repeats, chosen.repeats)) for case in cases]
+    cases = [case for suite in suites.expand(names) for case in suites.load(suite).cases(chosen)]
+    ordered = sorted(cases, key=lambda case: suites.position(names, (case.suite, case.workload)))
+    return [replace(case, repeats=min(case.repeats, chosen.repeats)) for case in ordered]
 
 
-def _listed(send: Callable[[Any], None], make: _Make, names: Sequence[str], scale: Scale | None) -> dict[str, Any]:
-    """What a run would measure, and where: the process that waits touches no GPU, for its memory is the cases'."""
-    rows = [
-        {
-            "suite": case.suite,
-            "workload": case.workload,
-            "question": case.question,
-            "unit": case.unit,
-            "baseline": case.variants[0].name,
-            "ticks": case.ticks,
-            "limit_seconds": case.limit_seconds,
-        }
+def _list(send: Callable[[Any], None], make: _Make, names: Sequence[str], scale: Scale | None) -> _Listing:
+    """Lists a run, in a process of its own: the one that waits touches no GPU, whose memory is the cases'."""
+    cases = [
+        _Listed(case.planned, len(case.variants) * (case.repeats + (case.judge is not None)), case.limit_seconds)
         for case in make(names, scale)
     ]
-    return {"environment": environment(), "cases": rows, "small": (scale or default_scale()).resnet is None}
+    return _Listing(cases, environment(), (scale or default_scale()).resnet is None)
 
 
-def _outcome(row: dict[str, Any], progress: Progress, *arguments: Any) -> dict[str, Any]:
-    """The outcome of a case, or its error."""
+def _go_on(file: RunFile, listing: _Listing) -> None:
+    before = file.run.environment
+    if unlike := differences(before, listing.environment, patches=False):
+        raise ResultsError(
+            f"Expected to go on where {file.path} was begun. Found {'; '.join(unlike)}. Run without --resume."
+        )
+    file.go_on(differences(before, listing.environment))
+
+
+def _is_done(file: RunFile, case: _Listed) -> bool:
+    found = file.run.case(case.planned.address)
+    return found is not None and found.done
+
+
+def _measure(
+    file: RunFile, case: _Listed, progress: "_Progress", budget: float, make: _Make, scale: Scale | None
+) -> bool:
+    """Measures a case and records it, whatever becomes of it. Returns whether the budget sufficed."""
+    so_far = case.planned
+
+    def receive(message: tuple[CaseResult, str]) -> None:
+        nonlocal so_far
+        file.put(message[0])
+        so_far = message[0]
+        progress.tick(message[1])
+
+    limit = min(budget, case.limit_seconds)
     try:
-        return isolated.call(_measured, *arguments, seconds=row["limit_seconds"], on_message=progress.tick)
+        result = isolated.call(_measured, make, case.planned.address, scale, budget, seconds=limit, on_message=receive)
+        file.put(result)
     except Exception as error:  # noqa: BLE001  whatever a case does, the others are measured
-        said = str(error) if isinstance(error, ProcessError) else f"{type(error).__name__}: {error}"
-        kept = ("suite", "workload", "question", "unit", "baseline")
-        return {**{name: row[name] for name in kept}, "variants": [], "error": said}
+        if isinstance(error, ProcessTimeoutError) and limit == budget:
+            result = replace(so_far.with_figures(), unfinished="the budget ran out")
+        else:
+            said = str(error) if isinstance(error, ProcessError) else f"{type(error).__name__}: {error}"
+            result = replace(so_far.with_figures(), unfinished=None, error=said)
+        file.put(result)
+    return result.unfinished is None
 
 
 def _measured(
-    send: Callable[[Any], None], make: _Make, names: Sequence[str], scale: Scale | None, at: int
-) -> dict[str, Any]:
-    outcome = {**make(names, scale)[at].run(send), "error": None}
-    dumps(outcome)  # what is no JSON, such as a loss of NaN, is this case's failure
-    return outcome
+    send: Callable[[Any], None], make: _Make, address: tuple[str, str], scale: Scale | None, seconds: float
+) -> CaseResult:
+    case = next(case for case in make([address[0]], scale) if (case.suite, case.workload) == address)
+    return measure(case, lambda result, variant: send((result, variant)), seconds=seconds)
+
+
+class _Progress:
+    """A progress bar on standard error; without a terminal, a line for each case."""
+
+    def __init__(self, total: int):
+        self._console = Console(file=sys.stderr)
+        columns = [
+            rich.progress.BarColumn(),
+            rich.progress.TextColumn("{task.percentage:>3.0f} %"),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TextColumn("{task.description}"),
+        ]
+        hidden = not self._console.is_terminal
+        self._bar = rich.progress.Progress(*columns, console=self._console, transient=True, disable=hidden)
+        self._task = self._bar.add_task("starting", total=total)
+        self._case = ""
+        self._end = 0.0
+
+    def start(self, case: _Listed) -> None:
+        """Begins a case; ticks missing from the one before, which failed, are skipped."""
+        self._case = " on ".join(case.planned.address)
+        self._bar.update(self._task, completed=self._end, description=self._case)
+        self._end += case.ticks
+        if not self._console.is_terminal:
+            self._console.print(f"{self._case} …", highlight=False)
+
+    def tick(self, variant: str) -> None:
+        """Notes that a part of the case is done."""
+        self._bar.update(self._task, advance=1, description=f"{self._case}: {variant}")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()

@@ -1,6 +1,6 @@
-"""The suites, by name. The module of each has `cases(scale)`; the other modules hold cases of several.
+"""The suites, by name. A suite is a module here with `cases(scale)`, and a line in `SUMMARIES`.
 
-What a suite compares stands in `SUMMARIES`, a line each.
+`cases` lists what the suite measures; it is called in every process of a run, so it must be quick and write nothing.
 """
 
 import importlib
@@ -20,28 +20,48 @@ SUMMARIES = {
     "distribute": "two processes under bare tf.distribute and under tfopt's strategy(), beside one; and all GPUs",
 }
 
-
-# Several suites under a name, those that say most first, should the time run out.
-LISTS = {"gpu": ("stack", "fit", "precision", "pipeline", "callbacks", "xla", "distribute")}
+# Several suites under a name, as (suite, workload), None for what is left of the suite: what says most comes first,
+# should the time run out.
+LISTS: dict[str, tuple[tuple[str, str | None], ...]] = {
+    "gpu": (
+        ("fit", "resnet50"),
+        ("fit", "gpt2"),
+        ("fit", "mlp"),
+        ("stack", None),
+        ("pipeline", "resnet50 from JPEG"),
+        ("fit", None),  # the kernels
+        ("precision", None),
+        ("xla", None),
+        ("callbacks", None),
+        ("pipeline", None),
+        ("distribute", None),
+    )
+}
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """The suites of these names and lists, each once; all of them where none is named. Loads none.
+    """Returns the suites of these names and lists, each once; all suites for no name. Loads none.
 
     Raises:
-        ValueError: There is no suite or list of that name.
+        ValueError: If there is no suite or list of that name.
     """
+    return list(dict.fromkeys(suite for suite, _ in _places(names)))
+
+
+def position(names: Sequence[str], address: tuple[str, str]) -> int:
+    """Returns the place of a case, given by suite and workload, in the order that these names ask for."""
+    suite, workload = address
+    places = _places(names)
+    return next(at for at, place in enumerate(places) if place in ((suite, workload), (suite, None)))
+
+
+def _places(names: Sequence[str]) -> list[tuple[str, str | None]]:
     for name in names:
         if name not in SUMMARIES and name not in LISTS:
             raise unknown_name("suite", name, [*SUMMARIES, *LISTS])
-    listed = [suite for name in names for suite in LISTS.get(name, (name,))]
-    return list(dict.fromkeys(listed or SUMMARIES))
+    return [place for name in names or SUMMARIES for place in LISTS.get(name, ((name, None),))]
 
 
-def load(names: Sequence[str]) -> list[ModuleType]:
-    """The suites' modules, in the order asked for.
-
-    Raises:
-        ValueError: There is no suite or list of that name.
-    """
-    return [importlib.import_module(f"tfopt.bench.suites.{name}") for name in expand(names)]
+def load(name: str) -> ModuleType:
+    """Returns a suite's module."""
+    return importlib.import_module(f"tfopt.bench.suites.{name}")

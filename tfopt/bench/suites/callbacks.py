@@ -10,9 +10,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from tfopt.bench.cases import Case, Scale, Timer, Variant
-from tfopt.bench.judging import same_values
-from tfopt.bench.weights import flat_weights
+from tfopt.bench.cases import Case, Scale, Timer, Variant, flat_weights, same_values
 from tfopt.bench.workloads import digits, mlp
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.measure import FitTimer

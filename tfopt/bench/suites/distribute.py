@@ -1,4 +1,4 @@
-"""Processes that train together: bare tf.distribute, tfopt's layer over it, and one process alone. And all GPUs."""
+"""Processes that train together: bare tf.distribute, tfopt's layer over it, one process alone; and all GPUs."""
 
 import tempfile
 import time
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.bench.cases import Case, Check, Scale, Timer, Variant
-from tfopt.bench.group import Group
-from tfopt.bench.replicas import Training, reduction_times
-from tfopt.bench.scaling import RingModel
-from tfopt.bench.worker import Job
-from tfopt.hardware.host_activity import sent_bytes
+from tfopt.bench.cases import Case, Scale, Timer, Variant
+from tfopt.bench.cases.replicas import Training, reduction_times
+from tfopt.bench.cases.workers import Group, Job
+from tfopt.bench.results import Check
+from tfopt.bench.results.communication import Communication, RingModel
 from tfopt.hardware.host_limits import usable_cpus
+from tfopt.hardware.host_activity import sent_bytes
 from tfopt.measure import StepTimes
 
 _PROCESSES = 2
@@ -37,7 +37,7 @@ def cases(scale: Scale) -> list[Case]:
 
 def _processes_case(steps: int) -> Case:
     bare, tfopt, alone = _Processes("tensorflow", _PROCESSES), _Processes("tfopt", _PROCESSES), _Processes("none", 1)
-    ways = {
+    setups = {
         "tf.distribute": (bare, True, "MultiWorkerMirroredStrategy and a loop by hand: stock Keras cannot fit there"),
         "strategy()": (tfopt, True, "tfopt.distribute.strategy() and the same loop; goal: 0.98 of the speed"),
         "strategy(), fit": (tfopt, False, "the same with model.fit"),
@@ -57,22 +57,17 @@ def _processes_case(steps: int) -> Case:
                 ceiling=name == _ALONE,
                 gpus=0,
             )
-            for name, (processes, by_hand, note) in ways.items()
+            for name, (processes, by_hand, note) in setups.items()
         ],
         judge=_same_weights,
         communication=partial(
-            _communication_of_processes, tfopt, {name: each for name, (each, by_hand, _) in ways.items() if by_hand}
+            _communication_of_processes, tfopt, {name: each for name, (each, by_hand, _) in setups.items() if by_hand}
         ),
     )
 
 
 class _Processes:
-    """Processes that train in one way or another, and what is measured in them and kept after their end.
-
-    Args:
-        layer: As in `Job`.
-        count: How many there are.
-    """
+    """Processes that train under one layer, as in `Job`; keeps what was measured in them after their end."""
 
     def __init__(self, layer: str, count: int):
         self._layer, self._count = layer, count
@@ -85,7 +80,7 @@ class _Processes:
         self.reduction_ms: Mapping[int, float] = {}
 
     def timer(self, by_hand: bool, steps: int, stack: ExitStack) -> Timer:
-        """Trains for the comparison of weights; what it returns times `steps` steps."""
+        """Trains for the comparison of weights, and returns what times `steps` steps."""
         group = self._group or self._start(stack)
         training: dict[str, Any] = {"batch_size": _GLOBAL_BATCH_SIZE, "by_hand": by_hand}
         left = _CHECK_STEPS - 1 if by_hand else _CHECK_STEPS  # the first by hand was taken at the start
@@ -101,7 +96,7 @@ class _Processes:
         return partial(self._time, group, by_hand, steps)
 
     def weights(self, by_hand: bool) -> Sequence[float]:
-        """Those after the steps that `timer` has taken."""
+        """Weights after the steps that `timer` has taken."""
         return self._weights[by_hand]
 
     def _start(self, stack: ExitStack) -> Group:
@@ -130,33 +125,26 @@ class _Processes:
 
 def _communication_of_processes(
     tfopt: _Processes, groups: Mapping[str, _Processes], times: Mapping[str, StepTimes]
-) -> dict[str, Any]:
+) -> Communication:
     model = RingModel.measured(
         compute_ms=times[_ALONE].median_ms,
         gradient_bytes=tfopt.gradient_bytes,
         replicas=_PROCESSES,
         reduction_ms=tfopt.reduction_ms,
     )
-    started = {name: each.start_to_first_step_seconds for name, each in groups.items()}
-    return _communication(model, _PROCESSES, tfopt.sent_bytes) | {"start_to_first_step_seconds": started}
-
-
-def _communication(model: RingModel, replicas: int, sent: float | None) -> dict[str, Any]:
-    return {
-        "replicas": replicas,
-        "sent_bytes_per_step": sent,
-        "expected_bytes_per_step": model.sent_bytes(replicas),
-        "model": model.to_dict(),
-        "predictions": model.predictions(replicas),
-        "start_to_first_step_seconds": {},
-    }
+    return Communication(
+        replicas=_PROCESSES,
+        sent_bytes_per_step=tfopt.sent_bytes,
+        model=model,
+        start_to_first_step_seconds={name: each.start_to_first_step_seconds for name, each in groups.items()},
+    )
 
 
 def devices_case(devices: Sequence[str], steps: int) -> Case:
-    """All devices and one, each with the same batch: their all-reduce is what is added.
+    """All devices and one, each with the same batch, so that the all-reduce makes the difference.
 
     Args:
-        devices: Their names, as "GPU:0".
+        devices: Names such as "GPU:0".
         steps: Steps to time in each turn.
     """
     strategies = {count: cache(partial(_mirrored, devices[:count])) for count in (len(devices), 1)}
@@ -197,7 +185,7 @@ def _trained(strategy: tf.distribute.Strategy, batch_size: int) -> Sequence[floa
     return weights
 
 
-def _communication_of_devices(strategy: Any, replicas: int, times: Mapping[str, StepTimes]) -> dict[str, Any]:
+def _communication_of_devices(strategy: Any, replicas: int, times: Mapping[str, StepTimes]) -> Communication:
     reductions = reduction_times(strategy())
     model = RingModel.measured(
         compute_ms=times["1 device"].median_ms,
@@ -205,7 +193,7 @@ def _communication_of_devices(strategy: Any, replicas: int, times: Mapping[str, 
         replicas=replicas,
         reduction_ms={size: each.median_ms for size, each in reductions.items()},
     )
-    return _communication(model, replicas, None)
+    return Communication(replicas=replicas, sent_bytes_per_step=None, model=model, start_to_first_step_seconds={})
 
 
 def _same_weights(expected: Sequence[float], values: Sequence[float]) -> Check:

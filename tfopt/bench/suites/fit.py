@@ -1,6 +1,6 @@
 """`fit`, stock and overlapped, beside the step alone: what the host adds to each step, and whether the weights agree.
 
-On a CPU a tiny net. On a GPU ResNet-50 fed in several ways, too, and what the kernels do to a step.
+On a CPU a tiny net. On a GPU also ResNet-50 fed in several ways, and what the kernels do to a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +12,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt import fit
-from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant
-from tfopt.bench.judging import same_values
-from tfopt.bench.suites import feeding, kernels
-from tfopt.bench.weights import flat_weights
-from tfopt.bench.workloads import mlp
+from tfopt import fit, precision
+from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, flat_weights, kernels, same_values
+from tfopt.bench.workloads import mlp, resnet50
 from tfopt.measure import FitTimer, StepTimer
+from tfopt.pipelines import build_pipeline
 
-_BATCHES = 64  # unlike ones, over and over
+_BATCHES = 64  # different ones, over and over
 _SAMPLES = 4  # few and long beside the wait at a sample's end
+_POLICY, _DTYPE = "mixed_bfloat16", "bfloat16"
+_RESNET_STEPS, _RESNET_SAMPLES = 30, 2
+_RESNET_WARMUP = 8  # uses up what was ready before the first sample
 
 
 def cases(scale: Scale) -> list[Case]:
@@ -31,7 +32,7 @@ def cases(scale: Scale) -> list[Case]:
         return [_case("mlp, tiny", _Workload(width=16, batch_size=8, jit_compile=False, steps=5 * scale.steps))]
     large = _Workload(width=512, batch_size=scale.batch_size, jit_compile=True, steps=2 * scale.steps)
     return [
-        feeding.case(scale.resnet),
+        resnet50_case(scale.resnet),
         kernels.gpt2_case(),
         _case("mlp", large),
         *kernels.attention_cases(),
@@ -134,3 +135,64 @@ def _overlap(net: keras.Model, wanted: bool) -> Iterator[keras.Model]:
         fit.overlap(net)
     yield net
     fit.undo(net)
+
+
+def resnet50_case(batch_size: int) -> Case:
+    """ResNet-50 under XLA, fed in several ways from uint8 rows in memory, beside its step on a resident batch."""
+    photographs = cache(partial(resnet50.rows, batch_size))
+    # Not "auto", which would put the examples on the device, where they fit.
+    pipeline = partial(_resnet_pipeline, photographs, batch_size, cache=None)
+    batches = partial(_resnet_batches, photographs, batch_size)
+    on_device = partial(_resnet_pipeline, photographs, batch_size, cache="device")
+    fed: dict[str, tuple[str, bool, Callable[[], tf.data.Dataset]]] = {
+        "stock fit": ("build_pipeline", False, pipeline),
+        "overlap": ("the same after tfopt.fit.overlap; goal: 0.98 of the ceiling's speed", True, pipeline),
+        'overlap, cache="device"': ("the examples lie on the device; goal: 0.99 of the ceiling's", True, on_device),
+        "stock fit, whole batches": ("prepared batches, out of pageable memory; no goal", False, batches),
+        "overlap, whole batches": ("the same after tfopt.fit.overlap; no goal", True, batches),
+    }
+    ceiling = Variant(
+        name="step alone",
+        note="the ceiling: one batch, on the device from the start",
+        timer=partial(_resnet_step_timer, photographs, batch_size),
+        ceiling=True,
+        dtype=_DTYPE,
+    )
+    variants = [
+        Variant(name=name, note=note, timer=partial(_resnet_fit_timer, make, overlapped), dtype=_DTYPE)
+        for name, (note, overlapped, make) in fed.items()
+    ]
+    return Case(
+        suite="fit",
+        workload="resnet50",
+        question="How much of the step's own speed is left when fit feeds ResNet-50 (mixed_bfloat16, XLA)?",
+        unit="step",
+        variants=[*variants, ceiling],
+        model=resnet50.model,
+    )
+
+
+def _resnet_pipeline(photographs: _Data, batch_size: int, **options: Any) -> tf.data.Dataset:
+    return build_pipeline(photographs(), batch_size=batch_size, **options)
+
+
+def _resnet_batches(photographs: _Data, batch_size: int) -> tf.data.Dataset:
+    batches = tuple(part.reshape(resnet50.BATCHES, batch_size, *part.shape[1:]) for part in photographs())
+    with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
+        return tf.data.Dataset.from_tensor_slices(batches).prefetch(2)
+
+
+def _resnet_fit_timer(make: Callable[[], tf.data.Dataset], overlapped: bool, stack: ExitStack) -> Timer:
+    with precision.policy(_POLICY):
+        net = resnet50.model(jit_compile=True)
+    if overlapped:
+        fit.overlap(net)
+        stack.callback(fit.undo, net)
+    return partial(FitTimer(net, make()), _RESNET_STEPS, warmup=_RESNET_WARMUP, samples=_RESNET_SAMPLES)
+
+
+def _resnet_step_timer(photographs: _Data, batch_size: int, stack: ExitStack) -> Timer:
+    images, labels = photographs()
+    with precision.policy(_POLICY):
+        timer = StepTimer(resnet50.model(jit_compile=True), (images[:batch_size], labels[:batch_size]))
+    return partial(timer, _RESNET_STEPS, warmup=1, samples=_RESNET_SAMPLES)

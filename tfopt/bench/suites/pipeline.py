@@ -8,47 +8,49 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant
-from tfopt.bench.drawing import DrawTimer
-from tfopt.bench.judging import same_values
-from tfopt.bench.suites import jpeg
-from tfopt.bench.workloads import crops, photos
-from tfopt.measure import FitTimer
+from tfopt import fit, precision
+from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, same_values
+from tfopt.bench.cases.ceilings import DrawTimer
+from tfopt.bench.workloads import crops, photos, resnet50
+from tfopt.measure import FitTimer, StepTimer
 from tfopt.model.batches import repeated
-from tfopt.pipelines import CentralCrop, RandomCrop, build_pipeline, images, plan_pipeline, profile_pipeline
+from tfopt.pipelines import CentralCrop, RandomCrop, Source, build_pipeline, images, plan_pipeline, profile_pipeline
 
+_Folder = Callable[[], Path]
+"""The photographs, written to disk on first use: listing a run must write none."""
 _Make = Callable[[], tf.data.Dataset]
 _BATCH = 32
 _STEPS = 16
 _SAMPLES = 2
-_TIMES = 8  # the photographs over, so that no epoch ends while the input alone is timed
+_RESNET_STEPS, _RESNET_WARMUP, _RESNET_SAMPLES = 20, 8, 2
+_TIMES = 8  # the photographs over, so that no epoch ends while steps are timed
 _ALONE = f"batch of {_BATCH}, input alone"
 
 
 def cases(scale: Scale) -> list[Case]:
     """The cases for this size."""
-    folder = photos.folder(scale.photos)
+    folder = cache(partial(photos.folder, scale.photos))
     # A cache is full after one pass, which is what the warm-up makes.
     warmup = scale.photos // _BATCH
-    from_jpeg = [jpeg.case(folder, scale.resnet)] if scale.resnet else []
-    return [*from_jpeg, _fit(folder, warmup), _crop(folder), _by_hand(folder), _cache(folder, warmup)]
+    from_jpeg = [_resnet50_case(folder, scale.resnet)] if scale.resnet else []
+    return [*from_jpeg, _fit(folder, warmup), _crop(folder), _by_hand(folder), _cache_case(folder, warmup)]
 
 
-def _fit(folder: Path, warmup: int) -> Case:
+def _fit(folder: _Folder, warmup: int) -> Case:
     variants: dict[str, tuple[str, _Make]] = {
         "naive": (
             "one file after the other, nothing ahead of time",
-            partial(photos.naive, folder, _BATCH, optimised=False),
+            lambda: photos.naive(folder(), _BATCH, optimised=False),
         ),
         "tf.data defaults": (
             "the same script with the optimisations that tf.data makes by itself",
-            partial(photos.naive, folder, _BATCH),
+            lambda: photos.naive(folder(), _BATCH),
         ),
         "build_pipeline": ("parallel, prefetched, decoded in every epoch", partial(_resized, folder, None)),
         "build_pipeline with cache": ("the same, decoded once and kept in memory", partial(_resized, folder, "memory")),
@@ -66,7 +68,7 @@ def _fit(folder: Path, warmup: int) -> Case:
     )
 
 
-def _crop(folder: Path) -> Case:
+def _crop(folder: _Folder) -> Case:
     # Random crops are never the same: the central ones of the same code are compared.
     return Case(
         suite="pipeline",
@@ -77,8 +79,8 @@ def _crop(folder: Path) -> Case:
             Variant(
                 name="naive crop",
                 note="decoded whole, then cropped, one file after the other",
-                timer=partial(_timer, partial(crops.naive, folder, _BATCH, times=_TIMES), 4),
-                values=partial(_contents, partial(crops.naive, folder, _BATCH, central=True)),
+                timer=partial(_timer, lambda: crops.naive(folder(), _BATCH, times=_TIMES), 4),
+                values=partial(_contents, lambda: crops.naive(folder(), _BATCH, central=True)),
             ),
             Variant(
                 name="build_pipeline, crop",
@@ -92,12 +94,12 @@ def _crop(folder: Path) -> Case:
     )
 
 
-def _by_hand(folder: Path) -> Case:
+def _by_hand(folder: _Folder) -> Case:
     """Unchecked: TensorFlow's fused decoding, used plainly, is off at the sides of most crops."""
     variants: dict[str, tuple[str, _Make]] = {
         "hand-tuned tf.data": (
             "only the crop is decoded, in parallel, ahead and in any order",
-            partial(crops.hand_tuned, folder, _BATCH, times=_TIMES),
+            lambda: crops.hand_tuned(folder(), _BATCH, times=_TIMES),
         ),
         "build_pipeline, crop": ("crop=RandomCrop(224)", partial(_cropped, folder, RandomCrop(photos.SIZE), _TIMES)),
     }
@@ -113,7 +115,7 @@ def _by_hand(folder: Path) -> Case:
     )
 
 
-def _cache(folder: Path, warmup: int) -> Case:
+def _cache_case(folder: _Folder, warmup: int) -> Case:
     variants: dict[str, tuple[str, str | None, int]] = {
         "decoded each time": ("cache=None", None, 4),
         "cache in memory": ('cache="memory"', "memory", warmup),
@@ -128,27 +130,30 @@ def _cache(folder: Path, warmup: int) -> Case:
             Variant(
                 name=name,
                 note=note,
-                timer=partial(_cache_timer, folder, cache, skipped),
-                values=partial(_cache_contents, folder, cache),
+                timer=partial(_cache_timer, folder, kept, skipped),
+                values=partial(_cache_contents, folder, kept),
             )
-            for name, (note, cache, skipped) in variants.items()
+            for name, (note, kept, skipped) in variants.items()
         ],
         judge=same_values("every image and label of one pass, in any order", "same images"),
     )
 
 
-def _resized(folder: Path, cache: str | None) -> tf.data.Dataset:
-    return build_pipeline(folder, batch_size=_BATCH, transform=photos.resized, cache=cache)
+def _resized(folder: _Folder, kept: str | None) -> tf.data.Dataset:
+    return build_pipeline(folder(), batch_size=_BATCH, transform=photos.resized, cache=kept)
 
 
-def _cropped(folder: Path, crop: RandomCrop | CentralCrop, times: int) -> tf.data.Dataset:
-    once = images(folder)
-    over = replace(once, dataset=lambda: once.dataset().repeat(times), count=times * (once.count or 0))
-    return build_pipeline(over, batch_size=_BATCH, crop=crop, cache=None)
+def _cropped(folder: _Folder, crop: RandomCrop | CentralCrop, times: int) -> tf.data.Dataset:
+    return build_pipeline(_repeated(folder, times), batch_size=_BATCH, crop=crop, cache=None)
 
 
-def _profile(folder: Path) -> dict[str, Any]:
-    plan = plan_pipeline(folder, batch_size=_BATCH, crop=RandomCrop(photos.SIZE), cache=None)
+def _repeated(folder: _Folder, times: int) -> Source:
+    once = images(folder())
+    return replace(once, dataset=lambda: once.dataset().repeat(times), count=times * (once.count or 0))
+
+
+def _profile(folder: _Folder) -> dict[str, Any]:
+    plan = plan_pipeline(folder(), batch_size=_BATCH, crop=RandomCrop(photos.SIZE), cache=None)
     # A results file names no folder.
     return profile_pipeline(plan, seconds=3).to_dict() | {"name": "photos, random crop"}
 
@@ -162,15 +167,15 @@ def _timer(make: _Make, warmup: int, stack: ExitStack) -> Timer:
     return partial(DrawTimer(lambda: dataset, _BATCH), _STEPS, warmup=warmup, samples=_SAMPLES)
 
 
-def _cache_timer(folder: Path, cache: str | None, warmup: int, stack: ExitStack) -> Timer:
-    where = stack.enter_context(tempfile.TemporaryDirectory()) if cache == "disk" else cache
+def _cache_timer(folder: _Folder, kept: str | None, warmup: int, stack: ExitStack) -> Timer:
+    where = stack.enter_context(tempfile.TemporaryDirectory()) if kept == "disk" else kept
     return _timer(partial(_resized, folder, where), warmup, stack)
 
 
-def _cache_contents(folder: Path, cache: str | None) -> Sequence[float]:
-    """Of the second pass, the first that comes from the cache."""
+def _cache_contents(folder: _Folder, kept: str | None) -> Sequence[float]:
+    """Contents of the second pass, the first that comes from the cache."""
     with tempfile.TemporaryDirectory() as temporary:
-        dataset = _resized(folder, temporary if cache == "disk" else cache)
+        dataset = _resized(folder, temporary if kept == "disk" else kept)
         for _ in dataset:
             pass
         return _contents(lambda: dataset)
@@ -183,3 +188,75 @@ def _contents(make: _Make) -> Sequence[float]:
         digest = hashlib.sha256(image.tobytes() + bytes([label])).digest()
         digests.append(float(int.from_bytes(digest[:6])))
     return sorted(digests)
+
+
+def _resnet50_case(folder: _Folder, batch_size: int) -> Case:
+    """A first script's input, `build_pipeline` under overlapped `fit`, and both ceilings."""
+    naive = cache(lambda: crops.naive(folder(), batch_size, times=_TIMES))
+    pipeline = cache(partial(_on_device, folder, batch_size, "auto"))
+    on_host = cache(partial(_on_device, folder, batch_size, None))
+    batch = cache(lambda: next(iter(on_host())))
+    policy = precision.recommend().policy
+    dtype = policy.removeprefix("mixed_")
+    ways: dict[str, tuple[str, Callable[[ExitStack], Timer]]] = {
+        "naive input": (
+            "decoded whole, cropped, one file after the other",
+            partial(_resnet_fit_timer, policy, naive, False),
+        ),
+        "build_pipeline, overlap": (
+            "goal: 0.9 of the step alone's speed, or 0.95 of the input alone's",
+            partial(_resnet_fit_timer, policy, pipeline, True),
+        ),
+        "step alone": ("a ceiling: one batch, on the device", partial(_resnet_step_timer, policy, batch)),
+        "input alone": (
+            "a ceiling: what the CPUs decode, drawn and thrown away",
+            partial(_resnet_draw_timer, on_host, batch_size),
+        ),
+    }
+    return Case(
+        suite="pipeline",
+        workload="resnet50 from JPEG",
+        question=f"Does the input keep up with ResNet-50 ({policy}, XLA), with a random crop of each JPEG?",
+        unit="step",
+        variants=[
+            Variant(
+                name=name,
+                note=note,
+                timer=timer,
+                ceiling=name.endswith("alone"),
+                recommended=name == "build_pipeline, overlap",
+                dtype=None if name == "input alone" else dtype,
+            )
+            for name, (note, timer) in ways.items()
+        ],
+        model=resnet50.model,
+    )
+
+
+def _on_device(folder: _Folder, batch_size: int, device: str | None) -> tf.data.Dataset:
+    crop = RandomCrop(photos.SIZE)
+    return build_pipeline(_repeated(folder, _TIMES), batch_size=batch_size, crop=crop, cache=None, device=device)
+
+
+def _net(policy: str) -> Any:
+    with precision.policy(policy):
+        return resnet50.model(jit_compile=True)
+
+
+def _resnet_fit_timer(policy: str, make: Callable[[], tf.data.Dataset], overlapped: bool, stack: ExitStack) -> Timer:
+    net = _net(policy)
+    if overlapped:
+        fit.overlap(net)
+        stack.callback(fit.undo, net)
+    return partial(FitTimer(net, make()), _RESNET_STEPS, warmup=_RESNET_WARMUP, samples=_RESNET_SAMPLES)
+
+
+def _resnet_step_timer(policy: str, batch: Callable[[], Any], stack: ExitStack) -> Timer:
+    return partial(StepTimer(_net(policy), batch()), _RESNET_STEPS, warmup=1, samples=_RESNET_SAMPLES)
+
+
+def _resnet_draw_timer(make: Callable[[], tf.data.Dataset], batch_size: int, stack: ExitStack) -> Timer:
+    dataset = repeated(make())
+    return partial(
+        DrawTimer(lambda: dataset, batch_size), _RESNET_STEPS, warmup=_RESNET_WARMUP, samples=_RESNET_SAMPLES
+    )

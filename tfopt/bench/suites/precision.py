@@ -3,15 +3,32 @@
 On a GPU also ResNet-50 under each of them, with XLA and without.
 """
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 from tfopt import precision
-from tfopt.bench.cases import Case, Scale
-from tfopt.bench.suites import combinations, settings
-from tfopt.bench.suites.settings import Setting
-from tfopt.bench.workloads import digits
+from tfopt.bench.cases import Case, Scale, Timer, Variant, same_accuracy
+from tfopt.bench.workloads import digits, resnet50
+from tfopt.measure import FitTimer, StepTimer
+from tfopt.pipelines import build_pipeline
+
+_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+# The slowest of them takes 0.3 s a step, and each step is long beside the wait at a sample's end.
+_STEPS, _SAMPLES = 10, 2
+_BATCHES = 4  # in the photographs that fit draws from
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Settings under which a model is trained."""
+
+    note: str
+    policy: str = "auto"  # a dtype policy, or "auto"
+    jit_compile: bool | str = "auto"  # "auto": as Keras decides
+
 
 _SETTINGS = {
     "float32": Setting("Keras' default", policy="float32"),
@@ -22,12 +39,89 @@ _SETTINGS = {
 
 def cases(scale: Scale) -> list[Case]:
     """The cases for this size."""
-    digits_case = settings.case("precision", "What does mixed precision do to a training step?", _SETTINGS, scale)
-    digits_case = replace(digits_case, gate=partial(_gate, scale))
-    resnet = combinations.cases(scale.resnet, scale.photos) if scale.resnet else []
-    return [digits_case, *resnet]
+    on_digits = digits_case("precision", "What does mixed precision do to a training step?", _SETTINGS, scale)
+    resnet = resnet50_cases(scale.resnet, scale.photos) if scale.resnet else []
+    return [replace(on_digits, gate=partial(_gate, scale)), *resnet]
+
+
+def digits_case(suite: str, question: str, settings: Mapping[str, Setting], scale: Scale) -> Case:
+    """A case on `digits`, whose accuracies are compared."""
+    return Case(
+        suite=suite,
+        workload="digits",
+        question=question,
+        unit="training step",
+        variants=[
+            Variant(
+                name=name,
+                note=setting.note,
+                timer=partial(_digits_timer, setting, scale),
+                values=partial(_accuracies, setting, scale),
+            )
+            for name, setting in settings.items()
+        ],
+        judge=same_accuracy(digits.TEST_EXAMPLES),
+    )
+
+
+def _digits_timer(setting: Setting, scale: Scale, stack: ExitStack) -> Timer:
+    with precision.policy(setting.policy):
+        net = digits.model(width=scale.width, jit_compile=setting.jit_compile)
+        return partial(StepTimer(net, digits.batch(scale.batch_size)), scale.steps)
+
+
+def _accuracies(setting: Setting, scale: Scale) -> Sequence[float]:
+    with precision.policy(setting.policy):
+        return [digits.accuracy(seed, width=scale.width, jit_compile=setting.jit_compile) for seed in scale.seeds]
 
 
 def _gate(scale: Scale) -> list[dict[str, Any]]:
     net, batch = digits.model(width=scale.width), digits.batch(scale.batch_size)
     return [precision.check(net, batch, policy).to_dict() for policy in _SETTINGS if policy != "float32"]
+
+
+def resnet50_cases(batch_size: int, photographs: int) -> list[Case]:
+    """The step alone, on a batch that lies on the device, and the same through fit, fed from the host.
+
+    Args:
+        batch_size: Examples a step.
+        photographs: How many files the examples are taken from.
+    """
+    resident = cache(partial(resnet50.batch, batch_size, count=photographs))
+    many = cache(partial(resnet50.batch, _BATCHES * batch_size, count=photographs))
+    question = "Which policy trains ResNet-50 fastest, with XLA or without?"
+    case = partial(Case, suite="precision", question=question, model=resnet50.model)
+    return [
+        case(workload="resnet50", unit="training step", variants=_variants(partial(_step_timer, resident))),
+        case(workload="resnet50, fit", unit="step of fit", variants=_variants(partial(_fit_timer, many, batch_size))),
+    ]
+
+
+def _variants(timer: Callable[[str, bool, ExitStack], Timer]) -> list[Variant]:
+    recommended = precision.recommend().policy
+    return [
+        Variant(
+            name=f"{policy}, XLA" if jit else policy,
+            note=f"dtype policy {policy}, jit_compile={jit}",
+            timer=partial(timer, policy, jit),
+            recommended=jit and policy == recommended,
+            dtype="tensorfloat32" if policy == "float32" else policy.removeprefix("mixed_"),
+        )
+        for policy in _POLICIES
+        for jit in (False, True)
+    ]
+
+
+def _step_timer(data: Callable[[], Any], policy: str, jit: bool, stack: ExitStack) -> Timer:
+    with precision.policy(policy):
+        timer = StepTimer(resnet50.model(jit_compile=jit), data())
+    return partial(timer, _STEPS, warmup=1, samples=_SAMPLES)
+
+
+def _fit_timer(data: Callable[[], Any], batch_size: int, policy: str, jit: bool, stack: ExitStack) -> Timer:
+    arrays = tuple(part.numpy() for part in data())
+    # fit's timer repeats the dataset, and nothing may follow a copy to the device.
+    dataset = build_pipeline(arrays, batch_size=batch_size, device=None)
+    with precision.policy(policy):
+        timer = FitTimer(resnet50.model(jit_compile=jit), dataset)
+    return partial(timer, _STEPS, warmup=1, samples=_SAMPLES)

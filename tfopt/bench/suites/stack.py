@@ -1,25 +1,83 @@
 """From a first script to what tfopt recommends: each technique on top of the others, and each alone.
 
 On a GPU ResNet-50 and GPT-2. On a CPU, which has no Tensor Cores and gains nothing by XLA, photographs and a small net.
+All variants of a case start from the same weights.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from tfopt import hardware, precision
-from tfopt.bench.cases import Case, Scale
-from tfopt.bench.suites import feeding
-from tfopt.bench.suites.kernels import GPT2_BATCH
-from tfopt.bench.suites.techniques import Workload, alone, stacked
+from tfopt import fit, hardware, kernels, precision
+from tfopt.bench.cases import Case, Scale, Timer, Variant
+from tfopt.bench.cases.kernels import GPT2_BATCH, expect_kernel
+from tfopt.bench.results import Check
 from tfopt.bench.workloads import gpt2, photos, resnet50
-from tfopt.measure import one_batch
+from tfopt.measure import FitTimer, StepTimer, StepTimes, one_batch, preserved
 from tfopt.pipelines import build_pipeline
 
+_NAIVE, _DEFAULTS = "naive Keras", "Keras' defaults"
 _STEPS, _WARMUP = 12, 6
+_SAMPLES = 2  # few and long beside the wait at a sample's end
+_LOSS_STEPS = 10
 _PHOTOS_BATCH, _PHOTOS_STEPS = 32, 12
 _GPT2_BATCHES = 40  # so that no epoch ends while steps are timed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSetup:
+    """How a model is trained. By default everything is off, also what TensorFlow and Keras switch on by themselves."""
+
+    tf32: bool = False  # for float32 products
+    policy: str = "float32"  # dtype policy
+    jit_compile: bool | str = False  # "auto": as Keras decides
+    optimised: bool = False  # whether tf.data may optimise the naive input
+    pipeline: bool = False  # whether `build_pipeline` feeds it
+    cache: str | None = None  # as for `build_pipeline`
+    overlap: bool = False
+    flash: bool = False  # attention through cuDNN
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of most matrix products."""
+        return self.policy.removeprefix("mixed_") if self.policy != "float32" else "tensor" * self.tf32 + "float32"
+
+
+_TECHNIQUES: Mapping[str, tuple[dict[str, Any], str]] = {
+    "TF32": ({"tf32": True}, "float32 products on Tensor Cores, which TensorFlow does by itself"),
+    "mixed_bfloat16": ({"policy": "mixed_bfloat16"}, "bfloat16 compute, float32 weights"),
+    "mixed_float16": ({"policy": "mixed_float16"}, "float16 compute, float32 weights, loss scaling"),
+    "XLA": ({"jit_compile": True}, "jit_compile=True"),
+    "build_pipeline": ({"pipeline": True}, "parallel, prefetched"),
+    "overlap": ({"overlap": True}, "tfopt.fit.overlap"),
+    "flash attention": ({"flash": True}, "use_flash_attention"),
+    'cache="memory"': ({"pipeline": True, "cache": "memory"}, "the decoded examples lie in host memory"),
+    'cache="device"': ({"pipeline": True, "cache": "device"}, "the examples lie on the GPU"),
+}
+# Flash attention takes 16 bits and XLA; a cache needs the pipeline.
+_NOT_ALONE = {"flash attention", 'cache="memory"', 'cache="device"'}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is trained."""
+
+    name: str  # of the case
+    techniques: tuple[str, ...]  # in the order in which they are added
+    net: Callable[[bool | str], keras.Model]  # a compiled model, with XLA or without
+    naive: Callable[[bool], tf.data.Dataset]  # what a first script has, with tf.data's own optimisations or without
+    pipeline: Callable[[str | None], tf.data.Dataset]  # the same through `build_pipeline`, with a cache or none
+    batch: Callable[[], Any]  # always the same
+    steps: int  # timed in each turn
+    warmup: int  # steps before them
+    # How far the mean loss of the first ten steps on one batch may be from the naive one's, relatively. None: it is not
+    # compared, since training diverges from the smallest difference.
+    tolerance: float | None
 
 
 def cases(scale: Scale) -> list[Case]:
@@ -40,7 +98,7 @@ def _on_gpu(last: str) -> tuple[str, ...]:
 
 
 def _resnet50(batch_size: int) -> Workload:
-    rows = cache(partial(feeding.rows, batch_size))
+    rows = cache(partial(resnet50.rows, batch_size))
     return Workload(
         name="resnet50",
         techniques=_on_gpu('cache="device"'),
@@ -92,3 +150,118 @@ def _naive(rows: tuple[Any, Any], batch_size: int, optimised: bool) -> tf.data.D
     with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
         dataset = tf.data.Dataset.from_tensor_slices(rows).batch(batch_size, drop_remainder=True)
     return dataset if optimised else photos.one_by_one(dataset)
+
+
+def stacked(workload: Workload) -> Case:
+    """Everything off, then each technique on top of those before it; Keras' defaults; and the ceiling."""
+    setup = TrainingSetup()
+    setups = {_NAIVE: setup, _DEFAULTS: TrainingSetup(tf32=True, jit_compile="auto", optimised=True)}
+    for name in workload.techniques:
+        setups[f"+ {name}"] = setup = replace(setup, **_TECHNIQUES[name][0])
+    return _case(
+        workload, workload.name, "What does each technique add, from a first script on?", setups, ceiling=setup
+    )
+
+
+def alone(workload: Workload) -> Case:
+    """Each technique where everything else is off."""
+    names = [name for name in workload.techniques if name not in _NOT_ALONE]
+    setups = {_NAIVE: TrainingSetup()} | {f"{name} alone": TrainingSetup(**_TECHNIQUES[name][0]) for name in names}
+    return _case(workload, f"{workload.name}, alone", "What does each technique do by itself?", setups, ceiling=None)
+
+
+def _case(
+    workload: Workload, name: str, question: str, setups: Mapping[str, TrainingSetup], *, ceiling: TrainingSetup | None
+) -> Case:
+    training = _Training(workload)
+    variants = [_variant(training, name, setup, recommended=setup == ceiling) for name, setup in setups.items()]
+    if ceiling is not None:
+        variants.append(_variant(training, "step alone", replace(ceiling, overlap=False), ceiling=True))
+    return Case(
+        suite="stack",
+        workload=name,
+        question=question,
+        unit="step of fit",
+        variants=variants,
+        judge=None if workload.tolerance is None else partial(_same_loss, workload.tolerance),
+        model=partial(workload.net, False),
+    )
+
+
+def _variant(
+    training: "_Training", name: str, setup: TrainingSetup, *, recommended: bool = False, ceiling: bool = False
+) -> Variant:
+    return Variant(
+        name=name,
+        note=_note(name),
+        timer=partial(training.timer, name, setup, ceiling),
+        values=None if ceiling else lambda: [training.losses[name]],
+        recommended=recommended,
+        ceiling=ceiling,
+        dtype=setup.dtype,
+    )
+
+
+def _note(name: str) -> str:
+    notes = {
+        _NAIVE: "all off: float32 without TF32, no XLA, nothing parallel or ahead",
+        _DEFAULTS: "TF32, XLA and tf.data's optimisations as they are switched on by themselves",
+        "step alone": "the ceiling: one batch, on the device",
+    }
+    return notes.get(name) or _TECHNIQUES[name.removeprefix("+ ").removesuffix(" alone")][1]
+
+
+class _Training:
+    """Trains a workload in several setups, from the same weights.
+
+    Attributes:
+        losses: By variant, the mean loss of the first steps on the workload's one batch, where that is compared.
+    """
+
+    def __init__(self, workload: Workload):
+        self._workload = workload
+        self.losses: dict[str, float] = {}
+
+    def timer(self, name: str, setup: TrainingSetup, alone: bool, stack: ExitStack) -> Timer:
+        """Makes what times `fit` or, without it, the step alone."""
+        workload = self._workload
+        keras.utils.set_random_seed(0)
+        with precision.policy(setup.policy):
+            net = workload.net(setup.jit_compile)
+        if setup.flash:
+            kernels.use_flash_attention(net)
+        if setup.overlap:
+            fit.overlap(net)
+            stack.callback(fit.undo, net)
+        if alone:
+            timer: StepTimer | FitTimer = StepTimer(net, workload.batch())
+        else:
+            timer = FitTimer(net, workload.pipeline(setup.cache) if setup.pipeline else workload.naive(setup.optimised))
+        if setup.flash:
+            expect_kernel(net)
+
+        def timed() -> StepTimes:
+            with precision.tf32(setup.tf32):
+                times = timer(workload.steps, warmup=workload.warmup, samples=_SAMPLES)
+                if workload.tolerance is not None and isinstance(timer, FitTimer) and name not in self.losses:
+                    self.losses[name] = self._loss(net, timer.train_function)
+            return times
+
+        return timed
+
+    def _loss(self, net: keras.Model, train_function: Any) -> float:
+        with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
+            batches = tf.data.Dataset.from_tensors(self._workload.batch()).repeat(_LOSS_STEPS)
+        with preserved(net):
+            net.train_function = train_function  # or it would be compiled once more
+            return float(net.fit(batches, verbose=0, shuffle=False).history["loss"][0])
+
+
+def _same_loss(tolerance: float, expected: Sequence[float], values: Sequence[float]) -> Check:
+    apart = abs(values[0] - expected[0]) / abs(expected[0])
+    return Check(
+        what=f"mean loss of {_LOSS_STEPS} steps on one batch: within {tolerance:.2%} of {_NAIVE}'s",
+        values=tuple(values),
+        passed=apart <= tolerance,
+        text=f"loss {values[0]:.4f}",
+    )

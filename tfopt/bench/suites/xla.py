@@ -1,8 +1,7 @@
 """The training step with and without XLA, and the accuracy that both train to."""
 
 from tfopt.bench.cases import Case, Scale
-from tfopt.bench.suites import settings
-from tfopt.bench.suites.settings import Setting
+from tfopt.bench.suites.precision import Setting, digits_case
 
 _SETTINGS = {
     "XLA off": Setting("jit_compile=False", jit_compile=False),
@@ -12,4 +11,4 @@ _SETTINGS = {
 
 def cases(scale: Scale) -> list[Case]:
     """The cases for this size."""
-    return [settings.case("xla", "What does XLA do to a training step?", _SETTINGS, scale)]
+    return [digits_case("xla", "What does XLA do to a training step?", _SETTINGS, scale)]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from tfopt.bench.workloads.requirements import require
+from tfopt.bench.workloads import require
 from tfopt.pipelines import build_pipeline
 
 TEST_EXAMPLES = 360

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.bench.workloads.requirements import require
+from tfopt.bench.workloads import require
 
 SIZE = 224
 _VERSION = 1  # of the files; another number, another folder

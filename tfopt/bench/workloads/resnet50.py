@@ -3,11 +3,14 @@
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfopt.bench.workloads import photos
 
 CLASSES = 1000
+PHOTOGRAPHS = 256  # different ones: to write more of them would take longer than to train on them
+BATCHES = 40  # in `rows`, so that no epoch ends while steps are timed
 
 
 def model(*, jit_compile: bool | str = "auto", size: int = photos.SIZE) -> keras.Model:
@@ -43,3 +46,10 @@ def batch(size: int, *, count: int, pixels: int = photos.SIZE) -> tuple[Any, Any
     dataset = photos.naive(photos.folder(count), 1).unbatch().repeat().batch(size)
     images, labels = next(iter(dataset))
     return images[:, :pixels, :pixels], tf.cast(labels, tf.int32)
+
+
+def rows(batch_size: int) -> tuple[Any, Any]:
+    """Photographs, uint8 of shape (examples, 224, 224, 3), and their labels, for 40 batches."""
+    images, labels = (part.numpy() for part in batch(PHOTOGRAPHS, count=PHOTOGRAPHS))
+    examples = BATCHES * batch_size
+    return np.resize(images, (examples, *images.shape[1:])), np.resize(labels, examples)

@@ -1,24 +1,28 @@
-"""What the GPUs were like while each variant ran: clocks, temperature, power, and what held the clocks back."""
+"""GPUs while a variant runs: clocks, temperature, power, what held the clocks back, and the memory at the peak."""
 
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import Self
 
 import numpy as np
 
 from tfopt import hardware
+from tfopt.bench.cases import Timer
+from tfopt.bench.results import GpuConditions
 from tfopt.causes.readings import Throttling
 from tfopt.hardware import GpuSample, GpuSampler
+from tfopt.hardware.gpu_memory import first_gpu, in_use_bytes, peak_bytes, reset_peak
 from tfopt.measure import StepTimes
 
 _INTERVAL_SECONDS = 0.2
 _SHORTEST = 2 * _INTERVAL_SECONDS  # in less, the energy would be mostly that of what came before and after
+_MIB = 2**20
 
 
-class Conditions:
-    """Samples the GPUs while it is open; does nothing where there is none, or none is to be read.
+class GpuReadings:
+    """Samples the GPUs while it is open; without a GPU, or with none to read, it does nothing.
 
     Args:
         gpus: How many to read, from the first on.
@@ -31,7 +35,7 @@ class Conditions:
         self._sampler = GpuSampler(_INTERVAL_SECONDS, keep=100_000, wall_clock=clock) if wanted else None
         self._turns: dict[str, list[tuple[float, float]]] = {}
 
-    def __enter__(self) -> "Conditions":
+    def __enter__(self) -> Self:
         if self._sampler:
             self._sampler.start()
         return self
@@ -40,8 +44,8 @@ class Conditions:
         if self._sampler:
             self._sampler.close()
 
-    def during(self, name: str, timer: Callable[[], StepTimes]) -> Callable[[], StepTimes]:
-        """Returns the timer; the samples of each call of what is returned count as a turn of the variant `name`."""
+    def during(self, name: str, timer: Timer) -> Timer:
+        """Returns the timer so that the samples of each call count as a turn of the variant `name`."""
 
         def call() -> StepTimes:
             times = timer()
@@ -53,17 +57,12 @@ class Conditions:
 
         return call
 
-    def of(self, name: str, gpus: int) -> dict[str, Any] | None:
-        """What the GPUs said in the turns of a variant, without the first, in which it compiles.
+    def of(self, name: str, gpus: int) -> GpuConditions | None:
+        """State of the GPUs in the turns of a variant, without the first; None if no GPU said anything.
 
         Args:
             name: The variant.
             gpus: How many it trains on, from the first on.
-
-        Returns:
-            JSON; None where no GPU said anything. `sm_clock_mhz`: the lowest and the median. `gpu_temperature_celsius`:
-            the highest. `gpu_power_watts`: by the energy counters, of these GPUs together; None for turns too short to
-            tell. `throttle_reasons`.
         """
         turns = self._turns[name][1:]
         samples = [row for row in self._sampler.samples if _is_one_of(gpus, row)] if self._sampler else []
@@ -75,12 +74,12 @@ class Conditions:
         rows = [row for row, _ in told]
         clocks = [row.sm_clock_mhz for row in rows if row.sm_clock_mhz is not None]
         temperatures = [row.gpu_temperature_celsius for row in rows if row.gpu_temperature_celsius is not None]
-        return {
-            "sm_clock_mhz": [min(clocks), median(clocks)] if clocks else None,
-            "gpu_temperature_celsius": max(temperatures, default=None),
-            "gpu_power_watts": _watts(samples, turns),
-            "throttle_reasons": sorted({reason for _, held in told for reason in held}),
-        }
+        return GpuConditions(
+            sm_clock_mhz=(min(clocks), median(clocks)) if clocks else None,
+            gpu_temperature_celsius=max(temperatures, default=None),
+            gpu_power_watts=_watts(samples, turns),
+            throttle_reasons=tuple(sorted({reason for _, held in told for reason in held})),
+        )
 
 
 def _is_one_of(gpus: int, row: GpuSample) -> bool:
@@ -88,7 +87,7 @@ def _is_one_of(gpus: int, row: GpuSample) -> bool:
 
 
 def _watts(samples: Sequence[GpuSample], turns: Sequence[tuple[float, float]]) -> float | None:
-    """The mean over the turns; the counters are interpolated at their ends."""
+    """Mean power over the turns, at whose ends the energy counters are interpolated."""
     seconds = sum(end - begin for begin, end in turns)
     if seconds < _SHORTEST * len(turns):
         return None
@@ -102,3 +101,38 @@ def _watts(samples: Sequence[GpuSample], turns: Sequence[tuple[float, float]]) -
         )
         joules += float(np.diff(read).sum())
     return joules / seconds
+
+
+class MemoryMeter:
+    """A timer that notes as `peak_mib` how much memory of the first GPU a call needs at its peak.
+
+    What other variants keep on the GPU does not count. `peak_mib` is None before a call, and on a device that does not
+    say, such as a CPU.
+
+    Args:
+        make: Builds the timer, and with it the model, in the first call.
+    """
+
+    def __init__(self, make: Callable[[], Timer]):
+        self.peak_mib: float | None = None
+        self._make = make
+        self._timer: Timer | None = None
+        self._own = 0  # bytes the timer keeps
+
+    def __call__(self) -> StepTimes:
+        """Calls the timer."""
+        device = first_gpu()
+        begun = before = in_use_bytes(device) if device else 0
+        if self._timer is None:
+            self._timer = self._make()
+            before = in_use_bytes(device) if device else 0
+            self._own = before - begun
+        if device:
+            reset_peak(device)
+        times = self._timer()
+        if device:
+            # The least: the first call also compiles, and later ones may keep a copy of the model's state on the GPU.
+            peak_mib = (self._own + peak_bytes(device) - before) / _MIB
+            self.peak_mib = peak_mib if self.peak_mib is None else min(self.peak_mib, peak_mib)
+            self._own += in_use_bytes(device) - before
+        return times

@@ -1,4 +1,4 @@
-"""Training steps under a strategy, and what it costs there to add up over the replicas."""
+"""Training steps under a distribution strategy, and the time of its all-reduce."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.bench.drawing import DrawTimer
+from tfopt.bench.cases.ceilings import DrawTimer
 from tfopt.bench.workloads import mlp
 from tfopt.measure import FitTimer, StepTimes
 
 WIDTH = 512
 REDUCED_BYTES = (0, 4, 2**22)
-"""Of the small tensor, by which latency is measured, and of the large one, by which bandwidth is; 0: the call alone."""
+"""Sizes of the tensors reduced: 0 for the call alone, a small one for the latency, a large one for the bandwidth."""
 
 _BATCHES = 16
 _REDUCTIONS = 40
@@ -25,12 +25,9 @@ class Training:
     """A perceptron under a strategy, fed with digits that lie in memory.
 
     Args:
-        strategy: Under which it trains.
-        batch_size: The global one.
-        by_hand: Whether its steps are a loop of one's own, as tf.distribute's guide has it; else Keras' fit.
-
-    Attributes:
-        net: The perceptron.
+        strategy: Strategy it trains under.
+        batch_size: Global batch size.
+        by_hand: Whether its steps are a custom loop, as in tf.distribute's guide; else Keras' fit.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, batch_size: int, *, by_hand: bool):
@@ -46,7 +43,7 @@ class Training:
         self._step = self._loop() if by_hand else None
 
     def train(self, steps: int) -> None:
-        """Takes training steps; each call goes on with the next batch."""
+        """Takes training steps. Each call goes on with the next batch."""
         if self._step is None:
             self.net.fit(self._dataset.skip(self._done), steps_per_epoch=steps, verbose=0, shuffle=False)
             self._done += steps
@@ -71,7 +68,7 @@ class Training:
         return sum(weight.nbytes for weight in self.net.get_weights())
 
     def _loop(self) -> Callable[[], Any]:
-        """What takes a step when it is called."""
+        """Returns a function that takes a step."""
         net, batch_size = self.net, self._batch_size
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
 
@@ -86,11 +83,7 @@ class Training:
 
 
 def reduction_times(strategy: tf.distribute.Strategy) -> dict[int, StepTimes]:
-    """Times adding up a tensor over all replicas. All workers have to call it.
-
-    Returns:
-        By the tensor's size in bytes; under 0 the call alone, which adds up nothing.
-    """
+    """Times the all-reduce of a tensor, by its size in bytes; under 0 the call alone. All workers have to call it."""
     return {size: _reduction_timer(strategy, size)(_REDUCTIONS, warmup=3, samples=10) for size in REDUCED_BYTES}
 
 
@@ -99,7 +92,7 @@ def _reduction_timer(strategy: tf.distribute.Strategy, size: int) -> DrawTimer:
 
     def reduce() -> Any:
         total = tf.distribute.get_replica_context().all_reduce("sum", values) if size else values
-        return total[0]  # not all of it back to Python
+        return total[0]  # only one number back to Python
 
     reduced = tf.function(partial(strategy.run, reduce), autograph=False)
     return DrawTimer(partial(_without_end, reduced), 1)

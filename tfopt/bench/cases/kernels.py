@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt import kernels, precision
-from tfopt.bench.cases import Case, Check, Timer, Variant
-from tfopt.bench.drawing import DrawTimer
-from tfopt.bench.suites.feeding import PHOTOGRAPHS
+from tfopt.bench.cases import Case, Timer, Variant
+from tfopt.bench.cases.ceilings import DrawTimer
+from tfopt.bench.results import Check
 from tfopt.bench.workloads import gpt2, resnet50
 from tfopt.errors import UnsupportedError
 from tfopt.kernels.eligibility import obstacles
@@ -123,7 +123,7 @@ def _gpt2_timer(put: _Put, stack: ExitStack) -> Timer:
 def _resnet_timer(batch_size: int, put: _Put, stack: ExitStack) -> Timer:
     with precision.policy(_POLICY):
         net = resnet50.model(jit_compile=False)
-    return _step_timer(net, put, resnet50.batch(batch_size, count=PHOTOGRAPHS))
+    return _step_timer(net, put, resnet50.batch(batch_size, count=resnet50.PHOTOGRAPHS))
 
 
 def _step_timer(net: keras.Model, put: _Put, batch: Any) -> Timer:

@@ -1,0 +1,163 @@
+"""Measures a case: variants in turn, A B A B …, each turn handed over as it ends, then their results checked."""
+
+import gc
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+import tensorflow as tf
+
+from tfopt.bench.cases import Case, Timer, Variant
+from tfopt.bench.cases.ceilings import device_rates
+from tfopt.bench.cases.conditions import GpuReadings, MemoryMeter
+from tfopt.bench.results import UNDER_WAY, CaseResult, VariantResult
+from tfopt.errors import UnsupportedError, summarize_error
+from tfopt.measure import StepTimes
+from tfopt.model.flops import model_flops
+
+_TURNS_SHARE = 0.8
+"""Of a limited time; the rest is for the checks."""
+
+Report = Callable[[CaseResult, str], None]
+
+
+def measure(
+    case: Case,
+    report: Report = lambda result, variant: None,
+    *,
+    seconds: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> CaseResult:
+    """Measures and checks every variant.
+
+    A variant is built, and compiles, in its own first turn. One that this machine cannot run keeps the reason as
+    `refused`, and the others go on. Any other error is the case's.
+
+    Args:
+        case: The case.
+        report: Called with what was measured so far and the variant's name, after each turn and each check.
+        seconds: Time for the case. Too little of it means fewer turns, and at least one.
+        clock: Seconds, monotonic.
+    """
+    return _Measurement(case, report, clock() + _TURNS_SHARE * seconds, clock).run()
+
+
+class _Measurement:
+    def __init__(self, case: Case, report: Report, due: float, clock: Callable[[], float]):
+        self._case, self._report, self._due, self._clock = case, report, due, clock
+        self._results = {
+            variant.name: VariantResult(
+                name=variant.name,
+                note=variant.note,
+                recommended=variant.recommended,
+                ceiling=variant.ceiling,
+                dtype=variant.dtype,
+            )
+            for variant in case.variants
+        }
+        self._result = replace(case.planned, unfinished=UNDER_WAY)
+
+    def run(self) -> CaseResult:
+        self._take_turns()
+        self._check()
+        case = self._case
+        times = {name: one.times for name, one in self._results.items() if one.times}
+        result = replace(
+            self._so_far(),
+            profile=case.profile and case.profile(),
+            gate=tuple(case.gate()) if case.gate else None,
+            communication=case.communication(times)
+            if case.communication and len(times) == len(case.variants)
+            else None,
+        )
+        return replace(result.with_figures(), unfinished=self._cut())
+
+    def _take_turns(self) -> None:
+        case = self._case
+        with ExitStack() as stack, GpuReadings(max(variant.gpus for variant in case.variants)) as readings:
+            stacks = {variant.name: stack.enter_context(ExitStack()) for variant in case.variants}
+            timers: dict[str, Timer] = {}
+            meters: dict[str, MemoryMeter] = {}
+            for turn in range(case.repeats):
+                for variant in case.variants:
+                    if self._results[variant.name].refused:
+                        continue
+                    if turn and self._clock() > self._due:
+                        return
+                    name = variant.name
+                    if turn == 0:
+                        meters[name] = MemoryMeter(partial(variant.timer, stacks[name]))
+                        timers[name] = readings.during(name, meters[name])
+                    if times := self._attempt(variant, timers[name]):
+                        self._add(variant, times, meters[name], readings)
+                    else:
+                        # What it holds on the device, the others need.
+                        del timers[name], meters[name]
+                        stacks[name].close()
+                        gc.collect()
+                        self._report(self._so_far(), name)
+
+    def _attempt(self, variant: Variant, timer: Timer) -> StepTimes | None:
+        """Takes a turn; None if the machine cannot run the variant, which is noted."""
+        try:
+            return timer()
+        except Exception as error:  # noqa: BLE001  raised again unless the machine lacks something
+            self._refuse(variant, error)
+            return None
+
+    def _refuse(self, variant: Variant, error: Exception) -> None:
+        if not _is_refusal(error):
+            raise error
+        self._results[variant.name] = replace(self._results[variant.name], refused=summarize_error(error))
+
+    def _add(self, variant: Variant, turn: StepTimes, meter: MemoryMeter, readings: GpuReadings) -> None:
+        before = self._results[variant.name]
+        earlier = before.times.repeats_ms if before.times else ()
+        first = before.times or turn
+        self._results[variant.name] = replace(
+            before,
+            times=replace(first, repeats_ms=(*earlier, *turn.repeats_ms)),
+            peak_memory_mib=meter.peak_mib,
+            conditions=readings.of(variant.name, variant.gpus),
+        )
+        self._report(self._so_far(), variant.name)
+
+    def _check(self) -> None:
+        case = self._case
+        if case.model is not None:
+            dtypes = {variant.dtype for variant in case.variants if variant.dtype}
+            operations = model_flops(case.model()).per_example
+            self._result = replace(self._result, operations_per_example=operations, ceilings=device_rates(dtypes))
+        expected = None
+        for variant in case.variants if case.judge else ():
+            found = self._results[variant.name]
+            if variant.values is not None and found.times is not None:
+                try:
+                    values = variant.values()
+                except Exception as error:  # noqa: BLE001  as above
+                    self._refuse(variant, error)
+                    continue
+                if variant is case.variants[0]:
+                    expected = values
+                if expected is not None and case.judge is not None:
+                    self._results[variant.name] = replace(found, check=case.judge(expected, values))
+            self._report(self._so_far(), variant.name)
+
+    def _so_far(self) -> CaseResult:
+        return replace(self._result, variants=tuple(self._results.values()))
+
+    def _cut(self) -> str | None:
+        """Why turns are missing."""
+        turns = min((one.turns for one in self._results.values() if not one.refused), default=self._case.repeats)
+        return None if turns >= self._case.repeats else "the budget ran out"
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether an error says that this machine cannot run the variant."""
+    if isinstance(error, UnsupportedError | MemoryError | tf.errors.ResourceExhaustedError):
+        return True
+    # XLA reports a lack of memory as an internal error.
+    return isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in str(error)

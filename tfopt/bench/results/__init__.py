@@ -1,0 +1,222 @@
+"""Values of a benchmark run: a run has cases, a case has variants. `results.files` reads and writes them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from tfopt.bench.results.communication import Communication
+from tfopt.measure import Comparison, StepTimes, compare
+
+UNDER_WAY = "under way when this was written"
+"""Why a case is unfinished whose run goes on, or was killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Whether a variant computes what the baseline computes."""
+
+    what: str  # was compared
+    values: tuple[float, ...]  # an accuracy for each training, or how many values differ
+    passed: bool
+    text: str  # for the table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConditions:
+    """State of the GPUs during a variant's turns, without the first turn, in which it compiles."""
+
+    sm_clock_mhz: tuple[float, float] | None = None  # lowest and median
+    gpu_temperature_celsius: float | None = None  # highest
+    gpu_power_watts: float | None = None  # of all its GPUs, by their energy counters; None for turns too short to tell
+    throttle_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRates:
+    """What the device reaches at best, measured in the same run."""
+
+    matmul_tflops: Mapping[str, float]  # by dtype
+    copy_gib_per_second: float  # read and written on the device, together
+    host_to_device_gib_per_second: float | None  # from pageable memory; None without a GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What follows from a variant's samples and readings."""
+
+    interval_ms: tuple[float, float]
+    comparison: Comparison | None  # with the baseline; None for the baseline itself
+    verdict: str
+    of_ceiling: Comparison | None = None
+    mfu_percent: float | None = None
+    joules_per_thousand_examples: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantResult:
+    """One way to train, as far as it was measured."""
+
+    name: str
+    note: str = ""  # what it is, in a few words
+    recommended: bool = False  # by tfopt for this device
+    ceiling: bool = False  # what the other variants can reach at most
+    dtype: str | None = None  # of its matrix products
+    refused: str | None = None  # why it cannot run here
+    check: Check | None = None
+    peak_memory_mib: float | None = None
+    conditions: GpuConditions | None = None
+    times: StepTimes | None = None  # None before its first turn
+    figures: Figures | None = None
+
+    @property
+    def turns(self) -> int:
+        """Number of turns measured."""
+        return len(self.times.repeats_ms) if self.times else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """A question and what was measured to answer it."""
+
+    suite: str
+    workload: str
+    question: str
+    unit: str  # what one sample times
+    baseline: str
+    planned_turns: int | None = None  # None in runs recorded before turns were
+    limit: str | None = None  # the ceiling that counts: the slowest
+    operations_per_example: int | None = None
+    ceilings: DeviceRates | None = None
+    variants: tuple[VariantResult, ...] = ()
+    profile: dict[str, Any] | None = None  # `PipelineProfile.to_dict()`
+    gate: tuple[dict[str, Any], ...] | None = None  # `PrecisionReport.to_dict()` for each policy
+    communication: Communication | None = None
+    unfinished: str | None = None  # why turns or checks are missing
+    error: str | None = None  # why the case failed
+
+    @property
+    def address(self) -> tuple[str, str]:
+        """Suite and workload, which name a case."""
+        return self.suite, self.workload
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to measure."""
+        return self.error is None and self.unfinished is None
+
+    @property
+    def turns(self) -> int:
+        """Number of turns measured, of all variants together."""
+        return sum(variant.turns for variant in self.variants)
+
+    @property
+    def measured(self) -> tuple[VariantResult, ...]:
+        """Variants that have figures."""
+        return tuple(variant for variant in self.variants if variant.figures is not None)
+
+    def times(self, name: str) -> StepTimes | None:
+        """Times of a variant; None if it has none yet.
+
+        Raises:
+            KeyError: If the case has no such variant.
+        """
+        return {variant.name: variant.times for variant in self.variants}[name]
+
+    def with_figures(self) -> "CaseResult":
+        """Returns the case with the figures that follow from its samples."""
+        ceilings = {v.name: v.times.median_ms for v in self.variants if v.ceiling and v.times}
+        case = replace(self, limit=max(ceilings, key=ceilings.__getitem__, default=None))
+        return replace(case, variants=tuple(replace(v, figures=figures(v, case)) for v in case.variants))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run of `tfopt-bench`."""
+
+    started: str  # ISO 8601
+    status: str = "running"  # or "complete", "interrupted", "out of budget"
+    suites: tuple[str, ...]
+    small: bool = False  # whether sizes are those for a machine without a GPU
+    environment: dict[str, Any]  # `tfopt.measure.environment()`
+    resumed: tuple[str, ...] = ()  # how the environment differed when the run was resumed
+    cases: tuple[CaseResult, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to measure."""
+        return self.status == "complete" and all(case.done for case in self.cases)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Names of its GPUs."""
+        return tuple(gpu["name"] for gpu in self.environment["gpus"])
+
+    def case(self, address: tuple[str, str]) -> CaseResult | None:
+        """The case of that suite and workload."""
+        return next((case for case in self.cases if case.address == address), None)
+
+
+def figures(variant: VariantResult, case: CaseResult) -> Figures | None:
+    """Returns the figures of one variant; None before its first turn.
+
+    A variant is compared with its case's baseline, and with the ceiling that `case.limit` names.
+    """
+    own = variant.times
+    if own is None:
+        return None
+    comparison = None if variant.name == case.baseline else paired(case.times(case.baseline), own)
+    ceiling = None if case.limit is None or variant.ceiling else paired(case.times(case.limit), own)
+    return Figures(
+        interval_ms=own.interval_ms,
+        comparison=comparison,
+        verdict=verdict(variant, comparison, is_baseline=variant.name == case.baseline),
+        of_ceiling=ceiling,
+        mfu_percent=_mfu_percent(variant, case, own),
+        joules_per_thousand_examples=_joules_per_thousand_examples(variant, own),
+    )
+
+
+def paired(a: StepTimes | None, b: StepTimes) -> Comparison | None:
+    """Compares the turns that both have: one cut short between two variants leaves the earlier one with a turn more."""
+    if a is None:
+        return None
+    turns = min(len(a.repeats_ms), len(b.repeats_ms))
+    return compare(*(replace(times, repeats_ms=times.repeats_ms[:turns]) for times in (a, b)))
+
+
+def verdict(variant: VariantResult, comparison: Comparison | None, *, is_baseline: bool) -> str:
+    """Returns what to make of a variant."""
+    if variant.check is not None and not variant.check.passed:
+        return "changes the result"
+    if is_baseline:
+        return "baseline"
+    return "not compared" if comparison is None else comparison.verdict
+
+
+def in_baselines(case: CaseResult, times: StepTimes) -> StepTimes | None:
+    """Times in units of the baseline's median in the same turn; None without a baseline."""
+    baseline = case.times(case.baseline)
+    if baseline is None:
+        return None
+    turns = zip(times.repeats_ms, baseline.repeats_ms, strict=False)
+    return replace(times, repeats_ms=tuple(tuple(ms / median(unit) for ms in turn) for turn, unit in turns))
+
+
+def _mfu_percent(variant: VariantResult, case: CaseResult, times: StepTimes) -> float | None:
+    """Model FLOPs utilisation: the model's operations over those of a large matrix product in the same time.
+
+    Source: Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B, where the denominator
+    is the listed peak.
+    """
+    operations, rates = case.operations_per_example, case.ceilings
+    if operations is None or rates is None or variant.dtype is None or times.examples_per_second is None:
+        return None
+    return float(100 * operations * times.examples_per_second / (rates.matmul_tflops[variant.dtype] * 1e12))
+
+
+def _joules_per_thousand_examples(variant: VariantResult, times: StepTimes) -> float | None:
+    watts = variant.conditions.gpu_power_watts if variant.conditions else None
+    if watts is None or times.examples_per_second is None:
+        return None
+    return float(watts * 1000 / times.examples_per_second)

@@ -1,0 +1,137 @@
+"""Two runs side by side: what became faster or slower between them."""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from tfopt.bench.results import CaseResult, Run, VariantResult, in_baselines
+from tfopt.errors import ResultsError
+from tfopt.measure import Comparison, compare
+
+_ALIKE = ("python", "packages", "driver", "cuda", "cudnn", "gpus", "host.cpu_model", "host.cpus")
+# Whose first components name what a machine can do: another patch of the system or the driver is the same machine.
+_PATCHED = {"python": 2, "driver": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """How one variant did in the second run, compared with the first."""
+
+    suite: str
+    workload: str
+    variant: str
+    # Of a baseline: how many times as fast the machine was. Of another variant: how its speed over its own baseline
+    # changed, since a machine that is slower today slows both. None if there is nothing to compare.
+    comparison: Comparison | None
+    finding: str
+    failed: bool  # whether an acceptance test should fail
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self) | {"comparison": self.comparison and self.comparison.to_dict()}
+
+
+def changes(before: Run, after: Run, *, threshold_percent: float = 5.0, force: bool = False) -> list[Change]:
+    """Compares two runs, variant by variant of the first.
+
+    Args:
+        before: The first run.
+        after: The second run.
+        threshold_percent: A variant has regressed if it is slower beyond noise and by more than this.
+        force: Compare even if device, driver or versions differ.
+
+    Returns:
+        A change for each variant measured in the first run. One that the second run lacks, or in which it changes the
+        result, has failed too.
+
+    Raises:
+        tfopt.errors.ResultsError: If the environments differ, or the runs share no case.
+    """
+    unlike = differences(before.environment, after.environment)
+    if unlike and not force:
+        raise ResultsError(
+            f"Expected two runs on the same device with the same versions. Found {'; '.join(unlike)}. "
+            "Use --force to compare anyway."
+        )
+    pairs = [(case, after.case(case.address)) for case in before.cases if case.error is None]
+    if not any(second for _, second in pairs):
+        raise ResultsError("Expected two runs that share a case. Found none. Run the same suites in both.")
+    return [change for first, second in pairs for change in _in_case(first, second, threshold_percent)]
+
+
+def differences(before: dict[str, Any], after: dict[str, Any], *, patches: bool = True) -> list[str]:
+    """Returns in words how two environments differ so that figures of one say nothing about the other.
+
+    Args:
+        before: The first environment.
+        after: The second environment.
+        patches: Whether another patch version of the driver or of Python counts.
+    """
+    parts = [(name, _part(before, name), _part(after, name)) for name in _ALIKE]
+    return [
+        f"{name}: {one} and {other}"
+        for name, one, other in parts
+        if one != other and (patches or _release(name, one) != _release(name, other))
+    ]
+
+
+def _part(environment: dict[str, Any], name: str) -> Any:
+    value: Any = environment
+    for key in name.split("."):
+        value = value.get(key)
+    return [gpu["name"] for gpu in value] if name == "gpus" else value
+
+
+def _release(name: str, version: Any) -> Any:
+    kept = _PATCHED.get(name)
+    return version if kept is None or version is None else version.split(".")[:kept]
+
+
+def _in_case(first: CaseResult, second: CaseResult | None, threshold_percent: float) -> list[Change]:
+    found = []
+    for variant in first.measured:
+        other = next((v for v in second.variants if v.name == variant.name), None) if second else None
+        change = partial(Change, suite=first.suite, workload=first.workload, variant=variant.name)
+        found.append(change(**_judged(first, variant, second, other, threshold_percent)))
+    return found
+
+
+def _judged(
+    first: CaseResult,
+    variant: VariantResult,
+    second: CaseResult | None,
+    other: VariantResult | None,
+    threshold_percent: float,
+) -> dict[str, Any]:
+    own, now = variant.times, other.times if other else None
+    if second is None or other is None or own is None or now is None:
+        return {"comparison": None, "finding": _absence(second, other), "failed": True}
+    if variant.name == first.baseline:
+        comparison: Comparison | None = compare(own, now)
+        finding, failed = "the machine's own speed, not judged", False
+    else:
+        expected, relative = in_baselines(first, own), in_baselines(second, now)
+        comparison = compare(expected, relative) if expected and relative else None
+        if comparison is None:
+            finding, failed = "not compared: no baseline", expected is not None
+        else:
+            failed = comparison.verdict == "slower" and comparison.ratio < 1 - threshold_percent / 100
+            finding = "REGRESSION" if failed else comparison.verdict
+    if _changes_the_result(other) and not _changes_the_result(variant):
+        finding, failed = "CHANGES THE RESULT", True
+    return {"comparison": comparison, "finding": finding, "failed": failed}
+
+
+def _absence(case: CaseResult | None, variant: VariantResult | None) -> str:
+    """Why the second run has no times of a variant."""
+    if variant is not None and variant.refused:
+        return f"refused: {variant.refused}"
+    if case is not None and case.error:
+        return f"failed: {case.error}"
+    if case is not None and case.unfinished:
+        return f"not measured: {case.unfinished}"
+    return "missing in the second run"
+
+
+def _changes_the_result(variant: VariantResult) -> bool:
+    return variant.figures is not None and variant.figures.verdict == "changes the result"
