@@ -1,4 +1,3 @@
-import copy
 import importlib.util
 import json
 import os
@@ -12,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tfopt.bench import cli, run, suites
-from tfopt.bench.figures import figures
-from tfopt.bench.results import dumps
+from tfopt.bench.results import VariantResult
+from tfopt.bench.results.files import dumps, read
 from tfopt.errors import UnsupportedError
-from tfopt.measure import StepTimes
 
 
 @pytest.fixture
@@ -24,7 +22,7 @@ def played(monkeypatch, recorded):
 
     class Played:
         path = recorded.path
-        document = copy.deepcopy(recorded.document)
+        run = recorded.run
 
     calls = []
 
@@ -48,7 +46,7 @@ def test_without_arguments_every_suite_runs(played, capsys):
 
 def test_json_is_one_document(played, capsys):
     assert cli.main(["--json"]) == cli.DONE
-    assert json.loads(capsys.readouterr().out) == json.loads(dumps(played.document))
+    assert json.loads(capsys.readouterr().out) == json.loads(dumps(played.run))
 
 
 def test_suites_output_and_budget(played, tmp_path):
@@ -56,19 +54,33 @@ def test_suites_output_and_budget(played, tmp_path):
     assert played.calls == [(["xla", "pipeline"], str(tmp_path), {"budget_seconds": 60.0, "resume": True})]
 
 
-def test_nothing_to_resume_is_wrong_usage(tmp_path, capsys):
-    assert cli.main(["run", "--resume", "--output", str(tmp_path)]) == cli.USAGE
-    assert "a run that did not end. Found none. Run without --resume." in capsys.readouterr().err
+def with_first(run, change):
+    """The run with its first case changed."""
+    first, *others = run.cases
+    return replace(run, cases=(change(first), *others))
 
 
 def test_a_changed_result_is_exit_code_4(played):
-    played.document["cases"][0]["variants"][1]["verdict"] = "changes the result"
+    def changed(case):
+        wrong = replace(case.variants[1], check=replace(case.variants[1].check, passed=False))
+        return replace(case, variants=(case.variants[0], wrong, *case.variants[2:])).with_figures()
+
+    played.run = with_first(played.run, changed)
     assert cli.main([]) == cli.FAILED
 
 
 def test_a_failed_case_is_exit_code_1(played):
-    played.document["cases"][0].update(error="RuntimeError: no", variants=[])
+    played.run = with_first(played.run, lambda case: replace(case, error="RuntimeError: no", variants=()))
     assert cli.main([]) == cli.INTERNAL
+
+
+def test_an_unfinished_or_refused_one_is_no_failure(played):
+    def cut(case):
+        refused = VariantResult(name=case.variants[1].name, refused="no such device")
+        return replace(case, unfinished="the budget ran out", variants=(case.variants[0], refused))
+
+    played.run = with_first(played.run, cut)
+    assert cli.main([]) == cli.DONE
 
 
 @pytest.mark.parametrize(
@@ -124,7 +136,7 @@ def test_report(recorded, tmp_path, capsys):
     assert "mixed_bfloat16" in page.read_text()
     assert str(page) in capsys.readouterr().out
     assert cli.main(["report", str(recorded.path), "--output", str(page), "--json"]) == cli.DONE
-    assert json.loads(capsys.readouterr().out) == json.loads(dumps(recorded.document))
+    assert json.loads(capsys.readouterr().out) == json.loads(dumps(recorded.run))
 
 
 @pytest.mark.parametrize(("documented", "written"), [(True, "docs/benchmarks"), (False, "runs/benchmarks")])
@@ -166,29 +178,45 @@ def test_a_cut_results_file_is_exit_code_2(tmp_path, capsys):
     assert "cut short" in capsys.readouterr().err
 
 
-def slowed(document, factor, *, baselines=1.0):
+def steady(run):
+    """The run as a machine without noise would have it, so that it compares the same whatever else runs here."""
+
+    def flat(one):
+        repeats = tuple((one.times.median_ms,) * len(repeat) for repeat in one.times.repeats_ms)
+        return replace(one, times=replace(one.times, repeats_ms=repeats))
+
+    cases = [replace(case, variants=tuple(map(flat, case.variants)), communication=None) for case in run.cases]
+    return replace(run, cases=tuple(case.with_figures() for case in cases))
+
+
+def slowed(run, factor, *, baselines=1.0):
     """The same run in which the variants took longer, and their baselines, honestly recorded."""
-    changed = copy.deepcopy(document)
-    for case in changed["cases"]:
-        for variant in case["variants"]:
-            by = baselines if variant["name"] == case["baseline"] else factor
-            times = StepTimes.from_dict(variant["step_time"])
-            repeats = tuple(tuple(ms * by for ms in repeat) for repeat in times.repeats_ms)
-            variant["step_time"] = replace(times, repeats_ms=repeats).to_dict()
-        measured = {v["name"]: StepTimes.from_dict(v["step_time"]) for v in case["variants"]}
-        for variant in case["variants"]:
-            variant.update(figures(variant, case, measured))
-        case["communication"] = None  # its prediction follows from the step's time
-    return changed
+
+    def variant(case, one):
+        by = baselines if one.name == case.baseline else factor
+        repeats = tuple(tuple(ms * by for ms in repeat) for repeat in one.times.repeats_ms)
+        return replace(one, times=replace(one.times, repeats_ms=repeats))
+
+    def changed(case):
+        variants = tuple(variant(case, one) for one in case.variants)
+        return replace(case, variants=variants).with_figures()
+
+    return replace(run, cases=tuple(map(changed, run.cases)))
 
 
 @pytest.fixture
-def compared(recorded, tmp_path, capsys):
-    """Compares the recorded run with another document; returns the exit code and what was printed."""
+def before(recorded):
+    return steady(recorded.run)
 
-    def compare_with(document, *options):
-        (tmp_path / "other.json").write_text(dumps(document))
-        code = cli.main(["compare", str(recorded.path), str(tmp_path / "other.json"), *options])
+
+@pytest.fixture
+def compared(before, tmp_path, capsys):
+    """Compares the recorded run with another; returns the exit code and what was printed."""
+
+    def compare_with(run, *options):
+        (tmp_path / "before.json").write_text(dumps(before))
+        (tmp_path / "other.json").write_text(dumps(run))
+        code = cli.main(["compare", str(tmp_path / "before.json"), str(tmp_path / "other.json"), *options])
         captured = capsys.readouterr()
         return code, captured.out + captured.err
 
@@ -196,26 +224,26 @@ def compared(recorded, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (2.0, 4), (0.5, 0)])
-def test_compare(recorded, compared, factor, code):
-    found, text = compared(slowed(recorded.document, factor))
+def test_compare(before, compared, factor, code):
+    found, text = compared(slowed(before, factor))
     assert found == code
     assert ("REGRESSION" in text) == (code == 4)
-    found, text = compared(slowed(recorded.document, factor), "--json")
+    found, text = compared(slowed(before, factor), "--json")
     assert found == code
     judged = [change for change in json.loads(text) if "not judged" not in change["finding"]]
     assert {change["failed"] for change in judged} == {code == 4}
     assert [round(change["comparison"]["ratio"], 6) for change in judged] == [1 / factor] * len(judged)
 
 
-def test_a_slower_machine_is_no_regression(recorded, compared):
-    code, text = compared(slowed(recorded.document, 2.0, baselines=2.0))
+def test_a_slower_machine_is_no_regression(before, compared):
+    code, text = compared(slowed(before, 2.0, baselines=2.0))
     assert code == cli.DONE
     assert "0.50× [" in text
     assert "the machine's own speed, not judged" in text
 
 
-def test_a_threshold_can_be_chosen(recorded, compared):
-    assert compared(slowed(recorded.document, 2.0), "--threshold", "60")[0] == cli.DONE
+def test_a_threshold_can_be_chosen(before, compared):
+    assert compared(slowed(before, 2.0), "--threshold", "60")[0] == cli.DONE
 
 
 @pytest.mark.parametrize("threshold", ["nan", "-1", "100", "x"])
@@ -225,39 +253,67 @@ def test_a_threshold_is_a_percentage(recorded, threshold, capsys):
     assert ended.value.code == cli.USAGE
 
 
-def test_what_is_missing_or_failed_in_the_second_run_fails(recorded, compared):
-    document = copy.deepcopy(recorded.document)
-    document["cases"][0].update(error="RuntimeError: broken", variants=[])
-    del document["cases"][1]
-    code, text = compared(document)
+def test_what_is_missing_or_failed_in_the_second_run_fails(before, compared):
+    first, second, third, *others = before.cases
+    assert second.address == ("precision", "digits")
+    refused = VariantResult(name=third.variants[1].name, refused="no such device")
+    cases = (
+        replace(first, error="RuntimeError: broken", variants=()),
+        replace(third, variants=(third.variants[0], refused)),
+        *others,
+    )
+    code, text = compared(replace(before, cases=cases))
     assert code == cli.FAILED
     assert "failed: RuntimeError: broken" in text
     assert "precision on digits, mixed_float16: missing in the second run" in text
+    assert f"xla on digits, {refused.name}: refused: no such device" in text
 
 
-def test_a_result_that_changed_fails(recorded, compared):
-    document = copy.deepcopy(recorded.document)
-    variant = document["cases"][0]["variants"][1]
-    variant["check"]["passed"], variant["verdict"] = False, "changes the result"
-    code, text = compared(document)
+def test_what_the_first_run_lacks_is_not_compared(before, compared, tmp_path, capsys):
+    """A variant that was refused there, and a case cut before its end."""
+    first, second, *others = before.cases
+    waiting = VariantResult(name=second.variants[2].name)
+    cases = (replace(second, variants=(*second.variants[:2], waiting), unfinished="cut"), *others)
+    (tmp_path / "before.json").write_text(dumps(before))
+    (tmp_path / "first.json").write_text(dumps(replace(before, cases=cases)))
+    assert cli.main(["compare", str(tmp_path / "first.json"), str(tmp_path / "before.json")]) == cli.DONE
+    text = capsys.readouterr().out
+    assert waiting.name not in text
+    assert second.variants[1].name in text
+    code, text = compared(replace(before, cases=(first, *cases)))
+    assert code == cli.FAILED
+    assert f"precision on digits, {waiting.name}: not measured: cut" in text
+
+
+def test_a_result_that_changed_fails(before, compared):
+    def changed(case):
+        wrong = replace(case.variants[1], check=replace(case.variants[1].check, passed=False))
+        return replace(case, variants=(case.variants[0], wrong, *case.variants[2:])).with_figures()
+
+    code, text = compared(with_first(before, changed))
     assert code == cli.FAILED
     assert "CHANGES THE RESULT" in text
 
 
 @pytest.mark.parametrize("entry", ["packages", "python", "driver", "cuda"])
-def test_unlike_runs_are_refused_unless_forced(recorded, compared, entry):
-    document = copy.deepcopy(recorded.document)
-    document["environment"][entry] = (
-        {**document["environment"]["packages"], "tensorflow": "3.0"} if entry == "packages" else "0"
-    )
-    code, text = compared(document)
+def test_unlike_runs_are_refused_unless_forced(before, compared, entry):
+    environment = before.environment
+    other = {**environment["packages"], "tensorflow": "3.0"} if entry == "packages" else "0"
+    run = replace(before, environment=environment | {entry: other})
+    code, text = compared(run)
     assert code == cli.FAILED
     assert "Use --force" in text
-    assert compared(document, "--force")[0] == cli.DONE
+    assert compared(run, "--force")[0] == cli.DONE
 
 
-def test_runs_that_share_nothing_are_refused(recorded, compared):
-    code, text = compared({**recorded.document, "cases": []})
+def test_another_patch_of_the_system_is_refused_too(before, compared):
+    python = before.environment["python"] + "1"
+    run = replace(before, environment=before.environment | {"python": python})
+    assert compared(run)[0] == cli.FAILED
+
+
+def test_runs_that_share_nothing_are_refused(before, compared):
+    code, text = compared(replace(before, cases=()))
     assert code == cli.FAILED
     assert "share a case" in text
 
@@ -293,6 +349,6 @@ def test_a_signal_keeps_what_was_measured(tmp_path, number):
     process.communicate()
     assert process.returncode == 128 + number
     (path,) = tmp_path.glob("*.json")
-    document = json.loads(path.read_text())
-    assert document["status"] == "interrupted"
-    assert [case["suite"] for case in document["cases"]] == ["one"]
+    found = read(path)
+    assert found.status == "interrupted"
+    assert [case.suite for case in found.cases] == ["one"]

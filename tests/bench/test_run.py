@@ -1,17 +1,21 @@
+import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import planned_cases
 import pytest
 
 from tfopt.bench import run as run_module
 from tfopt.bench import suites
-from tfopt.bench.progress import Progress
-from tfopt.bench.results import read
+from tfopt.bench.report import formatting, run_report
+from tfopt.bench.results import UNDER_WAY, CaseResult, VariantResult
+from tfopt.bench.results.files import RunFile, read
 from tfopt.errors import ResultsError
 from tfopt.measure import StepTimes, compare
 
@@ -23,22 +27,22 @@ def planned(monkeypatch, tmp_path):
     return lambda make: monkeypatch.setattr(run_module, "_cases", make)
 
 
-def test_every_suite_runs_on_real_data(document):
-    assert document["status"] == "complete"
-    ran = [case["suite"] for case in document["cases"]]
-    assert list(dict.fromkeys(ran)) == list(suites.SUMMARIES) == document["suites"]
-    assert [case["error"] for case in document["cases"]] == [None] * len(ran)
-    variants = {(case["suite"], case["workload"]): [v["name"] for v in case["variants"]] for case in document["cases"]}
+def test_every_suite_runs_on_real_data(recorded_run):
+    assert recorded_run.status == "complete"
+    ran = [case.suite for case in recorded_run.cases]
+    assert tuple(dict.fromkeys(ran)) == tuple(suites.SUMMARIES) == recorded_run.suites
+    assert [case.error for case in recorded_run.cases] == [None] * len(ran)
+    variants = {case.address: [v.name for v in case.variants] for case in recorded_run.cases}
     assert variants["precision", "digits"] == ["float32", "mixed_bfloat16", "mixed_float16"]
     assert [len(names) for (suite, _), names in variants.items() if suite == "pipeline"] == [4, 2, 2, 3]
 
 
-def test_every_variant_computes_the_same(document):
-    cases = [case for case in document["cases"] if case["workload"] != "photos, by hand"]
-    checks = {(case["suite"], v["name"]): v["check"] for case in cases for v in case["variants"]}
+def test_every_variant_computes_the_same(recorded_run):
+    cases = [case for case in recorded_run.cases if case.workload != "photos, by hand"]
+    checks = {(case.suite, v.name): v.check for case in cases for v in case.variants}
     assert checks.pop(("stack", "step alone")) is None  # trains nothing on
-    assert {key: check["passed"] for key, check in checks.items()} == dict.fromkeys(checks, True)
-    accuracies = checks["precision", "mixed_float16"]["values"]
+    assert {key: check.passed for key, check in checks.items()} == dict.fromkeys(checks, True)
+    accuracies = checks["precision", "mixed_float16"].values
     assert len(accuracies) == 1
     assert min(accuracies) >= 0.95
 
@@ -54,8 +58,8 @@ def test_every_figure_has_raw_samples_behind_it(document):
                 assert v["comparison"] == json.loads(json.dumps(expected))
 
 
-def test_the_environment_is_recorded(document):
-    found = document["environment"]
+def test_the_environment_is_recorded(recorded_run):
+    found = recorded_run.environment
     assert found["packages"]["tensorflow"].startswith("2.")
     assert found["host"]["cpus"] > 0
     assert isinstance(found["gpus"], list)
@@ -73,12 +77,20 @@ def test_the_environment_is_recorded(document):
 def test_a_case_that_fails_is_a_row_and_the_others_go_on(planned, tmp_path, monkeypatch, make, error):
     monkeypatch.setenv("LIMIT", "5")
     planned(make)
-    results = run_module.run([], tmp_path)
-    one, two, three = results.document["cases"]
-    assert one["error"] is None is three["error"]
-    assert error in two["error"]
-    assert results.document["status"] == "complete"
-    assert read(results.path)["cases"][1]["variants"] == []
+    file = run_module.run([], tmp_path)
+    one, two, three = file.run.cases
+    assert one.error is None is three.error
+    assert error in two.error
+    assert file.run.status == "complete"
+    assert [variant for variant in read(file.path).cases[1].variants if variant.turns] == []
+
+
+def test_a_refused_variant_is_no_failure(planned, tmp_path):
+    planned(planned_cases.second_is_refused)
+    file = run_module.run([], tmp_path)
+    assert [case.done for case in read(file.path).cases] == [True] * 3
+    assert [variant.refused for variant in file.run.cases[1].variants] == ["no such device"] * 2
+    assert file.run.done
 
 
 def test_an_interrupt_keeps_what_was_measured(planned, tmp_path, monkeypatch):
@@ -87,87 +99,202 @@ def test_an_interrupt_keeps_what_was_measured(planned, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     planned(planned_cases.three)
-    monkeypatch.setattr(Progress, "tick", interrupted)
+    monkeypatch.setattr(run_module._Progress, "tick", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_module.run([], tmp_path)
     (path,) = tmp_path.iterdir()
-    document = read(path)
-    assert document["status"] == "interrupted"
-    assert [c["suite"] for c in document["cases"]] == ["one"]
+    found = read(path)
+    assert found.status == "interrupted"
+    assert [(case.suite, case.unfinished, case.turns) for case in found.cases] == [
+        ("one", None, 4),
+        ("two", "the run was interrupted", 1),
+    ]
 
 
-def test_a_budget_ends_the_run_between_cases_and_it_can_be_resumed(planned, tmp_path):
+def test_a_budget_ends_the_run_and_it_can_be_resumed(planned, tmp_path):
     planned(planned_cases.three)
-    clock = itertools.count(0, 10)  # at the start, and before each case
-    results = run_module.run([], tmp_path, budget_seconds=20, clock=lambda: next(clock))
-    assert results.document["status"] == "out of budget"
-    assert [c["suite"] for c in results.document["cases"]] == ["one", "two"]
-    first = json.loads(results.path.read_text())
+    clock = itertools.count(0, 100)  # at the start, and before each case
+    file = run_module.run([], tmp_path, budget_seconds=250, clock=lambda: next(clock))
+    assert file.run.status == "out of budget"
+    assert [case.suite for case in file.run.cases] == ["one", "two"]
+    first = read(file.path)
     resumed = run_module.run([], tmp_path, resume=True)
-    assert resumed.path == results.path
-    document = read(resumed.path)
-    assert document["status"] == "complete"
-    assert document["cases"][:2] == first["cases"]
-    assert [c["suite"] for c in document["cases"]] == ["one", "two", "three"]
-    with pytest.raises(ResultsError, match=r"Expected in .* a run that did not end\. Found none"):
-        run_module.run([], tmp_path, resume=True)
+    assert resumed.path == file.path
+    found = read(resumed.path)
+    assert found.status == "complete"
+    assert found.cases[:2] == first.cases
+    assert [case.suite for case in found.cases] == ["one", "two", "three"]
+
+
+def test_a_complete_run_is_not_measured_again(planned, tmp_path, capsys):
+    planned(planned_cases.three)
+    first = run_module.run([], tmp_path)
+    written = first.path.stat().st_mtime_ns
+    planned(planned_cases.second_raises)
+    again = run_module.run([], tmp_path, resume=True)
+    assert (again.path, again.run, again.path.stat().st_mtime_ns) == (first.path, first.run, written)
+    assert f"{first.path} is complete: nothing is left to measure." in capsys.readouterr().err
+
+
+def test_without_an_earlier_run_one_is_started(planned, tmp_path):
+    planned(planned_cases.three)
+    assert run_module.run([], tmp_path / "none", resume=True).run.status == "complete"
+
+
+def test_a_case_is_cut_at_the_budget(planned, tmp_path):
+    """Its turns are taken in four fifths of what is left, and fewer of them than planned."""
+    planned(planned_cases.second_is_slow)
+    file = run_module.run([], tmp_path, budget_seconds=15)
+    found = read(file.path)
+    assert found.status == "out of budget"
+    one, two = found.cases[:2]
+    assert one.done
+    assert (two.unfinished, two.planned_turns, two.error) == ("the budget ran out", 100, None)
+    a, b = two.variants
+    assert 1 <= b.turns <= a.turns <= b.turns + 1 < 100
+    assert b.figures.comparison.ratio == pytest.approx(1.0)
+    assert formatting.unfinished(two) == (
+        f"w, unfinished, the budget ran out. Turns measured of 100 each: a {a.turns}, b {b.turns}."
+    )
 
 
 KILLED = """
+import sys
 import planned_cases
 from tfopt.bench import run
 if __name__ == "__main__":
-    run._cases = planned_cases.second_hangs
+    run._cases = getattr(planned_cases, sys.argv[1])
     run.run([], "results")
 """
 
 
+@contextlib.contextmanager
+def started(folder, make, **environ):
+    """A run in a process of its own, once it has written the file "pid"."""
+    (folder / "script.py").write_text(KILLED)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environ
+    command = [sys.executable, "script.py", make.__name__]
+    running = subprocess.Popen(command, cwd=folder, env=environ, stderr=subprocess.DEVNULL)
+    try:
+        due = time.monotonic() + 300
+        while not (folder / "pid").exists() or not (folder / "pid").read_text():
+            assert running.poll() is None
+            assert time.monotonic() < due
+            time.sleep(0.1)
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
 def test_a_run_that_was_killed_is_resumed(planned, tmp_path):
-    (tmp_path / "script.py").write_text(KILLED)
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    killed = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)
-    due = time.monotonic() + 300
-    while not (tmp_path / "pid").exists():
-        assert killed.poll() is None
-        assert time.monotonic() < due
-        time.sleep(0.1)
-    killed.kill()
-    killed.wait()
+    with started(tmp_path, planned_cases.second_hangs):
+        pass
     (path,) = (tmp_path / "results").iterdir()
     before = read(path)
-    assert (before["status"], len(before["cases"])) == ("running", 1)
+    assert (before.status, len(before.cases)) == ("running", 1)
     (tmp_path / "go").touch()
     planned(planned_cases.second_hangs)
-    document = read(run_module.run([], tmp_path / "results", resume=True).path)
-    assert document["cases"][0] == before["cases"][0]
-    assert [(c["suite"], c["error"]) for c in document["cases"]] == [("one", None), ("two", None), ("three", None)]
+    found = read(run_module.run([], tmp_path / "results", resume=True).path)
+    assert found.cases[0] == before.cases[0]
+    assert [(case.suite, case.error) for case in found.cases] == [("one", None), ("two", None), ("three", None)]
+
+
+@pytest.mark.parametrize("turn", [1, 2, 5])
+def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypatch, turn):
+    with started(tmp_path, planned_cases.second_pauses, PAUSE=str(turn)):
+        pass
+    (path,) = (tmp_path / "results").iterdir()
+    before = read(path)
+    one, two = before.cases
+    assert (before.status, one.done, two.unfinished) == ("running", True, UNDER_WAY)
+    assert [variant.turns for variant in two.variants] == [(turn + 1) // 2, turn // 2]
+    assert two.variants[0].figures.verdict == "baseline"
+    assert (two.variants[1].figures is None) == (turn == 1)
+    counted = f"Turns measured of 3 each: a {(turn + 1) // 2}, b {turn // 2}."
+    assert counted in " ".join(run_report.terminal(before).split())
+    assert counted in run_report.page(before)
+    (tmp_path / "go").touch()
+    monkeypatch.setenv("PAUSE", "99")
+    planned(planned_cases.second_pauses)
+    found = read(run_module.run([], tmp_path / "results", resume=True).path)
+    assert [(case.suite, case.done, case.turns) for case in found.cases] == [
+        ("one", True, 4),
+        ("two", True, 6),
+        ("three", True, 4),
+    ]
+    assert found.cases[0] == one
+
+
+@pytest.mark.parametrize("turn", [0, 3])
+def test_a_case_whose_process_is_killed_keeps_its_turns(planned, tmp_path, turn):
+    with started(tmp_path, planned_cases.second_pauses, PAUSE=str(turn)) as running:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        assert running.wait(300) == 0
+    (path,) = (tmp_path / "results").iterdir()
+    found = read(path)
+    one, two, three = found.cases
+    assert (found.status, one.done, three.done) == ("complete", True, True)
+    assert "was ended by signal 9" in two.error
+    assert [variant.turns for variant in two.variants] == ([] if turn == 0 else [2, 1])
+    assert all(variant.figures for variant in two.variants)
+    assert not found.done
+
+
+def test_an_earlier_try_with_more_turns_is_kept(tmp_path):
+    def case(turns, unfinished="cut"):
+        times = planned_cases.times(1.0)
+        variant = VariantResult(name="a", times=replace(times, repeats_ms=times.repeats_ms * turns))
+        fields = {"suite": "s", "workload": "w", "question": "?", "unit": "step", "baseline": "a"}
+        return CaseResult(**fields, variants=(variant,), unfinished=unfinished).with_figures()
+
+    environment = {"tfopt": "0", "packages": {}, "gpus": [], "host": {"cpu_model": None, "cpus": 2.0}}
+    file = RunFile.create(tmp_path, ["s"], environment)
+    for put, kept in ((3, 3), (1, 3), (4, 4)):
+        file.put(case(put))
+        assert read(file.path).cases[0].turns == kept
+    file.put(case(2, unfinished=None))
+    assert read(file.path).cases == (case(2, unfinished=None),)
 
 
 def test_what_failed_is_measured_again(planned, tmp_path):
     planned(planned_cases.second_raises)
     path = run_module.run([], tmp_path).path
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps(document | {"status": "interrupted"}))
     planned(planned_cases.three)
-    assert [c["error"] for c in run_module.run([], tmp_path, resume=True).document["cases"]] == [None] * 3
+    resumed = run_module.run([], tmp_path, resume=True)
+    assert resumed.path == path
+    assert [(case.suite, case.error) for case in resumed.run.cases] == [("one", None), ("two", None), ("three", None)]
 
 
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (lambda document: document["environment"].update(driver="1.2.3"), "driver: 1.2.3 and None"),
-        (lambda document: document.update(suites=["xla"]), "suites: xla and one, two, three"),
-    ],
-)
-def test_another_machine_or_other_suites_are_not_resumed(planned, tmp_path, change, found):
+def test_another_machine_is_not_resumed(planned, tmp_path):
     planned(planned_cases.three)
     path = run_module.run([], tmp_path, budget_seconds=1e-9).path
     document = json.loads(path.read_text())
-    change(document)
+    document["environment"]["driver"] = "1.2.3"
     path.write_text(json.dumps(document))
-    with pytest.raises(ResultsError, match=found):
+    with pytest.raises(ResultsError, match=r"driver: 1.2.3 and None"):
         run_module.run([], tmp_path, resume=True)
     assert json.loads(path.read_text()) == document
+
+
+def test_another_patch_of_the_system_is_resumed_and_said(planned, tmp_path):
+    planned(planned_cases.three)
+    path = run_module.run([], tmp_path, budget_seconds=1e-9).path
+    document = json.loads(path.read_text())
+    python = document["environment"]["python"]
+    document["environment"]["python"] = before = python.rsplit(".", 1)[0] + ".99"
+    path.write_text(json.dumps(document))
+    found = run_module.run([], tmp_path, resume=True).run
+    assert (found.done, found.resumed) == (True, (f"python: {before} and {python}",))
+    assert f"Resumed elsewhere than begun: python: {before} and {python}." in formatting.lead(found)
+
+
+def test_a_run_of_other_suites_is_another_run(planned, tmp_path):
+    planned(planned_cases.three)
+    first = run_module.run(["xla"], tmp_path, budget_seconds=1e-9)
+    second = run_module.run(["fit"], tmp_path, resume=True)
+    assert second.path != first.path
+    assert run_module.run(["xla"], tmp_path, resume=True).path == first.path
 
 
 def test_an_unknown_suite(tmp_path):
@@ -198,7 +325,7 @@ def test_the_list_for_a_gpu_runs_on_a_cpu_is_killed_and_goes_on(tmp_path):
     command = [sys.executable, "-m", "tfopt.bench", "run", "gpu", "--output", "results", "--budget"]
     killed = subprocess.Popen([*command, "600"], cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)
     due = time.monotonic() + 600
-    while not any(read(path)["cases"] for path in tmp_path.glob("results/*.json") if path.stat().st_size):
+    while not any(read(path).cases for path in tmp_path.glob("results/*.json") if path.stat().st_size):
         assert killed.poll() is None
         assert time.monotonic() < due
         time.sleep(0.1)
@@ -206,13 +333,14 @@ def test_the_list_for_a_gpu_runs_on_a_cpu_is_killed_and_goes_on(tmp_path):
     killed.wait()
     (path,) = tmp_path.glob("results/*.json")
     before = read(path)
-    assert (before["status"], before["small"], before["suites"][:2]) == ("running", True, ["stack", "fit"])
+    assert (before.status, before.small, before.suites[:2]) == ("running", True, ("fit", "stack"))
     resumed = [*command, "60", "--resume"]
     assert subprocess.run(resumed, cwd=tmp_path, env=environ, capture_output=True, check=False).returncode == 0
     after = read(path)
-    assert after["status"] == "out of budget"
-    assert after["cases"][: len(before["cases"])] == before["cases"]
-    assert len(after["cases"]) > len(before["cases"])
+    assert after.status == "out of budget"
+    assert sum(case.turns for case in after.cases) > sum(case.turns for case in before.cases)
+    done = [case for case in before.cases if case.done]
+    assert [after.case(case.address) for case in done] == done
     report = [sys.executable, "-m", "tfopt.bench", "report", "results"]
     subprocess.run(report, cwd=tmp_path, env=environ, capture_output=True, check=True)
     assert "Small sizes" in (tmp_path / "results" / "benchmarks.md").read_text()

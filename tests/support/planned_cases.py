@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from tfopt.bench.cases import Case, Variant
+from tfopt.errors import UnsupportedError
 from tfopt.measure import StepTimes
 
 
@@ -13,9 +14,9 @@ def times(ms):
     return StepTimes(repeats_ms=((ms, ms),), steps_per_sample=1, first_step_seconds=1.0)
 
 
-def _case(name, timer=lambda stack: lambda: times(1.0), **options):
+def _case(name, timer=lambda stack: lambda: times(1.0), repeats=2, **options):
     variants = [Variant(name=n, note="", timer=timer) for n in ("a", "b")]
-    return Case(suite=name, workload="w", question="?", unit="step", variants=variants, repeats=2, **options)
+    return Case(suite=name, workload="w", question="?", unit="step", variants=variants, repeats=repeats, **options)
 
 
 def three(names, scale):
@@ -27,6 +28,13 @@ def second_raises(names, scale):
         raise RuntimeError("broken on purpose")
 
     return [_case("one"), _case("two", broken), _case("three")]
+
+
+def second_is_refused(names, scale):
+    def refused(stack):
+        raise UnsupportedError("no such device")
+
+    return [_case("one"), _case("two", refused), _case("three")]
 
 
 def second_is_killed(names, scale):
@@ -46,3 +54,29 @@ def second_hangs(names, scale):
         return lambda: times(2.0)
 
     return [_case("one"), _case("two", hang, limit_seconds=float(os.environ.get("LIMIT", "600"))), _case("three")]
+
+
+def second_pauses(names, scale):
+    """In its turn number PAUSE, counted from 0, the second case waits for "go"; "pid" then names its process."""
+    at = int(os.environ["PAUSE"])
+    turns = []
+
+    def timer():
+        turns.append(1)
+        if len(turns) == at + 1:
+            Path("pid").write_text(str(os.getpid()))
+            while not Path("go").exists():
+                time.sleep(0.05)
+        return times(2.0)
+
+    return [_case("one"), _case("two", lambda stack: timer, repeats=3), _case("three")]
+
+
+def second_is_slow(names, scale):
+    """Half a second a turn, and a hundred turns of each variant."""
+
+    def timer():
+        time.sleep(0.5)
+        return times(500.0)
+
+    return [_case("one"), _case("two", lambda stack: timer, repeats=100), _case("three")]

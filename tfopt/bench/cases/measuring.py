@@ -85,7 +85,7 @@ class _Measurement:
                 for variant in case.variants:
                     if self._results[variant.name].refused:
                         continue
-                    if turn and self._clock() > self._due:
+                    if turn and self._clock() >= self._due:
                         return
                     name = variant.name
                     if turn == 0:

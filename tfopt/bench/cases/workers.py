@@ -17,8 +17,8 @@ from functools import cache
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tfopt.distribute.watchdog.channel import Channel, readable
 from tfopt.distribute.launch.workers import local_cluster
+from tfopt.distribute.watchdog.channel import Channel, readable
 from tfopt.errors import TfoptError
 
 _ANSWER_SECONDS = 300.0  # compilations on a busy machine included

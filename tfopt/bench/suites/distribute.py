@@ -17,8 +17,8 @@ from tfopt.bench.cases.replicas import Training, reduction_times
 from tfopt.bench.cases.workers import Group, Job
 from tfopt.bench.results import Check
 from tfopt.bench.results.communication import Communication, RingModel
-from tfopt.hardware.host_limits import usable_cpus
 from tfopt.hardware.host_activity import sent_bytes
+from tfopt.hardware.host_limits import usable_cpus
 from tfopt.measure import StepTimes
 
 _PROCESSES = 2

@@ -13,15 +13,16 @@ from plain_attention import attention_batch, draw, heads_net
 
 from tfopt import fit as overlapping
 from tfopt import kernels as tfopt_kernels
-from tfopt.bench import words
-from tfopt.bench.cases import GPU, Scale
-from tfopt.bench.suites import feeding, fit, kernels
+from tfopt.bench.cases import GPU, Scale, kernels
+from tfopt.bench.cases.measuring import measure
+from tfopt.bench.report import formatting
+from tfopt.bench.suites import fit
 from tfopt.bench.workloads import digits, gpt2, resnet50
 from tfopt.errors import UnsupportedError
 from tfopt.fit.steps import overlap_of
 from tfopt.kernels import cudnn as cudnn_module
 from tfopt.kernels import eligibility
-from tfopt.measure import StepTimes, compare
+from tfopt.measure import compare
 from tfopt.pipelines.device.device_stage import stage_of
 
 CPU = Scale(batch_size=8, width=1, steps=1, photos=64, resnet=None, seeds=(0,))
@@ -44,9 +45,8 @@ class Spy:
 @pytest.fixture
 def spied(monkeypatch):
     Spy.seen = []
-    for module in (fit, feeding):
-        monkeypatch.setattr(module, "FitTimer", Spy)
-        monkeypatch.setattr(module, "StepTimer", Spy)
+    monkeypatch.setattr(fit, "FitTimer", Spy)
+    monkeypatch.setattr(fit, "StepTimer", Spy)
     return Spy.seen
 
 
@@ -140,9 +140,9 @@ def test_resnet50_is_fed_as_the_names_say(spied, small_resnet, monkeypatch):
         caches.append(cache)
         return stock_pipeline(source, cache=cache, **options)
 
-    stock_pipeline = feeding.build_pipeline
-    monkeypatch.setattr(feeding, "build_pipeline", build_pipeline)
-    case = feeding.case(4)
+    stock_pipeline = fit.build_pipeline
+    monkeypatch.setattr(fit, "build_pipeline", build_pipeline)
+    case = fit.resnet50_case(4)
     with ExitStack() as stack:
         for variant in case.variants:
             variant.timer(stack)
@@ -158,29 +158,29 @@ def test_resnet50_is_fed_as_the_names_say(spied, small_resnet, monkeypatch):
     assert {data.element_spec[0].shape for data in fed} == {tf.TensorShape((4, 8, 8, 1))} == {batch[0].shape}
     # No epoch ends while the steps are timed: the first one, the warm-up, the samples.
     assert [int(data.cardinality()) for data in fed] == [40] * 5
-    assert feeding._BATCHES > 1 + feeding._WARMUP + feeding._STEPS
+    assert resnet50.BATCHES > 1 + fit._RESNET_WARMUP + fit._RESNET_STEPS
 
 
 def test_resnet50_is_measured(small_resnet, monkeypatch):
-    for name, value in {"_STEPS": 4, "_WARMUP": 1}.items():
-        monkeypatch.setattr(feeding, name, value)
+    for name, value in {"_RESNET_STEPS": 4, "_RESNET_WARMUP": 1}.items():
+        monkeypatch.setattr(fit, name, value)
     uncompiled = resnet50.model
     monkeypatch.setattr(resnet50, "model", lambda jit_compile="auto": uncompiled(jit_compile=False))
-    outcome = feeding.case(4).run(lambda name: None)
-    assert {variant["step_time"]["examples_per_step"] for variant in outcome["variants"]} == {4}
-    assert [variant["check"] for variant in outcome["variants"]] == [None] * 6
-    *fed, ceiling = outcome["variants"]
-    times = [StepTimes.from_dict(variant["step_time"]) for variant in outcome["variants"]]
-    assert [variant["of_ceiling"]["ratio"] for variant in fed] == [compare(times[-1], one).ratio for one in times[:-1]]
-    share = words.number(fed[0]["of_ceiling"]["ratio"])
-    assert words.reached(outcome).startswith(f"resnet50, of the ceiling's speed: stock fit {share}, overlap ")
-    assert ceiling["of_ceiling"] is None
+    outcome = measure(fit.resnet50_case(4))
+    assert {variant.times.examples_per_step for variant in outcome.variants} == {4}
+    assert [variant.check for variant in outcome.variants] == [None] * 6
+    *fed, ceiling = outcome.variants
+    times = [variant.times for variant in outcome.variants]
+    assert [variant.figures.of_ceiling for variant in fed] == [compare(times[-1], one) for one in times[:-1]]
+    share = formatting.number(fed[0].figures.of_ceiling.ratio)
+    assert formatting.reached(outcome).startswith(f"resnet50, of the ceiling's speed: stock fit {share}, overlap ")
+    assert ceiling.figures.of_ceiling is None
 
 
 def test_batch_norm_is_fused_in_one_variant(small_resnet, monkeypatch):
     monkeypatch.setattr(kernels, "_STEPS", 2)
     made = noted(monkeypatch, resnet50, resnet50.model)
-    kernels.batch_norm_case(4).run(lambda name: None)
+    measure(kernels.batch_norm_case(4))
     assert [net.jit_compile for net in made] == [False, False]
     (plain,), (fused,) = (tfopt_kernels.explain(net).layers for net in made)
     assert plain.training == ("not asked for: fuse_batch_norm(model)",)
@@ -215,11 +215,10 @@ def test_attention_alone(cudnn, monkeypatch):
     monkeypatch.setattr(kernels, "_SHAPES", (SHAPE,))
     monkeypatch.setattr(kernels, "_CALLS", 2)
     (case,) = kernels.attention_cases()
-    outcome = case.run(lambda name: None)
-    plain, taken = (variant["check"] for variant in outcome["variants"])
-    assert (len(plain["values"]), plain["passed"], taken["passed"]) == (4, True, True)
+    plain, taken = (variant.check for variant in measure(case).variants)
+    assert (len(plain.values), plain.passed, taken.passed) == (4, True, True)
     # bfloat16 has eight bits: one rounding is off by 0.2 % or so.
-    assert 1e-3 < max(taken["values"]) <= max(plain["values"]) < 2e-2
+    assert 1e-3 < max(taken.values) <= max(plain.values) < 2e-2
 
 
 def test_attention_is_timed_in_a_chain_of_eight(cudnn):

@@ -7,26 +7,18 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfopt.bench import table, words
 from tfopt.bench.cases import CPU, GPU, Scale
-from tfopt.bench.drawing import DrawTimer
-from tfopt.bench.results import Results, read
-from tfopt.bench.suites import (
-    SUMMARIES,
-    callbacks,
-    combinations,
-    expand,
-    jpeg,
-    load,
-    pipeline,
-    precision,
-    settings,
-    xla,
-)
+from tfopt.bench.cases.ceilings import DrawTimer
+from tfopt.bench.cases.measuring import measure
+from tfopt.bench.report import formatting
+from tfopt.bench.report.run_report import terminal
+from tfopt.bench.results.files import RunFile, read
+from tfopt.bench.run import _cases
+from tfopt.bench.suites import SUMMARIES, callbacks, expand, load, pipeline, position, precision, xla
 from tfopt.bench.workloads import crops, digits, photos, resnet50
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.hardware import Gpu
-from tfopt.measure import StepTimes, compare, environment
+from tfopt.measure import compare, environment
 
 TINY = Scale(batch_size=8, width=2, steps=3, photos=64, resnet=4, seeds=(5,))
 
@@ -46,7 +38,7 @@ class Spy:
 @pytest.fixture
 def spied(monkeypatch):
     Spy.seen = []
-    monkeypatch.setattr(settings, "StepTimer", Spy)
+    monkeypatch.setattr(precision, "StepTimer", Spy)
     monkeypatch.setattr(pipeline, "FitTimer", Spy)
     monkeypatch.setattr(callbacks, "FitTimer", Spy)
     return Spy.seen
@@ -90,13 +82,12 @@ def test_xla_is_timed_off_and_on(spied):
 
 
 def test_resnet50_is_timed_under_every_combination(spied, small_resnet, monkeypatch):
-    monkeypatch.setattr(combinations, "StepTimer", Spy)
-    monkeypatch.setattr(combinations, "FitTimer", Spy)
+    monkeypatch.setattr(precision, "FitTimer", Spy)
     _, alone, fit = precision.cases(TINY)
     for case in (alone, fit):
         timers(case, None)
-        assert [v.name for v in case.variants] == [f"{p}{x}" for p in combinations._POLICIES for x in ("", ", XLA")]
-    policies = [policy for policy in combinations._POLICIES for _ in range(2)]
+        assert [v.name for v in case.variants] == [f"{p}{x}" for p in precision._POLICIES for x in ("", ", XLA")]
+    policies = [policy for policy in precision._POLICIES for _ in range(2)]
     assert [policy for *_, policy in spied] == [m.layers[0].dtype_policy.name for m, *_ in spied] == 2 * policies
     assert [model.jit_compile for model, *_ in spied] == 6 * [False, True]
     batches = [data for _, data, *_ in spied]
@@ -122,18 +113,19 @@ def test_what_the_device_is_recommended_is_marked(monkeypatch, small_resnet, cap
 @pytest.mark.parametrize("workload", [1, 2])
 def test_the_combinations_run(small_resnet, monkeypatch, workload, tmp_path):
     """On a small net in place of ResNet-50: the step and fit, under two policies, measured and recorded."""
-    monkeypatch.setattr(combinations, "_POLICIES", ("float32", "mixed_bfloat16"))
-    monkeypatch.setattr(combinations, "_STEPS", 2)
+    monkeypatch.setattr(precision, "_POLICIES", ("float32", "mixed_bfloat16"))
+    monkeypatch.setattr(precision, "_STEPS", 2)
     case = precision.cases(TINY)[workload]
-    outcome = case.run(lambda name: None)
-    assert [variant["check"] for variant in outcome["variants"]] == [None] * 4
-    assert [variant["step_time"]["examples_per_step"] for variant in outcome["variants"]] == [4] * 4
-    assert {len(variant["step_time"]["repeats_ms"]) for variant in outcome["variants"]} == {6}
-    assert [variant["recommended"] for variant in outcome["variants"]] == [False, True, False, False]
-    results = Results(tmp_path, ["precision"], environment())
-    results.add({**outcome, "error": None})
-    assert read(results.path)["cases"][0]["workload"] == case.workload
-    assert f"{case.workload}: float32, XLA, recommended for this device (*), is" in table.render(results.document)
+    outcome = measure(case)
+    assert [variant.check for variant in outcome.variants] == [None] * 4
+    assert [variant.times.examples_per_step for variant in outcome.variants] == [4] * 4
+    assert {variant.turns for variant in outcome.variants} == {6}
+    assert [variant.recommended for variant in outcome.variants] == [False, True, False, False]
+    file = RunFile.create(tmp_path, ["precision"], environment())
+    file.put(outcome)
+    assert read(file.path).cases[0].workload == case.workload
+    text = " ".join(terminal(file.run).split())
+    assert f"{case.workload}: float32, XLA, recommended for this device (*), is" in text
 
 
 @pytest.mark.parametrize(
@@ -240,17 +232,16 @@ def test_the_callbacks_are_on_in_one_variant(spied, monkeypatch):
     assert fitted == [0, len(watching)] * 2
 
 
-def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
-    monkeypatch.setattr(photos, "folder", lambda count: tmp_path)
+def test_a_gpu_adds_resnet50():
     workloads = {
-        name: [case.workload for suite in load([]) for case in suite.cases(scale)]
+        name: [case.workload for suite in SUMMARIES for case in load(suite).cases(scale)]
         for name, scale in (("cpu", CPU), ("gpu", GPU))
     }
     processes = ["mlp, 2 processes"]
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
     rest = [*photographs, "mlp, tiny", "digits", "mlp, tiny", *processes]
     assert workloads["cpu"] == ["photos", "digits", "digits", *rest]
-    fit = [case.workload for case in load(["fit"])[0].cases(GPU)]
+    fit = [case.workload for case in load("fit").cases(GPU)]
     assert workloads["gpu"] == [
         *("resnet50", "gpt2", "resnet50, alone", "gpt2, alone"),
         *("digits", "resnet50", "resnet50, fit"),
@@ -262,30 +253,52 @@ def test_a_gpu_adds_resnet50(monkeypatch, tmp_path):
     ]
 
 
-def test_the_list_for_a_gpu_has_every_suite():
+def test_listing_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert len(_cases(["gpu"], GPU)) == len({(case.suite, case.workload) for case in _cases([], GPU)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
     assert sorted(expand(["gpu"])) == sorted(SUMMARIES)
-    assert expand(["xla", "gpu"])[:2] == ["xla", "stack"]
+    assert expand(["xla", "gpu"])[:2] == ["xla", "fit"]
     assert expand([]) == list(SUMMARIES)
     with pytest.raises(ValueError, match=r"Received: 'gpus'\. Did you mean 'gpu'\?"):
         expand(["xla", "gpus"])
+    addresses = [(case.suite, case.workload) for case in _cases(["gpu"], GPU)]
+    fit, stack = addresses[:3], addresses[3:7]
+    assert fit == [("fit", "resnet50"), ("fit", "gpt2"), ("fit", "mlp")]
+    assert [workload for suite, workload in stack if suite == "stack"] == [
+        *("resnet50", "gpt2", "resnet50, alone", "gpt2, alone")
+    ]
+    assert addresses[7] == ("pipeline", "resnet50 from JPEG")
+    kernels = addresses[8:14]
+    assert {suite for suite, _ in kernels} == {"fit"}
+    assert kernels[-1] == ("fit", "resnet50, no XLA")
+    assert list(dict.fromkeys(suite for suite, _ in addresses[14:])) == [
+        *("precision", "xla", "callbacks", "pipeline", "distribute")
+    ]
+    assert [suite for suite, _ in ((case.suite, case.workload) for case in _cases(["xla", "fit"], CPU))] == [
+        "xla",
+        "fit",
+    ]
+    assert position(["fit", "gpu"], ("fit", "resnet50, no XLA")) == 0
 
 
 def test_resnet50_from_files_has_two_ceilings(tmp_path, monkeypatch):
     """On a small net in place of ResNet-50, with every way to feed it run for real."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(resnet50, "model", photos.model)
-    monkeypatch.setattr(jpeg, "_STEPS", 2)
-    monkeypatch.setattr(jpeg, "_WARMUP", 1)
+    monkeypatch.setattr(pipeline, "_RESNET_STEPS", 2)
+    monkeypatch.setattr(pipeline, "_RESNET_WARMUP", 1)
     case, *_ = pipeline.cases(TINY)
-    outcome = replace(case, repeats=2).run(lambda name: None)
-    variants = {variant["name"]: variant for variant in outcome["variants"]}
-    ceilings = {name: v["step_time"]["median_ms"] for name, v in variants.items() if v["ceiling"]}
+    outcome = measure(replace(case, repeats=2))
+    variants = {variant.name: variant for variant in outcome.variants}
+    ceilings = {name: v.times.median_ms for name, v in variants.items() if v.ceiling}
     assert sorted(ceilings) == ["input alone", "step alone"]
-    assert outcome["limit"] == max(ceilings, key=ceilings.get)
-    own = StepTimes.from_dict(variants["build_pipeline, overlap"]["step_time"])
-    limit = StepTimes.from_dict(variants[outcome["limit"]]["step_time"])
-    assert variants["build_pipeline, overlap"]["of_ceiling"]["ratio"] == compare(limit, own).ratio
-    assert [v["step_time"]["examples_per_step"] for v in variants.values()] == [4] * 4
-    assert [v["mfu_percent"] is None for v in variants.values()] == [False, False, False, True]
-    outcome["error"] = None
-    assert f"of the speed of {outcome['limit']}, the lower ceiling: naive input" in words.reached(outcome)
+    assert outcome.limit == max(ceilings, key=ceilings.get)
+    own, limit = variants["build_pipeline, overlap"], variants[outcome.limit]
+    assert own.figures.of_ceiling.ratio == compare(limit.times, own.times).ratio
+    assert [v.times.examples_per_step for v in variants.values()] == [4] * 4
+    assert [v.figures.mfu_percent is None for v in variants.values()] == [False, False, False, True]
+    assert f"of the speed of {outcome.limit}, the lower ceiling: naive input" in formatting.reached(outcome)

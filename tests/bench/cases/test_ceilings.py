@@ -1,8 +1,9 @@
 import pytest
 import tensorflow as tf
 
-from tfopt.bench import ceilings
-from tfopt.bench.cases import Case, Variant
+from tfopt.bench.cases import Case, Variant, ceilings
+from tfopt.bench.cases.measuring import measure
+from tfopt.bench.results import DeviceRates
 from tfopt.bench.workloads import mlp
 from tfopt.measure import StepTimes
 
@@ -10,24 +11,29 @@ from tfopt.measure import StepTimes
 def test_rates_are_sizes_over_seconds(monkeypatch):
     monkeypatch.setattr(ceilings, "matmul_tflops", {"float32": 60.0, "bfloat16": 700.0}.get)
     monkeypatch.setattr(ceilings, "_best_seconds", lambda copy: 0.5)
-    assert ceilings.ceilings(["float32", "bfloat16"]) == {
-        "matmul_tflops": {"bfloat16": 700.0, "float32": 60.0},
-        "copy_gib_per_second": pytest.approx(2 / 16 / 0.5),
-        "host_to_device_gib_per_second": None,
-    }
+    assert ceilings.device_rates(["float32", "bfloat16"]) == DeviceRates(
+        matmul_tflops={"bfloat16": 700.0, "float32": 60.0},
+        copy_gib_per_second=pytest.approx(2 / 16 / 0.5),
+        host_to_device_gib_per_second=None,
+    )
 
 
 def test_a_copy_touches_every_byte(monkeypatch):
     copies = []
     monkeypatch.setattr(ceilings, "_best_seconds", lambda copy: copies.append(copy()) or 1.0)
-    ceilings.ceilings([])
+    ceilings.device_rates([])
     (copied,) = copies
     assert (copied.shape, copied.dtype) == ((2**23,), tf.int64)
     assert bool(tf.reduce_all(copied == -1))
 
 
 def test_a_case_relates_its_model_to_them(monkeypatch):
-    monkeypatch.setattr("tfopt.bench.cases.ceilings", lambda dtypes: {"matmul_tflops": dict.fromkeys(dtypes, 2.0)})
+    def rates(dtypes):
+        return DeviceRates(
+            matmul_tflops=dict.fromkeys(dtypes, 2.0), copy_gib_per_second=1.0, host_to_device_gib_per_second=None
+        )
+
+    monkeypatch.setattr("tfopt.bench.cases.measuring.device_rates", rates)
     times = StepTimes(repeats_ms=((10.0, 10.0),), steps_per_sample=1, first_step_seconds=1.0, examples_per_step=100)
     unknown = StepTimes(repeats_ms=((10.0, 10.0),), steps_per_sample=1, first_step_seconds=1.0)
     variants = [
@@ -36,8 +42,8 @@ def test_a_case_relates_its_model_to_them(monkeypatch):
         Variant(name="c", note="", timer=lambda stack: lambda: unknown, dtype="float32"),
     ]
     case = Case(suite="s", workload="w", question="?", unit="step", variants=variants, repeats=2, model=mlp.model)
-    outcome = case.run(lambda name: None)
+    outcome = measure(case)
     operations = 3 * 2 * (784 * 512 + 512 * 512 + 512 * 10)
-    assert outcome["operations_per_example"] == operations
-    found = [variant["mfu_percent"] for variant in outcome["variants"]]
+    assert outcome.operations_per_example == operations
+    found = [variant.figures.mfu_percent for variant in outcome.variants]
     assert found == [pytest.approx(100 * operations * 10_000 / 2e12), None, None]

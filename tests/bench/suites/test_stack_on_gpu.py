@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 
 from tfopt.bench.cases import CPU, Scale
-from tfopt.bench.suites import feeding, stack
+from tfopt.bench.cases.measuring import measure
+from tfopt.bench.suites import stack
 from tfopt.bench.workloads import gpt2, photos, resnet50
 
 GPU = Scale(batch_size=8, width=1, steps=2, photos=64, resnet=4, seeds=(0,))
@@ -23,7 +24,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(gpt2, "model", partial(gpt2.model, **sizes))
     monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=32, vocabulary=256))
     monkeypatch.setattr(stack, "GPT2_BATCH", 2)
-    monkeypatch.setattr(feeding, "PHOTOGRAPHS", 64)
+    monkeypatch.setattr(resnet50, "PHOTOGRAPHS", 64)
     for name, value in {"_STEPS": 2, "_WARMUP": 1}.items():
         monkeypatch.setattr(stack, name, value)
 
@@ -35,15 +36,15 @@ def small(monkeypatch, tmp_path):
 def test_every_variant_runs(small, at, workload, last):
     case = stack.cases(GPU)[at]
     assert case.workload == workload
-    outcome = replace(case, repeats=1).run(lambda name: None)
-    *trained, ceiling = outcome["variants"] if at < 2 else [*outcome["variants"], None]
-    assert trained[-1]["name"] == last
+    outcome = measure(replace(case, repeats=1))
+    *trained, ceiling = outcome.variants if at < 2 else [*outcome.variants, None]
+    assert trained[-1].name == last
     batch_size = 2 if workload == "gpt2" else 4
-    assert {variant["step_time"]["examples_per_step"] for variant in trained} == {batch_size}
-    assert all(variant["mfu_percent"] > 0 for variant in trained)
-    checks = [variant["check"] and variant["check"]["passed"] for variant in trained]
+    assert {variant.times.examples_per_step for variant in trained} == {batch_size}
+    assert all(variant.figures.mfu_percent > 0 for variant in trained)
+    checks = [variant.check and variant.check.passed for variant in trained]
     assert checks == [True if workload == "gpt2" else None] * len(trained)
-    assert ceiling is None or ceiling["mfu_percent"] > 0
+    assert ceiling is None or ceiling.figures.mfu_percent > 0
 
 
 def test_a_cpu_gets_photographs_and_no_more():
@@ -52,4 +53,4 @@ def test_a_cpu_gets_photographs_and_no_more():
 
 def test_no_epoch_ends_while_steps_are_timed():
     assert stack._GPT2_BATCHES > 1 + stack._WARMUP + stack._STEPS
-    assert feeding._BATCHES > 1 + stack._WARMUP + stack._STEPS
+    assert resnet50.BATCHES > 1 + stack._WARMUP + stack._STEPS

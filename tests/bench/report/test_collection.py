@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tfopt.bench import collection, columns, peers, words
-from tfopt.bench.collection import Collection
-from tfopt.bench.results import dumps
+from tfopt.bench.report import collection, formatting
+from tfopt.bench.report.collection import Collection
 from tfopt.errors import ResultsError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GPU = {"name": "NVIDIA H200"}
 
 
@@ -33,28 +32,28 @@ def line(variant, *samples_ms, device="NVIDIA H200", batch_size=32, workload="ph
 @pytest.fixture
 def folder(document, tmp_path):
     """A run without a GPU and one that says it had one, with peers and another kind of file."""
-    (tmp_path / "cpu.json").write_text(dumps(document))
+    (tmp_path / "cpu.json").write_text(json.dumps(document))
     on_gpu = copy.deepcopy(document)
     on_gpu["environment"]["gpus"] = [GPU]
-    (tmp_path / "h200.json").write_text(dumps(on_gpu))
+    (tmp_path / "h200.json").write_text(json.dumps(on_gpu))
     lines = [line("compiled", 10.0, 12.0), line("compiled", 8.0), line("eager", 20.0, device="NVIDIA A10")]
-    (tmp_path / "peers.json").write_text(json.dumps(peers.document(lines)))
+    (tmp_path / "peers.json").write_text(json.dumps(collection.peers_document(lines)))
     (tmp_path / "other.json").write_text('{"seconds": 1}')
     return tmp_path
 
 
-def test_every_case_of_every_run_is_in_both(folder, document):
+def test_every_case_of_every_run_is_in_both(folder, recorded_run):
     found = Collection.read(folder)
     assert list(found.runs) == ["h200.json", "cpu.json"]
     text, page = collection.markdown(found, "pictures"), html.unescape(collection.page(found))
-    for case in document["cases"]:
-        assert text.count(f"### {case['suite']}: {case['workload']}\n") == 2
-        assert page.count(f"{case['suite']}: {case['workload']}</h2>") == 2
-        for variant in case["variants"]:
-            row = next(row for row in columns.table(case).rows if row[0] == words.name(variant))
+    for case in recorded_run.cases:
+        assert text.count(f"### {case.suite}: {case.workload}\n") == 2
+        assert page.count(f"{case.suite}: {case.workload}</h2>") == 2
+        for variant in case.variants:
+            row = next(row for row in formatting.table(case).rows if row[0] == formatting.name(variant))
             assert f"| {' | '.join(row)} |" in text
-            assert words.speed(variant) in page
-        for sentence in words.sentences(case):
+            assert formatting.speed(variant) in page
+        for sentence in formatting.sentences(case):
             assert sentence in text
     assert "No run on a GPU" not in text + page
     assert max(len(found) for found in re.findall(r"\n{2,}", text)) == 2
@@ -67,10 +66,10 @@ def test_a_missing_gpu_is_said(folder):
     assert "No run on a GPU is recorded yet" in collection.page(found)
 
 
-def test_peers_stand_beside_the_runs_of_their_device(folder, document):
+def test_peers_stand_beside_the_runs_of_their_device(folder, recorded_run):
     found = Collection.read(folder)
-    (case,) = [case for case in document["cases"] if case["suite"] == "stack"]
-    ratio = words.number(case["variants"][0]["step_time"]["median_ms"] / 10.0)
+    (case,) = [case for case in recorded_run.cases if case.suite == "stack"]
+    ratio = formatting.number(case.variants[0].times.median_ms / 10.0)
     pictures = collection.pictures(found)
     assert sorted(pictures) == ["cpu-stack-photos.svg", "h200-stack-photos.svg"]
     assert f"{ratio}×" in pictures["h200-stack-photos.svg"]
@@ -86,17 +85,17 @@ def test_peers_stand_beside_the_runs_of_their_device(folder, document):
 
 
 @pytest.mark.parametrize("other", [{"batch_size": 64}, {"workload": "gpt2"}])
-def test_peers_with_another_batch_or_workload_are_not_drawn(document, other):
-    (case,) = [case for case in document["cases"] if case["suite"] == "stack"]
-    assert peers.bars(case, [line("compiled", 10.0, **other)]) == []
-    assert len(peers.bars(case, [line("compiled", 10.0)])) == 1
+def test_peers_with_another_batch_or_workload_are_not_drawn(recorded_run, other):
+    (case,) = [case for case in recorded_run.cases if case.suite == "stack"]
+    assert collection.peers_bars(case, [line("compiled", 10.0, **other)]) == []
+    assert len(collection.peers_bars(case, [line("compiled", 10.0)])) == 1
 
 
 def test_a_case_that_failed_is_said(folder):
     changed = json.loads((folder / "cpu.json").read_text())
     for case in changed["cases"]:
         case.update(error="RuntimeError: broken", variants=[])
-    (folder / "cpu.json").write_text(dumps(changed))
+    (folder / "cpu.json").write_text(json.dumps(changed))
     (folder / "h200.json").unlink()
     found = Collection.read(folder)
     assert collection.markdown(found, "p").count("This case failed: RuntimeError: broken") == len(changed["cases"])

@@ -9,7 +9,8 @@ import pytest
 from fake_nvml import FakeGpu, tick
 
 from tfopt.bench.cases import Case, Variant
-from tfopt.bench.conditions import Conditions
+from tfopt.bench.cases.conditions import GpuReadings
+from tfopt.bench.cases.measuring import measure
 from tfopt.measure import StepTimes
 
 TIMES = StepTimes(repeats_ms=((40.0, 60.0),), steps_per_sample=20, first_step_seconds=1.0, examples_per_step=50)
@@ -25,7 +26,7 @@ def turns(fake_nvml):
     def play(*readings, gpus=1, read=1, times=TIMES):
         fake_nvml.gpus.extend(FakeGpu(uuid=f"GPU-{number}", bus=number + 1) for number in range(gpus))
         clock = itertools.count(0.0)  # a second passes between two looks
-        conditions = Conditions(read, clock=lambda: float(next(clock)))
+        conditions = GpuReadings(read, clock=lambda: float(next(clock)))
 
         def timer(reading):
             for gpu in fake_nvml.gpus:
@@ -48,16 +49,16 @@ def test_readings_of_all_turns_but_the_first_count(turns):
         {"sm_clock": 1400, "temperature": 62, "energy_millijoules": 2_500_000, "reasons": 0x4 | 0x2},
         {"sm_clock": 1800, "temperature": 61, "energy_millijoules": 3_000_000, "reasons": 0},
     )
-    assert found["sm_clock_mhz"] == [1400, 1800]
-    assert found["gpu_temperature_celsius"] == 62
-    assert found["throttle_reasons"] == [
+    assert found.sm_clock_mhz == (1400, 1800)
+    assert found.gpu_temperature_celsius == 62
+    assert found.throttle_reasons == (
         "power_cap",
         "thermal",
-    ]  # the second turn kept the first's; clocks that somebody set are none
+    )  # the second turn kept the first's; clocks that somebody set are none
 
 
 def test_a_power_cap_that_hardly_slows_is_none(turns):
-    assert turns({}, {"sm_clock": 1900, "reasons": 0x4}, {"sm_clock": 1980, "reasons": 0x4})["throttle_reasons"] == []
+    assert turns({}, {"sm_clock": 1900, "reasons": 0x4}, {"sm_clock": 1980, "reasons": 0x4}).throttle_reasons == ()
 
 
 ENERGIES = [{"energy_millijoules": 300_000 * number} for number in range(4)]
@@ -65,11 +66,11 @@ ENERGIES = [{"energy_millijoules": 300_000 * number} for number in range(4)]
 
 def test_power_is_the_energy_over_the_time(turns):
     # 150 W up to the last reading at 6 s, and nothing known behind it: the last turn ends at 7.
-    assert turns(*ENERGIES)["gpu_power_watts"] == pytest.approx((300 + 300 + 150) / 6)
+    assert turns(*ENERGIES).gpu_power_watts == pytest.approx((300 + 300 + 150) / 6)
 
 
 def test_only_the_gpus_that_train_count(turns):
-    assert turns(*ENERGIES, gpus=3, read=2)["gpu_power_watts"] == pytest.approx(2 * 750 / 6)
+    assert turns(*ENERGIES, gpus=3, read=2).gpu_power_watts == pytest.approx(2 * 750 / 6)
 
 
 def test_turns_too_short_to_tell_have_no_power(turns):
@@ -77,34 +78,34 @@ def test_turns_too_short_to_tell_have_no_power(turns):
     found = turns(*ENERGIES, times=short)
     assert found is None  # nor was it read in them
     longer = replace(TIMES, steps_per_sample=11)
-    assert turns(*ENERGIES, times=longer)["gpu_power_watts"] is not None
+    assert turns(*ENERGIES, times=longer).gpu_power_watts is not None
 
 
 def test_what_a_gpu_does_not_say_is_unknown(turns):
     unsupported = {"nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"}
     found = turns({"unsupported": unsupported}, {"no_clocks": {1}})
-    assert found["gpu_power_watts"] is None
-    assert found["gpu_temperature_celsius"] is None
+    assert found.gpu_power_watts is None
+    assert found.gpu_temperature_celsius is None
 
 
 def test_without_a_gpu_nothing_is_read(fake_nvml):
-    with Conditions(1) as conditions:
+    with GpuReadings(1) as conditions:
         conditions.during("a", lambda: TIMES)()
     assert conditions.of("a", 1) is None
 
 
 def test_where_none_is_to_be_read_none_is(fake_nvml):
     fake_nvml.gpus.append(FakeGpu())
-    assert Conditions(0)._sampler is None
-    assert Conditions(1)._sampler is not None
+    assert GpuReadings(0)._sampler is None
+    assert GpuReadings(1)._sampler is not None
 
 
 def test_a_case_records_them(fake_nvml, monkeypatch):
     """Through the sampler's own thread."""
     gpu = FakeGpu(reasons=0x40)
     fake_nvml.gpus.append(gpu)
-    monkeypatch.setattr("tfopt.bench.conditions._INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr("tfopt.bench.conditions._SHORTEST", 0.02)
+    monkeypatch.setattr("tfopt.bench.cases.conditions._INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr("tfopt.bench.cases.conditions._SHORTEST", 0.02)
 
     def timer():
         begin = time.monotonic()
@@ -122,10 +123,10 @@ def test_a_case_records_them(fake_nvml, monkeypatch):
         Variant(name=name, note="", timer=lambda stack: timer, gpus=gpus) for name, gpus in (("a", 1), ("b", 0))
     ]
     case = Case(suite="s", workload="w", question="?", unit="step", variants=variants, repeats=4)
-    read, unread = case.run(lambda name: None)["variants"]
-    assert read["conditions"]["throttle_reasons"] == ["hw_thermal"]
-    watts = read["conditions"]["gpu_power_watts"]
+    read, unread = measure(case).variants
+    assert read.conditions.throttle_reasons == ("hw_thermal",)
+    watts = read.conditions.gpu_power_watts
     assert watts > 0
-    per_second = read["step_time"]["examples_per_second"]
-    assert read["joules_per_thousand_examples"] == pytest.approx(watts * 1000 / per_second)
-    assert unread["conditions"] is None
+    per_second = read.times.examples_per_second
+    assert read.figures.joules_per_thousand_examples == pytest.approx(watts * 1000 / per_second)
+    assert unread.conditions is None

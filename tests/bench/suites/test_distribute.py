@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tfopt.bench import report, table
-from tfopt.bench.results import read
+from tfopt.bench.report.run_report import page, terminal
+from tfopt.bench.results.files import from_json, read
 from tfopt.bench.suites import distribute
 from tfopt.errors import ResultsError
 
@@ -18,9 +18,11 @@ import json, sys
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from tfopt.bench.cases.measuring import measure
+from tfopt.bench.results.files import _case_to_json
 from tfopt.bench.suites import distribute
 distribute._DEVICE_BATCH_SIZE = 32
-print(json.dumps(distribute.devices_case(["CPU:0", "CPU:1"], 8).run(lambda name: None)))
+print(json.dumps(_case_to_json(measure(distribute.devices_case(["CPU:0", "CPU:1"], 8)))))
 """
 
 
@@ -61,13 +63,14 @@ def test_other_weights_are_seen():
 
 
 def test_the_table_and_the_page_tell_what_is_predicted(document, case):
-    only = document | {"cases": [case]}
-    text = " ".join(table.render(only).split())
-    assert "MiB sent a step by each of 2, 2.55 MiB by the model's size" in text
+    only = from_json(document | {"cases": [case]})
+    text = " ".join(terminal(only).split())
+    assert "each of the 2 replicas sends " in text
+    assert " MiB per step, 2.55 MiB by the model's size" in text
     assert "Predicted, not measured: 2 replicas " in text
-    page = report.page(only)
-    for words in ("Latency of a message", "Predicted, not measured", "64 replicas", "Start to first step, strategy()"):
-        assert words in page
+    html = page(only)
+    for said in ("Latency of a message", "Predicted, not measured", "64 replicas", "Start to first step, strategy()"):
+        assert said in html
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt.bench.cases import Case, Variant
-from tfopt.bench.memory import MemoryMeter
+from tfopt.bench.cases.conditions import MemoryMeter
+from tfopt.bench.cases.measuring import measure
 from tfopt.measure import StepTimes
 
 MIB = 2**20
@@ -97,9 +98,9 @@ def test_a_copy_of_the_state_in_later_calls_does_not_count(device):
 def test_a_case_records_it(device):
     steps = {"a": 5, "b": 7}
     variants = [Variant(name=n, note="", timer=variant(device, model=10, step=step)) for n, step in steps.items()]
-    outcome = Case(suite="s", workload="w", question="?", unit="step", variants=variants, repeats=2).run(lambda n: None)
-    assert [found["peak_memory_mib"] for found in outcome["variants"]] == [15.0, 17.0]
-    assert [found["recommended"] for found in outcome["variants"]] == [False, False]
+    outcome = measure(Case(suite="s", workload="w", question="?", unit="step", variants=variants, repeats=2))
+    assert [found.peak_memory_mib for found in outcome.variants] == [15.0, 17.0]
+    assert [found.recommended for found in outcome.variants] == [False, False]
 
 
 def test_a_device_that_does_not_say(monkeypatch):

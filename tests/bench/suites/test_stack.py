@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from tfopt import hardware, precision
-from tfopt.bench.suites import stack, techniques
-from tfopt.bench.suites.techniques import Way, Workload, alone, stacked
+from tfopt.bench.cases.measuring import measure
+from tfopt.bench.suites import stack
+from tfopt.bench.suites.stack import TrainingSetup, Workload, alone, stacked
 from tfopt.bench.workloads import mlp
-from tfopt.errors import UnsupportedError
 from tfopt.hardware import Gpu
 from tfopt.pipelines import build_pipeline
 
@@ -54,8 +54,8 @@ seen = []
 @pytest.fixture
 def spied(monkeypatch):
     seen.clear()
-    monkeypatch.setattr(techniques, "FitTimer", Spy)
-    monkeypatch.setattr(techniques, "StepTimer", Spy)
+    monkeypatch.setattr(stack, "FitTimer", Spy)
+    monkeypatch.setattr(stack, "StepTimer", Spy)
     return seen
 
 
@@ -99,8 +99,8 @@ def test_each_is_alone(spied):
 
 def test_fit_is_overlapped_and_fed_where_it_says(spied, monkeypatch):
     overlapped, built = [], []
-    monkeypatch.setattr(techniques.fit, "overlap", overlapped.append)
-    monkeypatch.setattr(techniques.fit, "undo", lambda model: None)
+    monkeypatch.setattr(stack.fit, "overlap", overlapped.append)
+    monkeypatch.setattr(stack.fit, "undo", lambda model: None)
     dataset = TINY.naive(False)
     workload = replace(TINY, tolerance=None, pipeline=lambda kept: built.append(kept) or dataset)
     played(stacked(replace(workload, techniques=("build_pipeline", 'cache="memory"', "overlap"))))
@@ -132,15 +132,15 @@ def test_tf32_is_given_back(spied):
 
 
 def test_a_case_runs_and_every_variant_trains_the_same():
-    outcome = stacked(TINY).run(lambda name: None)
-    *trained, ceiling = outcome["variants"]
-    assert [variant["check"]["passed"] for variant in trained] == [True] * 7
-    assert ceiling["check"] is None
-    losses = [variant["check"]["values"][0] for variant in trained]
+    outcome = measure(stacked(TINY))
+    *trained, ceiling = outcome.variants
+    assert [variant.check.passed for variant in trained] == [True] * 7
+    assert ceiling.check is None
+    losses = [variant.check.values[0] for variant in trained]
     assert losses[0] == losses[1] == losses[2] != losses[3]  # TF32 is none on a CPU, bfloat16 is
-    assert outcome["limit"] == "step alone"
-    assert outcome["operations_per_example"] == 6 * (784 * 8 + 8 * 8 + 8 * 10)
-    assert sorted(outcome["ceilings"]["matmul_tflops"]) == ["bfloat16", "float32", "tensorfloat32"]
+    assert outcome.limit == "step alone"
+    assert outcome.operations_per_example == 6 * (784 * 8 + 8 * 8 + 8 * 10)
+    assert sorted(outcome.ceilings.matmul_tflops) == ["bfloat16", "float32", "tensorfloat32"]
 
 
 def test_a_technique_that_trains_something_else_is_found(monkeypatch):
@@ -150,13 +150,13 @@ def test_a_technique_that_trains_something_else_is_found(monkeypatch):
             model.optimizer.learning_rate = 0.1
         return model
 
-    outcome = alone(replace(TINY, net=wrong, techniques=("XLA", "overlap"))).run(lambda name: None)
-    verdicts = {variant["name"]: variant["verdict"] for variant in outcome["variants"]}
+    outcome = measure(alone(replace(TINY, net=wrong, techniques=("XLA", "overlap"))))
+    verdicts = {variant.name: variant.figures.verdict for variant in outcome.variants}
     assert verdicts["XLA alone"] == "changes the result"
     assert verdicts["overlap alone"] != "changes the result"
 
 
-def test_where_flash_attention_is_not_taken_the_case_fails_by_name():
+def test_where_flash_attention_is_not_taken_it_is_refused_by_name():
     inputs = keras.Input((128, 8))
     attended = keras.layers.MultiHeadAttention(2, 64)(inputs, inputs)
 
@@ -172,9 +172,12 @@ def test_where_flash_attention_is_not_taken_the_case_fails_by_name():
         net=attention,
         naive=lambda optimised: tf.data.Dataset.from_tensor_slices(rows).batch(2),
         batch=lambda: rows,
+        tolerance=None,
     )
-    with pytest.raises(UnsupportedError, match="Expected a step through the kernel"):
-        stacked(workload).run(lambda name: None)
+    naive, defaults, flash, _ = measure(stacked(workload)).variants
+    assert naive.refused is defaults.refused is None
+    assert "Expected a step through the kernel" in flash.refused
+    assert flash.times is None
 
 
 @pytest.mark.parametrize(
@@ -197,4 +200,4 @@ def test_a_gpu_gets_the_techniques_that_it_has(monkeypatch, capability, expected
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_the_dtype_is_what_products_run_in(policy):
     with precision.policy(policy):
-        assert Way(policy=policy).dtype == keras.layers.Dense(1).compute_dtype
+        assert TrainingSetup(policy=policy).dtype == keras.layers.Dense(1).compute_dtype
