@@ -16,7 +16,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfopt.bench import peers, results
+from tfopt.bench.report.collection import peers_document
+from tfopt.bench.results import files
 from tfopt.files import write_atomic
 
 PEERS = Path(__file__).parent / "peers"
@@ -144,9 +145,9 @@ def main():
     if not written:
         return 1  # tfopt-bench has said why
     lines += run_peers()
-    found = goals(results.read(written.pop()), lines)
+    found = goals(files.to_json(files.read(written.pop())), lines)
     if lines:
-        write_atomic(options.output / "peers.json", json.dumps(peers.document(lines), indent=1) + "\n")
+        write_atomic(options.output / "peers.json", json.dumps(peers_document(lines), indent=1) + "\n")
     print(*found, sep="\n")
     return 4 if any(goal.met is False for goal in found) else 0
 

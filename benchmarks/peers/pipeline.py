@@ -15,10 +15,11 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
-from tfopt.bench import table
 from tfopt.bench.cases import Case, Variant
-from tfopt.bench.drawing import DrawTimer
-from tfopt.bench.results import Results
+from tfopt.bench.cases.ceilings import DrawTimer
+from tfopt.bench.cases.measuring import measure
+from tfopt.bench.report.run_report import terminal
+from tfopt.bench.results.files import RunFile
 from tfopt.bench.run import default_scale
 from tfopt.bench.workloads import photos
 from tfopt.hardware import host
@@ -108,11 +109,11 @@ def main():
     """Runs the comparison and prints its table."""
     scale = default_scale()
     folder = sys.argv[1] if len(sys.argv) > 1 else "tfopt-bench-results"
-    results = Results(folder, ["peers"], environment(), small=scale.resnet is None)
-    results.add({**case(photos.folder(scale.photos)).run(lambda name: None), "error": None})
-    results.end("complete")
-    print(table.render(results.document))
-    print(f"\nResults: {results.path}")
+    file = RunFile.create(folder, ["peers"], environment(), small=scale.resnet is None)
+    file.put(measure(case(photos.folder(scale.photos))))
+    file.end("complete")
+    print(terminal(file.run))
+    print(f"\nResults: {file.path}")
 
 
 if __name__ == "__main__":

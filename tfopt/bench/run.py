@@ -22,6 +22,7 @@ from tfopt.bench.results.changes import differences
 from tfopt.bench.results.files import RunFile
 from tfopt.errors import ResultsError
 from tfopt.measure import environment
+from tfopt.xla.autotune_cache import share_cache
 
 _LISTING_SECONDS = 300.0
 _Make = Callable[[Sequence[str], Scale | None], list[Case]]
@@ -60,6 +61,7 @@ def run(
         OSError: If the folder cannot be written.
     """
     started = clock()
+    share_cache()  # XLA's autotuning, 40 to 75 s for each large model on a GPU, is done once for all processes
     wanted = suites.expand(names)
     file = RunFile.earlier(folder, wanted if names else ()) if resume else None
     if file is not None:
