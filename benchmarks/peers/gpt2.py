@@ -1,7 +1,7 @@
 """GPT-2 with 124 million parameters in PyTorch, as tfopt-bench's workload gpt2 trains it: AdamW, batch 16 of 1,024.
 
     pip install -r benchmarks/peers/requirements.txt
-    python benchmarks/peers/gpt2.py [--device cpu] [--tiny]
+    python benchmarks/peers/gpt2.py [--device cpu] [--tiny] [--variants NAME ...]
 
 scaled_dot_product_attention, fused AdamW, bfloat16 autocast; eager and compiled, resident and fed from pinned memory; a
 line of JSON each. Exit code 3 where torch is not installed.
@@ -91,4 +91,4 @@ def workload(tiny):
 
 if __name__ == "__main__":
     options = arguments(__doc__)
-    run(workload(options.tiny), options.device)
+    run(workload(options.tiny), options)

@@ -1,7 +1,7 @@
 """The perceptron 784-512-512-10 in PyTorch, as tfopt-bench's workload mlp trains it: Adam, batch 256, float32.
 
     pip install -r benchmarks/peers/requirements.txt
-    python benchmarks/peers/mlp.py [--device cpu] [--tiny]
+    python benchmarks/peers/mlp.py [--device cpu] [--tiny] [--variants NAME ...]
 
 Eager and compiled, resident and fed from pinned memory; a line of JSON each. Exit code 3 where torch is not installed.
 """
@@ -50,4 +50,4 @@ def workload(tiny):
 
 if __name__ == "__main__":
     options = arguments(__doc__)
-    run(workload(options.tiny), options.device)
+    run(workload(options.tiny), options)

@@ -1,7 +1,7 @@
 """ResNet-50 in PyTorch, as tfopt-bench's workload resnet50 trains it: SGD with momentum, batch 256, uint8 images.
 
     pip install -r benchmarks/peers/requirements.txt
-    python benchmarks/peers/resnet50.py [--device cpu] [--tiny]
+    python benchmarks/peers/resnet50.py [--device cpu] [--tiny] [--variants NAME ...]
 
 channels_last, bfloat16 autocast; eager and compiled, resident and fed from pinned memory; a line of JSON each. Exit
 code 3 where torch is not installed.
@@ -78,4 +78,4 @@ def workload(tiny):
 
 if __name__ == "__main__":
     options = arguments(__doc__)
-    run(workload(options.tiny), options.device)
+    run(workload(options.tiny), options)

@@ -50,17 +50,20 @@ class Workload:
 
 
 def arguments(description: str) -> argparse.Namespace:
-    """The command line of a peer: --device and --tiny."""
+    """The command line of a peer: --device, --tiny and --variants."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a model and steps so few that a CPU does them at once")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, metavar="NAME", help="only these")
     return parser.parse_args()
 
 
-def run(workload: Workload, device: str) -> None:
-    """Measures each variant and prints its line."""
+def run(workload: Workload, options: argparse.Namespace) -> None:
+    """Measures the chosen variants and prints a line for each."""
     torch.set_float32_matmul_precision("high")
-    for compiled, feeding in itertools.product((False, True), (resident, pinned)):
+    device = options.device
+    for variant in options.variants:
+        compiled, feeding = VARIANTS[variant]
         measured = measure(workload, device, compiled, feeding)
         print(json.dumps(measured | environment(device)), flush=True)
         # What one variant compiled and allocated is not the next one's.
@@ -148,6 +151,12 @@ def pinned(batches: list, device: str) -> Iterator:
         for tensor in current:
             tensor.record_stream(compute)  # or its memory is given out again while the step still reads it
         yield current
+
+
+VARIANTS = {
+    f"{'compiled' if compiled else 'eager'}, {feeding.__name__}": (compiled, feeding)
+    for compiled, feeding in itertools.product((False, True), (resident, pinned))
+}
 
 
 def environment(device: str) -> dict:

@@ -1,0 +1,1 @@
+"""What the steps of gpu_campaign.py are made of."""

@@ -1,0 +1,150 @@
+"""The parts of a step: each a process of its own, with a limit, whose output is recorded line by line."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from campaign.lines import parsed
+
+_LEAST_SECONDS = 5.0  # less time is not worth starting a part for
+_TAIL_CHARACTERS = 1500
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A command to run once; it counts as done when it has ended with code 0."""
+
+    name: str
+    command: tuple[str, ...]
+    """What follows `python`."""
+    limit_seconds: float
+    read: Callable[[str], dict[str, Any] | None] = parsed
+    """Makes a record of a line of output; None for a line that only goes to the log."""
+    done: Callable[[list[dict]], bool] | None = None
+    """Decides from the part's records whether it is done, where code 0 is not enough."""
+    figures: Callable[[list[dict]], str] | None = None
+    """Says in a few words what the part found. By default the last record."""
+
+    def is_done(self, records):
+        """Whether there is nothing left to run."""
+        own = [record for record in records if record.get("part") == self.name]
+        ended = any(record.get("ended") == "done" for record in own)
+        return ended if self.done is None else self.done(own)
+
+    def summary(self, records):
+        """How the part stands, on one line."""
+        own = [record for record in records if record.get("part") == self.name]
+        ends = [record for record in own if "ended" in record]
+        if not ends:
+            return f"{self.name}: not run" if not own else f"{self.name}: interrupted; {self._found(own)}"
+        last, found = ends[-1], self._found(own)
+        cause = (
+            f" ({last['tail'].strip().splitlines()[-1]})" if last["ended"] == "failed" and last["tail"].strip() else ""
+        )
+        return f"{self.name}: {last['ended']}, {last['seconds']:.0f} s{cause}; {found}"
+
+    def _found(self, own):
+        results = [record for record in own if "ended" not in record]
+        if self.figures is not None:
+            return self.figures(results)
+        shown = [
+            (name, value) for name, value in (results[-1] if results else {}).items() if name not in ("part", "at")
+        ]
+        return ", ".join(f"{name}={value}" for name, value in shown) or "no figures"
+
+
+def run(parts, lines, log, *, deadline, environ, clock=time.monotonic):
+    """Runs the parts that are not done, one after the other, until the deadline.
+
+    Args:
+        parts: In order.
+        lines: Gets a record for each line of output that has one, and one for each end.
+        log: Path of a file; gets all output.
+        deadline: By the clock. A part that it cuts short is run again the next time.
+        environ: Environment of the processes.
+        clock: Seconds, monotonic.
+
+    Returns:
+        Whether every part is done.
+    """
+    for part in parts:
+        if part.is_done(lines.read()):
+            continue
+        left = deadline - clock()
+        if left < _LEAST_SECONDS:
+            print(f"No time is left for {part.name}.", flush=True)
+            return False
+        limit = min(part.limit_seconds, left)
+        print(f"{part.name}: at most {limit:.0f} s", flush=True)
+        begin, started = _size(log), clock()
+        code, late = _run(part, lines, log, limit, environ)
+        ended = "done" if code == 0 else "cut short" if late and limit < part.limit_seconds else "failed"
+        tail = "" if code == 0 else _read_from(log, begin)[-_TAIL_CHARACTERS:]
+        if late:
+            tail += f"\nkilled after {limit:.0f} s"
+        lines.append(part=part.name, ended=ended, code=code, seconds=round(clock() - started, 1), tail=tail)
+    return all(part.is_done(lines.read()) for part in parts)
+
+
+def _run(part, lines, log, limit, environ):
+    """Runs one part; returns its exit code, and whether it was killed at its limit."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab", buffering=0) as output:
+        output.write(f"== {part.name}\n".encode())
+        process = subprocess.Popen(
+            [sys.executable, *part.command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env=environ,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        late = threading.Event()
+
+        def end():
+            late.set()
+            _kill(process)
+
+        timer = threading.Timer(limit, end)
+        timer.start()
+        try:
+            for line in process.stdout:
+                output.write(line)
+                if record := part.read(line.decode(errors="replace").rstrip()):
+                    lines.append(part=part.name, **record)
+            return process.wait(), late.is_set()
+        finally:
+            timer.cancel()
+            _kill(process)
+            process.wait()
+            process.stdout.close()
+
+
+def _die_with_parent():
+    """Or a part would keep the GPU after a kill -9 of the campaign."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _kill(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+
+
+def _size(path):
+    return path.stat().st_size if path.exists() else 0
+
+
+def _read_from(path, begin):
+    with open(path, "rb") as file:
+        file.seek(begin)
+        return file.read().decode(errors="replace")

@@ -1,0 +1,135 @@
+"""The parts of a campaign's step: processes with a limit, whose lines are on disk as they come."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from campaign.lines import Lines
+from campaign.parts import Part, run
+
+
+@pytest.fixture
+def lines(tmp_path):
+    return Lines(tmp_path / "results" / "lines.jsonl")
+
+
+def part(code, *, name="part", limit_seconds=60, **options):
+    return Part(name=name, command=("-c", code), limit_seconds=limit_seconds, **options)
+
+
+def go(parts, lines, *, seconds=60):
+    log = lines.path.parent / "log.txt"
+    return run(parts, lines, log, deadline=time.monotonic() + seconds, environ=dict(os.environ))
+
+
+def test_lines_are_recorded_as_json_and_the_rest_is_logged(lines):
+    code = """print('{"a": 1}'); print("words"); print('{"a": 2}'); import sys; print("to stderr", file=sys.stderr)"""
+    assert go([part(code)], lines)
+    first, second, end = lines.read()
+    assert (first["a"], second["a"], first["part"]) == (1, 2, "part")
+    assert (end["ended"], end["code"]) == ("done", 0)
+    assert {"words", "to stderr"} <= set((lines.path.parent / "log.txt").read_text().splitlines())
+    assert part(code).summary(lines.read()).startswith("part: done, 0 s; a=2")
+
+
+def test_what_is_done_is_not_run_again_and_what_failed_is(lines, tmp_path, capsys):
+    fails_once = f"""
+from pathlib import Path
+mark = Path({str(tmp_path / "mark")!r})
+if not mark.exists():
+    mark.touch()
+    raise SystemExit("it broke")
+"""
+    parts = [part("print('{}')", name="good"), part(fails_once, name="bad"), part("", name="last")]
+    assert not go(parts, lines)
+    assert [(record["part"], record["ended"]) for record in lines.read() if "ended" in record] == [
+        ("good", "done"),
+        ("bad", "failed"),
+        ("last", "done"),
+    ]
+    assert "(it broke)" in parts[1].summary(lines.read())
+    capsys.readouterr()
+    assert go(parts, lines)
+    assert capsys.readouterr().out.splitlines() == ["bad: at most 60 s"]
+    assert go(parts, lines)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_part_that_hangs_is_killed_with_what_it_started(lines, tmp_path):
+    hangs = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+print('{{"a": 1}}', flush=True)
+time.sleep(600)
+"""
+    assert not go([part(hangs, limit_seconds=3), part("", name="next")], lines)
+    measured, end, following = lines.read()
+    assert (measured["a"], end["ended"], following["ended"]) == (1, "failed", "done")
+    assert end["tail"].endswith("killed after 3 s")
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_at_the_deadline_a_part_is_cut_short_and_later_ones_are_not_begun(lines, capsys):
+    parts = [part("import time; time.sleep(600)"), part("", name="next")]
+    assert not go(parts, lines, seconds=6)
+    (end,) = lines.read()
+    assert end["ended"] == "cut short"
+    assert "No time is left for next." in capsys.readouterr().out
+    assert parts[1].summary(lines.read()) == "next: not run"
+
+
+def test_a_torn_line_loses_nothing_else(lines):
+    lines.append(a=1)
+    with open(lines.path, "a") as file:
+        file.write('{"a": 2, "b')
+    lines.append(a=3)
+    assert [record["a"] for record in lines.read()] == [1, 3]
+    assert lines.path.read_text().count("\n") == 3
+
+
+def test_kill_9_of_the_campaign_keeps_what_was_measured_and_ends_the_part(lines, tmp_path):
+    measures = """
+import json, os, time
+print(json.dumps({"pid": os.getpid()}), flush=True)
+time.sleep(600)
+"""
+    campaign = f"""
+import os, time
+from pathlib import Path
+from campaign.lines import Lines
+from campaign.parts import Part, run
+part = Part(name="part", command=("-c", {measures!r}), limit_seconds=600)
+run([part], Lines(Path({str(lines.path)!r})), Path({str(tmp_path / "log")!r}), deadline=1e9, environ=dict(os.environ))
+"""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", campaign], env=environ)
+    try:
+        wait_until(lines.read)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    (record,) = lines.read()
+    wait_until(lambda: not alive(record["pid"]))
+    assert go([part("print('{}')")], lines)
+    assert json.loads(lines.path.read_text().splitlines()[0])["pid"] == record["pid"]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
