@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from campaign.lines import Lines
+from tfopt.bench.report.collection import peers_document
 from tfopt.files import write_atomic
 
 SCRIPTS = ("resnet50", "gpt2", "mlp")
@@ -39,6 +40,5 @@ def _setting(line):
 def write_document(folder: Path):
     """Writes the lines that count to peers.json; nothing where there is none."""
     lines = fresh(Lines(folder / "peers.jsonl").read())
-    document = {"schema": "tfopt-peers", "schema_version": 1, "lines": lines}
     if lines:
-        write_atomic(folder / "peers.json", json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        write_atomic(folder / "peers.json", json.dumps(peers_document(lines), indent=1, ensure_ascii=False) + "\n")
