@@ -148,13 +148,13 @@ def test_stock_keras_cannot_fit_in_several_processes(found):
 def test_jit_is_refused_where_replicas_need_each_other(found):
     for name in ("jit, synchronised batch norm", "jit, mask"):
         error = found["refused"][name]["error"]
-        assert error.startswith("UnsupportedError: Expected a forward and backward pass that needs no other")
+        assert error.startswith("UnsupportedError: Expected a forward and backward pass that works without the other")
 
 
 @all_cases
 def test_a_loss_that_is_one_number_for_the_batch_is_refused(found):
     error = found["refused"]["one number for the batch"]["error"]
-    assert error.startswith("UnsupportedError: Expected a loss for each example")
+    assert error.startswith("UnsupportedError: Expected a loss per example")
 
 
 @all_cases
