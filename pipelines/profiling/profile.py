@@ -30,7 +30,7 @@ _SPLITTING_SHARE = 0.3  # of the time, if stages are fused
 _SHUFFLE_BATCHES = 4
 _UNFUSED_BATCH = 32  # examples; small, since the time for that run is short
 _MOSTLY_SEEN = 0.5
-HAND_OVER = ""  # stands for what is not a stage's work
+_HAND_OVER = ""  # stands for what is not a stage's work
 
 
 def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfile:
@@ -125,7 +125,7 @@ class Limits:
         total = sum(self.calls.values()) + hand_over
         for stage, calls in self.calls.items():
             self.pool.seconds[stage] += unseen * calls / total
-        self.pool.seconds[HAND_OVER] += unseen * hand_over / total
+        self.pool.seconds[_HAND_OVER] += unseen * hand_over / total
 
 
 def find_limits(
