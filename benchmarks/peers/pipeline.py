@@ -18,7 +18,7 @@ from PIL import Image
 from tfopt.bench.cases import Case, Variant
 from tfopt.bench.cases.ceilings import DrawTimer
 from tfopt.bench.cases.measuring import measure
-from tfopt.bench.report.run_report import terminal
+from tfopt.bench.report import terminal
 from tfopt.bench.results.files import RunFile
 from tfopt.bench.run import default_scale
 from tfopt.bench.workloads import photos

@@ -11,9 +11,9 @@ from dataclasses import replace
 import planned_cases
 import pytest
 
+from tfopt.bench import report, suites
 from tfopt.bench import run as run_module
-from tfopt.bench import suites
-from tfopt.bench.report import formatting, run_report
+from tfopt.bench.report import formatting
 from tfopt.bench.results import UNDER_WAY, CaseResult, VariantResult
 from tfopt.bench.results.files import RunFile, read
 from tfopt.errors import ResultsError
@@ -212,8 +212,8 @@ def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypa
     assert two.variants[0].figures.verdict == "baseline"
     assert (two.variants[1].figures is None) == (turn == 1)
     counted = f"Turns measured of 3 each: a {(turn + 1) // 2}, b {turn // 2}."
-    assert counted in " ".join(run_report.terminal(before).split())
-    assert counted in run_report.page(before)
+    assert counted in " ".join(report.terminal(before).split())
+    assert counted in report.page(before)
     (tmp_path / "go").touch()
     monkeypatch.setenv("PAUSE", "99")
     planned(planned_cases.second_pauses)

@@ -144,14 +144,14 @@ def _run(options: argparse.Namespace) -> int:
     except ValueError as error:
         return _say(str(error), USAGE)
     require_all()
-    from tfopt.bench.report import run_report
+    from tfopt.bench import report
     from tfopt.bench.run import run
     from tfopt.files import write_atomic
 
     file = run(options.suites, options.output, budget_seconds=options.budget, resume=options.resume)
     page = file.path.with_suffix(".html")
     _print_run(file.run, options)
-    write_atomic(page, run_report.page(file.run))
+    write_atomic(page, report.page(file.run))
     if not options.json:
         print(f"\nResults: {file.path}\nPage:    {page}")
     if any(case.error for case in file.run.cases):
@@ -161,10 +161,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print_run(run: "Run", options: argparse.Namespace) -> None:
-    from tfopt.bench.report import run_report
+    from tfopt.bench import report
     from tfopt.bench.results import files
 
-    print(files.dumps(run) if options.json else run_report.terminal(run))
+    print(files.dumps(run) if options.json else report.terminal(run))
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -194,7 +194,7 @@ def _env(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from tfopt.bench.report import run_report
+    from tfopt.bench import report
     from tfopt.bench.results import files
     from tfopt.files import write_atomic
 
@@ -202,7 +202,7 @@ def _report(options: argparse.Namespace) -> int:
         return _report_folder(options)
     run = files.read(options.results)
     page = Path(options.output) if options.output else Path(options.results).with_suffix(".html")
-    write_atomic(page, run_report.page(run))
+    write_atomic(page, report.page(run))
     _print_run(run, options)
     if not options.json:
         print(f"\nPage: {page}")

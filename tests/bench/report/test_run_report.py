@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tfopt.bench.report import formatting
-from tfopt.bench.report.run_report import WIDTH, page, terminal
+from tfopt.bench.report import WIDTH, formatting, page, terminal
 from tfopt.bench.results import CaseResult, Figures, VariantResult
 from tfopt.bench.results.files import from_json
 from tfopt.measure import Comparison, StepTimes

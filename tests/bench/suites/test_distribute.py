@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tfopt.bench.report.run_report import page, terminal
+from tfopt.bench.report import page, terminal
 from tfopt.bench.results.files import from_json, read
 from tfopt.bench.suites import distribute
 from tfopt.errors import ResultsError

@@ -10,12 +10,11 @@ import tensorflow as tf
 from tfopt.bench.cases import CPU, GPU, Scale
 from tfopt.bench.cases.ceilings import DrawTimer
 from tfopt.bench.cases.measuring import measure
-from tfopt.bench.report import formatting
-from tfopt.bench.report.run_report import terminal
+from tfopt.bench.report import formatting, terminal
 from tfopt.bench.results.files import RunFile, read
 from tfopt.bench.run import _cases
 from tfopt.bench.suites import SUMMARIES, callbacks, expand, load, pipeline, position, precision, xla
-from tfopt.bench.workloads import crops, digits, photos, resnet50
+from tfopt.bench.workloads import digits, photos, resnet50
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.hardware import Gpu
 from tfopt.measure import compare, environment
@@ -180,7 +179,7 @@ def test_the_input_alone_is_what_it_says(monkeypatch, tmp_path):
 
 def test_the_crop_by_hand_and_the_naive_one_find_the_same_window():
     for shape in [(300, 400, 3), (401, 300, 3), (224, 224, 3)]:
-        begin, size = crops._central(tf.constant(shape))
+        begin, size = photos._central_window(tf.constant(shape))
         side = round(0.875 * min(shape[:2]))
         assert size.numpy().tolist() == [side, side, -1]
         assert begin.numpy().tolist() == [(shape[0] - side) // 2, (shape[1] - side) // 2, 0]

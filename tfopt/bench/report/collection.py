@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.bench.report import formatting, run_report
+from tfopt.bench import report
+from tfopt.bench.report import formatting
 from tfopt.bench.report.formatting import number
 from tfopt.bench.results import CaseResult, Run, files
 from tfopt.errors import ResultsError
@@ -121,7 +122,7 @@ def page(collection: Collection) -> str:
     sections = []
     for name, run in collection.runs.items():
         sections.append(Section(title=name, text=_introduction(run)))
-        sections += map(run_report.section, run.cases)
+        sections += map(report.section, run.cases)
         if beside := collection.beside(run):
             charts = [
                 bar_chart(

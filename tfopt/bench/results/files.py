@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tfopt.bench.results import (
     UNDER_WAY,
@@ -25,6 +25,11 @@ from tfopt.bench.results.communication import Communication, RingModel
 from tfopt.errors import ResultsError
 from tfopt.files import write_atomic
 from tfopt.measure import Comparison, StepTimes
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Value = TypeVar("_Value", bound="DataclassInstance")
 
 SCHEMA = "tfopt-bench"
 SCHEMA_VERSION = 1
@@ -183,29 +188,24 @@ def schema_of(path: Path) -> str | None:
 
 def from_json(document: dict[str, Any]) -> Run:
     """Returns the run that JSON values state, figures included, without checking that these follow."""
-    return Run(
-        started=document["started"],
-        status=document["status"],
+    return _value(
+        Run,
+        document,
         suites=tuple(document["suites"]),
-        small=document.get("small", False),  # runs recorded before this was
-        environment=document["environment"],
         resumed=tuple(document.get("resumed", ())),
-        cases=tuple(_case_from_json(case) for case in document["cases"]),
+        cases=tuple(map(_case_from_json, document["cases"])),
     )
 
 
 def _case_from_json(found: dict[str, Any]) -> CaseResult:
-    rates, gate = found.get("ceilings"), found.get("gate")
-    case = CaseResult(
-        **{name: found[name] for name in ("suite", "workload", "question", "unit", "baseline", "error")},
-        planned_turns=found.get("planned_turns"),
-        limit=found.get("limit"),
-        operations_per_example=found.get("operations_per_example"),
-        profile=found.get("profile"),
-        unfinished=found.get("unfinished"),
+    rates, gate, communication = found.get("ceilings"), found.get("gate"), found.get("communication")
+    case = _value(
+        CaseResult,
+        found,
+        error=found["error"],
         ceilings=None if rates is None else DeviceRates(**rates),
         gate=None if gate is None else tuple(gate),
-        communication=_communication_from_json(found.get("communication")),
+        communication=communication and _value(Communication, communication, model=RingModel(**communication["model"])),
         variants=tuple(map(_variant_from_json, found["variants"])),
     )
     if case.done and not all(v.refused or (v.times and v.figures) for v in case.variants):
@@ -215,15 +215,10 @@ def _case_from_json(found: dict[str, Any]) -> CaseResult:
 
 def _variant_from_json(found: dict[str, Any]) -> VariantResult:
     check, conditions, times = found["check"], found.get("conditions"), found["step_time"]
-    return VariantResult(
-        name=found["name"],
-        note=found["note"],
-        recommended=found.get("recommended", False),
-        ceiling=found.get("ceiling", False),
-        dtype=found.get("dtype"),
-        refused=found.get("refused"),
+    return _value(
+        VariantResult,
+        found,
         check=None if check is None else Check(**check | {"values": tuple(check["values"])}),
-        peak_memory_mib=found.get("peak_memory_mib"),
         conditions=None if conditions is None else _conditions_from_json(conditions),
         times=None if times is None else StepTimes.from_dict(times),
         figures=None if times is None or "verdict" not in found else _figures_from_json(found),
@@ -232,42 +227,28 @@ def _variant_from_json(found: dict[str, Any]) -> VariantResult:
 
 def _conditions_from_json(found: dict[str, Any]) -> GpuConditions:
     clocks = found["sm_clock_mhz"]
-    return GpuConditions(
-        sm_clock_mhz=clocks and (clocks[0], clocks[1]),
-        gpu_temperature_celsius=found["gpu_temperature_celsius"],
-        gpu_power_watts=found["gpu_power_watts"],
-        throttle_reasons=tuple(found["throttle_reasons"]),
-    )
+    reasons = tuple(found["throttle_reasons"])
+    return _value(GpuConditions, found, sm_clock_mhz=clocks and tuple(clocks), throttle_reasons=reasons)
 
 
 def _figures_from_json(found: dict[str, Any]) -> Figures:
-    low, high = found["step_time"]["interval_ms"]
-    return Figures(
-        interval_ms=(low, high),
+    return _value(
+        Figures,
+        found,
+        interval_ms=tuple(found["step_time"]["interval_ms"]),
         comparison=_comparison_from_json(found["comparison"]),
-        verdict=found["verdict"],
         of_ceiling=_comparison_from_json(found.get("of_ceiling")),
-        mfu_percent=found.get("mfu_percent"),
-        joules_per_thousand_examples=found.get("joules_per_thousand_examples"),
     )
 
 
 def _comparison_from_json(found: dict[str, Any] | None) -> Comparison | None:
-    if found is None:
-        return None
-    low, high = found["interval"]
-    return Comparison(ratio=found["ratio"], interval=(low, high))
+    return None if found is None else Comparison(ratio=found["ratio"], interval=tuple(found["interval"]))
 
 
-def _communication_from_json(found: dict[str, Any] | None) -> Communication | None:
-    if found is None:
-        return None
-    return Communication(
-        replicas=found["replicas"],
-        sent_bytes_per_step=found["sent_bytes_per_step"],
-        model=RingModel(**found["model"]),
-        start_to_first_step_seconds=found["start_to_first_step_seconds"],
-    )
+def _value(kind: type[_Value], found: dict[str, Any], **given: Any) -> _Value:
+    """Makes a dataclass of the values given and of those in a JSON object; what an older run lacks has its default."""
+    stated = {field.name: found[field.name] for field in fields(kind) if field.name in found}
+    return kind(**stated | given)
 
 
 def _check(document: dict[str, Any], run: Run) -> None:

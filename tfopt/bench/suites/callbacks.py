@@ -20,7 +20,7 @@ _EXAMPLES = 2048  # for the small perceptron
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Workload:
-    """What is trained, and how many steps are timed in each turn."""
+    """What is trained, and steps timed in each turn."""
 
     model: Callable[[], keras.Model]
     dataset: Callable[[], tf.data.Dataset]
@@ -28,7 +28,7 @@ class _Workload:
 
 
 def cases(scale: Scale) -> list[Case]:
-    """The cases for this size: an ordinary step, and one so short that any cost shows."""
+    """Lists the cases for this size: an ordinary step, and one so short that any cost shows."""
     # What a callback costs is small beside a step: more steps than elsewhere.
     ordinary = _Workload(
         model=partial(digits.model, width=scale.width), dataset=partial(_digits, scale), steps=3 * scale.steps

@@ -30,7 +30,7 @@ _TOLERANCE = 1e-4  # of the weights' length: float32, summed in another order, t
 
 
 def cases(scale: Scale) -> list[Case]:
-    """The cases for this size: two processes on CPUs, and where there are several GPUs all of them and one."""
+    """Lists the cases for this size: two processes on CPUs, and with several GPUs all of them beside one."""
     gpus = [gpu.name.removeprefix("/device:") for gpu in tf.config.list_logical_devices("GPU")]
     return [_processes_case(scale.steps // 2), *([devices_case(gpus, scale.steps)] if len(gpus) > 1 else [])]
 
@@ -197,7 +197,7 @@ def _communication_of_devices(strategy: Any, replicas: int, times: Mapping[str, 
 
 
 def _same_weights(expected: Sequence[float], values: Sequence[float]) -> Check:
-    """Judges weights by the length of their difference."""
+    """Judges weights by the norm of their difference."""
     apart = float(np.linalg.norm(np.subtract(values, expected)) / np.linalg.norm(expected))
     passed = apart <= _TOLERANCE
     return Check(

@@ -26,7 +26,7 @@ _RESNET_WARMUP = 8  # uses up what was ready before the first sample
 
 
 def cases(scale: Scale) -> list[Case]:
-    """The cases for this size, those that say most first, should the time run out."""
+    """Lists the cases for this size, those that say most first."""
     if scale.resnet is None:
         # So small that what fit adds is not lost in the step.
         return [_case("mlp, tiny", _Workload(width=16, batch_size=8, jit_compile=False, steps=5 * scale.steps))]
@@ -42,7 +42,7 @@ def cases(scale: Scale) -> list[Case]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Workload:
-    """The perceptron's size, and how many steps are timed in each turn."""
+    """Size of the perceptron, and steps timed in each turn."""
 
     width: int
     batch_size: int
@@ -84,7 +84,7 @@ def _case(name: str, workload: _Workload) -> Case:
         question="What does fit add to the step of a small net?",
         unit="step",
         variants=[*fits, alone],
-        # On a GPU two compilations of one step may choose unlike algorithms.
+        # On a GPU two compilations of one step may choose different algorithms.
         judge=None
         if workload.jit_compile
         else same_values(f"every weight after {_BATCHES} steps, bit for bit", "same weights"),
@@ -130,7 +130,7 @@ def _stepped(workload: _Workload, data: _Data) -> Sequence[float]:
 
 @contextmanager
 def _overlap(net: keras.Model, wanted: bool) -> Iterator[keras.Model]:
-    """The net, overlapped if that is wanted; taken back afterwards, since it also changes Keras' callback list."""
+    """Overlaps the net if wanted, and undoes it afterwards, since it also changes Keras' callback list."""
     if wanted:
         fit.overlap(net)
     yield net

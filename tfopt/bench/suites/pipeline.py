@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfopt import fit, precision
 from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, same_values
 from tfopt.bench.cases.ceilings import DrawTimer
-from tfopt.bench.workloads import crops, photos, resnet50
+from tfopt.bench.workloads import photos, resnet50
 from tfopt.measure import FitTimer, StepTimer
 from tfopt.model.batches import repeated
 from tfopt.pipelines import CentralCrop, RandomCrop, Source, build_pipeline, images, plan_pipeline, profile_pipeline
@@ -34,9 +34,9 @@ _ALONE = f"batch of {_BATCH}, input alone"
 
 
 def cases(scale: Scale) -> list[Case]:
-    """The cases for this size."""
+    """Lists the cases for this size."""
     folder = cache(partial(photos.folder, scale.photos))
-    # A cache is full after one pass, which is what the warm-up makes.
+    # One pass, after which a cache is full.
     warmup = scale.photos // _BATCH
     from_jpeg = [_resnet50_case(folder, scale.resnet)] if scale.resnet else []
     return [*from_jpeg, _fit(folder, warmup), _crop(folder), _by_hand(folder), _cache_case(folder, warmup)]
@@ -69,7 +69,7 @@ def _fit(folder: _Folder, warmup: int) -> Case:
 
 
 def _crop(folder: _Folder) -> Case:
-    # Random crops are never the same: the central ones of the same code are compared.
+    # Random crops never repeat: central crops by the same code are compared.
     return Case(
         suite="pipeline",
         workload="photos, random crop",
@@ -79,8 +79,8 @@ def _crop(folder: _Folder) -> Case:
             Variant(
                 name="naive crop",
                 note="decoded whole, then cropped, one file after the other",
-                timer=partial(_timer, lambda: crops.naive(folder(), _BATCH, times=_TIMES), 4),
-                values=partial(_contents, lambda: crops.naive(folder(), _BATCH, central=True)),
+                timer=partial(_timer, lambda: photos.naive_crops(folder(), _BATCH, times=_TIMES), 4),
+                values=partial(_contents, lambda: photos.naive_crops(folder(), _BATCH, central=True)),
             ),
             Variant(
                 name="build_pipeline, crop",
@@ -99,7 +99,7 @@ def _by_hand(folder: _Folder) -> Case:
     variants: dict[str, tuple[str, _Make]] = {
         "hand-tuned tf.data": (
             "only the crop is decoded, in parallel, ahead and in any order",
-            lambda: crops.hand_tuned(folder(), _BATCH, times=_TIMES),
+            lambda: photos.hand_tuned_crops(folder(), _BATCH, times=_TIMES),
         ),
         "build_pipeline, crop": ("crop=RandomCrop(224)", partial(_cropped, folder, RandomCrop(photos.SIZE), _TIMES)),
     }
@@ -182,7 +182,7 @@ def _cache_contents(folder: _Folder, kept: str | None) -> Sequence[float]:
 
 
 def _contents(make: _Make) -> Sequence[float]:
-    """A number for each example of one pass, sorted: equal for equal images with equal labels."""
+    """Returns a number for each example of one pass, sorted: equal for equal images with equal labels."""
     digests = []
     for image, label in make().unbatch().as_numpy_iterator():
         digest = hashlib.sha256(image.tobytes() + bytes([label])).digest()
@@ -192,7 +192,7 @@ def _contents(make: _Make) -> Sequence[float]:
 
 def _resnet50_case(folder: _Folder, batch_size: int) -> Case:
     """A first script's input, `build_pipeline` under overlapped `fit`, and both ceilings."""
-    naive = cache(lambda: crops.naive(folder(), batch_size, times=_TIMES))
+    naive = cache(lambda: photos.naive_crops(folder(), batch_size, times=_TIMES))
     pipeline = cache(partial(_on_device, folder, batch_size, "auto"))
     on_host = cache(partial(_on_device, folder, batch_size, None))
     batch = cache(lambda: next(iter(on_host())))

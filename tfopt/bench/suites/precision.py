@@ -38,14 +38,14 @@ _SETTINGS = {
 
 
 def cases(scale: Scale) -> list[Case]:
-    """The cases for this size."""
+    """Lists the cases for this size."""
     on_digits = digits_case("precision", "What does mixed precision do to a training step?", _SETTINGS, scale)
     resnet = resnet50_cases(scale.resnet, scale.photos) if scale.resnet else []
     return [replace(on_digits, gate=partial(_gate, scale)), *resnet]
 
 
 def digits_case(suite: str, question: str, settings: Mapping[str, Setting], scale: Scale) -> Case:
-    """A case on `digits`, whose accuracies are compared."""
+    """Returns a case on `digits` that compares accuracies."""
     return Case(
         suite=suite,
         workload="digits",
@@ -81,7 +81,7 @@ def _gate(scale: Scale) -> list[dict[str, Any]]:
 
 
 def resnet50_cases(batch_size: int, photographs: int) -> list[Case]:
-    """The step alone, on a batch that lies on the device, and the same through fit, fed from the host.
+    """Returns two cases: the step alone on a resident batch, and the same through fit, fed from the host.
 
     Args:
         batch_size: Examples a step.

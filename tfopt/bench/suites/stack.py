@@ -81,7 +81,7 @@ class Workload:
 
 
 def cases(scale: Scale) -> list[Case]:
-    """The cases for this size, those that say most first, should the time run out."""
+    """Lists the cases for this size, those that say most first."""
     if scale.resnet is None:
         return [stacked(_photos(scale.photos))]
     workloads = [_resnet50(scale.resnet), _gpt2()]
@@ -89,7 +89,7 @@ def cases(scale: Scale) -> list[Case]:
 
 
 def _on_gpu(last: str) -> tuple[str, ...]:
-    """The techniques that this GPU has."""
+    """Techniques that this GPU has."""
     policy = precision.recommend().policy
     ampere = all(gpu.compute_capability is None or gpu.compute_capability >= (8, 0) for gpu in hardware.gpus())
     in_16_bits = policy != "float32"
@@ -153,7 +153,7 @@ def _naive(rows: tuple[Any, Any], batch_size: int, optimised: bool) -> tf.data.D
 
 
 def stacked(workload: Workload) -> Case:
-    """Everything off, then each technique on top of those before it; Keras' defaults; and the ceiling."""
+    """Returns the case with everything off, then each technique on top of those before it, beside Keras' defaults."""
     setup = TrainingSetup()
     setups = {_NAIVE: setup, _DEFAULTS: TrainingSetup(tf32=True, jit_compile="auto", optimised=True)}
     for name in workload.techniques:
@@ -164,7 +164,7 @@ def stacked(workload: Workload) -> Case:
 
 
 def alone(workload: Workload) -> Case:
-    """Each technique where everything else is off."""
+    """Returns the case with each technique while everything else is off."""
     names = [name for name in workload.techniques if name not in _NOT_ALONE]
     setups = {_NAIVE: TrainingSetup()} | {f"{name} alone": TrainingSetup(**_TECHNIQUES[name][0]) for name in names}
     return _case(workload, f"{workload.name}, alone", "What does each technique do by itself?", setups, ceiling=None)
@@ -212,18 +212,14 @@ def _note(name: str) -> str:
 
 
 class _Training:
-    """Trains a workload in several setups, from the same weights.
-
-    Attributes:
-        losses: By variant, the mean loss of the first steps on the workload's one batch, where that is compared.
-    """
+    """Trains a workload in several setups, from the same weights."""
 
     def __init__(self, workload: Workload):
         self._workload = workload
-        self.losses: dict[str, float] = {}
+        self.losses: dict[str, float] = {}  # by variant, the mean of the first steps on the one batch, if compared
 
     def timer(self, name: str, setup: TrainingSetup, alone: bool, stack: ExitStack) -> Timer:
-        """Makes what times `fit` or, without it, the step alone."""
+        """Returns what times `fit`, or the step alone."""
         workload = self._workload
         keras.utils.set_random_seed(0)
         with precision.policy(setup.policy):

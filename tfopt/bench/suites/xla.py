@@ -10,5 +10,5 @@ _SETTINGS = {
 
 
 def cases(scale: Scale) -> list[Case]:
-    """The cases for this size."""
+    """Lists the cases for this size."""
     return [digits_case("xla", "What does XLA do to a training step?", _SETTINGS, scale)]

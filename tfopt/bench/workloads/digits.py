@@ -22,7 +22,7 @@ class Split(NamedTuple):
 
 @cache
 def data() -> tuple[Split, Split]:
-    """The digits, split for training and for test; always the same split."""
+    """Returns the digits, split for training and test; always the same split."""
     digits = require("sklearn.datasets").load_digits()
     images = (digits.images[..., None] / 16).astype("float32")
     labels = digits.target.astype("int32")
@@ -32,7 +32,7 @@ def data() -> tuple[Split, Split]:
 
 
 def model(*, width: int = 1, jit_compile: bool | str = "auto") -> keras.Model:
-    """The net, compiled, under the global dtype policy.
+    """Returns the compiled net, under the global dtype policy.
 
     Args:
         width: Factor on the number of channels.
@@ -65,7 +65,7 @@ def model(*, width: int = 1, jit_compile: bool | str = "auto") -> keras.Model:
 
 
 def batch(size: int) -> tuple[Any, Any]:
-    """One batch of training examples."""
+    """Returns one batch of training examples."""
     train, _ = data()
     return np.resize(train.images, (size, 8, 8, 1)), np.resize(train.labels, size)
 
@@ -75,6 +75,6 @@ def accuracy(seed: int, *, width: int = 1, jit_compile: bool | str = "auto") -> 
     keras.utils.set_random_seed(seed)
     train, test = data()
     net = model(width=width, jit_compile=jit_compile)
-    # Batches of 64 whatever the device: a training of eight epochs needs the updates.
+    # Batches of 64 on any device: eight epochs need the updates.
     net.fit(build_pipeline(train, batch_size=64, seed=seed), epochs=_EPOCHS, verbose=0, shuffle=False)
     return float(net.evaluate(*test, batch_size=TEST_EXAMPLES, verbose=0, return_dict=True)["accuracy"])

@@ -1,4 +1,4 @@
-"""A perceptron so small that what `fit` does between the steps takes longer than they do."""
+"""A perceptron so small that `fit` spends more time between the steps than in them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ PIXELS, CLASSES = 784, 10
 
 
 def model(*, width: int = 512, jit_compile: bool | str = "auto") -> keras.Model:
-    """The net 784-width-width-10, compiled with Adam, under the global dtype policy.
+    """Returns the net 784-width-width-10, compiled with Adam, under the global dtype policy.
 
     Args:
         width: Units in each hidden layer.
@@ -35,7 +35,7 @@ def model(*, width: int = 512, jit_compile: bool | str = "auto") -> keras.Model:
 
 
 def batch(size: int) -> tuple[Any, Any]:
-    """One batch of digits, each pixel enlarged to 4×4 and 2 cut from each edge: 28×28 as in MNIST.
+    """Returns one batch of digits at MNIST's 28×28: each pixel enlarged to 4×4, and 2 cut from each edge.
 
     Returns:
         Images, shape (size, 784), float32 from 0 to 1; labels, shape (size,), int32.

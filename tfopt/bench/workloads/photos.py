@@ -1,4 +1,4 @@
-"""JPEG files of ImageNet's size, cut, scaled and flipped from scikit-learn's two photographs."""
+"""JPEG files of ImageNet's size, from scikit-learn's two photographs, and pipelines over them written by hand."""
 
 import os
 import shutil
@@ -14,15 +14,17 @@ from tfopt.bench.workloads import require
 
 SIZE = 224
 _VERSION = 1  # of the files; another number, another folder
+_WHOLE = [[[0.0, 0.0, 1.0, 1.0]]]
+_AREA, _ASPECT_RATIO, _FRACTION = (0.08, 1.0), (3 / 4, 4 / 3), 0.875
 
 
 def folder(count: int) -> Path:
-    """A folder with `count` JPEG files, in one subfolder for each photograph; written on first use.
+    """Returns a folder with `count` JPEG files, in one subfolder for each photograph; writes them on first use.
 
-    They lie in the user's cache folder (XDG_CACHE_HOME, by default ~/.cache), about 50 KB each.
+    The folder is in the user's cache (XDG_CACHE_HOME, by default ~/.cache). A file has about 50 KB.
 
     Raises:
-        tfopt.errors.UnsupportedError: scikit-learn or pillow is missing.
+        tfopt.errors.UnsupportedError: If scikit-learn or pillow is missing.
     """
     target = _home() / "tfopt" / f"photos-{_VERSION}-{count}"
     if len(list(target.glob("*/*.jpg"))) != count:  # none yet, or files were lost
@@ -72,18 +74,18 @@ def _write(target: Path, count: int) -> None:
 
 
 def resized(image: Any, label: Any) -> tuple[Any, Any]:
-    """An image of any size, shape (height, width, 3), as uint8 of 224×224, and its label."""
+    """Returns an image of any size, shape (height, width, 3), as uint8 of 224×224, and its label."""
     return tf.cast(tf.image.resize(image, (SIZE, SIZE)), tf.uint8), label
 
 
 def naive(path: Path, batch_size: int, *, optimised: bool = True) -> tf.data.Dataset:
-    """The pipeline that a first script has: shuffle, map and batch.
+    """Returns the pipeline of a first script: shuffle, map and batch.
 
     Args:
         path: A folder of photographs.
-        batch_size: Examples in a batch; what fills none is left out.
-        optimised: Whether tf.data may make the map parallel and prefetch, as it does by itself. Without, one file is
-            read after the other.
+        batch_size: Examples in a batch; an incomplete one is dropped.
+        optimised: Whether tf.data may make the map parallel and prefetch, as it does by default. Otherwise files are
+            read one after the other.
     """
     dataset = names(path)
     dataset = dataset.map(lambda name, label: resized(tf.io.decode_jpeg(tf.io.read_file(name), channels=3), label))
@@ -92,7 +94,7 @@ def naive(path: Path, batch_size: int, *, optimised: bool = True) -> tf.data.Dat
 
 
 def names(path: Path, times: int = 1) -> tf.data.Dataset:
-    """The names of the photographs in a folder with their labels, several times over, shuffled."""
+    """File names of the photographs in a folder with their labels, several times over, shuffled."""
     files = sorted(path.glob("*/*.jpg"))
     classes = sorted({file.parent.name for file in files})
     labels = [classes.index(file.parent.name) for file in files]
@@ -101,7 +103,7 @@ def names(path: Path, times: int = 1) -> tf.data.Dataset:
 
 
 def one_by_one(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset without the optimisations that tf.data makes by itself."""
+    """Returns the dataset without tf.data's default optimisations."""
     options = tf.data.Options()
     options.experimental_optimization.map_parallelization = False
     options.experimental_optimization.inject_prefetch = False
@@ -110,7 +112,7 @@ def one_by_one(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def model(*, jit_compile: bool | str = "auto") -> keras.Model:
-    """A net so small that reading the photographs is what takes the time; compiled.
+    """Returns a compiled net so small that reading the photographs takes most of the time.
 
     Args:
         jit_compile: As for `keras.Model.compile`.
@@ -132,3 +134,54 @@ def model(*, jit_compile: bool | str = "auto") -> keras.Model:
         jit_compile=jit_compile,
     )
     return net
+
+
+def naive_crops(path: Path, batch_size: int, *, central: bool = False, times: int = 1) -> tf.data.Dataset:
+    """Returns a pipeline that decodes each image whole and crops it, one file after the other.
+
+    Args:
+        path: A folder of photographs.
+        batch_size: Examples in a batch; an incomplete one is dropped.
+        central: Crop the middle instead of a random window.
+        times: Passes over the photographs in an epoch.
+    """
+    window = _central_window if central else _random_window
+
+    def example(name: Any, label: Any) -> tuple[Any, Any]:
+        image = tf.io.decode_jpeg(tf.io.read_file(name), channels=3)
+        return _resized_crop(tf.slice(image, *window(tf.shape(image)))), label
+
+    return one_by_one(names(path, times).map(example).batch(batch_size, drop_remainder=True))
+
+
+def hand_tuned_crops(path: Path, batch_size: int, *, central: bool = False, times: int = 1) -> tf.data.Dataset:
+    """Returns the same as fast as tf.data allows: only the window is decoded, in parallel, ahead and in any order."""
+    window = _central_window if central else _random_window
+
+    def example(name: Any, label: Any) -> tuple[Any, Any]:
+        contents = tf.io.read_file(name)
+        begin, size = window(tf.io.extract_jpeg_shape(contents))
+        cut = tf.concat([begin[:2], size[:2]], 0)
+        return _resized_crop(tf.io.decode_and_crop_jpeg(contents, cut, channels=3)), label
+
+    dataset = names(path, times).map(example, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    options.deterministic = False
+    return dataset.with_options(options)
+
+
+def _random_window(shape: Any) -> tuple[Any, Any]:
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+        shape, _WHOLE, area_range=_AREA, aspect_ratio_range=_ASPECT_RATIO, min_object_covered=0.0
+    )
+    return begin, size
+
+
+def _central_window(shape: Any) -> tuple[Any, Any]:
+    side = tf.cast(tf.round(_FRACTION * tf.cast(tf.reduce_min(shape[:2]), tf.float64)), tf.int32)
+    return tf.concat([(shape[:2] - side) // 2, [0]], 0), tf.stack([side, side, -1])
+
+
+def _resized_crop(image: Any) -> Any:
+    return tf.cast(tf.round(tf.image.resize(image, (SIZE, SIZE))), tf.uint8)

@@ -14,7 +14,7 @@ BATCHES = 40  # in `rows`, so that no epoch ends while steps are timed
 
 
 def model(*, jit_compile: bool | str = "auto", size: int = photos.SIZE) -> keras.Model:
-    """ResNet-50 from random weights, compiled with SGD and momentum, under the global dtype policy.
+    """Returns ResNet-50 with random weights, compiled with SGD and momentum, under the global dtype policy.
 
     Args:
         jit_compile: As for `keras.Model.compile`.
@@ -36,7 +36,7 @@ def model(*, jit_compile: bool | str = "auto", size: int = photos.SIZE) -> keras
 
 
 def batch(size: int, *, count: int, pixels: int = photos.SIZE) -> tuple[Any, Any]:
-    """One batch of uint8 photographs, shape (size, pixels, pixels, 3), with their labels, shape (size,).
+    """Returns one batch of uint8 photographs, shape (size, pixels, pixels, 3), and their labels, shape (size,).
 
     Args:
         size: Examples.
@@ -49,7 +49,7 @@ def batch(size: int, *, count: int, pixels: int = photos.SIZE) -> tuple[Any, Any
 
 
 def rows(batch_size: int) -> tuple[Any, Any]:
-    """Photographs, uint8 of shape (examples, 224, 224, 3), and their labels, for 40 batches."""
+    """Returns photographs, uint8 of shape (examples, 224, 224, 3), and their labels, for 40 batches."""
     images, labels = (part.numpy() for part in batch(PHOTOGRAPHS, count=PHOTOGRAPHS))
     examples = BATCHES * batch_size
     return np.resize(images, (examples, *images.shape[1:])), np.resize(labels, examples)
