@@ -200,7 +200,7 @@ def test_a_run_that_was_killed_is_resumed(planned, tmp_path):
     assert [(case.suite, case.error) for case in found.cases] == [("one", None), ("two", None), ("three", None)]
 
 
-@pytest.mark.parametrize("turn", [1, 2, 5])
+@pytest.mark.parametrize("turn", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)])
 def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypatch, turn):
     with started(tmp_path, planned_cases.second_pauses, PAUSE=str(turn)):
         pass
@@ -226,7 +226,7 @@ def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypa
     assert found.cases[0] == one
 
 
-@pytest.mark.parametrize("turn", [0, 3])
+@pytest.mark.parametrize("turn", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_case_whose_process_is_killed_keeps_its_turns(planned, tmp_path, turn):
     with started(tmp_path, planned_cases.second_pauses, PAUSE=str(turn)) as running:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
@@ -257,11 +257,14 @@ def test_an_earlier_try_with_more_turns_is_kept(tmp_path):
     assert read(file.path).cases == (case(2, unfinished=None),)
 
 
-def test_what_failed_is_measured_again(planned, tmp_path):
+def test_what_failed_is_measured_again_after_what_was_never_tried(planned, tmp_path, capsys):
     planned(planned_cases.second_raises)
-    path = run_module.run([], tmp_path).path
+    clock = itertools.count(0, 100)
+    path = run_module.run([], tmp_path, budget_seconds=250, clock=lambda: next(clock)).path
+    capsys.readouterr()
     planned(planned_cases.three)
     resumed = run_module.run([], tmp_path, resume=True)
+    assert capsys.readouterr().err.splitlines() == ["three on w …", "two on w …"]
     assert resumed.path == path
     assert [(case.suite, case.error) for case in resumed.run.cases] == [("one", None), ("two", None), ("three", None)]
 

@@ -74,7 +74,10 @@ def run(
         file = RunFile.create(folder, suites.expand(names), listing.environment, small=listing.small)
     else:
         _go_on(file, listing)
-    left = [case for case in listing.cases if not _is_done(file, case)]
+    tried = {case.address: case.done for case in file.run.cases}
+    left = [case for case in listing.cases if not tried.get(case.planned.address)]
+    # One that failed or never fits into the budget must not keep the others from being measured.
+    left.sort(key=lambda case: case.planned.address in tried)
     status = "interrupted"
     try:
         with _Progress(sum(case.ticks for case in left)) as progress:
@@ -136,11 +139,6 @@ def _go_on(file: RunFile, listing: _Listing) -> None:
             f"Expected to go on where {file.path} was begun. Found {'; '.join(unlike)}. Run without --resume."
         )
     file.go_on(differences(before, listing.environment))
-
-
-def _is_done(file: RunFile, case: _Listed) -> bool:
-    found = file.run.case(case.planned.address)
-    return found is not None and found.done
 
 
 def _measure(
