@@ -22,7 +22,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
 
 
-def test_it_explains(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_explains_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "worker 1 (here:2) of 2 workers, from TF_CONFIG",

@@ -78,7 +78,7 @@ def cluster(environ: dict[str, str]) -> Cluster:
         (block(SLURM_STEP_RESV_PORTS="21005,21007-21008"), "n9:21005 n9:21007 n9:21008 n10:21005 n10:21007"),
     ],
 )
-def test_each_task_is_where_slurm_runs_it(environ: dict[str, str], workers: str) -> None:
+def test_each_task_is_placed_where_slurm_runs_it(environ: dict[str, str], workers: str) -> None:
     assert cluster(environ) == Cluster("Slurm", tuple(workers.split()), 3)
 
 
@@ -111,7 +111,7 @@ class TestPortsOfItsOwn:
     def test_they_stay_below_the_ephemeral_ones(self, job: int) -> None:
         assert all(20000 <= port < 32768 for port in self.ports(job, 2**32 - 6))
 
-    def test_a_step_as_large_as_may_be_has_ports_for_all(self) -> None:
+    def test_the_largest_step_has_ports_for_all(self) -> None:
         changed = {"SLURM_STEP_NUM_TASKS": "4096", "SLURM_STEP_TASKS_PER_NODE": "2048(x2)"}
         changed |= {"SLURM_PROCID": "2048", "SLURM_GTIDS": ",".join(map(str, range(2048, 4096)))}
         assert len(set(self.ports(797, **changed))) == 4096
@@ -255,9 +255,7 @@ class TestGpus:
             ("--gpus-per-task=2, by UUID", 4, "GPU-a,GPU-b", "GPU-c,GPU-d"),
         ],
     )
-    def test_what_each_task_was_bound_to_is_left_as_it_is(
-        self, option: str, gpus: int, first: str, second: str
-    ) -> None:
+    def test_a_tasks_own_gpus_are_left_alone(self, option: str, gpus: int, first: str, second: str) -> None:
         assert self.values(gpus, first, second) == [first, second]
 
     def test_what_all_tasks_see_is_divided(self) -> None:

@@ -146,11 +146,11 @@ class TestExitCode:
         assert launch("sys.exit(75)").end()[0] == 75
         assert launch(f"rank == 0 and sys.exit(75); {SLEEP}").end()[0] == 75
 
-    def test_one_that_ends_well_ends_nobody(self, launch):
+    def test_a_worker_that_ends_well_ends_no_other(self, launch):
         code, out, _ = launch("rank == 0 and sys.exit(0); time.sleep(1); print('done')").end()
         assert (code, out) == (0, "[1] done\n")
 
-    def test_what_ending_does_is_no_failure(self, launch):
+    def test_ended_workers_do_not_count_as_failed(self, launch):
         deaf = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); {SLEEP}"
         code, out, _ = launch(f"rank == 0 and (time.sleep(1), sys.exit(5))\n{deaf}").end()
         assert (code, out) == (5, "[1] deaf\n")
@@ -215,7 +215,7 @@ class TestWhatWorkersLeave:
         run.end()
         assert all(gone(pid) for pid in pids)
 
-    def test_elsewhere_does_not_hold_the_launcher(self, launch):
+    def test_outside_it_does_not_block_the_launcher(self, launch):
         code, out, _ = launch("print('unfinished', end='');" + self.CHILD.format(True)).end()
         assert code == 0
         for line in out.splitlines():
@@ -236,7 +236,7 @@ class TestOutput:
             mine = [line for line in out.splitlines() if line.startswith(f"[{rank}] ")]
             assert [line.split()[1] for line in mine] == [str(i) for i in range(3000)]
 
-    def test_that_nobody_reads_does_not_end_the_training(self, launch, tmp_path):
+    def test_a_closed_output_does_not_end_the_training(self, launch, tmp_path):
         run = launch(
             f"print('ready'); time.sleep(1); print('x' * 100_000); open({str(tmp_path / 'saved')!r}, 'a').close()"
         )
@@ -288,7 +288,7 @@ class TestUsage:
 
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", "-1,0,1", ",0,1", "0,,1", "0,-1,1"])
-def test_gpus_that_cuda_does_not_show_are_not_shared_out(value):
+def test_gpus_hidden_from_cuda_are_not_assigned(value):
     with pytest.raises(ClusterError, match=r"Found [01] in CUDA_VISIBLE_DEVICES"):
         gpu_variables(2, 1, {"CUDA_VISIBLE_DEVICES": value})
 

@@ -26,7 +26,7 @@ def test_messages_in_pieces(pair):
     assert not channel.closed
 
 
-def test_half_a_message_before_the_end_is_none(pair):
+def test_half_a_message_before_the_end_is_dropped(pair):
     channel, other = pair
     other.sendall(b'{"a": 1}\n{"b": 2}')
     other.close()
@@ -35,7 +35,7 @@ def test_half_a_message_before_the_end_is_none(pair):
     assert channel.closed
 
 
-def test_what_was_said_before_the_other_end_went_is_read(pair):
+def test_messages_sent_before_the_other_end_closed_are_read(pair):
     channel, other = pair
     other.sendall(b'{"ended": "x"}\n')
     other.close()
@@ -55,7 +55,7 @@ def test_a_line_too_long_closes_it(pair, size, end):
     assert channel.garbage == line[:80]
 
 
-def test_one_that_does_not_read_closes_it(pair):
+def test_a_reader_that_hangs_closes_it(pair):
     channel, _ = pair
     for _ in range(10_000):
         channel.send(text="x" * 4000)
@@ -72,7 +72,7 @@ def test_whatever_comes_is_a_message_or_closes_it(data):
     channel.close()
 
 
-def test_readable_names_those_with_something_to_read_and_leaves_out_the_closed(pair):
+def test_readable_returns_sources_with_data_and_skips_closed_ones(pair):
     channel, other = pair
     silent, end = socket.socketpair()
     with silent, end:

@@ -70,7 +70,7 @@ def test_a_survivor_that_cannot_end_itself_is_killed(workers):
     assert ended[0].stderr.endswith("start all workers again. It did not end by itself and is killed.\n")
 
 
-def test_an_exception_is_named_to_the_others(workers):
+def test_an_exception_is_reported_to_the_others(workers):
     ended = workers.run(SLEEP, "raise ValueError('no such label: ü')", SLEEP)
     assert_lost(ended, 1, "it failed: ValueError: no such label: ü")
     assert ended[1].code == 1
@@ -89,7 +89,7 @@ def test_a_long_exception_is_cut(workers):
         ("sys.exit('No label.')", 1, "it ended with exit code 1: No label. What"),
     ],
 )
-def test_an_exit_code_is_told(workers, end, code, why):
+def test_an_exit_code_is_reported(workers, end, code, why):
     ended = workers.run(SLEEP, end)
     assert_lost(ended, 1, why)
     assert ended[1].code == code

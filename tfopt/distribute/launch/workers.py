@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import IO
 
+from tfopt.distribute.cluster.membership import Cluster
 from tfopt.distribute.launch.prefixing import Prefixer, write_whole
 from tfopt.distribute.watchdog.channel import readable
 from tfopt.distribute.watchdog.watch import RESTART
@@ -42,11 +43,8 @@ def local_cluster(workers: int) -> Iterator[list[str]]:
     """
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(_free_port()) for _ in range(workers)]
-        addresses = ["{}:{}".format(*port.getsockname()) for port in ports]
-        yield [
-            json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
-            for rank in range(workers)
-        ]
+        addresses = tuple("{}:{}".format(*port.getsockname()) for port in ports)
+        yield [json.dumps(Cluster("launch", addresses, rank).tf_config()) for rank in range(workers)]
 
 
 def _free_port() -> socket.socket:
