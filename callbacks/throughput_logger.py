@@ -257,7 +257,7 @@ def _positive(name: str, value: float | None) -> float | None:
 
 def _executions_in_a_group(model: keras.Model) -> int:
     """How many executions are timed as one: in an overlapped fit, those from one wait to the next."""
-    from tfopt.fit.steps import overlap_of  # imported late: takes half as long as all callbacks
+    from tfopt.fit.launching import overlap_of  # imported late: takes half as long as all callbacks
 
     overlap = overlap_of(model)
     if overlap is None:

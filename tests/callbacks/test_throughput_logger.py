@@ -19,7 +19,7 @@ from throughput import Clock, dataset, rows, tiny_net
 
 from tfopt import fit as tfopt_fit
 from tfopt.callbacks import ThroughputLogger
-from tfopt.fit.steps import overlap_of
+from tfopt.fit.launching import overlap_of
 from tfopt.warn import forget_warnings
 
 

@@ -8,7 +8,7 @@ from fitting import X, Y, dataset, dense_net
 
 from tfopt import fit
 from tfopt.fit.input import ahead
-from tfopt.fit.steps import overlap_of
+from tfopt.fit.launching import overlap_of
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from fitting import dataset, dense_net
 
 from tfopt import fit
-from tfopt.fit.steps import InFlight, _end_of, overlap_of
+from tfopt.fit.launching import InFlight, _end_of, overlap_of
 
 
 class Device:
@@ -30,7 +30,7 @@ class Device:
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 8, 9])
 def test_no_more_than_that_are_out(monkeypatch, most):
-    monkeypatch.setattr("tfopt.fit.steps._end_of", lambda outputs: lambda: outputs)
+    monkeypatch.setattr("tfopt.fit.launching._end_of", lambda outputs: lambda: outputs)
     in_flight = InFlight(most, idle=False)
     device, out = Device(in_flight), []
     for step in range(1, 41):
@@ -50,7 +50,7 @@ def test_the_waiting_is_done_in_a_thread(monkeypatch):
 
         return wait
 
-    monkeypatch.setattr("tfopt.fit.steps._end_of", end_of)
+    monkeypatch.setattr("tfopt.fit.launching._end_of", end_of)
     in_flight = InFlight(4, idle=False)
     for _ in range(3):
         in_flight.launched({})
@@ -67,7 +67,7 @@ def test_an_error_of_the_device_reaches_the_host(monkeypatch):
 
         return wait
 
-    monkeypatch.setattr("tfopt.fit.steps._end_of", fails)
+    monkeypatch.setattr("tfopt.fit.launching._end_of", fails)
     in_flight = InFlight(1, idle=False)
     with pytest.raises(tf.errors.InternalError, match="the device failed"):
         in_flight.launched({})
@@ -117,7 +117,7 @@ def test_only_a_gpu_is_waited_for(monkeypatch, gpus):
 
 
 def test_nothing_is_waited_for_on_a_cpu(monkeypatch):
-    monkeypatch.setattr("tfopt.fit.steps._end_of", lambda outputs: pytest.fail("waited"))
+    monkeypatch.setattr("tfopt.fit.launching._end_of", lambda outputs: pytest.fail("waited"))
     in_flight = InFlight(1, idle=True)
     for _ in range(10):
         in_flight.launched({})

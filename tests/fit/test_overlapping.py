@@ -18,7 +18,7 @@ from tfopt import fit, measure, precision, xla
 from tfopt.errors import UnsupportedError
 from tfopt.fit import overlapping
 from tfopt.fit.callback_patch import PATCH
-from tfopt.fit.steps import overlap_of
+from tfopt.fit.launching import overlap_of
 
 ONCE = {"verbose": 0, "shuffle": False}
 STOCK = vars(CallbackList).copy()

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfopt.page import duration
-from tfopt.page.ticks import nice_step, ticks, time_ticks
+from tfopt.page.time_chart import nice_step, ticks, time_ticks
 
 
 def texts(pairs):

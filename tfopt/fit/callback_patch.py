@@ -1,11 +1,12 @@
 """The one change to Keras that overlap needs: callbacks get each step's logs unconverted."""
 
+from collections.abc import Callable
 from typing import Any
 
 from keras.callbacks import CallbackList
 
+from tfopt.fit.launching import Overlap, OverlappedStep, overlap_of
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
-from tfopt.fit.steps import Overlap, OverlappedStep, overlap_of
 from tfopt.repairs import Repair
 from tfopt.repairs.repair import Function
 
@@ -13,26 +14,20 @@ _LIST = "keras.src.callbacks.callback_list:CallbackList"
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 
 
-def _train(stock: Function) -> Function:
-    def _on_train_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
-        step = _overlapped_step(self, "train_function")
-        if step is not None and is_settled(logs):
-            _deliver(step.overlap, self, "on_train_batch_end", batch, logs)
-        else:
-            stock(self, batch, logs)
+def _batch_end(hook: str, function: str) -> Callable[[Function], Function]:
+    """Makes the replacement of the method behind a hook of `fit` or `evaluate`, for steps of a model's function."""
 
-    return _on_train_batch_end
+    def make(stock: Function) -> Function:
+        def on_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
+            step = _overlapped_step(self, function)
+            if step is not None and is_settled(logs):
+                _deliver(step.overlap, self, hook, batch, logs)
+            else:
+                stock(self, batch, logs)
 
+        return on_batch_end
 
-def _test(stock: Function) -> Function:
-    def _on_test_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
-        step = _overlapped_step(self, "test_function")
-        if step is not None and is_settled(logs):
-            _deliver(step.overlap, self, "on_test_batch_end", batch, logs)
-        else:
-            stock(self, batch, logs)
-
-    return _on_test_batch_end
+    return make
 
 
 def _predict(stock: Function) -> Function:
@@ -88,8 +83,8 @@ PATCH = Repair(
         "keras.src.callbacks.tensorboard:TensorBoard.on_train_batch_end": frozenset({"efb1c456e079257f"}),
     },
     replace={
-        f"{_LIST}._on_train_batch_end": _train,
-        f"{_LIST}._on_test_batch_end": _test,
+        f"{_LIST}._on_train_batch_end": _batch_end("on_train_batch_end", "train_function"),
+        f"{_LIST}._on_test_batch_end": _batch_end("on_test_batch_end", "test_function"),
         f"{_LIST}._on_predict_batch_end": _predict,
     },
     without="Call model.fit without tfopt.fit.overlap.",

@@ -13,7 +13,7 @@ from tfopt import checks
 from tfopt.errors import UnsupportedError
 from tfopt.fit.callback_patch import PATCH
 from tfopt.fit.input import ahead, for_predict
-from tfopt.fit.steps import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of
+from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of
 from tfopt.model.require import require_model
 
 _FUNCTIONS = ("train_function", "test_function")

@@ -1,7 +1,7 @@
 from .attention import dot_product_attention as dot_product_attention
 from .attention_layers import use_flash_attention as use_flash_attention
 from .batch_norm import fuse_batch_norm as fuse_batch_norm
-from .explaining import Explanation as Explanation
-from .explaining import explain as explain
+from .explanation import Explanation as Explanation
+from .explanation import explain as explain
 from .replacing import LayerPath as LayerPath
 from .replacing import undo as undo

@@ -12,5 +12,5 @@ from .lines import Line as Line
 from .lines import Marks as Marks
 from .lines import Panel as Panel
 from .lines import Shade as Shade
-from .ticks import duration as duration
+from .time_chart import duration as duration
 from .time_chart import line_chart as line_chart

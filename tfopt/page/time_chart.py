@@ -6,15 +6,20 @@ Lines stretch with the page. Text does not: it stands beside them in the SVG, po
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tfopt.page.lines import MOST_LINES, Kind, Line, Marks, Panel, Shade
 from tfopt.page.markup import escape
-from tfopt.page.ticks import nice_step, ticks, time_ticks
 
 # The drawing's own units, fine enough for a wide screen; integers keep the page small.
 _WIDTH, _HEIGHT = 2000, 400
 _LABEL_PERCENT = 11.0  # height of a label, of the panel's height
 _SHAPES: dict[Kind, str] = {"division": "", "note": "M-4-9h8l-4 7z", "alarm": "M0-10 5-5 0 0-5-5z"}
+
+# A duration reads best in the largest unit of which it has at least two.
+_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+# Steps that divide a day, an hour and a minute evenly; elsewhere steps are decimal.
+_PARTS = {"h": (0.5, 1, 2, 3, 4, 6, 12), "min": (0.5, 1, 2, 5, 10, 15, 20, 30), "s": (1, 2, 5, 10, 15, 20, 30)}
 
 
 def line_chart(
@@ -221,3 +226,60 @@ def _apart(places: Sequence[float]) -> list[float]:
         moved[at] = min(moved[at], limit)
         limit = moved[at] - _LABEL_PERCENT
     return moved
+
+
+def nice_step(span: float, most: int) -> float:
+    """Returns the smallest of 1, 2 and 5 times a power of ten that divides a span into at most `most` parts."""
+    exponent = math.floor(math.log10(span / most))
+    steps = [float(f"{digit}e{power}") for power in (exponent, exponent + 1) for digit in (1, 2, 5)]
+    return next(step for step in steps if span / step <= most * (1 + 1e-9))
+
+
+def ticks(low: float, high: float, *, most: int = 4) -> list[tuple[float, str]]:
+    """Returns the round numbers between `low` and `high`, with their text, in at most `most` steps.
+
+    Example:
+        >>> ticks(0, 700)
+        [(0.0, '0'), (200.0, '200'), (400.0, '400'), (600.0, '600')]
+    """
+    step = nice_step(high - low, most)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [(number * step, number_text(number * step, step)) for number in range(first, last + 1)]
+
+
+def number_text(value: float, step: float) -> str:
+    """A tick's number, with as many decimals as a distance of `step` needs."""
+    if step < 1e-4 or abs(value) >= 1e7:
+        return f"{value:.3g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e").replace("-", "−")
+    decimals = max(0, -math.floor(math.log10(step)))
+    return f"{value:,.{decimals}f}".replace("-", "−")
+
+
+def time_ticks(seconds: float, *, most: int = 5) -> list[tuple[float, str]]:
+    """Returns round times from 0 to `seconds`, with their text, all in one unit: seconds, minutes, hours or days.
+
+    Example:
+        >>> time_ticks(5400)
+        [(0.0, '0'), (1200.0, '20 min'), (2400.0, '40 min'), (3600.0, '60 min'), (4800.0, '80 min')]
+    """
+    unit, size = next(((unit, size) for unit, size in _UNITS if seconds >= 2 * size), _UNITS[-1])
+    span = seconds / size
+    step = next((part for part in _PARTS.get(unit, ()) if span / part <= most), nice_step(span, most))
+    if seconds < most:  # a few seconds in all
+        step = nice_step(span, most)
+    count = math.floor(span / step + 1e-9)
+    return [(0.0, "0"), *((number * step * size, f"{number * step:g}\u00a0{unit}") for number in range(1, count + 1))]
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration in its two largest units.
+
+    Example:
+        >>> duration(11_580)
+        '3 h 13 min'
+    """
+    for (large, size), (small, part) in pairwise(_UNITS):
+        whole, rest = divmod(round(seconds / part), round(size / part))
+        if whole:
+            return f"{whole}\u00a0{large}" + (f" {rest}\u00a0{small}" if rest else "")
+    return f"{seconds:.1f}\u00a0s" if seconds < 9.95 else f"{seconds:.0f}\u00a0s"

@@ -19,7 +19,7 @@ from tfopt.bench.report import formatting
 from tfopt.bench.suites import fit
 from tfopt.bench.workloads import digits, gpt2, resnet50
 from tfopt.errors import UnsupportedError
-from tfopt.fit.steps import overlap_of
+from tfopt.fit.launching import overlap_of
 from tfopt.kernels import cudnn as cudnn_module
 from tfopt.kernels import eligibility
 from tfopt.measure import compare

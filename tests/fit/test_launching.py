@@ -9,8 +9,8 @@ from fitting import Pair, Steps, Trace, X, Y, compiled, dataset, dense_net
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from tfopt import fit
-from tfopt.fit import steps as fit_steps
-from tfopt.fit.steps import next_tensors
+from tfopt.fit import launching
+from tfopt.fit.launching import next_tensors
 
 ONCE = {"verbose": 0, "shuffle": False}
 
@@ -118,7 +118,7 @@ def taken(data):
 @pytest.mark.parametrize("known", [True, False])
 def test_it_trains_the_same_with_the_shortcut_and_without(monkeypatch, known):
     asked = []
-    monkeypatch.setattr(fit_steps, "_is_known", lambda: asked.append(known) or known)
+    monkeypatch.setattr(launching, "_is_known", lambda: asked.append(known) or known)
     weighted = tf.data.Dataset.from_tensor_slices((X, Y, abs(X[:, 0]))).batch(16)
     Pair().train(lambda model: model.fit(weighted, epochs=2, verbose=0, shuffle=False).history)
     assert asked
@@ -143,21 +143,21 @@ def test_the_shortcut_takes_what_next_does():
     ],
 )
 def test_the_shortcut_is_for_tuples_of_tensors(data, has):
-    assert fit_steps.takes_shortcut(iter(data)) == has
+    assert launching.takes_shortcut(iter(data)) == has
 
 
 def test_the_shortcut_is_for_the_tensorflow_that_is_known(monkeypatch):
-    fit_steps._is_known.cache_clear()
-    assert fit_steps.takes_shortcut(iter(dataset()))
-    fit_steps._is_known.cache_clear()
-    monkeypatch.setitem(fit_steps._KNOWN, OwnedIterator._next_internal, "another")
-    assert not fit_steps.takes_shortcut(iter(dataset()))
-    fit_steps._is_known.cache_clear()
+    launching._is_known.cache_clear()
+    assert launching.takes_shortcut(iter(dataset()))
+    launching._is_known.cache_clear()
+    monkeypatch.setitem(launching._KNOWN, OwnedIterator._next_internal, "another")
+    assert not launching.takes_shortcut(iter(dataset()))
+    launching._is_known.cache_clear()
 
 
 def test_the_shortcut_is_not_for_asynchronous_execution():
     tf.config.experimental.set_synchronous_execution(False)
     try:
-        assert not fit_steps.takes_shortcut(iter(dataset()))
+        assert not launching.takes_shortcut(iter(dataset()))
     finally:
         tf.config.experimental.set_synchronous_execution(True)
