@@ -81,6 +81,6 @@ def test_the_plan_says_what_runs_where(service):
     assert service in table["service"]
     assert "3 workers there" in table["service"]
     assert "on each run" in table["order"]
-    assert "share the examples out anew" in table["cache"]
+    assert "divide the examples differently" in table["cache"]
     names = [line.split()[0] for line in lines]
     assert names.index("batch") < names.index("service") < names.index("prefetch")

@@ -30,7 +30,7 @@ def test_a_wrong_count_fails_in_the_epoch():
 
 
 def test_a_count_unlike_the_cardinality_is_refused():
-    with pytest.raises(PipelineError, match=r"says that it has 4 elements\. Its dataset has 6"):
+    with pytest.raises(PipelineError, match=r"gives as its `count`\. Its dataset has 6"):
         build_pipeline(Source(name="numbers", dataset=numbers, count=4), batch_size=2)
     with pytest.raises(PipelineError, match="Its dataset has no end"):
         build_pipeline(Source(name="numbers", dataset=lambda: numbers().repeat(), count=4), batch_size=2)
