@@ -1,37 +1,124 @@
-"""The folder of all caches: where it is, how much it holds, and what goes first when room is needed."""
+"""The folder of all caches: how a cache is written and published, what is in the folder, and what goes first.
 
+FOLDER/KEY/rows.tfrecord, index.json   a whole cache
+FOLDER/KEY.writing-XXXX/               one being written, or whose writer died
+FOLDER/KEY.lock                        locked by the writing process; the system unlocks it when that process dies
+"""
+
+import contextlib
 import datetime
 import errno
+import fcntl
+import json
 import os
+import re
 import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.pipelines.cache.writer import INDEX, KEY, Lock, leftovers, read_index, remove
+import tensorflow as tf
 
-_SPARE = 0.05  # of the disk, left to others
+from tfopt import checks
+
+FORMAT = 1  # of the files; a new number gives new keys
+ROWS, INDEX = "rows.tfrecord", "index.json"
+_KEY = re.compile("tfopt-[0-9a-f]{64}")
+_WRITING, _LOCK = ".writing-", ".lock"
+_SPARE = 0.05  # share of the disk left to others
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
-    """A whole cache in a folder of caches.
-
-    Attributes:
-        path: Its folder.
-        bytes: Its size.
-        used_seconds: When it was last used, in seconds since 1970.
-    """
+class WholeCache:
+    """A whole cache in a folder of caches."""
 
     path: Path
     bytes: int
-    used_seconds: float
+    used_seconds: float  # when it was last used, since 1970
+
+
+class Lock:
+    """Marks a cache as being written by this process. Made by `take`."""
+
+    def __init__(self, path: Path, handle: int):
+        self._path = path
+        # Unlocks; a second call does nothing. Also called at exit, or when the lock is garbage collected.
+        self.release = weakref.finalize(self, _unlock, path, handle)
+
+    @classmethod
+    def take(cls, folder: Path, key: str) -> "Lock | None":
+        """Locks a cache for writing and removes what killed writers left; returns None if it is locked.
+
+        Raises:
+            OSError: If the folder cannot be written.
+        """
+        path = folder / (key + _LOCK)
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The previous holder may have removed the file meanwhile: this lock would then keep nobody out.
+                if _same_file(handle, path):
+                    for left in _leftovers(folder, key):
+                        shutil.rmtree(left, ignore_errors=True)
+                    return cls(path, handle)
+            except BlockingIOError:
+                os.close(handle)
+                return None
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
+
+
+class Writer:
+    """Writes a cache, under its lock; a writer that is dropped before publishing removes what it wrote."""
+
+    def __init__(self, folder: Path, key: str):
+        self._target = folder / key
+        self._path = Path(tempfile.mkdtemp(prefix=key + _WRITING, dir=folder))
+        self._remove = weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
+        self._file = tf.io.TFRecordWriter(str(self._path / ROWS))
+        self.count = self.size = 0  # records and bytes written
+
+    def write(self, record: bytes) -> None:
+        """Writes a record; raises an OSError or tf.errors.OpError if it cannot."""
+        self._file.write(record)
+        self.count += 1
+        self.size += len(record)
+
+    def publish(self, what: str) -> None:
+        """Makes the whole cache visible, once it is on the disk; raises an OSError or tf.errors.OpError if it cannot.
+
+        Args:
+            what: A description of the content, for readers of the folder.
+        """
+        self._file.close()
+        rows = self._path / ROWS
+        _sync(rows)
+        index = {"format": FORMAT, "count": self.count, "bytes": rows.stat().st_size, "what": what, "made": time.time()}
+        (self._path / INDEX).write_text(json.dumps(index), encoding="utf-8")
+        _sync(self._path / INDEX)
+        os.chmod(self._path, 0o755)  # others may read it; mkdtemp allows nobody
+        _remove_cache(self._target)
+        os.rename(self._path, self._target)
+        _sync(self._target.parent)
+        self.drop()
+
+    def drop(self) -> None:
+        """Removes what is not published; a second call does nothing."""
+        with contextlib.suppress(OSError, tf.errors.OpError):
+            self._file.close()
+        self._remove()
 
 
 def default_folder() -> Path:
-    """The folder for cache="auto": `tfopt/pipelines` in XDG_CACHE_HOME, by default in ~/.cache."""
+    """Returns the folder for cache="auto": `tfopt/pipelines` in XDG_CACHE_HOME, by default ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tfopt" / "pipelines"
 
 
@@ -41,87 +128,78 @@ def clear_cache(
     older_than: datetime.timedelta | None = None,
     keep_gib: float | None = None,
 ) -> int:
-    """Removes caches that pipelines have written, those used least recently first, and what killed writers have left.
+    """Removes caches that pipelines have written, the least recently used first, and what killed writers left.
 
-    A pipeline that uses one of them goes on: it reads its source again, and writes the cache anew. What is being
-    written stays.
+    A pipeline that uses one of them goes on: it reads its source again and rewrites the cache. Caches being written
+    stay.
 
     Args:
-        folder: The folder that was passed as `cache`. Default: the one that cache="auto" chooses.
-        older_than: Only those not used for so long.
-        keep_gib: Only as many as it takes to bring all of them down to this size in GiB.
+        folder: The folder that was passed as `cache`. Default: the one cache="auto" uses.
+        older_than: Remove only caches unused for this long.
+        keep_gib: Remove only as many as it takes for the rest to fit into this size in GiB.
 
     Returns:
-        The bytes that were freed.
+        The bytes freed.
 
     Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: `older_than` or `keep_gib` is negative, or `folder` is a file.
+        TypeError: If an argument is of the wrong type.
+        ValueError: If `older_than` or `keep_gib` is negative, or `folder` is a file.
 
     Example:
         >>> import datetime
         >>> clear_cache("/tmp/no-such-folder", older_than=datetime.timedelta(days=30))
         0
     """
-    where = default_folder() if folder is None else _existing(folder)
-    if keep_gib is not None and (isinstance(keep_gib, bool) or not isinstance(keep_gib, int | float)):
-        raise TypeError(f"Expected a number for `keep_gib`. Received: {keep_gib!r}. Pass GiB, such as 100.")
+    if folder == "":  # as a path it would be the current folder
+        raise TypeError("Expected the path of a folder. Received: ''. Pass what was passed as `cache`.")
+    remedy = "Pass what was passed as `cache`."
+    where = default_folder() if folder is None else checks.folder("folder", folder, remedy).expanduser()
+    if keep_gib is not None and keep_gib != float("inf"):
+        checks.number("keep_gib", keep_gib, "Pass GiB, such as 100.", least=0)
     if older_than is not None and not isinstance(older_than, datetime.timedelta):
         raise TypeError(
             f"Expected a datetime.timedelta for `older_than`. Received: {older_than!r}. Pass "
             "datetime.timedelta(days=30)."
         )
     seconds = None if older_than is None else older_than.total_seconds()
-    for name, value in (("older_than", seconds), ("keep_gib", keep_gib)):
-        if value is not None and not value >= 0:
-            raise ValueError(f"Expected `{name}` to be at least 0. Received: {value!r}. Leave it out to remove all.")
+    if seconds is not None:
+        checks.number("older_than", seconds, "Leave it out to remove all.", least=0)
     latest = float("inf") if seconds is None else time.time() - seconds
     caches = [cache for cache in whole_caches(where) if cache.used_seconds <= latest]
     excess = None if keep_gib is None else sum(cache.bytes for cache in whole_caches(where)) - keep_gib * 2**30
     return _remove(caches, excess) + _remove_leftovers(where)
 
 
-def _existing(folder: Any) -> Path:
-    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-        raise TypeError(f"Expected the path of a folder. Received: {folder!r}. Pass what was passed as `cache`.")
-    path = Path(folder).expanduser()
-    if path.exists() and not path.is_dir():
-        raise ValueError(
-            f"Expected a folder of caches. {os.fspath(folder)!r} is a file. Pass what was passed as `cache`."
-        )
-    return path
-
-
-def whole_caches(folder: Path) -> Iterator[Cache]:
+def whole_caches(folder: Path) -> Iterator[WholeCache]:
     """Yields the whole caches in a folder."""
     for path in sorted(folder.glob("*")):
-        # The folder may be anybody's: only what bears the name of a cache is one.
-        index = read_index(path) if KEY.fullmatch(path.name) else None
+        # The folder may hold other things: only what bears the name of a cache is one.
+        index = read_index(path) if _KEY.fullmatch(path.name) else None
         if index is not None:
             try:
-                yield Cache(path, index["bytes"], (path / INDEX).stat().st_mtime)
-            except FileNotFoundError:  # somebody else clears
+                yield WholeCache(path, index["bytes"], (path / INDEX).stat().st_mtime)
+            except FileNotFoundError:  # another process clears
                 continue
 
 
 def free_bytes(folder: Path) -> int:
-    """The bytes that caches in this folder may still take of its disk, whether or not the folder exists yet."""
+    """Returns the bytes of its disk that caches in this folder, which may not exist yet, may still take."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     usage = shutil.disk_usage(there)
     return max(0, usage.free - int(_SPARE * usage.total))
 
 
 def make_room(folder: Path, key: str, needed_bytes: int | None, limit_bytes: int | None) -> None:
-    """Removes the caches used least recently until another one fits under the limit.
+    """Removes the least recently used caches until another one fits under the limit.
 
     Args:
         folder: The folder of all caches.
-        key: The one that is to be written.
-        needed_bytes: Its size, None where unknown.
-        limit_bytes: What all of them may take together; None for no limit.
+        key: The cache to be written.
+        needed_bytes: Its size; None if unknown.
+        limit_bytes: What all caches may take together; None for no limit.
 
     Raises:
-        OSError: It cannot fit, whatever is removed.
+        OSError: If it cannot fit, whatever is removed.
     """
     needed = needed_bytes or 0
     if limit_bytes is not None:
@@ -133,24 +211,68 @@ def make_room(folder: Path, key: str, needed_bytes: int | None, limit_bytes: int
         raise OSError(errno.ENOSPC, f"its {needed:,} bytes do not fit on the disk, which has {free_bytes(folder):,}")
 
 
-def _remove(caches: list[Cache], excess: float | None) -> int:
-    """Removes caches, the least recently used first, until `excess` bytes are freed; None removes all."""
+def read_index(path: Path) -> dict[str, Any] | None:
+    """Returns the index of a cache, or None if it is missing, or its file has the wrong size."""
+    try:
+        index = json.loads((path / INDEX).read_text(encoding="utf-8"))
+        whole = index["format"] == FORMAT and (path / ROWS).stat().st_size == index["bytes"]
+        return index if whole and isinstance(index["count"], int) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remove(caches: list[WholeCache], excess: float | None) -> int:
+    """Removes the least recently used caches until `excess` bytes are freed; None removes all."""
     freed = 0
     for cache in sorted(caches, key=lambda cache: cache.used_seconds):
         if excess is not None and freed >= excess:
             break
-        remove(cache.path)
+        _remove_cache(cache.path)
         freed += cache.bytes
     return freed
 
 
 def _remove_leftovers(folder: Path) -> int:
-    """Removes what killed writers have left, and damaged caches."""
+    """Removes what killed writers left, and damaged caches."""
     freed = 0
-    for key in {match.group() for path in folder.glob("*") if (match := KEY.match(path.name))}:
-        size = sum(file.stat().st_size for path in leftovers(folder, key) for file in path.glob("*"))
+    for key in {match.group() for path in folder.glob("*") if (match := _KEY.match(path.name))}:
+        size = sum(file.stat().st_size for path in _leftovers(folder, key) for file in path.glob("*"))
         lock = Lock.take(folder, key)  # which removes them
-        if lock is not None:  # it is not being written
+        if lock is not None:  # nobody writes it
             freed += size
             lock.release()
     return freed
+
+
+def _remove_cache(path: Path) -> None:
+    """Removes a cache, its index first, so that no reader starts on a part."""
+    with contextlib.suppress(OSError):
+        (path / INDEX).unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _leftovers(folder: Path, key: str) -> list[Path]:
+    """Returns what dead writers left, and damaged caches; the holder of the lock may remove them."""
+    found = [path for path in folder.glob(key + "*") if path.is_dir()]
+    return [path for path in found if path.name != key or read_index(path) is None]
+
+
+def _unlock(path: Path, handle: int) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()  # before unlocking: afterwards it may be another's
+    os.close(handle)
+
+
+def _same_file(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

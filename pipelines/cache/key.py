@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfopt.pipelines.cache.choice import CacheChoice
 from tfopt.pipelines.cache.fingerprint import fingerprint
-from tfopt.pipelines.cache.writer import FORMAT
+from tfopt.pipelines.cache.folder import FORMAT
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.crop import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions

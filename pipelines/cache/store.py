@@ -11,33 +11,29 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.cache.folder import make_room
-from tfopt.pipelines.cache.writer import INDEX, ROWS, Lock, Writer, read_index
+from tfopt.pipelines.cache.folder import INDEX, ROWS, Lock, Writer, make_room, read_index
 
-_WRITERS = 3  # at a time: one for the epoch, the others for iterations that may be only a look
+_WRITERS = 3  # at a time: one for the epoch, the others for iterations that may be abandoned
 _FAILURES = (OSError, ValueError, tf.errors.OpError)
 _log = logging.getLogger("tfopt")
-_guard = threading.RLock()  # one for all: a pipeline takes the lock of another one of its process
+_guard = threading.RLock()  # one for all: a pipeline may take the lock from another one in its process
 _stores: "weakref.WeakSet[Store]" = weakref.WeakSet()  # of this process
 
 
 class Store:
     """A cache on disk under its key.
 
-    Each iteration of the dataset is a session, known by a number. It reads the file that `begin` gives it, says in
-    `end_of_rows` how far that went, and takes the rest from the source. Where there was no file, it also writes; the
-    first session that is complete is published.
+    Each iteration of the dataset is a session with a number. It reads the file `begin` returns, reports in
+    `end_of_rows` how far that went, and takes the rest from the source. If there was no file, it also writes; the first
+    complete session is published.
 
     Args:
         folder: The folder of all caches.
-        key: The fingerprint of what is cached.
-        count: The number of examples, None where unknown.
-        expected_bytes: About how large the cache will be, None where unknown.
+        key: The cache's key.
+        count: The number of examples, None if unknown.
+        expected_bytes: Approximate size of the cache, None if unknown.
         limit_bytes: What all caches in the folder may take together; None for no limit.
-        what: What is cached, for whoever looks at the folder.
-
-    Attributes:
-        count: The number of examples, None where unknown.
+        what: A description of the content, for readers of the folder.
     """
 
     def __init__(
@@ -53,15 +49,15 @@ class Store:
         self._folder, self._key, self.count, self._what = folder, key, count, what
         self._expected_bytes, self._limit_bytes = expected_bytes, limit_bytes
         self._sessions = 0
-        self._given: dict[int, int] = {}  # how many examples a session's file gave, until it goes on
+        self._given: dict[int, int] = {}  # how many examples a session's file gave, until the session goes on
         self._lock: Lock | None = None
         self._writers: dict[int, Writer] = {}
-        self._given_up = self._told = False
+        self._given_up = self._warned = False
         _stores.add(self)
 
     @property
     def tag(self) -> int:
-        """A number that stands in each of its records, and in no other cache's."""
+        """A number in each of its records, and in no other cache's."""
         return int.from_bytes(hashlib.sha256(self._key.encode()).digest()[:7])
 
     @property
@@ -73,7 +69,7 @@ class Store:
         """Begins a session.
 
         Returns:
-            Its number; the file to read, none where there is no whole cache; and how many examples that holds, or -1.
+            Its number; the file to read, none without a whole cache; and how many examples that holds, or -1.
         """
         with _guard:
             self._sessions += 1
@@ -91,11 +87,11 @@ class Store:
         return False
 
     def go_on(self, session: int, held: int) -> tuple[np.int64, bool]:
-        """Returns where in the source a session goes on, -1 where nothing is left, and whether it writes.
+        """Returns where in the source a session goes on, -1 if nothing is left, and whether it writes.
 
         Args:
             session: Its number.
-            held: How many examples its file holds, -1 where there was none.
+            held: How many examples its file holds, -1 if there was none.
         """
         with _guard:
             position = self._given.pop(session)
@@ -105,7 +101,7 @@ class Store:
                 return np.int64(-1), False
             _log.warning(
                 "The cache %s is damaged at example %d: the source is read from there on, and the cache will be "
-                "written anew.",
+                "rewritten.",
                 self.path,
                 position,
             )
@@ -114,7 +110,7 @@ class Store:
             return np.int64(position), False
 
     def write(self, session: int, record: bytes) -> None:
-        """Writes the next record of a session, where it still writes."""
+        """Writes the next record of a session, if it still writes."""
         with _guard:
             writer = self._writers.get(session)
             if writer is None:
@@ -129,14 +125,14 @@ class Store:
                 self._give_up(error)
 
     def end_of_source(self, session: int) -> None:
-        """Publishes what a session wrote, where the number of examples is known only now."""
+        """Publishes what a session wrote, if the number of examples is known only now."""
         with _guard:
             writer = self._writers.get(session)
             if writer is None:
                 return
             try:
                 if self.count is not None:
-                    raise OSError(f"the source gave {writer.count} examples in place of {self.count}")
+                    raise OSError(f"the source gave {writer.count} examples instead of {self.count}")
                 self._publish(writer)
             except _FAILURES as error:
                 self._give_up(error)
@@ -151,7 +147,7 @@ class Store:
                 self._lock = None
 
     def _whole(self) -> int | None:
-        """The number of examples of the whole cache, None where there is none."""
+        """Returns the number of examples of the whole cache, or None."""
         index = read_index(self.path)
         return None if index is None or self.count not in (None, index["count"]) else int(index["count"])
 
@@ -161,7 +157,7 @@ class Store:
         try:
             if not self._take_lock():
                 return False
-            if len(self._writers) >= _WRITERS:  # iterations that were left, as Keras leaves the first of each epoch
+            if len(self._writers) >= _WRITERS:  # abandoned iterations, as Keras abandons the first of each epoch
                 shortest = min(self._writers, key=lambda number: (self._writers[number].count, -number))
                 self._writers.pop(shortest).drop()
             self._writers[session] = Writer(self._folder, self._key)
@@ -175,12 +171,12 @@ class Store:
         lock = Lock.take(self._folder, self._key)
         if lock is None:
             for other in [store for store in _stores if store is not self and store.path == self.path]:
-                other.stop_writing()  # of this process: a pipeline that was perhaps only looked at
+                other.stop_writing()  # of this process: perhaps a pipeline that was only looked at
             lock = Lock.take(self._folder, self._key)
         if lock is None:
-            if not self._told:
+            if not self._warned:
                 _log.warning("Another process writes the cache %s: the source is read meanwhile.", self.path)
-            self._told = True
+            self._warned = True
             return False
         self._lock = lock
         make_room(self._folder, self._key, self._expected_bytes, self._limit_bytes)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import host
-from tfopt.pipelines.cache.writer import read_index
+from tfopt.pipelines.cache.folder import read_index
 from tfopt.pipelines.inspection.tracing import trace
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile

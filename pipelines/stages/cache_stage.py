@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfopt.pipelines.cache.cached import cached
+from tfopt.pipelines.cache.cached_dataset import cached
 from tfopt.pipelines.cache.choice import CacheChoice, choose_cache
 from tfopt.pipelines.cache.key import cache_key, expect_one_order
 from tfopt.pipelines.cache.store import Store

@@ -12,7 +12,7 @@ from pathlib import Path
 import cached_job
 import pytest
 
-from tfopt.pipelines.cache.writer import INDEX, ROWS, read_index
+from tfopt.pipelines.cache.folder import INDEX, ROWS, read_index
 
 ROOT = Path(__file__).parents[3]
 # A kill costs a process that imports TensorFlow.

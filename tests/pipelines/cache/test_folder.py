@@ -5,8 +5,7 @@ import time
 import pytest
 
 from tfopt.pipelines import clear_cache
-from tfopt.pipelines.cache.folder import default_folder, free_bytes, make_room, whole_caches
-from tfopt.pipelines.cache.writer import INDEX, ROWS, Lock, Writer
+from tfopt.pipelines.cache.folder import INDEX, ROWS, Lock, Writer, default_folder, free_bytes, make_room, whole_caches
 
 
 def key(letter):
@@ -82,7 +81,7 @@ def test_the_default_folder_is_the_users(tmp_path, monkeypatch):
 )
 def test_negative_values_are_refused(tmp_path, arguments):
     publish(tmp_path, "a")
-    with pytest.raises(ValueError, match=f"Expected `{next(iter(arguments))}` to be at least 0"):
+    with pytest.raises(ValueError, match=f"Expected {next(iter(arguments))} to be (at least 0|a finite number)"):
         clear_cache(tmp_path, **arguments)
     assert left(tmp_path) == "a"
 
@@ -140,7 +139,7 @@ def test_wrong_types_are_refused(tmp_path, arguments):
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="Expected a folder of caches"):
+    with pytest.raises(ValueError, match=r"Expected folder to be a folder\b.*which is a file"):
         clear_cache(tmp_path / "file")
 
 

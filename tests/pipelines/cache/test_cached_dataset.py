@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.pipelines.cache.example_records import Rows
+from tfopt.pipelines.cache.cached_dataset import RecordFormat
 
 DTYPES = [
     "bool",
@@ -21,7 +21,7 @@ DTYPES = [
 
 def stored(example, spec=None, tag=3, position=7):
     """The example behind a record, and the record."""
-    rows = Rows(spec or tf.nest.map_structure(tf.type_spec_from_value, example), tag)
+    rows = RecordFormat(spec or tf.nest.map_structure(tf.type_spec_from_value, example), tag)
     tensors = [tensor.numpy() for tensor in tf.function(rows.flatten)(example)]
     record = rows.pack(position, tensors)
     return tf.function(rows.unpack)(tf.constant(record)), record, rows
@@ -63,7 +63,7 @@ def test_unknown_dimensions_are_stored_with_the_example():
 
 def test_an_unknown_rank_is_refused():
     with pytest.raises(ValueError, match="Expected tensors of known rank"):
-        Rows(tf.TensorSpec(None), 1)
+        RecordFormat(tf.TensorSpec(None), 1)
 
 
 def test_a_record_is_known_by_its_position_and_its_cache():
@@ -71,5 +71,5 @@ def test_a_record_is_known_by_its_position_and_its_cache():
     _, record, rows = stored(example)
     assert rows.is_at(record, 7)
     assert not rows.is_at(record, 8)
-    assert not Rows(tf.TensorSpec((2,)), 4).is_at(record, 7)
+    assert not RecordFormat(tf.TensorSpec((2,)), 4).is_at(record, 7)
     assert not any(rows.is_at(rows.nowhere(), position) for position in range(3))
