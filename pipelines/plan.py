@@ -9,7 +9,6 @@ from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.batch import plan_batch, plan_padding, plan_service
 from tfopt.pipelines.stages.cache_stage import Cache, plan_cache
-from tfopt.pipelines.stages.execution import plan_memory, plan_order
 from tfopt.pipelines.stages.function_stages import (
     FunctionStage,
     gather_on_device,
@@ -19,9 +18,8 @@ from tfopt.pipelines.stages.function_stages import (
     plan_gather,
     reads_rows,
 )
-from tfopt.pipelines.stages.output import plan_device, plan_overlap, plan_prefetch
-from tfopt.pipelines.stages.read import plan_reading
-from tfopt.pipelines.stages.shuffle import plan_shuffle
+from tfopt.pipelines.stages.output import plan_device, plan_memory, plan_order, plan_overlap, plan_prefetch
+from tfopt.pipelines.stages.reading import plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, ShapeCheck, Stage, shape_check
 
 
@@ -86,12 +84,12 @@ class PipelinePlan:
 def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     """Plans an input pipeline; `str()` of the plan says what it does and why, `build()` makes it.
 
-    Use it to see the decisions; `build_pipeline` is for those who trust them. Up to 32 examples are read, decoded and
-    transformed, so that what could not be trained on fails here.
+    Use it to see the decisions before `build_pipeline` makes them. It reads, decodes and transforms up to 32 examples,
+    so that what could not be trained on fails here.
 
-    Stages: read in parallel, decode, crop, `transform`, cache, shuffle, `augment`, batch, prefetch, copy to the device.
-    A random crop, and `transform` behind it, stand behind the cache. Without a cache the shuffle stands where elements
-    are smallest, often before decoding.
+    Stages: read, decode, crop, `transform`, cache, shuffle, `augment`, batch, prefetch, copy to the device. A random
+    crop, and the `transform` after it, follow the cache. Without a cache, the shuffle comes where elements are
+    smallest, often before decoding.
 
     Args:
         source: A `Source`; arrays, or tuples and dicts of them; a `tf.data.Dataset` of single examples; the path of a
@@ -99,47 +97,46 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             paths of TFRecord files; paths of .npy files; that of an HDF5 file with one dataset; "tfds:NAME".
         batch_size: Examples in a batch.
         training: Sets `shuffle` and `remainder`: shuffled and without a smaller last batch, or in order and complete.
-        crop: `RandomCrop` or `CentralCrop`. Where nothing is cached before it, only the crop of a JPEG is decoded.
+        crop: `RandomCrop` or `CentralCrop`. If nothing is cached before it, only the crop of a JPEG is decoded.
         transform: A deterministic function of an example, called as `Dataset.map` calls its function.
-        augment: A random function of a transformed example, run anew in each epoch, or a list of them; `per_batch`
-            marks one that takes batches. Where it has a keyword `seed`, it gets an int32 tensor of shape (2,) for
-            TensorFlow's stateless operations, unlike for each element and epoch. With cache="device" Keras layers, too:
-            they take whole batches, and draw from the pipeline's seeds.
-        cache: "memory" keeps the examples; the path of a folder keeps them on disk, for later runs too; "auto" chooses:
-            in memory up to a quarter of what is free, else on disk where that is quicker than computing and takes at
-            most half of what is free; None does not. "device" copies them to the device once, where they take at most
-            half of what is free; batches are made there, and `fit` needs `tfopt.fit.overlap`. With "auto" `overlap`
-            finds them there too, up to a quarter of what is free on the GPU; a plain `fit` does not need it.
-        cache_after: "decode" caches before `transform`, "transform" behind it; "auto" chooses.
-        cache_key: Stands for what cannot be fingerprinted in the name of a cache on disk. Change it whenever the
-            examples would.
-        cache_limit_gib: What all caches in the folder may take together, in GiB; those used least recently are removed
-            for a new one. Default: no limit but the disk's.
+        augment: A random function of a transformed example that runs again in each epoch, or a list of them;
+            `per_batch` marks one that takes batches. A keyword `seed` gets an int32 tensor of shape (2,) for
+            TensorFlow's stateless operations, different for each element and epoch. With cache="device" also Keras
+            layers, which take whole batches and draw from the pipeline's seeds.
+        cache: "memory" keeps the examples in memory; the path of a folder keeps them on disk, for later runs too;
+            None keeps nothing. "auto" uses up to a quarter of the free memory, or else up to half of the free disk if
+            reading is faster than computing. "device" keeps them on the device, in up to half of its free memory;
+            batches are made there, and `fit` needs `tfopt.fit.overlap`. With "auto" `overlap` finds them there too, in
+            up to a quarter of the GPU's free memory, and a plain `fit` works as well.
+        cache_after: "decode" caches before `transform`, "transform" after it; "auto" chooses.
+        cache_key: Stands in the key of a cache on disk for what cannot be fingerprinted. Change it whenever the
+            examples would change.
+        cache_limit_gib: What all caches in the folder may take together, in GiB; a new one replaces the least recently
+            used. Default: limited by the disk alone.
         shuffle: Default: True when training.
-        seed: With a seed, elements, their order and their augmentation are the same on every run, whatever the
-            parallelism and `tf.random.set_seed`, and new in each epoch. Default: random.
+        seed: Makes elements, their order and their augmentation the same on every run, regardless of parallelism and
+            `tf.random.set_seed`, and different in each epoch. Default: random.
         remainder: "drop" leaves out the examples that do not fill a batch, "keep" makes a smaller last batch, "pad"
-            fills it and returns sample weights under which loss and gradients are those of the smaller one. Default:
-            "drop" when training, else "keep".
+            fills it and returns sample weights that keep loss and gradients those of the smaller one. Default: "drop"
+            when training, else "keep".
         prefetch: Batches prepared ahead; "auto" leaves it to tf.data.
-        device: Where batches are copied to before they are asked for: "auto" for the GPU where there is one, a device's
-            name, or None. With cache="device", where the examples lie.
+        device: Where batches are copied to ahead of use: "auto" for the GPU if there is one, a device's name, or None.
+            With cache="device", where the examples are kept.
         service: "grpc://host:port" of a tf.data service (`python -m tfopt.pipelines.serve`), whose workers do the work
-            up to the batch, in any order and without a cache. An error tells when one of them is lost.
+            up to the batch, in any order and without a cache. Losing a worker raises an error.
 
     Returns:
         The plan.
 
     Raises:
-        TypeError: An argument is unknown or of the wrong type.
-        ValueError: An argument is out of range; or random draws would be frozen, by the cache or by TensorFlow's
-            tracing, or `seed` could not make them the same on every run; or what a cache on disk would hold cannot be
-            fingerprinted; or examples cannot be cropped or padded; or cache="device" cannot hold or make them; or the
-            workers of a tf.data service could not do it.
-        UnsupportedError: cache="device" under a distribution strategy; or `service` where several processes train,
+        TypeError: If an argument is unknown or of the wrong type.
+        ValueError: If an argument is out of range; the cache or TensorFlow's tracing would freeze random draws, or
+            `seed` could not control them; what a cache on disk would hold cannot be fingerprinted; examples cannot be
+            cropped, padded or kept on the device; or a tf.data service could not run the pipeline.
+        UnsupportedError: If cache="device" is used under a distribution strategy, or several processes use `service`
             outside of their strategy's scope or with a source that has no parts.
-        PipelineError: The tf.data service does not answer; or data is missing, empty, damaged or of unlike shapes,
-            there are too few examples for a batch, or a function failed.
+        PipelineError: If data is missing, empty, damaged or of different shapes, there are too few examples for a
+            batch, a function fails, or the tf.data service does not answer.
 
     Example:
         >>> import numpy as np
@@ -154,7 +151,7 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
 
 @takes_options
 def build_pipeline(source: Any, **options: Unpack[Choices]) -> Any:
-    """Returns the `tf.data.Dataset` that `plan_pipeline` plans; it takes the same arguments.
+    """Returns the `tf.data.Dataset` that `plan_pipeline` would plan, for the same arguments.
 
     Example:
         >>> import numpy as np

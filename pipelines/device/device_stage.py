@@ -13,8 +13,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.model.batches import DEVICE_STAGE
 from tfopt.pipelines.device.batch_functions import batch_functions, stored_dtype
-from tfopt.pipelines.device.capacity import OnDevice
-from tfopt.pipelines.device.copying import copy_ahead, is_gpu
+from tfopt.pipelines.device.placing import OnDevice, copy_ahead, is_gpu
 from tfopt.pipelines.shared.elements import element_of, first_line, leaves, without_autograph
 from tfopt.pipelines.shared.functions import augment_functions
 from tfopt.pipelines.shared.options import PipelineOptions

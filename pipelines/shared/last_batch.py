@@ -1,4 +1,4 @@
-"""Fills the last batch, with sample weights under which loss and gradients are those of its own examples."""
+"""Fills the last batch, with sample weights that keep loss and gradients those of its own examples."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ PADDING_NOTE = (
 
 
 def expect_paddable(spec: Any) -> None:
-    """Refuses examples, or batches of them, that `pad_batch` cannot fill or weigh.
+    """Refuses examples, or batches of them, that `pad_batch` cannot fill or weight.
 
     Args:
         spec: The element spec.
 
     Raises:
-        ValueError: They are not `(x, y)` or `(x, y, sample_weight)`, or hold tensors that are ragged, sparse or of
+        ValueError: If they are not `(x, y)` or `(x, y, sample_weight)`, or hold tensors that are ragged, sparse or of
             unknown rank.
     """
     if type(spec) is not tuple or len(spec) not in (2, 3):
@@ -37,22 +37,21 @@ def expect_paddable(spec: Any) -> None:
 
 @without_autograph
 def pad_batch(batch: Any, batch_size: int) -> Any:
-    """Fills a batch to the full size by repeating its own examples in turn, and weighs them, in a graph.
+    """Fills a batch by repeating its own examples in turn, and weights them, in a graph.
 
-    Of k examples each weighs `batch_size / k`, and the filling nothing. Repeated examples, not zeros: a weight of
-    zero does not remove a NaN, which a loss may have at zeros.
+    Each of k examples gets the weight `batch_size / k`, the filling zero. Examples are repeated rather than zeros
+    added, because a weight of zero does not remove a NaN, which a loss may have at zeros.
 
     Args:
-        batch: `(x, y)` or `(x, y, sample_weight)` with 1 to `batch_size` examples; `expect_paddable` has seen its spec.
+        batch: `(x, y)` or `(x, y, sample_weight)` of 1 to `batch_size` examples; `expect_paddable` has seen its spec.
         batch_size: Examples in a full batch.
 
     Returns:
-        `(x, y, sample_weight)` of `batch_size` examples. Where the batch is full, x and y are not copied.
-        `sample_weight` is float32, shape (batch_size,); given ones, of any shape behind the first dimension, are
-        multiplied.
+        `(x, y, sample_weight)` of `batch_size` examples; x and y of a full batch are not copied. `sample_weight` is
+        float32, shape (batch_size,); given weights, of shape (batch_size, ...), are multiplied.
 
     Raises:
-        ValueError: No weights are given, and the loss may have several values an example.
+        ValueError: If no weights are given, and the loss may have several values per example.
 
     Example:
         >>> x, y, weight = pad_batch((tf.constant([1, 2, 3]), tf.constant([0, 1, 0])), 4)
@@ -78,9 +77,9 @@ def pad_batch(batch: Any, batch_size: int) -> Any:
 
 
 def _expect_one_loss(target: Any, batch_size: int) -> None:
-    """Refuses targets for which Keras would take the weights of the examples for those of steps or rows."""
-    # Loss values of shape (batch, steps) times weights of shape (batch,) are an error in Keras, or, where there are as
-    # many steps as examples, silently another loss. Of rank 2 most targets have one value an example.
+    """Refuses targets for which Keras would apply the weights of examples to steps or rows."""
+    # Keras refuses loss values of shape (batch, steps) times weights of shape (batch,) or, with as many steps as
+    # examples, silently computes a different loss. Most targets of rank 2 have one loss value per example.
     if target.shape.rank > 2 or (target.shape.rank == 2 and batch_size > 1 and target.shape[1] in (None, batch_size)):
         raise ValueError(
             "remainder='pad' expects targets with one loss an example, or sample weights of the shape of the loss. "

@@ -1,4 +1,4 @@
-"""Keras layers as functions of `augment`: they take whole batches, and draw from the pipeline's seeds."""
+"""Keras layers as functions of `augment` that take whole batches and draw from the pipeline's seeds."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from tfopt.pipelines.shared.elements import without_autograph
 
-_MIXING = ("MixUp", "CutMix")  # Keras' own layers that change labels; a test looks for others
+_MIXING = ("MixUp", "CutMix")  # Keras' own layers that change labels; a test looks for more
 
 
 def is_layer(function: Any) -> bool:
-    """Whether this is a Keras layer; Keras is not imported for it."""
+    """Whether this is a Keras layer, without importing Keras."""
     return any(base.__name__ == "Layer" for base in type(function).__mro__)
 
 
@@ -19,11 +19,11 @@ def is_layer(function: Any) -> bool:
 class LayerFunction:
     """A Keras layer as a function of a batch with a keyword `seed`.
 
-    A layer's random numbers come from variables that each call advances; here each call is given its state by the
-    seed, and leaves the variables alone. So the same seed gives the same draws, and graphs keep no state.
+    A layer's random numbers come from variables that each call advances. Here the seed determines that state for each
+    call, and the variables stay as they are: the same seed gives the same draws, and graphs keep no state.
 
     Args:
-        layer: The layer. It gets the first part of a batch; one that changes labels, as MixUp does, gets both parts.
+        layer: The layer. It gets the first part of a batch; one that changes labels, such as MixUp, gets both parts.
 
     Example:
         >>> import keras
@@ -38,14 +38,14 @@ class LayerFunction:
 
     @without_autograph
     def __call__(self, *parts: Any, seed: Any) -> Any:
-        """Returns the batch as the layer makes it, in training.
+        """Returns what the layer makes of the batch in training.
 
         Args:
-            *parts: A tensor of shape (batch, ...), and what belongs to it.
+            *parts: A tensor of shape (batch, ...), and the labels that belong to it.
             seed: int32, shape (2,).
 
         Raises:
-            ValueError: The layer cannot be given this batch, or keeps a state of its own.
+            ValueError: If the layer cannot take this batch, or keeps state of its own.
         """
         first, *rest = parts
         if not tf.is_tensor(first) and not hasattr(first, "__array__"):
@@ -94,7 +94,7 @@ class LayerFunction:
         return result
 
     def _build(self, inputs: Any) -> None:
-        """Makes the layer's variables, which cannot be made where its state is given."""
+        """Creates the layer's variables, which is impossible while its state is given."""
         import keras
 
         if not self.layer.built:

@@ -1,7 +1,7 @@
-"""Finds what makes a function give another result on the next call, in TensorFlow graphs and in datasets.
+"""Finds operations in TensorFlow graphs and datasets that may give another result on the next call.
 
-Python's and NumPy's own random functions leave no operation in a graph: they run once, when TensorFlow traces the
-function, and their draw becomes a constant. `contents` of two traces tell.
+Python's and NumPy's random functions leave no operation in a graph: they run once, when TensorFlow traces the function,
+and their draw becomes a constant. Comparing the `contents` of two traces finds them.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
-# Every registered operation that is stateful and draws random numbers; a test compares this with TensorFlow's registry.
+# Every registered stateful operation that draws random numbers; a test compares this with TensorFlow's registry.
 _RANDOM = frozenset(
     [
         "AllCandidateSampler",
@@ -89,7 +89,7 @@ _ASSIGNING = frozenset(
         "LookupTableRemoveV2",
     ]
 )
-_OPAQUE = frozenset({"EagerPyFunc", "PyFunc"})  # PyFuncStateless is the caller's word that it is not
+_OPAQUE = frozenset({"EagerPyFunc", "PyFunc"})  # PyFuncStateless is the caller's promise that it is not
 _INTERLEAVE = "ParallelInterleaveDataset"
 _IGNORE = 1  # tf.data.experimental.ExternalStatePolicy.IGNORE
 _READING = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
@@ -99,21 +99,16 @@ Kind = Literal["random", "assigning", "opaque", "reading", "shuffle", "unordered
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An operation whose result may differ from call to call.
+    """An operation whose result may differ from call to call."""
 
-    Args:
-        kind: "random"; "assigning", it changes a variable or table; "opaque", it calls Python, which may do anything;
-            "reading", it reads a variable, which may change; "shuffle", a shuffle that gives another order on each
-            iteration or in each process; "unordered", a parallel stage that does not keep the order.
-        operation: Its type, such as "RandomUniform".
-        name: Its name in the graph.
-        restarts: Whether its seed is fixed, by an argument or by `tf.random.set_seed`: each iteration of a dataset then
-            makes it draw the same numbers again.
-    """
-
+    # "random"; "assigning": changes a variable or table; "opaque": calls Python, which may do anything; "reading":
+    # reads a variable, which may change; "shuffle": a shuffle whose order differs by iteration or process;
+    # "unordered": a parallel stage that does not keep the order
     kind: Kind
-    operation: str
-    name: str
+    operation: str  # its type, such as "RandomUniform"
+    name: str  # in the graph
+    # Whether its seed is fixed, by an argument or by `tf.random.set_seed`, so that it repeats its draws in each
+    # iteration of a dataset.
     restarts: bool = False
 
     def __str__(self) -> str:
@@ -121,10 +116,7 @@ class Finding:
 
 
 def find_in_function(function: Any) -> list[Finding]:
-    """Finds such operations in a concrete function and in all functions that it calls.
-
-    Args:
-        function: A `tf.types.experimental.ConcreteFunction`.
+    """Finds such operations in a concrete function and all functions it calls.
 
     Example:
         >>> import tensorflow as tf
@@ -136,14 +128,14 @@ def find_in_function(function: Any) -> list[Finding]:
 
 
 def find_in_dataset(dataset: Any) -> list[Finding]:
-    """Finds such operations in the functions of a dataset and of all datasets that it reads from."""
+    """Finds such operations in the functions of a dataset and all datasets it reads from."""
     return [finding for stage in lineage(dataset) for finding in _in_stage(stage)]
 
 
 def contents(function: Any) -> Counter[tuple[str, bytes]]:
-    """Counts the operations of a concrete function and of those that it calls; a constant with its value, serialised.
+    """Counts the operations of a concrete function and those it calls; constants by their serialised value.
 
-    Names are left out, and texts, into which asserts put names: those differ from trace to trace.
+    Names are left out, and string constants, which hold names in asserts: those differ from trace to trace.
     """
     return Counter((node.op, _value(node)) for node in _nodes(function))
 
@@ -165,14 +157,14 @@ def _classify(node: Any) -> Finding | None:
         ("opaque", _OPAQUE),
         ("reading", _READING),
     ]
-    # Zeros stand for no seed.
+    # Zeros mean no seed.
     fixed = any(node.attr[half].i != 0 for half in ("seed", "seed2") if half in node.attr)
     found = (Finding(kind, node.op, node.name, fixed) for kind, operations in kinds if node.op in operations)
     return next(found, None)
 
 
 def lineage(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset and all that it reads from."""
+    """Yields a dataset and all datasets it reads from."""
     waiting, seen = [dataset], set()
     while waiting:
         stage = waiting.pop()
@@ -197,7 +189,7 @@ def _in_stage(stage: Any) -> list[Finding]:
 def _loses_order(stage: Any) -> bool:
     if type(stage).__name__ == "_OptionsDataset":
         return stage.options().deterministic is False
-    if type(stage).__name__ == "_ParallelInterleaveDataset":  # it keeps no attribute of it
+    if type(stage).__name__ == "_ParallelInterleaveDataset":  # it keeps no attribute for it
         graph = tf.raw_ops.DatasetToGraphV2(input_dataset=stage._variant_tensor, external_state_policy=_IGNORE)
         nodes = graph_pb2.GraphDef.FromString(graph.numpy()).node
         return any(node.attr["deterministic"].s == b"false" for node in nodes if node.op.startswith(_INTERLEAVE))

@@ -1,4 +1,4 @@
-"""What a user may set about a pipeline, checked when it is made."""
+"""The options of a pipeline, checked when they are made."""
 
 import dataclasses
 import difflib
@@ -8,8 +8,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
-
-import numpy as np
 
 from tfopt import checks
 from tfopt.errors import unknown_name
@@ -25,7 +23,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _AUTOTUNE = -1  # tf.data.AUTOTUNE
-_MOST_GIB = 2**33  # 8 EiB, which no file system exceeds
 _CACHE_NAMES = ("auto", "memory", "device")
 _SERVICE = re.compile(r"grpc://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[1-9][0-9]{0,4}")
 _RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"'}
@@ -39,14 +36,14 @@ class PerBatch:
 
 
 def per_batch(function: Callable[..., Any]) -> PerBatch:
-    """Marks a function of `augment` that takes a whole batch in place of one example, such as MixUp.
+    """Marks a function of `augment` that takes a whole batch instead of one example, such as MixUp.
 
     Args:
-        function: Takes a batch, called as `Dataset.map` calls its function; where it has a keyword `seed`, with one
-            for the batch, as `augment` describes it.
+        function: Takes a batch, called as `Dataset.map` calls its function; a keyword `seed` gets a seed for the
+            batch, as described for `augment`.
 
     Raises:
-        TypeError: It is no function.
+        TypeError: If `function` is not callable.
 
     Example:
         >>> import numpy as np
@@ -64,7 +61,7 @@ def unmarked(function: Callable[..., Any] | PerBatch) -> Callable[..., Any]:
 
 
 class Choices(TypedDict, total=False):
-    """The options as keywords, for type checkers and editors; their defaults stand in `PipelineOptions`."""
+    """The options as keywords, for type checkers and editors; `PipelineOptions` has their defaults."""
 
     batch_size: int
     training: bool
@@ -85,11 +82,11 @@ class Choices(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """The options of `plan_pipeline`, which describes them; `shuffle` and `remainder` are never None once made.
+    """The options of `plan_pipeline`, which describes them; once made, `shuffle` and `remainder` are never None.
 
     Raises:
-        TypeError: A value is of the wrong type.
-        ValueError: A value is out of range or no known name.
+        TypeError: If a value is of the wrong type.
+        ValueError: If a value is out of range or an unknown name.
 
     Example:
         >>> PipelineOptions(training=False).remainder
@@ -122,12 +119,17 @@ class PipelineOptions:
         _expect_bool("shuffle", self.shuffle)
         _expect_name("remainder", self.remainder, ("drop", "keep", "pad"))
         _expect_crop(self.crop)
-        _expect_function("transform", self.transform)
+        if self.transform is not None and not callable(self.transform):
+            raise TypeError(
+                f"Expected a function for `transform`. Received: {self.transform!r}. Pass a function of an example, or "
+                "None."
+            )
         fill_in("cache", _cache(self.cache))
-        fill_in("augment", _functions("augment", _marked_layers(self.augment) if self.on_device else self.augment))
+        fill_in("augment", _functions(_marked_layers(self.augment) if self.on_device else self.augment))
         _expect_name("cache_after", self.cache_after, ("auto", "decode", "transform"))
         _expect_text("cache_key", self.cache_key)
-        _expect_limit(self.cache_limit_gib)
+        if self.cache_limit_gib is not None:
+            checks.number("cache_limit_gib", self.cache_limit_gib, "Pass GiB, such as 100.", above=0)
         _expect_text("device", self.device)
         _expect_service(self.service)
         fill_in("batch_size", checks.integer("batch_size", self.batch_size, "Pass a number of examples.", least=1))
@@ -158,17 +160,17 @@ class PipelineOptions:
 
     @property
     def on_device(self) -> bool:
-        """Whether the examples were asked to lie on the device."""
+        """Whether cache="device" was asked for."""
         return self.cache == "device"
 
     @property
     def cache_folder(self) -> str | None:
-        """The folder that `cache` names, None where it names none."""
+        """The folder that `cache` names, or None."""
         return self.cache if isinstance(self.cache, str) and self.cache not in _CACHE_NAMES else None
 
 
 def takes_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Shows the options in the signature of a function `(source, **options)`, and says what to call unknown ones."""
+    """Shows the options in the signature of a function `(source, **options)`, and suggests names for unknown ones."""
     options = inspect.signature(PipelineOptions).parameters
     stated = inspect.signature(function)
 
@@ -190,7 +192,7 @@ def takes_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def function_name(function: Callable[..., Any] | PerBatch) -> str:
-    """Returns what to call a function, or an object that is called like one."""
+    """Returns the name of a function, or of the class of a callable object."""
     plain = unmarked(function)
     inner = plain.layer if isinstance(plain, LayerFunction) else getattr(plain, "func", plain)  # functools.partial
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
@@ -208,31 +210,24 @@ def _expect_bool(name: str, value: object) -> None:
         raise TypeError(f"Expected a bool for `{name}`. Received: {value!r}. Pass True or False.")
 
 
-def _expect_function(name: str, value: object) -> None:
-    if value is not None and not callable(value):
-        raise TypeError(
-            f"Expected a function for `{name}`. Received: {value!r}. Pass a function of an example, or None for none."
-        )
-
-
-def _functions(name: str, value: Any) -> tuple[Any, ...]:
-    """One function or a sequence of them as a tuple."""
+def _functions(value: Any) -> tuple[Any, ...]:
+    """Returns one function, or a sequence of them, as a tuple."""
     functions = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
     for before, function in zip((None, *functions), functions, strict=False):
         if isinstance(before, PerBatch) and not isinstance(function, PerBatch):
             raise ValueError(
-                f"Expected functions of single examples before those of batches in `{name}`. Received: "
-                f"{function_name(function)} behind per_batch({function_name(before)}). Move it forward."
+                "Expected functions of single examples before those of batches in `augment`. Received: "
+                f"{function_name(function)} after per_batch({function_name(before)}). Move it forward."
             )
         if not isinstance(function, PerBatch) and not callable(function):
             raise TypeError(
-                f"Expected functions for `{name}`. Received: {function!r}. Pass a function or a list of them."
+                f"Expected functions for `augment`. Received: {function!r}. Pass a function or a list of them."
             )
     return functions
 
 
 def _marked_layers(value: Any) -> Any:
-    """Marks Keras layers among functions: they take whole batches."""
+    """Marks Keras layers among functions, since they take whole batches."""
     if isinstance(value, list | tuple):
         return tuple(map(_marked_layers, value))
     plain = unmarked(value)
@@ -240,7 +235,7 @@ def _marked_layers(value: Any) -> Any:
 
 
 def _cache(value: Any) -> str | None:
-    """Returns what `cache` names, a folder as an absolute path."""
+    """Returns the option `cache`, a folder as an absolute path."""
     if value is None or (isinstance(value, str) and value in _CACHE_NAMES):
         return value
     if not isinstance(value, str | os.PathLike):
@@ -254,7 +249,7 @@ def _cache(value: Any) -> str | None:
             f"Expected the path of a local folder for `cache`. Received: {value!r}. Pass a folder on a disk of this "
             "machine, such as './cache'."
         )
-    # A bare word is rather a name misspelt than a folder.
+    # A bare word is more likely a misspelt name than a folder.
     if isinstance(value, str) and os.sep not in path and not path.startswith((".", "~")):
         raise ValueError(
             'Expected "auto", "memory", "device", the path of a folder or None (without quotes) for `cache`. Received: '
@@ -273,7 +268,7 @@ def _expect_crop(value: object) -> None:
 
 def _expect_text(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, str) or not value):
-        raise TypeError(f"Expected a text for `{name}`. Received: {value!r}. Pass a text, or None for none.")
+        raise TypeError(f"Expected a string for `{name}`. Received: {value!r}. Pass a string, or None.")
 
 
 def _expect_service(value: object) -> None:
@@ -283,15 +278,6 @@ def _expect_service(value: object) -> None:
             f"Expected 'grpc://host:port' for `service`. Received: {value!r}. Pass the address that "
             "`python -m tfopt.pipelines.serve` prints."
         )
-
-
-def _expect_limit(value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
-        raise TypeError(f"Expected a number for `cache_limit_gib`. Received: {value!r}. Pass GiB, such as 100.")
-    if not 0 < value < _MOST_GIB:
-        raise ValueError(f"Expected `cache_limit_gib` to be above 0. Received: {value!r}. Pass GiB, such as 100.")
 
 
 def _expect_name(name: str, value: object, valid: tuple[str, ...]) -> None:

@@ -8,8 +8,8 @@ from tfopt.pipelines.cache.cached_dataset import cached
 from tfopt.pipelines.cache.choice import CacheChoice, choose_cache
 from tfopt.pipelines.cache.key import cache_key, expect_one_order
 from tfopt.pipelines.cache.store import Store
-from tfopt.pipelines.device.capacity import OnDevice
 from tfopt.pipelines.device.device_stage import refusing
+from tfopt.pipelines.device.placing import OnDevice
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.stages.stage import Flow, ShapeCheck, Stage

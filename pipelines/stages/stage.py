@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.inspection.determinism import refuse_restarting
-from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.inspection.facts import Facts, refuse_restarting
 from tfopt.pipelines.inspection.sampling import Shapes
 from tfopt.pipelines.shared.elements import apply, is_static, leaves, without_autograph
 from tfopt.pipelines.shared.functions import StageFunction, map_functions

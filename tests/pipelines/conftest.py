@@ -8,8 +8,8 @@ from PIL import Image
 from tfopt.hardware import host
 from tfopt.pipelines import write_records
 from tfopt.pipelines.cache import choice
-from tfopt.pipelines.device import capacity
-from tfopt.pipelines.stages import execution
+from tfopt.pipelines.device import placing
+from tfopt.pipelines.stages import output
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def free_memory(monkeypatch):
 
     def set_mib(mib):
         fake = dataclasses.replace(host(), memory_available_mib=mib)
-        for module in (choice, capacity, execution):
+        for module in (choice, placing, output):
             monkeypatch.setattr(module, "host", lambda: fake)
 
     return set_mib

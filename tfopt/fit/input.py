@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.batches import ends_on_device
-from tfopt.pipelines.device.copying import choose_device, copy_ahead
 from tfopt.pipelines.device.device_stage import NotAttached, stage_of
+from tfopt.pipelines.device.placing import choose_device, copy_ahead
 
 
 class DeviceStageBatches:

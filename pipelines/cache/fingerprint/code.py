@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
-from tfopt.pipelines.cache.fingerprint.description import Description, Part
 from tfopt.pipelines.cache.fingerprint.modules import (
     Chain,
     Import,
@@ -17,7 +16,7 @@ from tfopt.pipelines.cache.fingerprint.modules import (
     installed,
     package_of,
 )
-from tfopt.pipelines.cache.fingerprint.values import named
+from tfopt.pipelines.cache.fingerprint.values import Description, Part, named
 
 _CONSTANT = frozenset(dis.opname[code] for code in dis.hasconst)
 _HAS_DOCSTRING = 0x4000000  # a flag of Python 3.13

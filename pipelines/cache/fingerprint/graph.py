@@ -19,10 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.pipelines.cache.fingerprint.code import describe_code, describe_function
-from tfopt.pipelines.cache.fingerprint.description import Description, Part, RefusedError, digest, leaf
 from tfopt.pipelines.cache.fingerprint.modules import describe_module
 from tfopt.pipelines.cache.fingerprint.objects import describe_callable, describe_class, describe_object
-from tfopt.pipelines.cache.fingerprint.values import describe_value
+from tfopt.pipelines.cache.fingerprint.values import Description, Part, RefusedError, describe_value, digest, leaf
 
 _CHANGES = "whose value may change"
 _MOVES = "which yields something else each time"

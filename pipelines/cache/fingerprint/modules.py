@@ -17,8 +17,7 @@ from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
-from tfopt.pipelines.cache.fingerprint.description import Description, Part, RefusedError
-from tfopt.pipelines.cache.fingerprint.values import named
+from tfopt.pipelines.cache.fingerprint.values import Description, Part, RefusedError, named
 
 _INSTALLED = ("site-packages", "dist-packages")
 _CODE = (".py", ".so", ".pyd", ".dylib")

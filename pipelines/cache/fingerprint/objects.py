@@ -10,9 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.cache.fingerprint.description import Description, RefusedError
 from tfopt.pipelines.cache.fingerprint.modules import by_name, installed, package_of
-from tfopt.pipelines.cache.fingerprint.values import CONTENTS, named, reduced
+from tfopt.pipelines.cache.fingerprint.values import CONTENTS, Description, RefusedError, named, reduced
 
 _HEAPTYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE; static types are compiled code
 _COMPILED_METHODS = frozenset({"cython_function_or_method", "instancemethod", "nb_method"})  # instancemethod: pybind11

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.pipelines import build_pipeline, per_batch, plan_pipeline
-from tfopt.pipelines.device import copying
+from tfopt.pipelines.device import placing
 
 X = np.random.default_rng(0).normal(size=(22, 4)).astype("float32")
 Y = X.sum(axis=1)
@@ -125,13 +125,13 @@ def test_what_cannot_be_copied_stays_on_the_host(monkeypatch):
     gpu = type("Gpu", (), {"name": "/device:GPU:0"})
     listed = tf.config.list_logical_devices()
     monkeypatch.setattr(
-        copying.tf.config, "list_logical_devices", lambda kind=None: [gpu] if kind == "GPU" else [*listed, gpu]
+        placing.tf.config, "list_logical_devices", lambda kind=None: [gpu] if kind == "GPU" else [*listed, gpu]
     )
-    assert copying.choose_device("auto", (tf.TensorSpec((2,)),))[0] == "/device:GPU:0"
-    assert copying.choose_device("auto", tf.TensorSpec((2,), tf.string))[0] is None
-    assert copying.choose_device("auto", tf.RaggedTensorSpec((None, None)))[0] is None
+    assert placing.choose_device("auto", (tf.TensorSpec((2,)),))[0] == "/device:GPU:0"
+    assert placing.choose_device("auto", tf.TensorSpec((2,), tf.string))[0] is None
+    assert placing.choose_device("auto", tf.RaggedTensorSpec((None, None)))[0] is None
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        assert copying.choose_device("auto", tf.TensorSpec((2,)))[0] is None
+        assert placing.choose_device("auto", tf.TensorSpec((2,)))[0] is None
 
 
 @pytest.mark.gpu

@@ -14,8 +14,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfopt.pipelines.cache.fingerprint import description, fingerprint
-from tfopt.pipelines.cache.fingerprint.description import digest
+from tfopt.pipelines.cache.fingerprint import fingerprint, values
+from tfopt.pipelines.cache.fingerprint.values import digest
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text() | st.binary()
 hashable = st.recursive(plain, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=5)
@@ -254,7 +254,7 @@ def test_the_bytes_between_fields_do_not_count():
 @pytest.mark.parametrize("shape", [(1000,), (10, 100), (1, 1000), (1000, 1)])
 @pytest.mark.parametrize("chunk_bytes", [64, 640, 10**6])
 def test_every_element_of_a_large_array_counts(monkeypatch, shape, chunk_bytes):
-    monkeypatch.setattr(description, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(values, "_CHUNK_BYTES", chunk_bytes)
     array = np.zeros(shape, np.int16)
     found = {print_of(array)}
     for place in (0, 1, 31, 32, 499, 998, 999):

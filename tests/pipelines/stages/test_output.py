@@ -5,8 +5,8 @@ import pytest
 
 from tfopt.pipelines import plan_pipeline
 from tfopt.pipelines.cache.choice import MIB
-from tfopt.pipelines.stages import execution
-from tfopt.pipelines.stages.shuffle import fitting_buffer
+from tfopt.pipelines.stages import output
+from tfopt.pipelines.stages.reading import fitting_buffer
 
 
 def test_the_shuffle_buffer_holds_everything_that_fits():
@@ -26,8 +26,8 @@ def test_the_shuffle_buffer_is_bounded_where_the_count_is_unknown():
 
 @pytest.mark.parametrize(("cpus", "threads"), [(1.5, 2), (3.0, 3), (4.0, None), (8.0, None)])
 def test_threads_follow_the_quota_where_it_is_less_than_the_cpus(monkeypatch, cpus, threads):
-    fake = dataclasses.replace(execution.host(), cpus=cpus, affinity=(0, 1, 2, 3))
-    monkeypatch.setattr(execution, "host", lambda: fake)
+    fake = dataclasses.replace(output.host(), cpus=cpus, affinity=(0, 1, 2, 3))
+    monkeypatch.setattr(output, "host", lambda: fake)
     plan = plan_pipeline(np.zeros(8), batch_size=4)
     assert plan.stage("memory").threads == threads
     options = plan.build().options()

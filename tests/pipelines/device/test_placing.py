@@ -13,9 +13,9 @@ from tfopt.pipelines import (
     per_batch,
     plan_pipeline,
 )
-from tfopt.pipelines.device import capacity
-from tfopt.pipelines.device.capacity import OnDevice
+from tfopt.pipelines.device import placing
 from tfopt.pipelines.device.device_stage import stage_of
+from tfopt.pipelines.device.placing import OnDevice
 from tfopt.pipelines.stages import output
 from tfopt.warn import forget_warnings
 
@@ -102,7 +102,7 @@ def as_gpu(monkeypatch):
 
     def set_mib(mib):
         monkeypatch.setattr(output, "is_gpu", lambda device: device is not None)
-        monkeypatch.setattr(capacity, "free_bytes", lambda device: mib * 2**20)
+        monkeypatch.setattr(placing, "free_bytes", lambda device: mib * 2**20)
 
     return set_mib
 
@@ -176,7 +176,7 @@ def test_a_cpu_is_never_taken_unasked(cache):
 
 
 def test_what_is_free_on_a_gpu_is_what_tensorflow_does_not_use(monkeypatch):
-    monkeypatch.setattr(capacity, "limit_bytes", lambda device: 100)
+    monkeypatch.setattr(placing, "limit_bytes", lambda device: 100)
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda device: {"current": 30, "peak": 90})
-    assert capacity.free_bytes("/device:GPU:0") == 70
-    assert capacity.free_bytes("/device:CPU:0") == 16384.0 * 2**20
+    assert placing.free_bytes("/device:GPU:0") == 70
+    assert placing.free_bytes("/device:CPU:0") == 16384.0 * 2**20

@@ -1,20 +1,23 @@
-"""Decides whether a data set is kept on the device: what it needs, what is free there, and what rules it out."""
+"""Where batches are copied ahead of use, and whether a whole data set is kept on the device."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.hardware import host
 from tfopt.hardware.gpu_memory import in_use_bytes, limit_bytes
-from tfopt.pipelines.device.copying import choose_device, is_gpu
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.elements import leaves
 from tfopt.pipelines.shared.options import PerBatch, PipelineOptions, function_name
 from tfopt.text import readable_bytes
 from tfopt.warn import warn_once
 
+# On an H200 the copy ahead takes a ResNet-50 step from 40.9 to 38.9 ms if the batches come out of a fused
+# map-and-batch, whose memory is pinned; four batches ahead are enough for that, two are not (39.6 ms).
+_BATCHES_AHEAD = 4
 _MIB = 2**20
 # The divisor of the free device memory that examples may take. The model, whose needs are unknown yet, takes the rest;
 # a user who asks for the device has considered that, cache="auto" has not.
@@ -33,6 +36,55 @@ class OnDevice:
     reason: str
     only: bool  # whether it was asked for, so that batches come from there alone; otherwise both ways work
     obstacles: tuple[str | None, ...] = ()  # for each function of `augment`: why it runs without XLA, or None
+
+
+def choose_device(asked: str | None, spec: Any) -> tuple[str | None, str]:
+    """Returns the device to copy batches to, None for none, and why.
+
+    Args:
+        asked: The option `device`.
+        spec: The element spec of what is copied.
+
+    Raises:
+        ValueError: If there is no such device; TensorFlow would silently leave the batches on the host.
+    """
+    if asked is None:
+        return None, "device=None: Keras copies each batch when it is asked for"
+    gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
+    if asked == "auto":
+        if not gpus:
+            return None, "no GPU"
+        if tf.distribute.has_strategy():
+            return None, "the distribution strategy copies the batches to its devices"
+        if not all(isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in leaves(spec)):
+            return None, "texts, ragged and sparse tensors stay on the host"
+        return gpus[0], f"{_BATCHES_AHEAD} batches are copied before they are asked for"
+    devices = [device.name for device in tf.config.list_logical_devices()]
+    if _canonical(asked) not in [_canonical(device) for device in devices]:
+        raise ValueError(
+            f"Expected a device that TensorFlow sees for `device`: {', '.join(devices)}. Received: {asked!r}. Pass one "
+            'of them, "auto", or None for none.'
+        )
+    return asked, f"asked for; {_BATCHES_AHEAD} batches are copied before they are asked for"
+
+
+def is_gpu(device: str | None) -> bool:
+    """Whether a device's name is that of a GPU."""
+    return "GPU" in (device or "").upper()
+
+
+def copy_ahead(dataset: Any, device: str, steps: int | None) -> Any:
+    """Copies batches to a device before they are asked for; nothing may follow in the pipeline.
+
+    Args:
+        dataset: The batches.
+        device: The device.
+        steps: Their number, None if unknown. TensorFlow loses it in the copy, and Keras needs it.
+    """
+    copied = dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=_BATCHES_AHEAD))
+    known = int(dataset.cardinality()) if steps is None else steps
+    copied.cardinality = lambda: tf.constant(known, tf.int64)
+    return copied
 
 
 def place_on_device(options: PipelineOptions, facts: Facts) -> OnDevice:
@@ -149,3 +201,12 @@ def _host_shortage(size: float) -> str:
         return ""
     found = "an unknown amount is" if free_mib is None else f"{free_mib:,.0f} MiB are"
     return f"{readable_bytes(size)} of host memory are needed while the data are loaded, and {found} free"
+
+
+def _canonical(device: str) -> str:
+    """Returns one text for all ways to name a device; "" for an invalid name."""
+    try:
+        parsed = tf.DeviceSpec.from_string(device if device.startswith("/") else f"/{device}")
+    except ValueError:
+        return ""
+    return f"{(parsed.device_type or '').upper()}:{parsed.device_index or 0}"
