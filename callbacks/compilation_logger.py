@@ -32,7 +32,7 @@ _SAME_SHAPES = (
 class CompilationLogger(keras.callbacks.Callback):
     """Logs what XLA compiles during `model.fit`, and warns if it keeps recompiling.
 
-    XLA recompiles a step for every new shape of a batch, for seconds or minutes, and Keras does not tell. A training
+    XLA recompiles a step for every new shape of a batch, for seconds or minutes, without a word from Keras. A training
     needs one compilation, two with validation, and as many again if the last batch is smaller. One function compiled
     more than `max_compilations` times is warned of once, with the input that changes and the remedy.
 

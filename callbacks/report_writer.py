@@ -62,7 +62,7 @@ class ReportWriter(keras.callbacks.Callback):
         self._clock = clock
         self._recorder: Recorder | None = None
         self._background: Background | None = None
-        self._writing: _Writing | None = None
+        self._page_writer: _PageWriter | None = None
         self._subscriptions = ExitStack()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -77,8 +77,8 @@ class ReportWriter(keras.callbacks.Callback):
         recorder = Recorder(self.model.name, throughput, compilations, self._clock, _optimizer(self.model))
         self._recorder = recorder
         path = self._path.with_name(f"{worker_rank().file_name(self._path.stem)}{self._path.suffix}")
-        self._writing = _Writing(path, recorder)
-        self._background = Background("report", self._writing)
+        self._page_writer = _PageWriter(path, recorder)
+        self._background = Background("report", self._page_writer)
         self._written_at = self._clock()
         end_with_fit(self, functools.partial(_end_interrupted, self._background))
         end = subscribe(self, {UtilizationLogger: recorder.take_samples, ThroughputLogger: self._take_steps})
@@ -101,16 +101,16 @@ class ReportWriter(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes the page."""
-        if self._background is not None and self._writing is not None:
+        if self._background is not None and self._page_writer is not None:
             self._background.put("ended")
             self._background.close(_WAIT_SECONDS)
             if self._background.works:
-                self._writing.warn_if_unfinished()
+                self._page_writer.warn_if_unfinished()
         self._end()
 
     def _end(self) -> None:
         self._subscriptions.close()
-        background, self._background, self._writing, self._recorder = self._background, None, None, None
+        background, self._background, self._page_writer, self._recorder = self._background, None, None, None
         if background is not None:
             _end_interrupted(background)
 
@@ -128,7 +128,7 @@ class ReportWriter(keras.callbacks.Callback):
             self._background.put("running")
 
 
-class _Writing:
+class _PageWriter:
     """Writes the page in the background thread. It must not keep the ReportWriter alive."""
 
     def __init__(self, path: Path, recorder: Recorder):

@@ -11,7 +11,7 @@ import keras
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.running_fit import EpochExamples, end_with_fit, steps_trained, warn_of_earlier_loggers
-from tfopt.callbacks.throughput.input_wait import InputWait, takes_a_batch_a_step
+from tfopt.callbacks.throughput.input_wait import InputWait, takes_one_batch_per_step
 from tfopt.callbacks.throughput.pace import ModelRate, StepWindow, TimeLeft, model_rate
 from tfopt.checks import integer, log_folder, number
 
@@ -111,7 +111,7 @@ class ThroughputLogger(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the epoch's figures."""
         self._epoch = self._epochs_ended = epoch
-        self._follows_input = takes_a_batch_a_step(self.model)
+        self._follows_input = takes_one_batch_per_step(self.model)
         self._group = _executions_in_a_group(self.model)
         self._steps = StepWindow(-(-self._window_steps // (self._group * self.model.steps_per_execution)))
         self._examples.start(self._known_steps)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from tfopt.callbacks.report.timeline import Event, Kept, Timeline
+from tfopt.callbacks.report.timeline import BoundedList, Event, Timeline
 from tfopt.callbacks.report.training_charts import QUANTITIES
 from tfopt.callbacks.report.training_page import Epoch, Record
 from tfopt.causes.readings import HOST_KEYS, Throttling
@@ -48,7 +48,7 @@ class Recorder:
         self._lock = threading.Lock()  # held for a millisecond at most
         self._timeline = Timeline()
         self._throttling = Throttling()
-        self._epochs: Kept[Epoch] = Kept(_EPOCHS)
+        self._epochs: BoundedList[Epoch] = BoundedList(_EPOCHS)
         self._first_epoch: float | None = None
         self._epoch_begin = 0.0
         self._compiled = 0

@@ -134,7 +134,7 @@ def _point(row: Sequence[float]) -> Point:
     return Point(begin, end, low, total / count, high, int(count)) if count else Point(begin, end, None, None, None, 0)
 
 
-class Kept(Generic[Item]):
+class BoundedList(Generic[Item]):
     """A bounded list: when it is full, every second item is dropped, and half as many of the next ones are kept.
 
     Args:
@@ -160,7 +160,7 @@ class Kept(Generic[Item]):
         self.count += 1
         self._last = [item]
 
-    def copy(self) -> "Kept[Item]":
+    def copy(self) -> "BoundedList[Item]":
         """Returns an independent copy."""
         other = copy.copy(self)
         other._items = [*self._items]
@@ -186,7 +186,7 @@ class Timeline:
     def __init__(self) -> None:
         self.series: defaultdict[str, dict[int | None, Series]] = defaultdict(dict)
         """By quantity and GPU index; None for the process or the host."""
-        self.events: defaultdict[str, Kept[Event]] = defaultdict(Kept)
+        self.events: defaultdict[str, BoundedList[Event]] = defaultdict(BoundedList)
         """By kind."""
 
     def add(self, quantity: str, device: int | None, at: float, value: float | None) -> None:

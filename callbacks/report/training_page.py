@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from tfopt.callbacks.report.timeline import Kept, Timeline
+from tfopt.callbacks.report.timeline import BoundedList, Timeline
 from tfopt.callbacks.report.training_charts import chart, figures, known, number, ordinal, thinned
 from tfopt.causes.known_causes import verdict
 from tfopt.causes.readings import Readings
@@ -46,7 +46,7 @@ class Record:
     first_step_end: float | None
     """Seconds since the training began; None if no step ended."""
     timeline: Timeline
-    epochs: Kept[Epoch]
+    epochs: BoundedList[Epoch]
     environment: Mapping[str, Any]
     """As `tfopt.measure.environment` returns it."""
     optimizer: str | None = None
@@ -68,7 +68,7 @@ def report(record: Record) -> str:
     return render(
         Page(
             title=f"Training of {record.name}",
-            lead=f"{found}\n\n{_what(record)}{unfinished}",
+            lead=f"{found}\n\n{_summary(record)}{unfinished}",
             sections=[section for section in sections if section is not None],
             footer=f"Written by tfopt {record.environment.get('tfopt', '')}, {record.written}.",
         )
@@ -82,17 +82,11 @@ def readings_since(timeline: Timeline, since: float) -> Readings:
         found = {device: one.mean(since) for device, one in timeline.series.get(quantity, {}).items()}
         return {device: mean for device, mean in found.items() if mean is not None}
 
-    busy, sm, tensor = map(means, ("gpu_utilization_percent", "sm_active_percent", "tensor_active_percent"))
+    names = ("gpu_utilization_percent", "sm_active_percent", "tensor_active_percent")
+    activity = {name: means(name) for name in names}
     gpus = tuple(
-        GpuSample(
-            time_seconds=0.0,
-            elapsed_seconds=0.0,
-            index=index,
-            gpu_utilization_percent=busy.get(index),
-            sm_active_percent=sm.get(index),
-            tensor_active_percent=tensor.get(index),
-        )
-        for index in dict.fromkeys([*busy, *sm, *tensor])
+        GpuSample(0.0, 0.0, index=index, **{name: found.get(index) for name, found in activity.items()})
+        for index in dict.fromkeys(index for found in activity.values() for index in found)
     )
     throttled = means("throttled_percent").values()
     return Readings(
@@ -103,7 +97,7 @@ def readings_since(timeline: Timeline, since: float) -> Readings:
     )
 
 
-def _what(record: Record) -> str:
+def _summary(record: Record) -> str:
     """How much was trained, and on what."""
     environment = record.environment
     count = record.epochs.count
@@ -114,10 +108,10 @@ def _what(record: Record) -> str:
     events = [_counted(kept.count, kind) for kind, kept in sorted(record.timeline.events.items())]
     happened = f" {' and '.join(events)}." if events else ""
     versions = f"TensorFlow {packages.get('tensorflow')}, Keras {packages.get('keras')}"
-    return f"{'; '.join([f'{trained} on {device}', *_how(record), versions])}.{happened}"
+    return f"{'; '.join([f'{trained} on {device}', *_setup(record), versions])}.{happened}"
 
 
-def _how(record: Record) -> list[str]:
+def _setup(record: Record) -> list[str]:
     """How it was trained, as far as known."""
     series = record.timeline.series.get("mfu_percent", {}).get(None)
     mfu = None if series is None else series.mean(record.first_step_end or 0.0)
@@ -150,7 +144,7 @@ def _figures(timeline: Timeline) -> Table:
     return Table(("Quantity", "Unit", "Mean", "Lowest", "Highest"), rows, align="llrrr")
 
 
-def _epochs(epochs: Kept[Epoch]) -> Section:
+def _epochs(epochs: BoundedList[Epoch]) -> Section:
     if not epochs.count:
         return Section("Epochs", "No epoch has ended.")
     # Copied: callbacks may still add keys to the last epoch's logs.

@@ -1,1 +1,1 @@
-"""What several callbacks need: threads, log files, readings, and what Keras does not tell about the running `fit`."""
+"""What several callbacks need: threads, log files, readings, and facts about the running `fit`."""

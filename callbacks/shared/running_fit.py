@@ -1,4 +1,4 @@
-"""What a callback needs to know about the running `fit` and Keras does not tell it."""
+"""What a callback needs to know about the running `fit` and Keras does not pass on."""
 
 import math
 import sys

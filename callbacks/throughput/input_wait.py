@@ -34,7 +34,7 @@ class _Balance:
         return min(100.0, max(0.0, 100 * (1 - working / seconds)))
 
 
-def takes_a_batch_a_step(model: keras.Model) -> bool:
+def takes_one_batch_per_step(model: keras.Model) -> bool:
     """Whether each step takes one batch, so that the gaps between batches are those between steps."""
     if model.steps_per_execution != 1:
         return False  # a batch is taken while the previous step still runs

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfopt.callbacks.report.timeline import POINTS, Event, Kept, Point, Series, Timeline
+from tfopt.callbacks.report.timeline import POINTS, BoundedList, Event, Point, Series, Timeline
 
 
 def series(values, points=POINTS, every=1.0):
@@ -99,14 +99,14 @@ def test_a_copy_does_not_grow_and_may_end_earlier():
 
 
 def test_kept_things_lie_evenly_with_the_first_and_the_last():
-    kept = Kept(most=4)
+    kept = BoundedList(most=4)
     for number in range(21):
         kept.add(number)
     assert (kept.items, kept.count, kept.every) == ([0, 8, 16, 20], 21, 8)
-    few = Kept()
+    few = BoundedList()
     few.add("a")
     assert (few.items, few.every) == (["a"], 1)
-    assert Kept().items == []
+    assert BoundedList().items == []
 
 
 def test_what_is_never_known_has_no_series():

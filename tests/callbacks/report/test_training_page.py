@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tfopt.callbacks.report.timeline import Event, Kept, Timeline
+from tfopt.callbacks.report.timeline import BoundedList, Event, Timeline
 from tfopt.callbacks.report.training_charts import QUANTITIES, chart
 from tfopt.callbacks.report.training_page import Epoch, Record, readings_since, report
 
@@ -105,7 +105,7 @@ def test_events_too_close_to_be_told_apart_are_one_mark(kind):
 
 
 def record(read, epochs=3, ended=True, first_step_end=1.0, **logs):
-    kept = Kept(1000)
+    kept = BoundedList(1000)
     for number in range(epochs):
         end = number * 10.0 + 10
         kept.add(Epoch(number=number + 1, begin=number * 10.0, end=end, logs={"loss": 1.5, **logs}))
