@@ -1,6 +1,7 @@
 """What is installed: every package, every file once, and nothing heavy on import."""
 
 import ast
+import collections
 import configparser
 import json
 import os
@@ -151,25 +152,56 @@ FLOORS = [
 ]
 
 
+def modules():
+    """Name of each module, with its file and whether it is a package."""
+    for package, folder in FOLDERS.items():
+        for file in folder.rglob("*.py"):
+            if "__pycache__" in file.parts or any(
+                parent.is_symlink() for parent in file.parents if folder in parent.parents
+            ):
+                continue
+            parts = file.relative_to(folder).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            yield ".".join((package, *parts[: len(parts) - is_package])), file, is_package
+
+
+def imports():
+    """Pairs of modules, of which the first imports the second, anywhere in its code."""
+    known = {name for name, _, _ in modules()}
+    for name, file, _ in modules():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            found = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found = [f"{node.module}.{alias.name}" for alias in node.names]
+                found = [one if one in known else node.module for one in found]
+            elif isinstance(node, ast.Import):
+                found = [alias.name for alias in node.names]
+            yield from ((name, one) for one in found if one in known and one != name)
+
+
 def test_imports_go_down_a_floor():
     floor = {part: number for number, parts in enumerate(FLOORS) for part in parts}
-    for name in sources():
-        parts = name.removesuffix(".py").split("/")
-        if not name.endswith(".py") or len(parts) < 2 or parts[1] == "__init__":
-            continue
-        folder = {"callbacks": ROOT, "pipelines": ROOT}.get(parts[1], ROOT / "tfopt")
-        tree = ast.parse((folder / Path(*parts[1:])).with_suffix(".py").read_text())
-        for node in ast.walk(tree):
-            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
-            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            modules += [f"tfopt.{alias.name}" for alias in getattr(node, "names", ()) if modules == ["tfopt"]]
-            for module in modules:
-                target = (module or "").split(".")
-                if target[0] == "tfopt" and len(target) > 1 and target[1] in floor and target[1] != parts[1]:
-                    assert floor[target[1]] > floor[parts[1]], f"{name} imports {module}"
+    for name, imported in imports():
+        own, other = (module.split(".")[1] if "." in module else None for module in (name, imported))
+        if own in floor and other in floor and own != other:
+            assert floor[other] > floor[own], f"{name} imports {imported}"
 
 
-@pytest.mark.slow
+def test_no_two_folders_import_each_other():
+    packages = {name for name, _, is_package in modules() if is_package}
+
+    def folder(module):
+        return module if module in packages else module.rpartition(".")[0]
+
+    pairs = {(folder(name), folder(imported)) for name, imported in imports()}
+    assert not {(one, other) for one, other in pairs if one != other and (other, one) in pairs}
+
+
+def test_a_folder_has_at_most_twelve_modules():
+    counts = collections.Counter(file.parent for _, file, is_package in modules() if not is_package)
+    assert not {str(folder): count for folder, count in counts.items() if count > 12}
+
+
 def test_an_editable_install_sees_one_package(built, tmp_path):
     copy = built[0].parents[1]
     code = "import setuptools.build_meta as b, sys; print(b.build_editable(sys.argv[1]))"
