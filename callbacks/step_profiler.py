@@ -15,7 +15,7 @@ from tfopt.callbacks.profiler.trace_summary import TraceSummary, summarize_trace
 from tfopt.callbacks.shared.running_fit import end_with_fit
 from tfopt.checks import folder, integer, number
 from tfopt.files import write_atomic
-from tfopt.measure.steps import wait
+from tfopt.measure.timers import wait
 from tfopt.warn import warn_once
 
 

@@ -2,7 +2,7 @@
 
 from tfopt.measure.environment_record import environment
 from tfopt.measure.peak import matmul_tflops
-from tfopt.measure.steps import FitTimer, StepTimer, fit_time, step_time
+from tfopt.measure.timers import FitTimer, StepTimer, fit_time, step_time
 from tfopt.measure.times import Comparison, StepTimes, compare, interleave
 from tfopt.model.batches import one_batch
 from tfopt.model.state import preserved

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import unknown_name
-from tfopt.measure.steps import wait
+from tfopt.measure.timers import wait
 
 # The dtype each is stored in.
 _STORED = {

@@ -1,8 +1,8 @@
 from .apply_policy import Applied as Applied
 from .apply_policy import apply as apply
 from .gate.check import check as check
+from .gate.layer_table import LayerPrecision as LayerPrecision
 from .gate.precision_report import PrecisionReport as PrecisionReport
-from .gate.table import LayerPrecision as LayerPrecision
 from .policies import POLICIES as POLICIES
 from .policies import Recommendation as Recommendation
 from .policies import policy as policy

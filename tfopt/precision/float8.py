@@ -24,9 +24,6 @@ def split_float8(model: keras.Model, policy: Policy) -> tuple[Policy, list[keras
 
     Those are the layers of exactly the classes Dense and EinsumDense that train and do not make the model's outputs,
     unless their path or name selects them.
-
-    Raises:
-        ValueError: If float8 is asked for and there is no such layer, or one is not built.
     """
     if isinstance(policy, Mapping) and not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
         sources = {key: _without_float8(value) for key, value in policy.items()}
@@ -70,11 +67,7 @@ def quantize(
 
 
 def rebuilt_optimizer(model: keras.Model) -> keras.optimizers.Optimizer | None:
-    """A new optimizer like the model's, which must be replaced once built, since float8 adds weights; None if it isn't.
-
-    Raises:
-        tfopt.errors.UnsupportedError: If the optimizer cannot be made from its config.
-    """
+    """A new optimizer like the model's, since a built one takes no more weights; None if the model's is not built."""
     old = model.optimizer if model.compiled else None
     if old is None or not old.built:
         return None
@@ -93,15 +86,9 @@ def rebuilt_optimizer(model: keras.Model) -> keras.optimizers.Optimizer | None:
 def quantized_clone(
     model: keras.Model, policies: Mapping[keras.Layer, keras.DTypePolicy], layers: Iterable[keras.Layer]
 ) -> keras.Model:
-    """A float8 copy of a built model to measure on: the same weights, loss and layer names, with plain SGD.
+    """A copy of a built model to measure on: the same weights, loss and layer names, with plain SGD.
 
-    Args:
-        model: Functional, Sequential, or subclassed with a `get_config` that can rebuild it.
-        policies: Policies of layers in the copy, by the layers of the model; the others keep their own.
-        layers: The layers of the model to quantize in the copy, from `split_float8`.
-
-    Raises:
-        tfopt.errors.UnsupportedError: If the model cannot be copied, or its copy does not compute the same.
+    In the copy, `layers` of the model are quantized to float8, and the others have their `policies` or keep their own.
     """
     copies = _copies(model)
     clone: keras.Model = copies[model]

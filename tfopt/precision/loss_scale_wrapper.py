@@ -9,11 +9,7 @@ from tfopt.repairs.loss_scaling import AUTOMATIC, automatic_wrapper
 def scale_loss(model: keras.Model) -> bool:
     """Wraps the model's optimizer in a LossScaleOptimizer, unless it is wrapped or was compiled without scaling.
 
-    The inner optimizer stays the same object, with its iterations and slots. The wrapper goes into the compile config
-    as well, so that a saved file restores it under any global policy.
-
-    Returns:
-        Whether the loss is scaled.
+    The inner optimizer stays the same object, with its iterations and slots. Returns whether the loss is scaled.
     """
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

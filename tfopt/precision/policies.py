@@ -76,12 +76,7 @@ def recommend(gpu: Gpu | None = None) -> Recommendation:
 
 
 def as_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
-    """Returns a Keras policy for a name; "auto" is what `recommend()` names.
-
-    Raises:
-        TypeError: If `policy` is neither a name nor a policy.
-        ValueError: If Keras does not train with a policy of that name.
-    """
+    """Returns a Keras policy for a name; "auto" is what `recommend()` names."""
     if isinstance(policy, keras.DTypePolicy):
         return policy
     if not isinstance(policy, str):
@@ -205,13 +200,10 @@ def set_tf32(enabled: bool) -> None:
     """Switches TF32 on or off for the rest of the process.
 
     TensorFlow starts with TF32 on: GPUs of compute capability 8.0 (Ampere) and later then round the inputs of float32
-    matrix products and convolutions from 23 to 10 bits of mantissa, with float32's range and float32 sums. Other
-    devices and dtypes are not affected. Switch it off where float32 must mean float32, such as for a reference that
-    16-bit training is compared with; it is much slower. NVIDIA_TF32_OVERRIDE=0 in the environment switches it off in
-    NVIDIA's libraries, whatever is set here.
-
-    Source: TensorFlow, `tf.config.experimental.enable_tensor_float_32_execution`; NVIDIA, "TensorFloat-32 in the A100
-    GPU Accelerates AI Training, HPC up to 20x" and the CUDA libraries' notes on NVIDIA_TF32_OVERRIDE.
+    matrix products and convolutions from 23 to 10 bits of mantissa. Other devices and dtypes are not affected. Switch
+    it off where float32 must mean float32, such as for a reference that 16-bit training is compared with; it is much
+    slower. NVIDIA_TF32_OVERRIDE=0 in the environment overrides what is set here. Source: NVIDIA, "TensorFloat-32 in the
+    A100 GPU Accelerates AI Training, HPC up to 20x".
 
     Raises:
         TypeError: If `enabled` is not a bool.

@@ -116,9 +116,7 @@ def alignment(model: keras.Model, batch_size: int) -> AlignmentReport:
     length. The backward pass multiplies the same dimensions.
 
     The multiples are 8 for float16 and bfloat16, 4 for float32, which runs as TF32, and 16 for float8. float64 is not
-    judged: few GPUs (A100, H100) have Tensor Cores for it. Sources: NVIDIA, "Matrix Multiplication Background User's
-    Guide" (Tensor Core Requirements), "Linear/Fully-Connected Layers User's Guide", "Convolutional Layers User's
-    Guide" (Channels In And Out), "Recurrent Layers User's Guide"; cuDNN release notes 7.3.0 (it pads channels itself).
+    judged: few GPUs (A100, H100) have Tensor Cores for it. docs/precision.md names the sources.
 
     Args:
         model: A built model; compiled or not.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import keras
 import pytest
 
-from tfopt.precision.gate.table import Deviation, LayerPrecision, LayerTable
+from tfopt.precision.gate.layer_table import Deviation, LayerPrecision, LayerTable
 from tfopt.precision.gate.verdict import drift_limit, find_problems
 
 FINE = Deviation(error=0.001, overflow=0.0, underflow=0.0, lost=0.0, largest=1.0, norm=1.0, difference=0.001)

@@ -17,9 +17,9 @@ from tfopt.model.layers import layer_paths
 from tfopt.model.outputs import output_layers
 from tfopt.model.state import preserved, without_dropout
 from tfopt.precision.float8 import quantized_clone, split_float8
+from tfopt.precision.gate.layer_table import LayerPrecision, LayerTable, not_finite, worst_deviation
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Measurement, Probe, Row, Variant
-from tfopt.precision.gate.table import LayerPrecision, LayerTable, not_finite, worst_deviation
 from tfopt.precision.gate.verdict import cancelled, drift_limit, find_problems
 from tfopt.precision.layer_policies import Policy, current_policy, policies_asked_for, resolve_policies
 from tfopt.precision.loss_scale_wrapper import scale_loss
@@ -48,13 +48,9 @@ class Comparison(NamedTuple):
 
 
 def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Comparison:
-    """Compares a policy with float32 on some batches; the model comes back unchanged.
+    """Compares a policy with float32 on some batches, leaving the model unchanged.
 
-    Raises:
-        TypeError, ValueError, tfopt.errors.UnsupportedError: If the policy is unknown, or the model does not compute
-            under it or in float32.
-        NotFiniteError: If float32 is not finite.
-        tf.errors.OpError: If float32 cannot be computed for these batches.
+    Raises NotFiniteError if float32 is not finite, and tf.errors.OpError if it cannot be computed for these batches.
     """
     reference = _in_float32(model)
     try:

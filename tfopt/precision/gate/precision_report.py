@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tfopt.page import Bar, bar_chart
-from tfopt.precision.gate.table import LayerPrecision, finite_or_none
+from tfopt.precision.gate.layer_table import LayerPrecision, finite_or_none
 from tfopt.text import aligned
 
 _HEAD = ("layer", "class", "policy", "error", "own error", "gradients", "overflow", "lost gradient")

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from tfopt.model.layers import graph_operations, layer_paths
 from tfopt.model.outputs import calls_wrapped
-from tfopt.precision.gate.table import moments
+from tfopt.precision.gate.layer_table import moments
 from tfopt.precision.layer_policies import under_policies
 from tfopt.text import listed
 
@@ -28,9 +27,8 @@ class Variant(NamedTuple):
     policies: Mapping[keras.Layer, keras.DTypePolicy]
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One batch: the moments of each row of the probe (see `table.moments`), and both losses."""
+class Measurement(NamedTuple):
+    """One batch: the moments of each row of the probe, and both losses."""
 
     moments: np.ndarray[Any, Any]
     reference_loss: float
@@ -53,13 +51,8 @@ class Row(NamedTuple):
 class Probe:
     """Runs two variants on a batch, from the same weights, without changing a Keras variable.
 
-    Gradients are those of `compute_loss`, as in Keras' own `train_step`. The caller takes dropout out, since masks
-    differ between dtypes.
-
-    Args:
-        reference: The model in float32.
-        candidate: The same model under other policies, or a clone with the same layers.
-        batch: Any batch (x, y[, sample_weight]) with the shapes of the batches to come.
+    Both must have the same layers. Gradients are those of `compute_loss`, as in Keras' own `train_step`. The caller
+    switches dropout off, since masks differ between dtypes.
     """
 
     def __init__(self, reference: Variant, candidate: Variant, batch: Any):
@@ -97,7 +90,18 @@ class Probe:
             _step(variant, batch, by) for variant, by in zip(self._variants, (tf.constant(1.0), scale), strict=True)
         )
         self.has_16_bit_output = any(output.dtype in _16_BIT for output in candidate.outputs)
-        pairs = [*_pairs(reference.tensors, candidate.tensors), *_answers(candidate)]
+        pairs = [
+            (row, expected, tensor)
+            for (row, which), tensor in candidate.tensors.items()
+            if (expected := reference.tensors.get((row, which))) is not None
+            and expected.shape.is_compatible_with(tensor.shape)
+        ]
+        pairs += [
+            (Row(path, "answer"), softmax, output)
+            for path, softmax in candidate.softmaxes
+            for output in candidate.outputs
+            if softmax.dtype in _16_BIT and softmax.shape.is_compatible_with(output.shape)
+        ]
         self.rows = [row for row, _, _ in pairs]
         # One layer's output is the next one's input: each pair of tensors is compared once.
         distinct = {(id(a), id(b)): (a, b) for _, a, b in pairs}
@@ -179,37 +183,25 @@ class RecordedCall(NamedTuple):
 
 @contextmanager
 def recorded_calls(model: keras.Model, watch: Callable[[list[tf.Tensor]], None]) -> Iterator[list[RecordedCall]]:
-    """Records the calls of a model's layers, in the order in which they end, while a function is traced.
+    """Records the calls of all layers in a model, in the order in which they end, and lets a tape watch their tensors.
 
-    It leaves out calls inside a loop or a nested function (an RNN's cell), whose tensors cannot be read from outside,
-    and a model whose outputs are those of a layer inside it.
-
-    Args:
-        model: The model, with all nested layers.
-        watch: Called with the tensors of each call, for a gradient tape.
-
-    Yields:
-        The list that grows with each call.
+    Calls inside a loop or a nested function (an RNN's cell) are left out, since their tensors cannot be read from
+    outside; so is a model that only returns the outputs of a layer inside it.
     """
     graph = tf.compat.v1.get_default_graph()
     calls: list[RecordedCall] = []
 
-    def record(layer: keras.Layer, inputs: Any, outputs: Any) -> None:
-        if tf.compat.v1.get_default_graph() is not graph:
-            return
-        call = RecordedCall(layer, _floating(inputs), _floating(outputs))
-        if isinstance(layer, keras.Model):
-            known = {id(tensor) for one in calls for tensor in one.outputs}
-            if all(id(tensor) in known for tensor in call.outputs):
-                return
-        watch(call.inputs + call.outputs)
-        calls.append(call)
-
     def recorded(layer: keras.Layer, method: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            outputs = method(*args, **kwargs)
-            record(layer, (args, kwargs), outputs)
-            return outputs
+            result = method(*args, **kwargs)
+            inputs, outputs = _floating((args, kwargs)), _floating(result)
+            passes_on = isinstance(layer, keras.Model) and {
+                id(tensor) for one in calls for tensor in one.outputs
+            }.issuperset(map(id, outputs))
+            if tf.compat.v1.get_default_graph() is graph and not passes_on:
+                watch(inputs + outputs)
+                calls.append(RecordedCall(layer, inputs, outputs))
+            return result
 
         return call
 
@@ -255,17 +247,3 @@ def _weights_by_layer(
 
 def _is_softmax(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.layers.Softmax) or getattr(layer, "activation", None) is keras.activations.softmax
-
-
-def _pairs(reference: _Tensors, candidate: _Tensors) -> Iterator[tuple[Row, tf.Tensor, tf.Tensor]]:
-    for key, tensor in candidate.items():
-        if key in reference and reference[key].shape.is_compatible_with(tensor.shape):
-            yield key[0], reference[key], tensor
-
-
-def _answers(step: _Step) -> Iterator[tuple[Row, tf.Tensor, tf.Tensor]]:
-    """16-bit softmaxes beside the model's outputs of their shape."""
-    for path, tensor in step.softmaxes:
-        for output in step.outputs:
-            if tensor.dtype in _16_BIT and tensor.shape.is_compatible_with(output.shape):
-                yield Row(path, "answer"), tensor, output

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import keras
 
+from tfopt.precision.gate.layer_table import Deviation, LayerPrecision, LayerTable
 from tfopt.precision.gate.precision_report import percent, relative
-from tfopt.precision.gate.table import Deviation, LayerPrecision, LayerTable
 from tfopt.text import listed
 
 # Any overflow is one too many. Micikevicius et al. ("Mixed Precision Training", ICLR 2018, section 3.2) count the

@@ -219,7 +219,7 @@ def test_the_steps_are_real():
 
 def test_a_sample_is_a_block_of_steps_with_one_wait(monkeypatch):
     waits = []
-    monkeypatch.setattr("tfopt.measure.steps.wait", lambda: waits.append(1))
+    monkeypatch.setattr("tfopt.measure.timers.wait", lambda: waits.append(1))
     times = step_time(small_net(), dataset(), steps=40, warmup=0, clock=Ticks())
     assert times.steps_per_sample == 4
     assert times.samples_ms == (250.0,) * 10  # one tick of a second over four steps
