@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfopt.bench.results import DeviceRates
 from tfopt.measure import StepTimes, matmul_tflops
-from tfopt.measure.steps import wait
+from tfopt.measure.timers import wait
 
 _GIB = 2**30
 _BLOCKS, _BLOCK_SECONDS = 5, 0.04
