@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
+from plain_attention import rounding
 from quick import first_quick
 from tensorflow.python.framework import config
 
@@ -105,9 +106,11 @@ def test_a_training_goes_as_with_keras(policy):
     stock, fused = (small_net(policy, optimizer="sgd", jit_compile=False) for _ in range(2))
     fuse_batch_norm(fused)
     histories = [model.fit(*batch(64), batch_size=16, epochs=3, verbose=0).history for model in (stock, fused)]
-    np.testing.assert_allclose(histories[1]["loss"], histories[0]["loss"], rtol=2e-3)
+    # In each of 12 steps outputs and gradients are rounded once; statistics are float32 sums over 16 × 6 × 6 positions.
+    tolerance = rounding(policy.removeprefix("mixed_"), 24) + rounding("float32", 576)
+    np.testing.assert_allclose(histories[1]["loss"], histories[0]["loss"], rtol=tolerance)
     for (name, ours), (_, other) in zip(state(fused), state(stock), strict=True):
-        np.testing.assert_allclose(ours, other, atol=1e-5 if policy == "float32" else 2e-2, err_msg=name)
+        np.testing.assert_allclose(ours, other, atol=tolerance, rtol=tolerance, err_msg=name)
 
 
 @pytest.mark.slow
