@@ -26,7 +26,7 @@ class ResultsError(TfoptError):
 
 
 class UnsupportedError(TfoptError):
-    """Keras, TensorFlow or this machine cannot do what was asked for."""
+    """Keras, TensorFlow or this machine cannot do what was requested."""
 
 
 def unknown_name(kind: str, received: object, valid: Iterable[str]) -> ValueError:

@@ -304,7 +304,7 @@ def test_neither_files_nor_clones_know_of_it(tmp_path):
     assert model.to_json() == config
     assert_same_state(state(model), state(loaded))
     for copy in (loaded, keras.models.clone_model(model)):
-        assert paths(copy) == {"heads": (("not asked for: use_flash_attention(model)",),) * 2}
+        assert paths(copy) == {"heads": (("not requested: use_flash_attention(model)",),) * 2}
         assert undo(copy) == 0
     assert undo(model) == 1
 

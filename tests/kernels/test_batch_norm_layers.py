@@ -20,7 +20,7 @@ from tensorflow.python.framework import config
 from tfopt.kernels import batch_norm, explain, fuse_batch_norm, undo
 
 LAYERS = keras.layers
-NOT_ASKED = ("not asked for: fuse_batch_norm(model)",)
+NOT_ASKED = ("not requested: fuse_batch_norm(model)",)
 IN_XLA = ("XLA fuses it by itself",)
 
 

@@ -32,7 +32,7 @@ SHAPES = [
     ((None, None, 4, 8), (None, 64, 4, 8), False, "a batch and sequence of no fixed size"),
     ((0, 64, 4, 8), (0, 64, 4, 8), False, "an empty query (0, 64, 4, 8)"),
     ((2, 64, 0, 8), (2, 64, 0, 8), False, "an empty query (2, 64, 0, 8)"),
-    ((2, 64, 4, 8), (1, 64, 4, 8), False, "unlike shapes (2, 64, 4, 8), (1, 64, 4, 8) and (1, 64, 4, 8)"),
+    ((2, 64, 4, 8), (1, 64, 4, 8), False, "different shapes (2, 64, 4, 8), (1, 64, 4, 8) and (1, 64, 4, 8)"),
 ]
 
 
@@ -56,7 +56,7 @@ def test_masks_and_unlike_types(cudnn, uncompiled):
     assert found(shape, shape, mask=tf.ones((64, 64), tf.bool)) == ["a mask"]
     specs = [tf.TensorSpec(shape, dtype) for dtype in (tf.bfloat16, tf.float16, tf.bfloat16)]
     assert list(eligibility.obstacles(*specs, mask=None, causal=False)) == [
-        "unlike data types (bfloat16, float16, bfloat16)"
+        "different data types (bfloat16, float16, bfloat16)"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Prepares the input of an overlapped fit, so that batches lie on the device before they are needed."""
+"""Prepares the input of an overlapped fit, so that batches are on the device before they are needed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -39,7 +39,7 @@ class DeviceStageIterator(Iterator[Any]):
 
 
 def ahead(dataset: Any) -> Any:
-    """Returns what to iterate instead of a dataset, so that its batches lie on the device before they are needed.
+    """Returns what to iterate instead of a dataset, so that its batches are on the device before they are needed.
 
     A pipeline's device stage is attached. Any other dataset gets a copy to the GPU as its last stage, unless it ends
     with one, there is no GPU, or a strategy copies the batches to its own devices.

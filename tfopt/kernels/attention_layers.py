@@ -106,7 +106,7 @@ def explain_layer(layer: keras.Layer, jit: bool) -> LayerPath | None:
     if kernel:
         training, inference = kernel.found(training=True, jit=jit), kernel.found(training=False, jit=jit)
     elif _computes_as(kind, layer):
-        training = inference = ("not asked for: use_flash_attention(model)",)
+        training = inference = ("not requested: use_flash_attention(model)",)
     else:
         training = inference = (f"{type(layer).__name__} computes attention by itself",)
     return LayerPath(layer=layer_path(layer), kernel="flash attention", training=training, inference=inference)

@@ -139,7 +139,7 @@ def explain_layer(layer: keras.Layer, jit: bool) -> LayerPath | None:
     if isinstance(kernel, _FusedBatchNorm):
         training, inference = kernel.found(training=True, jit=jit), kernel.found(training=False, jit=jit)
     elif _normalizes_as_keras(layer):
-        training = inference = tuple(_options(layer)) or ("not asked for: fuse_batch_norm(model)",)
+        training = inference = tuple(_options(layer)) or ("not requested: fuse_batch_norm(model)",)
     else:
         training = inference = (f"{type(layer).__name__} normalizes by itself",)
     return LayerPath(layer=layer_path(layer), kernel="fused batch norm", training=training, inference=inference)

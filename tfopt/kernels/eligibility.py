@@ -26,7 +26,7 @@ def obstacles(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, mask: Any, 
     if mask is not None:
         yield "a mask"
     if len({query.dtype, key.dtype, value.dtype}) > 1:
-        yield f"unlike data types ({query.dtype.name}, {key.dtype.name}, {value.dtype.name})"
+        yield f"different data types ({query.dtype.name}, {key.dtype.name}, {value.dtype.name})"
     yield from _of_shapes(query.shape, key.shape, value.shape, causal)
 
 
@@ -79,7 +79,7 @@ def _of_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorShape
         yield f"a {' and '.join(unknown)} of no fixed size"
         return
     if (query[0], *query[2:]) != (key[0], *key[2:]) or key[:3] != value[:3]:
-        yield f"unlike shapes {query}, {key} and {value}"
+        yield f"different shapes {query}, {key} and {value}"
     if not query[0] or not query[2]:
         yield f"an empty query {query}"
     if min(query[1], key[1]) < SHORTEST:

@@ -183,7 +183,7 @@ def test_batch_norm_is_fused_in_one_variant(small_resnet, monkeypatch):
     measure(kernels.batch_norm_case(4))
     assert [net.jit_compile for net in made] == [False, False]
     (plain,), (fused,) = (tfopt_kernels.explain(net).layers for net in made)
-    assert plain.training == ("not asked for: fuse_batch_norm(model)",)
+    assert plain.training == ("not requested: fuse_batch_norm(model)",)
     assert fused.training == ()
 
 
@@ -202,7 +202,7 @@ def test_keras_path_is_not_measured_under_the_kernels_name(monkeypatch):
     monkeypatch.setattr(gpt2, "batch", attention_batch)
     plain, taken = kernels.gpt2_case().variants
     plain.timer(ExitStack())
-    assert tfopt_kernels.explain(made[0]).layers[0].training == ("not asked for: use_flash_attention(model)",)
+    assert tfopt_kernels.explain(made[0]).layers[0].training == ("not requested: use_flash_attention(model)",)
     with pytest.raises(UnsupportedError, match=r"Found Keras' own path: .*no GPU"):
         taken.timer(ExitStack())
     alone = kernels.attention_cases()[0].variants[1]

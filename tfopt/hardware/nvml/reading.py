@@ -1,4 +1,4 @@
-"""What NVML says about a device, in tfopt's units: None stands for everything that the device does not tell."""
+"""Reads a device through NVML and converts to tfopt's units. None means that the device does not say."""
 
 import os
 from collections.abc import Callable, Sequence
