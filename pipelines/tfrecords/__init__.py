@@ -1,1 +1,1 @@
-"""TFRecord files below `records`, `write_records` and `verify_records`: format, framing, damage, shards."""
+"""TFRecord files: `verify_records`, and what lies below `records` and `write_records`, which stand in sources/."""
