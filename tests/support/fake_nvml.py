@@ -1,7 +1,7 @@
-"""A machine's NVML that tests arrange: GPUs, MIG instances, missing fields, errors, calls that hang.
+"""A fake NVML that tests set up: GPUs, MIG instances, missing fields, errors, calls that hang.
 
-It stands in for the module `pynvml`, and only where `tfopt.hardware.nvml` loads it. Its functions have the signatures
-of the real ones, and its errors and constants are the real ones: a name or an argument that pynvml does not have fails.
+It replaces the module `pynvml` only where `tfopt.hardware.nvml` loads it. Signatures, errors and constants are those of
+the real module: a name or an argument that pynvml does not have fails.
 
     from fake_nvml import FakeGpu, FakeNvml, fake_nvml  # in conftest.py: the fixture
 
@@ -32,10 +32,10 @@ from tfopt.hardware.nvml.reading import Reading
 # A hung call lasts this long, or until the test ends.
 HANG_SECONDS = 30.0
 
-# Every code that pynvml has an error for, and two that a later driver may bring.
+# Every code for which pynvml has an error, and two that a later driver may bring.
 ERROR_CODES = sorted({kind(0).value for kind in pynvml.NVMLError.__subclasses__()} | {31, 12345})
 
-# Each field of a reading and the functions without which it is unknown. Those of GPM alone have one that asks for it.
+# Each field of a reading and the functions it needs. For GPM fields, the one that asks whether there is GPM.
 FIELD_FUNCTIONS = {
     "gpu_utilization_percent": ["nvmlDeviceGetUtilizationRates"],
     "sm_active_percent": ["nvmlGpmQueryDeviceSupport"],
@@ -60,10 +60,10 @@ FIELD_FUNCTIONS = {
 _GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 READ_FUNCTIONS = sorted({name for names in FIELD_FUNCTIONS.values() for name in names} | {_GRAPHICS})
 
-# What a reading of a GPU with GPM calls besides.
+# What reading a GPU with GPM calls in addition.
 GPM_FUNCTIONS = ["nvmlGpmMetricsGet", "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet"]
 
-# What a busy H200 says (FACTS: an 8192³ product in bfloat16), in GPM's units.
+# Readings of a busy H200 (an 8192³ product in bfloat16), in GPM's units.
 GPM = {
     "NVML_GPM_METRIC_SM_UTIL": 95.0,
     "NVML_GPM_METRIC_SM_OCCUPANCY": 14.0,
@@ -77,12 +77,12 @@ GPM = {
 
 
 def lost(*functions: str) -> dict[str, None]:
-    """The fields that are None when these functions do not answer, on a GPU without GPM."""
+    """The fields that are None when these functions fail, on a GPU without GPM."""
     fields = {field for field, needed in FIELD_FUNCTIONS.items() if set(needed) <= set(functions)}
     return dict.fromkeys(fields | ({"gpu_memory_others_mib"} if _GRAPHICS in functions else set()))
 
 
-# Beyond Linux's largest process number: never this process's own.
+# Beyond Linux's largest process id: never this process's own.
 OTHER_PROCESS = 2**22 + 1
 
 
@@ -91,7 +91,7 @@ class FakeGpu:
     """A GPU or MIG instance, in NVML's own units. It is its own handle.
 
     Attributes:
-        processes: Process numbers and bytes; None: not told. By default this process and another one.
+        processes: Process ids and bytes; None: unknown. By default this process and another one.
         graphics: The same for processes that draw.
         gpm: The value of each metric; None: no GPM.
         gpm_failed: Metrics that are marked as failed.
@@ -132,7 +132,7 @@ class FakeGpu:
     cpus: set[int] = field(default_factory=set)
 
 
-# What a FakeGpu without GPM is read as.
+# The reading of a FakeGpu without GPM.
 READING = Reading(
     gpu_utilization_percent=97,
     gpu_memory_used_mib=1024.0,
@@ -151,14 +151,14 @@ READING = Reading(
 
 
 def tick(sampler: GpuSampler) -> tuple[GpuSample, ...]:
-    """Lets a sampler take one sample now, without its thread, and returns that."""
+    """Makes a sampler take one sample now, without its thread, and returns it."""
     before = len(sampler.samples)
     sampler._tick(sampler._ended)
     return sampler.samples[before:]
 
 
 def mig_instance(uuid: str, name: str = "NVIDIA H200 MIG 1g.18gb", memory_total: int = 16_384 * 2**20) -> FakeGpu:
-    """An instance as the driver shows it: memory, and no more."""
+    """An instance as the driver shows it: memory only."""
     whole_gpu_only = {
         "nvmlDeviceGetUtilizationRates",
         "nvmlDeviceGetPowerUsage",
@@ -208,7 +208,7 @@ class FakeNvml:
         }
 
     def load(self) -> "FakeNvml":
-        """What the door calls to import the vendor's module."""
+        """Called to import NVIDIA's module."""
         if not self.installed:
             raise ModuleNotFoundError("No module named 'pynvml'")
         return self
@@ -278,7 +278,7 @@ class FakeNvml:
         self._started = True
 
     def shut_down(self) -> None:
-        """What another library does when it ends NVML for the whole process."""
+        """Shuts NVML down for the whole process, as another library may."""
         self._started = False
 
     def _nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
@@ -428,7 +428,7 @@ def _raise(code: int) -> Any:
 
 @pytest.fixture
 def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    """A machine without GPUs, to be given some; no warning has been given, and no GPU is hidden by the environment."""
+    """A machine without GPUs at first; no warning given yet, no GPU hidden by the environment."""
     fake = FakeNvml()
     monkeypatch.setattr(driver, "_door", driver.Nvml(load=fake.load, clock=lambda: fake.now))
     for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
@@ -443,7 +443,7 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
 def error_codes(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[int]:
-    """Every code in turn, each on a driver that was just loaded and with no warning given yet."""
+    """Every error code in turn, each with a driver just loaded and no warning given yet."""
 
     def codes() -> Iterator[int]:
         for code in ERROR_CODES:

@@ -4,33 +4,6 @@ from tfopt.errors import HardwareError
 
 # nvmlReturn_t in NVIDIA's nvml.h. The numbers are part of NVML's ABI, so pynvml need not be loaded here.
 UNINITIALIZED = 1
-_INVALID_ARGUMENT = 2
-_NOT_SUPPORTED = 3
-_NOT_FOUND = 6
-_FUNCTION_NOT_FOUND = 13
-_GPU_IS_LOST = 15
-_RESET_REQUIRED = 16
-_NO_DATA = 21
-_ARGUMENT_VERSION_MISMATCH = 25
-_DEPRECATED = 26
-_GPU_NOT_FOUND = 28
-
-# The device, its driver or the library does not offer this. tfopt's arguments never vary, so INVALID_ARGUMENT means
-# the same: MIG instances return it for what only whole GPUs have.
-ABSENT = frozenset(
-    {
-        _INVALID_ARGUMENT,
-        _NOT_SUPPORTED,
-        _NOT_FOUND,
-        _FUNCTION_NOT_FOUND,
-        _NO_DATA,
-        _ARGUMENT_VERSION_MISMATCH,
-        _DEPRECATED,
-    }
-)
-
-# No other call to the device will succeed either.
-GONE = frozenset({UNINITIALIZED, _GPU_IS_LOST, _RESET_REQUIRED, _GPU_NOT_FOUND})
 
 # A machine without an NVIDIA GPU, which is not an error.
 NO_DRIVER = frozenset({"driver_not_loaded", "library_not_found"})
@@ -90,6 +63,26 @@ _EXPLAINED: dict[int, tuple[str, str, str]] = {
     30: ("reset_type_not_supported", "this kind of reset is not supported", _CHECK_DRIVER),
     999: ("unknown", "the driver reports an internal error", "Look for NVRM and Xid lines in dmesg; " + _RETRY.lower()),
 }
+
+
+def _codes(*causes: str) -> frozenset[int]:
+    return frozenset(code for code, (cause, *_) in _EXPLAINED.items() if cause in causes)
+
+
+# The device, its driver or the library does not offer this. tfopt's arguments never vary, so INVALID_ARGUMENT means
+# the same: MIG instances return it for what only whole GPUs have.
+ABSENT = _codes(
+    "invalid_argument",
+    "not_supported",
+    "not_found",
+    "function_not_found",
+    "no_data",
+    "argument_version_mismatch",
+    "deprecated",
+)
+
+# No other call to the device will succeed either.
+GONE = _codes("uninitialized", "gpu_is_lost", "reset_required", "gpu_not_found")
 
 
 class NvmlError(HardwareError):
