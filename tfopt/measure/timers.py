@@ -79,8 +79,8 @@ def fit_time(
         The raw samples, with their median and interval.
 
     Raises:
-        ValueError, TypeError, tfopt.errors.PipelineError, tfopt.errors.UnsupportedError: As for `step_time`.
-        ValueError: If a dataset that cannot be repeated does not divide into whole executions.
+        ValueError: As for `step_time`, or if a dataset that cannot be repeated does not divide into whole executions.
+        TypeError, tfopt.errors.PipelineError, tfopt.errors.UnsupportedError: As for `step_time`.
         tfopt.errors.TfoptError: If a callback stops the fit early.
 
     Example:

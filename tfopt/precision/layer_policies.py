@@ -45,7 +45,8 @@ def resolve_policies(model: keras.Model, policy: Policy) -> dict[keras.Layer, ke
     if any(is_16_bit(wanted) and layer is not model and layer not in exact for layer, wanted in asked.items()):
         for layer in output_layers(model):
             if layer in asked and layer not in exact:
-                asked[layer] = _float32(layer)
+                present = current_policy(layer)
+                asked[layer] = present if present.compute_dtype == "float32" else keras.DTypePolicy("float32")
     _check_in_place(paths, asked)
     return asked
 
@@ -163,21 +164,14 @@ def _computes_in_floating_point(layer: keras.Layer) -> bool:
     return bool(keras.backend.is_float_dtype(current_policy(layer).compute_dtype))
 
 
-def _float32(layer: keras.Layer) -> keras.DTypePolicy:
-    policy = current_policy(layer)
-    return policy if policy.compute_dtype == "float32" else keras.DTypePolicy("float32")
-
-
 def _check_in_place(paths: Mapping[keras.Layer, str], asked: Mapping[keras.Layer, keras.DTypePolicy]) -> None:
     """Refuses policies that layers cannot take once they have weights."""
-    changing = [
-        (layer, current_policy(layer), wanted) for layer, wanted in asked.items() if current_policy(layer) != wanted
-    ]
+    changing = [(x, before, wanted) for x, wanted in asked.items() if (before := current_policy(x)) != wanted]
     quantized = [paths[x] for x, policy, wanted in changing if policy.quantization_mode or wanted.quantization_mode]
     if quantized:
         raise UnsupportedError(
             f"Expected layers that are not quantized. Found: {', '.join(quantized)}. Quantization cannot be "
-            "undone: rebuild the model and load its weights. (tfopt.precision.apply takes the name float8.)"
+            "undone: rebuild the model and load its weights. (For float8, pass that name to tfopt.precision.apply.)"
         )
     mismatched = [x for x in changing if x[0].weights and x[1].variable_dtype != x[2].variable_dtype]
     if mismatched:

@@ -142,7 +142,7 @@ def alignment(model: keras.Model, batch_size: int) -> AlignmentReport:
     _require_built(model)
     calls = list(layer_calls(model, batch_size))
     uses = [_Use(call, products) for call in calls if (products := matrix_products(call))]
-    without, unknown = _without_tensor_cores(uses), _unknown(calls, uses)
+    unknown = _unknown(calls, uses)
     if not (uses or unknown):
         raise ValueError(
             f"Expected a model with dense, convolution, attention or recurrent layers. Received: {model.name!r}, "
@@ -158,7 +158,7 @@ def alignment(model: keras.Model, batch_size: int) -> AlignmentReport:
         below_best=_below_best(judged),
         multiply_adds=total,
         unknown=unknown,
-        without_tensor_cores=without,
+        without_tensor_cores=_remarks((reason, use.call.path) for use in uses if (reason := _off_tensor_cores(use))),
     )
 
 
@@ -170,10 +170,6 @@ def _require_built(model: keras.Model) -> None:
             f"Expected a built model. Received: {model.name!r}, whose layers have no shapes yet. "
             "Call model.build(input_shape), or the model on one batch, first."
         )
-
-
-def _without_tensor_cores(uses: Iterable[_Use]) -> tuple[Remark, ...]:
-    return _remarks((reason, use.call.path) for use in uses if (reason := _off_tensor_cores(use)))
 
 
 def _off_tensor_cores(use: _Use) -> str | None:
@@ -220,7 +216,7 @@ def _misses(uses: Iterable[_Use], total: int | None, vocabularies: Mapping[int, 
     alike: dict[tuple[Dimension, str], list[_Use]] = defaultdict(list)
     for use in uses:
         for dimension in use.products.dimensions:
-            if dimension.size and dimension.size % _multiple(use.call.dtype, _NEEDED_BYTES):
+            if (dimension.size or 0) * _ITEM_BYTES[use.call.dtype] % _NEEDED_BYTES:
                 alike[dimension, use.call.dtype].append(use)
     worst_first = sorted(alike.items(), key=lambda item: -sum(use.products.at_least() for use in item[1]))
     return tuple(_miss(*key, group, total, vocabularies) for key, group in worst_first)
@@ -229,7 +225,8 @@ def _misses(uses: Iterable[_Use], total: int | None, vocabularies: Mapping[int, 
 def _miss(
     dimension: Dimension, dtype: str, uses: list[_Use], total: int | None, vocabularies: Mapping[int, str]
 ) -> Miss:
-    next_size = dimension.padded(_multiple(dtype, _NEEDED_BYTES))
+    multiple, best = (size // _ITEM_BYTES[dtype] for size in (_NEEDED_BYTES, _BEST_BYTES))
+    next_size = dimension.padded(multiple)
     padded = sum(use.products.at_least(dimension.name, next_size) for use in uses)
     work = sum(use.products.at_least() for use in uses)
     return Miss(
@@ -237,9 +234,9 @@ def _miss(
         dimension=dimension.name,
         size=dimension.size or 0,
         dtype=dtype,
-        multiple=_multiple(dtype, _NEEDED_BYTES),
+        multiple=multiple,
         next_size=next_size,
-        best_size=dimension.padded(_multiple(dtype, _BEST_BYTES)),
+        best_size=dimension.padded(best),
         padding_percent=100 * (padded / work - 1),
         share_percent=100 * work / total if total else None,
         note=_note(dimension, next_size, vocabularies),
@@ -259,20 +256,15 @@ def _note(dimension: Dimension, next_size: int, vocabularies: Mapping[int, str])
 
 def _below_best(uses: Iterable[_Use]) -> int:
     """How many sizes are multiples of 16 bytes but not of 128."""
-    sizes = {(use.call.path, dimension): use.call.dtype for use in uses for dimension in use.products.dimensions}
-    known = [(dimension.size, dtype) for (_, dimension), dtype in sizes.items() if dimension.size]
-    good = [(size, dtype) for size, dtype in known if size % _multiple(dtype, _NEEDED_BYTES) == 0]
-    return sum(size % _multiple(dtype, _BEST_BYTES) != 0 for size, dtype in good)
+    dtypes = {(use.call.path, dimension): use.call.dtype for use in uses for dimension in use.products.dimensions}
+    sizes_bytes = [(dimension.size or 0) * _ITEM_BYTES[dtype] for (_, dimension), dtype in dtypes.items()]
+    return sum(size % _NEEDED_BYTES == 0 and size % _BEST_BYTES != 0 for size in sizes_bytes)
 
 
 def _vocabularies(model: keras.Model) -> dict[int, str]:
     """Paths of embeddings by their vocabulary size."""
     embeddings = (layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding))
     return {layer.input_dim: layer.path or layer.name for layer in embeddings}
-
-
-def _multiple(dtype: str, size_bytes: int) -> int:
-    return size_bytes // _ITEM_BYTES[dtype]
 
 
 def _cells(miss: Miss) -> tuple[str, ...]:

@@ -79,7 +79,8 @@ class PrecisionReport:
     def __str__(self) -> str:
         lines = [self.verdict, *(f"- {problem}" for problem in self.problems)]
         if not self.passed:
-            lines.append(f"Passes instead: {_mapping(self.fallback)}")
+            found = [f"{path}: {policy}" for path, policy in (self.fallback or {}).items()]
+            lines.append(f"Passes instead: {', '.join(found) or 'only float32, of everything tried.'}")
         lines += [f"Note: {note}" for note in self.notes]
         ranked = sorted(self.layers, key=lambda layer: layer.severity, reverse=True)
         lines += aligned([_HEAD, *map(_row, ranked[:_ROWS])], texts=3)
@@ -141,9 +142,3 @@ def _row(layer: LayerPrecision) -> tuple[str, ...]:
         percent(output.overflow) if output else "",
         percent(gradient.lost) if gradient else "",
     )
-
-
-def _mapping(fallback: Mapping[str, str] | None) -> str:
-    if fallback is None:
-        return "only float32, of everything tried."
-    return ", ".join(f"{path}: {policy}" for path, policy in fallback.items())
