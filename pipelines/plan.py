@@ -169,24 +169,24 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
     cache = plan_cache(options, facts, device.held_only)
     shuffle = plan_shuffle(options, facts, cache.choice)
     reading = plan_reading(options, facts, cache.choice)
-    before, behind = plan_functions(options, facts, cache.choice)
-    cache, before, behind = _checked(check, cache, before, behind)
-    loading = (*reading, *before, cache if cache.choice.folder is not None else cache.without(), *behind)
+    before, after = plan_functions(options, facts, cache.choice)
+    cache, before, after = _checked(check, cache, before, after)
+    loading = (*reading, *before, cache if cache.choice.folder is not None else cache.without(), *after)
     augment = plan_augment(options, by_batch=False)
     batch = plan_batch(options, facts, check)
     gather: list[Stage] = []
     if reads_rows(options, facts, cache.choice, shuffle):
         if augment and check is None:
             # One map for both: the row is gathered as part of its augmentation.
-            behind = [replace(stage, group=augment[0].group) for stage in behind]
+            after = [replace(stage, group=augment[0].group) for stage in after]
         elif not augment:
-            gather, behind = [plan_gather(facts)], []
+            gather, after = [plan_gather(facts)], []
     if cache.choice.on is not None:
-        examples: list[Stage] = [*before, cache, shuffle, *behind]
+        examples: list[Stage] = [*before, cache, shuffle, *after]
     elif shuffle.first:
-        examples = [shuffle, *behind, cache]
+        examples = [shuffle, *after, cache]
     else:
-        examples = [*behind, cache, shuffle]
+        examples = [*after, cache, shuffle]
     of_batches = plan_augment(options, by_batch=True)
     if device.held_only is not None:
         gather = [gather_on_device()]
@@ -209,13 +209,13 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
 
 
 def _checked(
-    check: ShapeCheck | None, cache: Cache, before: list[FunctionStage], behind: list[FunctionStage]
+    check: ShapeCheck | None, cache: Cache, before: list[FunctionStage], after: list[FunctionStage]
 ) -> tuple[Cache, list[FunctionStage], list[FunctionStage]]:
     """Has the last of these stages check the shapes of examples."""
     if check is None:
-        return cache, before, behind
-    if behind:
-        return cache, before, [*behind[:-1], replace(behind[-1], check=check)]
+        return cache, before, after
+    if after:
+        return cache, before, [*after[:-1], replace(after[-1], check=check)]
     if before:
-        return cache, [*before[:-1], replace(before[-1], check=check)], behind
-    return replace(cache, check=check), before, behind
+        return cache, [*before[:-1], replace(before[-1], check=check)], after
+    return replace(cache, check=check), before, after

@@ -61,7 +61,7 @@ def plan_functions(
         function = StageFunction("crop", partial(crop_example, crop=crop, only_jpeg=source.only_jpeg), crop.random)
         height, width = getattr(crop, "size", (0, 0))
         setting = f"{'random' if crop.random else 'central'}, {height}×{width}"
-        reason = "drawn anew in each epoch" if crop.random else "the same in every epoch"
+        reason = "drawn again in each epoch" if crop.random else "the same in every epoch"
         stages.append(
             _stage(function, setting, reason + ("; of a JPEG only the crop is decoded" if fused else ""), group)
         )
@@ -85,7 +85,7 @@ def plan_augment(options: PipelineOptions, *, by_batch: bool) -> list[FunctionSt
         _stage(
             function,
             function_name(function.call),
-            f"run anew in each epoch, parallel{'; a fresh seed each time' if function.seeded else ''}{when}",
+            f"runs again in each epoch, parallel{'; a fresh seed each time' if function.seeded else ''}{when}",
             group,
         )
         for function in augment_functions(options, by_batch=by_batch)

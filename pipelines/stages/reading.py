@@ -67,7 +67,7 @@ class Shuffle(Stage):
     served: bool  # whether it runs on the workers of a tf.data service
 
     def apply(self, flow: Flow) -> None:
-        """Shuffles anew on every iteration."""
+        """Shuffles, differently on every iteration."""
         if self.buffer and not self.on_device:
             flow.dataset = shuffle(flow.flush(), self.buffer, self.seed, redraw=self.served)
 

@@ -124,7 +124,7 @@ def test_an_augment_that_would_repeat_itself_in_every_epoch_is_refused():
     text = r"'augment' to draw new numbers in each epoch.*RandomUniform.*fixed seed.*set_random_seed.*keyword `seed`"
     with pytest.raises(ValueError, match=text):
         plan(augment=seeded_flip)
-    with pytest.raises(ValueError, match="'transform' to draw anew"):
+    with pytest.raises(ValueError, match="'transform' to draw new numbers"):
         plan(transform=seeded_flip, cache=None)
     early = plan(augment=flip)
     tf.random.set_seed(1)
