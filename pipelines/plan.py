@@ -172,8 +172,7 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
     before, after = plan_functions(options, facts, cache.choice)
     cache, before, after = _checked(check, cache, before, after)
     loading = (*reading, *before, cache if cache.choice.folder is not None else cache.without(), *after)
-    augment = plan_augment(options, by_batch=False)
-    batch = plan_batch(options, facts, check)
+    augment, of_batches = plan_augment(options, by_batch=False), plan_augment(options, by_batch=True)
     gather: list[Stage] = []
     if reads_rows(options, facts, cache.choice, shuffle):
         if augment and check is None:
@@ -181,13 +180,13 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
             after = [replace(stage, group=augment[0].group) for stage in after]
         elif not augment:
             gather, after = [plan_gather(facts)], []
+    batch = plan_batch(options, facts, check)
     if cache.choice.on is not None:
         examples: list[Stage] = [*before, cache, shuffle, *after]
     elif shuffle.first:
         examples = [shuffle, *after, cache]
     else:
         examples = [*after, cache, shuffle]
-    of_batches = plan_augment(options, by_batch=True)
     if device.held_only is not None:
         gather = [gather_on_device()]
         of_batches = [on_device(*each) for each in zip(of_batches, device.held_only.obstacles, strict=True)]

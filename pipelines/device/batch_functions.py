@@ -14,8 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.shared.elements import accepts_seed, apply_stage, element_of, leaves, without_autograph
-from tfopt.pipelines.shared.functions import StageFunction, augment_functions, call_in_turn
-from tfopt.pipelines.shared.last_batch import pad_batch
+from tfopt.pipelines.shared.functions import StageFunction, augment_functions, call_in_turn, pad_batch
 from tfopt.pipelines.shared.layer_function import LayerFunction
 from tfopt.pipelines.shared.options import PipelineOptions, unmarked
 

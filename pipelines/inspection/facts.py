@@ -12,7 +12,7 @@ from tfopt.pipelines.inspection.tracing import Traced, trace
 from tfopt.pipelines.service.client import refuse_unserved
 from tfopt.pipelines.service.parts import Part, take_part
 from tfopt.pipelines.shared.elements import accepts_seed
-from tfopt.pipelines.shared.last_batch import expect_paddable
+from tfopt.pipelines.shared.functions import expect_paddable
 from tfopt.pipelines.shared.nondeterminism import Finding
 from tfopt.pipelines.shared.options import PipelineOptions, unmarked
 from tfopt.pipelines.sources.source import Source
@@ -30,24 +30,12 @@ class Facts:
     source: Source  # with several processes on a tf.data service, the part this one reads
     part: Part | None  # which part that is; None if this process reads everything
     count: int | None  # examples of `source`; None if unknown
+    used: int | None  # examples to read: without a shuffle, not those that fill no batch and would always be dropped
+    steps: int | None  # batches per epoch; None if unknown or endless
     infinite: bool  # whether the source never ends
     doubt: str  # why what a cache would hold may come out differently later; "" if it will not
     traced: Traced
     sample: Sample
-
-    def used(self, options: PipelineOptions) -> int | None:
-        """Examples to read: without a shuffle, not those that fill no batch and would be dropped in every epoch."""
-        drops_tail = options.remainder == "drop" and not options.shuffle and options.service is None
-        return self.count - self.count % options.batch_size if drops_tail and self.count is not None else self.count
-
-    def steps(self, options: PipelineOptions) -> int | None:
-        """Batches per epoch; None if unknown or endless."""
-        if self.part is not None:
-            return self.part.steps
-        if self.count is None:
-            return None
-        rounded_up = options.remainder != "drop" and self.count % options.batch_size > 0
-        return self.count // options.batch_size + rounded_up
 
 
 def inspect_source(source: Source, options: PipelineOptions) -> Facts:
@@ -92,7 +80,21 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         )
     findings = traced.in_source + traced.in_transform
     doubt = next((f"{found} {_DOUBTS[found.kind]}" for found in findings if found.kind in _DOUBTS), "")
-    return Facts(source=source, part=part, count=count, infinite=infinite, doubt=doubt, traced=traced, sample=sample)
+    drops = options.remainder == "drop"
+    tail = 0 if count is None else count % options.batch_size
+    drops_tail = drops and not options.shuffle and options.service is None
+    steps = None if count is None else (count - tail) // options.batch_size + (tail > 0 and not drops)
+    return Facts(
+        source=source,
+        part=part,
+        count=count,
+        used=count - tail if count is not None and drops_tail else count,
+        steps=steps if part is None else part.steps,
+        infinite=infinite,
+        doubt=doubt,
+        traced=traced,
+        sample=sample,
+    )
 
 
 def refuse_frozen(options: PipelineOptions, traced: Traced) -> None:

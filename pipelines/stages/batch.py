@@ -9,7 +9,7 @@ from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.service.client import describe_service, from_service
 from tfopt.pipelines.service.parts import Part, distributed
 from tfopt.pipelines.shared.elements import element_of, without_autograph
-from tfopt.pipelines.shared.last_batch import PADDING_NOTE, pad_batch
+from tfopt.pipelines.shared.functions import PADDING_NOTE, pad_batch
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.stages.stage import Flow, ShapeCheck, Stage
 
@@ -81,7 +81,7 @@ def plan_batch(options: PipelineOptions, facts: Facts, check: ShapeCheck | None)
         reason = "remainder='pad': every example is used, a smaller last batch is filled"
     else:
         reason = "remainder='keep': every example is used, the last batch may be smaller"
-    steps = facts.steps(options)
+    steps = facts.steps
     reason += "" if steps is None else f"; {steps:,} steps an epoch"
     if check is not None:
         reason += f"; shapes checked: {', '.join(map(str, check.shapes))}"

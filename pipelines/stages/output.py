@@ -72,7 +72,7 @@ class Overlap(Stage):
         flow.endings.append(lambda dataset, settings: self._attached(dataset, settings, flow.description))
 
     def _attached(self, dataset: Any, settings: Any, description: str) -> Any:
-        options, source, count = self.options, self.facts.source, self.facts.used(self.options) or 0
+        options, source, count = self.options, self.facts.source, self.facts.used or 0
         flow = Flow(description)
         for stage in self.loading:
             stage.apply(flow)
@@ -159,7 +159,7 @@ def plan_device(options: PipelineOptions, facts: Facts, check: ShapeCheck | None
         device, reason = choose_device(options.device, facts.traced.augmented.element_spec)
         if device is not None and options.cache == "auto" and is_gpu(device):
             held = place_beside(options, facts, device)
-    steps = facts.steps(options)
+    steps = facts.steps
     return CopyToDevice(name="device", setting=device or "none", reason=reason, device=device, held=held, steps=steps)
 
 

@@ -82,7 +82,7 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
     # What is cached on disk has one order: mixed well once, and shuffled again after the cache.
     on_disk = cache.folder is not None
     seed = part_seed(options.seed or 0, "mix") if on_disk else part_seed(options.seed, "files")
-    used = facts.used(options)
+    used = facts.used
     shuffled = bool(options.shuffle) and source.shuffled is not None
     read = Read(
         name="read",

@@ -35,7 +35,7 @@ def free_disk(monkeypatch):
 def decide(cache="auto", transform=tf.identity, sample=None, **given):
     chosen = {name: given.pop(name) for name in ("crop", "cache_after", "seed", "cache_limit_gib") if name in given}
     source = Source(name="some", dataset=lambda: None, resident=given.pop("resident", False))
-    facts = {"count": 100, "infinite": False, "doubt": ""} | given
+    facts = {"count": 100, "used": 100, "steps": None, "infinite": False, "doubt": ""} | given
     measured = dataclasses.replace(SAMPLE, **(sample or {}))
     known = Facts(source=source, part=None, traced=None, sample=measured, **facts)
     return choose_cache(PipelineOptions(cache=cache, transform=transform, **chosen), known)

@@ -5,7 +5,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfopt.pipelines.shared.last_batch import PADDING_NOTE, expect_paddable, pad_batch
+from tfopt.pipelines.shared.functions import PADDING_NOTE, expect_paddable, pad_batch
 
 BATCH = 8
 RANDOM = np.random.default_rng(0)
