@@ -63,7 +63,7 @@ def with_first(run, change):
 def test_a_changed_result_is_exit_code_4(played):
     def changed(case):
         wrong = replace(case.variants[1], check=replace(case.variants[1].check, passed=False))
-        return replace(case, variants=(case.variants[0], wrong, *case.variants[2:])).with_figures()
+        return replace(case, variants=(case.variants[0], wrong, *case.variants[2:])).with_metrics()
 
     played.run = with_first(played.run, changed)
     assert cli.main([]) == cli.FAILED
@@ -186,7 +186,7 @@ def steady(run):
         return replace(one, times=replace(one.times, repeats_ms=repeats))
 
     cases = [replace(case, variants=tuple(map(flat, case.variants)), communication=None) for case in run.cases]
-    return replace(run, cases=tuple(case.with_figures() for case in cases))
+    return replace(run, cases=tuple(case.with_metrics() for case in cases))
 
 
 def slowed(run, factor, *, baselines=1.0):
@@ -199,7 +199,7 @@ def slowed(run, factor, *, baselines=1.0):
 
     def changed(case):
         variants = tuple(variant(case, one) for one in case.variants)
-        return replace(case, variants=variants).with_figures()
+        return replace(case, variants=variants).with_metrics()
 
     return replace(run, cases=tuple(map(changed, run.cases)))
 
@@ -288,7 +288,7 @@ def test_what_the_first_run_lacks_is_not_compared(before, compared, tmp_path, ca
 def test_a_result_that_changed_fails(before, compared):
     def changed(case):
         wrong = replace(case.variants[1], check=replace(case.variants[1].check, passed=False))
-        return replace(case, variants=(case.variants[0], wrong, *case.variants[2:])).with_figures()
+        return replace(case, variants=(case.variants[0], wrong, *case.variants[2:])).with_metrics()
 
     code, text = compared(with_first(before, changed))
     assert code == cli.FAILED

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import isolated_jobs
 import psutil
@@ -33,6 +34,16 @@ def test_messages_and_what_it_returns():
     said = []
     assert isolated.call(isolated_jobs.add, 2, 3, seconds=300, on_message=said.append) == 5
     assert said == [2, 3]
+
+
+def test_a_message_is_handled_before_the_process_goes_on(tmp_path):
+    """Or writing a turn to disk would disturb the next one."""
+
+    def slowly(path):
+        time.sleep(0.5)
+        Path(path).touch()
+
+    assert isolated.call(isolated_jobs.sees, str(tmp_path / "seen"), seconds=300, on_message=slowly)
 
 
 def test_it_has_the_variables_and_the_folder_of_now(monkeypatch, tmp_path, capfd):

@@ -24,4 +24,4 @@ def test_the_recorded_comparison_is_whole():
     run = files.read(ROOT / "benchmarks" / "results" / "peers-pipeline-cpu.json")
     (case,) = run.cases
     assert re.fullmatch(r"PyTorch DataLoader, \d+ workers", case.baseline)
-    assert [variant.figures.verdict for variant in case.variants] == ["baseline", "faster"]
+    assert [variant.metrics.verdict for variant in case.variants] == ["baseline", "faster"]

@@ -152,7 +152,7 @@ def test_a_case_is_cut_at_the_budget(planned, tmp_path):
     assert (two.unfinished, two.planned_turns, two.error) == ("the budget ran out", 100, None)
     a, b = two.variants
     assert 1 <= b.turns <= a.turns <= b.turns + 1 < 100
-    assert b.figures.comparison.ratio == pytest.approx(1.0)
+    assert b.metrics.comparison.ratio == pytest.approx(1.0)
     assert formatting.unfinished(two) == (
         f"w, unfinished, the budget ran out. Turns measured of 100 each: a {a.turns}, b {b.turns}."
     )
@@ -209,8 +209,8 @@ def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypa
     one, two = before.cases
     assert (before.status, one.done, two.unfinished) == ("running", True, UNDER_WAY)
     assert [variant.turns for variant in two.variants] == [(turn + 1) // 2, turn // 2]
-    assert two.variants[0].figures.verdict == "baseline"
-    assert (two.variants[1].figures is None) == (turn == 1)
+    assert two.variants[0].metrics.verdict == "baseline"
+    assert (two.variants[1].metrics is None) == (turn == 1)
     counted = f"Turns measured of 3 each: a {(turn + 1) // 2}, b {turn // 2}."
     assert counted in " ".join(report.terminal(before).split())
     assert counted in report.page(before)
@@ -237,7 +237,7 @@ def test_a_case_whose_process_is_killed_keeps_its_turns(planned, tmp_path, turn)
     assert (found.status, one.done, three.done) == ("complete", True, True)
     assert "was ended by signal 9" in two.error
     assert [variant.turns for variant in two.variants] == ([] if turn == 0 else [2, 1])
-    assert all(variant.figures for variant in two.variants)
+    assert all(variant.metrics for variant in two.variants)
     assert not found.done
 
 
@@ -246,7 +246,7 @@ def test_an_earlier_try_with_more_turns_is_kept(tmp_path):
         times = planned_cases.times(1.0)
         variant = VariantResult(name="a", times=replace(times, repeats_ms=times.repeats_ms * turns))
         fields = {"suite": "s", "workload": "w", "question": "?", "unit": "step", "baseline": "a"}
-        return CaseResult(**fields, variants=(variant,), unfinished=unfinished).with_figures()
+        return CaseResult(**fields, variants=(variant,), unfinished=unfinished).with_metrics()
 
     environment = {"tfopt": "0", "packages": {}, "gpus": [], "host": {"cpu_model": None, "cpus": 2.0}}
     file = RunFile.create(tmp_path, ["s"], environment)
@@ -298,6 +298,16 @@ def test_a_run_of_other_suites_is_another_run(planned, tmp_path):
     second = run_module.run(["fit"], tmp_path, resume=True)
     assert second.path != first.path
     assert run_module.run(["xla"], tmp_path, resume=True).path == first.path
+
+
+def test_the_autotuning_cache_is_there_before_the_first_process(planned, tmp_path, monkeypatch):
+    happened = []
+    call = run_module.isolated.call
+    monkeypatch.setattr(run_module, "share_cache", lambda: happened.append("cache"))
+    monkeypatch.setattr(run_module.isolated, "call", lambda *a, **k: happened.append("process") or call(*a, **k))
+    planned(planned_cases.three)
+    run_module.run([], tmp_path)
+    assert happened == ["cache", *["process"] * 4]
 
 
 def test_an_unknown_suite(tmp_path):

@@ -12,6 +12,11 @@ def add(send, a, b):
     return a + b
 
 
+def sees(send, path):
+    send(path)
+    return os.path.exists(path)
+
+
 def surroundings(send):
     print("not for standard output")
     return os.environ.get("TFOPT_TEST"), os.getcwd(), os.getpid()

@@ -115,24 +115,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    value = _number(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, received {text!r}")
-    return value
+    return _number(text, "a number of seconds above 0", lambda value: value > 0)
 
 
 def _percent(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < 100:
-        raise argparse.ArgumentTypeError(f"expected a percentage from 0 to below 100, received {text!r}")
-    return value
+    return _number(text, "a percentage from 0 to below 100", lambda value: 0 <= value < 100)
 
 
-def _number(text: str) -> float:
+def _number(text: str, expected: str, is_valid: Callable[[float], bool]) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        return math.nan  # which is in no range
+        value = math.nan  # which is in no range
+    if not is_valid(value):
+        raise argparse.ArgumentTypeError(f"expected {expected}, received {text!r}")
+    return value
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -156,7 +153,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"\nResults: {file.path}\nPage:    {page}")
     if any(case.error for case in file.run.cases):
         return INTERNAL
-    verdicts = [variant.figures.verdict for case in file.run.cases for variant in case.measured if variant.figures]
+    verdicts = [variant.metrics.verdict for case in file.run.cases for variant in case.measured if variant.metrics]
     return FAILED if "changes the result" in verdicts else DONE
 
 

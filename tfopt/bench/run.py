@@ -159,10 +159,10 @@ def _measure(
         file.put(result)
     except Exception as error:  # noqa: BLE001  whatever a case does, the others are measured
         if isinstance(error, ProcessTimeoutError) and limit == budget:
-            result = replace(so_far.with_figures(), unfinished="the budget ran out")
+            result = replace(so_far.with_metrics(), unfinished="the budget ran out")
         else:
             said = str(error) if isinstance(error, ProcessError) else f"{type(error).__name__}: {error}"
-            result = replace(so_far.with_figures(), unfinished=None, error=said)
+            result = replace(so_far.with_metrics(), unfinished=None, error=said)
         file.put(result)
     return result.unfinished is None
 

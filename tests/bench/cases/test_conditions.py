@@ -128,5 +128,5 @@ def test_a_case_records_them(fake_nvml, monkeypatch):
     watts = read.conditions.gpu_power_watts
     assert watts > 0
     per_second = read.times.examples_per_second
-    assert read.figures.joules_per_thousand_examples == pytest.approx(watts * 1000 / per_second)
+    assert read.metrics.joules_per_thousand_examples == pytest.approx(watts * 1000 / per_second)
     assert unread.conditions is None

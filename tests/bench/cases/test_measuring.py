@@ -41,7 +41,7 @@ def test_a_case_measures_compares_and_checks():
     assert sorted(closed) == ["fast", "slow", "slower", "wrong"]
     assert outcome.baseline == "slow"
     assert outcome.done
-    found = {v.name: (v.figures.comparison and v.figures.comparison.ratio, v.figures.verdict) for v in outcome.variants}
+    found = {v.name: (v.metrics.comparison and v.metrics.comparison.ratio, v.metrics.verdict) for v in outcome.variants}
     assert found == {
         "slow": (None, "baseline"),
         "fast": (2.0, "faster"),
@@ -115,8 +115,8 @@ def test_a_variant_that_the_machine_cannot_run_is_a_row_with_its_reason(error, a
     assert outcome.done
     assert [first.turns, second.turns, third.turns] == [3, after, 3]
     assert first.refused is third.refused is None
-    assert third.figures.verdict == "faster"
-    assert (second.figures is None) == (after == 0)
+    assert third.metrics.verdict == "faster"
+    assert (second.metrics is None) == (after == 0)
     assert closed == [1]
     assert seen[-3] == 1  # what it holds was given back before the others' last turns
 
@@ -137,7 +137,7 @@ def test_a_refused_baseline_leaves_the_others_times():
     assert outcome.done
     assert [v.turns for v in outcome.variants] == [0, 3]
     assert outcome.variants[1].check is None
-    assert outcome.variants[1].figures.verdict == "not compared"
+    assert outcome.variants[1].metrics.verdict == "not compared"
 
 
 def test_a_check_that_the_machine_cannot_run_refuses_the_variant():
@@ -171,7 +171,7 @@ def test_little_time_means_fewer_turns_and_at_least_one(seconds, turns):
 
 def test_a_baseline_that_fails_its_own_check_says_so():
     outcome = measure(case(variant("a", 1.0, [0.5]), variant("b", 1.0, [0.5]), judge=same_accuracy(360)))
-    assert [v.figures.verdict for v in outcome.variants] == ["changes the result"] * 2
+    assert [v.metrics.verdict for v in outcome.variants] == ["changes the result"] * 2
 
 
 def test_resources_are_released_when_a_timer_fails():

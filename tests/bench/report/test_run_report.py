@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tfopt.bench.report import WIDTH, formatting, page, terminal
-from tfopt.bench.results import CaseResult, Figures, VariantResult
+from tfopt.bench.results import CaseResult, Metrics, VariantResult
 from tfopt.bench.results.files import from_json
 from tfopt.measure import Comparison, StepTimes
 from tfopt.precision.gate.precision_report import percent
@@ -219,7 +219,7 @@ def test_whether_the_recommended_is_the_fastest(samples, changes, text):
         VariantResult(
             name=name,
             times=StepTimes(repeats_ms=((ms, ms),) * 6, steps_per_sample=1, first_step_seconds=1.0),
-            figures=Figures(
+            metrics=Metrics(
                 interval_ms=(ms, ms), comparison=None, verdict="changes the result" if name in changes else "faster"
             ),
             recommended=name == "b",
@@ -330,8 +330,8 @@ def test_a_line_of_a_comparison_without_figures():
     variant = VariantResult(
         name="a",
         times=StepTimes(repeats_ms=((1.0,),), steps_per_sample=1, first_step_seconds=1.0),
-        figures=Figures(interval_ms=(1.0, 1.0), comparison=None, verdict="not compared"),
+        metrics=Metrics(interval_ms=(1.0, 1.0), comparison=None, verdict="not compared"),
     )
     assert (formatting.speed(variant), formatting.verdict(variant)) == ("", "not compared")
-    compared = replace(variant.figures, comparison=Comparison(ratio=2.0, interval=(1.9, 2.1)), verdict="faster")
-    assert formatting.speed(replace(variant, figures=compared)) == "2.00× [1.90–2.10]"
+    compared = replace(variant.metrics, comparison=Comparison(ratio=2.0, interval=(1.9, 2.1)), verdict="faster")
+    assert formatting.speed(replace(variant, metrics=compared)) == "2.00× [1.90–2.10]"

@@ -27,14 +27,14 @@ def case(**fields):
 @pytest.fixture
 def written(tmp_path):
     file = RunFile.create(tmp_path, ["xla"], ENVIRONMENT)
-    file.put(case().with_figures())
+    file.put(case().with_metrics())
     file.end("complete")
     return file
 
 
 def test_what_was_written_is_read_back(written):
     assert read(written.path) == written.run
-    assert [v.figures.verdict for v in written.run.cases[0].variants] == ["baseline", "faster"]
+    assert [v.metrics.verdict for v in written.run.cases[0].variants] == ["baseline", "faster"]
 
 
 @pytest.mark.parametrize("extra", [{}, {"peak_memory_mib": None}, {"peak_memory_mib": 17.5, "recommended": True}])
@@ -57,7 +57,7 @@ def test_what_older_runs_lack_may_be_missing(written, extra):
 def test_every_case_is_on_the_disk_at_once(tmp_path):
     file = RunFile.create(tmp_path, ["xla"], ENVIRONMENT)
     assert read(file.path).status == "running"
-    file.put(case().with_figures())
+    file.put(case().with_metrics())
     assert len(read(file.path).cases) == 1
 
 
@@ -74,7 +74,7 @@ def test_a_case_under_way_is_read_with_its_figures(tmp_path):
     file.put(replace(started, variants=(*started.variants, waiting)))
     assert "verdict" not in file.path.read_text()
     (found,) = read(file.path).cases
-    assert [v.figures and v.figures.verdict for v in found.variants] == ["baseline", "faster", None]
+    assert [v.metrics and v.metrics.verdict for v in found.variants] == ["baseline", "faster", None]
     file.end("interrupted")
     (ended,) = read(file.path).cases
     assert (ended.unfinished, ended.variants) == ("the run was interrupted", found.variants)
@@ -85,14 +85,14 @@ def test_turns_of_a_round_cut_short_are_compared_in_pairs(tmp_path):
     off = VariantResult(name="off", times=times((4.0, 4.0), (4.0, 4.0), (8.0, 8.0)))
     on = VariantResult(name="on", times=times((2.0, 2.0), (2.0, 2.0)))
     file = RunFile.create(tmp_path, ["xla"], ENVIRONMENT)
-    file.put(case(variants=(off, on), unfinished="cut").with_figures())
-    assert read(file.path).cases[0].variants[1].figures.comparison.ratio == 2.0
+    file.put(case(variants=(off, on), unfinished="cut").with_metrics())
+    assert read(file.path).cases[0].variants[1].metrics.comparison.ratio == 2.0
 
 
 def test_a_refused_variant_is_read_back(tmp_path):
     refused = VariantResult(name="on", refused="no such device")
     file = RunFile.create(tmp_path, ["xla"], ENVIRONMENT)
-    file.put(case(variants=(case().variants[0], refused)).with_figures())
+    file.put(case(variants=(case().variants[0], refused)).with_metrics())
     (found,) = read(file.path).cases
     assert found.done
     assert found.variants[1] == refused
@@ -101,9 +101,9 @@ def test_a_refused_variant_is_read_back(tmp_path):
 def test_without_a_baseline_nothing_is_compared(tmp_path):
     refused = VariantResult(name="off", refused="no such device")
     file = RunFile.create(tmp_path, ["xla"], ENVIRONMENT)
-    file.put(case(variants=(refused, case().variants[1])).with_figures())
-    figures = read(file.path).cases[0].variants[1].figures
-    assert (figures.verdict, figures.comparison) == ("not compared", None)
+    file.put(case(variants=(refused, case().variants[1])).with_metrics())
+    metrics = read(file.path).cases[0].variants[1].metrics
+    assert (metrics.verdict, metrics.comparison) == ("not compared", None)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 50, -2])
@@ -180,6 +180,6 @@ def test_no_nan_is_written(tmp_path):
     check = Check(what="loss", values=(math.nan,), passed=False, text="nan")
     off, on = case().variants
     with pytest.raises(ValueError, match="JSON compliant"):
-        file.put(case(variants=(off, replace(on, check=check))).with_figures())
+        file.put(case(variants=(off, replace(on, check=check))).with_metrics())
     file.end("complete")
     assert read(file.path).cases == ()

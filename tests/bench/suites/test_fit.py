@@ -171,10 +171,10 @@ def test_resnet50_is_measured(small_resnet, monkeypatch):
     assert [variant.check for variant in outcome.variants] == [None] * 6
     *fed, ceiling = outcome.variants
     times = [variant.times for variant in outcome.variants]
-    assert [variant.figures.of_ceiling for variant in fed] == [compare(times[-1], one) for one in times[:-1]]
-    share = formatting.number(fed[0].figures.of_ceiling.ratio)
+    assert [variant.metrics.of_ceiling for variant in fed] == [compare(times[-1], one) for one in times[:-1]]
+    share = formatting.number(fed[0].metrics.of_ceiling.ratio)
     assert formatting.reached(outcome).startswith(f"resnet50, of the ceiling's speed: stock fit {share}, overlap ")
-    assert ceiling.figures.of_ceiling is None
+    assert ceiling.metrics.of_ceiling is None
 
 
 def test_batch_norm_is_fused_in_one_variant(small_resnet, monkeypatch):

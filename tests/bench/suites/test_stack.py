@@ -151,7 +151,7 @@ def test_a_technique_that_trains_something_else_is_found(monkeypatch):
         return model
 
     outcome = measure(alone(replace(TINY, net=wrong, techniques=("XLA", "overlap"))))
-    verdicts = {variant.name: variant.figures.verdict for variant in outcome.variants}
+    verdicts = {variant.name: variant.metrics.verdict for variant in outcome.variants}
     assert verdicts["XLA alone"] == "changes the result"
     assert verdicts["overlap alone"] != "changes the result"
 

@@ -41,10 +41,10 @@ def test_every_variant_runs(small, at, workload, last):
     assert trained[-1].name == last
     batch_size = 2 if workload == "gpt2" else 4
     assert {variant.times.examples_per_step for variant in trained} == {batch_size}
-    assert all(variant.figures.mfu_percent > 0 for variant in trained)
+    assert all(variant.metrics.mfu_percent > 0 for variant in trained)
     checks = [variant.check and variant.check.passed for variant in trained]
     assert checks == [True if workload == "gpt2" else None] * len(trained)
-    assert ceiling is None or ceiling.figures.mfu_percent > 0
+    assert ceiling is None or ceiling.metrics.mfu_percent > 0
 
 
 def test_a_cpu_gets_photographs_and_no_more():

@@ -297,7 +297,7 @@ def test_resnet50_from_files_has_two_ceilings(tmp_path, monkeypatch):
     assert sorted(ceilings) == ["input alone", "step alone"]
     assert outcome.limit == max(ceilings, key=ceilings.get)
     own, limit = variants["build_pipeline, overlap"], variants[outcome.limit]
-    assert own.figures.of_ceiling.ratio == compare(limit.times, own.times).ratio
+    assert own.metrics.of_ceiling.ratio == compare(limit.times, own.times).ratio
     assert [v.times.examples_per_step for v in variants.values()] == [4] * 4
-    assert [v.figures.mfu_percent is None for v in variants.values()] == [False, False, False, True]
+    assert [v.metrics.mfu_percent is None for v in variants.values()] == [False, False, False, True]
     assert f"of the speed of {outcome.limit}, the lower ceiling: naive input" in formatting.reached(outcome)

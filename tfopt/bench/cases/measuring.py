@@ -73,7 +73,7 @@ class _Measurement:
             if case.communication and len(times) == len(case.variants)
             else None,
         )
-        return replace(result.with_figures(), unfinished=self._cut())
+        return replace(result.with_metrics(), unfinished=self._cut())
 
     def _take_turns(self) -> None:
         case = self._case

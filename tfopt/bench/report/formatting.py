@@ -35,17 +35,17 @@ def name(variant: VariantResult) -> str:
 
 def step_time(variant: VariantResult) -> str:
     """Milliseconds per step, with the interval."""
-    if variant.times is None or variant.figures is None:
+    if variant.times is None or variant.metrics is None:
         return ""
-    low, high = variant.figures.interval_ms
+    low, high = variant.metrics.interval_ms
     return f"{number(variant.times.median_ms)} [{number(low)}–{number(high)}]"
 
 
 def speed(variant: VariantResult) -> str:
     """Ratio to the baseline, with its interval."""
-    if variant.figures is None or variant.figures.verdict == "not compared":
+    if variant.metrics is None or variant.metrics.verdict == "not compared":
         return ""
-    comparison = variant.figures.comparison
+    comparison = variant.metrics.comparison
     return "1×" if comparison is None else ratio(comparison.ratio, comparison.interval)
 
 
@@ -66,9 +66,9 @@ def verdict(variant: VariantResult) -> str:
     if variant.refused:
         turns = f" after {_turns(variant.turns)}" if variant.turns else ""
         return f"refused{turns}: {variant.refused}"
-    if variant.figures is None:
+    if variant.metrics is None:
         return "not measured"
-    stated = variant.figures.verdict
+    stated = variant.metrics.verdict
     if stated == "faster" and variant.ceiling:
         return "the ceiling"
     return "slower: leave it off" if stated == "slower" else stated
@@ -79,17 +79,17 @@ def _first_step(variant: VariantResult) -> str:
 
 
 def _of_ceiling(variant: VariantResult) -> str:
-    share = variant.figures.of_ceiling if variant.figures else None
+    share = variant.metrics.of_ceiling if variant.metrics else None
     return number(share.ratio) if share else ""
 
 
 def _mfu(variant: VariantResult) -> str:
-    percent = variant.figures.mfu_percent if variant.figures else None
+    percent = variant.metrics.mfu_percent if variant.metrics else None
     return "" if percent is None else number(percent)
 
 
 def _joules(variant: VariantResult) -> str:
-    value = variant.figures.joules_per_thousand_examples if variant.figures else None
+    value = variant.metrics.joules_per_thousand_examples if variant.metrics else None
     return "" if value is None else number(value)
 
 
@@ -139,10 +139,10 @@ def bars(case: CaseResult) -> list[Bar]:
     """A bar for each measured variant, as long as it is fast."""
     found = []
     for variant in case.measured:
-        figures = variant.figures
-        if figures is None or figures.verdict == "not compared":
+        metrics = variant.metrics
+        if metrics is None or metrics.verdict == "not compared":
             continue
-        comparison = figures.comparison
+        comparison = metrics.comparison
         low, high = comparison.interval if comparison else (None, None)
         found.append(
             Bar(
@@ -151,7 +151,7 @@ def bars(case: CaseResult) -> list[Bar]:
                 text=speed(variant),
                 low=low,
                 high=high,
-                tone="baseline" if variant.ceiling else _TONES.get(figures.verdict, "unclear"),
+                tone="baseline" if variant.ceiling else _TONES.get(metrics.verdict, "unclear"),
             )
         )
     return found
@@ -205,11 +205,11 @@ def _stacked(run: Run) -> str:
 
 
 def _with_verdict(variants: Sequence[VariantResult], stated: str) -> list[VariantResult]:
-    return [v for v in variants if v.figures and v.figures.verdict == stated]
+    return [v for v in variants if v.metrics and v.metrics.verdict == stated]
 
 
 def _ratio(variant: VariantResult) -> float:
-    return variant.figures.comparison.ratio if variant.figures and variant.figures.comparison else 0.0
+    return variant.metrics.comparison.ratio if variant.metrics and variant.metrics.comparison else 0.0
 
 
 def sentences(case: CaseResult) -> list[str]:

@@ -42,7 +42,7 @@ class DeviceRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class Metrics:
     """What follows from a variant's samples and readings."""
 
     interval_ms: tuple[float, float]
@@ -67,7 +67,7 @@ class VariantResult:
     peak_memory_mib: float | None = None
     conditions: GpuConditions | None = None
     times: StepTimes | None = None  # None before its first turn
-    figures: Figures | None = None
+    metrics: Metrics | None = None
 
     @property
     def turns(self) -> int:
@@ -113,7 +113,7 @@ class CaseResult:
     @property
     def measured(self) -> tuple[VariantResult, ...]:
         """Variants that have figures."""
-        return tuple(variant for variant in self.variants if variant.figures is not None)
+        return tuple(variant for variant in self.variants if variant.metrics is not None)
 
     def times(self, name: str) -> StepTimes | None:
         """Times of a variant; None if it has none yet.
@@ -123,11 +123,11 @@ class CaseResult:
         """
         return {variant.name: variant.times for variant in self.variants}[name]
 
-    def with_figures(self) -> "CaseResult":
+    def with_metrics(self) -> "CaseResult":
         """Returns the case with the figures that follow from its samples."""
         ceilings = {v.name: v.times.median_ms for v in self.variants if v.ceiling and v.times}
         case = replace(self, limit=max(ceilings, key=ceilings.__getitem__, default=None))
-        return replace(case, variants=tuple(replace(v, figures=figures(v, case)) for v in case.variants))
+        return replace(case, variants=tuple(replace(v, metrics=metrics(v, case)) for v in case.variants))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class Run:
         return next((case for case in self.cases if case.address == address), None)
 
 
-def figures(variant: VariantResult, case: CaseResult) -> Figures | None:
+def metrics(variant: VariantResult, case: CaseResult) -> Metrics | None:
     """Returns the figures of one variant; None before its first turn.
 
     A variant is compared with its case's baseline, and with the ceiling that `case.limit` names.
@@ -167,7 +167,7 @@ def figures(variant: VariantResult, case: CaseResult) -> Figures | None:
         return None
     comparison = None if variant.name == case.baseline else paired(case.times(case.baseline), own)
     ceiling = None if case.limit is None or variant.ceiling else paired(case.times(case.limit), own)
-    return Figures(
+    return Metrics(
         interval_ms=own.interval_ms,
         comparison=comparison,
         verdict=verdict(variant, comparison, is_baseline=variant.name == case.baseline),

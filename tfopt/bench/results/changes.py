@@ -134,4 +134,4 @@ def _absence(case: CaseResult | None, variant: VariantResult | None) -> str:
 
 
 def _changes_the_result(variant: VariantResult) -> bool:
-    return variant.figures is not None and variant.figures.verdict == "changes the result"
+    return variant.metrics is not None and variant.metrics.verdict == "changes the result"

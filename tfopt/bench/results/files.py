@@ -14,11 +14,11 @@ from tfopt.bench.results import (
     CaseResult,
     Check,
     DeviceRates,
-    Figures,
     GpuConditions,
+    Metrics,
     Run,
     VariantResult,
-    figures,
+    metrics,
     verdict,
 )
 from tfopt.bench.results.communication import Communication, RingModel
@@ -86,7 +86,7 @@ class RunFile:
     def end(self, status: str) -> None:
         """Notes how the run ended."""
         cut = f"the run was {status}"
-        cases = [replace(c.with_figures(), unfinished=cut) if c.unfinished == UNDER_WAY else c for c in self.run.cases]
+        cases = [replace(c.with_metrics(), unfinished=cut) if c.unfinished == UNDER_WAY else c for c in self.run.cases]
         self._write(replace(self.run, status=status, cases=tuple(cases)))
 
     def _write(self, run: Run) -> None:
@@ -126,8 +126,8 @@ def _case_to_json(case: CaseResult) -> dict[str, Any]:
 
 def _variant_to_json(variant: VariantResult) -> dict[str, Any]:
     found = asdict(variant)
-    times, stated = found.pop("times"), variant.figures
-    del found["figures"]
+    times, stated = found.pop("times"), variant.metrics
+    del found["metrics"]
     found["step_time"] = times
     if variant.times is None or stated is None:
         return found
@@ -208,9 +208,9 @@ def _case_from_json(found: dict[str, Any]) -> CaseResult:
         communication=communication and _value(Communication, communication, model=RingModel(**communication["model"])),
         variants=tuple(map(_variant_from_json, found["variants"])),
     )
-    if case.done and not all(v.refused or (v.times and v.figures) for v in case.variants):
+    if case.done and not all(v.refused or (v.times and v.metrics) for v in case.variants):
         raise ValueError(f"{case.suite}/{case.workload} lacks figures")
-    return case if case.done or not case.turns or case.measured else case.with_figures()
+    return case if case.done or not case.turns or case.measured else case.with_metrics()
 
 
 def _variant_from_json(found: dict[str, Any]) -> VariantResult:
@@ -221,7 +221,7 @@ def _variant_from_json(found: dict[str, Any]) -> VariantResult:
         check=None if check is None else Check(**check | {"values": tuple(check["values"])}),
         conditions=None if conditions is None else _conditions_from_json(conditions),
         times=None if times is None else StepTimes.from_dict(times),
-        figures=None if times is None or "verdict" not in found else _figures_from_json(found),
+        metrics=None if times is None or "verdict" not in found else _metrics_from_json(found),
     )
 
 
@@ -231,9 +231,9 @@ def _conditions_from_json(found: dict[str, Any]) -> GpuConditions:
     return _value(GpuConditions, found, sm_clock_mhz=clocks and tuple(clocks), throttle_reasons=reasons)
 
 
-def _figures_from_json(found: dict[str, Any]) -> Figures:
+def _metrics_from_json(found: dict[str, Any]) -> Metrics:
     return _value(
-        Figures,
+        Metrics,
         found,
         interval_ms=tuple(found["step_time"]["interval_ms"]),
         comparison=_comparison_from_json(found["comparison"]),
@@ -267,7 +267,7 @@ def _check(document: dict[str, Any], run: Run) -> None:
 
 
 def _check_variant(found: dict[str, Any], variant: VariantResult, case: CaseResult) -> None:
-    place, stated, following = f"{case.suite}/{variant.name}", variant.figures, figures(variant, case)
+    place, stated, following = f"{case.suite}/{variant.name}", variant.metrics, metrics(variant, case)
     if stated is None or following is None or variant.times is None:
         raise ValueError(f"{place} has no samples")
     _expect(f"a median of {place}", found["step_time"]["median_ms"], variant.times.median_ms)

@@ -34,18 +34,18 @@ def variant(name, *, dtype="float32", watts=None, passed=None, measured=TIMES):
     )
 
 
-def figures(changed=None, **fields):
+def metrics(changed=None, **fields):
     """Figures of the changed variant in a case whose others are as they are, else of "fast"."""
     changed = changed or variant("fast")
     named = {"suite": "fit", "workload": "mlp", "question": "?", "unit": "step", "baseline": "stock"}
     rates = {"operations_per_example": 3_000_000, "ceilings": RATES}
     variants = tuple(changed if name == changed.name else variant(name) for name in TIMES)
-    case = CaseResult(**{**named, **rates, "variants": variants, **fields}).with_figures()
-    return next(found.figures for found in case.variants if found.name == changed.name)
+    case = CaseResult(**{**named, **rates, "variants": variants, **fields}).with_metrics()
+    return next(found.metrics for found in case.variants if found.name == changed.name)
 
 
 def test_a_variant_is_held_against_the_baseline_and_the_ceiling():
-    found = figures(variant("fast", watts=500.0, dtype="bfloat16"))
+    found = metrics(variant("fast", watts=500.0, dtype="bfloat16"))
     assert found.comparison == compare(TIMES["stock"], TIMES["fast"])
     assert found.of_ceiling == compare(TIMES["alone"], TIMES["fast"])
     assert found.verdict == "faster"
@@ -55,14 +55,14 @@ def test_a_variant_is_held_against_the_baseline_and_the_ceiling():
 
 
 def test_the_baseline_and_the_ceiling_are_held_against_nothing():
-    assert figures(variant("stock")).comparison is None
-    assert figures(variant("stock")).verdict == "baseline"
-    assert figures(variant("alone")).of_ceiling is None
+    assert metrics(variant("stock")).comparison is None
+    assert metrics(variant("stock")).verdict == "baseline"
+    assert metrics(variant("alone")).of_ceiling is None
 
 
 @pytest.mark.parametrize("name", ["stock", "fast"])
 def test_what_computes_something_else_is_that_above_all(name):
-    assert figures(variant(name, passed=False)).verdict == "changes the result"
+    assert metrics(variant(name, passed=False)).verdict == "changes the result"
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,15 @@ def test_what_computes_something_else_is_that_above_all(name):
     ],
 )
 def test_what_is_not_known_gives_no_utilisation(change, of_variant):
-    assert figures(variant("fast", **of_variant), **change).mfu_percent is None
+    assert metrics(variant("fast", **of_variant), **change).mfu_percent is None
 
 
 def test_without_a_batch_size_or_readings_nothing_follows():
     unknown = TIMES | {"fast": times(2.0, examples=None)}
-    found = figures(variant("fast", watts=500.0, measured=unknown))
+    found = metrics(variant("fast", watts=500.0, measured=unknown))
     assert found.mfu_percent is None
     assert found.joules_per_thousand_examples is None
-    assert figures(variant("fast")).joules_per_thousand_examples is None
+    assert metrics(variant("fast")).joules_per_thousand_examples is None
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def written(tmp_path):
         variants=(variant("stock", watts=400.0), variant("fast", watts=500.0), variant("alone")),
     )
     file = RunFile.create(tmp_path, ["fit"], ENVIRONMENT)
-    file.put(case.with_figures())
+    file.put(case.with_metrics())
     return file
 
 
