@@ -19,7 +19,7 @@ from tfopt.callbacks.utilization.worker_summaries import WorkerSummaries
 from tfopt.checks import log_folder, number
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.host_activity import HOST_FIELDS, HostMeter
-from tfopt.hardware.nvml.reading import GPU_FIELDS
+from tfopt.hardware.nvml.gpu_reading import GPU_FIELDS
 from tfopt.warn import warn_once
 
 _COLUMNS = tuple(field.name for field in fields(GpuSample))

@@ -27,7 +27,7 @@ from tfopt import warn
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.nvml import driver
 from tfopt.hardware.nvml.gpm import METRICS
-from tfopt.hardware.nvml.reading import Reading
+from tfopt.hardware.nvml.gpu_reading import Reading
 
 # A hung call lasts this long, or until the test ends.
 HANG_SECONDS = 30.0

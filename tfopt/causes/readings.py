@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from tfopt.hardware import GpuSample
 from tfopt.hardware.host_activity import HOST_FIELDS
-from tfopt.hardware.nvml.reading import GPU_FIELDS
+from tfopt.hardware.nvml.gpu_reading import GPU_FIELDS
 
 # The measurements among a GpuSample's fields.
 GPU_KEYS = tuple(name for name in GPU_FIELDS if name != "throttle_reasons")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from tfopt.hardware.nvml import driver
-from tfopt.hardware.nvml.reading import MIB
+from tfopt.hardware.nvml.gpu_reading import MIB
 from tfopt.hardware.nvml.return_codes import NO_DRIVER, NvmlError
 from tfopt.hardware.visible import hides_all, visible
 from tfopt.warn import warn_once

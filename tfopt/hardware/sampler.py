@@ -13,7 +13,7 @@ from tfopt import checks
 from tfopt.hardware.host_activity import HostMeter, HostReading
 from tfopt.hardware.inventory import Gpu, find_gpus
 from tfopt.hardware.nvml import driver
-from tfopt.hardware.nvml.reading import Reading
+from tfopt.hardware.nvml.gpu_reading import Reading
 from tfopt.hardware.nvml.return_codes import NO_DRIVER, NvmlError, unexpected
 from tfopt.hardware.visible import hides_all
 from tfopt.warn import warn_once

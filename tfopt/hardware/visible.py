@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tfopt.hardware.nvml.reading import Device
+from tfopt.hardware.nvml.gpu_reading import Device
 from tfopt.warn import warn_once
 
 

@@ -22,7 +22,7 @@ from fake_nvml import (
 
 from tfopt.errors import HardwareError
 from tfopt.hardware.nvml import driver
-from tfopt.hardware.nvml.reading import GPU_FIELDS, THROTTLE_REASONS, Reading
+from tfopt.hardware.nvml.gpu_reading import GPU_FIELDS, THROTTLE_REASONS, Reading
 from tfopt.hardware.nvml.return_codes import NvmlError, explain
 
 

@@ -13,7 +13,7 @@ from nvml_devices import machine
 from tfopt.hardware import GpuSampler
 from tfopt.hardware.nvml import driver
 from tfopt.hardware.nvml.gpm import METRICS
-from tfopt.hardware.nvml.reading import GPU_FIELDS, Reading
+from tfopt.hardware.nvml.gpu_reading import GPU_FIELDS, Reading
 from tfopt.hardware.nvml.return_codes import NvmlError
 
 FIRST = replace(READING, pcie_rx_mib_per_second=None, pcie_tx_mib_per_second=None)

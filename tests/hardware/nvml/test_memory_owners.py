@@ -5,7 +5,7 @@ import os
 import pytest
 from fake_nvml import OTHER_PROCESS, FakeGpu
 
-from tfopt.hardware.nvml import driver, reading
+from tfopt.hardware.nvml import driver, gpu_reading
 
 MIB = 2**20
 OWN = os.getpid()
@@ -81,4 +81,4 @@ def test_where_there_is_no_proc_the_numbers_may_be_others(monkeypatch: pytest.Mo
         raise OSError(path)
 
     monkeypatch.setattr(os, "readlink", fail)
-    assert not reading._in_first_namespace()
+    assert not gpu_reading._in_first_namespace()

@@ -8,7 +8,7 @@ from nvml_devices import ANSWERS, DEVICES, machine
 
 from tfopt.hardware import GpuSampler, gpus
 from tfopt.hardware.nvml import driver
-from tfopt.hardware.nvml.reading import GPU_FIELDS, Reading
+from tfopt.hardware.nvml.gpu_reading import GPU_FIELDS, Reading
 
 FIRST = {
     "mig": Reading(

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from tfopt.hardware.nvml.gpm import Gpm
-from tfopt.hardware.nvml.reading import Device, Reading, memory_bytes, read_device
+from tfopt.hardware.nvml.gpu_reading import Device, Reading, memory_bytes, read_device
 from tfopt.hardware.nvml.return_codes import ABSENT, GONE, UNINITIALIZED, NvmlError, explain, hung, not_installed
 from tfopt.warn import warn_once
 
