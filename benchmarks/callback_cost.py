@@ -2,9 +2,10 @@
 
     python benchmarks/callback_cost.py [RESULTS.json]
 
-Prints the figures, and writes them with the raw samples and the environment. The goals, with all of them on at 1 Hz: at
-most 0.5 % on a step of 5 ms and 20 µs on one of half a millisecond, against steps of the same fit without them; the
-sampler's thread under 1 % of a core; a week's readings under 50 MB; import and construction under 50 ms beyond Keras'.
+Prints the figures, and writes them with the raw samples and the environment, part by part. The goals, with all of them
+on at 1 Hz: at most 0.5 % on a step of 5 ms and 20 µs on one of half a millisecond, against steps of the same fit without
+them; the sampler's thread under 1 % of a core; a week's readings under 50 MB; import and construction under 50 ms beyond
+Keras'.
 """
 
 import json
@@ -257,25 +258,30 @@ def to_begin_with():
 
 
 def main():
-    """Measures all of it."""
-    figures = {"on a step": {name: on_a_step(*sizes) for name, sizes in NETS.items()}}
-    for name, figure in figures["on a step"].items():
+    """Measures all of it, and writes what there is after each part."""
+    figures = {"on a step": {}}
+    document = {"environment": environment(), "batch_size": BATCH, "figures": figures}
+
+    def save(text):
+        print(text, flush=True)
+        if len(sys.argv) > 1:
+            write_atomic(sys.argv[1], json.dumps(document, indent=1) + "\n")
+
+    for name, sizes in reversed(NETS.items()):
+        figure = figures["on a step"][name] = on_a_step(*sizes)
         for clock in ("wall", "thread"):
             one = figure[clock]
             low, high = one["interval_us"]
             more = f"{one['longer_us']:.1f} µs ({low:.1f} to {high:.1f}), {one['longer_percent']:.2f} %"
-            print(f"{name}, {clock}: {more} of {one['step_ms']:.2f} ms", flush=True)
-        print(f"{name}: all threads of tfopt {figure['threads_percent']:.2f} % of a core", flush=True)
+            save(f"{name}, {clock}: {more} of {one['step_ms']:.2f} ms")
+        save(f"{name}: all threads of tfopt {figure['threads_percent']:.2f} % of a core")
     figures["sampler_percent_of_a_core"] = of_the_sampler()
-    print(f"sampling: {figures['sampler_percent_of_a_core']:.2f} % of a core", flush=True)
+    save(f"sampling: {figures['sampler_percent_of_a_core']:.2f} % of a core")
     figures["week_mib"] = of_a_week()
-    print(f"a week: {figures['week_mib']:.1f} MiB", flush=True)
+    save(f"a week: {figures['week_mib']:.1f} MiB")
     figures["import_ms"] = to_begin_with()
-    print(f"import and construction: {np.median(figures['import_ms']):.0f} ms")
     figures["threads_left"] = [one.name for one in threading.enumerate() if one.name.startswith("tfopt-")]
-    if len(sys.argv) > 1:
-        document = {"environment": environment(), "batch_size": BATCH, "figures": figures}
-        write_atomic(sys.argv[1], json.dumps(document, indent=1) + "\n")
+    save(f"import and construction: {np.median(figures['import_ms']):.0f} ms")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """What deciding costs: tfopt.xla.decide beyond the steps it times, in first steps with XLA, and the precision gate.
 
-    python benchmarks/decisions.py [RESULTS.json]
+    python benchmarks/decisions.py [RESULTS.json] [--repeats N]
 
-Prints the medians, and writes them with the raw samples and the environment. The goals: what a decision takes beyond
-its timed steps is no more than two first steps with XLA (tracing and compiling); the gate takes under 20 seconds.
+Prints the medians, and writes the raw samples and the environment, each as soon as it is measured. The goals: what a
+decision takes beyond its timed steps is no more than two first steps with XLA (tracing and compiling); the gate takes
+under 20 seconds.
 """
 
+import argparse
 import json
 import statistics
-import sys
 import time
 from functools import partial
 
@@ -20,7 +21,6 @@ from tfopt.bench.workloads import digits
 from tfopt.files import write_atomic
 from tfopt.measure import StepTimer, environment
 
-REPEATS = 5
 BATCH = 64
 
 
@@ -62,10 +62,10 @@ def check(net, batch):
     return time.perf_counter() - started
 
 
-def measure(make, batch):
+def measure(make, batch, repeats):
     """Decisions and first steps in turn, each on a new model."""
     samples = {"decide_seconds": [], "timed_seconds": [], "first_step_seconds": [], "overhead": [], "enabled": []}
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         seconds, timed, decision = decide(make(), batch)
         first = first_step(make(), batch)
         row = (seconds, timed, first, (seconds - timed) / (2 * first), decision.enabled)
@@ -76,25 +76,37 @@ def measure(make, batch):
 
 def main():
     """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="of each measurement; default 5")
+    options = parser.parse_args()
+    document = {"environment": environment(), "decisions": {}, "gate_seconds": []}
+
+    def save():
+        if options.results:
+            write_atomic(options.results, json.dumps(document, indent=1) + "\n")
+
     nets = {
         "digits net, with dropout": (digits.model, digits.batch(BATCH)),
         "dense net, without": (partial(dense_net, 0.0), dense_batch()),
         "dense net, with dropout": (partial(dense_net, 0.5), dense_batch()),
     }
     first_step(dense_net(0.0), dense_batch())  # TensorFlow's own start
-    decisions = {name: measure(make, batch) for name, (make, batch) in nets.items()}
-    gate = [check(digits.model(), digits.batch(BATCH)) for _ in range(REPEATS)]
-    for name, samples in decisions.items():
+    for _ in range(options.repeats):
+        document["gate_seconds"].append(check(digits.model(), digits.batch(BATCH)))
+        save()
+    gate = document["gate_seconds"]
+    print(f"precision.check, digits net: {statistics.median(gate):.2f} s [{min(gate):.2f}–{max(gate):.2f}]", flush=True)
+    for name, (make, batch) in nets.items():
+        samples = document["decisions"][name] = measure(make, batch, options.repeats)
+        save()
         overhead, enabled = samples["overhead"], sum(samples["enabled"])
         print(
             f"decide, {name}: {statistics.median(samples['decide_seconds']):.2f} s; beyond the timed steps "
             f"{statistics.median(overhead):.2f} [{min(overhead):.2f}–{max(overhead):.2f}] of two first steps with XLA; "
-            f"on in {enabled} of {REPEATS}"
+            f"on in {enabled} of {options.repeats}",
+            flush=True,
         )
-    print(f"precision.check, digits net: {statistics.median(gate):.2f} s [{min(gate):.2f}–{max(gate):.2f}]")
-    document = {"environment": environment(), "decisions": decisions, "gate_seconds": gate}
-    if len(sys.argv) > 1:
-        write_atomic(sys.argv[1], json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from campaign import peers
 from campaign.lines import Lines, parsed
-from campaign.parts import Part, run
+from campaign.parts import Part, last_run, run, words
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -122,15 +122,16 @@ def suites(setting):
 
 def scripts(setting):
     """What deciding and the callbacks cost."""
-    names = {"decisions": 200} if setting.rehearse else {"decisions": 200, "callbacks": 280}
+    names = {"decisions": 200} if setting.rehearse else {"callbacks": 200, "decisions": 280}
+    tiny = ("--repeats", "1") if setting.rehearse else ()
     files = {"decisions": "decisions.py", "callbacks": "callback_cost.py"}
     return [
         Part(
             name=name,
-            command=(str(HERE / files[name]), str(setting.folder / f"{name}.json")),
+            command=(str(HERE / files[name]), str(setting.folder / f"{name}.json"), *tiny),
             limit_seconds=limit,
             read=lambda line: {"said": line},
-            figures=lambda records: "; ".join(record["said"] for record in records)[:300],
+            figures=lambda records: "; ".join(record["said"] for record in last_run(records))[:300],
         )
         for name, limit in names.items()
     ]
@@ -144,14 +145,14 @@ def goals(setting):
             name="goals",
             command=(str(HERE / "campaign" / "goals.py"), folder),
             limit_seconds=60,
-            done=lambda records: False,
+            again=True,
             figures=lambda records: ", ".join(f"{count} {name}" for name, count in _verdicts(records).items()),
         ),
         Part(
             name="report",
             command=("-m", "tfopt.bench", "report", folder, "--output", str(setting.folder / "benchmarks.md")),
             limit_seconds=120,
-            done=lambda records: False,
+            again=True,
             read=lambda line: {"wrote": line},
         ),
     ]
@@ -180,8 +181,7 @@ STEPS = (
 
 
 def _every_figure(records):
-    shown = [{name: value for name, value in record.items() if name not in ("part", "at")} for record in records]
-    return "; ".join(", ".join(f"{name}={value}" for name, value in one.items()) for one in shown)
+    return "; ".join(words(record) for record in last_run(records))
 
 
 def _test_outcome(line):
@@ -190,12 +190,13 @@ def _test_outcome(line):
 
 
 def _outcomes(records):
-    return Counter({record["test"]: record["outcome"] for record in records}.values())
+    return Counter(record["outcome"] for record in last_run(records))
 
 
 def _peer_figures(records):
-    medians = {record["variant"]: sorted(record["samples_ms"])[len(record["samples_ms"]) // 2] for record in records}
-    return ", ".join(f"{variant} {ms:.2f} ms" for variant, ms in medians.items()) or "no figures"
+    samples = {record["variant"]: sorted(record["samples_ms"]) for record in records if "samples_ms" in record}
+    medians = {variant: ms[len(ms) // 2] for variant, ms in samples.items()}
+    return ", ".join(f"{variant} {ms:.2f} ms" for variant, ms in medians.items())
 
 
 def _verdicts(records):
@@ -233,6 +234,7 @@ def main():
     environ = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), str(HERE), os.environ.get("PYTHONPATH"))))
     }
+    environ["PYTHONUNBUFFERED"] = "1"  # so that each line comes when it is printed
     environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     machine = _machine(folder, environ)
     if refusal := _refusal(machine, folder, options.rehearse):

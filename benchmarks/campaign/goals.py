@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from campaign.lines import Lines
-from campaign.peers import fresh, write_document
+from campaign.peers import fresh
+from tfopt.bench.report.collection import peers_document
+from tfopt.files import write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +131,13 @@ _GPT2_PEER = ("gpt2", "compiled, resident")
 
 
 def _callbacks(document):
-    return document and document["figures"]["on a step"]["5 ms"]["wall"]["longer_percent"]
+    measured = document and document["figures"]["on a step"].get("5 ms")
+    return measured and measured["wall"]["longer_percent"]
 
 
 def _deciding(document):
     """The longest median: a decision compiles the step with XLA and without."""
-    if not document:
+    if not document or not document["decisions"]:
         return None
     names = ("decide_seconds", "timed_seconds", "first_step_seconds")
     rows = [zip(*(samples[name] for name in names), strict=True) for samples in document["decisions"].values()]
@@ -142,7 +145,7 @@ def _deciding(document):
 
 
 def _gate(document):
-    return document and statistics.median(document["gate_seconds"])
+    return statistics.median(document["gate_seconds"]) if document and document["gate_seconds"] else None
 
 
 def read(folder):
@@ -158,6 +161,8 @@ def _json(path):
 
 if __name__ == "__main__":
     results = Path(sys.argv[1])
-    write_document(results)
-    for goal in goals(*read(results)):
+    document, lines, *others = read(results)
+    if lines:
+        write_atomic(results / "peers.json", json.dumps(peers_document(lines), indent=1, ensure_ascii=False) + "\n")
+    for goal in goals(document, lines, *others):
         print(json.dumps(goal.to_dict(), ensure_ascii=False), flush=True)

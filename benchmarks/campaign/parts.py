@@ -31,6 +31,8 @@ class Part:
     """Makes a record of a line of output; None for a line that only goes to the log."""
     done: Callable[[list[dict]], bool] | None = None
     """Decides from the part's records whether it is done, where code 0 is not enough."""
+    again: bool = False
+    """Whether to run it even if it is done."""
     figures: Callable[[list[dict]], str] | None = None
     """Says in a few words what the part found. By default the last record."""
 
@@ -43,23 +45,31 @@ class Part:
     def summary(self, records):
         """How the part stands, on one line."""
         own = [record for record in records if record.get("part") == self.name]
-        ends = [record for record in own if "ended" in record]
-        if not ends:
-            return f"{self.name}: not run" if not own else f"{self.name}: interrupted; {self._found(own)}"
-        last, found = ends[-1], self._found(own)
+        if not own:
+            return f"{self.name}: not run"
+        last, found = own[-1], self._found(own)
+        if "ended" not in last:
+            return f"{self.name}: interrupted; {found}"
         cause = (
             f" ({last['tail'].strip().splitlines()[-1]})" if last["ended"] == "failed" and last["tail"].strip() else ""
         )
         return f"{self.name}: {last['ended']}, {last['seconds']:.0f} s{cause}; {found}"
 
     def _found(self, own):
-        results = [record for record in own if "ended" not in record]
-        if self.figures is not None:
-            return self.figures(results)
-        shown = [
-            (name, value) for name, value in (results[-1] if results else {}).items() if name not in ("part", "at")
-        ]
-        return ", ".join(f"{name}={value}" for name, value in shown) or "no figures"
+        results = last_run(own)
+        found = self.figures(own) if self.figures else words(results[-1]) if results else ""
+        return found or "no figures"
+
+
+def last_run(own):
+    """What a part's last run has recorded, without its beginning and its end."""
+    begun = max((at for at, record in enumerate(own) if "begun" in record), default=-1)
+    return [record for record in own[begun + 1 :] if "ended" not in record]
+
+
+def words(record):
+    """A record's own figures on a line."""
+    return ", ".join(f"{name}={value}" for name, value in record.items() if name not in ("part", "at"))
 
 
 def run(parts, lines, log, *, deadline, environ, clock=time.monotonic):
@@ -77,7 +87,7 @@ def run(parts, lines, log, *, deadline, environ, clock=time.monotonic):
         Whether every part is done.
     """
     for part in parts:
-        if part.is_done(lines.read()):
+        if part.is_done(lines.read()) and not part.again:
             continue
         left = deadline - clock()
         if left < _LEAST_SECONDS:
@@ -86,6 +96,7 @@ def run(parts, lines, log, *, deadline, environ, clock=time.monotonic):
         limit = min(part.limit_seconds, left)
         print(f"{part.name}: at most {limit:.0f} s", flush=True)
         begin, started = _size(log), clock()
+        lines.append(part=part.name, begun=True)
         code, late = _run(part, lines, log, limit, environ)
         ended = "done" if code == 0 else "cut short" if late and limit < part.limit_seconds else "failed"
         tail = "" if code == 0 else _read_from(log, begin)[-_TAIL_CHARACTERS:]

@@ -1,12 +1,6 @@
-"""What PyTorch's scripts measured: which lines still count, and the document that `tfopt-bench report` reads."""
+"""What PyTorch's scripts measured: which lines still count, and which are missing."""
 
 import datetime
-import json
-from pathlib import Path
-
-from campaign.lines import Lines
-from tfopt.bench.report.collection import peers_document
-from tfopt.files import write_atomic
 
 SCRIPTS = ("resnet50", "gpt2", "mlp")
 VARIANTS = tuple(f"{how}, {feeding}" for how in ("eager", "compiled") for feeding in ("resident", "pinned"))
@@ -35,10 +29,3 @@ def missing(records, part, machine):
 def _setting(line):
     # torch's own version may carry its build, as in 2.11.0+cu130, which the package's does not.
     return line["torch"].split("+")[0], line["driver"], line["device"]
-
-
-def write_document(folder: Path):
-    """Writes the lines that count to peers.json; nothing where there is none."""
-    lines = fresh(Lines(folder / "peers.jsonl").read())
-    if lines:
-        write_atomic(folder / "peers.json", json.dumps(peers_document(lines), indent=1, ensure_ascii=False) + "\n")

@@ -30,7 +30,8 @@ def go(parts, lines, *, seconds=60):
 def test_lines_are_recorded_as_json_and_the_rest_is_logged(lines):
     code = """print('{"a": 1}'); print("words"); print('{"a": 2}'); import sys; print("to stderr", file=sys.stderr)"""
     assert go([part(code)], lines)
-    first, second, end = lines.read()
+    begin, first, second, end = lines.read()
+    assert begin["begun"]
     assert (first["a"], second["a"], first["part"]) == (1, 2, "part")
     assert (end["ended"], end["code"]) == ("done", 0)
     assert {"words", "to stderr"} <= set((lines.path.parent / "log.txt").read_text().splitlines())
@@ -69,7 +70,7 @@ print('{{"a": 1}}', flush=True)
 time.sleep(600)
 """
     assert not go([part(hangs, limit_seconds=3), part("", name="next")], lines)
-    measured, end, following = lines.read()
+    _, measured, end, _, following = lines.read()
     assert (measured["a"], end["ended"], following["ended"]) == (1, "failed", "done")
     assert end["tail"].endswith("killed after 3 s")
     assert not alive(int((tmp_path / "pid").read_text()))
@@ -78,7 +79,7 @@ time.sleep(600)
 def test_at_the_deadline_a_part_is_cut_short_and_later_ones_are_not_begun(lines, capsys):
     parts = [part("import time; time.sleep(600)"), part("", name="next")]
     assert not go(parts, lines, seconds=6)
-    (end,) = lines.read()
+    *_, end = lines.read()
     assert end["ended"] == "cut short"
     assert "No time is left for next." in capsys.readouterr().out
     assert parts[1].summary(lines.read()) == "next: not run"
@@ -110,14 +111,15 @@ run([part], Lines(Path({str(lines.path)!r})), Path({str(tmp_path / "log")!r}), d
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", campaign], env=environ)
     try:
-        wait_until(lines.read)
+        wait_until(lambda: len(lines.read()) == 2)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    (record,) = lines.read()
+    _, record = lines.read()
     wait_until(lambda: not alive(record["pid"]))
+    assert part("").summary(lines.read()) == f"part: interrupted; pid={record['pid']}"
     assert go([part("print('{}')")], lines)
-    assert json.loads(lines.path.read_text().splitlines()[0])["pid"] == record["pid"]
+    assert json.loads(lines.path.read_text().splitlines()[1])["pid"] == record["pid"]
 
 
 def wait_until(condition):
