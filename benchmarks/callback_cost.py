@@ -2,10 +2,10 @@
 
     python benchmarks/callback_cost.py [RESULTS.json]
 
-Prints the figures, and writes them with the raw samples and the environment, part by part. The goals, with all of them
-on at 1 Hz: at most 0.5 % on a step of 5 ms and 20 µs on one of half a millisecond, against steps of the same fit without
-them; the sampler's thread under 1 % of a core; a week's readings under 50 MB; import and construction under 50 ms beyond
-Keras'.
+Prints the figures, and writes them with the raw samples and the environment, part by part. The goals, with all of
+them on at 1 Hz: at most 0.5 % on a step of 5 ms and 20 µs on one of half a millisecond, against steps of the same fit
+without them; the sampler's thread under 1 % of a core; a week's readings under 50 MB; import and construction under
+50 ms beyond Keras'.
 """
 
 import json
