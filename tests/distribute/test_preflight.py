@@ -79,7 +79,8 @@ def test_another_machines_address(port: int) -> None:
     cluster = Cluster("arguments", (f"127.0.0.1:{port}", f"192.0.2.1:{port}"), 1)
     with pytest.raises(
         ClusterError,
-        match=rf"Expected the address of worker 1, 192\.0\.2\.1:{port}, to be this machine's.*this machine \(.*index",
+        match=rf"Expected 192\.0\.2\.1:{port}, the address of worker 1 \(this process\), to be this machine's"
+        r".*this machine \(.*index",
     ):
         check_host(cluster)
     check_host(Cluster("arguments", cluster.workers, 0))

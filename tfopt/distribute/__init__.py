@@ -1,6 +1,6 @@
-"""Training on several GPUs and several machines: resolved, repaired, watched."""
+"""Training on several GPUs and machines: finds the cluster, repairs Keras, watches the workers."""
 
 import lazy_loader
 
-# On first use: the launcher and the watchdog do without TensorFlow.
+# Loaded on first use: the launcher and the watchdog run without TensorFlow.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

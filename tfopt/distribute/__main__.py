@@ -37,7 +37,7 @@ def nccl_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tfopt.distribute",
-        description="Says which worker of which cluster a training started here would be, without starting one.",
+        description="Prints which worker of which cluster a training started here would be, without starting one.",
         epilog="Exit codes: 0 done, 2 wrong usage, 3 the environment describes the cluster wrongly, or this host has "
         "fewer GPUs than workers.",
     )

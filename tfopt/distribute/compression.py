@@ -1,4 +1,4 @@
-"""16-bit gradients between replicas: half the bytes, and slightly different training."""
+"""16-bit gradients between replicas: half the traffic, at the cost of rounding."""
 
 import functools
 import inspect
@@ -20,13 +20,13 @@ _NAME = "_all_reduce_sum_gradients"
 def compress_gradients(model: keras.Model, dtype: str = "bfloat16") -> keras.Model:
     """Makes a compiled model's optimizer sum the replicas' gradients in 16 bits instead of 32.
 
-    Use it if steps wait for the network between machines: half the bytes are sent. It changes the result, since each
-    gradient is rounded (to 8 bits of mantissa in bfloat16) before it is summed. `docs/distribution.md` says how far a
-    training drifts; compare yours with and without. Clipping and the update stay in 32 bits.
+    Use it if steps wait for the network: it halves the traffic. It changes the result, since each gradient is rounded
+    (in bfloat16 to 8 bits of mantissa) before it is summed. `docs/distribution.md` says how far a training drifts;
+    compare yours with and without. Clipping and the update stay in 32 bits.
 
     Args:
         model: A model compiled in the strategy's scope. Compiling it with another optimizer ends the compression.
-        dtype: "bfloat16" (the default), or "float16", which is finer and overflows beyond 65504.
+        dtype: "bfloat16" (the default), or "float16", which is more precise but overflows above 65504.
 
     Returns:
         The same model.
@@ -62,7 +62,7 @@ def compress_gradients(model: keras.Model, dtype: str = "bfloat16") -> keras.Mod
 
 
 def _sum_gradients(dtype: tf.DType, optimizer: Any, stock: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
-    """The optimizer's own sum, in 16 bits; clipping afterwards is in 32."""
+    """Sums as the optimizer does, but in 16 bits, then clips in 32."""
     if not in_several_replicas():
         return stock(optimizer, grads_and_vars)
     short = [(None if grad is None else tf.cast(grad, dtype), variable) for grad, variable in grads_and_vars]

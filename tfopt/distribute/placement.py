@@ -1,4 +1,4 @@
-"""Which GPUs and CPUs this worker takes: what its launcher left it, divided among the workers on this host."""
+"""Divides a host's GPUs and CPUs among its workers, within what the launcher gave each."""
 
 import os
 import re
@@ -14,16 +14,16 @@ from tfopt.hardware.inventory import Gpu, cpu_affinity, gpus, mig_instances
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-# Set, to any value, by a launcher that gives each worker its own GPUs: "0,1" alone could be for all of them.
+# A launcher that gives each worker its own GPUs sets this to any value; "0,1" alone could be meant for all workers.
 ASSIGNED = "TFOPT_GPUS_ASSIGNED"
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleDevices:
-    """What CUDA_VISIBLE_DEVICES should be in this process."""
+    """This process's CUDA_VISIBLE_DEVICES."""
 
     value: str | None
-    """None: the variable stays unset."""
+    """None leaves the variable unset."""
     reason: str
 
     def __str__(self) -> str:
@@ -38,13 +38,13 @@ def visible_devices(environ: Mapping[str, str], cluster: Cluster) -> VisibleDevi
     """Returns this worker's CUDA_VISIBLE_DEVICES, to be set before TensorFlow looks for GPUs.
 
     A launcher's value is narrowed, never replaced: the workers on a host divide its entries into equal blocks, in
-    order. MIG instances go one to each worker, since CUDA uses one per process. A single entry, or fewer entries than
-    workers on the host or than GPUs of the Slurm step there, are taken for this worker's own. If the variable is unset
+    order. Of MIG instances each worker gets one, since CUDA uses one per process. A single entry, or fewer entries than
+    the host has workers or the Slurm step has GPUs there, is taken to be this worker's own. If the variable is unset
     and several workers share the host, they divide all its GPUs.
 
     Args:
-        environ: Read for CUDA_VISIBLE_DEVICES; for TFOPT_GPUS_ASSIGNED, set if the launcher has divided the GPUs; and
-            in a Slurm step for SLURM_GPUS_ON_NODE.
+        environ: Where CUDA_VISIBLE_DEVICES, TFOPT_GPUS_ASSIGNED (set if the launcher has divided the GPUs) and Slurm's
+            SLURM_GPUS_ON_NODE are read.
         cluster: From `resolve()`.
 
     Raises:
@@ -102,9 +102,9 @@ def visible_entries(environ: Mapping[str, str]) -> list[str]:
     """
     value = environ.get(VISIBLE)
     if value is None:
-        # MIG instances first: of several, gpus() shows only the one that CUDA would take, with a warning.
+        # MIG instances first: gpus() warns and returns only the one that CUDA would take.
         return list(mig_instances()) or [str(gpu.index) for gpu in gpus(environ=environ)]
-    # CUDA reads up to the first entry that names no device, and none at all if one is listed twice.
+    # CUDA stops at the first entry that names no device, and uses none at all if one is listed twice.
     entries = [entry.strip() for entry in value.split(",")]
     read = list(takewhile(lambda entry: entry not in ("", "NoDevFiles") and entry[0] != "-", entries))
     return read if len(set(read)) == len(read) else []
@@ -112,12 +112,12 @@ def visible_entries(environ: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CpuBinding:
-    """The CPUs of this process."""
+    """The CPUs this process runs on."""
 
     before: frozenset[int]
-    """Those it was started with."""
+    """CPUs it was started with."""
     after: frozenset[int]
-    """Those it has now: the ones of `before` near its GPUs, if known."""
+    """CPUs it has now: those of `before` near its GPUs, if known."""
     reason: str
 
     def __str__(self) -> str:
@@ -130,12 +130,12 @@ class CpuBinding:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The sizes of TensorFlow's thread pools."""
+    """Sizes of TensorFlow's thread pools."""
 
     intra_op: int
-    """Threads for one operation: the worker's share of the CPUs."""
+    """Threads within one operation: the worker's share of the CPUs."""
     inter_op: int
-    """Operations that run at once: as many, which is TensorFlow's own default."""
+    """Operations that run at once: the same number, as in TensorFlow's default."""
     reason: str
 
     def __str__(self) -> str:
@@ -149,17 +149,14 @@ class Threads:
 def bind_cpus(used: Iterable[Gpu]) -> CpuBinding:
     """Binds this thread, and those it starts from now on, to the CPUs near the GPUs.
 
-    Call it before TensorFlow starts its threads; running ones are not moved. CPUs that the process was not started with
-    are never added, and if none of its own is near a GPU it keeps all of them.
+    Call it before TensorFlow starts its threads; running threads are not moved. It never adds CPUs, and if none of the
+    process's CPUs is near a GPU it keeps all of them.
 
     Args:
         used: The GPUs this process uses, from `tfopt.hardware.gpus()`.
 
     Returns:
         What was done and why. If nothing could be done, `after` equals `before`.
-
-    Example:
-        >>> print(bind_cpus(tfopt.hardware.gpus()))
     """
     before = frozenset(usable_cpus())
     near = [cpu_affinity(gpu) for gpu in used]
@@ -182,11 +179,9 @@ def bind_cpus(used: Iterable[Gpu]) -> CpuBinding:
 def threads(cluster: Cluster, *, binding: CpuBinding | None = None) -> Threads:
     """Returns thread pool sizes that keep the workers of a host off each other's CPUs.
 
-    TensorFlow starts as many threads as the process may use CPUs, so two workers that share all CPUs start twice as
-    many. Set the sizes with `tf.config.threading` before TensorFlow runs anything.
-
-    The workers of a host divide its CPUs, unless the parent process may use more of them than this one: then the
-    launcher gave each worker its own.
+    By default each TensorFlow process starts a thread per CPU, so workers that share the CPUs start too many. Set the
+    sizes with `tf.config.threading` before TensorFlow runs anything. The workers divide the CPUs, unless the parent
+    process may use more of them than this one: then the launcher gave each worker its own.
 
     Args:
         cluster: From `resolve()`.
@@ -194,9 +189,6 @@ def threads(cluster: Cluster, *, binding: CpuBinding | None = None) -> Threads:
 
     Returns:
         The sizes, both at least 1, and how they were computed.
-
-    Example:
-        >>> print(threads(resolve()))
     """
     cpus = frozenset(usable_cpus())
     binding = binding or CpuBinding(cpus, cpus, "not bound")

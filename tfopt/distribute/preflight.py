@@ -1,4 +1,4 @@
-"""Checks of this host, before TensorFlow starts, for what would later hang or fail there without a reason."""
+"""Checks this host before TensorFlow starts, for problems that would later hang it or fail without a reason."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from tfopt.distribute.watchdog.barrier import MissingPeerError, listen_everywher
 from tfopt.hardware.host_activity import port_holder
 from tfopt.text import listed
 
-# The names of a Kubernetes service appear as its pods start, a moment after this process.
+# The name of a Kubernetes pod appears when it starts, perhaps after this process.
 _RETRY_SECONDS = 0.2
 _THREADS = 64
 
@@ -24,19 +24,16 @@ _THREADS = 64
 def check_host(cluster: Cluster, *, deadline_seconds: float = 10.0) -> None:
     """Checks that all workers' host names resolve, that this worker's is this machine, and that its port is free.
 
-    Call it before TensorFlow's server starts: TensorFlow waits over ten minutes for a peer it cannot reach, and reports
-    a taken port only as "Could not start gRPC server". For one process there is nothing to check.
+    TensorFlow itself waits over ten minutes for a peer it cannot reach, and reports a taken port only as "Could not
+    start gRPC server". For one process there is nothing to check.
 
     Args:
         cluster: From `resolve()`.
-        deadline_seconds: The time for all names together to resolve.
+        deadline_seconds: Time limit for resolving all names.
 
     Raises:
         MissingPeerError: If a name does not resolve.
         ClusterError: If this worker's address is another machine's, or its port is taken.
-
-    Example:
-        >>> check_host(resolve({}))
     """
     if not cluster.workers:
         return
@@ -50,21 +47,16 @@ def check_host(cluster: Cluster, *, deadline_seconds: float = 10.0) -> None:
 
 @dataclass(slots=True)
 class Answers:
-    """The outcome of looking up host names."""
+    """Results of looking up host names."""
 
     found: dict[str, list[tuple[int, tuple[Any, ...]]]] = field(default_factory=dict)
-    """By name, its addresses: the family, and what `socket.bind` takes."""
+    """Name → addresses: the family, and what `socket.bind` takes."""
     failed: dict[str, str] = field(default_factory=dict)
-    """By name, the reason of its last failure."""
+    """Name → reason of its last failure."""
 
 
 def look_up(hosts: Iterable[str], *, deadline_seconds: float) -> Answers:
-    """Looks up all hosts at once, and repeatedly until each has an address or the deadline has passed.
-
-    Args:
-        hosts: Names or IP addresses.
-        deadline_seconds: The time for all of them together.
-    """
+    """Looks up names or IP addresses in parallel, and retries those that fail until the deadline for all."""
     ends = time.monotonic() + deadline_seconds
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
     for host in dict.fromkeys(hosts):
@@ -113,20 +105,19 @@ def _check_names(addresses: list[Address], answers: Answers, deadline_seconds: f
 
 def _check_own(cluster: Cluster, host: str, answers: Answers) -> None:
     name = socket.gethostname()
-    # Behind address translation, a machine is recognised by its name alone.
+    # Behind address translation, only the name identifies a machine.
     if host.lower() == name.lower() or any(_is_local(*answer) for answer in answers.found[host]):
         return
     known = dict.fromkeys(str(address[0]) for _, address in answers.found[host])
     raise cluster_error(
-        f"the address of worker {cluster.index}, {cluster.address}, to be this machine's, since this process is that "
-        "worker",
+        f"{cluster.address}, the address of worker {cluster.index} (this process), to be this machine's",
         f"{host} is {listed(list(known), 3)}, which this machine ({name}) does not have",
-        "start each worker on its own host, or give this process the index of the worker that it is",
+        "start each worker on its own host, or correct this process's index",
     )
 
 
 def _is_local(family: int, address: tuple[object, ...]) -> bool:
-    """Whether one of this machine's interfaces has the address; the kernel binds no other."""
+    """Whether an interface of this machine has the address; the kernel binds no other."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address[0], 0, *address[2:]))

@@ -1,7 +1,7 @@
-"""Keras trainings under Ray Train: workers that train in step, report each epoch, and resume after one was lost.
+"""Keras under Ray Train: synchronous workers that report each epoch and resume after one was lost.
 
-Plain Keras fails under Ray's TensorflowTrainer (ray#47464). `tfopt.distribute.strategy()` in the training function
-repairs that, as it does elsewhere, and finds the cluster in the TF_CONFIG that Ray sets.
+Stock Keras fails under Ray's TensorflowTrainer (ray#47464). `tfopt.distribute.strategy()` in the training function
+repairs that, and finds the cluster in the TF_CONFIG that Ray sets.
 """
 
 import functools
@@ -25,12 +25,12 @@ _EPOCHS = "epochs"
 def trainer(train: Callable[..., Any], **options: Any) -> "TensorflowTrainer":
     """Returns Ray's TensorflowTrainer for a training function that calls `tfopt.distribute.strategy()`.
 
-    Call `fit()` on it in the script you submit to Ray. Each worker then knows that its GPUs are its own and that
-    `tf.keras` is Keras 3, and stops being watched when the function returns.
+    Call `fit()` on it in the script you submit to Ray. Each worker then uses only its own GPUs, sees Keras 3 as
+    `tf.keras`, and is no longer watched once the function returns.
 
     Args:
         train: The training function, with or without a config argument. It imports TensorFlow and Keras itself.
-        options: TensorflowTrainer's: `scaling_config`, `run_config`, `train_loop_config` and more.
+        options: For TensorflowTrainer: `scaling_config`, `run_config`, `train_loop_config` and more.
 
     Raises:
         tfopt.errors.UnsupportedError: If Ray is not installed.
@@ -43,18 +43,15 @@ def trainer(train: Callable[..., Any], **options: Any) -> "TensorflowTrainer":
         from ray.train.tensorflow import TensorflowTrainer
     except ImportError as error:
         raise UnsupportedError(
-            "Expected Ray, to train with. Found: it is not installed. Run: pip install 'tfopt[ray]'"
+            "Expected Ray to be installed. Found: it is not. Run: pip install 'tfopt[ray]'"
         ) from error
     return TensorflowTrainer(_in_worker(train), **options)
 
 
 def report_checkpoints(model: "keras.Model") -> "keras.callbacks.Callback":
-    """Returns a callback that reports each epoch's metrics and weights, with the optimizer's state, to Ray Train.
+    """Returns a callback that reports each epoch's metrics, weights and optimizer state to Ray Train.
 
     Pass it to `fit` in every worker, and call `restore` before `fit`.
-
-    Args:
-        model: The model being trained.
 
     Example:
         >>> model.fit(x, y, epochs=10, initial_epoch=restore(model), callbacks=[report_checkpoints(model)])
@@ -67,15 +64,8 @@ def report_checkpoints(model: "keras.Model") -> "keras.callbacks.Callback":
 def restore(model: "keras.Model") -> int:
     """Loads this run's checkpoint from Ray Train and returns how many epochs it holds; 0 if there is none.
 
-    Call it in every worker, after `compile`. Ray has a checkpoint after a worker was lost, and if a run of the same
-    name came before.
-
-    Args:
-        model: The model, built and compiled as `report_checkpoints` saw it.
-
-    Example:
-        >>> first = restore(model)
-        >>> model.fit(x, y, epochs=10, initial_epoch=first, callbacks=[report_checkpoints(model)])
+    Call it in every worker, after `compile` and before `fit` (see `report_checkpoints`). Ray has a checkpoint after a
+    worker was lost, and from an earlier run of the same name.
     """
     import ray.train
 
@@ -87,11 +77,7 @@ def restore(model: "keras.Model") -> int:
 
 
 def load(model: "keras.Model", checkpoint: "Checkpoint") -> None:
-    """Loads what `report_checkpoints` saved, such as the result's checkpoint after the training.
-
-    Example:
-        >>> load(model, result.checkpoint)
-    """
+    """Loads what `report_checkpoints` saved; after the training, that is `result.checkpoint`."""
     with model.distribute_strategy.scope(), checkpoint.as_directory() as folder:
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)  # otherwise its state in the file would be skipped

@@ -1,4 +1,4 @@
-"""One call before the model: the same script on one device, on all of a machine, and on many machines."""
+"""Chooses the tf.distribute strategy: one script trains on one device, on all of a machine and on many machines."""
 
 import json
 import os
@@ -22,16 +22,16 @@ KINDS = ("auto", "one_device", "mirrored", "multi_worker")
 
 _MIB = 2**20
 _SHARDING = "Keras on JAX with keras.distribution.ModelParallel, or PyTorch's FSDP"
-# Other kinds of strategy: what they are, and what to use instead.
+# What other strategies do, and what to use instead.
 _UNSUPPORTED = {
     "model_parallel": ("splits a model over devices", _SHARDING),
-    "data_parallel": ("is keras.distribution's, which does nothing on TensorFlow", 'strategy("auto")'),
+    "data_parallel": ("is part of keras.distribution, which does nothing on TensorFlow", 'strategy("auto")'),
     "pipeline_parallel": ("runs the layers of a model on several devices in turn", "PyTorch's pipelining"),
     "zero": ("shards the optimizer's state", _SHARDING),
     "fsdp": ("shards the weights and the optimizer's state", _SHARDING),
     "parameter_server": (
-        "makes asynchronous updates, whose result depends on timing",
-        "tf.distribute with a training loop of your own",
+        "updates asynchronously, so that the result depends on timing",
+        "tf.distribute with your own training loop",
     ),
     "central_storage": ("keeps variables in the host's memory, where Keras does not train", 'strategy("auto")'),
     "tpu": ("is for TPUs; tfopt is for GPUs", "tf.distribute.TPUStrategy, or Keras on JAX"),
@@ -40,7 +40,7 @@ _UNSUPPORTED = {
 
 @dataclass(slots=True)
 class _Made:
-    """This process's strategy: a second one would count its collective operations from the start again."""
+    """This process's only strategy: a second one would count collective operations from the start again."""
 
     kind: str
     strategy: tf.distribute.Strategy
@@ -54,14 +54,14 @@ _made: list[_Made] = []
 def strategy(kind: str = "auto", *, start_seconds: float = 60.0) -> tf.distribute.Strategy:
     """Returns the tf.distribute strategy for where this process runs, with Keras' defects under it repaired.
 
-    Call it once, before anything else of TensorFlow, and create and compile the model in its scope. Batch sizes, in
-    `fit` and in datasets, are global: for all replicas together. In a cluster it waits until all workers have joined
-    and watches them from then on: when a worker is killed, stops or hangs, the others end within 90 s with its name on
-    stderr and exit code 75, so that the scheduler can restart them.
+    Call it once, before TensorFlow does anything else, and create and compile the model in its scope. Batch sizes, in
+    `fit` and in datasets, are global: for all replicas together. In a cluster it waits until all workers have joined,
+    then watches them: if a worker is killed, stops or hangs, the others name it on stderr and exit with code 75 within
+    90 s, so that the scheduler can restart them.
 
     Args:
         kind: "auto": all workers of the cluster in the environment, otherwise all GPUs of this machine, otherwise one
-            device. "one_device", "mirrored" or "multi_worker" insists.
+            device. "one_device", "mirrored" and "multi_worker" accept nothing else.
         start_seconds: How long to wait for the other workers. Default: 60.
 
     Returns:
@@ -69,12 +69,12 @@ def strategy(kind: str = "auto", *, start_seconds: float = 60.0) -> tf.distribut
         Keras trains as it does without one. A second call returns the same strategy.
 
     Raises:
-        ValueError: If there is no such kind.
+        ValueError: If `kind` is unknown.
         tfopt.errors.ClusterError: If the cluster is described wrongly, another job has its ports, this host has fewer
-            GPUs than workers, or what `kind` insists on is missing. Restarting would not help.
+            GPUs than workers, or what `kind` requires is missing. Restarting would not help.
         tfopt.errors.UnsupportedError: If Keras on TensorFlow cannot do this kind, or tfopt's repairs do not know this
             version of Keras.
-        SystemExit: With code 75 if a worker, named on stderr, did not come within `start_seconds`.
+        SystemExit: With code 75 if a worker, named on stderr, did not join within `start_seconds`.
 
     Example:
         >>> strategy = tfopt.distribute.strategy("auto")
@@ -89,13 +89,13 @@ def strategy(kind: str = "auto", *, start_seconds: float = 60.0) -> tf.distribut
         _made.append(_make(kind, start_seconds))
     elif kind not in ("auto", _made[0].kind):
         raise ClusterError(
-            f"Expected one strategy in a process. Found {kind!r} after {_made[0].kind!r}. Start a process for each."
+            f"Expected one strategy per process. Found {kind!r} after {_made[0].kind!r}. Start a process for each."
         )
     return _made[0].strategy
 
 
 def explain() -> str:
-    """Returns what `strategy` found, what it chose and why; before it is called, what `resolve` finds.
+    """Returns what `strategy` found, what it chose and why; before that call, what `resolve` finds.
 
     Example:
         >>> print(tfopt.distribute.explain())
@@ -107,7 +107,7 @@ def explain() -> str:
 
 
 def _unusable(kind: object) -> Exception:
-    """The error for a kind that cannot work, or is not known."""
+    """Returns the error for a kind that is unknown, or that tfopt does not offer."""
     name = kind.lower().replace("-", "_").replace(" ", "_") if isinstance(kind, str) else ""
     if name not in _UNSUPPORTED:
         return unknown_name("kind of strategy", kind, KINDS)
@@ -172,7 +172,7 @@ def _multi_worker(cluster: Cluster, start_seconds: float) -> _Made:
     chosen = communication(cluster, len(used))
     repairs.install(*repairs.REPLICAS)
     try:
-        # Before the other workers proceed without this one: both calls fail if it is too late for a strategy.
+        # These fail if it is too late for a strategy: do that before the other workers proceed.
         tf.config.threading.set_intra_op_parallelism_threads(pools.intra_op)
         tf.config.threading.set_inter_op_parallelism_threads(pools.inter_op)
         watch = Watch.start(cluster, deadline_seconds=start_seconds)
@@ -181,11 +181,11 @@ def _multi_worker(cluster: Cluster, start_seconds: float) -> _Made:
     except RuntimeError as error:
         raise ClusterError(
             f"Expected TensorFlow to start with the strategy. Found: {str(error).rstrip('.')}. What to do: call "
-            "tfopt.distribute.strategy() before anything else of TensorFlow: tensors, models, lists of devices."
+            "tfopt.distribute.strategy() before you create tensors or models, or list devices."
         ) from error
     restore_sigterm()
     if tf.compat.v1.get_seed(None) == (None, None):
-        tf.random.set_seed(watch.seed)  # otherwise each worker would shuffle differently and see the others' examples
+        tf.random.set_seed(watch.seed)  # else each worker would shuffle differently and see the others' examples
     notes = [str(visible), f"CPUs: {binding}", f"threads: {pools}", *chosen.reasons]
     return _Made("multi_worker", made, cluster, notes)
 
@@ -197,11 +197,11 @@ class Communication:
     implementation: str
     """"NCCL" between GPUs, "RING" between CPUs."""
     bytes_per_pack: int
-    """Approximate size of the packs gradients are sent in; 0: all in one."""
+    """Approximate size of the packs in which gradients are sent; 0: all in one."""
     reasons: tuple[str, ...]
 
     def options(self) -> tf.distribute.experimental.CommunicationOptions:
-        """The same for TensorFlow."""
+        """Returns TensorFlow's options."""
         return tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=self.bytes_per_pack,
             implementation=tf.distribute.experimental.CommunicationImplementation(self.implementation),
@@ -221,25 +221,19 @@ def communication(cluster: Cluster, gpus: int) -> Communication:
     Args:
         cluster: From `resolve()`.
         gpus: How many GPUs this worker uses.
-
-    Example:
-        >>> print(communication(Cluster("arguments", ("a:1", "b:1"), 0), gpus=0))
-        RING: between CPUs there is no NCCL
-        gradients in one pack: over a ring of CPUs each pack is a round of its own
-        no time limit: the watchdog ends this worker when a peer is lost, and slow peers are waited for
     """
     several_hosts = cluster.local_workers < len(cluster.workers)
     pack = 0
     if gpus:
-        implementation, why = "NCCL", "between GPUs it is the fastest, within a host and across"
+        implementation, why = "NCCL", "the fastest between GPUs, within a host and across hosts"
     else:
-        implementation, why = "RING", "between CPUs there is no NCCL"
+        implementation, why = "RING", "NCCL does not run on CPUs"
     if gpus and several_hosts:
         # TensorFlow's guide: with packs, the transfer begins while gradients are still being computed.
-        pack, packs = 32 * _MIB, "gradients in packs of 32 MiB: the first are on the network while others are computed"
+        pack, packs = 32 * _MIB, "gradients in packs of 32 MiB: the first are sent while others are being computed"
     elif gpus:
         packs = "gradients in one pack: within a host latency counts more than overlap"
     else:
-        packs = "gradients in one pack: over a ring of CPUs each pack is a round of its own"
-    limit = "no time limit: the watchdog ends this worker when a peer is lost, and slow peers are waited for"
+        packs = "gradients in one pack: over a ring of CPUs each pack costs another round"
+    limit = "no time limit: the watchdog ends this worker if a peer is lost, and it waits for slow peers"
     return Communication(implementation, pack, (f"{implementation}: {why}", packs, limit))

@@ -11,14 +11,7 @@ FILES = {"slurm": "slurm.sh", "kubernetes": "kubernetes.yaml", "ray": "ray.py"}
 
 
 def template(name: str) -> str:
-    """Returns a job template, with comments where a site must fill in.
-
-    Args:
-        name: "slurm", "kubernetes" or "ray".
-
-    Raises:
-        ValueError: If there is no such template.
-    """
+    """Returns the job template for "slurm", "kubernetes" or "ray"; raises ValueError for another name."""
     if name not in FILES:
         raise unknown_name("template", name, FILES)
     return (files("tfopt.distribute") / "templates" / FILES[name]).read_text(encoding="utf-8")
@@ -29,8 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tfopt.distribute.template",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Prints a job template, with comments where your site must fill in.",
-        epilog="what to do with it, in a file:\n"
+        description="Prints a job template, with comments where you must fill in your site's values.",
+        epilog="save it to a file, then:\n"
         "  slurm       a batch script:   sbatch slurm.sh python train.py\n"
         "  kubernetes  a manifest:       kubectl apply -f job.yaml\n"
         "  ray         a Python script:  ray job submit --working-dir . -- python training.py\n\n"

@@ -11,6 +11,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.require import require_model
+from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +102,11 @@ def replacement(layer: keras.Layer, name: str) -> Callable[..., Any] | None:
 
 
 def renew(model: keras.Model) -> None:
-    """Rebuilds the step functions of a model and of the models inside it, which Keras would otherwise keep as traced.
-
-    A callback may call it while `fit` runs.
-    """
+    """Rebuilds the step functions of a model and of the models inside it. A callback may call it during `fit`."""
     for part in model._flatten_layers():
         if isinstance(part, keras.Model):
-            for name in ("train_function", "test_function", "predict_function"):
-                if getattr(part, name) is not None:
-                    # Not `force=True`, which a user's override need not accept.
-                    setattr(part, name, None)
-                    getattr(part, f"make_{name}")()
+            for name in STEP_FUNCTIONS:
+                rebuild_step_function(part, name)
 
 
 def layer_path(layer: keras.Layer) -> str:

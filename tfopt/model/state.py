@@ -154,6 +154,17 @@ def _parts(model: keras.Model, also: Iterable[tf.Variable]) -> list[Any]:
     )
 
 
+STEP_FUNCTIONS = ("train_function", "test_function", "predict_function")
+"""Attributes in which Keras keeps a model's traced step functions."""
+
+
+def rebuild_step_function(model: keras.Model, name: str) -> None:
+    """Rebuilds a step function, which Keras would otherwise reuse as first traced; works during `fit` too."""
+    if getattr(model, name) is not None:
+        setattr(model, name, None)  # not `make_…(force=True)`: a user's override need not accept that
+        getattr(model, f"make_{name}")()
+
+
 @contextmanager
 def without_dropout(model: keras.Model) -> Iterator[None]:
     """Switches off random draws in Keras' layers, so that two computations of a model can be compared.

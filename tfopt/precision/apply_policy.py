@@ -14,6 +14,7 @@ from tfopt import repairs
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
 from tfopt.model.require import is_keras_own, require_model
+from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
 from tfopt.precision.float8 import quantize, rebuilt_optimizer, split_float8
 from tfopt.precision.layer_policies import Policy, current_policy, resolve_policies, set_policies
 from tfopt.precision.loss_scale_wrapper import scale_loss, unscale_loss
@@ -114,7 +115,8 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
     scaled = _scale_or_not(model)
     for trained in [layer for layer in paths if isinstance(layer, keras.Model)]:
         _scale_or_not(trained)  # a nested model may be compiled too
-        _retrace(trained)
+        for name in STEP_FUNCTIONS:
+            rebuild_step_function(trained, name)
     changed = {
         paths[layer]: current_policy(layer).name for layer in computing if current_policy(layer) != before[layer]
     }
@@ -157,13 +159,6 @@ def _check_other_optimizers(paths: Iterable[keras.Layer]) -> None:
                     "yourself in keras.optimizers.LossScaleOptimizer, with scale_loss in train_step, or use "
                     "mixed_bfloat16."
                 )
-
-
-def _retrace(model: keras.Model) -> None:
-    """Makes a model trace its functions again, also within `fit`, which looks its function up at each step."""
-    for kind in ("train", "test", "predict"):
-        if getattr(model, f"{kind}_function") is not None:
-            getattr(model, f"make_{kind}_function")(force=True)
 
 
 def _scale_or_not(model: keras.Model) -> bool | None:

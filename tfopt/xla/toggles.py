@@ -7,9 +7,8 @@ import keras
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.require import require_compiled
+from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
 from tfopt.xla.obstacles import standing_obstacles
-
-_FUNCTIONS = ("train_function", "test_function", "predict_function")
 
 
 def set_jit(model: keras.Model, on: bool) -> None:
@@ -43,8 +42,8 @@ def set_jit(model: keras.Model, on: bool) -> None:
     model.jit_compile = on
     # A loaded model is compiled with this; Keras sets it in compile() only.
     model._compile_config.config["jit_compile"] = on
-    for name in _FUNCTIONS:
-        _renew(model, name)
+    for name in STEP_FUNCTIONS:
+        rebuild_step_function(model, name)
 
 
 @contextmanager
@@ -69,7 +68,7 @@ def jit(model: keras.Model, on: bool) -> Iterator[None]:
     require_compiled(model)
     compilation = model._compile_config
     before, saved = model.jit_compile, compilation.config["jit_compile"]
-    functions = {name: getattr(model, name) for name in _FUNCTIONS}
+    functions = {name: getattr(model, name) for name in STEP_FUNCTIONS}
     set_jit(model, on)
     try:
         yield
@@ -79,15 +78,6 @@ def jit(model: keras.Model, on: bool) -> Iterator[None]:
             model.jit_compile, compilation.config["jit_compile"] = before, saved
             for name, function in functions.items():
                 if function is None:
-                    _renew(model, name)
+                    rebuild_step_function(model, name)
                 else:
                     setattr(model, name, function)
-
-
-def _renew(model: keras.Model, name: str) -> None:
-    """Rebuilds a function that `fit`, `evaluate` or `predict` would otherwise reuse as first traced.
-
-    Setting it to None would not do: a running `fit` calls it.
-    """
-    if getattr(model, name) is not None:
-        getattr(model, f"make_{name}")(force=True)

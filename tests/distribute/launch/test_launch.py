@@ -123,7 +123,7 @@ socket.create_server(("", int(port)), family=socket.AF_INET)
     def test_a_tf_config_of_the_environment_is_replaced_and_this_is_said(self, launch):
         code, out, err = launch("print(rank)", TF_CONFIG="{}").end()
         assert (code, sorted(out.splitlines())) == (0, ["[0] 0", "[1] 1"])
-        assert "TF_CONFIG of the environment is replaced" in err
+        assert "replacing TF_CONFIG of the environment" in err
 
 
 class TestExitCode:
@@ -276,7 +276,7 @@ class TestUsage:
             main(["--help"])
         assert end.value.code == 0
         text = capsys.readouterr().out
-        assert "So a scheduler should start the job again after 75, 137 and\n143." in text
+        assert "So a scheduler should restart the job after 75, 137 and 143." in text
         assert all(f"\n  {code} " in text for code in ("0", "2", "3", "75", "130", "128 + n", "others"))
 
     def test_too_few_gpus(self, launch):

@@ -1,4 +1,1 @@
-"""Which workers train together and which of them this process is: from arguments, TF_CONFIG or a scheduler.
-
-Nothing here loads TensorFlow.
-"""
+"""Finds the workers that train together, and which one this process is. Nothing here loads TensorFlow."""

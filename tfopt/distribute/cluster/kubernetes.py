@@ -1,18 +1,17 @@
-"""Kubernetes: TFOPT_WORKERS, which gives the pods of an indexed Job or a JobSet each other's names.
+"""Kubernetes: reads the pods of an indexed Job or a JobSet from TFOPT_WORKERS.
 
-Kubernetes tells a pod its own name, but not how many others there are or what they are called. One entry in the
-manifest does:
+A pod knows its own name, but neither the number nor the names of the others. One entry in the manifest lists them in
+rank order, and each pod finds itself by its HOSTNAME:
 
     env:
       - name: TFOPT_WORKERS
         value: train-[0-3].train:2222   # <Job>-[0-<completions - 1>].<headless Service>:<port>
-
-`[0-3]` expands as in Slurm. The names are in rank order, and a pod finds itself by its HOSTNAME.
 """
 
 from collections.abc import Mapping
 
-from tfopt.distribute.cluster.addresses import brief, cluster_error, expand_hosts, parse_address
+from tfopt.distribute.cluster.addresses import brief, cluster_error, parse_address
+from tfopt.distribute.cluster.hostlist import expand_hosts
 from tfopt.distribute.cluster.membership import Cluster
 from tfopt.errors import ClusterError
 from tfopt.text import listed
@@ -27,7 +26,7 @@ def from_kubernetes(environ: Mapping[str, str]) -> Cluster | str:
     """Reads TFOPT_WORKERS and finds this pod in it by HOSTNAME.
 
     Returns:
-        The cluster, or why there is none: this is not a pod, or its manifest does not set the variable.
+        The cluster, or one line that says why there is none: this is not a pod, or the variable is not set.
 
     Raises:
         ClusterError: If the variable is set and wrong, or does not list this pod.

@@ -8,8 +8,7 @@ from tfopt.text import listed
 
 ONE_PROCESS = "one process"
 
-# A longer list is taken for a mistake: an environment variable holds at most 128 KiB on Linux, and in a ring every
-# worker waits for every other.
+# More must be a mistake: a Linux environment variable holds 128 KiB, and in a ring every worker waits for all others.
 MAX_WORKERS = 4096
 
 
@@ -36,7 +35,7 @@ class Cluster:
     index: int = 0
     """This process's rank, from 0."""
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """What was looked for, in order, and what came of it."""
+    """Each source tried, in order, and its outcome."""
 
     def __post_init__(self) -> None:
         if self.source != ONE_PROCESS or self.workers:
@@ -51,23 +50,23 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process has rank 0: the chief writes the checkpoints and the logs."""
+        """Whether this process has rank 0 and so writes the checkpoints and the logs."""
         return self.index == 0
 
     @property
     def address(self) -> str | None:
-        """This worker's own address. None for one process."""
+        """This worker's address; None for a process that trains alone."""
         return self.workers[self.index] if self.workers else None
 
     @property
     def local_rank(self) -> int:
-        """How many workers of lower rank run on the same host."""
+        """Number of workers with a lower rank on the same host."""
         machines = self._machines()
         return machines[: self.index].count(machines[self.index]) if machines else 0
 
     @property
     def local_workers(self) -> int:
-        """How many workers run on this worker's host, including itself."""
+        """Number of workers on this host, including this one."""
         machines = self._machines()
         return machines.count(machines[self.index]) if machines else 1
 
@@ -77,9 +76,9 @@ class Cluster:
         return [parse_address(address, whose=f"worker {rank} ({self.source})") for rank, address in named]
 
     def tf_config(self) -> dict[str, Any]:
-        """The cluster as TF_CONFIG holds it; empty for one process.
+        """Returns the cluster as TF_CONFIG describes it; empty for a process that trains alone.
 
-        The chief is worker 0: without a job named "chief", TensorFlow takes that worker as the chief.
+        There is no job named "chief", so TensorFlow takes worker 0 as the chief.
 
         Example:
             >>> Cluster("arguments", ("a:1", "b:1"), 1).tf_config()
@@ -90,7 +89,7 @@ class Cluster:
         return {"cluster": {"worker": list(self.workers)}, "task": {"type": "worker", "index": self.index}}
 
     def explain(self) -> str:
-        """What this process is, followed by what was looked for and found."""
+        """Returns what this process is, and which sources were tried."""
         placement = []
         if self.workers:
             host = f"this host: local rank {self.local_rank} of {self.local_workers}"
@@ -105,7 +104,7 @@ class Cluster:
         return f"worker {self.index} ({self.address}{chief}) of {count}, from {self.source}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields and the properties, as JSON values."""
+        """Returns the fields and properties as JSON values."""
         return {
             "source": self.source,
             "workers": list(self.workers),
@@ -122,11 +121,7 @@ class Cluster:
 
 
 def check_index(index: object, count: int, what: str) -> int:
-    """Returns the index.
-
-    Raises:
-        ClusterError: If `index` is not an integer from 0 to `count` - 1.
-    """
+    """Returns `index`; raises ClusterError if it is not an integer from 0 to `count` - 1."""
     if isinstance(index, int) and not isinstance(index, bool) and 0 <= index < count:
         return index
     raise cluster_error(

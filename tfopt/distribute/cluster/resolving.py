@@ -1,4 +1,4 @@
-"""Finds the cluster this process belongs to, and the paths it may write to as one of its workers."""
+"""Finds the cluster this process belongs to, and the paths it may write to there."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from tfopt.distribute.cluster.membership import ONE_PROCESS, Cluster
 from tfopt.distribute.cluster.slurm import from_slurm
 from tfopt.distribute.cluster.tf_config import from_tf_config
 
-# Tried in order. Each returns the cluster, or one line that says why there is none.
+# In order of precedence. Each returns the cluster, or one line that says why there is none.
 SOURCES: tuple[Callable[[Mapping[str, str]], Cluster | str], ...] = (from_tf_config, from_slurm, from_kubernetes)
 
 
@@ -20,13 +20,13 @@ def resolve(
     """Finds the cluster this process belongs to, without loading TensorFlow.
 
     The first of these wins: the arguments, a valid TF_CONFIG (Ray sets it), a Slurm step, TFOPT_WORKERS in a Kubernetes
-    pod, this process alone. A malformed description is an error rather than "this process alone", since each worker
-    would then train a model of its own.
+    pod, this process alone. A malformed description is an error, never "this process alone": each worker would train
+    its own model.
 
     Args:
         environ: Where TF_CONFIG and the schedulers' variables are read. Default: this process's environment.
-        workers: All workers' addresses, "host:port", in rank order. Default: looked up in `environ`.
-        index: This process's place in `workers`, from 0. Required with `workers`.
+        workers: Addresses of all workers, "host:port", in rank order. Default: looked up in `environ`.
+        index: This process's position in `workers`, from 0. Required with `workers`.
 
     Raises:
         TypeError: If `workers` is not a sequence of addresses.
@@ -64,22 +64,22 @@ def _from_arguments(workers: Sequence[str] | None, index: int | None) -> Cluster
 
 
 def own_path(path: str | Path, *, cluster: Cluster | None = None) -> Path:
-    """Returns the path this worker writes to, in a script that every worker of a cluster runs.
+    """Returns a path that only this worker writes to, in a script that every worker of a cluster runs.
 
-    Use it with ModelCheckpoint, CSVLogger and the like: every worker writes, since saving may need all of them, and
-    only the chief's file gets the name you asked for. tfopt's own loggers do this by themselves.
+    Use it with ModelCheckpoint, CSVLogger and the like: every worker has to write, since saving may need all of them.
+    tfopt's own loggers use it already.
 
     Args:
         path: The file or folder.
         cluster: Default: this process's cluster, from `resolve()`.
 
     Returns:
-        `path` itself for the chief and for one process; for other workers the name is prefixed with `worker1-`.
+        `path` for the chief or a single process; in worker 1, the file name is prefixed with `worker1-`.
 
     Example:
         >>> keras.callbacks.ModelCheckpoint(own_path("model.keras"))
     """
-    found = resolve() if cluster is None else cluster
+    cluster = cluster or resolve()
     path = Path(path)
-    # A prefix: a suffix would land inside an extension (`.weights.h5`) or a format (`{val_loss:.2f}`).
-    return path if found.is_chief else path.with_name(f"worker{found.index}-{path.name}")
+    # Not a suffix, which would land inside an extension (`.weights.h5`) or a format (`{val_loss:.2f}`).
+    return path if cluster.is_chief else path.with_name(f"worker{cluster.index}-{path.name}")

@@ -1,15 +1,16 @@
-"""Slurm: the tasks of the step that srun started, from the variables it sets in each of them."""
+"""Slurm: reads the tasks of a step from the variables that srun sets in each of them."""
 
 import re
 from collections.abc import Mapping, Sequence
 
-from tfopt.distribute.cluster.addresses import MAX_HOSTS, brief, cluster_error, expand_hosts
+from tfopt.distribute.cluster.addresses import brief, cluster_error
+from tfopt.distribute.cluster.hostlist import MAX_HOSTS, expand_hosts
 from tfopt.distribute.cluster.membership import MAX_WORKERS, Cluster
 
 # Below Linux's ephemeral ports (ip_local_port_range starts at 32768), which any program may hold at any moment.
 _FIRST_PORT, _PORTS = 20_000, 12_768
-_PORTS_PER_JOB = 16  # jobs of up to this many tasks keep clear of their neighbours
-_JOBS_PER_STEP = 331  # further apart than jobs that run on a node at the same time
+_PORTS_PER_JOB = 16  # consecutive jobs of up to this many tasks do not collide
+_JOBS_PER_STEP = 331  # more than the jobs that run on a node at the same time
 
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 _MAX_NUMBER = 2**32 - 1  # Slurm's own
@@ -20,12 +21,12 @@ _AS_SET = "let nothing between srun and this process change Slurm's variables"
 def from_slurm(environ: Mapping[str, str]) -> Cluster | str:
     """Reads the variables that srun sets in each task of a step.
 
-    The shell of sbatch or salloc is one process, and so is a step of one task. Hosts are the nodes' names. Ports are
-    those Slurm reserved for the step (srun --resv-ports, MpiParams) if they suffice, otherwise ports from 20000 to
-    32767 derived from the job and the step.
+    The shell of sbatch or salloc is one process, and so is a step with one task. Hosts are the names of the nodes.
+    Ports are those Slurm reserved for the step (srun --resv-ports, MpiParams) if there are enough, otherwise derived
+    from the ids of job and step, from 20000 to 32767.
 
     Returns:
-        The cluster, or why there is none.
+        The cluster, or one line that says why there is none.
 
     Raises:
         ClusterError: If one of the step's variables is missing or wrong, or they do not say where each task runs: with
@@ -48,7 +49,7 @@ def from_slurm(environ: Mapping[str, str]) -> Cluster | str:
 
 
 def _refuse_components(environ: Mapping[str, str]) -> None:
-    """Refuses a step over several components, whose node list is not in the order of its tasks."""
+    """Refuses a step that spans several components: its node list is not in the order of its tasks."""
     components = {value for name, value in environ.items() if name.startswith(_HET_NODES)}
     if "SLURM_HET_SIZE" in environ and environ.get("SLURM_JOB_NODELIST") not in components:
         raise cluster_error(
@@ -77,7 +78,7 @@ def _places(environ: Mapping[str, str], counts: Sequence[int]) -> list[tuple[int
     # What follows a colon or comma concerns sockets and cores.
     distribution = re.split("[:,]", environ.get("SLURM_DISTRIBUTION", "block"))[0]
     if distribution == "block":
-        portion = max(counts)  # tasks go round the nodes in portions of this size
+        portion = max(counts)  # tasks are dealt to the nodes in turn, this many at a time
     elif distribution == "cyclic":
         portion = 1
     elif distribution == "plane":
@@ -99,7 +100,7 @@ def _places(environ: Mapping[str, str], counts: Sequence[int]) -> list[tuple[int
 def _check_own_place(
     environ: Mapping[str, str], hosts: Sequence[str], places: Sequence[tuple[int, int]], rank: int
 ) -> None:
-    """Compares this task's computed place with what Slurm says of it."""
+    """Checks this task's computed place against what Slurm says."""
     node, local = places[rank]
     expected = {
         "SLURM_NODEID": str(node),

@@ -1,8 +1,8 @@
-"""TF_CONFIG, the variable that TensorFlow, Kubeflow, SageMaker and Ray describe a cluster in.
+"""TF_CONFIG: reads the variable in which TensorFlow, Kubeflow, SageMaker and Ray describe a cluster.
 
     {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"]}, "task": {"type": "worker", "index": 0}}
 
-The chief, if there is one, has rank 0 and the workers follow. Other keys are ignored.
+The chief, if there is one, has rank 0, before the workers. Other keys are ignored.
 """
 
 import json
@@ -14,20 +14,16 @@ from tfopt.distribute.cluster.membership import Cluster, check_index
 
 NAME = "TF_CONFIG"
 
-# Jobs that take no part in the all-reduce, and the alternatives.
+# Jobs that take no part in the all-reduce, and what to do instead.
 _ALTERNATIVES = {
     "ps": "parameter servers update asynchronously, which tfopt does not do: make all of them workers, or use "
-    "tf.distribute.ParameterServerStrategy with a training loop of your own, without tfopt.distribute",
-    "evaluator": "an evaluator does not train: start it without TF_CONFIG and let it evaluate the checkpoints that the "
-    "chief writes",
+    "tf.distribute.ParameterServerStrategy with your own training loop, without tfopt.distribute",
+    "evaluator": "an evaluator does not train: start it without TF_CONFIG and let it evaluate the chief's checkpoints",
 }
 
 
 def from_tf_config(environ: Mapping[str, str]) -> Cluster | str:
-    """Reads TF_CONFIG.
-
-    Returns:
-        The cluster, or why there is none: the variable is not set, or names neither a cluster nor a task.
+    """Returns the cluster in TF_CONFIG, or one line that says why there is none.
 
     Raises:
         ClusterError: If the variable is set and wrong.
@@ -84,7 +80,7 @@ def _check_job(job: object, where: str) -> None:
 
 
 def _object(value: object, key: str) -> dict[str, Any]:
-    """A JSON object; null and a missing key are empty ones."""
+    """Returns a JSON object; null or a missing key counts as an empty one."""
     if value is None and key:
         return {}
     if isinstance(value, dict):

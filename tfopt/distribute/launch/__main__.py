@@ -22,18 +22,18 @@ and shows their output with the worker's rank before each line."""
 
 _EXIT_CODES = """\
 exit codes:
-  0        all workers ended well
+  0        all workers succeeded
   2        wrong usage
   3        this machine cannot run it, for example because it has too few GPUs
-  75       each worker that failed had lost another: start the job again
+  75       every worker that failed had lost another: restart the job
   130      interrupted (Ctrl-C)
   128 + n  signal n ended the first worker that failed: 137 is SIGKILL, as when
            memory runs out, and 143 SIGTERM
   others   the exit code of the first worker that failed
 
-When a worker fails, the others lose it and end with 75; the exit code is still
-that of the first. So a scheduler should start the job again after 75, 137 and
-143. After any other code the same would happen again."""
+When a worker fails, the others lose it and exit with 75; the launcher's code is
+that of the first. So a scheduler should restart the job after 75, 137 and 143.
+After any other code it would fail again."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
     if os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-        sys.stderr.write("[launch] every task of this Slurm step starts its own workers, of a training of their own\n")
+        sys.stderr.write("[launch] each task of this Slurm step starts its own workers, and so a separate training\n")
     if os.environ.get("TF_CONFIG"):
-        sys.stderr.write("[launch] the TF_CONFIG of the environment is replaced\n")
+        sys.stderr.write("[launch] replacing TF_CONFIG of the environment\n")
     try:
         gpus = gpu_variables(options.workers, options.gpus_per_worker, os.environ)
         with local_cluster(options.workers) as configs:
@@ -56,12 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def gpu_variables(workers: int, each: int | None, environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns the variables that give each worker neighbouring GPUs among those this process may use.
+    """Returns the variables that give each worker adjacent GPUs among those this process may use.
 
     Args:
         workers: The number of workers.
         each: GPUs per worker. None: no variables.
-        environ: This process's environment. Entries of its CUDA_VISIBLE_DEVICES are passed on as they are.
+        environ: This process's environment. Entries of its CUDA_VISIBLE_DEVICES are passed on unchanged.
 
     Raises:
         ClusterError: If there are too few GPUs.

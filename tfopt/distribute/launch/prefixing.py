@@ -1,4 +1,4 @@
-"""Merges the output of several processes, each line prefixed with the process it came from."""
+"""Merges the output of several processes, prefixing each line with its origin."""
 
 import os
 import select
@@ -10,10 +10,10 @@ _REDRAW_SECONDS = 5.0
 
 
 class Prefixer:
-    """Cuts a stream of bytes into lines and prefixes each.
+    """Splits a stream of bytes into lines and prefixes each.
 
-    A progress bar redraws its line with carriage returns: the last state of each line is kept, and while it is being
-    drawn the current state is shown every few seconds.
+    Of a line that a progress bar redraws with carriage returns, only the last state is kept; until the line ends, its
+    current state is shown every few seconds.
 
     Args:
         prefix: What each line starts with.
@@ -31,7 +31,7 @@ class Prefixer:
         self._drawn_at = clock()
 
     def lines(self, data: bytes) -> bytes:
-        """Returns the lines that `data` completes, prefixed. The start of a line is kept for the next call."""
+        """Returns the lines that `data` completes, prefixed. An incomplete line is kept for the next call."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         out = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole]
         if b"\r" in self._rest:
@@ -48,16 +48,12 @@ class Prefixer:
         return b"".join(self._prefix + line + b"\n" for line in out)
 
     def end(self) -> bytes:
-        """Returns what is left at the end of the stream, as a line."""
+        """Returns what is left at the end of the stream as a line."""
         return self.lines(b"\n") if self._rest else b""
 
 
 def write_whole(descriptor: int, data: bytes) -> None:
-    """Writes all of `data`, even if the descriptor takes it in pieces.
-
-    Raises:
-        OSError: If it cannot be written: nobody reads it, or the disk is full.
-    """
+    """Writes all of `data`, in pieces if need be; raises OSError if nobody reads it or the disk is full."""
     while data:
         try:
             data = data[os.write(descriptor, data) :]

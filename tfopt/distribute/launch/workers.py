@@ -1,4 +1,4 @@
-"""Runs one command in several local processes: one output, one exit code, and if one fails all end."""
+"""Runs one command in several local processes with one output and one exit code; if one fails, all end."""
 
 import contextlib
 import ctypes
@@ -24,18 +24,15 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
-_SURVIVOR_SECONDS = 15.0  # after a survivor: the worker that failed, whose code counts, may take seconds to end
+_SURVIVOR_SECONDS = 15.0  # after a survivor ended: the worker that failed, whose code counts, may take seconds
 _LEAVE_SECONDS = 30.0  # after a signal: the workers may be writing a checkpoint
 _KILL_SECONDS = 10.0
-_DRAIN_SECONDS = 4.0  # a watchdog outlives its worker by two seconds and holds its stderr
+_DRAIN_SECONDS = 4.0  # a watchdog outlives its worker by two seconds and keeps its stderr open
 
 
 @contextlib.contextmanager
 def local_cluster(workers: int) -> Iterator[list[str]]:
-    """Yields the TF_CONFIG of each worker on this machine, by rank, and holds their ports meanwhile.
-
-    Args:
-        workers: The number of workers.
+    """Yields the TF_CONFIG of each of `workers` local workers, by rank, and reserves their ports meanwhile.
 
     Example:
         >>> with local_cluster(2) as configs:
@@ -48,7 +45,7 @@ def local_cluster(workers: int) -> Iterator[list[str]]:
 
 
 def _free_port() -> socket.socket:
-    """Binds a free port without listening, so that nobody else gets it before TensorFlow binds it too."""
+    """Binds a free port without listening, so that nobody else gets it before TensorFlow does."""
     port = socket.socket()
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TensorFlow sets it as well, so both may bind
     port.bind(("127.0.0.1", 0))
@@ -80,8 +77,8 @@ class _Worker:
             os.killpg(self.process.pid, number)
 
     def ended(self) -> bool:
-        """Whether it has ended. What it left in its group is then killed too."""
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it stays a zombie, so its group's number is not reused
+        """Whether it has ended. If so, kills what it left in its group."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # leaves a zombie, so that the group's id is not reused
         if os.waitid(os.P_PID, self.process.pid, options) is None:
             return False
         self.signal(signal.SIGKILL)
@@ -90,7 +87,7 @@ class _Worker:
 
     @property
     def code(self) -> int:
-        """Its exit code as a shell reports it."""
+        """Exit code as a shell reports it."""
         code = self.process.returncode
         return 128 - code if code < 0 else code
 
@@ -103,9 +100,8 @@ class _Worker:
 class LocalWorkers:
     """Runs one command in several processes that differ only in their environment.
 
-    Each line of their output is prefixed with the worker's rank. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are
-    forwarded to their process groups; a second SIGINT or SIGTERM ends them with SIGTERM, and after ten seconds with
-    SIGKILL.
+    Each line of output is prefixed with the worker's rank. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded
+    to the workers' process groups. After a second SIGINT or SIGTERM, workers get SIGTERM and ten seconds later SIGKILL.
 
     Args:
         command: What to run.
@@ -127,24 +123,24 @@ class LocalWorkers:
         self._signals: list[int] = []  # the SIGINTs and SIGTERMs received
         self._end_at = self._kill_at = float("inf")
         self._ending = False
-        self._broken: set[int] = set()  # the launcher's outputs that can no longer be written
+        self._broken: set[int] = set()  # the launcher's outputs that nobody reads any more
 
     def run(self) -> int:
         """Runs the workers to their end.
 
         Returns:
-            0 if all ended well, otherwise the code of the first that failed, 128 + n if signal n killed it. 75 only if
-            no other code follows shortly: a worker that ends because it lost another is not the one that failed. 130
-            after SIGINT, 143 after a second SIGTERM.
+            0 if all succeeded, otherwise the code of the first that failed, 128 + n if signal n killed it. 75 only if
+            no other code follows shortly: a worker that lost another is not the one that failed. 130 after SIGINT, 143
+            after a second SIGTERM.
 
         Raises:
-            OSError: If a worker could not be started. Those already started are killed.
+            OSError: If a worker cannot be started. Those already started are killed.
         """
         with _wakeup_socket(self._on_signal) as wakeup:
             try:
                 for rank, environ in enumerate(self._environs):
                     self._running.append(self._start(rank, environ))
-                if self._signals:  # the worker started last may have missed it
+                if self._signals:  # the last worker may have started too late to get it
                     self._end()
                 while self._running:
                     self._forward_output(wakeup)
@@ -160,7 +156,7 @@ class LocalWorkers:
             return _EXIT_INTERRUPTED
         if self._failures:
             return next((code for code in self._failures if code != RESTART), RESTART)
-        return 128 + self._signals[0] if self._ending else 0  # workers that ignored the signal did not end well
+        return 128 + self._signals[0] if self._ending else 0  # workers that ignored the signal did not succeed
 
     def _start(self, rank: int, environ: Mapping[str, str]) -> _Worker:
         process = subprocess.Popen(
@@ -178,7 +174,7 @@ class LocalWorkers:
         return _Worker(rank, process)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Forwards a signal at once, even while a slow reader blocks the output."""
+        """Forwards a signal immediately, even while a slow reader blocks the output."""
         for worker in self._running:
             worker.signal(number)
         if number in _ENDING:
@@ -225,7 +221,7 @@ class LocalWorkers:
         self._end_at = min(self._end_at, now + (_LEAVE_SECONDS if self._signals else wait_seconds))
 
     def _end(self) -> None:
-        """Starts ending the remaining workers. Their exit codes no longer count as failures."""
+        """Ends the remaining workers. Their exit codes no longer count as failures."""
         if self._ending:
             return
         self._ending, self._kill_at = True, time.monotonic() + _KILL_SECONDS
@@ -235,7 +231,7 @@ class LocalWorkers:
             worker.signal(signal.SIGTERM)
 
     def _drain(self, wakeup: socket.socket) -> None:
-        """Writes the remaining output. A process that left its group may hold a pipe open for ever."""
+        """Writes the remaining output, with a time limit: a process that left its group may hold a pipe open."""
         due = time.monotonic() + _DRAIN_SECONDS
         while self._streams and time.monotonic() < due:
             self._forward_output(wakeup)
@@ -249,12 +245,12 @@ class LocalWorkers:
 
 @contextlib.contextmanager
 def _wakeup_socket(on_signal: Callable[[int, FrameType | None], None]) -> Iterator[socket.socket]:
-    """Handles signals, and yields a socket that becomes readable after each of them and after the end of a child."""
+    """Handles signals, and yields a socket that becomes readable after a signal or the end of a child."""
     wakeup, sender = socket.socketpair()
     sender.setblocking(False)
     handlers = {signal.SIGCHLD: lambda number, frame: None} | dict.fromkeys(_FORWARDED, on_signal)
-    # Ignored signals stay ignored here and in children: nohup, or a shell's background job. Not SIGCHLD: while it is
-    # ignored, the system forgets how a child ended.
+    # Signals ignored by nohup or a shell's background job stay ignored. Not SIGCHLD: while that is ignored, the system
+    # discards how a child ended.
     before = {
         number: handler
         for number in handlers
@@ -273,10 +269,10 @@ def _wakeup_socket(on_signal: Callable[[int, FrameType | None], None]) -> Iterat
 
 
 def _die_with(parent: int) -> Callable[[], None] | None:
-    """Makes a child die with this process, however that ends. The result runs in the child before its program."""
+    """Returns a function for the child to call before its program, so that it dies with this process."""
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)  # here: a forked child should load nothing
+    libc = ctypes.CDLL(None)  # loaded here, because a forked child should load nothing
 
     def die_with_parent() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

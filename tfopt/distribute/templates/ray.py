@@ -80,7 +80,7 @@ def main() -> None:
             name=NAME,
             storage_path=STORAGE,
             checkpoint_config=CheckpointConfig(num_to_keep=2),
-            # Ray does not distinguish exit codes: an error of your own is retried as often as a lost worker.
+            # Ray does not distinguish exit codes: it retries an error in your script as often as a lost worker.
             failure_config=FailureConfig(max_failures=3),
         ),
     )

@@ -31,17 +31,17 @@
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 
-MAX_RESTARTS=20 # an error that always kills a worker, such as too little memory, would repeat for ever
+MAX_RESTARTS=20 # an error that always kills a worker, such as too little memory, would restart the job endlessly
 
 # What the site must load, such as: module load cuda; source ~/venv/bin/activate
 
 export PYTHONUNBUFFERED=1
-[ $# -gt 0 ] || set -- python train.py # the training, if sbatch is given none
+[ $# -gt 0 ] || set -- python train.py # what to run if sbatch gets no command
 
 # What every task runs. srun returns the highest code of its tasks: 200 for an error in one of them, otherwise 128 + n
 # for one that signal n killed, otherwise 75 (restart me) for those that lost a worker.
 run_worker() {
-    trap : TERM USR1 USR2 # they are for Python; Slurm sends them to the shell too
+    trap : TERM USR1 USR2 # meant for Python, but Slurm sends them to the shell too
     "$@"
     local code=$?
     case $code in 0 | 75 | 129 | 1[3-9]?) exit $code ;; esac
@@ -50,8 +50,8 @@ run_worker() {
 }
 export -f run_worker
 
-# Survivors take up to 90 s to find out who was lost and must not be killed before. Since Slurm 22.05, srun ignores
-# SLURM_CPUS_PER_TASK.
+# Survivors take up to 90 s to find out which worker was lost, and must not be killed before. Since Slurm 22.05, srun
+# ignores SLURM_CPUS_PER_TASK.
 srun --label --kill-on-bad-exit=0 --distribution=block ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \
     bash -c 'run_worker "$@"' run_worker "$@"
 code=$?

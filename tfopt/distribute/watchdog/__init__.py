@@ -1,4 +1,1 @@
-"""A small process beside each training process: it notices that a worker was lost and ends those that wait for it.
-
-Nothing here loads TensorFlow.
-"""
+"""A small process beside each training process, which ends it if another worker is lost. Never loads TensorFlow."""

@@ -1,7 +1,7 @@
-"""The start barrier: no worker proceeds before all have joined, and one that is missing is named in time.
+"""The start barrier: no worker proceeds before all have joined; missing workers are named.
 
-The chief's watchdog listens on the chief's own address, which TensorFlow has not bound yet, and the others connect to
-it. The connections outlive the start and the listening socket does not: TensorFlow binds the same port afterwards.
+The chief's watchdog listens on the chief's address, and the others connect to it. The connections stay open; the
+listening socket does not, because TensorFlow binds the same port afterwards.
 """
 
 import hashlib
@@ -20,41 +20,41 @@ from tfopt.text import listed
 
 MAGIC = "tfopt-watchdog-1"
 
-_HELLO_SECONDS = 5.0  # for a newcomer to say who it is
+_HELLO_SECONDS = 5.0  # for a new connection to identify itself
 _RETRY_SECONDS = 0.25
 _CONNECT_SECONDS = 2.0  # short: between attempts the watchdog checks that its training process is still there
-_EXTRA_SECONDS = 5.0  # the others wait this much longer than the chief, who knows better who is missing
+_EXTRA_SECONDS = 5.0  # the others wait this much longer than the chief, which knows who is missing
 
 
 class MissingPeerError(ClusterError):
-    """A worker did not come in time. Restarting all workers may help, unlike for other cluster errors."""
+    """A worker did not join in time. Unlike other cluster errors, restarting all workers may fix it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a watchdog needs to know at the start."""
+    """A watchdog's settings."""
 
     workers: tuple[str, ...]
-    """All workers' addresses, in rank order."""
+    """Addresses of all workers, in rank order."""
     index: int
     """This worker's rank."""
     pid: int
-    """Its training process."""
+    """Process id of its training process."""
     deadline_seconds: float
     """How long to wait for the others."""
 
     def name(self, index: int) -> str:
-        """A worker as messages call it."""
+        """Returns a worker's name in messages."""
         return f"worker {index} ({self.workers[index]})"
 
     def hello(self) -> dict[str, Any]:
-        """The first message of a worker to the chief."""
+        """Returns a worker's first message to the chief."""
         host = socket.gethostname()
         return {"magic": MAGIC, "job": fingerprint(self.workers), "index": self.index, "pid": self.pid, "host": host}
 
 
 def fingerprint(workers: Sequence[str]) -> str:
-    """A string that two jobs share only if their workers are the same."""
+    """Identifies a job by its workers."""
     return hashlib.sha256("\n".join(workers).encode()).hexdigest()[:16]
 
 
@@ -62,14 +62,14 @@ class Rendezvous:
     """The chief's side of the barrier: waits for all other workers and gives them a common random seed.
 
     Args:
-        start: Whom to wait for.
+        start: The workers to wait for.
         training: The channel to the chief's training process. Waiting ends when it closes.
     """
 
     def __init__(self, start: Start, training: Channel):
         self._start = start
         self._training = training
-        self._newcomers: dict[Channel, float] = {}  # since when each is connected
+        self._newcomers: dict[Channel, float] = {}  # channel → time of connection
         self._joined: dict[int, Channel] = {}
         self._hellos: dict[int, dict[str, Any]] = {}
 
@@ -77,7 +77,7 @@ class Rendezvous:
         """Returns the channels to the others by index, and the seed.
 
         Raises:
-            MissingPeerError: If a worker did not come before the deadline; those that came are told too.
+            MissingPeerError: If a worker did not join before the deadline; the workers that did are notified.
             ClusterError: If the port is taken.
         """
         due = time.monotonic() + self._start.deadline_seconds
@@ -111,7 +111,7 @@ class Rendezvous:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # it is gone again, or descriptors have run out until the silent newcomers are dropped
+        except OSError:  # it hung up, or descriptors have run out until silent newcomers are dropped
             return
         self._newcomers[Channel(connection)] = time.monotonic()
 
@@ -133,10 +133,10 @@ class Rendezvous:
             channel.send(welcome=True)
 
     def _rejection(self, hello: dict[str, Any]) -> str | None:
-        """Why a newcomer is turned away, if it is."""
+        """Why a newcomer is rejected; None if it is admitted."""
         index, workers = hello.get("index"), self._start.workers
         if hello.get("magic") != MAGIC:
-            return f"it speaks {str(hello.get('magic'))[:40]!r} and not {MAGIC!r} (another version of tfopt?)"
+            return f"it speaks {str(hello.get('magic'))[:40]!r}, not {MAGIC!r} (another version of tfopt?)"
         if hello.get("job") != fingerprint(workers):
             return f"this port belongs to another job, of {len(workers)} workers: {listed(workers, 4)}"
         if type(index) is not int or not 0 < index < len(workers):
@@ -156,7 +156,7 @@ class Rendezvous:
         text = (
             f"Expected all {len(start.workers)} workers within {start.deadline_seconds:g} s. "
             f"Found no sign of {listed(missing, 8)}. What to do: check that it was started with the same list of "
-            f"workers, and that it reaches {start.workers[0]}; a firewall or a wrong address would prevent that."
+            f"workers, and that no firewall or wrong address keeps it from {start.workers[0]}."
         )
         for channel in self._joined.values():
             channel.send(error=text)
@@ -164,14 +164,14 @@ class Rendezvous:
 
 
 def join(start: Start, training: Channel) -> tuple[Channel, int]:
-    """The other workers' side of the barrier: finds the chief and waits until all have joined.
+    """The other workers' side of the barrier: connects to the chief and waits until all have joined.
 
     Returns:
         The channel to the chief, and the seed.
 
     Raises:
-        MissingPeerError: If the chief does not come in time, falls silent, or reports a missing worker.
-        ClusterError: If the chief turns this worker away, or something else listens on its address.
+        MissingPeerError: If the chief does not answer in time, falls silent, or reports a missing worker.
+        ClusterError: If the chief rejects this worker, or something else listens on its address.
     """
     due, last, is_stranger = time.monotonic() + start.deadline_seconds, "nobody answers there", False
     while time.monotonic() < due:
@@ -195,7 +195,7 @@ def join(start: Start, training: Channel) -> tuple[Channel, int]:
 
 
 def _await_go(chief: Channel, start: Start, training: Channel) -> int | str:
-    """The seed that the chief sends once all have joined, or why there is none."""
+    """Returns the seed that the chief sends once all have joined, or why there is none."""
     silence = "something listens there and says nothing"
     due = time.monotonic() + _HELLO_SECONDS
     while time.monotonic() < due:
@@ -203,7 +203,7 @@ def _await_go(chief: Channel, start: Start, training: Channel) -> int | str:
             if source is training:
                 stop_if_gone(training)
         for message in chief.receive():
-            if "welcome" in message:  # it is the chief, which has a deadline of its own
+            if "welcome" in message:  # it is the chief, which has its own deadline
                 due = time.monotonic() + start.deadline_seconds + _EXTRA_SECONDS
                 silence = "it admitted this worker and has said nothing since (stopped, or cut off from the network?)"
             elif "rejected" in message:
@@ -235,15 +235,7 @@ def _listener(start: Start) -> socket.socket:
 
 
 def listen_everywhere(port: int, *, backlog: int = 1) -> socket.socket:
-    """Listens on a port on all interfaces, as TensorFlow's server does: a port free for this is free for that.
-
-    Args:
-        port: 1 to 65535, or 0 for any free one.
-        backlog: How many connections may wait to be accepted.
-
-    Raises:
-        OSError: If the port is taken, or this user may not bind it.
-    """
+    """Listens on a port (0: any free one) of all interfaces, as TensorFlow's server does, or raises OSError."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
@@ -252,7 +244,7 @@ def listen_everywhere(port: int, *, backlog: int = 1) -> socket.socket:
 def _connect(address: str) -> socket.socket:
     chief = parse_address(address, whose="the chief")
     connection = socket.create_connection((chief.host, chief.port), _CONNECT_SECONDS)
-    # This end's own port may be one that a worker here is about to bind.
+    # The local port may be one that a worker here is about to bind.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if connection.getsockname() == connection.getpeername():  # on a free port, Linux may connect a socket to itself
         connection.close()
@@ -261,7 +253,7 @@ def _connect(address: str) -> socket.socket:
 
 
 def stop_if_gone(training: Channel) -> None:
-    """Ends this watchdog if its training process no longer waits."""
+    """Ends this watchdog if its training process has gone."""
     training.receive()
     if training.closed:
         raise SystemExit(0)

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
-# Messages are a few words. Anything longer is not one.
+# Messages are short; anything longer is not one.
 LINE_BYTES = 4096
 
-# A program that restored SIGPIPE's default action must not die because a peer went away. macOS lacks the flag.
+# Keeps SIGPIPE, if a program restored its default action, from killing the process. macOS lacks the flag.
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -26,17 +26,13 @@ def readable(sources: Iterable[Source], wait_seconds: float) -> list[Source]:
     """Waits until at least one of several channels, sockets or pipes can be read.
 
     Args:
-        sources: What to wait for. Closed ones are left out.
+        sources: What to wait for. Closed ones are ignored.
         wait_seconds: The longest wait; 0 or less returns at once.
 
     Returns:
         The sources that have data or whose other end is closed; empty when the time is up.
-
-    Example:
-        >>> readable([channel], 0.5)
-        []
     """
-    # Not select.select: it rejects descriptors from 1,024 on, and a training process may have that many.
+    # Not select.select: it rejects descriptors above 1,023, and a training process may have that many open.
     with selectors.PollSelector() as selector:
         for source in sources:
             if source.fileno() >= 0:
@@ -49,7 +45,7 @@ class Channel:
 
     Args:
         connection: A connected stream socket, which the channel takes over.
-        line_bytes: The longest line. A longer one closes the channel, as does anything that is not a message.
+        line_bytes: Length limit. A longer line closes the channel, as does anything that is not a message.
 
     Example:
         >>> ours, theirs = map(Channel, socket.socketpair())
@@ -73,7 +69,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, **message: Any) -> None:
-        """Sends a message. If it cannot be sent at once, the reader has hung for minutes and the channel closes."""
+        """Sends a message. If the buffer is full, the reader has hung for minutes and the channel closes."""
         if self.closed:
             return
         line = json.dumps(message).encode() + b"\n"
@@ -86,7 +82,7 @@ class Channel:
             pass
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """Returns the messages received so far. Those not consumed from the iterator come with the next call."""
+        """Returns the messages received so far. Those left in the iterator come with the next call."""
         if not self.closed:
             self._read()
         return (self._messages.popleft() for _ in range(len(self._messages)))

@@ -1,7 +1,7 @@
 """The watchdog process: reports how its training process ended, and ends it when another worker is lost.
 
-`watchdog.watch` starts it with a socket as its standard input. The watchdogs form a star: each watches its own training
-process and reports its end to the chief's, which tells all. It is a separate process because nothing inside a training
+`watchdog.watch` starts it with a socket as its standard input. The watchdogs form a star: each reports the end of its
+training process to the chief's, which tells all others. It is a separate process because no thread of a training
 process runs while C code holds the GIL, or when the process is stopped or killed.
 """
 
@@ -22,16 +22,16 @@ from tfopt.errors import ClusterError
 _CHIEF = 0
 _LEFT = ExitStatus("it had ended before, by itself")
 _BROKE_OFF = ExitStatus("the connection to its watchdog broke off (killed, or its machine is down)")
-_SETUP_BYTES = 1 << 24  # the list of workers may be long
+_SETUP_BYTES = 1 << 24  # for a long list of workers
 
 
 class Watchdog:
-    """One watchdog after the start.
+    """One watchdog, once all workers have joined.
 
     Args:
         start: The workers of the job.
-        training: Its own training process.
-        links: Channels to other watchdogs by index: the chief's has one to each, the others one to the chief's.
+        training: Its training process.
+        links: Channels to other watchdogs, by rank: the chief's has one to each, the others have one to the chief's.
         intervals: When to act.
     """
 
@@ -41,18 +41,18 @@ class Watchdog:
         self._links = links
         self._intervals = intervals
         self._beat_at = 0.0
-        self._status: ExitStatus | None = None  # of its own training process, once known and reported
+        self._status: ExitStatus | None = None  # of its training process, once known and reported
         self._left: set[int] = set()  # workers that ended well
-        self._asking: set[int] = set()  # workers whose communication broke and who ask which worker is lost
+        self._asking: set[int] = set()  # workers whose communication broke and that ask which worker is lost
         self._lost = False  # a worker is lost and the job ends; later losses are consequences
-        self._over = False  # the chief ended well: nobody waits for anybody any more
-        self._message = ""  # what its own training process is told before it is ended
+        self._over = False  # the chief ended well, so nobody waits for anybody any more
+        self._message = ""  # for its training process, before it is ended
         self._shutdown_at = self._kill_at = self._ended_at = math.inf
         for link in links.values():
-            link.heard_at = time.monotonic()  # links were silent while all waited for the last worker
+            link.heard_at = time.monotonic()  # links are silent until the last worker has joined
 
     def run(self) -> None:
-        """Watches until its own training process has ended and the others know."""
+        """Watches until its training process has ended and the others know."""
         while not self._done():
             readable([*self._links.values(), self._training.channel], self._intervals.beat_seconds / 4)
             for index, link in list(self._links.items()):
@@ -63,7 +63,7 @@ class Watchdog:
             self._beat()
 
     def _receive(self, index: int, link: Channel) -> None:
-        """Reads before it judges: after a pause of this process itself, messages are waiting."""
+        """Reads before it judges: if this process was paused, messages are waiting."""
         for message in link.receive():
             if "lost" in message:
                 self._schedule_shutdown(message["lost"], ExitStatus(**message["status"]))
@@ -72,7 +72,7 @@ class Watchdog:
                 self._training.channel.send(over=_shutdown_message(self._start, _CHIEF, _LEFT))
             elif "ended" in message:
                 self._broadcast(index, ExitStatus(**message["ended"]))
-                link.close()  # tells the sender that it was heard
+                link.close()  # acknowledges the message
             elif "asks" in message:
                 self._asking.add(index)
         silent = time.monotonic() - link.heard_at
@@ -82,7 +82,7 @@ class Watchdog:
             self._lose(index, _BROKE_OFF)
 
     def _lose(self, index: int, status: ExitStatus) -> None:
-        """Removes a link. Unless its worker had reported its end, that worker is lost."""
+        """Removes a link; unless its worker had reported its end, that worker is lost."""
         self._links.pop(index).close()
         if self._over or index in self._left:
             return
@@ -92,7 +92,7 @@ class Watchdog:
             self._schedule_shutdown(index, status)
 
     def _broadcast(self, index: int, status: ExitStatus) -> None:
-        """Tells all others how a worker ended. Only the chief's watchdog does."""
+        """Tells all others how a worker ended. Only the chief's watchdog does this."""
         if not status.reason:
             self._left.add(index)
             if index == _CHIEF:
@@ -118,15 +118,15 @@ class Watchdog:
             self._broadcast(_CHIEF, status)
         elif _CHIEF in self._links:
             self._links[_CHIEF].send(ended=asdict(status))
-        if not self._training.is_ending:  # stopped or hung: it would hold its GPU for ever
+        if not self._training.is_ending:  # stopped or hung: it would never release its GPU
             self._schedule_shutdown(self._start.index, status)
 
     def _answer(self) -> None:
-        """Tells a worker whose communication broke which worker is lost, or else which one has left."""
+        """Tells a worker whose communication broke which worker is lost or has left."""
         asks = self._training.asks_who_is_lost
-        told = self._kill_at < math.inf  # telling it again would put the kill off each time
+        told = self._kill_at < math.inf  # telling it again would postpone the kill each time
         if asks and self._message and not told:
-            self._shutdown_at = min(self._shutdown_at, time.monotonic())  # it needs no grace period any more
+            self._shutdown_at = min(self._shutdown_at, time.monotonic())  # it no longer needs a grace period
         elif asks and self._start.index not in self._asking:
             self._asking.add(self._start.index)
             self._send_to_all_but(self._start.index, asks=True)
@@ -140,13 +140,13 @@ class Watchdog:
         self._asking.clear()
 
     def _schedule_shutdown(self, index: int, status: ExitStatus) -> None:
-        """Its own training process is to end because a worker, perhaps itself, is lost."""
+        """Schedules the end of its training process, because a worker (perhaps this one) is lost."""
         if not self._message and not self._training.is_ending:
             self._message = _shutdown_message(self._start, index, status)
             self._shutdown_at = time.monotonic() + status.grace_seconds
 
     def _shut_down(self) -> None:
-        """Tells its own training process to end once it is due, and kills it if it does not."""
+        """Tells its training process to end once that is due, and kills it if it does not."""
         now = time.monotonic()
         if now >= self._shutdown_at:
             self._training.channel.send(lost=self._message)
@@ -165,7 +165,7 @@ class Watchdog:
                 channel.send(beat=1)
 
     def _done(self) -> bool:
-        """Whether its own training process is ending and the others know, or have had the time to be told."""
+        """Whether its training process is ending and the others know, or have had time to be told."""
         if not self._training.is_ending:
             return self._over
         now = time.monotonic()
@@ -174,7 +174,7 @@ class Watchdog:
 
 
 def _shutdown_message(start: Start, index: int, status: ExitStatus) -> str:
-    own, reason = start.name(start.index), status.reason.rstrip(" .:")  # an error's own text may end in punctuation
+    own, reason = start.name(start.index), status.reason.rstrip(" .:")  # an error's text may end in punctuation
     if index == start.index:
         return (
             f"Expected this worker, {own}, to keep running. Found: {reason}. The other workers were told and end. "
@@ -188,7 +188,7 @@ def _shutdown_message(start: Start, index: int, status: ExitStatus) -> str:
 
 def main() -> None:
     """Runs the watchdog. Its standard input is a socket to the training process."""
-    # Slurm sends signals to every process. They are meant for the training process, which this one briefly outlives.
+    # Slurm signals every process. This one must outlive the training process, for which the signals are meant.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
@@ -210,7 +210,7 @@ def main() -> None:
 
 
 def _await_setup(channel: Channel) -> dict[str, Any]:
-    """The training process's first message: the fields of Start and Intervals."""
+    """Returns the training process's first message: the fields of Start and Intervals."""
     while not channel.closed:
         readable([channel], 1.0)
         for message in channel.receive():

@@ -17,34 +17,30 @@ _PREFIX = "TFOPT_WATCH_"
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """After how many seconds a watchdog acts.
+    """How long a watchdog waits before it acts.
 
-    Consecutive ones add up to less than 90 s, the time in which survivors end: deaf, then leave, then kill.
+    Survivors end within 90 s, since deaf, leave and kill add up to less.
     """
 
     beat_seconds: float = 2.0
-    """Between two signs of life."""
+    """Time between heartbeats."""
     silent_seconds: float = 20.0
-    """Without a message from another watchdog until it counts as lost."""
+    """Time without a message after which another watchdog counts as lost."""
     stopped_seconds: float = 20.0
-    """For which a training process may be stopped (SIGSTOP, Ctrl-Z)."""
+    """How long a training process may be stopped (SIGSTOP, Ctrl-Z)."""
     deaf_seconds: float = 45.0
-    """Without a sign of life from a training process until it counts as hung."""
+    """Time without a heartbeat after which a training process counts as hung."""
     leave_seconds: float = 30.0
-    """For the others to end by themselves after a worker ended on purpose with an exit code, such as on Ctrl-C: they
-    may be about to write a checkpoint."""
+    """Time for the others to end by themselves, perhaps with a checkpoint, after a worker ended on purpose with an exit
+    code or by Ctrl-C."""
     kill_seconds: float = 5.0
-    """For a training process to end before it is killed."""
+    """Time for a training process to end before it is killed."""
     linger_seconds: float = 2.0
-    """For which a watchdog outlives its training process, until the others know."""
+    """Most time a watchdog outlives its training process, to tell the others."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Reads TFOPT_WATCH_DEAF_SECONDS and the like. Variables that are not set leave the default.
-
-        Raises:
-            ClusterError: If a variable is not a positive number.
-        """
+        """Reads TFOPT_WATCH_DEAF_SECONDS and the like; raises ClusterError if one is not a positive number."""
         names = {field.name: _PREFIX + field.name.upper() for field in fields(cls)}
         return cls(**{name: _seconds(key, environ[key]) for name, key in names.items() if key in environ})
 
@@ -70,16 +66,16 @@ class ExitStatus:
     """How a training process ended, or why it will not make progress again."""
 
     reason: str = ""
-    """What messages say about it. Empty: it ended well, and the others may go on."""
+    """Its description in messages; empty if it ended well and the others may go on."""
     grace_seconds: float = 0.0
-    """For the others to end by themselves."""
+    """Time for the others to end by themselves."""
 
 
 class TrainingProcess:
     """The training process, the parent of this one.
 
     Args:
-        channel: The channel to it, which closes when the process is gone.
+        channel: The channel to it, which closes when the process ends.
         pid: Its process id.
         intervals: When it counts as stopped or hung.
     """
@@ -92,13 +88,13 @@ class TrainingProcess:
         self._intervals = intervals
         self._reported: ExitStatus | None = None
         self._stopped_since: float | None = None
-        self._heard_at = time.monotonic()  # not the channel's: messages from before the start do not count
+        self._heard_at = time.monotonic()  # not the channel's: messages before the start do not count
 
     def poll(self) -> ExitStatus | None:
-        """Returns its exit status as soon as there is one. Call it every second or so."""
+        """Returns its exit status once there is one. Call it every second or so."""
         for message in self.channel.receive():
             self._receive(message)
-        # The channel may be held open by a child forked outside Python; only the parent itself counts.
+        # A child forked outside Python may hold the channel open, so the parent itself is checked too.
         self.gone = self.channel.closed or os.getppid() != self._pid
         if self._reported is not None:
             return self._reported
@@ -108,7 +104,7 @@ class TrainingProcess:
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has ended, or reported that it is about to."""
+        """Whether it has ended, or has reported that it will."""
         return self.gone or self._reported is not None
 
     def kill(self) -> None:
@@ -147,7 +143,7 @@ class TrainingProcess:
 
 
 def _state(pid: int) -> str | None:
-    """A process's state in /proc, such as "R" for running. None if it cannot be read."""
+    """A process's state in /proc, such as "R" for running; None if it cannot be read."""
     try:
         # The name, in brackets, may itself contain spaces and brackets.
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1].decode()

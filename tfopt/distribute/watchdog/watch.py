@@ -1,4 +1,4 @@
-"""The training process's side of its watchdog: a thread that sends signs of life and hears which worker was lost."""
+"""The training process's side of its watchdog: a thread that sends heartbeats and learns which worker was lost."""
 
 import atexit
 import contextlib
@@ -24,9 +24,9 @@ from tfopt.distribute.watchdog.channel import Channel, readable
 from tfopt.distribute.watchdog.training_process import Intervals
 from tfopt.errors import ClusterError
 
-RESTART = 75  # the exit code of a worker that lost another: EX_TEMPFAIL of sysexits.h, start all again
+RESTART = 75  # exit code of a worker that lost another and should be restarted: EX_TEMPFAIL of sysexits.h
 
-# Where tfopt is, and the one package that importing it needs.
+# Where to find tfopt, and the one package it needs to be imported.
 _PATHS = [str(Path(module).parents[1]) for module in (tfopt.__file__, lazy_loader.__file__)]
 # -I and -S: neither the working directory nor PYTHONPATH may put another `socket.py` before Python's.
 _COMMAND = f"import sys; sys.path += {_PATHS!r}; from tfopt.distribute.watchdog.process import main; main()"
@@ -39,10 +39,10 @@ _REPORTED_CHARACTERS = 300
 
 
 class Watch:
-    """The watch over this training process and its peers.
+    """Watches this training process and its peers.
 
-    `tfopt.distribute.strategy()` starts it; start it yourself only for a strategy that you create yourself. When a
-    worker is lost, all others end within 90 s with exit code 75 and the lost worker's name on stderr.
+    `tfopt.distribute.strategy()` starts it; start it yourself only for a strategy that you create yourself. If a worker
+    is lost, all others name it on stderr and exit with code 75 within 90 s.
 
     Example:
         >>> watch = Watch.start(tfopt.distribute.resolve())
@@ -53,7 +53,7 @@ class Watch:
 
     def __init__(self, channel: Channel, process: subprocess.Popen[bytes], seed: int, intervals: Intervals):
         self.seed = seed
-        """A random number below 2**31, the same in all workers of this start."""
+        """A random number below 2**31, the same in all workers."""
         self._channel = channel
         self._process = process
         self._intervals = intervals
@@ -74,7 +74,7 @@ class Watch:
             intervals: Default: from the environment (TFOPT_WATCH_…).
 
         Raises:
-            tfopt.distribute.watchdog.barrier.MissingPeerError: If a worker, named in the message, did not come in time.
+            tfopt.distribute.watchdog.barrier.MissingPeerError: If a worker, named in the message, did not join in time.
             ClusterError: If the port is taken, another job or another worker of this index has joined, or one of the
                 intervals is wrong.
             TypeError: If `deadline_seconds` is not a number.
@@ -85,7 +85,7 @@ class Watch:
             intervals = Intervals.from_environ() if intervals is None else intervals
             channel, process = _start_watchdog(cluster, deadline_seconds, intervals)
             try:
-                # Twice: a chief that starts at the last moment waits for the others as long again.
+                # Doubled: a chief that starts at the last moment waits just as long for the others.
                 seed = _await_go(channel, time.monotonic() + 2 * deadline_seconds + _SPARE_SECONDS)
             except BaseException:
                 channel.close()
@@ -98,7 +98,7 @@ class Watch:
 
     @classmethod
     def say_bye(cls) -> None:
-        """Tells the other workers that this one has finished training. Any process that ends does so by itself."""
+        """Tells the other workers that this one has finished. A process that exits does so by itself."""
         if cls._running is not None:
             cls._running._say_bye()
 
@@ -118,7 +118,7 @@ class Watch:
                     self._chief_left, self._over = message["over"], True
             text = self._watchdog_lost()
             if text and not self._over:
-                self._process.kill()  # a stopped one would stay for ever
+                self._process.kill()  # a stopped one would never end
                 _exit(text)
             self._channel.send(beat=1)
             readable([self._channel], self._intervals.beat_seconds)
@@ -130,20 +130,20 @@ class Watch:
         found = "it has ended (killed?)" if self._channel.closed else f"it has been silent for {silent:.0f} s"
         return (
             f"Expected this worker's watchdog, process {self._process.pid}, to keep running. Found: {found}. What to "
-            "do: start all workers again; without it, a lost worker would leave the others waiting for ever."
+            "do: restart all workers; without it, the others would wait for a lost worker for ever."
         )
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         """Tells the others why this worker fails, or finds out which worker broke its communication."""
         lost_peer = _broke_communication(error) and not self._over
-        if not lost_peer:  # before the traceback: printing it blocks if the reader of stderr has stopped
+        if not lost_peer:  # before the traceback, which blocks if nobody reads stderr
             self._report_failure(kind, error)
         self._previous_hook(kind, error, where)
         if self._chief_left and _broke_communication(error):
             _exit(self._chief_left)
         if lost_peer:
             self._channel.send(asks=True)
-            # Until the watchdogs know who has stopped or gone; then the thread ends this process.
+            # Waits until the watchdogs know which worker is lost; then the thread ends this process.
             try:
                 time.sleep(max(self._intervals.silent_seconds, self._intervals.stopped_seconds) * 1.25)
             finally:  # Ctrl-C
@@ -154,8 +154,8 @@ class Watch:
         self._report(failed=text, on_purpose=issubclass(kind, KeyboardInterrupt))
 
     def _on_exit(self, code: Any = None) -> NoReturn:
-        """Replaces sys.exit: nothing else knows the exit code while Python shuts down."""
-        if threading.current_thread() is threading.main_thread():  # elsewhere it ends that thread alone
+        """Replaces sys.exit, because nothing else knows the exit code while Python shuts down."""
+        if threading.current_thread() is threading.main_thread():  # elsewhere it ends only that thread
             self._exit_code = code
         self._previous_exit(code)
 
@@ -176,7 +176,7 @@ class Watch:
             self._channel.send(**message)
 
     def _detach(self) -> None:
-        """In a forked child, which is not watched and must not speak for its parent."""
+        """Runs in a forked child, which is not watched and must not speak for its parent."""
         self._over = True
         self._channel.close()
         Watch._running = None
@@ -188,7 +188,7 @@ def _start_watchdog(
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-I", "-S", "-c", _COMMAND, f"tfopt-watchdog of worker {cluster.index}"]
     with theirs:
-        # In its own session: signals to the training process's group must spare the process that reports its end.
+        # In its own session: signals to the training process's group must spare the watchdog, which reports its end.
         process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True)
     setup = {
         "workers": cluster.workers,
@@ -197,7 +197,7 @@ def _start_watchdog(
         "deadline_seconds": deadline_seconds,
         "intervals": intervals.to_dict(),
     }
-    with contextlib.suppress(BrokenPipeError):  # if it died at once, waiting for its answer shows that
+    with contextlib.suppress(BrokenPipeError):  # if it died at once, `_await_go` reports that
         ours.sendall(json.dumps(setup).encode() + b"\n")
     return Channel(ours), process
 
@@ -224,9 +224,9 @@ def _broke_communication(error: BaseException) -> bool:
 
 
 def _exit(text: str) -> NoReturn:
-    """Ends this process from a thread: the main thread may be waiting for a lost worker and never return."""
+    """Ends this process from a thread, since the main thread may wait for the lost worker for ever."""
     with contextlib.suppress(RuntimeError):  # no new threads while Python shuts down
-        flush = threading.Thread(target=_flush, daemon=True)  # in a thread: the main one may hold a stream's lock
+        flush = threading.Thread(target=_flush, daemon=True)  # the main thread may hold a stream's lock
         flush.start()
         flush.join(_FLUSH_SECONDS)
     with contextlib.suppress(OSError):  # there may be no stderr
@@ -243,10 +243,9 @@ def _flush() -> None:
 def restore_sigterm() -> None:
     """Gives SIGTERM back to Python after TensorFlow's distributed runtime has started. Call it in the main thread.
 
-    That runtime installs a handler that notes the signal and lets the process run on. This puts what `signal.signal`
-    set before, or the default action, back in force. `tfopt.distribute.strategy()` calls it; call it yourself only
-    after a strategy that you create yourself. In other threads, such as Ray's workers, it does nothing: Python changes
-    signal handlers only in the main one.
+    That runtime installs a handler that only records the signal. This restores what `signal.signal` set before, or the
+    default action. `tfopt.distribute.strategy()` calls it; call it yourself only after a strategy that you create
+    yourself. In other threads, such as Ray's workers, it does nothing, since Python cannot change handlers there.
 
     Example:
         >>> strategy = tf.distribute.MultiWorkerMirroredStrategy()
