@@ -19,7 +19,7 @@ from tfopt.bench.cases import Case, Variant
 from tfopt.bench.cases.ceilings import DrawTimer
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.report import terminal
-from tfopt.bench.results.files import RunFile
+from tfopt.bench.results.run_file import RunFile
 from tfopt.bench.run import default_scale
 from tfopt.bench.workloads import photos
 from tfopt.hardware import host

@@ -6,7 +6,7 @@ from fake_nvml import fake_nvml
 
 from tfopt.bench import run as run_module
 from tfopt.bench.cases import Scale
-from tfopt.bench.results.files import dumps, read
+from tfopt.bench.results.run_file import dumps, read
 
 __all__ = ["fake_nvml"]
 

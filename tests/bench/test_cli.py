@@ -12,7 +12,7 @@ import pytest
 
 from tfopt.bench import cli, run, suites
 from tfopt.bench.results import VariantResult
-from tfopt.bench.results.files import dumps, read
+from tfopt.bench.results.run_file import dumps, read
 from tfopt.errors import UnsupportedError
 
 

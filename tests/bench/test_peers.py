@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tfopt.bench.results import files
+from tfopt.bench.results import run_file
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "peers" / "pipeline.py"
@@ -21,7 +21,7 @@ def test_without_torch_the_reason_is_said(tmp_path):
 
 
 def test_the_recorded_comparison_is_whole():
-    run = files.read(ROOT / "benchmarks" / "results" / "peers-pipeline-cpu.json")
+    run = run_file.read(ROOT / "benchmarks" / "results" / "peers-pipeline-cpu.json")
     (case,) = run.cases
     assert re.fullmatch(r"PyTorch DataLoader, \d+ workers", case.baseline)
     assert [variant.metrics.verdict for variant in case.variants] == ["baseline", "faster"]

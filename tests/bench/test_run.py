@@ -15,7 +15,7 @@ from tfopt.bench import report, suites
 from tfopt.bench import run as run_module
 from tfopt.bench.report import formatting
 from tfopt.bench.results import UNDER_WAY, CaseResult, VariantResult
-from tfopt.bench.results.files import RunFile, read
+from tfopt.bench.results.run_file import RunFile, read
 from tfopt.errors import ResultsError
 from tfopt.measure import StepTimes, compare
 

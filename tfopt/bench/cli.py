@@ -159,9 +159,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _print_run(run: "Run", options: argparse.Namespace) -> None:
     from tfopt.bench import report
-    from tfopt.bench.results import files
+    from tfopt.bench.results import run_file
 
-    print(files.dumps(run) if options.json else report.terminal(run))
+    print(run_file.dumps(run) if options.json else report.terminal(run))
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -192,12 +192,12 @@ def _env(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from tfopt.bench import report
-    from tfopt.bench.results import files
+    from tfopt.bench.results import run_file
     from tfopt.files import write_atomic
 
     if Path(options.results).is_dir():
         return _report_folder(options)
-    run = files.read(options.results)
+    run = run_file.read(options.results)
     page = Path(options.output) if options.output else Path(options.results).with_suffix(".html")
     write_atomic(page, report.page(run))
     _print_run(run, options)
@@ -235,10 +235,10 @@ def _report_folder(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from tfopt.bench.report import formatting
-    from tfopt.bench.results import files
+    from tfopt.bench.results import run_file
     from tfopt.bench.results.changes import changes
 
-    before, after = files.read(options.before), files.read(options.after)
+    before, after = run_file.read(options.before), run_file.read(options.after)
     try:
         found = changes(before, after, threshold_percent=options.threshold, force=options.force)
     except ResultsError as error:

@@ -19,7 +19,7 @@ from tfopt.bench.cases.measuring import measure
 from tfopt.bench.isolated import ProcessError, ProcessTimeoutError
 from tfopt.bench.results import CaseResult
 from tfopt.bench.results.changes import differences
-from tfopt.bench.results.files import RunFile
+from tfopt.bench.results.run_file import RunFile
 from tfopt.errors import ResultsError
 from tfopt.measure import environment
 from tfopt.xla.autotune_cache import share_cache
@@ -134,9 +134,9 @@ def _list(send: Callable[[Any], None], make: _Make, names: Sequence[str], scale:
 
 def _go_on(file: RunFile, listing: _Listing) -> None:
     before = file.run.environment
-    if unlike := differences(before, listing.environment, patches=False):
+    if found := differences(before, listing.environment, patches=False):
         raise ResultsError(
-            f"Expected to go on where {file.path} was begun. Found {'; '.join(unlike)}. Run without --resume."
+            f"Expected to go on where {file.path} was begun. Found {'; '.join(found)}. Run without --resume."
         )
     file.go_on(differences(before, listing.environment))
 

@@ -11,7 +11,7 @@ import pytest
 
 from tfopt.bench.report import WIDTH, formatting, page, terminal
 from tfopt.bench.results import CaseResult, Metrics, VariantResult
-from tfopt.bench.results.files import from_json
+from tfopt.bench.results.run_file import from_json
 from tfopt.measure import Comparison, StepTimes
 from tfopt.precision.gate.precision_report import percent
 

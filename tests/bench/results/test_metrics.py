@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tfopt.bench.results import CaseResult, Check, DeviceRates, GpuConditions, VariantResult
-from tfopt.bench.results.files import RunFile, dumps, read
+from tfopt.bench.results.run_file import RunFile, dumps, read
 from tfopt.errors import ResultsError
 from tfopt.measure import StepTimes, compare
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tfopt.bench.report import page, terminal
-from tfopt.bench.results.files import from_json, read
+from tfopt.bench.results.run_file import from_json, read
 from tfopt.bench.suites import distribute
 from tfopt.errors import ResultsError
 
@@ -19,7 +19,7 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from tfopt.bench.cases.measuring import measure
-from tfopt.bench.results.files import _case_to_json
+from tfopt.bench.results.run_file import _case_to_json
 from tfopt.bench.suites import distribute
 distribute._DEVICE_BATCH_SIZE = 32
 print(json.dumps(_case_to_json(measure(distribute.devices_case(["CPU:0", "CPU:1"], 8)))))

@@ -11,7 +11,7 @@ from tfopt.bench.cases import CPU, GPU, Scale
 from tfopt.bench.cases.ceilings import DrawTimer
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.report import formatting, terminal
-from tfopt.bench.results.files import RunFile, read
+from tfopt.bench.results.run_file import RunFile, read
 from tfopt.bench.run import _cases
 from tfopt.bench.suites import SUMMARIES, callbacks, expand, load, pipeline, position, precision, xla
 from tfopt.bench.workloads import digits, photos, resnet50

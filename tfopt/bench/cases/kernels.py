@@ -1,4 +1,4 @@
-"""The kernels of tfopt beside Keras' own paths: GPT-2, attention alone and batch norm. For a GPU."""
+"""tfopt's kernels beside Keras' own paths, on a GPU: GPT-2, attention alone and batch norm."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ _CALLS = 30
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of one attention, from a batch of examples to a causal mask."""
+    """Sizes of one attention."""
 
     batch: int
     length: int
@@ -50,7 +50,7 @@ _SHAPES = (
 
 
 def gpt2_case() -> Case:
-    """GPT-2 with Keras' attention and with cuDNN's; the results have the peak memory of both."""
+    """Returns the case of GPT-2 with Keras' attention and with cuDNN's, whose peak memory it records."""
     return Case(
         suite="fit",
         workload="gpt2",
@@ -70,7 +70,7 @@ def gpt2_case() -> Case:
 
 
 def batch_norm_case(batch_size: int) -> Case:
-    """ResNet-50 without XLA, with Keras' batch norm and with the fused kernel."""
+    """Returns the case of ResNet-50 without XLA, with Keras' batch norm and with the fused kernel."""
     timer = partial(_resnet_timer, batch_size)
     return Case(
         suite="fit",
@@ -85,7 +85,7 @@ def batch_norm_case(batch_size: int) -> Case:
 
 
 def attention_cases() -> list[Case]:
-    """Attention alone in several shapes, forward and backward, with its error."""
+    """Lists cases of attention alone, forward and backward, in several shapes, which check its error."""
     return [
         Case(
             suite="fit",
@@ -136,7 +136,7 @@ def _step_timer(net: keras.Model, put: _Put, batch: Any) -> Timer:
 
 
 def expect_kernel(net: keras.Model) -> None:
-    """Raises an error where Keras' own path would be measured under the kernel's name: in a net that was traced."""
+    """Raises `UnsupportedError` if a traced net runs on Keras' own path, which must not pass for the kernel's."""
     _expect_none(reason for row in kernels.explain(net).layers for reason in row.training or ())
 
 
@@ -189,7 +189,7 @@ def _operands(shape: Shape) -> list[tf.Tensor]:
 
 
 def _errors(shape: Shape, attend: _Attend) -> Sequence[float]:
-    """Of the output and the three gradients of the first example: root mean square over that of the exact ones."""
+    """Returns relative RMS errors of the first example's output and its three gradients."""
     operands = _operands(shape)
     exact = _exact(shape, *(tf.cast(operand[:1], tf.float64) for operand in operands))
     found = [tf.cast(result[:1], tf.float64) for result in _compiled(shape, attend)(*operands)]

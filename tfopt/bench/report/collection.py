@@ -15,7 +15,7 @@ from typing import Any
 from tfopt.bench import report
 from tfopt.bench.report import formatting
 from tfopt.bench.report.formatting import number
-from tfopt.bench.results import CaseResult, Run, files
+from tfopt.bench.results import CaseResult, Run, run_file
 from tfopt.errors import ResultsError
 from tfopt.page import Bar, Page, Section, Table, bar_chart, picture, render
 
@@ -31,7 +31,7 @@ _NO_GPU = "No run on a GPU is recorded yet: `tfopt-bench run gpu`, on a machine 
 _STRINGS = ("workload", "variant", "device", "torch")
 
 PeerLine = dict[str, Any]
-"""What a peer's script prints, a line of JSON for each variant."""
+"""A line of JSON that a peer's script prints for a variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Collection:
         by_schema: dict[str, list[Path]] = {}
         for path in sorted(Path(folder).glob("*.json")):
             by_schema.setdefault(_schema(path), []).append(path)
-        runs = {path.name: files.read(path) for path in by_schema.get(files.SCHEMA, [])}
+        runs = {path.name: run_file.read(path) for path in by_schema.get(run_file.SCHEMA, [])}
         if not runs:
             raise ResultsError(f"Expected results of tfopt-bench in {folder}. Found none. Run `tfopt-bench run` first.")
         with_gpu_first = sorted(runs.items(), key=lambda item: not item[1].gpus)

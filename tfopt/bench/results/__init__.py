@@ -1,4 +1,4 @@
-"""Values of a benchmark run: a run has cases, a case has variants. `results.files` reads and writes them."""
+"""Values of a benchmark run: a run has cases, a case has variants. `results.run_file` reads and writes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -47,10 +47,10 @@ def changes(before: Run, after: Run, *, threshold_percent: float = 5.0, force: b
     Raises:
         tfopt.errors.ResultsError: If the environments differ, or the runs share no case.
     """
-    unlike = differences(before.environment, after.environment)
-    if unlike and not force:
+    found = differences(before.environment, after.environment)
+    if found and not force:
         raise ResultsError(
-            f"Expected two runs on the same device with the same versions. Found {'; '.join(unlike)}. "
+            f"Expected two runs on the same device with the same versions. Found {'; '.join(found)}. "
             "Use --force to compare anyway."
         )
     pairs = [(case, after.case(case.address)) for case in before.cases if case.error is None]
@@ -60,7 +60,7 @@ def changes(before: Run, after: Run, *, threshold_percent: float = 5.0, force: b
 
 
 def differences(before: dict[str, Any], after: dict[str, Any], *, patches: bool = True) -> list[str]:
-    """Returns in words how two environments differ so that figures of one say nothing about the other.
+    """Lists the differences of two environments because of which figures of one say nothing about the other.
 
     Args:
         before: The first environment.

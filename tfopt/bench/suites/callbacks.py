@@ -29,7 +29,7 @@ class _Workload:
 
 def cases(scale: Scale) -> list[Case]:
     """Lists the cases for this size: an ordinary step, and one so short that any cost shows."""
-    # What a callback costs is small beside a step: more steps than elsewhere.
+    # More steps than elsewhere, since a callback costs little beside a step.
     ordinary = _Workload(
         model=partial(digits.model, width=scale.width), dataset=partial(_digits, scale), steps=3 * scale.steps
     )

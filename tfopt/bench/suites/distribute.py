@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfopt.bench.cases import Case, Scale, Timer, Variant
 from tfopt.bench.cases.replicas import Training, reduction_times
-from tfopt.bench.cases.workers import Group, Job
+from tfopt.bench.cases.worker_group import Group, Job
 from tfopt.bench.results import Check
 from tfopt.bench.results.communication import Communication, RingModel
 from tfopt.hardware.host_activity import sent_bytes

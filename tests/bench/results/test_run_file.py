@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tfopt.bench.results import UNDER_WAY, CaseResult, Check, VariantResult
-from tfopt.bench.results.files import RunFile, dumps, read, to_json
+from tfopt.bench.results.run_file import RunFile, dumps, read, to_json
 from tfopt.errors import ResultsError
 from tfopt.measure import StepTimes
 

@@ -28,7 +28,7 @@ _TAIL_CHARACTERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is."""
+    """Describes a worker."""
 
     layer: str  # "none": no strategy; "tensorflow": MultiWorkerMirroredStrategy; "tfopt": `tfopt.distribute.strategy`
     rank: int  # among the processes that train together
@@ -36,7 +36,7 @@ class Job:
 
     def command(self) -> list[str]:
         """Command that starts a worker, whose standard input is a socket."""
-        return [sys.executable, "-m", "tfopt.bench.cases.workers", json.dumps(asdict(self))]
+        return [sys.executable, "-m", "tfopt.bench.cases.worker_group", json.dumps(asdict(self))]
 
 
 class Group:
