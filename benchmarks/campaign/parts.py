@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A command to run once; it counts as done when it has ended with code 0."""
+    """A command to run until it is done, which it is when it has ended with code 0."""
 
     name: str
     command: tuple[str, ...]
@@ -39,8 +39,10 @@ class Part:
     def is_done(self, records):
         """Whether there is nothing left to run."""
         own = [record for record in records if record.get("part") == self.name]
-        ended = any(record.get("ended") == "done" for record in own)
-        return ended if self.done is None else self.done(own)
+        if self.done is not None:
+            return self.done(own)
+        ends = [record["ended"] for record in own if "ended" in record]
+        return bool(ends) and ends[-1] == "done"
 
     def summary(self, records):
         """How the part stands, on one line."""

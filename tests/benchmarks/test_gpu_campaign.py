@@ -1,5 +1,6 @@
 """benchmarks/gpu_campaign.py: its steps, run on a CPU with tiny sizes and killed on the way."""
 
+import json
 import os
 import signal
 import subprocess
@@ -101,6 +102,21 @@ def test_peers_are_measured_once_and_again_after_the_suites(tmp_path, monkeypatc
     assert shown.endswith(
         "eager, resident 2.00 ms, eager, pinned 2.00 ms, compiled, resident 2.00 ms, compiled, pinned 2.00 ms"
     )
+
+
+def test_a_run_cut_by_its_budget_is_not_done(tmp_path, capsys):
+    step = 1 + [step.parts for step in gpu_campaign.STEPS].index(gpu_campaign.suites)
+    records = [{"part": "tfopt-bench", "ended": "done", "code": 0, "seconds": 435.0, "tail": ""}]
+    cases = [{"suite": "fit", "workload": "gpt2", "error": None}]
+    for status, code in (("out of budget", 1), ("complete", 0)):
+        document = {"schema": "tfopt-bench", "status": status, "cases": cases}
+        (tmp_path / "run.json").write_text(json.dumps(document))
+        assert gpu_campaign._summary(step, setting(tmp_path), records, tmp_path / "log", 440.0) == code
+        assert f"tfopt-bench: done, 435 s; run.json {status}, 1 cases" in capsys.readouterr().out
+    cases[0]["error"] = "it broke"
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    assert gpu_campaign._summary(step, setting(tmp_path), records, tmp_path / "log", 440.0) == 1
+    assert "fit on gpt2: it broke" in capsys.readouterr().out
 
 
 def campaign(folder, *arguments):
