@@ -19,7 +19,7 @@ from tfopt.pipelines.stages.function_stages import (
     reads_rows,
 )
 from tfopt.pipelines.stages.output import plan_device, plan_memory, plan_order, plan_overlap, plan_prefetch
-from tfopt.pipelines.stages.reading import plan_reading, plan_shuffle
+from tfopt.pipelines.stages.read_shuffle import plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, ShapeCheck, Stage, shape_check
 
 

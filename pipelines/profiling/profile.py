@@ -21,7 +21,7 @@ from tfopt.pipelines.shared.options import PerBatch
 from tfopt.pipelines.stages.batch import Service
 from tfopt.pipelines.stages.cache_stage import Cache
 from tfopt.pipelines.stages.output import CopyToDevice
-from tfopt.pipelines.stages.reading import Mix, Read, Shuffle
+from tfopt.pipelines.stages.read_shuffle import Mix, Read, Shuffle
 from tfopt.pipelines.stages.stage import Stage
 
 _SPLITTING_SHARE = 0.3  # of the time, if stages are fused

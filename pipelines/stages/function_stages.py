@@ -12,7 +12,7 @@ from tfopt.pipelines.shared.crop import crop_example
 from tfopt.pipelines.shared.functions import StageFunction, augment_functions
 from tfopt.pipelines.shared.options import PipelineOptions, function_name
 from tfopt.pipelines.shared.seeding import part_seed
-from tfopt.pipelines.stages.reading import Shuffle
+from tfopt.pipelines.stages.read_shuffle import Shuffle
 from tfopt.pipelines.stages.stage import Flow, MapGroup, ShapeCheck, Stage
 
 

@@ -14,7 +14,7 @@ from tfopt.pipelines.device.placing import OnDevice, choose_device, copy_ahead, 
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.elements import leaves
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
-from tfopt.pipelines.stages.reading import SMALL_BYTES, Mix, Shuffle
+from tfopt.pipelines.stages.read_shuffle import SMALL_BYTES, Mix, Shuffle
 from tfopt.pipelines.stages.stage import Flow, ShapeCheck, Stage
 
 AHEAD_MIB = 1024  # for batches prepared ahead; tf.data would take half of the memory

@@ -6,7 +6,7 @@ import pytest
 from tfopt.pipelines import plan_pipeline
 from tfopt.pipelines.cache.choice import MIB
 from tfopt.pipelines.stages import output
-from tfopt.pipelines.stages.reading import fitting_buffer
+from tfopt.pipelines.stages.read_shuffle import fitting_buffer
 
 
 def test_the_shuffle_buffer_holds_everything_that_fits():
