@@ -12,34 +12,27 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.service.relay import DEADLINE_SECONDS
-from tfopt.pipelines.service.rpc import Peer, ServerLostError
+from tfopt.pipelines.service.relay import Peer, find_workers
 
 _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 3, 130
 _POLL_SECONDS = 0.5  # between checks for signals and for new addresses of the machine
 _HIGHEST_PORT = 65535
 _DISPATCHER_TIMEOUT_MS = 60_000  # then a worker cut off from the dispatcher tells whoever reads from it
-_EVERYWHERE = ("0.0.0.0", "::")
 _IPV4_TABLE, _IPV6_TABLE = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
 # Held until the process ends: deleting a server calls TensorFlow's `stop`, which may hang on one that has just begun.
 # Nothing is lost: the dispatcher writes its state as it goes.
 _RUNNING: list["Servers"] = []
 
 
-class _Terminated(BaseException):
-    """Raised on SIGTERM."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the servers until a signal; returns 0 after SIGTERM, 130 after Ctrl-C, 3 if they cannot run."""
     chosen = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     try:
         with PortFilter(chosen.bind) as ports:
@@ -49,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             while True:
                 time.sleep(_POLL_SECONDS)
                 ports.refresh()
-    except _Terminated:
+    except SystemExit:
         return 0
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
@@ -63,13 +56,14 @@ class Servers:
 
     def __init__(self, ports: "PortFilter", chosen: argparse.Namespace) -> None:
         service = tf.data.experimental.service
-        host = chosen.host or (socket.gethostname() if chosen.bind in _EVERYWHERE else chosen.bind)
+        host = chosen.host or (socket.gethostname() if chosen.bind.is_unspecified else str(chosen.bind))
         host = f"[{host}]" if ":" in host else host
         self._workers: list[str] = []
         self._servers: list[Any] = []
         self._dispatcher: str = chosen.dispatcher
         if chosen.dispatcher:
-            _expect_dispatcher(chosen.dispatcher)
+            # Without an answer TensorFlow's worker would retry for an hour, and no signal could end it.
+            find_workers(Peer(chosen.dispatcher, "dispatcher"), "--dispatcher")
         else:
             port = ports.reserve(chosen.port)
             self._dispatcher = f"{host}:{port}"
@@ -110,13 +104,11 @@ class PortFilter:
     """Makes TensorFlow's servers reachable on one address; on their own they listen on all of the machine's.
 
     The kernel prefers the socket bound to the exact address of a connection over one bound to all addresses. So on each
-    of the other addresses a socket is bound that accepts connections and closes them.
-
-    Args:
-        address: Where servers may be reached; 127.0.0.1 stands for the whole loopback, 0.0.0.0 for everywhere.
+    of the other addresses a socket is bound that accepts connections and closes them. 127.0.0.1 stands for the whole
+    loopback, 0.0.0.0 for everywhere.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: Any) -> None:
         self._open = ipaddress.ip_address(address)
         self._ports: list[int] = []
         self._sockets: dict[tuple[str, int, int], socket.socket] = {}
@@ -151,7 +143,7 @@ class PortFilter:
 
     def refresh(self) -> None:
         """Filters addresses the machine has got since, and turns waiting connections away. Call it regularly."""
-        if str(self._open) in _EVERYWHERE:
+        if self._open.is_unspecified:
             return
         for address, scope in _addresses():
             for port in self._ports:
@@ -195,23 +187,6 @@ def _addresses() -> set[tuple[str, int]]:
     return found
 
 
-def _expect_dispatcher(address: str) -> None:
-    """Calls the dispatcher once; without an answer TensorFlow's worker would retry for an hour, uninterruptibly."""
-    try:
-        Peer(address, "dispatcher").ping(DEADLINE_SECONDS)
-    except (ServerLostError, grpc.RpcError) as error:
-        found = error.found if isinstance(error, ServerLostError) else error.details()
-        raise PipelineError(
-            f"Expected a dispatcher of a tf.data service at {address}. Found: {found}. What to do: start it first, "
-            "with `--workers 0` on its machine, or correct `--dispatcher`."
-        ) from error
-
-
-def _terminate(number: int, frame: Any) -> NoReturn:
-    del number, frame
-    raise _Terminated
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tfopt.pipelines.serve",
@@ -228,7 +203,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=_port, default=5050, help="the dispatcher's port, 0 for any (default: %(default)s)")
     add("--workers", type=_count, default=1, help="workers to start; one uses all cores (default: %(default)s)")
     add("--worker-port", type=_port, default=0, help="the first worker's port, others follow it (default: any)")
-    add("--bind", type=_address, default="127.0.0.1", help="0.0.0.0 for all addresses (default: %(default)s)")
+    add(
+        "--bind",
+        type=ipaddress.ip_address,
+        default="127.0.0.1",
+        help="0.0.0.0 for all addresses (default: %(default)s)",
+    )
     add("--host", default="", help="this machine's name for others (default: its host name, or the --bind address)")
     add("--data-folder", default="", metavar="FOLDER", help="keeps the dispatcher's state across restarts")
     return parser
@@ -244,13 +224,6 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a number of workers, found {text!r}")
     return int(text)
-
-
-def _address(text: str) -> str:
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected an IP address of this machine, found {text!r}") from error
 
 
 if __name__ == "__main__":

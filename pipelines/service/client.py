@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.service.parts import Part
-from tfopt.pipelines.service.relay import relay_to
+from tfopt.pipelines.service.relay import find_workers, relay_to
 from tfopt.pipelines.shared.nondeterminism import Finding, lineage
 from tfopt.pipelines.shared.options import PerBatch, PipelineOptions
 from tfopt.pipelines.sources.source import Source
@@ -43,7 +43,7 @@ _POSITIONAL = {
 
 def describe_service(options: PipelineOptions, part: Part | None) -> str:
     """Returns the plan's line about the service; raises PipelineError if it does not answer."""
-    workers = len(relay_to(_dispatcher(options)).workers())
+    workers = len(find_workers(relay_to(_dispatcher(options)).dispatcher, "service"))
     registered = f"{workers} worker{'s' * (workers != 1)} there" if workers else "no worker there yet"
     return (
         f"{registered}: the stages above run on them, and each example comes from one of them once per epoch; losing a "
@@ -56,14 +56,8 @@ def from_service(
 ) -> Any:
     """Returns the batches of `dataset` as the service's workers prepare them, each example once per epoch.
 
-    A worker's last batch may be smaller; it is filled up here with examples of the others.
-
-    Args:
-        dataset: The batches; all but the last are full.
-        options: The pipeline's options.
-        part: What this process reads; None for everything.
-        full_batches: Whether to drop a smaller last batch.
-        steps: Batches per epoch, None if unknown. A `part` knows its own.
+    A worker's last batch may be smaller; it is filled up here with examples of the others. `steps` per epoch are None
+    if unknown; a `part` knows its own.
     """
     settings = tf.data.Options()
     settings.deterministic = False
@@ -96,17 +90,7 @@ def refuse_unserved(
     decoded_bytes: float,
     infinite: bool,
 ) -> None:
-    """Refuses a pipeline that a service cannot run, or would run wrong.
-
-    Args:
-        source: The source.
-        options: The pipeline's options.
-        in_source: What the source's functions do beyond pure TensorFlow operations.
-        in_transform: The same for `transform`.
-        in_augment: The same for each function of `augment`; those of batches run in this process.
-        decoded_bytes: Size of all decoded examples.
-        infinite: Whether the source never ends.
-    """
+    """Refuses a pipeline that a service cannot run, or would run wrong; what its functions do is in the findings."""
     if options.cache not in ("auto", None):
         _refuse("no cache", f"cache={options.cache!r}", "its workers get other examples in each epoch", "cache=None")
     if options.seed is not None:
@@ -114,6 +98,7 @@ def refuse_unserved(
         _refuse("no seed", f"seed={options.seed}", why, "seed=None")
     if infinite:
         _refuse("finite data", "an endless source", "no epoch would ever end", "the source without .repeat()")
+    # Functions of batches run in this process.
     functions = zip(options.augmentations, in_augment, strict=True)
     served = [found for function, each in functions if not isinstance(function, PerBatch) for found in each]
     for stage, findings in (("source", in_source), ("transform", in_transform), ("augment", served)):
@@ -127,13 +112,15 @@ def refuse_unserved(
                     "a source of files, such as write_records makes, and functions without Python calls",
                 )
     read = source.shuffled(None) if options.shuffle and source.shuffled is not None else source.dataset()
-    for name in (name for name in map(_stage_name, lineage(read)) if name in _POSITIONAL):
-        _refuse(
-            "a source that does not count elements",
-            f"{_POSITIONAL[name]} in {source.name}",
-            "each worker would apply it to its own share of the data",
-            "the examples as files, such as write_records makes",
-        )
+    for stage in lineage(read):
+        name = type(stage).__name__.removeprefix("_").removesuffix("Dataset").removesuffix("Dataset")
+        if name in _POSITIONAL:
+            _refuse(
+                "a source that does not count elements",
+                f"{_POSITIONAL[name]} in {source.name}",
+                "each worker would apply it to its own share of the data",
+                "the examples as files, such as write_records makes",
+            )
     if source.resident and decoded_bytes > _GRAPH_BYTES:
         size = f"{decoded_bytes / 2**30:.1f} GiB"
         _refuse("arrays below 2 GiB", size, "they are sent in one message", "files of write_records")
@@ -142,10 +129,6 @@ def refuse_unserved(
 def _dispatcher(options: PipelineOptions) -> str:
     """Returns the "host:port" of the service."""
     return str(options.service).removeprefix(_PREFIX)
-
-
-def _stage_name(stage: Any) -> str:
-    return type(stage).__name__.removeprefix("_").removesuffix("Dataset").removesuffix("Dataset")
 
 
 def _refuse(expected: str, found: str, why: str, remedy: str) -> NoReturn:

@@ -57,7 +57,7 @@ def test_a_worker_that_is_started_again_at_once_is_an_error(servers, cluster, so
 
 
 def test_a_service_that_is_not_there_is_an_error_of_the_plan(soon):
-    with pytest.raises(PipelineError, match=r"service at grpc://127\.0\.0\.1:9\. Found: nobody there.*start one"):
+    with pytest.raises(PipelineError, match=r"service at 127\.0\.0\.1:9\. Found: nobody there.*start it"):
         plan_pipeline(ROWS, service="grpc://127.0.0.1:9")
 
 
