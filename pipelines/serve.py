@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
@@ -116,7 +115,7 @@ class PortFilter:
     def __enter__(self) -> "PortFilter":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for held in self._sockets.values():
             held.close()
 

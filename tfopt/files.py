@@ -32,6 +32,23 @@ def write_atomic(path: str | os.PathLike[str], text: str) -> None:
         raise
 
 
+def sync(path: str | os.PathLike[str]) -> None:
+    """Brings a file, or the entries of a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_open_at(path: str | os.PathLike[str], handle: int) -> bool:
+    """Whether `path` is still the file or folder that `handle` has open."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
 def _umask() -> int:
     """The process's umask, which can be read only by setting it."""
     mask = os.umask(0)

@@ -24,6 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt import checks
+from tfopt.files import is_open_at, sync
 
 FORMAT = 1  # of the files; a new number gives new keys
 ROWS, INDEX = "rows.tfrecord", "index.json"
@@ -63,7 +64,7 @@ class Lock:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The previous holder may have removed the file meanwhile: this lock would then keep nobody out.
-                if _same_file(handle, path):
+                if is_open_at(path, handle):
                     for left in _leftovers(folder, key):
                         shutil.rmtree(left, ignore_errors=True)
                     return cls(path, handle)
@@ -100,14 +101,14 @@ class Writer:
         """
         self._file.close()
         rows = self._path / ROWS
-        _sync(rows)
+        sync(rows)
         index = {"format": FORMAT, "count": self.count, "bytes": rows.stat().st_size, "what": what, "made": time.time()}
         (self._path / INDEX).write_text(json.dumps(index), encoding="utf-8")
-        _sync(self._path / INDEX)
+        sync(self._path / INDEX)
         os.chmod(self._path, 0o755)  # others may read it; mkdtemp allows nobody
         _remove_cache(self._target)
         os.rename(self._path, self._target)
-        _sync(self._target.parent)
+        sync(self._target.parent)
         self.drop()
 
     def drop(self) -> None:
@@ -261,18 +262,3 @@ def _unlock(path: Path, handle: int) -> None:
     with contextlib.suppress(OSError):
         path.unlink()  # before unlocking: afterwards it may be another's
     os.close(handle)
-
-
-def _same_file(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

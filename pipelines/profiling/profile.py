@@ -36,13 +36,8 @@ def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfil
     """Runs an input pipeline alone, without a model; reports what each stage costs and which one limits it.
 
     Use it when `ThroughputLogger` shows a high `input_wait_percent`. A plan is built again, so that the pipeline in
-    training keeps its state; its shuffle draws from a small buffer, which costs the same per element. Data that ends is
-    read again, and then the later passes are measured, which read from the cache.
-
-    Costs are TensorFlow's own, counted for its autotuning: wall time of a stage's work, without waiting for others.
-
-    A complete cache on disk is read. Otherwise nothing is written: the plan runs without its cache, as its stages do in
-    the first epoch, and that counts as the first pass.
+    training keeps its state; its shuffle draws from a small buffer, which costs the same per element. A complete cache
+    on disk is read, and otherwise nothing is written. docs/profiling.md says which pass over the data is measured.
 
     Args:
         plan_or_dataset: A `PipelinePlan`, or any `tf.data.Dataset` of batches; the first dimension of an element's
@@ -51,9 +46,6 @@ def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfil
             that takes longer than `seconds`.
         seconds: About how long to run; up to three times as long if fewer than four batches come. Waits for a batch
             that has begun.
-
-    Returns:
-        The profile; `print` it.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -137,11 +129,7 @@ def find_limits(
     - tf.data's thread pool, one thread per core, which runs the functions of all stages. A function that sleeps holds
       its thread like one that computes, so stages hold each other back even while the processor is idle.
 
-    Args:
-        root: The nodes.
-        stages_of: Returns the stages whose work a node does, each with its share; empty for none.
-        batch_size: Examples per element of `root`.
-        threads: In the pool.
+    `stages_of` returns the stages whose work a node does, each with its share; an element of `root` is a batch.
     """
     limits = Limits(Resource(threads), batch_size=batch_size)
 
@@ -210,9 +198,7 @@ def _profile_dataset(dataset: Any, seconds: float) -> PipelineProfile:
 def _to_run(plan: PipelinePlan, sources: list[Any]) -> tuple[PipelinePlan, bool]:
     """Returns a plan as it is run here, and whether it runs without its cache, which it would write to disk.
 
-    Args:
-        plan: The plan.
-        sources: Gets the datasets that the plan's source makes.
+    The datasets that the plan's source makes are added to `sources`.
     """
 
     def kept(made: Any) -> Any:

@@ -34,19 +34,15 @@ _Chunk = tuple[float, int]  # seconds of work between two readings, and elements
 class Node:
     """All nodes seen at one place of the pipeline, added up."""
 
-    name: str
-    """TensorFlow's name of the operation, such as "ParallelMapV2"."""
-    elements: int = 0
-    """Elements it produced."""
+    name: str  # TensorFlow's, of the operation, such as "ParallelMapV2"
+    elements: int = 0  # that it produced
+    # Its work: the usual time per element, for all of them. When other programs take the processor away, only some
+    # elements take longer.
     seconds: float = 0.0
-    """Its work: the usual time per element, for all of them. When other programs take the processor away, only some
-    elements take longer."""
-    ratio: float | None = None
-    """Input elements per element of its own; None if that depends on the data."""
-    parallelism: float | None = None
-    """Calls that may run at once; None if it works in its consumer's thread."""
+    ratio: float | None = None  # input elements per element of its own; None if that depends on the data
+    parallelism: float | None = None  # calls that may run at once; None if it works in its consumer's thread
+    # The nodes it reads from, by place. Nested datasets of an interleave share place 1.
     inputs: dict[tuple[int, str], "Node"] = field(default_factory=dict)
-    """The nodes it reads from, by place. Nested datasets of an interleave share place 1."""
 
     @property
     def nests(self) -> bool:
@@ -64,20 +60,14 @@ class Node:
 class Run:
     """What one iterator did."""
 
-    nodes: Node
-    """The root: from the last node that elements pass to the sources."""
+    nodes: Node  # the root: from the last node that elements pass to the sources
     batches: int
     examples: int
-    seconds: float
-    """Including the start-up."""
-    examples_per_second: float
-    """From the first batch on, if there was another."""
-    cpu_seconds: float
-    """Processor time of this process."""
-    ended: bool
-    """Whether the data ended."""
-    later: bool
-    """Whether it is a later pass over the data, not the first."""
+    seconds: float  # including the start-up
+    examples_per_second: float  # from the first batch on, if there was another
+    cpu_seconds: float  # of this process
+    ended: bool  # whether the data ended
+    later: bool  # whether it is a later pass over the data, not the first
 
     @property
     def batch_size(self) -> float:

@@ -22,31 +22,21 @@ _INJECTED = "prefetch"  # added by the optimiser
 READ = "read"
 _JOINT = "_and_"
 
-Named = dict[int, tuple[str, ...]]  # the stages of a node, by its id()
-
 
 class StageNames:
     """The stages of a pipeline, in the order in which elements pass them, and the nodes that do their work.
 
-    Args:
-        root: The nodes.
-        dataset: The dataset that was run.
-        sources: For a plan, the datasets that its source made. What they do is "read"; after them, operations without
-            a name belong to the named stage that follows. Default: each operation is a stage.
+    For a plan, `sources` are the datasets that its source made. What they do is "read"; after them, operations without
+    a name belong to the named stage that follows. Without `sources`, each operation is a stage.
     """
 
     def __init__(self, root: Node, dataset: Any, *, sources: Sequence[Any] | None = None):
         self._planned = sources is not None
         self._sources = {id(source) for source in sources or ()}
-        self._named: Named = {}
-        self._order: list[str] = []
+        self._named: dict[int, tuple[str, ...]] = {}  # the stages of a node, by its id()
+        self.stages: list[str] = []
         self._by_dataset: dict[int, str] = {}
         self._visit(root, dataset, None)
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """Names of the stages."""
-        return tuple(self._order)
 
     @property
     def any_fused(self) -> bool:
@@ -75,8 +65,8 @@ class StageNames:
                     self._name(node, part)
 
     def _name(self, node: Node, name: str) -> None:
-        if name not in self._order:
-            self._order.append(name)
+        if name not in self.stages:
+            self.stages.append(name)
         held = self._named.get(id(node), ())
         self._named[id(node)] = held if name in held else (*held, name)
         for (slot, _), inner in node.inputs.items():

@@ -16,7 +16,7 @@ from tfopt.pipelines.sources.npy import npy
 from tfopt.pipelines.sources.records import records
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.sources.tfds import is_builder, tfds
-from tfopt.pipelines.tfrecords.record_files import is_indexed
+from tfopt.pipelines.tfrecords.format import has_index
 
 
 def as_source(given: Any) -> Source:
@@ -51,7 +51,7 @@ def _at_path(path: str) -> Source:
     if path.endswith((".h5", ".hdf5")) and os.path.isfile(path):
         return _only_dataset(path)
     _expect_something_at(path)
-    is_images = os.path.isdir(path) and not is_indexed(path)
+    is_images = os.path.isdir(path) and not has_index(path)
     return images(path) if is_images else records(path)
 
 

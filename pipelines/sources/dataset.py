@@ -22,9 +22,6 @@ def dataset(examples: Any) -> Source:
         examples: A `tf.data.Dataset` whose elements are examples, not batches. If its cardinality is unknown but you
             know it, apply `tf.data.experimental.assert_cardinality` first.
 
-    Returns:
-        The source.
-
     Raises:
         TypeError: If `examples` is not a dataset.
         ValueError: If it reads every element several times, from the workers of a tf.data service, or its last stage

@@ -16,7 +16,7 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_utf8, file_stamps
 from tfopt.pipelines.shared.seeding import shuffle
-from tfopt.pipelines.sources.source import Source, common_length, named_leaves
+from tfopt.pipelines.sources.source import Source, common_length, is_numeric, named_leaves
 
 _BLOCK_BYTES = 4 * 2**20  # reading a block then costs more than opening the file for it
 _MIXED_BYTES = 256 * 2**20  # blocks that a shuffle mixes are in memory together
@@ -28,9 +28,8 @@ _STRING_BYTES = 1024  # assumed for strings of variable length; a block of them 
 def hdf5(path: str | os.PathLike[str], datasets: Any) -> Source:
     """Returns the rows of datasets in an HDF5 file as a source of examples.
 
-    The file is read in blocks of whole chunks, 4 MiB or more, and is never held open. A shuffle takes the blocks in
-    random order, mixes up to 16 of them, and then what the pipeline's shuffle buffer holds. HDF5 reads one block at a
-    time: if decompression is the bottleneck, write TFRecords or .npy files.
+    The file is read in blocks of whole chunks, one at a time; a shuffle takes them in random order and mixes up to 16.
+    If decompression is the bottleneck, write TFRecords or .npy files.
 
     Args:
         path: The file.
@@ -188,24 +187,16 @@ def _find_column(file: Any, name: str) -> _Column:
     if found.external or found.is_virtual:
         kind = "a virtual dataset" if found.is_virtual else "data in external files"
         raise PipelineError(f"{expected} {kind}, which may be anywhere. Copy the data into the file itself.")
-    dtype = _readable_dtype(found.dtype)
-    if dtype is None:
+    string = h5py.check_string_dtype(found.dtype)
+    if string is None and not is_numeric(found.dtype):
         raise PipelineError(
             f"{expected} the type {found.dtype}, which no tensor has. Write each field as a dataset of its own, and "
             "pad rows of different lengths to one."
         )
-    string = h5py.check_string_dtype(found.dtype)
+    dtype = found.dtype.newbyteorder("=") if string is None else np.dtype(object)
     item_bytes = dtype.itemsize if string is None else string.length or _STRING_BYTES
     row_bytes = max(1, item_bytes * math.prod(found.shape[1:]))
     return _Column(found.name, dtype, found.shape, row_bytes, found.chunks[0] if found.chunks else 1)
-
-
-def _readable_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    if h5py.check_string_dtype(dtype) is not None:
-        return np.dtype(object)
-    if dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8):
-        return dtype.newbyteorder("=")
-    return None
 
 
 def _follow(file: Any, name: str, links_left: int) -> Any:

@@ -259,7 +259,6 @@ def _bmp_decodes(head: bytes) -> bool:
         return head[54:66] == _BMP_MASKS
     if bits in (24, 32):
         return compression == 0
-    grey = b"".join(bytes((shade, shade, shade)) for shade in range(256))
     palette = head[14 + header_bytes :][: 4 * 256]
-    channels = b"".join(palette[index : index + 3] for index in range(0, len(palette), 4))
-    return bits == 8 and compression == 0 and channels == grey
+    grey = all(palette[channel::4] == bytes(range(256)) for channel in range(3))
+    return bits == 8 and compression == 0 and grey

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, expect_utf8, file_stamps
-from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves
+from tfopt.pipelines.sources.source import Source, common_length, held_on_host, is_numeric, named_leaves
 
 _ALIGNMENT = 64  # bytes (EIGEN_MAX_ALIGN_BYTES); TensorFlow crashes on a tensor that starts elsewhere
 # Version 3.0 differs only in field names, and arrays with fields are refused.
@@ -31,11 +31,9 @@ _REMEDIES = {
 def npy(paths: Any) -> Source:
     """Returns the rows of .npy files as a source of examples.
 
-    Use it for arrays that are larger than memory, or that should not occupy it. The files are mapped read-only: a row
-    is read when it is needed, in any order, so a shuffle mixes all rows.
-
-    Leave the files as they are while a pipeline reads them; to update one, write another and rename it. If a mapped
-    file is cut, the operating system kills the process that reads beyond its new end.
+    Use it for arrays that are larger than memory, or that should not occupy it. The files are mapped read-only, so that
+    a shuffle mixes all rows. Leave them as they are while a pipeline reads them: if a mapped file is cut, the operating
+    system kills the process that reads beyond its new end.
 
     Args:
         paths: The path of a .npy file, or tuples and dicts of them, nested as the examples should be. All arrays have
@@ -162,17 +160,14 @@ def _read_header(path: str) -> _File:
             version = np.lib.format.read_magic(file)
             shape, fortran, dtype = _HEADERS.get(version, np.lib.format.read_array_header_2_0)(file)
             offset, size = file.tell(), os.fstat(file.fileno()).st_size
+        if not all(type(length) is int and length >= 0 for length in shape):
+            raise ValueError(f"it says the shape {shape}")
     except OSError as error:
         raise PipelineError(f"Expected a .npy file at {path!r}. {error.strerror}. Check the path.") from error
     except (ValueError, SyntaxError, tokenize.TokenError) as error:
         raise PipelineError(
             f"Expected a .npy file, as np.save writes it, at {path!r}. Cannot read its header: {error}. Write it again."
         ) from error
-    if not all(type(length) is int and length >= 0 for length in shape):
-        raise PipelineError(
-            f"Expected a .npy file, as np.save writes it, at {path!r}. Its header says the shape {shape}. Write it "
-            "again."
-        )
     _expect_mappable(path, shape, fortran, dtype)
     found = _File(path, offset, dtype, shape, file_stamps([path])[0])
     _expect_whole(found, size)
@@ -181,7 +176,7 @@ def _read_header(path: str) -> _File:
 
 def _expect_mappable(path: str, shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any]) -> None:
     expected = f"Expected an array that can be mapped in {path!r}. Found"
-    if dtype.kind not in "biufc" or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+    if not is_numeric(dtype):
         remedy = _REMEDIES.get(dtype.kind, "Save it as float64: array.astype(np.float64)")
         raise PipelineError(f"{expected} the type {dtype}. {remedy}.")
     if not dtype.isnative:
@@ -200,13 +195,10 @@ def _expect_mappable(path: str, shape: tuple[int, ...], fortran: bool, dtype: np
 
 def _expect_whole(file: _File, size: int) -> None:
     expected = file.offset + file.shape[0] * file.row_bytes
-    if size < expected:
+    if size != expected:
+        cut = "it is cut. Write or copy it again"
+        longer = "something follows the array, and would not be read. Save each array as a file of its own"
         raise PipelineError(
-            f"Expected {expected:,} bytes in {file.path!r}, as its header says. Found {size:,}: it is cut. Write or "
-            "copy it again."
-        )
-    if size > expected:
-        raise PipelineError(
-            f"Expected {expected:,} bytes in {file.path!r}, as its header says. Found {size:,}: something follows the "
-            "array, and would not be read. Save each array as a file of its own."
+            f"Expected {expected:,} bytes in {file.path!r}, as its header says. Found {size:,}: "
+            f"{cut if size < expected else longer}."
         )

@@ -47,16 +47,9 @@ def records(
 ) -> Source:
     """Returns the records of TFRecord files as a source.
 
-    Files that `write_records` wrote need no description. They are checked against the index beside them: none may be
-    missing, even if only some are given, and each must match in size, number of records, and first and last 64 KiB.
-
-    Other uncompressed files are walked from length to length, which finds a file cut inside a record and counts the
-    examples. Other compressed files are not counted; data of unknown length makes Keras count one optimizer iteration
-    too many per epoch. Without an index, a file cut exactly between two records looks whole, and so does a compressed
-    one cut anywhere after its first record.
-
-    Data that does not match its checksum ends the reading with TensorFlow's DataLossError; `verify_records` names the
-    file and the record.
+    Files that `write_records` wrote need no description, and are checked against the index beside them. Other
+    uncompressed files are walked from length to length, which counts the examples and finds a file cut inside a record;
+    other compressed files are not counted. docs/records.md lists what is checked when, and what goes unnoticed.
 
     Args:
         paths: A folder that `write_records` wrote, a path, a glob, or a list of paths.
@@ -67,7 +60,7 @@ def records(
             index.
         compression: "GZIP" or "ZLIB". Default: what the index says, or else found from the first bytes (plain or gzip).
         on_bad_record: "error", or "skip": read all files once when the source is made, leave out damaged records, and
-            name them in one warning. In a compressed file everything after the damage is lost. Default: "error".
+            name them in one warning. Default: "error".
 
     Returns:
         The source: in the order of the list (globs are sorted); if the pipeline shuffles, files are read side by side.
@@ -116,8 +109,7 @@ class _Chosen:
 
     @property
     def count(self) -> int | None:
-        known = [count for count in self.counts if count is not None]
-        return sum(known) if len(known) == len(self.counts) else None
+        return None if None in self.counts else sum(count or 0 for count in self.counts)
 
     def part(self, number: int, parts: int) -> "_Chosen":
         if len(self.counts) < parts:
@@ -133,7 +125,9 @@ class _Chosen:
 def _all(files: list[RecordFile], compression: str | None) -> _Chosen:
     counts = tuple(check_file(file, compression) for file in files)
     kind = common_kind(files, compression)
-    return _Chosen(kind, counts, ([file.path for file in files],), partial(_read, kind))
+    return _Chosen(
+        kind, counts, ([file.path for file in files],), partial(tf.data.TFRecordDataset, compression_type=kind)
+    )
 
 
 def _whole_only(files: list[RecordFile], compression: str | None) -> _Chosen:
@@ -239,10 +233,6 @@ def _fingerprint(files: list[RecordFile], functions: Any) -> Any:
         "spec": None if index is None else [index.spec, index.image],
         "on_bad_record": on_bad_record,
     }
-
-
-def _read(compression: str, path: Any) -> Any:
-    return tf.data.TFRecordDataset(path, compression)
 
 
 @without_autograph

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfopt import checks
@@ -108,6 +109,11 @@ def common_length(lengths: dict[str, int], where: str = "") -> int:
         found = ", ".join(lengths) or "no array"
         raise PipelineError(f"Expected at least one example{where}. Found none in {found}. Check what fills it.")
     return next(iter(lengths.values()))
+
+
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether a type is one of numbers or booleans that TensorFlow has too."""
+    return dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
 def held_on_host(tensors: Callable[[], Any]) -> Any:

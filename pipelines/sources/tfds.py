@@ -20,8 +20,7 @@ _NAME = re.compile(r"\w+(/[\w.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?")
 def tfds(name: Any, split: str = "train", *, data_dir: str | os.PathLike[str] | None = None) -> Source:
     """Returns a dataset that tensorflow-datasets has prepared as a source of examples.
 
-    Prepare it once, with network access, with `tensorflow_datasets.load(name)` or `tfds build name`. This function only
-    reads from disk, so without a network it fails at once.
+    Prepare it once, with network access, with `tensorflow_datasets.load(name)` or `tfds build name`.
 
     Args:
         name: The dataset's name, with config and version if needed, such as "mnist" or "glue/cola:2.0.0"; or a

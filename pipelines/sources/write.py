@@ -34,10 +34,8 @@ def write_records(
 ) -> Index:
     """Writes the examples of a source into a folder of TFRecord files, which `records(folder)` reads back unchanged.
 
-    Use it for data that is slow to read or decode, or scattered over many small files. Examples are read and decoded in
-    parallel, and shards written in parallel, in the order of the source. Encoded images are written as they are and
-    decoded when read, if the source decodes them as `images` does. The folder appears when everything is written, or
-    not at all.
+    Use it for data that is slow to read or decode, or scattered over many small files. Shards keep the order of the
+    source; encoded images stay encoded. The folder appears when everything is written, or not at all.
 
     Args:
         source: Anything that `build_pipeline` takes: a `Source`, arrays, a dataset, a path.

@@ -139,9 +139,26 @@ def ends_sha256(path: str) -> str:
     return digest.hexdigest()
 
 
-def describe(spec: Any) -> Any:
+def describe(spec: Any, path: tuple[str, ...] = ()) -> Any:
     """Returns an element spec as JSON values; refuses what cannot be stored."""
-    return _describe(spec, ())
+    if type(spec) is tuple:
+        return {"tuple": [describe(part, (*path, str(index))) for index, part in enumerate(spec)]}
+    if isinstance(spec, dict):
+        for key in spec:
+            # An empty key would share its feature with another tensor.
+            if not isinstance(key, str) or not key or "/" in key or key.encode(errors="ignore").decode() != key:
+                raise PipelineError(
+                    f"Expected names in UTF-8, not empty and without '/', in an example. Found {key!r}. {_ADVICE}"
+                )
+        # Sorted, as tf.nest flattens a dict.
+        return {"dict": {key: describe(spec[key], (*path, key)) for key in sorted(spec)}}
+    if not isinstance(spec, tf.TensorSpec) or spec.dtype.name not in _DTYPES:
+        raise PipelineError(
+            f"Expected dense tensors in tuples and dicts, to write them as records. Found {spec} at "
+            f"{'/'.join(path) or 'the top'}. {_ADVICE}"
+        )
+    shape = None if spec.shape.rank is None else spec.shape.as_list()
+    return {"feature": "/".join(path) or "value", "dtype": spec.dtype.name, "shape": shape}
 
 
 def restore(described: Any) -> Any:
@@ -208,24 +225,3 @@ def _damaged(path: str, what: str) -> PipelineError:
 
 def _is_scalar_string(leaf: Any) -> bool:
     return leaf.dtype == tf.string and leaf.shape.rank == 0
-
-
-def _describe(spec: Any, path: tuple[str, ...]) -> Any:
-    if type(spec) is tuple:
-        return {"tuple": [_describe(part, (*path, str(index))) for index, part in enumerate(spec)]}
-    if isinstance(spec, dict):
-        for key in spec:
-            # An empty key would share its feature with another tensor.
-            if not isinstance(key, str) or not key or "/" in key or key.encode(errors="ignore").decode() != key:
-                raise PipelineError(
-                    f"Expected names in UTF-8, not empty and without '/', in an example. Found {key!r}. {_ADVICE}"
-                )
-        # Sorted, as tf.nest flattens a dict.
-        return {"dict": {key: _describe(spec[key], (*path, key)) for key in sorted(spec)}}
-    if not isinstance(spec, tf.TensorSpec) or spec.dtype.name not in _DTYPES:
-        raise PipelineError(
-            f"Expected dense tensors in tuples and dicts, to write them as records. Found {spec} at "
-            f"{'/'.join(path) or 'the top'}. {_ADVICE}"
-        )
-    shape = None if spec.shape.rank is None else spec.shape.as_list()
-    return {"feature": "/".join(path) or "value", "dtype": spec.dtype.name, "shape": shape}

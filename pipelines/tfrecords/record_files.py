@@ -31,28 +31,20 @@ def find_files(paths: Any, read: Callable[[str], Index | None] = read_index) -> 
 
     `read` reads the index of a folder, and returns None to ignore it. Default: a damaged index is an error.
     """
-    if isinstance(paths, str | os.PathLike) and is_indexed(os.fspath(paths)):
-        folder = os.fspath(paths)
-        return _beside_index([os.path.join(folder, shard.name) for shard in read_index(folder).shards], read)
-    if isinstance(paths, str | os.PathLike):
-        pattern = os.fspath(paths)
-        found = [pattern] if tf.io.gfile.exists(expect_utf8(pattern)) else _matching(pattern)
-        if not found:
-            raise PipelineError(f"Expected TFRecord files. Nothing matches {pattern!r}. Check the path.")
-        return _beside_index(found, read)
-    if not isinstance(paths, Sequence) or not all(isinstance(path, str | os.PathLike) for path in paths):
-        raise TypeError(
-            f"Expected a path, a glob or a list of paths of records. Received: {paths!r}. Pass strings or pathlib "
-            "paths."
-        )
-    if not paths:
-        raise PipelineError("Expected TFRecord files. Received an empty list. Check what fills it.")
-    return _beside_index([os.fspath(path) for path in paths], read)
-
-
-def is_indexed(path: str) -> bool:
-    """Whether `path` is a folder that `write_records` wrote."""
-    return os.path.isdir(path) and has_index(path)
+    folders = cache(lambda folder: read(folder) if has_index(folder) else None)
+    files = []
+    for path in _expand(paths):
+        if not tf.io.gfile.exists(expect_utf8(path)):
+            raise PipelineError(f"Expected TFRecord files. There is no TFRecord file {path!r}. Check the path.")
+        if tf.io.gfile.isdir(path):
+            raise PipelineError(
+                f"Expected a TFRecord file. {path!r} is a folder without an index: pass a glob such as {path + '/*'!r}."
+            )
+        index = folders(os.path.dirname(path) or ".")
+        shards = {shard.name: shard for shard in index.shards} if index else {}
+        shard = shards.get(os.path.basename(path))
+        files.append(RecordFile(path, shard, index if shard else None))
+    return files
 
 
 def missing_shards(files: list[RecordFile]) -> list[RecordFile]:
@@ -87,12 +79,10 @@ def expect_compression(compression: Any) -> None:
 
 def check_file(file: RecordFile, compression: str | None) -> int | None:
     """Checks a file without reading it whole; returns its number of records, None if counting is not cheap."""
-    if file.shard is None:
-        _expect_records(file.path, compression)
-    kind = kind_of(file, compression)
     if file.shard is not None:
-        return _count_indexed(file, file.shard, kind)
-    if kind:
+        return _count_indexed(file, file.shard, kind_of(file, compression))
+    _expect_records(file.path, compression)
+    if kind := kind_of(file, compression):
         _expect_readable(file.path, kind)
         return None
     return None if "://" in file.path else count_records(file.path)
@@ -178,22 +168,23 @@ def _count_indexed(file: RecordFile, expected: Shard, kind: str) -> int:
     return count
 
 
-def _beside_index(paths: list[str], read: Callable[[str], Index | None]) -> list[RecordFile]:
-    """Adds to the files what an index in their folder says of them."""
-    folders = cache(lambda folder: read(folder) if is_indexed(folder) else None)
-    files = []
-    for path in paths:
-        if not tf.io.gfile.exists(expect_utf8(path)):
-            raise PipelineError(f"Expected TFRecord files. There is no TFRecord file {path!r}. Check the path.")
-        if tf.io.gfile.isdir(path):
-            raise PipelineError(
-                f"Expected a TFRecord file. {path!r} is a folder without an index: pass a glob such as {path + '/*'!r}."
-            )
-        index = folders(os.path.dirname(path) or ".")
-        shards = {shard.name: shard for shard in index.shards} if index else {}
-        shard = shards.get(os.path.basename(path))
-        files.append(RecordFile(path, shard, index if shard else None))
-    return files
+def _expand(paths: Any) -> list[str]:
+    if isinstance(paths, str | os.PathLike):
+        path = os.fspath(paths)
+        if has_index(path):
+            return [os.path.join(path, shard.name) for shard in read_index(path).shards]
+        found = [path] if tf.io.gfile.exists(expect_utf8(path)) else _matching(path)
+        if not found:
+            raise PipelineError(f"Expected TFRecord files. Nothing matches {path!r}. Check the path.")
+        return found
+    if not isinstance(paths, Sequence) or not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise TypeError(
+            f"Expected a path, a glob or a list of paths of records. Received: {paths!r}. Pass strings or pathlib "
+            "paths."
+        )
+    if not paths:
+        raise PipelineError("Expected TFRecord files. Received an empty list. Check what fills it.")
+    return [os.fspath(path) for path in paths]
 
 
 def _matching(pattern: str) -> list[str]:

@@ -10,7 +10,6 @@ damaged length, records inside it are found.
 import os
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,27 +130,24 @@ def _scan_plain(path: str) -> Scan:
     position = 0
     with tf.io.gfile.GFile(path, "rb") as file:
         while position < size:
-            segment, end = _whole_records(reader, position)
-            if segment.count:
-                segments.append(segment)
-            if end < size:
-                number = sum(each.count for each in segments) + len(lost)
-                position, why = _after_damage(file, reader, end, size)
-                lost.append(Lost(number, end, position - end, why))
-            else:
-                position = end
+            start, count = position, 0
+            while (end := _end_of_record(reader, position)) is not None:
+                position, count = end, count + 1
+            if count:
+                segments.append(Segment(start, count))
+            if position < size:
+                number, damaged = sum(each.count for each in segments) + len(lost), position
+                position, why = _after_damage(file, reader, damaged, size)
+                lost.append(Lost(number, damaged, position - damaged, why))
     return Scan(tuple(segments), tuple(lost))
 
 
-def _whole_records(reader: Any, start: int) -> tuple[Segment, int]:
-    """Reads up to the first record that is not whole, or the end; returns where that is."""
-    position, count = start, 0
-    while True:
-        try:
-            _, position = reader.read(position)
-        except (tf.errors.DataLossError, IndexError):  # IndexError: fewer bytes are left than a header takes
-            return Segment(start, count), position
-        count += 1
+def _end_of_record(reader: Any, position: int) -> int | None:
+    """Returns where the record at `position` ends; None if it is not whole."""
+    try:
+        return int(reader.read(position)[1])
+    except (tf.errors.DataLossError, IndexError):  # IndexError: fewer bytes are left than a header takes
+        return None
 
 
 def _after_damage(file: Any, reader: Any, position: int, size: int) -> tuple[int, str]:
@@ -176,17 +172,9 @@ def _next_record(file: Any, reader: Any, position: int, size: int) -> int:
         for offset in map(int, header_offsets(block)):
             end = start + offset + HEADER.size + HEADER.unpack_from(block, offset)[0] + _FOOTER_BYTES
             # TensorFlow allocates any length that matches its checksum before it looks at the file's size.
-            if end <= size and _is_whole(reader, start + offset):
+            if end <= size and _end_of_record(reader, start + offset) is not None:
                 return start + offset
     return size
-
-
-def _is_whole(reader: Any, position: int) -> bool:
-    try:
-        reader.read(position)
-    except (tf.errors.DataLossError, IndexError):
-        return False
-    return True
 
 
 def _bytes_at(file: Any, position: int, count: int) -> bytes:
@@ -209,23 +197,16 @@ def _scan_compressed(path: str, compression: str) -> Scan:
 
 def _stream_problem(path: str, compression: str) -> str | None:
     """Returns what is wrong with a compressed stream, None if nothing is."""
-    stream, ended = zlib.decompressobj(_WINDOW_BITS[compression]), False
+    stream = zlib.decompressobj(_WINDOW_BITS[compression])
     try:
-        for block in _blocks(path):
-            while block:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            while block := stream.unused_data or stream.unconsumed_tail or file.read(_BLOCK_BYTES):
                 # gzip files may be joined end to end; of joined zlib streams TensorFlow reads only the first.
-                if ended and compression == "ZLIB":
+                if stream.eof and compression == "ZLIB":
                     return "bytes follow the end of the compressed stream"
-                if ended:
+                if stream.eof:
                     stream = zlib.decompressobj(_WINDOW_BITS[compression])
                 stream.decompress(block, 16 * _BLOCK_BYTES)
-                block, ended = stream.unused_data or stream.unconsumed_tail, stream.eof
     except zlib.error as error:
         return f"the compressed stream is altered ({error})"
-    return None if ended else "the compressed stream is cut"
-
-
-def _blocks(path: str) -> Iterator[bytes]:
-    with tf.io.gfile.GFile(path, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            yield block
+    return None if stream.eof else "the compressed stream is cut"

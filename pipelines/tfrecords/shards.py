@@ -15,6 +15,7 @@ from typing import Self
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
+from tfopt.files import is_open_at, sync
 from tfopt.hardware import host
 from tfopt.pipelines.tfrecords.format import Shard, ends_sha256, file_sha256
 
@@ -45,7 +46,7 @@ def published(folder: str) -> Iterator[str]:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        _sync(parent)
+        sync(parent)
     finally:
         os.close(handle)
 
@@ -54,12 +55,6 @@ class ShardWriters:
     """Writes shards one after the other into a folder, as many at once as there are CPUs.
 
     `put` and `finish` raise OSError or OpError if a shard could not be written.
-
-    Example:
-        >>> with ShardWriters("shards", compression="") as writers:  # doctest: +SKIP
-        ...     writers.begin()
-        ...     writers.put([b"one", b"two"])
-        ...     shards = writers.finish()
     """
 
     def __init__(self, folder: str, compression: str):
@@ -103,7 +98,7 @@ class ShardWriters:
                 for records in iter(queue.get, None):
                     count += len(records)
                     self._write_records(file, records)
-            _sync(path)
+            sync(path)
             return Shard(name, count, os.path.getsize(path), file_sha256(path), ends_sha256(path))
         except BaseException as error:
             self._stop(error)
@@ -165,16 +160,9 @@ def _locked(temporary: str, folder: str) -> int:
                 f"Expected to be the only writer of {folder!r}. Another process is writing it now. Wait for it, or "
                 "write to another folder."
             ) from error
-        if _is_at(temporary, handle):
+        if is_open_at(temporary, handle):
             return handle
         os.close(handle)
-
-
-def _is_at(path: str, handle: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(handle))
-    except FileNotFoundError:
-        return False
 
 
 def _empty(folder: str) -> None:
@@ -183,12 +171,3 @@ def _empty(folder: str) -> None:
             shutil.rmtree(entry.path)
         else:
             os.unlink(entry.path)
-
-
-def _sync(path: str) -> None:
-    """Brings a file, or the entries of a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

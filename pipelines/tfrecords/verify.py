@@ -11,13 +11,12 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.hardware import host
-from tfopt.pipelines.tfrecords.format import INDEX_NAME, Index, file_sha256, read_index
+from tfopt.pipelines.tfrecords.format import INDEX_NAME, Index, file_sha256, has_index, read_index
 from tfopt.pipelines.tfrecords.record_files import (
     Paths,
     RecordFile,
     expect_compression,
     find_files,
-    is_indexed,
     kind_of,
     missing_shards,
 )
@@ -79,9 +78,8 @@ class RecordsReport:
 def verify_records(paths: Paths, *, compression: str | None = None) -> RecordsReport:
     """Reads files of records whole, and reports what is wrong with them.
 
-    In a folder that `write_records` wrote, finds every altered, missing or added byte and file; given only some of its
-    files, it still reports those that are missing. Elsewhere the records' own checksums reveal every altered byte of a
-    record and every cut inside one.
+    In a folder that `write_records` wrote, finds every altered, missing or added byte and file. Elsewhere the records'
+    own checksums reveal every altered byte of a record and every cut inside one.
 
     Args:
         paths: A folder, a path, a glob, or a list of paths.
@@ -122,28 +120,7 @@ def problem_of(path: str, lost: Lost) -> Problem:
 
 
 def _listed(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
-    """Returns the files to check, and the problems of the folder or index that lists them."""
-    if not isinstance(paths, str | os.PathLike) or not os.path.isdir(paths):
-        return _given(paths)
-    folder = os.fspath(paths)
-    beside = sorted(name for name in os.listdir(folder) if name != INDEX_NAME)
-    if is_indexed(folder):
-        try:
-            index = read_index(folder)
-        except PipelineError as error:
-            return _unindexed(folder, beside), [Problem(os.path.join(folder, INDEX_NAME), "index", str(error))]
-        named = {shard.name for shard in index.shards}
-        extra = [os.path.join(folder, name) for name in beside if name not in named]
-        files = [RecordFile(os.path.join(folder, shard.name), shard, index) for shard in index.shards]
-        return files, [Problem(path, "extra", "the index does not name it") for path in extra]
-    files = _unindexed(folder, beside)
-    if not files:
-        raise PipelineError(f"Expected files of records in {folder!r}. There are none. Check the path.")
-    return files, []
-
-
-def _given(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
-    """Returns the files of a path, a glob or a list with the shards missing beside them, and problems of indexes."""
+    """Returns the files to check, missing shards included, and the problems of the folder or index that lists them."""
     problems: list[Problem] = []
 
     def read(folder: str) -> Index | None:
@@ -153,13 +130,20 @@ def _given(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
             problems.append(Problem(os.path.join(folder, INDEX_NAME), "index", str(error)))
             return None
 
-    files = find_files(paths, read)
-    return files + missing_shards(files), problems
-
-
-def _unindexed(folder: str, names: list[str]) -> list[RecordFile]:
-    paths = [os.path.join(folder, name) for name in names if not name.startswith(".")]
-    return [RecordFile(path) for path in paths if os.path.isfile(path)]
+    if not isinstance(paths, str | os.PathLike) or not os.path.isdir(paths):
+        files = find_files(paths, read)
+        return files + missing_shards(files), problems
+    folder = os.fspath(paths)
+    beside = {name: os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name != INDEX_NAME}
+    index = read(folder) if has_index(folder) else None
+    if index is not None:
+        files = [RecordFile(os.path.join(folder, shard.name), shard, index) for shard in index.shards]
+        extra = beside.keys() - {shard.name for shard in index.shards}
+        return files, [Problem(beside[name], "extra", "the index does not name it") for name in sorted(extra)]
+    files = [RecordFile(path) for name, path in beside.items() if not name.startswith(".") and os.path.isfile(path)]
+    if not files and not problems:
+        raise PipelineError(f"Expected files of records in {folder!r}. There are none. Check the path.")
+    return files, problems
 
 
 def _check(file: RecordFile, compression: str | None) -> Iterator[Problem]:
