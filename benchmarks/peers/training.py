@@ -21,7 +21,7 @@ except ImportError as error:
     print(f"Skipped: expected torch. Found: {error}. Run: pip install -r benchmarks/peers/requirements.txt")
     sys.exit(3)
 
-BATCHES = 8  # unlike ones, fed in turn
+BATCHES = 8  # different ones, fed in turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,6 +149,8 @@ KILLED_AT = {
 @pytest.mark.parametrize("step", KILLED_AT)
 def test_a_killed_step_keeps_its_figures_and_goes_on(tmp_path, step):
     pattern, mark = KILLED_AT[step]
+    if step == 7:  # there is a run to report
+        shutil.copy(ROOT / "benchmarks" / "results" / "cpu.json", tmp_path)
 
     def recorded():
         return [text for path in tmp_path.glob(pattern) if mark in (text := path.read_text())]
