@@ -17,6 +17,10 @@ class PipelineError(TfoptError):
     """Input data is missing, empty, damaged or inconsistent."""
 
 
+class DeviceMemoryError(PipelineError):
+    """The data do not fit into the device's memory."""
+
+
 class ClusterError(TfoptError):
     """The cluster is described wrongly, or a peer in it does not answer."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import PipelineError
+from tfopt.errors import DeviceMemoryError, PipelineError
 from tfopt.model.batches import DEVICE_STAGE
 from tfopt.pipelines.device.batch_functions import batch_functions, stored_dtype
 from tfopt.pipelines.device.placing import OnDevice, copy_ahead, is_gpu
@@ -75,7 +75,8 @@ class DeviceStage:
             element: As `elements` yields it, eager.
 
         Raises:
-            PipelineError: If an example cannot be read, or they do not fit on the device.
+            PipelineError: If an example cannot be read.
+            DeviceMemoryError: If the examples do not fit on the device.
         """
         indices, bits = element if len(element) == 2 else (element[0], None)
         with tf.device(self.device):
@@ -209,7 +210,7 @@ def _copied(arrays: Sequence[Any], dtypes: Sequence[Any], device: str) -> list[A
         with tf.device(device):
             return [tf.constant(array.view(dtype.as_numpy_dtype)) for array, dtype in zip(arrays, dtypes, strict=True)]
     except tf.errors.ResourceExhaustedError as error:
-        raise PipelineError(
+        raise DeviceMemoryError(
             f"Expected room for {readable_bytes(sum(array.nbytes for array in arrays))} of examples on {device}. Found "
             "that its memory is taken, perhaps by a model made after the plan. Pass cache='memory', or a smaller data "
             "set."

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.errors import DeviceMemoryError, UnsupportedError
 from tfopt.hardware import host
 from tfopt.hardware.gpu_memory import in_use_bytes, limit_bytes
 from tfopt.pipelines.inspection.facts import Facts
@@ -93,7 +93,7 @@ def place_on_device(options: PipelineOptions, facts: Facts) -> OnDevice:
     Raises:
         ValueError: If an option, the source or the examples rule it out.
         UnsupportedError: If a distribution strategy is active.
-        PipelineError: If there is too little memory.
+        DeviceMemoryError: If there is too little memory.
     """
     if tf.distribute.has_strategy():
         raise UnsupportedError(
@@ -106,7 +106,7 @@ def place_on_device(options: PipelineOptions, facts: Facts) -> OnDevice:
     size = _size(facts)
     reason = _shortage(device, size, _ASKED_SHARE)
     if reason:
-        raise PipelineError(
+        raise DeviceMemoryError(
             f"Expected data that fit on the device, for cache='device'. {reason}. Make the examples smaller in "
             "`transform` (images as uint8), or pass cache='auto'."
         )

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tfopt.bench.cases import Case, Variant, same_accuracy, same_values
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.results import UNDER_WAY
-from tfopt.errors import UnsupportedError
+from tfopt.errors import DeviceMemoryError, UnsupportedError
 from tfopt.measure import StepTimes
 
 
@@ -94,6 +94,7 @@ def failing(error, after=0):
 
 REFUSALS = [
     UnsupportedError("no such device"),
+    DeviceMemoryError("no such device"),
     MemoryError("no such device"),
     tf.errors.ResourceExhaustedError(None, None, "no such device"),
     tf.errors.InternalError(None, None, "RESOURCE_EXHAUSTED: no such device"),

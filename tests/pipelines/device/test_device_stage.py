@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from quick import first_quick
 
-from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.errors import DeviceMemoryError, PipelineError, UnsupportedError
 from tfopt.pipelines import Source, build_pipeline, per_batch, plan_pipeline, profile_pipeline
 from tfopt.pipelines.device import device_stage
 from tfopt.pipelines.device.device_stage import stage_of
@@ -248,7 +248,7 @@ def test_a_full_device_is_told(monkeypatch):
     stage = stage_of(build_pipeline(DATA, batch_size=5, cache="device"))
     element = next(iter(stage.elements))
     monkeypatch.setattr(device_stage.tf, "constant", full)
-    with pytest.raises(PipelineError, match=r"Expected room for 286 B of examples on /device:CPU:0"):
+    with pytest.raises(DeviceMemoryError, match=r"Expected room for 286 B of examples on /device:CPU:0"):
         stage.batch(element)
 
 

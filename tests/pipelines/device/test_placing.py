@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.errors import DeviceMemoryError, PipelineError, UnsupportedError
 from tfopt.pipelines import (
     CentralCrop,
     RandomCrop,
@@ -88,11 +88,11 @@ def test_data_take_half_of_what_is_free(free_memory):
     assert reason == "asked for; 8.0 MiB, within half of the 17.0 MiB free on /device:CPU:0"
     free_memory(15.0)
     with pytest.raises(
-        PipelineError, match=r"8\.0 MiB are needed, and exceed half of the 15\.0 MiB free on /device:CPU"
+        DeviceMemoryError, match=r"8\.0 MiB are needed, and exceed half of the 15\.0 MiB free on /device:CPU"
     ):
         plan_pipeline((X, Y), batch_size=4, cache="device")
     free_memory(None)
-    with pytest.raises(PipelineError, match="free on /device:CPU:0 is unknown"):
+    with pytest.raises(DeviceMemoryError, match="free on /device:CPU:0 is unknown"):
         plan_pipeline((X, Y), batch_size=4, cache="device")
 
 

@@ -14,7 +14,7 @@ from tfopt.bench.cases import Case, Timer, Variant
 from tfopt.bench.cases.ceilings import device_rates
 from tfopt.bench.cases.conditions import GpuReadings, MemoryMeter
 from tfopt.bench.results import UNDER_WAY, CaseResult, VariantResult
-from tfopt.errors import UnsupportedError, summarize_error
+from tfopt.errors import DeviceMemoryError, UnsupportedError, summarize_error
 from tfopt.measure import StepTimes
 from tfopt.model.flops import model_flops
 
@@ -157,7 +157,7 @@ class _Measurement:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether an error says that this machine cannot run the variant."""
-    if isinstance(error, UnsupportedError | MemoryError | tf.errors.ResourceExhaustedError):
+    if isinstance(error, UnsupportedError | DeviceMemoryError | MemoryError | tf.errors.ResourceExhaustedError):
         return True
     # XLA reports a lack of memory as an internal error.
     return isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in str(error)
