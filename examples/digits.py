@@ -1,6 +1,6 @@
 """Trains a small net on scikit-learn's handwritten digits, to over 95 %, with tfopt's pipeline, policy and loggers.
 
-Run it as it stands: `python examples/digits.py [LOG_FOLDER]`. It needs scikit-learn: `pip install '.[bench]'`.
+Run it as it is: `python examples/digits.py [LOG_FOLDER]`. It needs scikit-learn: `pip install '.[bench]'`.
 """
 
 import sys
@@ -40,7 +40,7 @@ plan = plan_pipeline((x, y), batch_size=64, seed=0)
 print(plan)
 dataset = plan.build()
 
-# Is XLA worth it for this model, here?
+# Does XLA pay for this model here?
 decision = tfopt.xla.decide(model, dataset)
 print(decision)
 decision.apply(model)

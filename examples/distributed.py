@@ -15,14 +15,14 @@ import tensorflow as tf
 import tfopt
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--logical-devices", type=int, default=1, help="split the CPU, to stand in for so many GPUs")
+parser.add_argument("--logical-devices", type=int, default=1, help="split the CPU to stand in for this many GPUs")
 options = parser.parse_args()
 if options.logical_devices > 1:
     cpu = tf.config.list_physical_devices("CPU")[0]
     split = [tf.config.LogicalDeviceConfiguration()] * options.logical_devices
     tf.config.set_logical_device_configuration(cpu, split)
 
-# Before anything else of TensorFlow: in a cluster its server starts here.
+# Before TensorFlow does anything else: in a cluster, its server starts here.
 strategy = tfopt.distribute.strategy("auto")
 print(tfopt.distribute.explain())
 

@@ -1,7 +1,7 @@
 """Trains a small net by `fit`, stock and overlapped: the same losses, in less time.
 
-Run it as it stands: `python examples/fit.py`. It needs scikit-learn: `pip install '.[bench]'`. The smaller the step,
-the more there is to gain; on a GPU it is the copy of each batch, too.
+Run it as it is: `python examples/fit.py`. It needs scikit-learn: `pip install '.[bench]'`. The smaller the step, the
+larger the gain; a GPU also gains by copying each batch ahead.
 """
 
 import keras

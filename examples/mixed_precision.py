@@ -1,6 +1,6 @@
-"""Turns a float32 net into a mixed one after checking that it computes the same, layer by layer.
+"""Switches a float32 net to mixed precision, after checking layer by layer that it computes the same.
 
-Run it as it stands: `python examples/mixed_precision.py [LOG_FOLDER]`. It needs scikit-learn: `pip install '.[bench]'`.
+Run it as it is: `python examples/mixed_precision.py [LOG_FOLDER]`. It needs scikit-learn: `pip install '.[bench]'`.
 """
 
 import sys
@@ -34,7 +34,7 @@ model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
 
 recommendation = tfopt.precision.recommend()
 print(recommendation)
-# Where float32 is recommended, as on a CPU, this shows what float16 would do; it is no faster there.
+# If float32 is recommended, as on a CPU, use float16 to show the check; it is no faster there.
 policy = recommendation.policy if recommendation.policy != "float32" else "mixed_float16"
 
 # Does it compute the same from the same weights, forward and backward?
@@ -43,7 +43,7 @@ print(report)
 if not report.passed and report.fallback is None:
     sys.exit(f"{policy} is not for this model")
 
-# Which layers go back to float32, if any, is what the check found.
+# The check names the layers to keep in float32, if any.
 print(tfopt.precision.apply(model, policy if report.passed else report.fallback))
 model.fit(
     dataset,

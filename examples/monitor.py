@@ -1,9 +1,8 @@
-"""Trains a small net with every way to watch it: files, TensorBoard, alerts, a trace, Prometheus, a tracker, a report.
+"""Trains a small net and monitors it with files, TensorBoard, alerts, a trace, Prometheus, a tracker and a report.
 
-It trains in mixed_float16, so that there is a loss scale to log.
-
-Run it as it stands: `python examples/monitor.py [FOLDER]`. It needs scikit-learn, jinja2, TensorBoard and
-prometheus-client: `pip install '.[bench,tensorboard,prometheus]'`. With a GPU the same script shows the GPU.
+Run it as it is: `python examples/monitor.py [FOLDER]`. It needs scikit-learn, jinja2, TensorBoard and
+prometheus-client: `pip install '.[bench,tensorboard,prometheus]'`. It trains in mixed_float16, so that there is a loss
+scale to log, and shows the GPU if there is one.
 """
 
 import sys
@@ -66,7 +65,7 @@ model.fit(
         ThroughputLogger(folder, formats=("csv", "jsonl", "tensorboard")),
         CompilationLogger(),
         LossScaleLogger(folder),
-        # Fires on purpose, on any machine, and has the next steps traced.
+        # Fires on any machine, on purpose, and requests a trace of the next steps.
         UtilizationAlert("host_cpu_percent", above=1, for_seconds=1, action=profiler.request),
         profiler,
         PrometheusExporter(folder / "training.prom", interval_seconds=1),

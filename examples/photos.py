@@ -1,7 +1,7 @@
 """Trains on a folder of JPEG photographs: random crops for training, central ones for evaluation, cached on disk.
 
-Run it as it stands: `python examples/photos.py [FOLDER]`. The folder has one subfolder a class; without one, the
-photographs of tfopt-bench are used, cut from two of scikit-learn's: `pip install '.[bench]'`.
+Run it as it is: `python examples/photos.py [FOLDER]`. The folder has one subfolder per class; without one, it uses
+tfopt-bench's photographs, cut from two of scikit-learn's: `pip install '.[bench]'`.
 """
 
 import sys
@@ -44,7 +44,7 @@ model = keras.Sequential(
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
 
-with tempfile.TemporaryDirectory() as caches:  # name a folder of your own to keep it for later runs
+with tempfile.TemporaryDirectory() as caches:  # use a permanent folder to keep the cache for later runs
     evaluation = plan_pipeline(source, batch_size=32, crop=CentralCrop(SIZE), training=False, cache=caches)
     print(evaluation)
     model.fit(

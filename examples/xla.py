@@ -1,6 +1,6 @@
-"""Trains a small net with XLA where it pays: what stands against it, whether it pays here, and what it compiles.
+"""Trains a small net with XLA if it pays: asks what prevents it, whether it pays here, and what it compiles.
 
-Run it as it stands: `python examples/xla.py`. It needs scikit-learn: `pip install '.[bench]'`.
+Run it as it is: `python examples/xla.py`. It needs scikit-learn: `pip install '.[bench]'`.
 """
 
 import keras
@@ -14,7 +14,7 @@ EPOCHS = 5
 
 digits = load_digits()
 x, y = (digits.data / 16).astype("float32"), digits.target.astype("int32")
-# Batches of one shape: XLA would compile a smaller last one anew.
+# Batches of one shape: XLA would compile again for a smaller last one.
 dataset = build_pipeline((x, y), batch_size=64, seed=0, remainder="drop")
 
 keras.utils.set_random_seed(0)
@@ -23,10 +23,10 @@ model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10)])
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile("adam", loss, metrics=["accuracy"])
 
-# Can XLA compile it? Nothing is compiled or run for that.
+# Can XLA compile it? This compiles and runs nothing.
 print(tfopt.xla.explain(model, dataset))
 
-# Is it worth it here, in so many steps?
+# Does it pay here, for this number of steps?
 decision = tfopt.xla.decide(model, dataset, planned_steps=EPOCHS * len(dataset))
 print(decision)
 decision.apply(model)

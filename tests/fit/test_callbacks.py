@@ -121,7 +121,7 @@ def test_nan_ends_the_training_at_its_step(pair):
     assert steps == 3
     assert named[0] == []
     assert len(named[1]) == 1
-    assert "TerminateOnNaN, for which the device is waited for on every step" in named[1][0]
+    assert "TerminateOnNaN, so every step waits for the device" in named[1][0]
 
 
 class Reader(keras.callbacks.Callback):
@@ -167,7 +167,7 @@ def test_one_that_reads_on_every_step_is_right_and_named_once(pair):
     assert len(seen) == 15
     assert len(some) == 6
     assert [len(messages) for messages in named] == [0, 1]
-    assert "Found Reader, for which" in named[1][0]
+    assert "Found Reader, so every step waits" in named[1][0]
 
 
 def test_one_that_reads_now_and_then_is_not_named(pair):
@@ -185,7 +185,7 @@ def test_one_that_reads_now_and_then_is_not_named(pair):
 
 def test_one_that_says_so_is_called_when_the_step_has_ended():
     model, measure = fit.overlap(dense_net()), Measure()
-    with pytest.warns(UserWarning, match="Found Measure and Reader, for which the device is waited for"):
+    with pytest.warns(UserWarning, match="Found Measure and Reader, so every step waits for the device"):
         model.fit(batches(), verbose=0, shuffle=False, callbacks=[measure, Reader(every=9, says_so=True)])
     assert measure.read == [True] * 5
 
@@ -236,7 +236,7 @@ def test_tensorboard(pair, tmp_path):
                     batches(), epochs=2, validation_data=VALIDATION, verbose=0, shuffle=False, callbacks=[callback]
                 )
             # TensorBoard itself warns too.
-            named.append([str(warning.message) for warning in found if "waited for" in str(warning.message)])
+            named.append([str(warning.message) for warning in found if "waits for the device" in str(warning.message)])
             written.append(summaries(folder))
         return written
 

@@ -81,7 +81,7 @@ def test_shapes_that_do_not_fit_are_named(query, key, value):
         ({"scale": float("nan")}, ValueError, r"Expected scale to be a finite number. Received: nan. Omit it"),
         ({"causal": "no"}, TypeError, r"Expected causal to be a bool. Received: 'no'. Pass a tensor as mask"),
         ({"causal": tf.constant(True)}, TypeError, r"Expected causal to be a bool"),
-        ({"mask": tf.ones((4, 4))}, TypeError, r"Expected a boolean mask.* Received: one of float32. Pass mask > 0"),
+        ({"mask": tf.ones((4, 4))}, TypeError, r"Expected a boolean mask.* Received: one of float32. Convert it"),
         (
             {"mask": tf.ones((2, 1, 4, 3), tf.bool)},
             ValueError,

@@ -333,7 +333,7 @@ def empty():
         (lambda: None, None, TypeError, r"Expected a keras\.Model"),
         (lambda: small_net(compiled=False), None, ValueError, r"not compiled\. Call model\.compile"),
         (empty, None, ValueError, r"Expected a model with layers.*Add layers first"),
-        (subclassed, None, ValueError, "does not say what shape it takes.*Pass a dataset or one batch"),
+        (subclassed, None, ValueError, "since the input shape of .* is not fixed.*Pass a dataset or one batch"),
         (small_net, [1, 2], TypeError, r"Expected a tf\.data\.Dataset"),
         (small_net, tf.data.Dataset.from_tensors(batch()).take(0), PipelineError, "Found none"),
         (

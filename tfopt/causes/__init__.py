@@ -1,1 +1,1 @@
-"""Why a GPU is not used well: thresholds, causes and remedies, shared by alerts, reports and the diagnosis."""
+"""Why a GPU is poorly used: thresholds, causes and remedies, shared by alerts and reports."""

@@ -1,4 +1,4 @@
-"""The causes of a badly used GPU: one name, threshold and remedy each, the likely one and a training's verdict."""
+"""The causes of a poorly used GPU, with thresholds and remedies; picks the likely cause and a training's verdict."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ INPUT = Cause(
     "tfopt.pipelines.profile_pipeline(dataset) names the slow stage; build_pipeline decodes in parallel, caches and "
     "prefetches.",
 )
-# Removing a wait of a fifth makes the training up to a quarter faster: worth somebody's time.
+# Removing a wait of 20 % makes a training up to 25 % faster, which is worth the effort.
 WAITING_PERCENT = 20.0
 
 SHORT_KERNELS = Cause(
@@ -39,15 +39,15 @@ IDLE_TENSOR_CORES = Cause(
     'tfopt.precision.set_policy("auto") chooses a 16-bit policy before the model is made; '
     "tfopt.precision.check(model, dataset) tells whether it trains as well.",
 )
-# Too little for any matrix product that takes time, yet above the noise of a counter at rest.
+# Too little for any matrix product that matters, but above the noise of an idle counter.
 TENSOR_ACTIVE_PERCENT = 1.0
-# With fewer multiprocessors active there is too little to do, in whatever dtype.
+# With fewer active multiprocessors there is too little work in any dtype.
 _WORKING_PERCENT = 20.0
 
 OTHER_PROCESS = Cause(
     "another process is on the GPU", "nvidia-smi names it; choose a free GPU with CUDA_VISIBLE_DEVICES."
 )
-# More than the CUDA context of an idle process takes, which is some hundreds of MiB.
+# More than the CUDA context of an idle process takes: a few hundred MiB.
 _OTHERS_MIB = 1024.0
 
 FULL_MEMORY = Cause(
@@ -57,7 +57,7 @@ FULL_MEMORY = Cause(
 _FULL = 0.95
 
 THROTTLED_PERCENT = WAITING_PERCENT
-# By what slows the GPU, a value of SLOWED_BY.
+# By the value of SLOWED_BY.
 THROTTLED = {
     "power": Cause(
         "power", "Its power limit sets the pace: nvidia-smi -q -d POWER shows it, and nvidia-smi -pl raises it."
@@ -84,7 +84,7 @@ NO_STEPS = {
     ),
 }
 
-# The metrics that a cause of slow training may push beyond a bound, by the side of the bound.
+# Metrics that slow training pushes below or above a bound.
 _SLOW_BELOW = {
     "gpu_utilization_percent",
     "sm_active_percent",
@@ -103,19 +103,19 @@ _HOT_ABOVE, _HOT_BELOW = {"gpu_temperature_celsius"}, {"sm_clock_mhz", "memory_c
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is known when a metric has been beyond its bound for too long."""
+    """What is known about a metric that has been beyond its bound for too long."""
 
     metric: str
     above: bool
     readings: Readings = field(default_factory=Readings)
-    """The means over the time beyond the bound, of the GPUs in question."""
+    """Means over the time beyond the bound, of the GPUs in question."""
     float32: bool = False
-    """Whether the model computes in float32 alone."""
+    """Whether the model computes only in float32."""
     memory_grows: bool = False
-    """Whether TensorFlow takes GPU memory as needed. Otherwise it takes nearly all at the start, and a full memory says
-    nothing."""
+    """Whether TensorFlow takes GPU memory as needed. Otherwise it takes nearly all of it at the start, and full memory
+    means nothing."""
     stalled_seconds: float | None = None
-    """How long no training step has ended, if that is long."""
+    """Time since the last training step ended, if unusually long."""
     phase: str = "training"
     """What `fit` is doing: a key of `NO_STEPS`."""
 
@@ -124,8 +124,8 @@ def likely_cause(situation: Situation) -> str:
     """Returns a sentence with the likely cause and its remedy, or one saying that no known cause fits.
 
     The first that fits, in this order: no step ends; waiting for input; throttling; another process on the GPU; idle
-    tensor cores in float32; many short kernels; full memory. For memory that fills up, only what takes it is examined;
-    for a falling clock, only what holds it back.
+    tensor cores in float32; many short kernels; full memory. A metric of memory is explained only by what takes memory,
+    a clock or temperature only by throttling.
 
     Example:
         >>> readings = Readings(input_wait_percent=63.0)
@@ -232,7 +232,7 @@ def _full_memory(situation: Situation, gpu: GpuSample) -> str | None:
 
 
 def _unknown(readings: Readings) -> Iterator[str]:
-    """The readings that would have told more."""
+    """Names of missing readings that would have helped."""
     if readings.input_wait_percent is None:
         yield "input_wait_percent"
     for name in ("gpu_utilization_percent", "sm_active_percent", "throttle_reasons", "gpu_memory_others_mib"):
@@ -244,7 +244,7 @@ def verdict(readings: Readings, *, seconds: float, first_step_end: float | None)
     """Says in a sentence what held a training back: the first of these that the readings show.
 
     Most of the time went into the first step; waiting for input; (no GPU was read); throttling; many short kernels;
-    idle tensor cores. Otherwise the model sets the pace. What is unknown shows nothing.
+    idle tensor cores. Otherwise the model sets the pace.
 
     Args:
         readings: The means since the first step, which traces and compiles, has ended.
@@ -268,7 +268,7 @@ def verdict(readings: Readings, *, seconds: float, first_step_end: float | None)
 
 
 def _measured(readings: Readings) -> str:
-    """How busy the devices were and how long steps waited."""
+    """Says how busy the devices were and how long steps waited."""
     busy, cpu = _known(readings, "gpu_utilization_percent"), readings.host_cpu_percent
     if busy:
         several = f"The {len(busy)} GPUs were" if len(busy) > 1 else "The GPU was"
@@ -285,12 +285,12 @@ def _measured(readings: Readings) -> str:
 
 
 def _known(readings: Readings, name: str) -> list[float]:
-    """The known means of a quantity, one per GPU."""
+    """Known means of a quantity, one per GPU."""
     return [value for gpu in readings.gpus if (value := getattr(gpu, name)) is not None]
 
 
 def _shown_by_gpus(readings: Readings) -> str:
-    """What the GPUs' readings show if steps did not wait for input, or that is unknown."""
+    """Says what the GPUs' readings show, given that input is not the limit or unknown."""
 
     def mean(name: str) -> float | None:
         values = _known(readings, name)

@@ -1,4 +1,4 @@
-"""What was read over some time, as the catalogue of causes takes it, and which throttle reasons count."""
+"""Mean readings of a training over time, and the throttle reasons that count."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from tfopt.hardware.nvml.gpu_reading import GPU_FIELDS
 GPU_KEYS = tuple(name for name in GPU_FIELDS if name != "throttle_reasons")
 HOST_KEYS = HOST_FIELDS
 
-# NVML's reasons that slow a GPU which could run faster, and by what. The owner chose the others.
+# NVML's reasons that slow down a GPU that could run faster, and their causes. The others are settings of the owner.
 SLOWED_BY = {
     "power_cap": "power",
     "hw_power_brake": "power",
@@ -21,19 +21,19 @@ SLOWED_BY = {
     "hw_thermal": "heat",
     "hw_slowdown": "heat or power",
 }
-# tfopt's choice: a data-centre GPU at full load runs at its power cap by design, somewhat below its highest clock.
+# tfopt's choice: at full load a data-centre GPU runs at its power cap by design, somewhat below its highest clock.
 _CAPPED_BELOW = 0.75
-# A reason present in a smaller share of the readings does not explain the rest of them.
+# A reason in a smaller share of the readings does not explain their mean.
 _EXPLAINS = 0.25
 # By GPU (None: the training) and name: sum and count of the known values, and the last value.
 Sums: TypeAlias = Mapping[tuple[int | None, str], tuple[float, int, float | None]]
 
 
 class Throttling:
-    """Tells what slows each GPU down, from the samples of one training in their order.
+    """Finds what slows each GPU down, given a training's samples in order.
 
-    Heat and hardware brakes always count. The power cap counts only where it holds the clock below three quarters of
-    the highest clock seen of this GPU.
+    Heat and hardware brakes always count. The power cap counts only if it holds the clock below three quarters of the
+    GPU's highest clock so far.
 
     Example:
         >>> throttling = Throttling()
@@ -58,10 +58,10 @@ class Throttling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """Means over some time of a training. None: unknown."""
+    """Mean readings over part of a training. None: unknown."""
 
     gpus: tuple[GpuSample, ...] = ()
-    """The means of each GPU. Its `throttle_reasons` are those that explain the time."""
+    """Means of each GPU; `throttle_reasons` holds the most frequent reason if it explains them."""
     input_wait_percent: float | None = None
     host_cpu_percent: float | None = None
     throttled_percent: float | None = None
@@ -69,22 +69,22 @@ class Readings:
 
 
 class RunningMeans:
-    """Sums up readings, so that their means since any moment are known without keeping them.
+    """Sums up readings, so that means since any moment are known without keeping the readings.
 
-    A quantity that was not read since then keeps its last value. One thread may add GPU samples while another adds the
-    training's figures.
+    A quantity not read since then keeps its last value. One thread may add GPU samples while another adds the
+    training's.
     """
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int | None, str], tuple[float, int, float | None]] = {}
 
     def add_gpu(self, row: GpuSample, reasons: tuple[str, ...] | None) -> None:
-        """Adds a sample of a GPU and which reasons of `SLOWED_BY` slow it down, None if unknown."""
+        """Adds a GPU's sample and the reasons of `SLOWED_BY` that slow it down, None if unknown."""
         self._add(row.index, {key: getattr(row, key) for key in GPU_KEYS})
         self._add(row.index, {name: None if reasons is None else float(name in reasons) for name in SLOWED_BY})
 
     def add_input_wait(self, percent: float | None) -> None:
-        """Adds the share of time in which the training waited for input."""
+        """Adds the share of time that the training waited for input."""
         self._add(None, {"input_wait_percent": percent})
 
     def moment(self) -> Sums:
@@ -92,7 +92,7 @@ class RunningMeans:
         return dict(self._sums)
 
     def since(self, moment: Sums, *, gpu_index: int | None = None) -> Readings:
-        """Returns the means since a moment, of all GPUs or of one; of its throttle reasons the most frequent."""
+        """Returns the means since a moment, of all GPUs or of one."""
         now = self.moment()
         indices = dict.fromkeys(index for index, _ in now if index is not None and gpu_index in (None, index))
         return Readings(

@@ -1,4 +1,4 @@
-"""The one change to Keras that overlap needs: callbacks get each step's logs unconverted."""
+"""Patches Keras so that callbacks get each step's logs unconverted: the only global change that overlap needs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 
 
 def _batch_end(hook: str, function: str) -> Callable[[Function], Function]:
-    """Makes the replacement of the method behind a hook of `fit` or `evaluate`, for steps of a model's function."""
+    """Returns the factory that replaces the method behind a hook of `fit` or `evaluate` for overlapped steps."""
 
     def make(stock: Function) -> Function:
         def on_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
@@ -44,7 +44,7 @@ def _predict(stock: Function) -> Function:
 
 
 def _overlapped_step(callbacks: CallbackList, name: str) -> OverlappedStep | None:
-    """The overlapped step that ran, if any; a callback may have wrapped it."""
+    """The overlapped step that ran, if any, even if a callback has wrapped it."""
     step: Any = getattr(_model_of(callbacks), name, None)
     while not isinstance(step, OverlappedStep) and hasattr(step, "__wrapped__"):
         step = step.__wrapped__

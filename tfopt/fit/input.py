@@ -12,11 +12,7 @@ from tfopt.pipelines.device.placing import choose_device, copy_ahead
 
 
 class DeviceStageBatches:
-    """Batches of a pipeline with a device stage, made on the device from small elements that tf.data yields.
-
-    Args:
-        stage: The stage, from `tfopt.pipelines.device.device_stage.stage_of`.
-    """
+    """Batches of a pipeline with a device stage (`stage_of(dataset)`), made on the device from what tf.data yields."""
 
     def __init__(self, stage: Any):
         self._stage = stage
@@ -51,10 +47,10 @@ def ahead(dataset: Any) -> Any:
 
 
 def for_predict(data: Any) -> Any:
-    """Returns what to pass to `predict` instead of its data: a dataset with the copy to the GPU, anything else as is.
+    """Returns what to pass to `predict`: datasets with a copy to the GPU, anything else unchanged.
 
     Raises:
-        tfopt.errors.UnsupportedError: If the data has batches only with its device stage, which predict cannot attach.
+        tfopt.errors.UnsupportedError: If only a device stage makes the batches, which predict cannot attach.
     """
     if isinstance(data, NotAttached):
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""Launches training steps without waiting for them, at most so many ahead of the device."""
+"""Launches training steps without waiting for them, up to a limit."""
 
 import functools
 import inspect
@@ -19,7 +19,7 @@ from tfopt.fit.logs import LogDelivery, is_settled
 from tfopt.repairs import fingerprint
 
 ATTRIBUTE = "_tfopt_overlap"
-"""Where a model keeps its `Overlap`. Set in its `__dict__`: Keras tracks what is set as an attribute."""
+"""Where a model keeps its `Overlap`: in its `__dict__`, since Keras tracks attributes."""
 
 _END = object()
 
@@ -32,11 +32,11 @@ _KNOWN = {
 
 
 class InFlight:
-    """Bounds how many steps are launched and not done, since each holds its batch.
+    """Limits how many steps are launched but not done, since each holds its batch.
 
-    Every `most // 2`-th step is marked, and before more than `most` steps are out the oldest mark is waited for. A
-    thread does the waiting: a copy from a GPU is ready when everything launched before the copy has ended, so asking
-    for it early, and not when the bound is reached, keeps the device busy meanwhile.
+    Every `most // 2`-th step is marked, and before more than `most` steps are out the oldest mark is awaited. A thread
+    does the waiting: a copy from a GPU completes after everything launched before it, so it is requested early, not
+    when the limit is reached, to keep the device busy.
 
     Args:
         most: Most steps in flight.
@@ -48,7 +48,7 @@ class InFlight:
         self._marks_out = most // self._every
         self._idle = idle
         self.waits_every = 1 if idle else self._every
-        """Steps between waits; 1 where each step has ended when its call returns."""
+        """Steps between waits; 1 if each step has ended when its call returns."""
         self._unmarked = 0
         self._marks: deque[Future[Any]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfopt-fit")  # starts with its first task
@@ -75,9 +75,9 @@ class Overlap:
     deliveries: "weakref.WeakKeyDictionary[keras.callbacks.CallbackList, LogDelivery]" = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """How each list of callbacks that this model runs with gets its logs."""
+    """How each of the model's callback lists gets its logs."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """What was put into the model's `__dict__`, by name."""
+    """Methods put into the model's `__dict__`, by name."""
 
 
 def overlap_of(model: Any) -> Overlap | None:
@@ -88,9 +88,9 @@ def overlap_of(model: Any) -> Overlap | None:
 class OverlappedStep:
     """Keras' train or test function, with the batch taken before the step instead of inside it.
 
-    The step itself is Keras' own. Its batch is taken eagerly, so that nothing of the step has run when the data ends.
-    Inside a graph, whatever does not depend on the batch has run by then, and Keras counts a step too many where it
-    does not know how many there are. It is also cheaper: one graph is called, not two and a comparison.
+    The step itself is Keras' own. Its batch is taken eagerly, so that no part of the step has run when the data ends.
+    Inside a graph, whatever does not depend on the batch has run by then, and Keras counts a step too many if it does
+    not know how many there are. It is also cheaper: one graph is called, not two and a comparison.
 
     Args:
         stock: What Keras' `_make_function` returned.
@@ -126,8 +126,8 @@ class OverlappedStep:
             outputs = self._run(batch)
         if is_settled(outputs):
             return outputs
-        # An eager step may return variables, which the next step changes. Keras' function passes its outputs through an
-        # Optional, which turns variables, numbers and lists into tensors.
+        # An eager step may return variables, which the next step changes. As in Keras' function, an Optional turns
+        # variables, numbers and lists into tensors.
         return tf.experimental.Optional.from_value(outputs).get_value()
 
     def _run(self, batch: Any) -> Any:
@@ -140,8 +140,8 @@ class OverlappedStep:
         kind = (type(iterator), eager, tf.config.experimental.get_synchronous_execution())
         if kind == self._kind and (spec is self._spec or spec == self._spec):
             return
-        self._take, self._launch, self._kind = next, self._one_step, None  # what follows may fail
-        # The step became a graph, or not, when it was made: model.run_eagerly may have changed since.
+        self._take, self._launch, self._kind = next, self._one_step, None  # in case tracing fails
+        # Not model.run_eagerly, which may have changed since the step was made.
         if not eager and isinstance(self._one_step.__wrapped__, tf.types.experimental.PolymorphicFunction):
             concrete, whole = self._trace(spec)
             self._launch = concrete if whole else self._model._autoconvert_optionals(concrete)
@@ -150,9 +150,9 @@ class OverlappedStep:
         self._spec, self._kind = spec, kind
 
     def _trace(self, spec: Any) -> tuple[Any, bool]:
-        """The step traced for batches of a spec, and whether they lack no part.
+        """Returns the step traced for batches of a spec, and whether every part is present.
 
-        Traced by the spec, not by the first batch: a smaller last batch would be traced, and compiled, again.
+        Traced by the spec, not the first batch, so that a smaller last batch is not traced, and compiled, again.
         """
         leaves = keras.tree.flatten(spec)
         missing = [isinstance(leaf, tf.OptionalSpec) for leaf in leaves]
@@ -165,9 +165,9 @@ class OverlappedStep:
 def takes_shortcut(iterator: Any) -> bool:
     """Whether `next_tensors` and `launcher` work: for an iterator over plain tuples of tensors, in a known TensorFlow.
 
-    They skip what TensorFlow does for structures and signatures. On two CPU cores, `next` on an iterator costs 160 µs,
+    They skip TensorFlow's handling of structures and signatures. On two CPU cores, `next` on an iterator costs 160 µs
     and a call of a traced function 200 µs, more than the operations they run: a third of a tiny model's overlapped
-    step. Without the shortcut nothing is lost but that time.
+    step. Only that time depends on the shortcut.
     """
     spec = iterator.element_spec
     plain = (
@@ -202,11 +202,11 @@ def _is_known() -> bool:
 
 
 def _end_of(outputs: Any) -> Callable[[], Any]:
-    """A function that returns when the step with these outputs has ended."""
+    """Returns a function that waits for the step with these outputs."""
     leaves = tf.nest.flatten(outputs, expand_composites=True)
     if not leaves or not isinstance(leaves[0], tf.Tensor):
         return tf.test.experimental.sync_devices
-    # One number of a large prediction arrives as late as all of it. It is copied because two threads must not read one
-    # tensor at the same time, and the main thread may be reading this one.
+    # One number of a large prediction arrives with the rest. It is copied because two threads must not read a tensor at
+    # the same time, and the main thread may be reading this one.
     number = tf.identity(leaves[0]) if leaves[0].shape.rank == 0 else tf.reshape(leaves[0], [-1])[:1]
     return number.numpy

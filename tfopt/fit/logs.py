@@ -1,4 +1,4 @@
-"""Delivers a step's logs to callbacks as tensors that may not be computed yet, and become numbers when read."""
+"""Delivers a step's logs to callbacks before they are computed; they become numbers when read."""
 
 import math
 import time
@@ -13,20 +13,20 @@ from keras.src.utils.python_utils import pythonify_logs
 _UNREAD = object()
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 
-_SECONDS = 1.0  # a progress bar that stands still longer looks broken
+_SECONDS = 1.0  # a progress bar that stops longer looks broken
 _STEPS_IN_A_ROW = 3  # a callback that reads on this many steps is assumed to read on all
 
 
 def is_settled(logs: Any) -> bool:
-    """Whether logs are a dict of tensors, or of such dicts, which later steps cannot change."""
+    """Whether logs are a (nested) dict of tensors, which later steps cannot change."""
     return isinstance(logs, dict) and all(isinstance(log, _TENSORS) or is_settled(log) for log in logs.values())
 
 
 class LazyLogs(dict[str, Any]):
     """A step's logs as Keras passes them to callbacks, floats under sorted keys, converted when a value is first read.
 
-    Reading a value waits for the step; length, keys and setting a key do not. The values are those of this step,
-    however late they are read.
+    Reading a value waits for the step; length, keys and setting a key do not. However late they are read, the values
+    are those of this step.
 
     Args:
         tensors: What the step returned. Nested dicts are flattened, as in Keras.
@@ -58,7 +58,7 @@ class LazyLogs(dict[str, Any]):
             self._tensors = None
         return self
 
-    # dict(logs) and {**logs} copy a dict's memory, unread values included, unless it has its own __iter__.
+    # Without its own __iter__, dict(logs) and {**logs} would copy the unread values.
     def __iter__(self) -> Iterator[str]:
         return dict.__iter__(self)
 
@@ -67,7 +67,7 @@ class LazyLogs(dict[str, Any]):
 
 
 def _reading(name: str) -> Callable[..., Any]:
-    """A method of dict that converts the values first."""
+    """Returns a method of dict that converts the values first."""
     method = getattr(dict, name)
 
     def read(self: LazyLogs, *args: Any, **kwargs: Any) -> Any:
@@ -95,12 +95,12 @@ class LogDelivery:
     """Delivers logs to the callbacks of one list, each as it needs them.
 
     - Keras' progress bar gets them every `log_every` steps, on an epoch's first and last step, and after a second.
-    - Keras' TensorBoard gets them on the steps that it writes, and not on those on which it only reads.
-    - A callback with a true `needs_every_step` gets numbers, after the step has ended.
-    - All others get `LazyLogs`, which wait for nothing unless read.
+    - Keras' TensorBoard gets them only on the steps that it writes.
+    - A callback with `needs_every_step = True` gets numbers, after the step has ended.
+    - All others get `LazyLogs`, which wait only when read.
 
-    Callbacks that make every step wait are named in one warning: those that say so, Keras' TerminateOnNaN and
-    TensorBoard(update_freq="batch") beforehand, others once they have done so.
+    A warning names callbacks that make every step wait: known ones (`needs_every_step`, Keras' TerminateOnNaN,
+    TensorBoard(update_freq="batch")) on the first step, others once they have done so.
 
     Args:
         log_every: Steps between updates of the progress bar.
@@ -166,8 +166,8 @@ class LogDelivery:
             names = " and ".join(dict.fromkeys(type(callback).__name__ for callback in callbacks))
             warnings.warn(
                 f"Expected callbacks that leave a step's logs unread, so that the next step need not wait. Found "
-                f"{names}, for which the device is waited for on every step: training and logs stay correct, but "
-                "nothing overlaps. Read the logs on some steps only, or at the end of the epoch.",
+                f"{names}, so every step waits for the device: training and logs stay correct, but nothing overlaps. "
+                "Read the logs only on some steps, or at the end of the epoch.",
                 stacklevel=2,
             )
 

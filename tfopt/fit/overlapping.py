@@ -28,21 +28,20 @@ _overlapped: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8) -> keras.Model:
     """Makes `fit`, `evaluate` and `predict` of a model launch each step without waiting for the one before.
 
-    Use it wherever a GPU trains, before or after `compile`, which it survives. Batches are copied to the GPU ahead of
-    time, a pipeline's device stage is attached, and a step's logs stay on the device until they are read. Training and
-    logs are the same, bit for bit, with one exception: where Keras does not know the number of batches, and without
-    XLA, it counts one step too many at the end of each epoch (`optimizer.iterations`); here the count is right.
+    Use it on a GPU, before or after `compile`. Batches are copied to the GPU ahead of time, a pipeline's device stage
+    is attached, and a step's logs stay on the device until they are read. Training and logs are the same, bit for bit,
+    with one exception: if Keras does not know the number of batches, and without XLA, it counts one step too many at
+    the end of each epoch (`optimizer.iterations`); here the count is correct.
 
     Callbacks find their step's values in `logs` whenever they read them. A callback that reads on every step makes fit
-    wait on every step, and is named in a warning: TerminateOnNaN, TensorBoard(update_freq="batch"), one with the
-    attribute `needs_every_step = True`, and any other that is seen to do so. A `train_function` of your own is called
-    as before, with Keras' logs. Copies of the model (cloned, loaded, unpickled) are not overlapped.
+    wait on every step, and is named in a warning. If you set `train_function` yourself, it is called as before, with
+    Keras' logs. Copies of the model (cloned, loaded, unpickled) are not overlapped.
 
     Args:
         model: The model. It may run eagerly, or under a MirroredStrategy, which copies the batches itself.
         log_every: Steps between updates of the progress bar, which also moves on an epoch's first and last step, and
             after a second. Default: 20.
-        steps_in_flight: Most steps launched and not done; each holds its batch. Default: 8.
+        steps_in_flight: Most steps launched but not done; each holds its batch. Default: 8.
 
     Returns:
         The same model.
@@ -51,7 +50,7 @@ def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8
         TypeError: If `model` is not a keras.Model.
         ValueError: If `log_every` or `steps_in_flight` is not an integer of at least 1.
         tfopt.errors.UnsupportedError: If the model overrides what overlap replaces, runs under another strategy, or
-            overlap does not know this version of Keras.
+            tfopt does not know this version of Keras.
 
     Example:
         >>> model = tfopt.fit.overlap(model)
@@ -77,8 +76,7 @@ def undo(model: keras.Model) -> None:
 
     Raises:
         TypeError: If `model` is not a keras.Model.
-        tfopt.errors.UnsupportedError: If it was the last overlapped model, and someone else has patched Keras'
-            callbacks since.
+        tfopt.errors.UnsupportedError: If it is the last overlapped model, and Keras' callbacks have been patched again.
 
     Example:
         >>> tfopt.fit.undo(model)
@@ -111,13 +109,13 @@ def _attach(model: keras.Model, state: Overlap) -> None:
     @functools.wraps(kind._maybe_symbolic_build)
     def _maybe_symbolic_build(iterator: Any = None, data_batch: Any = None) -> None:
         kind._maybe_symbolic_build(model, iterator=iterator, data_batch=data_batch)
-        # The only method that fit and evaluate call with their iterator before they use it.
+        # fit and evaluate call no other method with their iterator before they use it.
         if iterator is not None:
             iterator._distributed_dataset = ahead(iterator._distributed_dataset)
 
     @functools.wraps(kind.predict)
     def predict(*args: Any, **kwargs: Any) -> Any:  # a subclass may take other arguments
-        with model.distribute_strategy.scope():  # inside a strategy nothing is copied: the strategy does it
+        with model.distribute_strategy.scope():  # a strategy does the copying itself
             given = [for_predict(argument) for argument in args]
             named = {name: for_predict(argument) for name, argument in kwargs.items()}
         return kind.predict(model, *given, **named)

@@ -1,7 +1,6 @@
-"""What the GPUs and the host are and do. The only package that talks to NVML and psutil.
+"""The GPUs and the host: `gpus()` and `host()` list what this process may use, `GpuSampler` samples it during a run.
 
-`gpus()` and `host()` say what this process may use; `GpuSampler` reads what it does while something runs. On a machine
-without a GPU they work too: no GPUs, and samples of the host alone.
+The only package that talks to NVML and psutil. Without a GPU, `gpus()` is empty and samples cover the host alone.
 """
 
 import lazy_loader

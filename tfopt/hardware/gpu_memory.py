@@ -1,7 +1,4 @@
-"""Memory of a GPU as TensorFlow's allocator counts it.
-
-NVML cannot tell: TensorFlow takes nearly all memory of a GPU when it starts, whatever is in use within.
-"""
+"""GPU memory as TensorFlow's allocator counts it; NVML only sees that TensorFlow took nearly all of it at the start."""
 
 import tensorflow as tf
 
@@ -18,17 +15,17 @@ def in_use_bytes(device: str) -> int:
 
 
 def peak_bytes(device: str) -> int:
-    """Most bytes in use on a GPU since the start of the process or the last `reset_peak`."""
+    """Most bytes in use on a GPU since the process started or `reset_peak` was called."""
     return int(tf.config.experimental.get_memory_info(device)["peak"])
 
 
 def reset_peak(device: str) -> None:
-    """Starts the peak of a GPU again from what is in use now."""
+    """Resets the peak of a GPU to the bytes now in use."""
     tf.config.experimental.reset_memory_stats(device)
 
 
 def limit_bytes(device: str) -> int | None:
-    """Bytes that TensorFlow may take on a device; None for a device it does not know."""
+    """Most bytes that TensorFlow may take on a device; None if it does not know the device."""
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.client import pywrap_tf_session
     from tensorflow.python.eager import context

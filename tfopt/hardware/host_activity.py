@@ -1,4 +1,4 @@
-"""What the host does, according to psutil: CPU, memory and disk use, network traffic, ports in use."""
+"""The host's activity according to psutil: CPU, memory and disk use, network traffic, ports in use."""
 
 import time
 from collections.abc import Callable
@@ -15,27 +15,23 @@ LOOPBACK = "lo"
 # Without slots: GpuSample inherits from two such classes.
 @dataclass(frozen=True)
 class HostReading:
-    """What the host reads at one moment. None means unknown."""
+    """The host's readings at one moment. None means unknown."""
 
     host_cpu_percent: float | None = None
-    """How busy the CPUs were that this process may use, since the last sample."""
+    """Utilisation of the CPUs that this process may use, since the last sample."""
     host_memory_used_mib: float | None = None
-    """Memory of the machine that is not available."""
+    """The machine's memory that is not available."""
     process_memory_mib: float | None = None
     """Memory of this process (resident set)."""
     disk_read_mib_per_second: float | None = None
-    """Read by this process from disks, beyond what the page cache held, since the last sample."""
+    """Read from disk by this process, excluding page cache hits, since the last sample."""
 
 
 HOST_FIELDS = tuple(field.name for field in fields(HostReading))
 
 
 class HostMeter:
-    """Reads how busy the host is. CPU percentage and disk reads cover the time since the last reading.
-
-    Args:
-        clock: Monotonic clock, in seconds.
-    """
+    """Reads how busy the host is. CPU percentage and disk reads cover the time since the last reading."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,7 +40,7 @@ class HostMeter:
         self._process: psutil.Process | None = None
 
     def read(self) -> HostReading:
-        """Returns the reading; the first has no CPU percentage and no disk reads."""
+        """Returns a reading; the first has no CPU percentage and no disk reads."""
         return HostReading(
             _or_none(self._cpu_percent),
             _or_none(_memory_used_mib),
@@ -53,7 +49,7 @@ class HostMeter:
         )
 
     def _cpu_percent(self) -> float | None:
-        # Not psutil.cpu_percent: it remembers the last time per calling thread, and its first answer is 0.0.
+        # Not psutil.cpu_percent, which keeps state per calling thread and returns 0.0 at first.
         times = psutil.cpu_times(percpu=True)
         now = {cpu: _busy_and_total(times[cpu]) for cpu in usable_cpus() if cpu < len(times)}
         both = [(self._before[cpu], now[cpu]) for cpu in now if cpu in self._before]
@@ -76,21 +72,14 @@ class HostMeter:
         return float((now[1] - before[1]) / MIB / (now[0] - before[0]))
 
     def _this_process(self) -> psutil.Process:
-        # Kept: making one reads /proc, which costs as much as all the readings together.
+        # Kept, because creating one costs as much as all readings together.
         if self._process is None:
             self._process = psutil.Process()
         return self._process
 
 
 def sent_bytes(interface: str = LOOPBACK) -> int | None:
-    """Returns how many bytes all processes together have sent through a network interface since the machine started.
-
-    Args:
-        interface: Default: Linux's name for the one between processes of this machine.
-
-    Returns:
-        None where there is no such interface, or the system does not say.
-    """
+    """Returns the bytes that all processes have sent through a network interface since boot; None if unknown."""
     try:
         counters = psutil.net_io_counters(pernic=True)
     except (psutil.Error, OSError):
@@ -99,15 +88,7 @@ def sent_bytes(interface: str = LOOPBACK) -> int | None:
 
 
 def port_holder(port: int) -> str | None:
-    """Returns the process of this machine that holds a TCP port on any interface, to be named in an error.
-
-    Returns:
-        Such as "python (process 4711)". None where none is found: the system hides other users' processes.
-
-    Example:
-        >>> port_holder(22)
-        'sshd (process 812)'
-    """
+    """Returns the process that holds a TCP port, such as "sshd (process 812)"; None if the system hides it."""
     try:
         connections = psutil.net_connections(kind="tcp")
         holders = [c.pid for c in connections if c.laddr and c.laddr.port == port and not c.raddr and c.pid]
@@ -129,8 +110,8 @@ def _or_none(read: Callable[[], float | None]) -> float | None:
 
 
 def _busy_and_total(times: Any) -> tuple[float, float]:
-    """Seconds a CPU worked, and all its seconds."""
+    """Seconds a CPU was busy, and all its seconds."""
     fields = times._asdict()
-    # Linux counts a guest's time in user and nice already.
+    # Linux includes a guest's time in user and nice.
     total = sum(fields.values()) - fields.get("guest", 0.0) - fields.get("guest_nice", 0.0)
     return total - fields["idle"] - fields.get("iowait", 0.0), total

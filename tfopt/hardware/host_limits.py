@@ -1,4 +1,4 @@
-"""The CPUs and the memory that this process may use, within CPU affinity and control groups (versions 1 and 2)."""
+"""The CPUs and memory that this process may use, given its CPU affinity and control groups (versions 1 and 2)."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 MIB = 2**20
 
-# Version 1 says "no limit" with the largest multiple of a page below 2**63; no machine has an exbibyte.
+# Version 1 writes "no limit" as the largest multiple of a page below 2**63; no machine has an exbibyte.
 _NO_LIMIT_BYTES = 2**60
 
 
@@ -17,20 +17,20 @@ class Host:
     """The part of the machine that this process may use."""
 
     cpu_model: str | None
-    """The processor's name. None where /proc/cpuinfo has none."""
+    """The processor's name; None if /proc/cpuinfo has none."""
     cpus: float
-    """CPU time the process may take, in CPUs: its affinity or its cgroup's quota, whichever is smaller."""
+    """CPUs' worth of time it may take: its affinity or its cgroup's quota, whichever is smaller."""
     affinity: tuple[int, ...]
-    """The numbers of the CPUs it may run on."""
+    """Numbers of the CPUs it may run on."""
     quota_cpus: float | None
-    """The cgroup's quota in CPUs. None: no quota."""
+    """The cgroup's quota in CPUs; None: no quota."""
     memory_total_mib: float | None
-    """The machine's memory. None where /proc/meminfo does not say."""
+    """The machine's memory; None if unknown."""
     memory_limit_mib: float | None
-    """The cgroup's limit. None: no limit."""
+    """The cgroup's limit; None: no limit."""
     memory_available_mib: float | None
-    """What this process can still take within the cgroup's limit. Page cache that the kernel can reclaim at once
-    counts as available. None where the machine does not say."""
+    """What the process can still allocate within the cgroup's limit, including page cache that the kernel can reclaim
+    immediately; None if unknown."""
 
     def __str__(self) -> str:
         parts = [self.cpu_model or "unknown CPU", f"{self.cpus:g} CPUs usable"]
@@ -46,7 +46,7 @@ class Host:
 
 
 def host(*, proc: str | os.PathLike[str] = "/proc", sys: str | os.PathLike[str] = "/sys") -> Host:
-    """Returns what this process may use of the machine now. Whatever cannot be read is None.
+    """Returns what this process may use of the machine now; None where it cannot be read.
 
     Use it to choose thread counts and cache sizes: in a container or a batch job the machine's own numbers are too
     large.
@@ -75,7 +75,7 @@ def host(*, proc: str | os.PathLike[str] = "/proc", sys: str | os.PathLike[str] 
 
 
 def usable_cpus() -> tuple[int, ...]:
-    """The numbers of the CPUs that this process may run on."""
+    """Returns the numbers of the CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -87,17 +87,13 @@ class CgroupLimits:
 
     quota_cpus: float | None
     memory_limit_bytes: int | None
-    memory_free_bytes: int | None  # within the tightest level; page cache that the kernel would reclaim counts as free
+    memory_free_bytes: int | None  # within the tightest level; reclaimable page cache counts as free
 
 
 def read_cgroup_limits(proc: Path, sys_root: Path) -> CgroupLimits:
-    """Reads the limits of this process: the tightest of all levels from its control group up to the root.
+    """Reads the tightest limits from this process's control group up to the root.
 
-    Inside a container the path that /proc names may not exist below the mount; then the levels that do exist are read.
-
-    Args:
-        proc: Where /proc is.
-        sys_root: Where /sys is.
+    In a container the path that /proc names may not exist below the mount; then the existing levels are read.
     """
     mount = sys_root / "fs" / "cgroup"
     quotas: list[float] = []
@@ -114,7 +110,7 @@ def read_cgroup_limits(proc: Path, sys_root: Path) -> CgroupLimits:
 
 
 def _levels(proc: Path, mount: Path) -> Iterator[Path]:
-    """The folders of this process's groups, from its own up to the root, for each hierarchy."""
+    """The folders of each hierarchy, from this process's group up to the root."""
     for line in (_read(proc / "self" / "cgroup") or "0::/").splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
@@ -125,13 +121,13 @@ def _levels(proc: Path, mount: Path) -> Iterator[Path]:
             continue
         for root in {mount / name for name in names if (mount / name).is_dir()}:
             inside = PurePosixPath(path.lstrip("/"))
-            # A group outside this cgroup namespace is shown as /../…: only the root can be read.
+            # A group outside this cgroup namespace is shown as /../…, and only the root can be read.
             yield from (root / part for part in ([] if ".." in inside.parts else [inside, *inside.parents]))
             yield root
 
 
 def _quota(level: Path) -> list[float]:
-    """The CPUs that the level allows: none or one number."""
+    """The CPUs that a level allows: at most one number."""
     v2 = (_read(level / "cpu.max") or "").split()
     v1 = [_read(level / "cpu.cfs_quota_us") or "", _read(level / "cpu.cfs_period_us") or ""]
     for quota, period in (pair for pair in (v2, v1) if len(pair) == 2):
@@ -148,11 +144,8 @@ def _memory_limits(level: Path) -> list[int]:
 
 
 def _memory_used(level: Path) -> int | None:
-    """Bytes that the kernel cannot reclaim at once."""
-    for current, inactive in (
-        ("memory.current", "inactive_file"),
-        ("memory.usage_in_bytes", "total_inactive_file"),
-    ):
+    """Bytes that the kernel cannot reclaim immediately."""
+    for current, inactive in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
         used = _number(_read(level / current))
         if used is not None:
             lines = [line.split() for line in (_read(level / "memory.stat") or "").splitlines()]
@@ -187,7 +180,7 @@ def _read(path: Path) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    """The integer in a text; None for "max" and for rubbish."""
+    """Parses an integer; None for "max" and anything else."""
     try:
         return int(text or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, the machine's MIG instances, and the CPUs near a GPU."""
+"""Lists the GPUs that this process may use, the machine's MIG instances, and the CPUs near a GPU."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -21,17 +21,17 @@ class Gpu:
     index: int
     """Its position among the process's GPUs: TensorFlow's `GPU:index`."""
     uuid: str
-    """NVIDIA's name for the device, "GPU-…" or "MIG-…". Unlike an index, it survives reboots."""
+    """NVIDIA's identifier, "GPU-…" or "MIG-…". Unlike an index, it survives reboots."""
     name: str
-    """The product."""
+    """The product name."""
     memory_mib: int | None
-    """Total memory. None where the device does not say."""
+    """Total memory; None if unknown."""
     compute_capability: tuple[int, int] | None
-    """Such as `(9, 0)`. None where the device does not say."""
+    """Such as `(9, 0)`; None if unknown."""
     mig: bool
     """Whether it is a MIG instance."""
     driver_version: str | None
-    """Such as "570.86.15". None where the driver does not say."""
+    """Such as "570.86.15"; None if unknown."""
 
     def __str__(self) -> str:
         parts = [f"GPU:{self.index} {self.name}"]
@@ -56,13 +56,13 @@ def gpus(
 ) -> tuple[Gpu, ...]:
     """Returns the GPUs that this process may use, in CUDA's order; an empty tuple on a machine without a GPU.
 
-    It loads neither TensorFlow nor CUDA, takes no GPU memory and initialises nothing but NVML. With GPUs of several
-    models, CUDA_VISIBLE_DEVICES unset and CUDA_DEVICE_ORDER not PCI_BUS_ID, the GPUs are right but come in PCI bus
-    order, which may differ from CUDA's.
+    It loads neither TensorFlow nor CUDA, takes no GPU memory and initialises only NVML. On a machine with several
+    models of GPU, with CUDA_VISIBLE_DEVICES unset and CUDA_DEVICE_ORDER not PCI_BUS_ID, the order is that of the PCI
+    bus, which may differ from CUDA's.
 
     Args:
         environ: Where CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are read. Default: this process's environment.
-        deadline_seconds: How long the driver may take. After that, returns no GPUs and logs a warning. Default: 10.
+        deadline_seconds: How long to wait for the driver; then logs a warning and returns no GPUs. Default: 10.
 
     Example:
         >>> for gpu in gpus():
@@ -75,7 +75,7 @@ def gpus(
 
 
 def find_gpus(nvml: driver.Nvml, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Returns what `gpus()` does. It may hang with the driver: call it in NVML's thread.
+    """Returns what `gpus()` does. May hang with the driver: call it in NVML's thread.
 
     Raises:
         NvmlError: If NVML cannot be started, or does not list the GPUs.
@@ -97,27 +97,18 @@ def find_gpus(nvml: driver.Nvml, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
 
 
 def mig_instances() -> tuple[str, ...]:
-    """Returns the UUIDs of all MIG instances of the machine, ordered by GPU.
+    """Returns the UUIDs of the machine's MIG instances, ordered by GPU; empty without MIG or without a driver.
 
-    Use it to give each process an instance: `gpus()` lists only the one that CUDA would take. Empty on a machine
-    without MIG, and where the driver does not answer.
-
-    Example:
-        >>> all(uuid.startswith("MIG-") for uuid in mig_instances())
-        True
+    Use it to give each process its own instance: `gpus()` lists only the one that CUDA would take.
     """
     devices = _answer(driver.door().devices) or ()
     return tuple(instance.uuid for device in devices for instance in device.instances or ())
 
 
 def cpu_affinity(gpu: Gpu) -> frozenset[int] | None:
-    """Returns the CPUs that reach a GPU without crossing to another socket; None where the driver does not say.
+    """Returns the machine's CPUs on the same socket as a GPU; None if the driver does not say.
 
-    The numbers are the machine's: a container or a batch job may hold only some of these CPUs, or none. For a MIG
-    instance, returns the CPUs of its GPU.
-
-    Example:
-        >>> [cpu_affinity(gpu) for gpu in gpus()]
+    A container or a batch job may hold only some of these CPUs, or none. For a MIG instance, its GPU counts.
     """
     nvml = driver.door()
     return _answer(lambda: nvml.cpu_affinity(gpu.uuid), quiet=())
@@ -128,7 +119,7 @@ def _answer(
     deadline_seconds: float = driver.DEADLINE_SECONDS,
     quiet: frozenset[str] | tuple[()] = NO_DRIVER,
 ) -> Answer | None:
-    """The driver's answer, or None and, unless the cause is among the quiet ones, a warning."""
+    """Returns the driver's answer, or None with a warning, unless the cause is in `quiet`."""
     try:
         return driver.door().call(question, deadline_seconds=deadline_seconds)
     except NvmlError as error:

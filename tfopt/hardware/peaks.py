@@ -21,8 +21,8 @@ _A100 = _Peaks(19.5, 156.0, 312.0, 312.0)
 _V100_SXM2 = _Peaks(15.7, float16=125.0)
 _V100_PCIE = _Peaks(14.0, float16=112.0)
 
-# By the driver's name without "NVIDIA", "Tesla" and "GeForce". Names match whole: "A10G", "RTX 4090 Laptop GPU",
-# "V100-FHHL-16GB" and "H200 MIG 1g.18gb" are slower than the board they begin with.
+# By the driver's name without "NVIDIA", "Tesla" and "GeForce". Names must match in full: "A10G", "RTX 4090 Laptop GPU",
+# "V100-FHHL-16GB" and "H200 MIG 1g.18gb" are slower than the board they start with.
 _BOARDS = {
     # Blackwell data sheet, HGX B200 and GB200 NVL72. Its editions disagree on float32: 75 and 80, 80 and 90.
     "B200": _Peaks(None, 1100.0, 2250.0, 2250.0, 4500.0),
@@ -59,15 +59,15 @@ _BRANDS = ("NVIDIA", "Tesla", "GeForce")
 def peak_tflops(name: str, dtype: str) -> float | None:
     """Returns NVIDIA's listed peak of a board in a data type, in 10¹² floating-point operations per second.
 
-    Use it as the denominator of utilisation (MFU) where nothing was measured. It holds at the boost clock without
-    structured sparsity, and no program reaches it.
+    Use it as the denominator of utilisation (MFU) if nothing was measured. It assumes the boost clock and no structured
+    sparsity; no program reaches it.
 
     Args:
         name: The product, as in `tfopt.hardware.gpus()`: "NVIDIA H200".
         dtype: "float32" (without tensor cores), "tensorfloat32", "float16", "bfloat16" or "float8".
 
     Returns:
-        None where the board or the data type is not listed, and for a MIG instance, which is only part of a board.
+        The peak; None if the board or data type is not listed, and for a MIG instance, which is only part of a board.
 
     Example:
         >>> peak_tflops("NVIDIA H200", "bfloat16")

@@ -20,7 +20,7 @@ from tfopt.warn import warn_once
 
 Answer = TypeVar("Answer")
 
-# close() promises to return within a second, whatever hangs.
+# close() must return within a second, whatever hangs.
 _JOIN_SECONDS = 0.5
 
 
@@ -29,9 +29,9 @@ class _Moment:
     """When and of which GPU a sample was taken."""
 
     time_seconds: float
-    """Wall clock, seconds since 1970."""
+    """Wall clock, in seconds since 1970."""
     elapsed_seconds: float
-    """Seconds since the sampler was started, by a monotonic clock."""
+    """Seconds since the sampler started, by a monotonic clock."""
     index: int | None = None
     """The GPU's position among the process's GPUs, as in TensorFlow's `GPU:index`."""
     uuid: str | None = None
@@ -43,8 +43,8 @@ class _Moment:
 class GpuSample(HostReading, Reading, _Moment):
     """One GPU at one moment, and the host at the same moment. None means unknown, never 0.
 
-    On a machine without a GPU, `index`, `uuid` and the GPU's fields are None and the host's are present. Every field is
-    described where it is declared: `_Moment`, `Reading`, `HostReading`.
+    On a machine without a GPU, `index`, `uuid` and the GPU's fields are None. The fields are documented in `_Moment`,
+    `Reading` and `HostReading`.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,17 +59,16 @@ Rows = tuple[GpuSample, ...]
 class GpuSampler:
     """Samples the GPUs that this process may use, and the host, in a background thread.
 
-    Use it around a run to see what the hardware did meanwhile. Neither the start, `samples` nor `close()` waits for the
-    driver. If the driver hangs or a GPU falls off the bus, its fields are None, one warning is logged, and the rest
-    goes on.
+    Use it around a run to see what the hardware did. Starting, `samples` and `close()` never wait for the driver. If
+    the driver hangs or a GPU falls off the bus, its fields are None, one warning is logged, and sampling goes on.
 
     Args:
         interval_seconds: Time between samples. If a sample takes longer, the next ones are skipped; they never pile up.
-            A GPU takes about 10 ms; without GPM about 50, of which 42 for PCIe traffic. Default: 1.
+            A GPU takes about 10 ms; without GPM about 50, of which 42 are for PCIe traffic. Default: 1.
         keep: How many samples (of all GPUs) to keep; older ones are dropped. Default: 3600, one hour.
         on_sample: Called in the sampler's thread with the rows of each sample.
         clock: Monotonic clock, in seconds.
-        wall_clock: Seconds since 1970.
+        wall_clock: Clock in seconds since 1970.
         environ: Where CUDA_VISIBLE_DEVICES is read. Default: this process's environment.
         deadline_seconds: How long a sample waits for the driver. Default: 10.
 
@@ -116,13 +115,13 @@ class GpuSampler:
             return tuple(row for rows in self._ticks for row in rows)
 
     def start(self) -> Self:
-        """Starts sampling; does nothing if it runs already. After `close()`, discards the old samples first."""
+        """Starts sampling unless it is running. After `close()`, discards the old samples first."""
         if self._thread is None or not self._thread.is_alive():  # a fork keeps the object and loses the thread
             self._begin()
-            # Each thread has its own end signal: one that hangs through close() stays ended after the next start().
+            # Each thread has its own end signal, so that one that hung through close() still ends.
             thread = threading.Thread(target=self._run, args=(self._ended,), name="tfopt-sampler", daemon=True)
             thread.start()
-            self._thread = thread  # not before: a thread that failed to start cannot be joined
+            self._thread = thread  # only now: a thread that failed to start cannot be joined
         return self
 
     def close(self) -> None:
@@ -160,7 +159,7 @@ class GpuSampler:
             ended.wait(min(due - elapsed, threading.TIMEOUT_MAX))
 
     def _tick(self, ended: threading.Event) -> None:
-        """Takes one sample of every GPU and keeps it, unless the run has ended meanwhile."""
+        """Samples every GPU and keeps the rows, unless the run has ended meanwhile."""
         now, elapsed = self._wall_clock(), self._clock() - self._started_at
         host = vars(self._host.read())
         gpus = self._find_gpus()
@@ -174,7 +173,7 @@ class GpuSampler:
         self._report(rows)
 
     def _find_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs to read. Looked up once, and again after a hang, since a hung driver may come back."""
+        """The GPUs to read, looked up once, or again after a hang: the driver may recover."""
         if self._gpus is None:
             try:
                 nvml, environ = driver.door(), self._environ
@@ -193,7 +192,7 @@ class GpuSampler:
         try:
             return self._ask(lambda: nvml.read(gpu.uuid, restart=restart))
         except NvmlError as error:
-            # A hung driver is one cause however many GPUs wait for it; each lost GPU is a cause of its own.
+            # A hung driver is one cause for all GPUs; each lost GPU is a separate one.
             cause = error.cause if error.cause == "hung" else f"{error.cause} {gpu.uuid}"
             warn_once(cause, f"GPU:{gpu.index}: {error}")
             return Reading()
@@ -218,6 +217,6 @@ class GpuSampler:
 
 
 def _next_due(due: float, elapsed: float, interval: float) -> float:
-    """When the sample after the one due at `due` is due. Missed times are skipped; delays do not add up."""
+    """When the sample after the one at `due` is due. Missed samples are skipped; delays do not add up."""
     following = due + interval
     return following if elapsed <= following else elapsed + interval - (elapsed - due) % interval

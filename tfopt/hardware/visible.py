@@ -1,4 +1,4 @@
-"""Which of the machine's GPUs this process may use: CUDA_VISIBLE_DEVICES and MIG, read as CUDA reads them."""
+"""Selects the GPUs that this process may use, reading CUDA_VISIBLE_DEVICES and MIG as CUDA does."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from tfopt.warn import warn_once
 
 
 def hides_all(environ: Mapping[str, str]) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES says "no GPU", so that the driver need not even be asked."""
+    """Whether CUDA_VISIBLE_DEVICES says "no GPU", so that the driver need not be asked."""
     value = environ.get("CUDA_VISIBLE_DEVICES")
     return value is not None and _ends_list(value.split(",")[0].strip()) and not value.strip().startswith(",")
 
@@ -15,8 +15,8 @@ def hides_all(environ: Mapping[str, str]) -> bool:
 def visible(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
     """Returns the devices that CUDA gives to a process with this environment, in CUDA's order.
 
-    CUDA reads the list up to the first entry that names no device, and takes no device at all if one is named twice. A
-    process uses one MIG instance and no other GPU beside it (NVIDIA MIG User Guide, "CUDA Device Enumeration").
+    CUDA reads the list up to the first entry that names no device, and uses no device at all if one is named twice. A
+    process that uses a MIG instance can use no other device (NVIDIA MIG User Guide, "CUDA Device Enumeration").
 
     Args:
         devices: The machine's physical GPUs, ordered by PCI bus id.
@@ -59,7 +59,7 @@ def visible(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Devi
 
 
 def _ends_list(entry: str) -> bool:
-    """Whether the entry is one of the ways to say "no more GPUs"."""
+    """Whether the entry says "no more GPUs"."""
     return entry in ("", "NoDevFiles") or (entry.startswith("-") and entry[1:].isdecimal())
 
 
@@ -68,12 +68,12 @@ def _is_index(entry: str) -> bool:
 
 
 def _indices_known(devices: Sequence[Device], environ: Mapping[str, str]) -> bool:
-    """Whether CUDA's indices follow the PCI bus ids. By default CUDA puts the fastest first, by a rule of its own."""
+    """Whether CUDA's indices follow the PCI bus ids. By default CUDA sorts by speed, by an undocumented rule."""
     return environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({device.name for device in devices}) <= 1
 
 
 def _named(entry: str, devices: Sequence[Device]) -> Device | None:
-    """The one device that an index, a UUID or the beginning of a UUID names."""
+    """The one device that an index, a UUID or a prefix of a UUID names."""
     matches: Sequence[Device] = ()
     if _is_index(entry):
         matches = devices[int(entry) : int(entry) + 1] if len(entry) < 10 else ()
@@ -88,7 +88,7 @@ def _named(entry: str, devices: Sequence[Device]) -> Device | None:
 
 
 def _as_cuda_sees(device: Device) -> Sequence[Device]:
-    """The device; with MIG mode on, its first instance, or nothing if it has none."""
+    """The device or, in MIG mode, its first instance, if any."""
     if device.instances is None:
         return (device,)
     if not device.instances:

@@ -1,4 +1,4 @@
-"""Attention for custom layers: through cuDNN where possible, otherwise through Keras' own operations."""
+"""Attention for custom layers: through cuDNN where possible, otherwise through Keras' operations."""
 
 import math
 from typing import Any
@@ -16,19 +16,19 @@ def dot_product_attention(
 ) -> tf.Tensor:
     """Computes scaled dot-product attention, through cuDNN where possible.
 
-    Use it in the `call` of your own layer instead of `keras.ops.dot_product_attention`. It takes cuDNN in a step that
+    Use it in the `call` of your own layer instead of `keras.ops.dot_product_attention`. It uses cuDNN in a step that
     XLA compiles (`jit_compile=True`) for an Ampere or later GPU, in bfloat16 or float16, with fixed shapes (a dataset
-    batched with `drop_remainder=True`), sequences of 64 and more, a head size that is a multiple of 8 up to 128, and no
-    mask but the causal one. Anything else computes as Keras does.
+    batched with `drop_remainder=True`), sequences of 64 or more, a head size that is a multiple of 8 up to 128, and no
+    mask but the causal one. Otherwise it computes as Keras does.
 
-    cuDNN's gradient has no gradient itself. Your own function with `jit_compile=True`, saved on a GPU, contains the
-    kernel and runs only on GPUs.
+    cuDNN's gradient has no gradient itself. If you save your own function with `jit_compile=True` on a GPU, it contains
+    the kernel and runs only on GPUs.
 
     Args:
         query: (batch, query length, heads, size).
-        key: (batch, key length, heads, size). With fewer heads, each serves a group of the query's heads.
+        key: (batch, key length, heads, size). With fewer heads than the query, each serves a group of its heads.
         value: Like the key; outside cuDNN its heads may have another size.
-        mask: Boolean, broadcastable to (batch, heads, query length, key length); True means attended to.
+        mask: Boolean, broadcastable to (batch, heads, query length, key length); True means attend.
         causal: Whether position i attends only to positions 0 to i.
         scale: Factor on query · key. Default: 1 / √size.
 
@@ -75,8 +75,8 @@ def _check_options(causal: Any, scale: Any) -> None:
 def _check_mask(mask: tf.Tensor, scores: tf.TensorShape) -> None:
     if mask.dtype != tf.bool:
         raise TypeError(
-            f"Expected a boolean mask, True where attended to. Received: one of {mask.dtype.name}. Pass mask > 0, or "
-            "whatever makes it true where yours attends."
+            f"Expected a boolean mask, True where attended to. Received: one of {mask.dtype.name}. Convert it, with "
+            "mask > 0 for example."
         )
     try:
         fits = tf.broadcast_static_shape(mask.shape, scores).is_compatible_with(scores)
@@ -105,6 +105,6 @@ def _check_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorSh
 
 
 def _with_heads(tensor: tf.Tensor, heads: int | None) -> tf.Tensor:
-    """The tensor with each head repeated for its group of the query's heads."""
+    """Repeats each head for its group of the query's heads."""
     own = tensor.shape[2]
     return tensor if own == heads or None in (own, heads) else tf.repeat(tensor, heads // own, axis=2)

@@ -11,7 +11,7 @@ from tfopt.kernels.eligibility import obstacles, standing_obstacles
 from tfopt.kernels.replacing import LayerPath, Traced, layer_path, replace_each, replacement
 from tfopt.model.require import require_model
 
-# The attributes in which each class keeps the size of a key and of a value, and the factor on query · key.
+# Each class's attributes for the sizes of a key and a value, and for the factor on query · key.
 _ATTRIBUTES = {
     keras.layers.MultiHeadAttention: ("key_dim", "value_dim", "_inverse_sqrt_key_dim"),
     keras.layers.GroupQueryAttention: ("head_dim", "head_dim", "_inverse_sqrt_head_dim"),
@@ -24,13 +24,13 @@ def use_flash_attention(model: keras.Model) -> int:
     """Runs a model's attention layers through cuDNN, which never stores the scores, forward or backward.
 
     Use it before or after `compile` and `fit`, for a model that trains under XLA in mixed precision. It applies to
-    `MultiHeadAttention` and `GroupQueryAttention` layers anywhere in the model, and to subclasses that leave the
-    attention itself to Keras. A call that cuDNN cannot do, or that has not been shown correct, takes Keras' own path:
-    outside XLA, without a GPU, in float32, with a mask other than the causal one, with dropout in training, with scores
-    to be returned, with a batch of no fixed size. `explain(model)` names these calls.
+    `MultiHeadAttention` and `GroupQueryAttention` layers anywhere in the model, and to subclasses that do not override
+    the attention itself. Calls that cuDNN does not support, or for which it has not been shown to be correct, take
+    Keras' own path: outside XLA, without a GPU, in float32, with a mask other than the causal one, with dropout in
+    training, with scores to return, or with a batch of unknown size. `explain(model)` names them.
 
-    Saved and cloned models do not have it: call it again on a loaded model. `model.export` takes Keras' path, so that
-    the export runs anywhere. Your own functions traced before stay as they are.
+    Saved and cloned models lose it: call it again on the loaded model. `model.export` writes Keras' path, which runs
+    anywhere. Functions you have traced yourself do not change.
 
     Args:
         model: A model, compiled or not.
@@ -68,13 +68,13 @@ class _FlashAttention:
         if found:
             return self._plain(*args, **kwargs)
         causal = bool(call.get("use_causal_mask"))
-        # Read on each call, as Keras does: a user may set another scale on the layer.
+        # Read on each call, as Keras does: a user may change the layer's scale.
         scale = getattr(self._layer, self._scale)
         output = flash_attention(call["query"], call["key"], call["value"], causal=causal, scale=scale)
         return output, None
 
     def found(self, *, training: bool, jit: bool) -> tuple[str, ...] | None:
-        """What keeps this layer from cuDNN: as last traced, else for any batch, else None."""
+        """What keeps this layer from cuDNN: as last traced, otherwise for any batch; None if unknown."""
         standing = [] if jit else ["XLA is off"]
         standing += standing_obstacles(self._layer.compute_dtype, *self._sizes)
         if training and self._layer.dropout > 0:
@@ -86,7 +86,7 @@ class _FlashAttention:
         yield from obstacles(call["query"], call["key"], call["value"], mask=mask, causal=causal)
         if call.get("training") and self._layer.dropout > 0:
             yield "dropout"
-        # Keras uses them only in layers with dropout. More than four axes are an obstacle already.
+        # Keras uses these only in layers with dropout. More than four axes are an obstacle already.
         axes = getattr(self._layer, "_attention_axes", (1,))
         if call["query"].shape.rank == 4 and axes != (1,):
             yield f"attention over axes {axes}"

@@ -21,16 +21,16 @@ def fuse_batch_norm(model: keras.Model) -> int:
     """Runs a model's batch normalization through one fused kernel, where Keras launches a dozen operations.
 
     Use it before or after `compile` and `fit`, for a model that trains on a GPU without XLA, above all in mixed
-    precision. It applies to `BatchNormalization` layers anywhere in the model, and to subclasses that leave the
-    normalization itself to Keras. Statistics are float32 whatever the inputs; moving averages follow Keras' formula,
-    with the variance over n, not n - 1. Results and gradients differ from Keras' by float32 rounding.
+    precision. It applies to `BatchNormalization` layers anywhere in the model, and to subclasses that do not override
+    the normalization itself. Statistics are float32 whatever the inputs; moving averages follow Keras' formula, with
+    the variance over n, not n - 1. Results and gradients differ from Keras' by float32 rounding.
 
-    Layers with `synchronized=True` or `renorm=True` stay as they are. A call that the kernel cannot do takes Keras' own
-    path: under XLA, with a mask, in float64, with an axis that is neither the second nor the last, with more than five
-    axes. `explain(model)` names these calls.
+    Layers with `synchronized=True` or `renorm=True` do not change. Calls that the kernel does not support take Keras'
+    own path: under XLA, with a mask, in float64, with an axis that is neither the second nor the last, or with more
+    than five axes. `explain(model)` names them.
 
-    Saved and cloned models do not have it: call it again on a loaded model. `model.export` keeps the kernel, which
-    every TensorFlow runs. Your own functions traced before stay as they are.
+    Saved and cloned models lose it: call it again on the loaded model. `model.export` keeps the kernel, which every
+    TensorFlow runs. Functions you have traced yourself do not change.
 
     Args:
         model: A model, compiled or not.
@@ -67,7 +67,7 @@ class _FusedBatchNorm:
         return _learn(self._layer, inputs) if learning else _infer(self._layer, inputs)
 
     def found(self, *, training: bool, jit: bool) -> tuple[str, ...] | None:
-        """What keeps this layer from the kernel: as last traced, else for any batch, else None."""
+        """What keeps this layer from the kernel: as last traced, otherwise for any batch; None if unknown."""
         return self.traced.last(training, (_IN_XLA,) if jit else ())
 
     def _obstacles(self, inputs: Any, mask: Any, learning: bool) -> Iterator[str]:
@@ -82,7 +82,7 @@ class _FusedBatchNorm:
         if dtype not in _DTYPES:
             yield f"{dtype}, where the kernel takes {', '.join(_DTYPES)}"
         elif dtype != compute_dtype:
-            # Keras rounds the result to the layer's type, the kernel to its inputs' type.
+            # Keras rounds the result to the layer's dtype, the kernel to that of its inputs.
             yield f"inputs of {dtype} in a layer that computes in {compute_dtype}"
         rank, axis = inputs.shape.rank, self._layer.axis
         if rank is None or not 2 <= rank <= 5:
@@ -95,9 +95,9 @@ class _FusedBatchNorm:
 
 
 def _learn(layer: keras.layers.BatchNormalization, inputs: tf.Tensor) -> tf.Tensor:
-    """Normalizes with the batch's own statistics and moves the averages."""
+    """Normalizes with the batch's statistics and updates the moving averages."""
     outputs, mean, variance = _normalize(layer, inputs)
-    # The kernel returns the variance over n - 1, Keras averages the one over n, which is 0 for n = 1.
+    # The kernel returns the variance over n - 1, but Keras averages that over n, which is 0 for n = 1.
     examples = tf.cast(tf.size(inputs, tf.int64), tf.float32) / layer.moving_mean.shape[0]
     variance = tf.math.multiply_no_nan(variance, 1 - 1 / examples)
     for average, value in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
@@ -166,7 +166,7 @@ def _options(layer: keras.layers.BatchNormalization) -> Iterator[str]:
     for name in ("synchronized", "renorm"):
         if getattr(layer, name):
             yield f"{name}=True"
-    # As renorm once was: how it changes the formula is unknown here.
+    # Options added later, as renorm was, may change the formula.
     unknown = sorted(set(inspect.signature(keras.layers.BatchNormalization).parameters) - _KNOWN)
     if unknown:
         yield f"options of a later Keras ({', '.join(unknown)})"

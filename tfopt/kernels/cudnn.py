@@ -12,7 +12,7 @@ from tfopt.errors import UnsupportedError
 
 # Shape and element type of an operand or a result.
 Type = tuple[tuple[int, ...], str]
-# Contracted axis and batch axes of one side of a matrix product.
+# Contracted axis and batch axes of one operand of a matrix product.
 Side = tuple[str, tuple[str, str]]
 
 _ELEMENTS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -33,12 +33,12 @@ _BACKWARD_PRODUCTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """What cuDNN needs to know about an attention. All of it becomes part of the compiled program."""
+    """An attention's sizes and options, all of which become part of the compiled program."""
 
     batch: int
     query_length: int
     key_length: int
-    heads: int  # as many for keys and values as for queries
+    heads: int  # the same for queries, keys and values
     size: int  # of a head
     dtype: str  # "bfloat16" or "float16"
     causal: bool  # a position attends only to itself and earlier ones
@@ -73,7 +73,7 @@ class AttentionSpec:
 def flash_attention(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, causal: bool, scale: float) -> tf.Tensor:
     """Computes attention without ever storing the scores, forward or backward.
 
-    It checks nothing: the caller has made sure that `tfopt.kernels.eligibility.obstacles` yields nothing.
+    Call it only if `tfopt.kernels.eligibility.obstacles` yields nothing.
 
     Args:
         query: (batch, query length, heads, size), bfloat16 or float16, all sizes fixed.
@@ -121,7 +121,7 @@ def call_module(module: str, operands: tuple[tf.Tensor, ...], results: tuple[Typ
         Tout=[dtype for _, dtype in results],
         Sout=[shape for shape, _ in results],
         platforms=["CUDA"],
-        # XLA itself reports that it has no kernel for the call on another platform.
+        # On another platform, XLA itself reports that it has no kernel for the call.
         disabled_checks=["platform"],
     )
     return tuple(called)
@@ -156,7 +156,7 @@ def _module(name: str, target: str, operands: tuple[Type, ...], results: tuple[T
     """One custom call, with its results transposed to (batch, length, heads, size)."""
     names = [f"%arg{number}" for number in range(len(operands))]
     arguments = ", ".join(f"{name}: {_type(operand)}" for name, operand in zip(names, operands, strict=True))
-    # The last result is cuDNN's workspace, sized by XLA once it has chosen an algorithm.
+    # The last result is cuDNN's workspace, which XLA sizes once it has chosen an algorithm.
     called = [*map(_heads_first, results), ((0,), "ui8")]
     attributes = (
         f'api_version = 2 : i32, backend_config = "{config}", operand_layouts = [{_layouts(operands)}], '

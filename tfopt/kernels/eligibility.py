@@ -13,7 +13,7 @@ SHORTEST = 64
 
 
 def obstacles(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, mask: Any, causal: bool) -> Iterator[str]:
-    """Yields what rules out cuDNN for this attention as it is being traced; nothing if cuDNN can take it."""
+    """Yields what rules out cuDNN for an attention while it is traced; nothing if cuDNN can compute it."""
     if not in_xla():
         yield "not compiled by XLA"
     elif compute_capabilities() and device_type() != "GPU":
@@ -41,7 +41,7 @@ def standing_obstacles(dtype: str, key_size: int | None, value_size: int | None)
         yield "op determinism, which cuDNN's backward pass does not give"
     if dtype not in ("bfloat16", "float16"):
         yield f"{dtype}, where cuDNN takes bfloat16 or float16"
-    # What cuDNN supports on every GPU since Ampere, forward and backward. JAX checks the same before this call:
+    # What cuDNN supports on every GPU since Ampere, forward and backward. JAX checks the same:
     # check_is_flash_attention in jax/_src/cudnn/fused_attention_stablehlo.py.
     if key_size != value_size:
         yield f"keys of size {key_size} with values of size {value_size}"
@@ -55,16 +55,16 @@ def in_xla() -> bool:
 
 
 def device_type() -> str:
-    """The type of device on which the code being traced will run: "GPU", "CPU", or "" where unknown.
+    """Where the code being traced will run: "GPU", "CPU", or "" if unknown.
 
-    A function runs where it is called, which its graph does not know; an operation outside all graphs is placed there.
+    A function runs where it is called, which its graph does not record; an operation outside all graphs runs there too.
     """
     with tf.init_scope():
         return tf.DeviceSpec.from_string(tf.zeros(()).device).device_type or ""
 
 
 def compute_capabilities() -> list[tuple[int, int]]:
-    """The compute capability of each GPU that TensorFlow sees."""
+    """Returns the compute capability of each GPU that TensorFlow sees."""
     details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     return [detail.get("compute_capability", (0, 0)) for detail in details]
 
@@ -84,6 +84,6 @@ def _of_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorShape
         yield f"an empty query {query}"
     if min(query[1], key[1]) < SHORTEST:
         yield f"a sequence of {min(query[1], key[1])}, below {SHORTEST}"
-    # With different lengths, the mask has not been shown to start where Keras' does.
+    # With different lengths, cuDNN's mask has not been shown to be aligned as Keras' is.
     if causal and query[1] != key[1]:
         yield f"a causal mask on {query[1]} queries and {key[1]} keys"

@@ -1,4 +1,4 @@
-"""Says which layers of a model run through a kernel, and what keeps the others on Keras' path."""
+"""Explains which layers of a model run through a kernel, and why others do not."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Explanation:
     """Which layers of a model run through a kernel, and what keeps the others on Keras' path."""
 
     layers: tuple[LayerPath, ...]
-    """One row per layer for which there is a kernel."""
+    """One row per layer that could run through a kernel."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -36,7 +36,7 @@ def explain(model: keras.Model) -> Explanation:
         model: A model, with or without kernels.
 
     Returns:
-        One row per layer for which there is a kernel, including layers inside other layers and models.
+        One row per layer that could run through a kernel, including layers inside other layers and models.
 
     Raises:
         TypeError: If `model` is not a Keras model.
@@ -52,7 +52,7 @@ def explain(model: keras.Model) -> Explanation:
 
 
 def _in_order(layer: keras.Layer, seen: set[int]) -> Iterator[keras.Layer]:
-    """A layer and all layers inside it, each once; Keras' own walk reverses the order of nested layers."""
+    """Yields a layer and all layers inside it once each; Keras' own walk reverses the order of nested layers."""
     if id(layer) not in seen:
         seen.add(id(layer))
         yield layer

@@ -23,7 +23,7 @@ class LayerPath:
     kernel: str
     """The kernel's name, such as "flash attention"."""
     training: tuple[str, ...] | None
-    """What keeps the layer on Keras' path in training; empty where it takes the kernel, None until a step is traced."""
+    """What keeps the layer on Keras' path in training; empty if it uses the kernel, None until a step is traced."""
     inference: tuple[str, ...] | None
     """The same for `evaluate` and `predict`."""
 
@@ -43,7 +43,7 @@ class LayerPath:
 
 
 class Traced:
-    """What kept a layer from its kernel in each call of the last trace; a model may call a layer twice."""
+    """What kept a layer from its kernel in each call of the last trace; a model may call a layer several times."""
 
     def __init__(self) -> None:
         self._graphs: dict[bool, weakref.ref[Any]] = {}
@@ -61,7 +61,7 @@ class Traced:
         self._calls[training].append(obstacles)
 
     def last(self, training: bool, standing: Iterable[str]) -> tuple[str, ...] | None:
-        """As last traced, else what rules out the kernel for any batch, else None: not known."""
+        """What was last traced, otherwise what rules out the kernel for any batch; None if unknown."""
         calls = self._calls.get(training)
         if calls is None:
             return tuple(standing) or None
@@ -81,23 +81,18 @@ def replace_each(
 
 
 def replace(layer: keras.Layer, name: str, function: Callable[..., Any]) -> None:
-    """Replaces a method of this one layer; its class and other layers do not change.
+    """Replaces a method, such as "call", of this one layer; its class and other layers do not change.
 
     Call `renew` once all of a model's layers are done, as `replace_each` does. The function gets the method's arguments
     without the layer; the method itself remains available as `getattr(type(layer), name)`.
-
-    Args:
-        layer: The layer.
-        name: The method's name, such as "call". At most one kernel replaces a layer's method.
-        function: The replacement. Keras neither tracks nor saves it.
     """
-    # Not through Keras' __setattr__, which would track what the function refers to.
+    # Not Keras' __setattr__, which would track and save what the function refers to.
     object.__setattr__(layer, name, function)
     object.__setattr__(layer, "_tfopt_replaced", (*_replaced(layer), (name, function)))
 
 
 def replacement(layer: keras.Layer, name: str) -> Callable[..., Any] | None:
-    """Returns what `replace` put in place of a layer's method, or None."""
+    """Returns the replacement of a layer's method, or None."""
     return dict(_replaced(layer)).get(name)
 
 
@@ -119,7 +114,7 @@ def undo(model: keras.Model) -> int:
 
     Raises:
         TypeError: If `model` is not a Keras model.
-        tfopt.errors.UnsupportedError: If someone else has replaced a layer's method since. Nothing is changed then.
+        tfopt.errors.UnsupportedError: If a layer's method has been replaced again since. Then nothing changes.
 
     Example:
         >>> tfopt.kernels.undo(model)

@@ -1,8 +1,7 @@
 """Charts and a self-contained HTML page for reporting measurements.
 
-The page opens from disk: no script, no font, no image, nothing from elsewhere. It follows the reader's light or dark
-scheme, prints, and reads on a phone. Apart from the ticks of a time chart's axes, it shows no number that its caller
-did not pass.
+The page opens from disk, without scripts or anything loaded from elsewhere. It follows the reader's light or dark
+scheme, and works in print and on a phone. Apart from the ticks of time charts, all numbers come from the caller.
 
 Example:
     >>> chart = bar_chart(

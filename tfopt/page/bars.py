@@ -14,7 +14,7 @@ from tfopt.page.markup import escape
 
 Tone = Literal["baseline", "better", "worse", "unclear"]
 
-# A shape for each tone, so that nobody depends on colour to tell them apart.
+# A shape for each tone, for readers who cannot tell the colours apart.
 _MARKS: dict[Tone, str] = {
     "baseline": "M1.5 1.5h7v7h-7z",
     "better": "M5 1 9.5 9h-9z",
@@ -23,7 +23,7 @@ _MARKS: dict[Tone, str] = {
 }
 _LOGARITHMIC_NOTE = "Logarithmic scale: bars start at the reference, and equal distances are equal ratios."
 
-# Beyond this the shortest bar of a linear chart falls under 5 % of the longest: too short to compare.
+# Beyond this, the shortest bar of a linear chart is under 5 % of the longest: too short to compare.
 _WIDEST_LINEAR_SPREAD = 20.0
 
 # The SVG file's layout, in its own units.
@@ -44,7 +44,7 @@ class Bar:
     """One bar of a chart.
 
     Raises:
-        ValueError: If a number is not finite, the interval has one end or its ends are swapped, or the tone is unknown.
+        ValueError: If a number is not finite, the interval lacks an end or is reversed, or the tone is unknown.
     """
 
     label: str
@@ -52,13 +52,13 @@ class Bar:
     value: float
     """Length of the bar."""
     text: str
-    """The value as printed beside the bar, with its unit."""
+    """The value printed beside the bar, with its unit."""
     low: float | None = None
-    """Lower end of the interval, drawn as a whisker. Both ends or neither."""
+    """Lower end of the interval, drawn as a whisker. Pass both ends or neither."""
     high: float | None = None
     """Upper end of the interval."""
     tone: Tone = "unclear"
-    """How to judge the value. It sets the bar's colour and the mark beside the value."""
+    """How to judge the value; sets the bar's colour and the mark beside the value."""
 
     def __post_init__(self) -> None:
         for name in ("value", "low", "high"):
@@ -99,7 +99,7 @@ class Scale:
         if self.logarithmic:
             low, high, at = math.log10(self.low), math.log10(self.high), math.log10(value)
         else:
-            # Divided by the largest, so that the difference of two huge values stays finite.
+            # Scaled, so that the difference of two huge values stays finite.
             largest = max(abs(self.low), abs(self.high))
             low, high, at = self.low / largest, self.high / largest, value / largest
         return min(100.0, max(0.0, 100 * (at - low) / (high - low)))
@@ -108,9 +108,8 @@ class Scale:
 def fit_scale(values: Iterable[float], reference: float | None) -> Scale:
     """Returns the scale that holds all of `values` and the reference.
 
-    It is linear from zero, so that a bar twice as long means a value twice as large, unless the values spread too
-    widely: then it is logarithmic, and bars run from the reference to either side. A logarithmic scale needs positive
-    values and a reference, without which bars could begin anywhere.
+    It is linear from zero. If the values spread too widely, are positive and have a reference, it is logarithmic, and
+    bars run from the reference to either side.
     """
     held = [*values, *([] if reference is None else [reference])]
     low, high = min(held), max(held)
@@ -130,9 +129,9 @@ def bar_chart(
 ) -> str:
     """Returns horizontal bars as an HTML figure with inline SVG, for `Section(charts=...)`.
 
-    Colours, sizes and fonts come from the page's style sheet. There are no axis ticks: every number shown is in a text
-    that the caller passed. Bars start at zero. Where values spread over more than a factor of 20 around a reference,
-    the scale is logarithmic, bars start at the reference, and the chart says so.
+    Colours, sizes and fonts come from the page's style sheet. There are no axis ticks; all numbers come from the
+    caller. Bars start at zero. If values spread over more than a factor of 20 around a reference, the scale is
+    logarithmic, bars start at the reference, and the chart says so.
 
     Args:
         bars: From top to bottom.
@@ -163,8 +162,8 @@ def bar_chart(
 def picture(bars: Sequence[Bar], *, title: str, description: str, reference: float | None = None) -> str:
     """Returns bars as an SVG document for a README, with its own colours for light and dark schemes.
 
-    Every number is in a text that the caller passed. Text is neither wrapped nor cut: labels of up to about 25 letters
-    and values of up to about 22 fit.
+    All numbers come from the caller. Text is neither wrapped nor cut: labels of about 25 letters and values of about 22
+    fit.
 
     Args:
         bars: From top to bottom.
@@ -227,7 +226,7 @@ def _lines(scale: Scale, reference: float | None) -> str:
 def _rounded_bar(bar: Bar, scale: Scale) -> str:
     left, right = sorted((scale.percent(scale.origin), scale.percent(bar.value)))
     if scale.logarithmic and right - left < 1:
-        # A value at the reference has no length there: a dot shows that it was measured.
+        # A bar at the reference would have no length; a dot shows that it was measured.
         return f'<circle class="bar" cx="{scale.percent(bar.value):.2f}%" r="5"/>'
     return f'<rect class="bar" x="{left:.2f}%" width="{right - left:.2f}%" y="-5" height="10" rx="5"/>'
 

@@ -15,7 +15,7 @@ class Table:
 
     Raises:
         ValueError: If a row or `align` does not have one entry per header.
-        TypeError: If a cell is not a string: the caller decides how a number is printed.
+        TypeError: If a cell is not a string; format numbers first.
 
     Example:
         >>> table = Table(["Policy", "Step"], [["float32", "38.2 ms"], ["mixed_bfloat16", "16.5 ms"]], align="lr")
@@ -52,7 +52,7 @@ class Section:
     """A part of a page: text, then charts, tables and details.
 
     Raises:
-        TypeError: If `charts`, `tables` or `details` is a single one, not a sequence.
+        TypeError: If `charts`, `tables` or `details` is a single item instead of a sequence.
     """
 
     title: str
@@ -64,7 +64,7 @@ class Section:
     tables: Sequence[Table] = ()
     """Tables, always shown."""
     details: Sequence[tuple[str, Table | str]] = ()
-    """Pairs of a summary and what unfolds below it: a table, or a text whose lines are kept."""
+    """Pairs of a summary and what unfolds below it: a table, or preformatted text."""
 
     def __post_init__(self) -> None:
         for name in ("charts", "tables", "details"):
@@ -118,11 +118,7 @@ def render(page: Page) -> str:
 
 
 def require_renderer() -> None:
-    """Checks that `render` will work. Call it before hours of work that end in a page.
-
-    Raises:
-        UnsupportedError: If jinja2 is not installed.
-    """
+    """Raises UnsupportedError if `render` could not work. Call it before hours of work that end in a page."""
     _environment()
 
 
@@ -133,7 +129,7 @@ def _environment() -> Any:
         from markupsafe import Markup
     except ImportError as cause:
         raise UnsupportedError(
-            "Expected jinja2, which writes the HTML page. Found: it is not installed. Run: pip install jinja2"
+            "Expected jinja2, which renders the HTML page. Found: it is not installed. Run: pip install jinja2"
         ) from cause
 
     environment = jinja2.Environment(

@@ -21,11 +21,11 @@ class Line:
     """
 
     label: str
-    """What it shows, printed at its end and in the key where a panel has several lines."""
+    """What it shows; printed at its end and in the key if a panel has several lines."""
     seconds: Sequence[float]
     """Times of its points, in order."""
     values: Sequence[float | None]
-    """Values at these times; None where unknown, which breaks the line."""
+    """Values at these times; None (unknown) breaks the line."""
 
     def __post_init__(self) -> None:
         _check_columns(f"line {self.label!r}", seconds=self.seconds, values=self.values)
@@ -49,7 +49,7 @@ class Shade:
     def __post_init__(self) -> None:
         _check_columns("a shade", seconds=self.seconds, low=self.low, high=self.high)
         if any((low is None) != (high is None) for low, high in zip(self.low, self.high, strict=True)):
-            raise ValueError("Expected both edges of a shade, or neither. Found: one of them is None at a time.")
+            raise ValueError("Expected both edges of a shade, or neither, at each time. Found: only one is None.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class Panel:
     lines: Sequence[Line]
     """One per device, up to 8."""
     shade: Shade | None = None
-    """Drawn behind them."""
+    """Drawn behind the lines."""
     text: str = ""
-    """A summary, such as their mean; printed at the right above the lines."""
+    """A summary, such as the mean; printed above the lines, on the right."""
     top: float | None = None
-    """End of the axis, such as 100 for percent; larger values are drawn at the edge: say so in `text`. None: above the
+    """End of the axis, such as 100 for percent; larger values are drawn at the edge (say so in `text`). None: above the
     largest value."""
 
     def __post_init__(self) -> None:

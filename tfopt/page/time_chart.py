@@ -1,6 +1,6 @@
 """Draws lines over time: one panel per quantity, all on one time axis, with marks for events.
 
-Lines stretch with the page. Text does not: it stands beside them in the SVG, positioned in percent.
+Lines stretch with the page. Text must not, so it is positioned beside them in percent.
 """
 
 import math
@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT = 2000, 400
 _LABEL_PERCENT = 11.0  # height of a label, of the panel's height
 _SHAPES: dict[Kind, str] = {"division": "", "note": "M-4-9h8l-4 7z", "alarm": "M0-10 5-5 0 0-5-5z"}
 
-# A duration reads best in the largest unit of which it has at least two.
+# A duration is shown in the largest unit of which it has at least two.
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 # Steps that divide a day, an hour and a minute evenly; elsewhere steps are decimal.
 _PARTS = {"h": (0.5, 1, 2, 3, 4, 6, 12), "min": (0.5, 1, 2, 5, 10, 15, 20, 30), "s": (1, 2, 5, 10, 15, 20, 30)}
@@ -27,13 +27,13 @@ def line_chart(
 ) -> str:
     """Returns panels of lines over one time axis as an HTML figure with inline SVG, for `Section(charts=...)`.
 
-    Every axis begins at 0, or below 0 where a value is. Apart from what the caller passed, only ticks show numbers.
+    Every axis starts at 0, or lower if a value is negative. All numbers but the ticks come from the caller.
 
     Args:
         panels: From top to bottom.
         title: What is shown, printed above the panels.
         description: How to read it, printed below the title.
-        seconds: Where the time axis ends; it begins at 0.
+        seconds: End of the time axis, which starts at 0.
         marks: Kinds of moments. A kind without moments is left out of the key.
 
     Raises:
@@ -44,7 +44,7 @@ def line_chart(
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"Expected seconds of the chart {title!r} to be above 0. Received: {seconds}.")
     marks = [kind for kind in marks if kind.seconds]
-    # A label has the same style in all panels, so that one key serves them all.
+    # A label has the same style in all panels, so that they share one key.
     labels = dict.fromkeys(line.label for panel in panels if len(panel.lines) > 1 for line in panel.lines)
     styles = {label: number % MOST_LINES for number, label in enumerate(labels)}
     key = _key(styles, marks, shade=any(panel.shade for panel in panels))
@@ -115,7 +115,7 @@ def _panel(panel: Panel, seconds: float, marks: Sequence[Marks], styles: Mapping
     """A panel as HTML with inline SVG; `styles` numbers the labels' styles."""
     axes = _fit_axes(panel, seconds)
     several = len(panel.lines) > 1
-    # A panel's only line has a style of its own: with the first device's it would be mistaken for that device.
+    # A panel's only line gets a separate style: the first device's would suggest that it is that device.
     names = [f"line{styles[line.label]}" if several else "only" for line in panel.lines]
     heading = f"<strong>{escape(panel.title)}</strong> <span>{escape(panel.unit)}</span>"
     summary = escape(f"{panel.unit}; {panel.text}" if panel.text else panel.unit)
@@ -170,7 +170,7 @@ def _marks(marks: Sequence[Marks], axes: _Axes) -> str:
 
 
 def _path(line: Line, axes: _Axes) -> str:
-    """Each run of known values as one stroke; a single value between gaps as a line without length, which is a dot."""
+    """Draws each run of known values as one stroke, and a single value between gaps as a dot."""
     drawn = []
     for run in _runs(line.seconds, line.values):
         points = [axes.point(seconds, value) for seconds, value in run]
@@ -201,7 +201,7 @@ def _runs(seconds: Sequence[float], values: Sequence[float | None]) -> Iterator[
 
 
 def _end_labels(panel: Panel, axes: _Axes, names: Sequence[str]) -> str:
-    """The lines' labels at the right edge, as near to each line's end as the others allow."""
+    """The lines' labels at the right edge, as close to the lines' ends as space allows."""
     ends: list[tuple[float, str, str]] = []
     for line, name in zip(panel.lines, names, strict=True):
         last = next((value for value in reversed(line.values) if value is not None), None)
@@ -236,7 +236,7 @@ def nice_step(span: float, most: int) -> float:
 
 
 def ticks(low: float, high: float, *, most: int = 4) -> list[tuple[float, str]]:
-    """Returns the round numbers between `low` and `high`, with their text, in at most `most` steps.
+    """Returns round numbers between `low` and `high`, with their text, in at most `most` steps.
 
     Example:
         >>> ticks(0, 700)
@@ -248,7 +248,7 @@ def ticks(low: float, high: float, *, most: int = 4) -> list[tuple[float, str]]:
 
 
 def number_text(value: float, step: float) -> str:
-    """A tick's number, with as many decimals as a distance of `step` needs."""
+    """Formats a tick with as many decimals as a distance of `step` needs."""
     if step < 1e-4 or abs(value) >= 1e7:
         return f"{value:.3g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e").replace("-", "−")
     decimals = max(0, -math.floor(math.log10(step)))

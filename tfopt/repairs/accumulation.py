@@ -24,14 +24,14 @@ def _deciding_for_all_replicas(original: Function) -> Function:
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
         if self.use_ema and self.ema_overwrite_frequency and in_several_replicas():
             raise UnsupportedError(
-                "Expected an optimizer whose weights each replica can set on its own. Found: "
+                "Expected an optimizer whose weights each replica can set by itself. Found: "
                 f"ema_overwrite_frequency={self.ema_overwrite_frequency}, for which replicas would have to synchronise "
                 "inside a condition. Leave it out; the averages are then applied at the end of fit."
             )
         if not self.gradient_accumulation_steps or not in_several_replicas():
             original(self, grads, trainable_variables)
             return
-        # All replicas must enter a branch that synchronises together, from outside the replica context.
+        # All replicas must enter the branch that synchronises together, so it is outside the replica context.
         tf.distribute.get_replica_context().merge_call(
             _accumulate_or_update, args=(self, list(grads), list(trainable_variables))
         )
@@ -42,14 +42,7 @@ def _deciding_for_all_replicas(original: Function) -> Function:
 
 
 def _accumulate_or_update(strategy: Any, optimizer: Any, grads: Any, variables: Any) -> None:
-    """Adds each replica's gradients to its own sums, and updates with all of them once a round is full.
-
-    Args:
-        strategy: The strategy, in cross-replica context.
-        optimizer: The optimizer.
-        grads: Per-replica gradients, one for each variable.
-        variables: The variables.
-    """
+    """Adds each replica's gradients to its own sums, and updates with all sums once a round is full."""
     steps = optimizer.gradient_accumulation_steps
     variables = [strategy.experimental_local_results(variable)[0] for variable in variables]
     sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(variable)].value for variable in variables]

@@ -1,4 +1,4 @@
-"""All repairs by name: installs them, removes them, and reports the state of each."""
+"""All repairs by name: install them, remove them, and get the state of each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,7 @@ class Status:
     """State of each defect in this process."""
 
     states: dict[str, str]
-    """Repair → "repaired", "broken" (not repaired), "mended" (fixed upstream) or "unknown"."""
+    """Name of the repair → "repaired", "broken" (not repaired), "mended" (fixed upstream) or "unknown"."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values."""
@@ -58,20 +58,19 @@ class Status:
 
 
 def install(*names: str) -> Status:
-    """Installs repairs for the rest of the process: all of those named, or none if one is refused.
+    """Installs repairs for the rest of the process: all that are named, or none if one is refused.
 
-    You rarely need to call it: `tfopt.precision` and `tfopt.distribute` install what they need. A second call does
-    nothing.
+    You rarely need this: `tfopt.precision` and `tfopt.distribute` install what they need. A second call does nothing.
 
     Args:
-        names: Which repairs. Without names, every one.
+        names: Which repairs to install; all of them if omitted.
 
     Returns:
         The state of every repair.
 
     Raises:
         ValueError: If a name is not in `REPAIRS`.
-        tfopt.errors.UnsupportedError: If the installed Keras or TensorFlow has a function that tfopt does not know.
+        tfopt.errors.UnsupportedError: If tfopt does not know the installed version of a function it would replace.
 
     Example:
         >>> print(tfopt.repairs.install("clear_session"))
@@ -91,14 +90,14 @@ def remove(*names: str) -> Status:
     A model compiled while `loss_scaling` was installed keeps its optimizer.
 
     Args:
-        names: Which repairs to remove. Without names, every one.
+        names: Which repairs to remove; all of them if omitted.
 
     Returns:
         The state of every repair.
 
     Raises:
         ValueError: If a name is not in `REPAIRS`.
-        tfopt.errors.UnsupportedError: If someone else has patched a function since.
+        tfopt.errors.UnsupportedError: If a function has been patched again since.
 
     Example:
         >>> tfopt.repairs.remove("clear_session").states["clear_session"]

@@ -27,7 +27,7 @@ def _then_clipped(original: Function) -> Function:
 
 
 def clip_sum(optimizer: Any, reduced: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Clips gradients summed over the replicas, with the optimizer's settings; a single replica has clipped already."""
+    """Clips gradients summed over the replicas as the optimizer is set; a single replica has clipped already."""
     reduced = list(reduced)
     if not in_several_replicas():
         return reduced

@@ -15,7 +15,7 @@ _APPLY = "keras.src.optimizers.base_optimizer:BaseOptimizer.apply"
 AUTOMATIC = "automatic_loss_scale_optimizer"
 """Name of a LossScaleOptimizer that was added automatically; saved models keep it."""
 
-# Models whose optimizer was left plain because nothing in them computed in float16 when they were compiled.
+# Models whose optimizer stayed plain because no layer computed in float16 when they were compiled.
 _plain: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
@@ -35,8 +35,8 @@ def computes_in_float16(model: keras.Model) -> bool:
 def computing_layers(model: keras.Model) -> list[keras.Layer]:
     """Returns the layers whose dtype policy matters because they compute something, the model itself included.
 
-    Inputs, and models that only contain layers, merely carry the global policy of their creation. A model class with a
-    `call` of its own may compute there.
+    Inputs, and models that only contain layers, merely carry the global policy of their creation. A model class with
+    its own `call` may compute there.
     """
     return [layer for layer in model._flatten_layers() if not _only_holds_layers(layer)]
 
@@ -44,7 +44,7 @@ def computing_layers(model: keras.Model) -> list[keras.Layer]:
 def _only_holds_layers(layer: keras.Layer) -> bool:
     if isinstance(layer, keras.layers.InputLayer):
         return True
-    # By its call, not its class: a subclass may add only a train_step.
+    # By its call, not its class: a subclass may only add a train_step.
     return isinstance(layer, keras.Model) and type(layer).call.__module__.startswith("keras.")
 
 
@@ -91,8 +91,8 @@ def _refusing_apply(original: Function) -> Function:
 LOSS_SCALING = Repair(
     name="loss_scaling",
     defect=(
-        "Trainer.compile scales the loss only if the model's own policy is mixed_float16: layers with a float16 policy "
-        "of their own train without it, and a saved model loaded under another global policy loses both the "
+        "Trainer.compile scales the loss only if the model's own policy is mixed_float16: float16 layers in any other "
+        "model train without it, and a saved model loaded under another global policy loses both the "
         "LossScaleOptimizer and the optimizer's state."
     ),
     reference="Keras, Trainer.compile and Trainer.get_compile_config; no upstream report was found.",

@@ -22,7 +22,7 @@ def _reducing_scalars(original: Function) -> Function:
             return original(values, strategy, reduction)
 
         def mean(*logs: Any) -> Any:
-            # All logs in one collective operation, on every worker, so that no worker decides on its own logs to stop.
+            # One collective operation for all logs, so that all workers see the same ones and stop together.
             together = tf.stack([tf.cast(log, tf.float32) for log in logs])
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, together)
 

@@ -1,4 +1,4 @@
-"""What a repair is: a defect recognised by its source, and patches that fix it and can be taken back."""
+"""What a repair is: a defect recognised by its source, and reversible patches that fix it."""
 
 import ast
 import functools
@@ -30,9 +30,9 @@ _turns = itertools.count(1)
 class Repair:
     """A defect of Keras or TensorFlow, recognised by its source, and the patches that repair it.
 
-    Nothing is patched before `install`, which compares the source of every function the repair relies on with the
-    fingerprints seen when it was written. Version numbers play no part: a release that leaves these functions alone
-    changes nothing, and one that touches them is refused until someone has looked.
+    Nothing is patched before `install`, which compares the source of every function the repair relies on with known
+    fingerprints. Version numbers do not matter: a release that leaves these functions alone changes nothing, and one
+    that touches them is refused until someone has looked.
 
     Example:
         >>> tfopt.repairs.CLEAR_SESSION.install()
@@ -47,18 +47,18 @@ class Repair:
     reference: str
     """The upstream report, or the code at fault."""
     broken: Mapping[str, frozenset[str]]
-    """Function ("module:Class.function" or "module:function") → fingerprints known to be broken, or, for a function
-    that is not replaced, known to work with the repair."""
+    """Function ("module:Class.function" or "module:function") → fingerprints known to be broken or, for functions that
+    are not replaced, known to work with the repair."""
     replace: Mapping[str, Callable[[Function], Function]]
-    """Function → maker of its replacement, given the original."""
+    """Function → factory that turns the original into its replacement."""
     without: str
     """How to go on without the repair."""
     unpatched: str = "It stays unpatched, and this may still be wrong:"
-    """What follows if nothing is patched."""
+    """Consequence of not patching, for the error."""
     mended: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Function → fingerprints of versions fixed upstream."""
     turn: int = field(default=0, init=False)
-    """Position in the order of installation. If two repairs patch one function, the later one is removed first."""
+    """Position in the order of installation. Of two repairs of one function, the later is removed first."""
     _patches: list[tuple[str, Function, Function]] = field(default_factory=list, init=False, repr=False)
     _for_good: bool = field(default=False, init=False, repr=False)
     _blocks: int = field(default=0, init=False, repr=False)
@@ -103,7 +103,7 @@ class Repair:
         """Restores the original functions.
 
         Raises:
-            tfopt.errors.UnsupportedError: If someone else has patched a function since.
+            tfopt.errors.UnsupportedError: If a function has been patched again since.
         """
         with _lock:
             self._unpatch()
@@ -156,7 +156,7 @@ class Repair:
 
 
 def in_several_replicas() -> bool:
-    """Whether this runs as one of several replicas under a tf.distribute strategy."""
+    """Whether the caller is one of several replicas under a tf.distribute strategy."""
     context = tf.distribute.get_replica_context()
     return context is not None and context.num_replicas_in_sync > 1
 
@@ -164,8 +164,8 @@ def in_several_replicas() -> bool:
 def fingerprint(function: Function) -> str:
     """Hashes a function's source without docstring, comments and blank lines.
 
-    Decorators that use `functools.wraps`, installed repairs among them, are looked through. The text is hashed rather
-    than the syntax tree, whose printed form differs between Python versions.
+    It sees through decorators that use `functools.wraps`, such as installed repairs. It hashes text, not the syntax
+    tree, whose printed form differs between Python versions.
 
     Raises:
         OSError, TypeError: If there is no source to read.
@@ -196,7 +196,7 @@ def _put(target: str, old: Function, new: Function) -> None:
     if not isinstance(owner, ModuleType):
         setattr(owner, name, new)
         return
-    # `from module import function` gave other modules a name of their own for it.
+    # `from module import function` created names for it in other modules.
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):
             for alias in [alias for alias, value in list(vars(module).items()) if value is old]:

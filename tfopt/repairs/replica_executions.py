@@ -26,12 +26,12 @@ def _one_by_one(original: Function) -> Function:
             return original(self, step_function)
         if self.jit_compile and type(self).train_step is not TensorFlowTrainer.train_step:
             warnings.warn(
-                f"Expected Keras' own train_step under jit_compile=True with several replicas. Found: that of "
-                f"{type(self).__name__}, of which XLA compiles only calls of super().train_step. Compute its gradients "
-                "in a tf.function(jit_compile=True).",
+                f"Expected Keras' own train_step under jit_compile=True with several replicas. Found: "
+                f"{type(self).__name__}.train_step, of which XLA compiles only calls of super().train_step. Compute "
+                "its gradients in a tf.function(jit_compile=True).",
                 stacklevel=2,
             )
-        compiled, self._jit_compile = self._jit_compile, False  # the whole step spans devices, which XLA cannot do
+        compiled, self._jit_compile = self._jit_compile, False  # XLA cannot compile the step, which spans devices
         try:
             function = original(self, step_function)
         finally:
@@ -41,7 +41,7 @@ def _one_by_one(original: Function) -> Function:
         one_step_on_data = inspect.getclosurevars(function).nonlocals["one_step_on_data"]
 
         def steps(iterator: Any) -> Any:
-            """Runs the steps of an execution one by one; they cannot be built into one graph."""
+            """Runs the steps of an execution one by one, since one graph cannot hold them."""
             outputs = None
             for _ in range(self.steps_per_execution):
                 batch = next(iterator, None)

@@ -10,7 +10,7 @@ _OPTIMIZER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 
 
 def _everywhere(original: Function) -> Function:
-    """Makes the check cover all replicas, as `_tf_apply` assumes it does."""
+    """Makes the check cover all replicas, as `_tf_apply` assumes."""
 
     def check_finite(self: Any, grads: Any) -> Any:
         finite = original(self, grads)

@@ -28,16 +28,17 @@ def _over_all(value: Any) -> Any:
 def _share_of(data: Any) -> Iterator[None]:
     """Records this replica's share of the global batch, unless all shares are equal."""
     batched = [leaf for leaf in keras.tree.flatten(data) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
-    # A static shape in a graph holds for all replicas. Eager batches always have one, so it says nothing there.
+    # In a graph, a static shape holds for all replicas; eager batches always have one.
     even = batched and batched[0].shape[0] is not None and not tf.executing_eagerly()
     if not batched or even or not in_several_replicas():
         yield
         return
     examples = tf.cast(tf.shape(batched[0])[0], tf.float32)
     before = getattr(_tracing, "share", None)
+    everywhere = _over_all(examples)
     _tracing.share = tf.cast(examples, tf.float64) / tf.cast(
-        _over_all(examples), tf.float64
-    )  # in float64, so that float64 losses stay exact
+        everywhere, tf.float64
+    )  # so that float64 losses stay exact
     try:
         yield
     finally:
@@ -93,7 +94,7 @@ def _masking(original: Function) -> Function:
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
         if mask is None or reduction not in ("mean", "sum_over_batch_size") or not in_several_replicas():
             return original(sample_weight, mask, dtype, reduction)
-        # Keras weighs with the replica's all/valid ratio; it has to be the global batch's.
+        # Keras weighs with the replica's ratio of all to valid positions, which must be the global batch's.
         kept = tf.cast(mask, dtype)
         here = tf.stack([tf.cast(tf.size(kept), dtype), tf.reduce_sum(kept)])
         everywhere = _over_all(here)

@@ -1,8 +1,4 @@
-"""XLA for a Keras model: decided by measurement, explained, watched and switched.
-
-`decide` measures whether it pays; `explain` says why it cannot run; `set_jit` and `jit` switch it; `watch` counts
-compilations; `flags` and `persistent_cache` set up XLA itself.
-"""
+"""XLA for a Keras model: decide whether it pays, explain what keeps it off, switch it, and watch it compile."""
 
 import lazy_loader
 

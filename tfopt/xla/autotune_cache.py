@@ -44,10 +44,10 @@ def persistent_cache(folder: str | PathLike[str]) -> PersistentCache:
     """Keeps XLA's autotuning results on disk, so that the next process with the same model starts sooner.
 
     Call it first thing in a program that trains under XLA on a GPU, where the first step times many variants of each
-    kernel. It sets XLA flags (see `flags`); on a CPU they have no effect. Code is still compiled in every process.
+    kernel. It sets XLA flags (see `flags`), which have no effect on a CPU. Code is still compiled in every process.
     Several processes may share the folder. XLA tells GPUs and cuDNN versions apart but not its own versions, so each
     TensorFlow build gets a subfolder (https://openxla.org/xla/persisted_autotuning). Empty the folder after changing
-    the driver or other CUDA libraries, or the choices may no longer be the fastest.
+    the driver or other CUDA libraries: its choices may no longer be the fastest.
 
     Args:
         folder: A folder that outlives the process, on a local or shared disk. Created if missing.
@@ -79,16 +79,15 @@ def persistent_cache(folder: str | PathLike[str]) -> PersistentCache:
 
 
 def share_cache(folder: str | PathLike[str] | None = None) -> PersistentCache | None:
-    """Sets up `persistent_cache` for child processes, as far as this machine has one.
+    """Sets up `persistent_cache` for child processes, such as those in which tfopt-bench measures.
 
-    For programs that measure in processes of their own, such as tfopt-bench: call it before the first of them starts.
-    A cache that XLA_FLAGS already names is kept, so that a program and those it starts share one.
+    A cache that XLA_FLAGS already names is kept, so that a program shares one with those it starts.
 
     Args:
         folder: As for `persistent_cache`. None: `tfopt/xla` in the user's cache folder.
 
     Returns:
-        The cache. None, with nothing changed, without a GPU or where the installed XLA cannot have one.
+        The cache. None, with nothing changed, if there is no GPU or the installed XLA cannot have a cache.
     """
     if not gpus():
         return None

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt import checks
 from tfopt.errors import PipelineError, summarize_error
 from tfopt.measure import StepTimer, StepTimes, interleave, one_batch
 from tfopt.model.batches import not_finite_parts
@@ -25,7 +26,7 @@ from tfopt.xla.shapes import BatchShapes, batch_shapes, padded, shape_of
 
 _REPEATS = 5
 _FIRST_STEPS = 2
-# Weights may not move at first: float16 skips steps until its loss scale fits, accumulation applies every n-th.
+# Weights may not move at first: float16 skips steps until its loss scale fits, accumulation updates every n-th step.
 _DRIFT_STEPS = (4, 64)
 
 Timers = Mapping[str, StepTimer]
@@ -42,20 +43,20 @@ def decide(
 ) -> JitDecision:
     """Times the model's training step with and without XLA, interleaved, and decides which to use.
 
-    XLA pays if the step is faster beyond doubt, computes the same, and saves more than compiling costs, once per batch
+    XLA pays if the step is clearly faster, computes the same, and saves more than compiling costs, once per batch
     shape. The step is timed on the first batch. Then the dataset is read for other shapes, for at most as long as one
     compilation took. If there are too many shapes, `.pad` says what one fixed shape would gain.
 
-    The model comes back as it was; call `.apply(model)` on the result. XLA compiles the step once, and once more if it
-    is faster and the model has dropout, or if a padded shape is tried.
+    The model is left as it was; call `.apply(model)` on the result. XLA compiles the step once, and once more if it is
+    faster and the model has dropout, or if a padded shape is tried.
 
     Args:
         model: A compiled model.
         data: A tf.data.Dataset of batches, or one batch (x, y[, sample_weight]).
         steps: Steps to time with each setting.
         planned_steps: Total steps planned, epochs × steps per epoch. None: unknown; XLA is on if it ever pays.
-        tolerance: Largest `drift` that counts as the same computation. None: decide by speed alone. The default of 0.1
-            lies between bfloat16's rounding (below 0.1) and a different computation (0.3 and more).
+        tolerance: Largest `drift` that counts as the same computation. None: decide by speed alone. The default, 0.1,
+            separates bfloat16's rounding (below 0.1) from a different computation (0.3 or more).
 
     Returns:
         The decision with its figures.
@@ -74,7 +75,7 @@ def decide(
         >>> decision.apply(model)
     """
     _check(model, steps, planned_steps, tolerance)
-    batch = one_batch(data)  # one for both: a dataset that shuffles would give each timer another
+    batch = one_batch(data)  # the same for both timers, even if the dataset shuffles
     wrong = not_finite_parts(batch) if tolerance is not None else []
     if wrong:  # two trainings on NaN cannot be compared
         raise PipelineError(
@@ -85,7 +86,7 @@ def decide(
     standing = standing_obstacles(model)
     if standing:
         return JitDecision(enabled=False, reason=" ".join(map(str, standing)))
-    first_off = _first_call(off)  # outside the try: what fails here does not fail because of XLA
+    first_off = _first_call(off)  # outside the try: a failure here is not due to XLA
     try:
         on = StepTimer(model, batch, jit_compile=True)
         first_on = _first_call(on)
@@ -114,13 +115,7 @@ def _shapes(data: Any, batch: Any, seconds: float) -> BatchShapes:
         return BatchShapes(seen=(shape_of(batch),), batches=(1,), complete=True)
 
 
-def _judged(
-    model: keras.Model,
-    batch: Any,
-    weighed: Weighed,
-    timers: Timers,
-    tolerance: float | None,
-) -> JitDecision:
+def _judged(model: keras.Model, batch: Any, weighed: Weighed, timers: Timers, tolerance: float | None) -> JitDecision:
     """The decision if XLA pays: on if it computes the same."""
     if tolerance is None:
         return _decision(True, f"{weighed}; drift not measured.", weighed)
@@ -128,7 +123,7 @@ def _judged(
     if drift is None:
         found, same = f"drift unknown, since {unknown} (tolerance=None ignores it)", False
     else:
-        found, same = f"drift {drift:.1g}", drift <= tolerance  # not so for NaN
+        found, same = f"drift {drift:.1g}", drift <= tolerance  # False for NaN
         found += "" if same else f", above the tolerance of {tolerance:g}: XLA computes something else"
     return _decision(same, f"{weighed}; {found}.", weighed, drift=drift)
 
@@ -150,7 +145,7 @@ def _first_call(timer: StepTimer) -> float:
 
 
 def _in_turn(timers: Timers, steps: int) -> dict[str, StepTimes]:
-    # One warm-up step: the turn before belonged to the other timer.
+    # One warm-up step, because the other timer ran before.
     turn = partial(StepTimer.__call__, steps=max(1, steps // _REPEATS), warmup=1, samples=1)
     return interleave({name: partial(turn, timer) for name, timer in timers.items()}, _REPEATS)
 
@@ -173,13 +168,9 @@ def _why(model: keras.Model, batch: Any, error: Exception) -> str:
 
 def _check(model: keras.Model, steps: int, planned_steps: int | None, tolerance: float | None) -> None:
     """Checks the arguments; raises as `decide` does."""
-    for name, value in (("steps", steps), ("planned_steps", planned_steps)):
-        if value is None and name == "planned_steps":
-            continue
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-            raise ValueError(
-                f"Expected {name} to be an integer of at least 1. Received: {name}={value!r}. Pass a number of steps."
-            )
+    checks.count("steps", steps, "Pass a number of steps.")
+    if planned_steps is not None:
+        checks.count("planned_steps", planned_steps, "Pass a number of steps.")
     number = isinstance(tolerance, Real) and not isinstance(tolerance, bool)
     if tolerance is not None and not (number and 0 <= tolerance < math.inf):
         raise ValueError(
@@ -204,7 +195,7 @@ def measure_drift(model: keras.Model, timers: Timers, without_random: Callable[[
         model: The model of the timers.
         timers: Both steps.
         without_random: Builds both steps again. Called with dropout disabled if the step draws random numbers, because
-            XLA draws other masks from the same seed.
+            XLA draws different masks from the same seed.
 
     Returns:
         The drift and "", or None and why it is unknown. NaN if only XLA's numbers are not finite.

@@ -18,7 +18,7 @@ class JitDecision:
     enabled: bool
     """Whether to switch XLA on."""
     reason: str
-    """Why, in words."""
+    """Why, as a sentence."""
     comparison: Comparison | None = None
     """Speed with XLA over speed without, with its interval; None if the step could not run."""
     compile_seconds: float | None = None
@@ -31,8 +31,8 @@ class JitDecision:
     """As passed to `decide`."""
     drift: float | None = None
     """Distance between two four-step trainings from one state, with and without XLA, over the distance moved (64 steps
-    if four move nothing). float32 rounding gives less than 0.001, bfloat16 less than 0.1, another computation 0.3 and
-    more. Measured without dropout, whose masks XLA draws differently. None if unknown, or if XLA is off for another
+    if four move nothing). float32 rounding gives less than 0.001, bfloat16 less than 0.1, a different computation 0.3
+    or more. Measured without dropout, whose masks XLA draws differently. None if unknown, or if XLA is off for another
     reason."""
     pad: Pad | None = None
     """What padding every batch to one shape would gain, if XLA is off because there are too many shapes."""
@@ -51,7 +51,7 @@ class JitDecision:
         set_jit(model, self.enabled)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values with the raw samples. A drift that is not finite becomes null."""
+        """Returns JSON values, including the raw samples. A drift that is not finite becomes null."""
         names = ("enabled", "reason", "speedup", "compile_seconds", "break_even_steps", "planned_steps")
         drift = self.drift if self.drift is not None and math.isfinite(self.drift) else None
         nested = {name: getattr(self, name) for name in ("comparison", "shapes", "pad", "off", "on")}
@@ -64,7 +64,7 @@ class JitDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """The figures from which it follows whether XLA pays; see `JitDecision` for the fields."""
+    """The figures that show whether XLA pays; see `JitDecision` for the fields."""
 
     off: StepTimes
     on: StepTimes
@@ -98,7 +98,7 @@ class Weighed:
 
     @property
     def pays(self) -> bool:
-        """Whether it pays within the planned steps; ever, if these are unknown."""
+        """Whether it pays within the planned steps, or at all if these are unknown."""
         if self.break_even_steps is None:
             return False
         return self.planned_steps is None or self.planned_steps >= self.break_even_steps

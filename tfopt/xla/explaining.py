@@ -24,13 +24,13 @@ class Explanation:
     obstacles: tuple[Obstacle, ...]
     """What prevents it, each with its layer, operation and remedy. Empty if XLA can compile what was examined."""
     examined: str
-    """What XLA was asked to compile, in words."""
+    """What was examined: "the training step"."""
     device: str
-    """The device it was asked to compile for: "GPU" or "CPU"."""
+    """Target device: "GPU" or "CPU"."""
     auto: bool
-    """Whether Keras switches XLA on for this model by itself (jit_compile="auto")."""
+    """Whether Keras' jit_compile="auto" switches XLA on for this model."""
     auto_reason: str
-    """Why, in words."""
+    """Why."""
 
     @property
     def supported(self) -> bool:
@@ -57,21 +57,21 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
     """Names every layer and operation that keeps XLA off for a model or would fail under it, each with its remedy.
 
     Use it before the first step, or after XLA failed. The training step is traced and lowered, but nothing is compiled
-    to machine code and nothing runs: weights, metrics, seeds and what `fit` has compiled stay as they are. (An unbuilt
-    model is built.) Problems that XLA finds only when it generates code do not show here;
-    `tfopt.xla.decide(model, data)` runs the step.
+    to machine code and nothing runs: weights, metrics, seeds and what `fit` has compiled do not change. (An unbuilt
+    model is built.) It cannot see problems that XLA finds when it generates code; `tfopt.xla.decide(model, data)` runs
+    the step.
 
     Args:
         model: A compiled model.
         data: A tf.data.Dataset of batches, whose first batch is used, or one batch (x, y[, sample_weight]). None: zeros
-            in the shape of the model's inputs; loss, metrics and optimizer are not examined then.
+            in the shape of the model's inputs, without loss, metrics and optimizer.
 
     Returns:
         What prevents XLA on this machine's device.
 
     Raises:
         ValueError: If the model is not compiled, has no layers or cannot take the batch, or if `data` is None and the
-            model does not say what it takes.
+            shape of the model's inputs is unknown.
         TypeError: If `model` is not a Keras model, or `data` is neither a dataset nor a batch.
         tfopt.errors.PipelineError: If the dataset is empty.
 
@@ -140,14 +140,14 @@ def _batch_of_zeros(model: keras.Model) -> Any:
     shapes = [tuple(tensor.shape[1:]) for tensor in tf.nest.flatten(inputs) if tensor is not None]
     if not shapes or any(None in shape for shape in shapes):
         raise ValueError(
-            f"Expected data, since {model.name!r} does not say what shape it takes. Received: data=None, and inputs of "
+            f"Expected data, since the input shape of {model.name!r} is not fixed. Received: data=None, and inputs of "
             f"shape {shapes or 'unknown'}. Pass a dataset or one batch."
         )
     return tf.nest.map_structure(lambda tensor: tf.zeros((_EXAMPLES, *tensor.shape[1:]), tensor.dtype), inputs)
 
 
 def _inside(layer: str | None, covered: set[str]) -> bool:
-    """Whether a layer is a covered one or part of it."""
+    """Whether a layer is covered, or part of a covered one."""
     return layer is not None and any(f"{layer}/".startswith(f"{outer}/") for outer in covered)
 
 

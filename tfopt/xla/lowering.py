@@ -1,4 +1,4 @@
-"""Lowers a training step to HLO, without compiling or running it, and finds what XLA objects to, and in which layer."""
+"""Lowers a training step to HLO without compiling or running it, and finds what XLA rejects, and in which layer."""
 
 import re
 import warnings
@@ -13,7 +13,7 @@ from tensorflow.python.framework import kernels
 from tfopt.xla.obstacles import Obstacle
 
 _PIPELINE = "in the input pipeline (dataset.map)"
-# Taken is the first pattern that matches the operation's type. They share one reason: XLA compiles numbers only.
+# The first pattern that matches the operation's type counts. XLA compiles only numeric operations.
 _REMEDIES = (
     ("PyFunc", f"Write it with TensorFlow or keras.ops operations, or run it {_PIPELINE}."),
     ("Print|StringFormat", "Remove the print from the step; a callback can print what `fit` logs."),
@@ -50,13 +50,13 @@ def obstacles_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]
 
 
 def device() -> str:
-    """Returns "GPU" or "CPU", the kind of device models train on here."""
+    """Returns the kind of device that models train on here, "GPU" or "CPU"."""
     return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
 
 
 @contextmanager
 def batch_refused() -> Iterator[None]:
-    """Raises a ValueError that says what to do if a step cannot take its batch."""
+    """Turns a step's error about its batch into a ValueError that says what to do."""
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
@@ -67,7 +67,7 @@ def batch_refused() -> Iterator[None]:
 
 
 def _translated(function: Any, batch: Any) -> tuple[str, str | None]:
-    """HLO and None, or "" and XLA's reason for having none."""
+    """Returns HLO and None, or "" and why XLA cannot lower it."""
     name = tf.config.list_logical_devices(device())[0].name
     with warnings.catch_warnings():
         # Without a device name TensorFlow draws a random number to pick one, which advances the global seed.
@@ -79,7 +79,7 @@ def _translated(function: Any, batch: Any) -> tuple[str, str | None]:
 
 
 def _refused(refusal: str, scopes: Mapping[str, keras.Layer]) -> Obstacle:
-    """What XLA says when it has a kernel for every operation."""
+    """The obstacle if XLA has a kernel for every operation but refuses to compile."""
     node = re.search(r"\{\{node ([^}]+)\}\}", refusal)
     layer = _layer_of(node[1], scopes) if node else None
     first = refusal.removeprefix("Failed getting HLO text: '").split("\n")[0].rstrip(" '")
@@ -95,7 +95,7 @@ def _constants(function: Any, batch: Any, captured: int, hlo: str) -> list[int]:
     """Numbers of the batch's tensors whose values XLA compiled into the program.
 
     Such a tensor is not a parameter of the program. If parameters are missing, their shapes may not tell which, so each
-    tensor is tried with other values: a constant then gives another program, or none. Empty tensors have no values.
+    tensor is tried with other values, which change the program if they are constants. Empty tensors have no values.
 
     Args:
         function: The step.
@@ -130,10 +130,10 @@ def _recompiled(part: int) -> Obstacle:
 
 @contextmanager
 def _recorded_scopes() -> Iterator[dict[str, keras.Layer]]:
-    """Records which layer opens which name scope while something is traced.
+    """Records which layer opens which name scope during a trace.
 
-    The scope's name is ambiguous: Keras opens each scope twice and TensorFlow numbers the second, so `dense_1` may be
-    layer `dense` or a layer of that name.
+    A scope's name is ambiguous: Keras opens each scope twice and TensorFlow numbers the second, so `dense_1` may belong
+    to layer `dense` or to one called `dense_1`.
     """
     original = keras.layers.Layer._open_name_scope
     layers: dict[str, keras.Layer] = {}
@@ -154,10 +154,7 @@ def _recorded_scopes() -> Iterator[dict[str, keras.Layer]]:
 def _unsupported_operations(graph: tf.Graph, scopes: Mapping[str, keras.Layer], device: str) -> tuple[Obstacle, ...]:
     """Operations without an XLA kernel, in a graph and the functions it calls.
 
-    Args:
-        graph: A traced step, already lowered once, because XLA registers its kernels at first use.
-        scopes: From `_recorded_scopes`.
-        device: "CPU" or "GPU".
+    The graph must have been lowered once, because XLA registers its kernels on first use.
     """
     found: dict[tuple[str, str | None], Obstacle] = {}
     for operation, node, layer in _walk(graph.as_graph_def(), scopes):

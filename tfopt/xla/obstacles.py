@@ -1,4 +1,4 @@
-"""What keeps XLA off for a model: settings and layers, known without tracing anything."""
+"""Settings and layers that keep XLA off for a model, found without tracing."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,15 +13,15 @@ class Obstacle:
 
     kind: str
     """A setting ("run_eagerly", "replicas", "determinism"), a "layer" for which Keras keeps XLA off, an "operation"
-    without an XLA kernel, or a "compilation" that fails although there is one."""
+    without an XLA kernel, or a "compilation" that fails although there are kernels."""
     found: str
-    """What was found, in words."""
+    """What was found, as a sentence."""
     remedy: str
     """What to do."""
     layer: str | None = None
     """Path of the layer at fault; None outside all layers."""
     operation: str | None = None
-    """Type of the operation at fault, such as "EagerPyFunc"; None if it is no single one."""
+    """Type of the operation at fault, such as "EagerPyFunc"; None if there is no single one."""
 
     def to_dict(self) -> dict[str, str | None]:
         """Returns JSON values."""
@@ -32,7 +32,7 @@ class Obstacle:
 
 
 def standing_obstacles(model: keras.Model) -> tuple[Obstacle, ...]:
-    """Returns what keeps XLA off for a model whatever its operations are. Traces nothing."""
+    """Returns what keeps XLA off for a model regardless of its operations, without tracing it."""
     return (*_settings(model), *map(_layer_obstacle, _layers_without_jit(model)))
 
 
@@ -49,7 +49,7 @@ def _settings(model: keras.Model) -> Iterator[Obstacle]:
         yield Obstacle(
             kind="replicas",
             found=f"the model trains on {devices} devices of this process, and XLA compiles one program for all, "
-            "which can reach the variables of one device only",
+            "which can only reach the variables of one device",
             remedy="Leave XLA off, or run one process for each device.",
         )
     if is_op_determinism_enabled():
@@ -80,7 +80,7 @@ def _layer_obstacle(layer: keras.Layer) -> Obstacle:
 
 def _remedy(layer: keras.Layer) -> str:
     if isinstance(layer, keras.layers.LSTM | keras.layers.GRU):
-        return "Build it with use_cudnn=False, and measure whether that pays: tfopt.xla.decide(model, data)."
+        return "Create it with use_cudnn=False, and measure whether that pays: tfopt.xla.decide(model, data)."
     if ".preprocessing." in type(layer).__module__:
         return "Move it from the model to the input pipeline: dataset.map(lambda x, y: (layer(x), y))."
     return "Its class sets supports_jit = False: set True if its operations compile, or move it to the input pipeline."

@@ -1,4 +1,4 @@
-"""Batch shapes of a dataset, each of which XLA compiles, and what padding them all to one shape would bring."""
+"""Batch shapes of a dataset, each of which XLA compiles, and the gain from padding them to one shape."""
 
 import math
 import time
@@ -32,7 +32,7 @@ class BatchShapes:
     batches: tuple[int, ...]
     """Number of batches read with each shape."""
     complete: bool
-    """Whether these are all; False if reading stopped before the end."""
+    """Whether the dataset was read to its end."""
     steps_per_epoch: int | None = None
     """Batches in the dataset; None if unknown or infinite."""
 
@@ -51,8 +51,8 @@ class BatchShapes:
         """Probability that the next batch has a new shape.
 
         Estimated by the share of batches whose shape was seen only once (Good, "The population frequencies of
-        species", Biometrika 1953). One of those may be the smaller last batch, so one is subtracted, and two shapes
-        count as no variety at all.
+        species", Biometrika 1953). One of those may be the smaller last batch, so one is subtracted, and with only two
+        shapes the estimate is 0.
         """
         return (self.batches.count(1) - 1) / self.batches_read if self.count > 2 and 1 in self.batches else 0.0
 
@@ -70,12 +70,12 @@ class BatchShapes:
 
 
 def batch_shapes(data: Any, *, seconds: float, clock: Callable[[], float] = time.perf_counter) -> BatchShapes:
-    """Counts the batch shapes of a dataset, from its element_spec if that is static, else by reading it.
+    """Counts the batch shapes of a dataset, from its element_spec if that is static, otherwise by reading it.
 
     Args:
         data: A tf.data.Dataset of batches, or one batch.
         seconds: Time limit for reading. It also stops after 1,000 batches.
-        clock: Seconds, monotonic.
+        clock: Monotonic clock, in seconds.
 
     Returns:
         The shapes and how often each was seen.

@@ -15,7 +15,7 @@ def set_jit(model: keras.Model, on: bool) -> None:
     """Switches XLA on or off for a compiled model from its next step on, whether or not it was fitted before.
 
     Use it instead of `model.jit_compile = on`, which does nothing after the first `fit` and is lost when the model is
-    saved. Weights, optimizer and metrics stay. Only the outermost model counts; models inside it run as it does.
+    saved. Weights, optimizer and metrics stay. The outermost model decides for the models inside it.
 
     Args:
         model: A compiled model.
@@ -40,7 +40,7 @@ def set_jit(model: keras.Model, on: bool) -> None:
             f"Expected a model that XLA can compile. Found: {' '.join(map(str, standing))} Or leave XLA off for it."
         )
     model.jit_compile = on
-    # A loaded model is compiled with this; Keras sets it in compile() only.
+    # A loaded model is compiled with this, which Keras sets only in compile().
     model._compile_config.config["jit_compile"] = on
     for name in STEP_FUNCTIONS:
         rebuild_step_function(model, name)
@@ -50,9 +50,8 @@ def set_jit(model: keras.Model, on: bool) -> None:
 def jit(model: keras.Model, on: bool) -> Iterator[None]:
     """Switches XLA on or off inside a block and restores the model's setting afterwards, even after an exception.
 
-    Use it for one `fit` or `evaluate` that must run with or without XLA. Functions compiled before the block are used
-    again after it, so leaving it compiles nothing. What the block trained stays. If `model.compile(...)` is called
-    inside the block, its setting stays.
+    Use it for one `fit` or `evaluate` that must run with or without XLA. Functions compiled before the block are reused
+    after it, so leaving it compiles nothing. A `model.compile(...)` inside the block stays in effect.
 
     Args:
         model: A compiled model.

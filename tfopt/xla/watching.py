@@ -22,18 +22,18 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @contextmanager
 def watch() -> Iterator["Compilations"]:
-    """Counts XLA's compilations in the block, with the seconds and the cause of each.
+    """Counts XLA's compilations in the block, with the duration and cause of each.
 
     Use it when training stalls now and then: XLA compiles every new input shape, for seconds or minutes, and neither
-    Keras nor `experimental_get_tracing_count()` shows it. It adds nothing to a step. Blocks can be nested, and they see
-    the compilations of all threads.
+    Keras nor `experimental_get_tracing_count()` shows it. It adds nothing to a step. Blocks can be nested and see the
+    compilations of all threads.
 
-    Inside the block, standard error (file descriptor 2) runs through a process that takes XLA's lines out. Everything
-    else comes out unchanged, even after a crash. Outside the block, nothing is logged.
+    Inside the block, standard error (file descriptor 2) runs through a process that takes XLA's lines out. All else is
+    passed on unchanged, even after a crash. Outside the block, nothing is logged.
 
     Without standard error, or with a TensorFlow whose log cannot be read, it counts the input signatures of calls to
-    functions with `jit_compile=True` instead, and `str()` says so. That count is too low under `fit`, whose batches
-    never pass through Python.
+    functions with `jit_compile=True` instead, and `str()` says so. That undercounts under `fit`, whose batches never
+    pass through Python.
 
     Yields:
         The `Compilations`, readable inside the block and after it.
@@ -168,7 +168,7 @@ class _CompilerListener:
 
     def abandon(self) -> None:
         """Restores standard error and the log settings in a forked child."""
-        self._lock = threading.RLock()  # a thread that does not exist in the child may have held the old one
+        self._lock = threading.RLock()  # a thread missing in the child may have held the old one
         if self._tap and self._verbosity:
             self._verbosity.down()
             self._tap.abandon()
@@ -196,7 +196,7 @@ class _CompilerListener:
                 self._tap.off()
 
     def sync(self) -> None:
-        """Reads what was reported so far."""
+        """Reads the log so far."""
         with self._lock:
             if self._tap:
                 self.events += self._parser.parse(self._tap.lines())
@@ -211,10 +211,10 @@ class _CompilerListener:
 
 
 class _SignatureListener:
-    """Notes each new input signature of a `tf.function(jit_compile=True)`.
+    """Records each new input signature of a `tf.function(jit_compile=True)`.
 
     Keras' `fit` calls its compiled step inside another function that reads the tf.data iterator. Python sees that step
-    once, while it is traced, and none of the shapes of later batches.
+    only while it is traced, and no shapes of later batches.
     """
 
     source = "signatures"
@@ -274,7 +274,7 @@ class _SignatureListener:
 
 
 def _text(value: Any) -> str:
-    """What tf.function traces by: shape and dtype of a tensor, a plain value itself, the type of anything else."""
+    """What tf.function keys its traces by: a tensor's shape and dtype, a plain value, the type of anything else."""
     if isinstance(value, _PLAIN):
         return repr(value)
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
@@ -289,7 +289,7 @@ _SIGNATURES = _SignatureListener()
 
 
 def _replace_listener() -> None:
-    """Gives a forked child a listener of its own; the inherited one belongs to the parent."""
+    """Gives a forked child its own listener; the inherited one belongs to the parent."""
     global _COMPILER
     _COMPILER.abandon()
     _COMPILER = _CompilerListener()

@@ -1,4 +1,4 @@
-"""Sets XLA's flags for this process, after trying them on the installed XLA in another one."""
+"""Sets XLA's flags for this process, after trying them in another."""
 
 import difflib
 import os
@@ -16,8 +16,8 @@ from tfopt.xla.log.framework import framework_library, mapped
 _set_in_time: str | None = None
 # XLA's own syntax: --name, --name=value or --name="quoted value", separated by spaces.
 _FLAG = re.compile(r"""\s*--([\w-]+)(?:=("(?:\\.|[^"\\])*"|'[^']*'|\S*))?(?=\s|$)""")
-# Runs in a process of its own, because XLA ends a process that has a bad flag. It loads only the library that holds
-# XLA's flags: a fifth of a second, and no GPU.
+# Runs in a separate process, because a bad flag makes XLA end its process. It loads only the library that holds XLA's
+# flags, which takes 0.2 s and no GPU.
 _TRY = """
 import ctypes, os, sys
 try:
@@ -37,9 +37,9 @@ class XlaFlags:
     """The flags XLA runs with in this process and its children."""
 
     in_force: Mapping[str, str]
-    """Name → value, as XLA reads it. Other flags have XLA's defaults."""
+    """Flag → value, as XLA reads it. Other flags have XLA's defaults."""
     replaced: Mapping[str, str]
-    """Name → value of each flag that this call overwrote."""
+    """Flag → previous value, for flags that this call overwrote."""
 
     def to_dict(self) -> dict[str, dict[str, str]]:
         """Returns JSON values."""
@@ -54,8 +54,8 @@ def flags(**values: bool | int | float | str) -> XlaFlags:
     """Adds XLA flags to the environment variable XLA_FLAGS of this process.
 
     Call it first thing in a program: XLA reads its flags once, and an unknown flag ends the process without a Python
-    error. Each flag is therefore tried on the installed XLA in another process first. Child processes inherit the
-    flags. Without arguments, it only reports what is set.
+    error, so each flag is tried in another process first. Child processes inherit the flags. Without arguments, it only
+    reports what is set.
 
     Args:
         **values: Flags by name, such as `xla_gpu_enable_cublaslt=True`. A later call overwrites an earlier value.
@@ -66,8 +66,8 @@ def flags(**values: bool | int | float | str) -> XlaFlags:
     Raises:
         ValueError: If the installed XLA does not know a flag or rejects its value, or a value holds a null character.
         TypeError: If a value is not a bool, a number or a string.
-        tfopt.errors.UnsupportedError: If TensorFlow has started its devices, when XLA may have read its flags already;
-            if XLA cannot read the current XLA_FLAGS; or if the installed XLA cannot be asked.
+        tfopt.errors.UnsupportedError: If TensorFlow has started its devices, XLA cannot read the current XLA_FLAGS, or
+            the flags cannot be tried.
 
     Example:
         >>> print(tfopt.xla.flags(xla_gpu_enable_cublaslt=True, xla_gpu_cudnn_gemm_fusion_level=2))
@@ -94,7 +94,7 @@ def devices_started() -> bool:
     """Whether TensorFlow has started its devices, as the first tensor, dataset or model makes it do.
 
     On a CPU, XLA reads its flags later, at its first compilation. On a GPU, other code may read them as soon as the
-    device exists, and TensorFlow does not say whether they were read. So this is the last moment that is surely safe.
+    device exists, and TensorFlow does not say whether it has. So this is the last safe moment.
     """
     module = sys.modules.get("tensorflow.python.eager.context")
     if module is None:
@@ -162,16 +162,12 @@ def _quoted(value: str) -> str:
 
 
 def knows(name: str) -> bool:
-    """Whether the installed XLA has a string flag of this name.
-
-    Raises:
-        tfopt.errors.UnsupportedError: If the installed XLA cannot be asked.
-    """
+    """Whether the installed XLA has a string flag of this name; raises UnsupportedError if it cannot be tried."""
     return _refusal({name: ""}) is None
 
 
 def _check(before: Mapping[str, str], asked: Mapping[str, str]) -> None:
-    """Tries the flags already set together with those asked for; raises as `flags` does."""
+    """Tries the new flags together with those already set; raises as `flags` does."""
     if _refusal({**before, **asked}) is None:
         return
     for name, value in asked.items():
@@ -195,7 +191,7 @@ def _check(before: Mapping[str, str], asked: Mapping[str, str]) -> None:
 
 
 def _refusal(values: Mapping[str, str]) -> str | None:
-    """What XLA prints as it ends a process with these flags; None if it accepts them."""
+    """What XLA prints when it rejects these flags; None if it accepts them."""
     command = [sys.executable, "-I", "-c", _TRY, str(framework_library())]
     environment = {**os.environ, "XLA_FLAGS": format_flags(values)}
     try:
@@ -217,7 +213,7 @@ def _cannot_ask(cause: str) -> UnsupportedError:
 
 
 def _names() -> set[str]:
-    """Strings in the library that look like flags, for suggestions; most of them are."""
+    """Strings in the library that look like flags, for suggestions."""
     names = set()
     with mapped(framework_library()) as content:
         at = content.find(b"\0xla_")

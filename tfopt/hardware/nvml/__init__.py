@@ -1,1 +1,1 @@
-"""The only door to NVML, NVIDIA's management library: every question to the driver goes through `driver.door()`."""
+"""NVML, NVIDIA's management library. Every call to the driver goes through `driver.door()`."""

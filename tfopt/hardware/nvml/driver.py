@@ -1,6 +1,6 @@
 """Starts NVML, lists the GPUs and MIG instances, and reads one device.
 
-Every call goes through one thread (`Nvml.call`), because a driver in trouble may never return.
+Every call runs in one thread (`Nvml.call`), because a broken driver may never return.
 """
 
 import importlib
@@ -18,14 +18,14 @@ from tfopt.warn import warn_once
 
 Result = TypeVar("Result")
 
-DEADLINE_SECONDS = 10.0  # a driver that has to wake several GPUs takes seconds
+DEADLINE_SECONDS = 10.0  # waking several GPUs takes seconds
 
-# As many as the largest Linux kernel has CPUs (8,192); too few is an error.
+# Enough for the 8,192 CPUs of the largest Linux kernel; too few is an error.
 _CPU_WORDS = 128
 
 
 class Nvml:
-    """NVML, started by the first question and left running until the process ends.
+    """NVML, started by the first call and left running until the process ends.
 
     Args:
         load: Returns NVIDIA's module. Tests pass a fake one.
@@ -58,10 +58,10 @@ class Nvml:
             raise hung(deadline_seconds) from error
 
     def start(self) -> None:
-        """Loads NVIDIA's library and starts NVML, unless it runs already.
+        """Loads NVIDIA's library and starts NVML, unless it is running.
 
         Raises:
-            NvmlError: If the library or the driver is missing or in trouble.
+            NvmlError: If the library or the driver is missing or broken.
         """
         with self._lock:
             if self._started:
@@ -69,7 +69,7 @@ class Nvml:
             try:
                 self._vendor = self._load()
                 failure = self._vendor.NVMLError
-            except Exception as error:  # missing, another module of that name, or a broken one
+            except Exception as error:  # missing, broken, or another module of that name
                 raise not_installed() from error
             self._drop_handles()
             try:
@@ -79,12 +79,12 @@ class Nvml:
             self._started = True
 
     def driver_version(self) -> str | None:
-        """The driver's version, such as "570.86.15"."""
+        """Returns the driver's version, such as "570.86.15"."""
         self.start()
         return self._field("nvmlSystemGetDriverVersion")
 
     def devices(self) -> tuple[Device, ...]:
-        """The physical GPUs with their MIG instances, ordered by PCI bus id.
+        """Returns the physical GPUs with their MIG instances, ordered by PCI bus id.
 
         A GPU that does not answer is left out with a warning.
 
@@ -98,7 +98,7 @@ class Nvml:
                 found.append(self._device(position))
             except NvmlError as error:
                 warn_once(f"{error.cause} at {position}", str(error))
-        # NVML promises no order of its own; its order is kept where a bus id is unknown.
+        # NVML promises no order; its order is kept only if a bus id is unknown.
         places = [device.pci for device in found]
         return tuple(found if None in places else sorted(found, key=lambda device: device.pci or ()))
 
@@ -107,10 +107,10 @@ class Nvml:
 
         Args:
             uuid: The device.
-            restart: Whether fields that are measured since the last reading start from this one.
+            restart: Whether fields measured since the last reading start over from this one.
 
         Raises:
-            NvmlError: If the device as a whole does not answer: lost, removed, in need of a reset.
+            NvmlError: If the device is lost, removed or in need of a reset.
         """
         self.start()
         if uuid not in self._handles:
@@ -125,7 +125,7 @@ class Nvml:
             raise
 
     def cpu_affinity(self, uuid: str) -> frozenset[int] | None:
-        """The CPUs near a GPU, or near the GPU that a MIG instance is part of; None where the driver does not say.
+        """Returns the CPUs near a GPU, or near a MIG instance's GPU; None if the driver does not say.
 
         Raises:
             NvmlError: If there is no such device.
@@ -163,7 +163,7 @@ class Nvml:
     def _instances(self, parent: Any, name: str, capability: tuple[int, int] | None) -> tuple[Device, ...]:
         found = []
         for position in range(self._field("nvmlDeviceGetMaxMigDeviceCount", parent) or 0):
-            # Positions have gaps where instances were destroyed: there NVML answers NOT_FOUND.
+            # Destroyed instances leave gaps, for which NVML returns NOT_FOUND.
             handle = self._field("nvmlDeviceGetMigDeviceHandleByIndex", parent, position)
             uuid = self._field("nvmlDeviceGetUUID", handle) if handle is not None else None
             if uuid is not None:
@@ -180,7 +180,7 @@ class Nvml:
             raise explain(error.value, expected) from error
 
     def _field(self, name: str, *arguments: Any) -> Any:
-        """Calls an NVML function; returns None where it is not offered, or fails for this field alone."""
+        """Calls an NVML function; returns None if it is missing, or fails for this field alone."""
         function = getattr(self._vendor, name, None)  # an older pynvml lacks the newer functions
         if function is None:
             return None
@@ -203,16 +203,8 @@ class Nvml:
 class Worker:
     """A daemon thread that makes one call at a time, so that a caller never waits beyond its deadline.
 
-    Python cannot end a call that hangs. While one hangs, further calls fail at once instead of queueing behind it; as
-    soon as it returns, the worker takes calls again. A ThreadPoolExecutor would not do: at exit the interpreter waits
-    for its threads.
-
-    Args:
-        name: The thread's name.
-
-    Example:
-        >>> Worker("example").call(lambda: 6 * 7, deadline_seconds=1.0)
-        42
+    While a call hangs, further calls fail immediately instead of queueing behind it; once it returns, the worker takes
+    calls again. Not a ThreadPoolExecutor: at exit the interpreter waits for its threads.
     """
 
     def __init__(self, name: str):
@@ -238,12 +230,12 @@ class Worker:
         try:
             return future.result(deadline_seconds)
         except TimeoutError:
-            # A call that still waits behind another is never made: the other one is overdue.
+            # If the call was still queued, it is never made, and the one before it is overdue.
             self._overdue = self._running if future.cancel() else future
             raise
 
     def _start(self) -> None:
-        # A fork takes no threads along: the child finds a dead one, and a queue that may be locked for ever.
+        # A forked child inherits no threads, and a queue that may stay locked.
         if self._thread is None or not self._thread.is_alive():
             self._jobs = queue.SimpleQueue()
             self._thread = threading.Thread(target=self._work, args=(self._jobs,), name=self._name, daemon=True)
@@ -256,9 +248,9 @@ class Worker:
                 self._running = future
                 try:
                     future.set_result(function())
-                except BaseException as error:  # noqa: BLE001  the caller gets it; the worker must live on
+                except BaseException as error:  # noqa: BLE001  the caller gets it; the worker must survive
                     future.set_exception(error)
-            del future, function  # while the worker waits it must not keep a result, or an error's frames, alive
+            del future, function  # a waiting worker must not keep a result, or an error's frames, alive
             self._running = None
 
 
@@ -266,5 +258,5 @@ _door = Nvml()
 
 
 def door() -> Nvml:
-    """The process's NVML."""
+    """Returns this process's NVML."""
     return _door

@@ -1,17 +1,17 @@
 """GPM, NVML's GPU performance monitoring: how busy a GPU's multiprocessors, memory and links were between two samples.
 
-Hopper and later, driver 525 and later, MIG instances too. Source of names and units: nvml.h and the NVML API reference,
-"GPM Functions".
+It needs Hopper and driver 525, or later, and works on MIG instances. Source of names and units: nvml.h and the NVML API
+reference, "GPM Functions".
 """
 
 import contextlib
 from collections.abc import Callable
 from typing import Any
 
-# NVML updates the counters this often, and asks for more time than this between two samples.
+# NVML updates the counters at this interval, and requires more time between two samples.
 REFRESH_SECONDS = 0.1
 
-# Above these a value is a defect, not a reading. 16 TiB/s is nine times the fastest NVLink; 1 % allows for rounding.
+# Larger values are defects. 16 TiB/s is nine times the fastest NVLink; 1 % allows for rounding.
 _MOST_PERCENT = 101.0
 _MOST_MIB_PER_SECOND = 2.0**24
 
@@ -34,7 +34,7 @@ class Gpm:
 
     Args:
         vendor: The module `pynvml`.
-        ask: Calls one of its functions by name; returns None where it is not offered or fails.
+        ask: Calls one of its functions by name; returns None if it is missing or fails.
         handle: The GPU or MIG instance.
         mig: Whether it is a MIG instance, whose metrics are those of its GPU instance.
         clock: Monotonic clock, in seconds.
@@ -64,7 +64,7 @@ class Gpm:
             restart: Whether to start over from this sample, because the last one was taken for another caller.
 
         Returns:
-            Nothing known after the first sample; None if the device gives no samples, or failed to give this one.
+            Empty for the first sample; None if the device has no GPM or the sample failed.
         """
         now = self._clock()
         if not restart and self._taken_at is not None and now - self._taken_at <= REFRESH_SECONDS:
@@ -86,7 +86,7 @@ class Gpm:
         self._taken_at = None
 
     def _is_supported(self) -> bool:
-        """Whether the device has GPM. Asks until the driver has answered."""
+        """Whether the device has GPM. Asks again until the driver answers."""
         if self._supported is None:
             if self._mig and self._instance is None and not self._find_instance():
                 return False
@@ -95,7 +95,7 @@ class Gpm:
         return bool(self._supported)
 
     def _find_instance(self) -> bool:
-        """A MIG instance is sampled through the GPU it is part of."""
+        """Finds the GPU of a MIG instance, through which it is sampled."""
         parent = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self._handle)
         instance = self._ask("nvmlDeviceGetGpuInstanceId", self._handle)
         if parent is None or instance is None:
@@ -131,10 +131,10 @@ class Gpm:
 
 
 def _plausible(field: str, metric: Any) -> float | None:
-    """The metric's value, unless the driver marks it as failed or it is impossible."""
+    """The metric's value; None if the driver marks it as failed or it is impossible."""
     value = float(metric.value)
     percent = field.endswith("_percent")
-    # NaN compares as false, and so counts as unknown.
+    # NaN compares as false.
     if metric.nvmlReturn != 0 or not 0 <= value <= (_MOST_PERCENT if percent else _MOST_MIB_PER_SECOND):
         return None
     return min(value, 100.0) if percent else value

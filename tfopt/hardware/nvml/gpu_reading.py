@@ -1,4 +1,4 @@
-"""Reads a device through NVML and converts to tfopt's units. None means that the device does not say."""
+"""Reads a device through NVML, in tfopt's units. None stands for what the device does not report."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 MIB = 2**20
 
-# nvmlClocksEventReasons in nvml.h. 0x1, an idle GPU, holds nothing back and is left out.
+# nvmlClocksEventReasons in nvml.h, without 0x1: an idle GPU is not held back.
 THROTTLE_REASONS = {
     0x2: "applications_clocks",
     0x4: "power_cap",
@@ -22,7 +22,7 @@ THROTTLE_REASONS = {
 }
 _IDLE = 0x1
 
-# The functions without a version call these, and on an older driver they fail with an error that is not NVML's.
+# The unversioned functions call these, but on an older driver raise an error that is not NVML's.
 _PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3")
 
 # Inode of the machine's first process namespace, PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
@@ -32,7 +32,7 @@ _WIDTH_32 = 2**32
 _WIDTH_64 = 2**64
 
 Ask = Callable[..., Any]
-"""Calls an NVML function by name; returns None where the device or driver does not offer it."""
+"""Calls an NVML function by name; returns None if the device or driver does not offer it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Device:
 # Without slots: GpuSample inherits from two such classes.
 @dataclass(frozen=True)
 class Reading:
-    """What one GPU reads at one moment. None means unknown.
+    """One GPU's readings at one moment. None means unknown.
 
-    Fields that say "since the last sample" come from the GPU's performance monitor (GPM: Hopper and later). The first
-    sample has none, nor has the sample after a failed one.
+    Fields that say "since the last sample" come from the GPU's performance monitor (GPM: Hopper and later). They are
+    None in the first sample and after a failed one.
     """
 
     gpu_utilization_percent: int | None = None
-    """Share of time in which any kernel ran. It does not say how full the GPU was."""
+    """Share of time in which any kernel ran, however small."""
     sm_active_percent: float | None = None
     """Share of multiprocessors that were busy, averaged since the last sample."""
     sm_occupancy_percent: float | None = None
@@ -71,13 +71,13 @@ class Reading:
     gpu_memory_total_mib: float | None = None
     """Total memory."""
     gpu_memory_process_mib: float | None = None
-    """Memory held by this process. None where the driver does not list it, as in many containers, or gives no size."""
+    """Memory held by this process. None if the driver does not list it, as in many containers, or gives no size."""
     gpu_memory_others_mib: float | None = None
-    """Memory held by other processes. None in a container whose list shows no other: there may still be some."""
+    """Memory held by other processes. None in a container that sees no others: there may still be some."""
     gpu_power_watts: float | None = None
     """Power drawn by the whole board."""
     gpu_energy_joules: float | None = None
-    """Energy since the driver was loaded. Its differences are more accurate than sums of power."""
+    """Energy since the driver was loaded. Differences are more accurate than summing up power."""
     sm_clock_mhz: int | None = None
     """Clock of the multiprocessors."""
     memory_clock_mhz: int | None = None
@@ -100,13 +100,7 @@ GPU_FIELDS = tuple(field.name for field in fields(Reading))
 
 
 def read_device(ask: Ask, handle: Any, metrics: dict[str, float | None] | None) -> Reading:
-    """Reads every field of a device.
-
-    Args:
-        ask: Calls an NVML function.
-        handle: The device.
-        metrics: GPM's readings by field; None for a device without GPM.
-    """
+    """Reads every field of a device; `metrics` are GPM's readings by field, None for a device without GPM."""
     utilization = ask("nvmlDeviceGetUtilizationRates", handle)
     used, total = memory_bytes(ask, handle)
     own, others = split_by_owner([ask(name, handle) for name in _PROCESSES])
@@ -132,7 +126,7 @@ def read_device(ask: Ask, handle: Any, metrics: dict[str, float | None] | None) 
 
 
 def memory_bytes(ask: Ask, handle: Any) -> tuple[int | None, int | None]:
-    """Bytes used and in total. "Used" includes what the driver keeps for itself: total - used is free."""
+    """Returns bytes used, including the driver's own, and bytes in total."""
     memory = ask("nvmlDeviceGetMemoryInfo", handle)
     if memory is None:
         return None, None
@@ -144,11 +138,11 @@ def split_by_owner(lists: Sequence[Sequence[Any] | None]) -> tuple[int | None, i
 
     In a container the driver lists the machine's process ids, or only the container's own processes, or none
     (NVIDIA/nvidia-container-toolkit#1013, NVIDIA/nvidia-docker#1483). There, this process's share is None unless it is
-    listed, and the others' is None unless this process and at least one more are: "no others" cannot be known. A
-    process of unknown size (Windows and WSL give no sizes) makes the sum unknown.
+    listed, and the others' is None unless this process and at least one other are. A process of unknown size (Windows
+    and WSL give no sizes) makes the sum unknown.
 
     Args:
-        lists: NVML's processes with compute and with graphics contexts; a process may be in both. None: not told.
+        lists: NVML's processes with compute and with graphics contexts, which overlap. None: unknown.
     """
     sizes: dict[int, int | None] = {}
     for process in (process for running in lists for process in running or ()):
@@ -163,7 +157,7 @@ def split_by_owner(lists: Sequence[Sequence[Any] | None]) -> tuple[int | None, i
 
 
 def _in_first_namespace() -> bool:
-    """Whether process ids here are the driver's, that is, whether this is not a container."""
+    """Whether process ids are the driver's, as they are outside containers."""
     try:
         return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
     except OSError:  # not Linux, or /proc is closed
@@ -171,7 +165,7 @@ def _in_first_namespace() -> bool:
 
 
 def _temperature(ask: Ask, handle: Any) -> int | None:
-    # The older function first: many drivers lack the newer one, and the older is announced to go with CUDA 14.
+    # The older function first: many drivers lack the newer one. CUDA 14 will remove the older.
     for name in ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"):
         celsius = _known(ask(name, handle, "NVML_TEMPERATURE_GPU"))
         if celsius is not None:
@@ -180,7 +174,7 @@ def _temperature(ask: Ask, handle: Any) -> int | None:
 
 
 def _pcie(ask: Ask, handle: Any, counter: str) -> float | None:
-    # NVML says "KB/s" without saying how long a KB is; taken as 1024 bytes.
+    # NVML says "KB/s" without defining it; taken as 1024 bytes.
     return _scaled(_known(ask("nvmlDeviceGetPcieThroughput", handle, counter)), 1024)
 
 

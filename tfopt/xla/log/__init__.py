@@ -1,1 +1,1 @@
-"""What TensorFlow logs about XLA: asked for, taken out of standard error, and parsed into compilations."""
+"""Makes TensorFlow log XLA's compilations, takes the lines out of standard error, and parses them."""

@@ -1,13 +1,13 @@
 """Parses XLA's log lines into compilations, each with its cause: the input that differs from an earlier compilation.
 
-The thread that compiles reports it: TensorFlow's xla_compiler.cc on the way, device_compiler.h at the end (shortened):
+The compiling thread logs these lines (shortened), from TensorFlow's xla_compiler.cc and, at the end, device_compiler.h:
 
     I0000 00:00:1795266330.181  16901 xla_compiler.cc:820] XlaCompiler::CompileFunction __inference_f_29[…]
     I0000 00:00:1795266330.181  16901 xla_compiler.cc:1265] XLA computation inputs:
     I0000 00:00:1795266330.181  16901 xla_compiler.cc:1268]   XLA arg 0 shape: f32[7,5] name:  TF arg 0 node name:
     I0000 00:00:1795266330.240  16901 device_compiler.h:538] Compilation of XLA executable time: 59.4 ms (59408 us) (…
 
-Only variables have a name. Loops and branches are reported as functions inside.
+Only variables have a name. Loops and branches are logged as inner functions.
 """
 
 import re
@@ -20,7 +20,7 @@ from tfopt.text import listed
 
 _SHAPE = re.compile(r"([a-z]+\d*)\[([\d,<=?]*)\](?:\{[\d,]*\})?")
 _DTYPES = {"pred": "bool", "bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
-_NAMED = 3  # inputs named in a cause; three make clear what changed in all of them
+_NAMED = 3  # inputs named in a cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,13 @@ class Compilation:
     """Compile time; None if TensorFlow did not report it."""
     inputs: Mapping[int, str]
     """Shape of each input by number, `{0: "float32 (32, 8, 8, 1)", 1: "int32 (32,)"}`. A batch `(x, y)` has numbers 0
-    and 1. Variables, and inputs that XLA treats as constants, are not among them."""
+    and 1. Variables, and inputs that XLA treats as constants, are excluded."""
     variables: tuple[str, ...]
-    """Names of the variables it uses, which tell Keras' functions of one name apart."""
+    """Names of the variables it uses, which distinguish Keras' functions of the same name."""
     changed: tuple[int, ...]
     """Numbers of the inputs whose shape or dtype differs from the nearest earlier compilation of the function."""
     cause: str
-    """In words: "input 0: (32, 8, 8, 1) → (17, 8, 8, 1)"."""
+    """Why it was compiled: "input 0: (32, 8, 8, 1) → (17, 8, 8, 1)"."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -75,7 +75,7 @@ class History:
         `owner` tells this function from others of the same name.
         """
         earlier = self._seen.setdefault((function, variables, frozenset(inputs), owner), [])
-        # Among equally near ones take the latest: its shape is the one the user has in mind.
+        # Of equally near ones the latest, since the user has its shape in mind.
         near = min(reversed(earlier), key=lambda other: len(_changed(other[1], inputs)), default=None)
         changed = _changed(near[1], inputs) if near else ()
         earlier.append((module, inputs))
@@ -135,7 +135,7 @@ _INPUTS = "XLA computation inputs:"
 _INPUT = re.compile(r"XLA arg \d+ shape: (.*?) name: (.*) TF arg (\d+) node name:")
 _END = re.compile(r"Compilation of XLA executable time:.*?\((\d+) us\)")
 _TRACED = re.compile(r"(?:__inference_|__forward_|__backward_)*(.*?)(?:_\d+)?")
-# On a busy machine the end carries a late time stamp.
+# On a busy machine the last line's time stamp is late.
 _LATE_SECONDS = 0.05
 
 
@@ -145,7 +145,7 @@ class _Started:
 
     module: str
     at_seconds: float
-    read: bool = False  # its inputs were logged, so it got past TensorFlow, which refuses unknown operations
+    read: bool = False  # its inputs were logged, so TensorFlow did not refuse an unknown operation
     inputs: dict[int, str] = field(default_factory=dict)
     variables: list[str] = field(default_factory=list)
 
@@ -158,7 +158,7 @@ class LogParser:
         self._threads: dict[str, list[_Started]] = defaultdict(list)
 
     def parse(self, lines: Iterable[str]) -> list[Compilation]:
-        """Returns the compilations that ended in `lines`, the next part of the log, unless TensorFlow refused them."""
+        """Returns the compilations that ended in `lines`, the next part of the log, except those TensorFlow refused."""
         done = []
         for line in lines:
             found = _LINE.match(line)
@@ -189,7 +189,7 @@ class LogParser:
                 started[-1].inputs.setdefault(int(number), readable(shape))
 
     def _end(self, started: list[_Started], now: float, seconds: float) -> list[Compilation]:
-        # A start before that was no compilation: tf.function.experimental_get_compiler_ir() logs a start too.
+        # An earlier start was no compilation: tf.function.experimental_get_compiler_ir() logs one too.
         inside = [one for one in started if one.at_seconds >= now - seconds - _LATE_SECONDS] or started
         outermost = next(iter(inside), None)
         if outermost is None or not outermost.read:

@@ -1,8 +1,8 @@
 """A process between a watched process and its standard error: `forwarder.py FILE HIDDEN COPY`.
 
 It reads what the watched process writes, puts XLA's lines into the file with descriptor FILE, and passes on everything
-else, in order and at once. As a process of its own it outlives the watched one: the last words before a crash or a
-kill still come out. It ends when nobody can write to it any more. It imports no package, so it starts in 20 ms.
+else immediately and in order. It is a separate process so that output before a crash or kill of the watched one is not
+lost. It ends when nobody can write to it any more. It imports no package, so it starts in 20 ms.
 """
 
 import os
@@ -18,7 +18,7 @@ _COMPILER = re.compile(
 )
 _PIECE = re.compile(rb"\0\d+\0|\0\d*|[^\0\n]*\n|[^\0\n]+")
 _MARK = re.compile(rb"\0\d+\0")
-# A line may arrive in two parts. Only waiting tells such a part from text without a line break.
+# A line may arrive in two parts. Only waiting distinguishes such a part from text without a line break.
 _PATIENCE_SECONDS = 0.02
 
 
@@ -28,7 +28,7 @@ class Forwarder:
     Args:
         lines: Descriptor for XLA's lines and the marks.
         out: Descriptor for everything else.
-        hidden: Severities whose lines the user does not see; they were let through only for the compiler's sake.
+        hidden: Severities to hide from the user; they are logged only to get the compiler's lines.
         copy: Whether the user sees the compiler's lines too.
     """
 
@@ -71,7 +71,7 @@ class Forwarder:
                 data = data[os.write(descriptor, data) :]
             except BlockingIOError:  # someone who shares the terminal made it non-blocking
                 select.select([], [descriptor], [])
-            except OSError:  # the reader is gone; keep reading all the same, or the watched process would block
+            except OSError:  # the reader is gone; keep reading, or the watched process would block
                 return
 
 

@@ -1,7 +1,7 @@
 """TensorFlow's framework library, and the log settings of Abseil inside it.
 
-TensorFlow reads TF_CPP_VMODULE and TF_CPP_MIN_LOG_LEVEL once, when it loads. The Abseil functions behind them can still
-be called in its library, so nothing has to be set in advance, and nothing is logged while nobody watches.
+TensorFlow reads TF_CPP_VMODULE and TF_CPP_MIN_LOG_LEVEL only when it loads. The Abseil functions behind them can be
+called in its library at any time, so nothing has to be set in advance, and nothing is logged while nobody watches.
 """
 
 import ctypes
@@ -23,11 +23,7 @@ _SEVERITIES = "IWEF"
 
 
 def framework_library() -> Path:
-    """Path of the library that holds TensorFlow's log settings and XLA's flags.
-
-    Raises:
-        tfopt.errors.UnsupportedError: If there is none.
-    """
+    """Returns the path of the library with TensorFlow's log settings and XLA's flags, or raises UnsupportedError."""
     found = sorted(Path(tf.sysconfig.get_lib()).glob("libtensorflow_framework.*"))
     if not found:
         raise UnsupportedError(
@@ -74,7 +70,7 @@ class Verbosity:
             self._set(0, {module: max(level, _LEVELS[module]) for module, level in self._before.items()})
 
     def down(self) -> None:
-        """Restores the settings it found. Does nothing if they are restored already."""
+        """Restores the original settings. Does nothing if they are restored already."""
         if self._raised:
             self._raised = False
             self._set(self._severity, self._before)
@@ -86,7 +82,7 @@ class Verbosity:
 
 
 class _Abseil:
-    """Abseil's log settings. A symbol's name spells out its argument types, so a call cannot get them wrong."""
+    """Abseil's log settings. A symbol's name contains its argument types, so a call cannot get them wrong."""
 
     def __init__(self, library: Path):
         prefix, loaded = _prefix(library), ctypes.CDLL(str(library))
@@ -113,7 +109,7 @@ class _Abseil:
 
 @functools.cache
 def _prefix(library: Path) -> str:
-    """Common prefix of Abseil's symbols; it contains Abseil's release, which differs between TensorFlow versions."""
+    """Common prefix of Abseil's symbols, which contains the release of Abseil in this TensorFlow."""
     with mapped(library) as content:
         found = re.search(rb"(_ZN4absl\d+lts_\d+)12log_internal14PrependVModule", content)
         if found:

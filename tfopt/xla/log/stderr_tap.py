@@ -12,15 +12,15 @@ from tfopt.errors import UnsupportedError
 from tfopt.xla.log import forwarder
 
 _PATIENCE_SECONDS = 5.0
-# Forwarders still in use by processes forked during a watch. Kept, or Python would warn about unreaped children.
+# Forwarders still in use by processes forked during a watch, kept so that Python does not warn about unreaped children.
 _left: list["subprocess.Popen[bytes]"] = []
 
 
 class StderrTap:
     """Routes standard error through a forwarder process (forwarder.py) while it is on.
 
-    TensorFlow logs to file descriptor 2 and nowhere else. The forwarder collects XLA's lines in an anonymous file for
-    `lines` to read. A file takes any amount, so the forwarder never waits for this process.
+    TensorFlow logs only to file descriptor 2. The forwarder collects XLA's lines in an anonymous file for `lines` to
+    read; unlike a pipe, it never fills up.
 
     Args:
         hidden: Severities to hide from the user, as for `Forwarder`.
@@ -58,7 +58,7 @@ class StderrTap:
         os.dup2(self._stderr, 2)
 
     def lines(self) -> list[str]:
-        """Returns every XLA line written since the last call, waiting for the forwarder to catch up."""
+        """Waits for the forwarder to catch up, and returns XLA's lines since the last call."""
         self._marks += 1
         mark = b"\0%d\0\n" % self._marks
         try:
@@ -75,7 +75,7 @@ class StderrTap:
         return lines
 
     def abandon(self) -> None:
-        """Lets go of the tap in a forked child; the parent keeps using it."""
+        """Releases the tap in a forked child; the parent keeps using it."""
         self.off()
         self._files.close()
 
@@ -95,7 +95,7 @@ class StderrTap:
             stdout=self._stderr,
             stderr=subprocess.DEVNULL,
             pass_fds=[file],
-            start_new_session=True,  # Ctrl-C is for the watched process; the forwarder ends after it
+            start_new_session=True,  # Ctrl-C is meant for the watched process, which the forwarder outlives
         )
 
     def _new(self) -> list[str]:
