@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +62,7 @@ def hdf5(path: str | os.PathLike[str], datasets: Any) -> Source:
         columns = [_find_column(file, name) for name in tf.nest.flatten(datasets)]
     count = common_length({repr(column.name): column.shape[0] for column in columns}, f" in {file_path!r}")
     rows = _rows_per_block(columns)
-    read = partial(_read_block, _Blocks(file_path, stamp, columns, datasets, min(rows, count), count))
+    read = _block_reader(file_path, stamp, columns, datasets, rows, count)
     # Prefetched by one, so that reading a block overlaps with using the one before.
     in_order = tf.data.Dataset.range(0, count, rows)
     return Source(
@@ -91,38 +91,32 @@ class _Column:
     chunk_rows: int  # 1 without chunks
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    """The blocks of a file, each of `rows` rows of every column."""
-
-    path: str
-    stamp: tuple[int, int]
-    columns: list[_Column]
-    structure: Any
-    rows: int
-    count: int  # of all rows
-
-
-@without_autograph
-def _read_block(blocks: _Blocks, start: Any) -> Any:
-    """Returns the rows from `start` on, in a graph."""
+def _block_reader(
+    path: str, stamp: tuple[int, int], columns: list[_Column], structure: Any, rows: int, count: int
+) -> Callable[[Any], Any]:
+    """Returns the function that reads `rows` of the `count` rows from a given one on, in a graph."""
 
     def read(first: Any) -> list[Any]:
-        rows = slice(int(first), min(int(first) + blocks.rows, blocks.count))
-        with _opened(blocks.path, blocks.stamp) as file:
+        start, end = int(first), min(int(first) + rows, count)
+        with _opened(path, stamp) as file:
             try:
-                return [np.asarray(file[column.name][rows], dtype=column.dtype) for column in blocks.columns]
+                return [np.asarray(file[column.name][start:end], dtype=column.dtype) for column in columns]
             except (OSError, KeyError) as error:
                 raise PipelineError(
-                    f"Expected to read rows {rows.start} to {rows.stop - 1} of {blocks.path!r}. HDF5 cannot: {error}. "
-                    "Copy or write the file again."
+                    f"Expected to read rows {start} to {end - 1} of {path!r}. HDF5 cannot: {error}. Copy or write the "
+                    "file again."
                 ) from error
 
-    types = [tf.string if column.dtype.kind in "OS" else tf.as_dtype(column.dtype) for column in blocks.columns]
-    arrays = tf.numpy_function(read, [start], types, stateful=False, name="read_hdf5")
-    for array, column in zip(arrays, blocks.columns, strict=True):
-        array.set_shape((None, *column.shape[1:]))
-    return tf.nest.pack_sequence_as(blocks.structure, arrays)
+    types = [tf.string if column.dtype.kind in "OS" else tf.as_dtype(column.dtype) for column in columns]
+
+    @without_autograph
+    def read_block(start: Any) -> Any:
+        arrays = tf.numpy_function(read, [start], types, stateful=False, name="read_hdf5")
+        for array, column in zip(arrays, columns, strict=True):
+            array.set_shape((None, *column.shape[1:]))
+        return tf.nest.pack_sequence_as(structure, arrays)
+
+    return read_block
 
 
 def _side_by_side(in_order: Any, read: Any, cycle_length: int, seed: int | None) -> Any:

@@ -91,7 +91,14 @@ class Source:
 def named_leaves(data: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yields each leaf of nested tuples and dicts, in the order of `tf.nest`, with an expression for it in errors."""
     if isinstance(data, dict):
-        for key in _sorted_keys(data, name):
+        try:
+            keys = sorted(data)
+        except TypeError as error:
+            raise TypeError(
+                f"Expected keys of one type, since TensorFlow sorts them. Received at {name}: {list(data)}. Pass "
+                "strings."
+            ) from error
+        for key in keys:
             yield from named_leaves(data[key], f"{name}[{key!r}]")
     elif isinstance(data, tuple):
         for index, value in enumerate(data):
@@ -122,12 +129,3 @@ def held_on_host(tensors: Callable[[], Any]) -> Any:
     with tf.init_scope(), tf.device("CPU:0"):
         held = tf.data.Dataset.from_tensors(tensors())
     return held.get_single_element()
-
-
-def _sorted_keys(data: dict[Any, Any], name: str) -> list[Any]:
-    try:
-        return sorted(data)
-    except TypeError as error:
-        raise TypeError(
-            f"Expected keys of one type, since TensorFlow sorts them. Received at {name}: {list(data)}. Pass strings."
-        ) from error

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -102,7 +101,7 @@ def verify_records(paths: Paths, *, compression: str | None = None) -> RecordsRe
 
     def check(file: RecordFile) -> list[Problem]:
         try:
-            return list(_check(file, compression))
+            return _check(file, compression)
         except (OSError, tf.errors.OpError) as error:
             return [Problem(file.path, "unreadable", str(error))]
 
@@ -146,26 +145,20 @@ def _listed(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
     return files, problems
 
 
-def _check(file: RecordFile, compression: str | None) -> Iterator[Problem]:
+def _check(file: RecordFile, compression: str | None) -> list[Problem]:
     if not tf.io.gfile.exists(file.path):
-        yield Problem(file.path, "missing", "the index names it, but it is not there")
-        return
+        return [Problem(file.path, "missing", "the index names it, but it is not there")]
     size = tf.io.gfile.stat(file.path).length
     if size == 0:
-        yield Problem(file.path, "empty", "it has no bytes", offset=0)
-        return
-    if file.shard is None:
-        yield from _damaged_records(file, compression)
-    elif size != file.shard.size_bytes:
-        kind, expected = "cut" if size < file.shard.size_bytes else "longer", file.shard.size_bytes
-        yield Problem(file.path, kind, f"{size:,} bytes, but the index says {expected:,}", offset=min(size, expected))
-        yield from _damaged_records(file, compression)
-    elif file_sha256(file.path) != file.shard.sha256:
+        return [Problem(file.path, "empty", "it has no bytes", offset=0)]
+    expected = size if file.shard is None else file.shard.size_bytes
+    if file.shard is not None and size == expected and file_sha256(file.path) == file.shard.sha256:
+        return []
+    found = [problem_of(file.path, lost) for lost in scan(file.path, kind_of(file, compression)).lost]
+    if size != expected:
+        what = f"{size:,} bytes, but the index says {expected:,}"
+        found.insert(0, Problem(file.path, "cut" if size < expected else "longer", what, offset=min(size, expected)))
+    if file.shard is not None and not found:
         # A file whose records all read may still be the wrong one.
-        other = Problem(file.path, "altered", "its SHA-256 is not the index's, though every record reads")
-        yield from list(_damaged_records(file, compression)) or [other]
-
-
-def _damaged_records(file: RecordFile, compression: str | None) -> Iterator[Problem]:
-    found = scan(file.path, kind_of(file, compression))
-    yield from (problem_of(file.path, lost) for lost in found.lost)
+        found = [Problem(file.path, "altered", "its SHA-256 is not the index's, though every record reads")]
+    return found
