@@ -123,10 +123,6 @@ class CpuBinding:
     def __str__(self) -> str:
         return f"{len(self.after)} of {len(self.before)} CPUs: {self.reason}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self) | {"before": sorted(self.before), "after": sorted(self.after)}
-
 
 @dataclass(frozen=True, slots=True)
 class Threads:
@@ -140,10 +136,6 @@ class Threads:
 
     def __str__(self) -> str:
         return f"{self.intra_op} intra-op and {self.inter_op} inter-op threads: {self.reason}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
 
 def bind_cpus(used: Iterable[Gpu]) -> CpuBinding:

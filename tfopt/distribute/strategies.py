@@ -3,8 +3,7 @@
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import keras
 import tensorflow as tf
@@ -206,13 +205,6 @@ class Communication:
             bytes_per_pack=self.bytes_per_pack,
             implementation=tf.distribute.experimental.CommunicationImplementation(self.implementation),
         )
-
-    def __str__(self) -> str:
-        return "\n".join(self.reasons)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self) | {"reasons": list(self.reasons)}
 
 
 def communication(cluster: Cluster, gpus: int) -> Communication:

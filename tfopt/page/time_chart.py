@@ -18,6 +18,7 @@ _SHAPES: dict[Kind, str] = {"division": "", "note": "M-4-9h8l-4 7z", "alarm": "M
 
 # A duration is shown in the largest unit of which it has at least two.
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+_TIMES = 5  # most steps of the time axis
 # Steps that divide a day, an hour and a minute evenly; elsewhere steps are decimal.
 _PARTS = {"h": (0.5, 1, 2, 3, 4, 6, 12), "min": (0.5, 1, 2, 5, 10, 15, 20, 30), "s": (1, 2, 5, 10, 15, 20, 30)}
 
@@ -235,14 +236,14 @@ def nice_step(span: float, most: int) -> float:
     return next(step for step in steps if span / step <= most * (1 + 1e-9))
 
 
-def ticks(low: float, high: float, *, most: int = 4) -> list[tuple[float, str]]:
-    """Returns round numbers between `low` and `high`, with their text, in at most `most` steps.
+def ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Returns round numbers between `low` and `high`, with their text, in at most four steps.
 
     Example:
         >>> ticks(0, 700)
         [(0.0, '0'), (200.0, '200'), (400.0, '400'), (600.0, '600')]
     """
-    step = nice_step(high - low, most)
+    step = nice_step(high - low, 4)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [(number * step, number_text(number * step, step)) for number in range(first, last + 1)]
 
@@ -255,7 +256,7 @@ def number_text(value: float, step: float) -> str:
     return f"{value:,.{decimals}f}".replace("-", "−")
 
 
-def time_ticks(seconds: float, *, most: int = 5) -> list[tuple[float, str]]:
+def time_ticks(seconds: float) -> list[tuple[float, str]]:
     """Returns round times from 0 to `seconds`, with their text, all in one unit: seconds, minutes, hours or days.
 
     Example:
@@ -264,9 +265,9 @@ def time_ticks(seconds: float, *, most: int = 5) -> list[tuple[float, str]]:
     """
     unit, size = next(((unit, size) for unit, size in _UNITS if seconds >= 2 * size), _UNITS[-1])
     span = seconds / size
-    step = next((part for part in _PARTS.get(unit, ()) if span / part <= most), nice_step(span, most))
-    if seconds < most:  # a few seconds in all
-        step = nice_step(span, most)
+    step = next((part for part in _PARTS.get(unit, ()) if span / part <= _TIMES), nice_step(span, _TIMES))
+    if seconds < _TIMES:  # a few seconds in all
+        step = nice_step(span, _TIMES)
     count = math.floor(span / step + 1e-9)
     return [(0.0, "0"), *((number * step * size, f"{number * step:g}\u00a0{unit}") for number in range(1, count + 1))]
 
