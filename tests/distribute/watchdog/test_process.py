@@ -67,7 +67,7 @@ def test_a_survivor_that_cannot_end_itself_is_killed(workers):
     ended = workers.run("ctypes.PyDLL(None).sleep(300)", f"time.sleep(1); {KILL}", DEAF=50, KILL=5)
     assert ended[0].code == -9
     assert "Expected worker 1 (" in ended[0].stderr
-    assert ended[0].stderr.endswith("start all workers again. It did not end by itself and is killed.\n")
+    assert ended[0].stderr.endswith("restart all workers. It did not end by itself and is killed.\n")
 
 
 def test_an_exception_is_reported_to_the_others(workers):

@@ -178,11 +178,11 @@ def _shutdown_message(start: Start, index: int, status: ExitStatus) -> str:
     if index == start.index:
         return (
             f"Expected this worker, {own}, to keep running. Found: {reason}. The other workers were told and end. "
-            "What to do: find out what held it up, then start all workers again."
+            "What to do: find out what held it up, then restart all workers."
         )
     return (
         f"Expected {start.name(index)} to train with this one, {own}, to the end. Found: {reason}. What to do: look "
-        f"at the output of worker {index} first, then start all workers again."
+        f"at the output of worker {index} first, then restart all workers."
     )
 
 

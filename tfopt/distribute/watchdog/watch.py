@@ -130,7 +130,7 @@ class Watch:
         found = "it has ended (killed?)" if self._channel.closed else f"it has been silent for {silent:.0f} s"
         return (
             f"Expected this worker's watchdog, process {self._process.pid}, to keep running. Found: {found}. What to "
-            "do: restart all workers; without it, the others would wait for a lost worker for ever."
+            "do: restart all workers; without it, the others would wait for a lost worker indefinitely."
         )
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
@@ -224,7 +224,7 @@ def _broke_communication(error: BaseException) -> bool:
 
 
 def _exit(text: str) -> NoReturn:
-    """Ends this process from a thread, since the main thread may wait for the lost worker for ever."""
+    """Ends this process from a thread, since the main thread may wait for the lost worker indefinitely."""
     with contextlib.suppress(RuntimeError):  # no new threads while Python shuts down
         flush = threading.Thread(target=_flush, daemon=True)  # the main thread may hold a stream's lock
         flush.start()
