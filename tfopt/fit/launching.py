@@ -90,12 +90,8 @@ class OverlappedStep:
 
     The step itself is Keras' own. Its batch is taken eagerly, so that no part of the step has run when the data ends.
     Inside a graph, whatever does not depend on the batch has run by then, and Keras counts a step too many if it does
-    not know how many there are. It is also cheaper: one graph is called, not two and a comparison.
-
-    Args:
-        stock: What Keras' `_make_function` returned.
-        model: The model.
-        overlap: Its overlap.
+    not know how many there are. It is also cheaper: one graph is called, not two and a comparison. `stock` is what
+    Keras' `_make_function` returned.
     """
 
     def __init__(self, stock: Callable[[Any], Any], model: keras.Model, overlap: Overlap):

@@ -117,14 +117,7 @@ class LogDelivery:
         self._begun = False
 
     def deliver(self, callbacks: keras.callbacks.CallbackList, hook: str, batch: int, logs: LazyLogs) -> None:
-        """Calls a hook of each callback, in their order.
-
-        Args:
-            callbacks: The list.
-            hook: "on_train_batch_end" or similar.
-            batch: The step's number in its epoch.
-            logs: The step's logs.
-        """
+        """Calls a hook, such as "on_train_batch_end", of each callback in order; `batch` numbers the epoch's steps."""
         if not self._begun:
             self._begun = True
             self._warn([callback for callback in callbacks.callbacks if _is_known_to_wait(callback, hook)])

@@ -17,10 +17,7 @@ def visible(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Devi
 
     CUDA reads the list up to the first entry that names no device, and uses no device at all if one is named twice. A
     process that uses a MIG instance can use no other device (NVIDIA MIG User Guide, "CUDA Device Enumeration").
-
-    Args:
-        devices: The machine's physical GPUs, ordered by PCI bus id.
-        environ: Read for CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+    `devices` are the machine's physical GPUs, ordered by PCI bus id.
     """
     value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:

@@ -31,15 +31,7 @@ _OTHERWISE = f"Move it {_PIPELINE} if it needs no weights, write it with other o
 
 
 def obstacles_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]:
-    """Returns what keeps XLA from compiling a step, each with its layer.
-
-    Args:
-        step: A function of the batch.
-        batch: Tensors as the step receives them.
-
-    Raises:
-        ValueError: If the step cannot take the batch.
-    """
+    """Returns what keeps XLA from compiling a step, each with its layer; raises ValueError if it rejects the batch."""
     function = tf.function(tf.autograph.experimental.do_not_convert(step), jit_compile=True)
     with _recorded_scopes() as scopes, batch_refused():
         graph = function.get_concrete_function(batch).graph
@@ -96,12 +88,7 @@ def _constants(function: Any, batch: Any, captured: int, hlo: str) -> list[int]:
 
     Such a tensor is not a parameter of the program. If parameters are missing, their shapes may not tell which, so each
     tensor is tried with other values, which change the program if they are constants. Empty tensors have no values.
-
-    Args:
-        function: The step.
-        batch: The batch it was lowered with.
-        captured: Number of tensors it takes besides the batch.
-        hlo: Its program.
+    Besides the batch, the step takes `captured` tensors.
     """
     tensors = tf.nest.flatten(batch, expand_composites=True)
     filled = [number for number, tensor in enumerate(tensors) if tensor.shape.num_elements()]

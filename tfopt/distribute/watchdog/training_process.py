@@ -72,13 +72,7 @@ class ExitStatus:
 
 
 class TrainingProcess:
-    """The training process, the parent of this one.
-
-    Args:
-        channel: The channel to it, which closes when the process ends.
-        pid: Its process id.
-        intervals: When it counts as stopped or hung.
-    """
+    """The training process, the parent of this one; its channel closes when it ends."""
 
     def __init__(self, channel: Channel, pid: int, intervals: Intervals):
         self.channel = channel

@@ -20,11 +20,7 @@ class StderrTap:
     """Routes standard error through a forwarder process (forwarder.py) while it is on.
 
     TensorFlow logs only to file descriptor 2. The forwarder collects XLA's lines in an anonymous file for `lines` to
-    read; unlike a pipe, it never fills up.
-
-    Args:
-        hidden: Severities to hide from the user, as for `Forwarder`.
-        copy: Whether the user sees XLA's lines too, as for `Forwarder`.
+    read; unlike a pipe, it never fills up. Arguments are those of `Forwarder`.
 
     Raises:
         tfopt.errors.UnsupportedError: If standard error is closed, or no process or temporary file can be created.
