@@ -202,6 +202,7 @@ def test_a_folder_has_at_most_twelve_modules():
     assert not {str(folder): count for folder, count in counts.items() if count > 12}
 
 
+@pytest.mark.slow
 def test_an_editable_install_sees_one_package(built, tmp_path):
     copy = built[0].parents[1]
     code = "import setuptools.build_meta as b, sys; print(b.build_editable(sys.argv[1]))"

@@ -330,6 +330,7 @@ def test_a_missing_package_ends_the_run_before_it_begins(monkeypatch, tmp_path, 
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_keeps_what_was_measured(tmp_path, number):
     """A run of its own process, ended in its second case."""

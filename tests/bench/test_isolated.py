@@ -79,6 +79,7 @@ def test_one_that_takes_too_long_is_ended():
     gone(*pids)
 
 
+@pytest.mark.slow
 def test_it_dies_with_the_process_that_waits(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)

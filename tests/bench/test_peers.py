@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tfopt.bench.results import run_file
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "peers" / "pipeline.py"
 
 
+@pytest.mark.slow
 def test_without_torch_the_reason_is_said(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -141,6 +141,7 @@ def test_without_an_earlier_run_one_is_started(planned, tmp_path):
     assert run_module.run([], tmp_path / "none", resume=True).run.status == "complete"
 
 
+@pytest.mark.slow
 def test_a_case_is_cut_at_the_budget(planned, tmp_path):
     """Its turns are taken in four fifths of what is left, and fewer of them than planned."""
     planned(planned_cases.second_is_slow)
@@ -187,6 +188,7 @@ def started(folder, make, **environ):
         running.wait()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_resumed(planned, tmp_path):
     with started(tmp_path, planned_cases.second_hangs):
         pass

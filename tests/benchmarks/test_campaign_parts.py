@@ -61,6 +61,7 @@ if not mark.exists():
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_killed_with_what_it_started(lines, tmp_path):
     hangs = f"""
 import subprocess, sys, time
@@ -76,6 +77,7 @@ time.sleep(600)
     assert not alive(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 def test_at_the_deadline_a_part_is_cut_short_and_later_ones_are_not_begun(lines, capsys):
     parts = [part("import time; time.sleep(600)"), part("", name="next")]
     assert not go(parts, lines, seconds=6)

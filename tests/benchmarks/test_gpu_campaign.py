@@ -29,6 +29,7 @@ def test_no_step_or_part_may_take_longer_than_eight_minutes(tmp_path):
             assert part.limit_seconds <= 480
 
 
+@pytest.mark.slow
 def test_every_test_marked_gpu_is_run(tmp_path):
     told = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"],

@@ -84,6 +84,7 @@ def test_a_page_at_the_end_with_sources_of_its_own(tmp_path):
     assert "had not ended" not in page
 
 
+@pytest.mark.slow
 def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path, fake_nvml):
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", utilization=90), FakeGpu(uuid="GPU-b", bus=2, utilization=70)]
     path, logger = tmp_path / "report.html", UtilizationLogger(interval_seconds=0.01)

@@ -98,6 +98,7 @@ def test_in_a_training_of_one_execution_that_is_all_there_is(steps):
     assert history.history["examples_per_second"] == [8 * steps / 60, 8 * steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["on_epoch_end", "on_train_batch_end"])
 @pytest.mark.parametrize("first", [True, False])
 def test_another_callback_that_evaluates_does_not_bend_the_figures(when, first):

@@ -203,6 +203,7 @@ def test_the_rest_is_logged_before_fit_ends():
     assert len(tracker.epochs()) == 10
 
 
+@pytest.mark.slow
 def test_after_an_interrupted_fit_it_ends_by_itself_and_can_run_again():
     tracker = Tracker()
     logger = TrackerLogger(tracker)

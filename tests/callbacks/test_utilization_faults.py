@@ -106,6 +106,7 @@ def test_no_thread_is_to_be_had(tmp_path, fake_nvml, caplog, monkeypatch, net):
     assert [text for text in warnings_of(caplog) if "can't start new thread" in text], caplog.text
 
 
+@pytest.mark.slow
 def test_after_an_interrupted_fit_sampling_ends(fake_nvml, net):
     class Interrupts(keras.callbacks.Callback):
         def on_train_batch_end(self, step, logs=None):

@@ -30,6 +30,7 @@ def drift(one, other):
     return np.linalg.norm(one - other) / np.linalg.norm(one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_are_sent_in_16_bits(found, dtype):
     assert found[dtype]["plain"]["sent"] == found[dtype]["clipped"]["sent"] == [dtype]

@@ -92,6 +92,7 @@ def test_twice_is_once_with_the_new_settings(conversions, capsys):
     assert overlap_of(model) is None
 
 
+@pytest.mark.slow
 def test_before_compile_and_after_and_anew():
     Pair().train(lambda model: [fitted(model), fitted(compiled(model, optimizer="sgd"))])
     layers = [keras.Input((8,)), keras.layers.Dense(4)]

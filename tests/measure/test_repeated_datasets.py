@@ -112,6 +112,7 @@ def test_a_device_stage_gives_its_batches():
     fit.undo(net)
 
 
+@pytest.mark.slow
 def test_several_steps_an_execution():
     assert len(fit_time(plain_net(steps_per_execution=3), pipeline(device="CPU:0"), steps=10).samples_ms) == 10
     with pytest.raises(ValueError, match=r"Expected a multiple of steps_per_execution=2 batches .* Found 3\. Build"):

@@ -31,7 +31,7 @@ def dataset(examples=40, size=8):
 
 
 @pytest.mark.parametrize("measure", [step_time, fit_time])
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", first_quick(["mixed_float16", "float32", "mixed_bfloat16"]))
 @pytest.mark.parametrize("jit", first_quick([False, True]))
 def test_the_model_comes_back_bit_for_bit(measure, policy, jit):
     # mixed_float16 as the global policy, so that compile adds a LossScaleOptimizer, whose scale is state too.
@@ -241,6 +241,7 @@ def test_steps_per_execution(per_execution, block):
     assert times.samples_ms == (1000.0 / block,) * 10
 
 
+@pytest.mark.slow
 def test_no_warm_up():
     assert len(fit_time(small_net(), dataset(), steps=20, warmup=0).samples_ms) == 10
 
@@ -274,6 +275,7 @@ def test_run_eagerly():
     assert_same_state(before, state(model))
 
 
+@pytest.mark.slow
 def test_one_batch_is_data_too():
     assert step_time(small_net(), batch(16), steps=2).examples_per_step == 16
     assert fit_time(small_net(), batch(16), steps=2).examples_per_step == 16

@@ -42,6 +42,7 @@ def from_keys(count):
 SOURCES = [np.arange, from_dataset, from_unknown, from_keys]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     make=st.sampled_from(SOURCES),

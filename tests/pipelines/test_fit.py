@@ -79,6 +79,7 @@ def test_evaluate_and_predict_see_every_example_in_order():
     assert model.evaluate(dataset, verbose=0) == model.evaluate(images, labels, batch_size=16, verbose=0)
 
 
+@pytest.mark.slow
 def test_the_optimizer_counts_the_steps_that_were_taken():
     model = small_net()
     dataset = build_pipeline(batch(50), batch_size=16)

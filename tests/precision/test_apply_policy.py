@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 from models import assert_same_state, batch, small_net, state
+from quick import first_quick
 
 from tfopt import precision, repairs
 from tfopt.errors import UnsupportedError
@@ -124,7 +125,9 @@ def give(source, target):
 
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [*((name, "mixed_float16") for name in ZOO), ("shared", "mixed_bfloat16"), ("unlike", "mixed_bfloat16")],
+    first_quick(
+        [*((name, "mixed_float16") for name in ZOO), ("shared", "mixed_bfloat16"), ("unlike", "mixed_bfloat16")], 3
+    ),
 )
 def test_it_computes_as_a_model_made_under_the_policy_and_back_again(name, policy):
     x, build = ZOO[name]
@@ -165,6 +168,7 @@ def fitted(**options):
     return model
 
 
+@pytest.mark.slow
 def test_a_fitted_model_goes_on_under_the_policy_and_loses_no_state():
     model = fitted()
     adam = model.optimizer
@@ -192,6 +196,7 @@ def test_a_fitted_model_goes_on_under_the_policy_and_loses_no_state():
     assert adam.iterations.numpy() == 3
 
 
+@pytest.mark.slow
 def test_compile_options_and_a_user_s_wrapper_are_respected():
     model = fitted(optimizer=Scaled(keras.optimizers.Adam(), initial_scale=8.0))
     wrapper = model.optimizer

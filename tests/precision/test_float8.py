@@ -43,6 +43,7 @@ def test_stock_quantizes_the_head_too_and_stops_a_fitted_model():
         model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", first_quick(["float8", "float8_from_mixed_float16"]))
 def test_a_fitted_model_trains_on_with_its_state(policy):
     model = net()
@@ -86,6 +87,7 @@ def test_single_layers_by_path():
     assert apply(model, {"head": "float8"}).changed == {"head": "float8_from_float32"}  # whoever names it gets it
 
 
+@pytest.mark.slow
 def test_a_saved_model_comes_back(tmp_path):
     """Stock Keras cannot load one with quantized attention: nothing says so of the layers inside."""
     model = net()
@@ -229,6 +231,7 @@ def test_what_the_optimizer_was_told_beside_its_config_stays():
     assert inner._use_weight_decay(dense._kernel)
 
 
+@pytest.mark.slow
 def test_layers_that_do_not_train_are_left_out_and_keep_their_slots():
     model = net()
     model.fit(X, Y, verbose=0)

@@ -12,6 +12,7 @@ from tfopt import repairs
 NAMES = ["keras.utils", "keras.backend", "keras.src.backend.common.global_state", __name__]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_quick(NAMES))
 def test_the_policy_survives_by_every_name(under, name):
     module = sys.modules[name]

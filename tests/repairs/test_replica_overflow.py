@@ -92,6 +92,7 @@ def test_stock_keras_looks_at_the_first_replica_only(found):
     assert (stock["1"]["finite"], stock["1"]["scales"], stock["1"]["iterations"]) == (False, [2.0**15] * 2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replica", ["0", "1"])
 def test_an_overflow_in_any_replica_is_seen_by_all(found, replica):
     repaired = found["repaired"][replica]

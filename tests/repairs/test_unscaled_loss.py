@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.optimizers import LossScaleOptimizer
+from quick import first_quick
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
@@ -39,6 +40,7 @@ def losses(model, epochs=20):
     return model.fit(X, Y, epochs=epochs, verbose=0).history["own_loss" if isinstance(model, Own) else "loss"]
 
 
+@pytest.mark.slow
 def test_stock_keras_hardly_trains_and_says_nothing():
     forgotten, right = losses(net(scales=False)), losses(net())
     assert forgotten[-1] > 0.99 * forgotten[0]
@@ -55,7 +57,7 @@ def test_a_step_that_forgets_is_refused(eagerly):
     assert all((a == b).all() for a, b in zip(model.get_weights(), before, strict=True))
 
 
-@pytest.mark.parametrize("kind", [Own, keras.Sequential])
+@pytest.mark.parametrize("kind", first_quick([Own, keras.Sequential]))
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=str)
 def test_a_right_step_computes_as_before(kind, options):
     expected = losses(net(kind, **options), epochs=3)

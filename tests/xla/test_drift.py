@@ -26,6 +26,7 @@ def net(*layers, optimizer="sgd"):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_rounding_is_small_and_nothing_changes(policy):
     model = small_net(policy, jit_compile=False)

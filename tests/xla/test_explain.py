@@ -191,6 +191,7 @@ def test_determinism(monkeypatch):
     assert obstacle.kind == "determinism"
 
 
+@pytest.mark.slow
 def test_strategies(monkeypatch):
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = net(Computes(opaque, name="culprit"))

@@ -29,6 +29,7 @@ def run(script, **environ):
 COMPILE = "import tensorflow as tf; tf.function(lambda: tf.constant(1.0) + 1.0, jit_compile=True)()\n"
 
 
+@pytest.mark.slow
 def test_stock_tensorflow_ends_the_process_over_an_unknown_flag():
     ended = run(COMPILE, XLA_FLAGS="--xla_nonsense=1")
     assert ended.returncode != 0

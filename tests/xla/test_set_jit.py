@@ -15,6 +15,7 @@ def compiled_steps(model, size):
     return any(compilation.function == "one_step_on_data" for compilation in compilations.events)
 
 
+@pytest.mark.slow
 def test_jit_takes_effect_on_a_fitted_model_and_keeps_its_state():
     model = small_net(jit_compile=False)
     assert not compiled_steps(model, 8)

@@ -94,6 +94,7 @@ def test_figures_that_do_not_follow_are_refused(document, case, change, tmp_path
         read(path)
 
 
+@pytest.mark.slow
 def test_devices_of_one_process():
     out = subprocess.run([sys.executable, "-c", ON_TWO_DEVICES], capture_output=True, text=True, timeout=300)
     case = json.loads(out.stdout.splitlines()[-1])

@@ -118,6 +118,7 @@ def test_one_fit_is_overlapped_and_keras_is_itself_again(spied):
     np.testing.assert_array_equal(next(iter(data))[0], batch[0])
 
 
+@pytest.mark.slow
 def test_the_weights_are_those_of_a_training(monkeypatch):
     (case,) = fit.cases(CPU)
     stock, overlapped, alone = (variant.values() for variant in case.variants)
@@ -161,6 +162,7 @@ def test_resnet50_is_fed_as_the_names_say(spied, small_resnet, monkeypatch):
     assert resnet50.BATCHES > 1 + fit._RESNET_WARMUP + fit._RESNET_STEPS
 
 
+@pytest.mark.slow
 def test_resnet50_is_measured(small_resnet, monkeypatch):
     for name, value in {"_RESNET_STEPS": 4, "_RESNET_WARMUP": 1}.items():
         monkeypatch.setattr(fit, name, value)
@@ -187,6 +189,7 @@ def test_batch_norm_is_fused_in_one_variant(small_resnet, monkeypatch):
     assert fused.training == ()
 
 
+@pytest.mark.slow
 def test_gpt2_takes_flash_attention(cudnn, monkeypatch):
     made = noted(monkeypatch, gpt2, partial(gpt2.model, blocks=1, width=16, heads=2, vocabulary=256, length=64))
     monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=64, vocabulary=256))
@@ -211,6 +214,7 @@ def test_keras_path_is_not_measured_under_the_kernels_name(monkeypatch):
         alone.timer(ExitStack())()
 
 
+@pytest.mark.slow
 def test_attention_alone(cudnn, monkeypatch):
     monkeypatch.setattr(kernels, "_SHAPES", (SHAPE,))
     monkeypatch.setattr(kernels, "_CALLS", 2)

@@ -131,6 +131,7 @@ def test_tf32_is_given_back(spied):
     assert tf.config.experimental.tensor_float_32_execution_enabled() == before
 
 
+@pytest.mark.slow
 def test_a_case_runs_and_every_variant_trains_the_same():
     outcome = measure(stacked(TINY))
     *trained, ceiling = outcome.variants
@@ -143,6 +144,7 @@ def test_a_case_runs_and_every_variant_trains_the_same():
     assert sorted(outcome.ceilings.matmul_tflops) == ["bfloat16", "float32", "tensorfloat32"]
 
 
+@pytest.mark.slow
 def test_a_technique_that_trains_something_else_is_found(monkeypatch):
     def wrong(jit_compile):
         model = net(jit_compile)
@@ -156,6 +158,7 @@ def test_a_technique_that_trains_something_else_is_found(monkeypatch):
     assert verdicts["overlap alone"] != "changes the result"
 
 
+@pytest.mark.slow
 def test_where_flash_attention_is_not_taken_it_is_refused_by_name():
     inputs = keras.Input((128, 8))
     attended = keras.layers.MultiHeadAttention(2, 64)(inputs, inputs)

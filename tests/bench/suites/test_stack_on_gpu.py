@@ -29,6 +29,7 @@ def small(monkeypatch, tmp_path):
         monkeypatch.setattr(stack, name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "workload", "last"),
     [(0, "resnet50", '+ cache="device"'), (1, "gpt2", "+ overlap"), (2, "resnet50, alone", "overlap alone")],

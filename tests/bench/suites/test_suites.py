@@ -109,6 +109,7 @@ def test_what_the_device_is_recommended_is_marked(monkeypatch, small_resnet, cap
         assert [variant.name for variant in case.variants if variant.recommended] == [f"{policy}, XLA"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [1, 2])
 def test_the_combinations_run(small_resnet, monkeypatch, workload, tmp_path):
     """On a small net in place of ResNet-50: the step and fit, under two policies, measured and recorded."""
@@ -161,6 +162,7 @@ def test_the_pipelines_are_what_they_say(spied, tmp_path, monkeypatch):
     assert spied[1][1].options().experimental_optimization.map_parallelization is None
 
 
+@pytest.mark.slow
 def test_the_input_alone_is_what_it_says(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     seen = []
@@ -284,6 +286,7 @@ def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
     assert position(["fit", "gpu"], ("fit", "resnet50, no XLA")) == 0
 
 
+@pytest.mark.slow
 def test_resnet50_from_files_has_two_ceilings(tmp_path, monkeypatch):
     """On a small net in place of ResNet-50, with every way to feed it run for real."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -92,6 +92,7 @@ def test_another_process_may_be_first(tmp_path, monkeypatch):
     assert len(list((tmp_path / "tfopt").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_resnet50_trains_on_photographs(folder):
     images, labels = resnet50.batch(4, count=8, pixels=32)
     assert images.dtype == "uint8"

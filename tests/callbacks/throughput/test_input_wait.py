@@ -95,6 +95,7 @@ def test_waiting_and_the_model_are_told_apart_inside_the_step():
     assert shares[0] + 5 < shares[1] < 90
 
 
+@pytest.mark.slow
 def test_arrays_and_generators_have_a_share():
     def endless():
         while True:

@@ -104,6 +104,7 @@ entries = st.tuples(st.sampled_from(["n", "node-", "r0"]), st.lists(st.tuples(wo
 hostlists = st.lists(entries, min_size=1, max_size=3).map(",".join)
 
 
+@pytest.mark.slow
 @needs_slurm
 @settings(max_examples=300, deadline=None)
 @given(hostlists)

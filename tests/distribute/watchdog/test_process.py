@@ -49,6 +49,7 @@ def test_a_killed_worker_ends_the_others(workers, lost):
     assert_lost(ended, lost, "ended without a goodbye")
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_ends_the_others_and_is_killed(workers):
     ended = workers.run(SLEEP, "os.kill(os.getpid(), signal.SIGSTOP)", SLEEP, KILL=5)
     assert_lost(ended, 1, "has been stopped (SIGSTOP)")
@@ -63,6 +64,7 @@ def test_c_code_that_never_gives_the_gil_back(workers):
     assert ended[1].code == -9
 
 
+@pytest.mark.slow
 def test_a_survivor_that_cannot_end_itself_is_killed(workers):
     ended = workers.run("ctypes.PyDLL(None).sleep(300)", f"time.sleep(1); {KILL}", DEAF=50, KILL=5)
     assert ended[0].code == -9
@@ -114,6 +116,7 @@ def test_a_survivor_without_stderr_ends_too(workers):
     assert workers.run("os.close(2); time.sleep(300)", f"time.sleep(0.5); {KILL}")[0].code == 75
 
 
+@pytest.mark.slow
 def test_an_exit_code_of_a_thread_does_not_count(workers):
     thread = "import threading; thread = threading.Thread(target=sys.exit, args=(3,)); thread.start(); thread.join()"
     assert [end.code for end in workers.run("time.sleep(2.5)", thread).values()] == [0, 0]
@@ -123,6 +126,7 @@ def test_what_was_printed_is_not_lost(workers):
     assert "step 1" in workers.run("print('step 1'); time.sleep(300)", f"time.sleep(0.5); {KILL}")[0].stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 def test_a_watchdog_that_is_lost_ends_all(workers, number):
     ended = workers.run(SLEEP, f"os.kill(watch._process.pid, signal.{number}); {SLEEP}", SILENT=8)
@@ -137,6 +141,7 @@ def test_the_watchdog_is_deaf_to_signals(workers):
     assert [end.code for end in ended.values()] == [0, 0], ended
 
 
+@pytest.mark.slow
 def test_a_forked_child_neither_says_bye_nor_holds_the_pipe(workers):
     fork = "if os.fork() == 0: sys.exit(5)\nos.wait()\n"
     ended = workers.run(fork + "time.sleep(1)", "time.sleep(1)")
@@ -148,6 +153,7 @@ def test_a_forked_child_neither_says_bye_nor_holds_the_pipe(workers):
 class TestACommunicationError:
     """TensorFlow may raise it in the survivors before the watchdogs know of a loss."""
 
+    @pytest.mark.slow
     def test_waits_until_the_lost_one_is_known(self, workers):
         fails = COMMUNICATION_ERROR + "time.sleep(0.3); raise UnavailableError('Connection reset by peer')"
         ended = workers.run(fails, "os.kill(os.getpid(), signal.SIGSTOP)", fails, KILL=5)
@@ -156,6 +162,7 @@ class TestACommunicationError:
             assert "UnavailableError" in ended[index].stderr
             assert "Expected worker 1 (" in ended[index].stderr
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("asking", "left"), [(0, 1), (1, 2), (1, 0)])
     def test_names_one_that_had_left(self, workers, asking, left):
         fails = COMMUNICATION_ERROR + "time.sleep(1); raise UnavailableError('Socket closed')"
@@ -164,6 +171,7 @@ class TestACommunicationError:
         assert f"Expected worker {left} (" in ended[asking].stderr
         assert "it had ended before, by itself" in ended[asking].stderr
 
+    @pytest.mark.slow
     def test_a_survivor_that_is_stopped_while_it_asks_is_killed(self, workers):
         stopped = "threading.Timer(1, os.kill, (os.getpid(), signal.SIGSTOP)).start()"
         fails = f"{COMMUNICATION_ERROR}import threading; {stopped}; raise UnavailableError('Connection reset by peer')"

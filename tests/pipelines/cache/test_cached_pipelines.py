@@ -114,6 +114,7 @@ def test_what_cannot_be_fingerprinted_is_refused_with_the_way_out(folder):
     assert len({key(ROWS, folder, cache_key="a"), key(ROWS + 1, folder, cache_key="a")}) == 2
 
 
+@pytest.mark.slow
 def test_auto_leaves_it_out_where_it_cannot_be_fingerprinted(free_memory, tmp_path):
     free_memory(0.0)
     layer = keras.layers.Dense(300)
@@ -227,6 +228,7 @@ def test_a_training_is_the_same_with_and_without_it(folder):
     assert len(list(folder.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_what_changes_between_planning_and_building_is_another_cache(folder):
     factor = np.array([1])
     options = {"batch_size": 10, "training": False, "transform": lambda row: row * factor[0], "cache": folder}
@@ -281,6 +283,7 @@ def test_a_source_that_does_not_keep_its_order_is_refused(folder, parallel):
     assert key(in_order, folder, cache_key="a")
 
 
+@pytest.mark.slow
 def test_looks_during_an_epoch_change_nothing(folder):
     """Each look is an iteration that is left: neither the one that reads nor the one that writes may suffer."""
     dataset = build_pipeline(ROWS, batch_size=10, training=False, transform=add(1), cache=folder, prefetch=1)

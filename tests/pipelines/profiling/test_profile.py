@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from planted_stages import line, nap, numbers, quick, work
+from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import plan_pipeline, profile_pipeline
@@ -25,7 +26,7 @@ def stage(found, name):
     return next(one for one in found.stages if one.name == name)
 
 
-@pytest.mark.parametrize("kind", ["sleep", "work"])
+@pytest.mark.parametrize("kind", first_quick(["sleep", "work"]))
 @pytest.mark.parametrize("slow", ["read", "decode", "transform", "augment", "finish"])
 def test_the_slow_stage_of_a_dataset_is_named(slow, kind):
     per_batch = 8 if slow == "finish" else 1
@@ -35,7 +36,7 @@ def test_the_slow_stage_of_a_dataset_is_named(slow, kind):
     assert found.verdict.startswith(f"{slow} limits it")
 
 
-@pytest.mark.parametrize("kind", ["sleep", "work"])
+@pytest.mark.parametrize("kind", first_quick(["sleep", "work"]))
 @pytest.mark.parametrize("slow", ["read", "decode", "transform", "augment"])
 def test_the_slow_stage_of_a_plan_is_named(slow, kind):
     light = {"read": None, "decode": work(24), "transform": work(25), "augment": work(26)}
@@ -136,6 +137,7 @@ def test_nested_and_joined_datasets():
     assert profile(generated.batch(16)).limiting == "generator"
 
 
+@pytest.mark.slow
 def test_short_endless_and_untuned_datasets():
     short = profile(tf.data.Dataset.range(4).map(nap(2), name="slow").batch(4))
     assert (short.limiting, short.first_pass) == ("slow", False)
@@ -234,6 +236,7 @@ def test_of_a_dataset_of_unknown_making_the_nodes_are_told():
     assert "prefetch" not in [one.name for one in found.stages]
 
 
+@pytest.mark.slow
 def test_a_cache_on_disk_is_read_and_never_written(tmp_path):
     options = {"transform": nap(2), "cache": str(tmp_path / "cache"), "cache_key": "naps", "batch_size": 8}
     plan = plan_pipeline(np.arange(64), **options)

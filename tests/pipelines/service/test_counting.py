@@ -17,6 +17,7 @@ def double(row):
     return row * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_each_element_comes_once_an_epoch(service, training):
     options = {"batch_size": 7, "training": training, "remainder": "keep", "transform": double, "service": service}
@@ -32,6 +33,7 @@ def test_batches_are_full_whatever_the_workers_end_with(service):
     assert len(set(np.concatenate(batches).tolist())) == 960
 
 
+@pytest.mark.slow
 def test_files_are_shared_out(service, record_files):
     def parse(record):
         return tf.io.parse_single_example(record, {"number": tf.io.FixedLenFeature((), tf.int64)})["number"]

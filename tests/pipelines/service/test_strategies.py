@@ -79,6 +79,7 @@ def test_each_example_comes_to_one_process_once_an_epoch(trained, name, steps):
         assert max(map(max, sizes)) == 8
 
 
+@pytest.mark.slow
 def test_full_batches_come_from_both_processes(trained):
     for sizes, examples in together(trained, "full batches"):
         assert sizes == [[8] * 12] * 2

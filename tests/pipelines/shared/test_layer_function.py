@@ -70,6 +70,7 @@ def test_each_generator_of_a_layer_gets_a_seed_of_its_own():
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_under_a_seed_runs_agree_and_epochs_differ():
     layers = keras.Sequential([keras.layers.RandomTranslation(0.5, 0.5)])
     runs = [epochs(2, augment=layers, seed=1, shuffle=False)[0] for _ in range(2)]

@@ -112,6 +112,7 @@ def test_the_global_seed_changes_nothing(record_files):
         tf.random.set_seed(None)
 
 
+@pytest.mark.slow
 def test_a_seeded_dataset_keeps_its_functions_alive():
     def python(row):
         result = tf.py_function(lambda x: x, [row], tf.float32)

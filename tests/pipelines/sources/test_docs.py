@@ -1,9 +1,11 @@
 """The snippets of docs/sources.md and docs/records.md run as they stand, one after the other."""
 
+import pytest
 import tensorflow as tf
 from snippets import run_snippets
 
 
+@pytest.mark.slow
 def test_the_snippets_of_sources_run(tmp_path, picture, prepare_tfds):
     for number in range(4):
         picture(tmp_path / "photos" / "train" / "ab"[number % 2] / f"{number}.png")
@@ -17,6 +19,7 @@ def test_the_snippets_of_sources_run(tmp_path, picture, prepare_tfds):
         assert shown in printed
 
 
+@pytest.mark.slow
 def test_the_snippets_of_records_run(tmp_path, picture):
     for number in range(6):
         picture(tmp_path / "photos" / "train" / "ab"[number % 2] / f"{number}.png")

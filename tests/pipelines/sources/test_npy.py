@@ -112,6 +112,7 @@ print(*{line.split()[1] for line in open("/proc/self/maps") if sys.argv[1] in li
 """
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("remainder", [0, 16])
 def test_an_epoch_takes_no_memory_and_cannot_write(tmp_path, remainder):

@@ -142,6 +142,7 @@ def test_what_is_not_prepared_is_answered_without_a_network(folder, name, remedy
         tfds(name, data_dir=folder)
 
 
+@pytest.mark.slow
 def test_the_library_is_imported_when_needed_and_knows_its_own_folder(folder):
     script = (
         "import sys\n"

@@ -170,6 +170,7 @@ def test_a_second_writer_is_refused_and_disturbs_nothing(tmp_path, holder):
     assert os.listdir(tmp_path / "data") == ["half"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_writer_left_is_removed(tmp_path, holder):
     holder.kill()
     holder.wait()

@@ -14,6 +14,7 @@ from tfopt.precision.layer_policies import current_policy
 layers = keras.layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "policy", "count"), first_quick([(mlp, "float8_from_mixed_float16", 3), (transformer, "float8", 6)])
 )

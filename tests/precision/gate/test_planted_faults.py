@@ -109,6 +109,7 @@ def test_stock_keras_saturates_the_loss_of_a_float16_head():
     assert gradients["float16"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", first_quick(HALVES))
 def test_a_16_bit_head_is_named(policy):
     """D10: as built, whatever the policy that is asked for would do, or asked for by name."""

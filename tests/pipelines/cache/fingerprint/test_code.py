@@ -220,6 +220,7 @@ def test_docstrings_and_annotations_do_not_count(load, prints):
     assert prints(load(inside.format("One.")).f) == prints(load(inside.format("Two.")).f)
 
 
+@pytest.mark.slow
 def test_other_processes_give_the_same(load, prints):
     here = {name: prints(load(source, "user").f) for name, (source, _, _) in ZOO.items()}
     script = (
