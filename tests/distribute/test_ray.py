@@ -22,7 +22,7 @@ DEADLINE = 400  # seconds; only keeps a failing test from hanging
 
 # The template, except that each worker reports its start and the second is killed in epoch 2.
 SCRIPT = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 from pathlib import Path
 
 import ray, ray.train
@@ -43,6 +43,10 @@ def train(config):
         report(metrics, checkpoint=checkpoint)
         reported.append(metrics)
         if rank == 1 and not resumed and len(reported) == 2:
+            # Ray's controller polls: on a fast machine it would not know a checkpoint yet, and begin from the start.
+            known, due = FOLDER / "runs" / training.NAME / "checkpoint_manager_snapshot.json", time.monotonic() + 60
+            while time.monotonic() < due and not (known.exists() and '"checkpoint_2' in known.read_text()):
+                time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGKILL)
 
     resumed = checkpoint.get_metadata()["epochs"] if checkpoint else 0
