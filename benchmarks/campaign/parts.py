@@ -1,7 +1,6 @@
 """The parts of a step: each a process of its own, with a limit, whose output is recorded line by line."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,7 +15,13 @@ from campaign.lines import parsed
 
 _LEAST_SECONDS = 5.0  # less time is not worth starting a part for
 _TAIL_CHARACTERS = 1500
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+# Asks Linux for SIGKILL when the campaign ends (1 is PR_SET_PDEATHSIG), or a part would keep the GPU after a kill -9,
+# and becomes the command. As preexec_fn it failed now and then in a process with threads.
+_WITH_PARENT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +119,12 @@ def _run(part, lines, log, limit, environ):
     with open(log, "ab", buffering=0) as output:
         output.write(f"== {part.name}\n".encode())
         process = subprocess.Popen(
-            [sys.executable, *part.command],
+            [sys.executable, "-c", _WITH_PARENT, *part.command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=output,
             env=environ,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
         )
         late = threading.Event()
 
@@ -141,11 +145,6 @@ def _run(part, lines, log, limit, environ):
             _kill(process)
             process.wait()
             process.stdout.close()
-
-
-def _die_with_parent():
-    """Or a part would keep the GPU after a kill -9 of the campaign."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill(process):
