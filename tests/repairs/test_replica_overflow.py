@@ -102,6 +102,7 @@ def test_an_overflow_in_any_replica_is_seen_by_all(found, replica):
     assert repaired["iterations"] == 0
 
 
+@pytest.mark.slow
 def test_a_healthy_step_is_stocks_bit_for_bit(found):
     assert found["repaired"]["healthy"] == found["stock"]["healthy"]
     assert not found["stock"]["healthy"]["unchanged"]

@@ -86,6 +86,7 @@ def test_full_batches_come_from_both_processes(trained):
         assert len(set(examples)) == 12 * 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["arrays", "records", "full batches"])
 def test_processes_take_the_same_steps_to_the_same_loss(trained, name):
     first, second = (each[name] for each in trained)
