@@ -240,7 +240,7 @@ def main():
 
 
 def _list(folder, rehearse):
-    """Prints the steps; what is done is told from the files alone."""
+    """Prints the steps; what is done follows from the files alone."""
     lines = Lines(folder / "campaign.jsonl").read()
     setting = Setting(
         folder, lines[-1]["machine"] if lines else {"torch": None, "driver": None}, rehearse, STEP_SECONDS

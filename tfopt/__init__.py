@@ -1,4 +1,4 @@
-"""tfopt keeps the GPU busy under Keras on TensorFlow, and never changes what is trained in silence.
+"""tfopt keeps the GPU busy under Keras on TensorFlow, and never silently changes what is computed.
 
 - `tfopt.precision`: mixed-precision policies, recommended for the device that is there
 - `tfopt.xla`: XLA on or off for a model, decided by measurement
