@@ -8,8 +8,8 @@ from .profiling.profile import profile_pipeline as profile_pipeline
 from .shared.crop import CentralCrop as CentralCrop
 from .shared.crop import RandomCrop as RandomCrop
 from .shared.options import per_batch as per_batch
-from .sources.arrays import arrays as arrays
-from .sources.dataset import dataset as dataset
+from .sources.as_source import arrays as arrays
+from .sources.as_source import dataset as dataset
 from .sources.hdf5 import hdf5 as hdf5
 from .sources.images import images as images
 from .sources.npy import npy as npy

@@ -1,4 +1,4 @@
-"""`as_source`: finds the source for whatever a user passes to a pipeline."""
+"""Finds the source for whatever a user passes to a pipeline, and makes sources of arrays and datasets."""
 
 import difflib
 import os
@@ -6,17 +6,30 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import data_service_pb2
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.sources.arrays import arrays
-from tfopt.pipelines.sources.dataset import dataset
+from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.sources.hdf5 import dataset_names, hdf5
 from tfopt.pipelines.sources.images import images
 from tfopt.pipelines.sources.npy import npy
 from tfopt.pipelines.sources.records import records
-from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves
 from tfopt.pipelines.sources.tfds import is_builder, tfds
 from tfopt.pipelines.tfrecords.format import has_index
+
+_REMEDIES = {
+    "M": "Convert it: array.astype(np.int64)",
+    "m": "Convert it: array.astype(np.int64)",
+    "O": "Give it a type: array.astype(np.float32), or np.stack(list) if its items are arrays of one shape",
+    "V": "Pass its fields as separate arrays: {name: array[name] for name in array.dtype.names}",
+    "U": "Pass strings that UTF-8 can encode",
+}
+_WIDE = "Convert it to float64 or complex128 with array.astype"
+# Datasets whose elements are in memory: caching them untransformed would hold them twice.
+_RESIDENT = frozenset({"_TensorSliceDataset", "_TensorDataset", "_RangeDataset", "CacheDataset"})
+_BATCHED = frozenset({"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset"})
 
 
 def as_source(given: Any) -> Source:
@@ -44,6 +57,97 @@ def as_source(given: Any) -> Source:
         "single examples, the path of a folder of images with a subfolder per class, a path, glob or list of paths of "
         "TFRecord files, paths of .npy files, or 'tfds:name'. "
         f"Received: {type(given).__name__}. Convert it to one of these, a list of numbers with np.asarray."
+    )
+
+
+def arrays(data: Any) -> Source:
+    """Returns the rows of arrays as a source of examples.
+
+    Use it for data that fits into memory; it is copied once, into host memory.
+
+    Args:
+        data: A NumPy array or eager tensor, or tuples and dicts of them, nested as the examples should be. All have the
+            same first dimension, the number of examples.
+
+    Returns:
+        A source whose examples have the structure of `data`, without the first dimension.
+
+    Raises:
+        TypeError: If a leaf is not an array, is masked, or has a type that no tensor has; or keys of a dict do not
+            sort.
+        ValueError: If a leaf has no first dimension.
+        PipelineError: If lengths differ, or there are no examples.
+
+    Example:
+        >>> import numpy as np
+        >>> arrays((np.zeros((10, 4)), np.zeros(10))).count
+        10
+    """
+    named = list(named_leaves(data, "data"))
+    for name, leaf in named:
+        _expect_rows(name, leaf)
+    count = common_length({name: int(leaf.shape[0]) for name, leaf in named})
+    # Eager constants would go to the GPU, if there is one; input belongs on the host.
+    with tf.device("CPU:0"):
+        copies = [tf.identity(_as_tensor(name, leaf)) for name, leaf in named]
+    tensors = tf.nest.pack_sequence_as(data, copies)
+
+    @without_autograph
+    def rows(index: Any) -> Any:
+        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, index), held_on_host(lambda: tensors))
+
+    def numbered(numbers: range) -> Source:
+        return Source(
+            name="arrays",
+            dataset=lambda: tf.data.Dataset.range(numbers.start, numbers.stop, numbers.step),
+            count=len(numbers),
+            decode=rows,
+            fingerprint=lambda: tensors,
+            resident=True,
+            part=lambda index, parts: numbered(numbers[index::parts]),
+        )
+
+    return numbered(range(count))
+
+
+def dataset(examples: Any) -> Source:
+    """Returns a dataset of single examples as a source.
+
+    Use it for what the other sources do not read. Leave shuffling, batching and prefetching to the pipeline.
+
+    Args:
+        examples: A `tf.data.Dataset` whose elements are examples, not batches. If its cardinality is unknown but you
+            know it, apply `tf.data.experimental.assert_cardinality` first.
+
+    Raises:
+        TypeError: If `examples` is not a dataset.
+        ValueError: If it reads every element several times, from the workers of a tf.data service, or its last stage
+            makes batches. Where batches are your examples, as windows are, wrap it:
+            `Source(name="windows", dataset=lambda: batches)`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> dataset(tf.data.Dataset.range(10)).count
+        10
+    """
+    if not isinstance(examples, tf.data.Dataset):
+        raise TypeError(
+            f"dataset() expects a tf.data.Dataset. Received: {type(examples).__name__}. Make one with "
+            "tf.data.Dataset.from_generator, or pass arrays to arrays()."
+        )
+    if _is_batched(examples):
+        raise ValueError(
+            f"Expected a dataset of single examples. Found a dataset of batches: {examples.element_spec}. Pass "
+            "dataset.unbatch(), or build it without batching (batch_size=None in Keras' *_dataset_from_directory). "
+            "If batches are your examples, as windows are, wrap it: Source(name='windows', dataset=lambda: dataset)."
+        )
+    _refuse_duplicates(examples)
+    cardinality = int(examples.cardinality())
+    return Source(
+        name="dataset",
+        dataset=lambda: examples,
+        count=cardinality if cardinality >= 0 else None,
+        resident=type(examples).__name__ in _RESIDENT,
     )
 
 
@@ -81,3 +185,51 @@ def _expect_something_at(path: str) -> None:
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     hint = f"Did you mean {os.path.join(folder, near[0])!r}?" if near else "Check the path."
     raise PipelineError(f"Expected a folder of images or TFRecord files. Nothing is at {path!r}. {hint}")
+
+
+def _as_tensor(name: str, leaf: Any) -> Any:
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"arrays() expects types that tensors have. Received at {name}: an array of the type {leaf.dtype}. "
+            f"{_REMEDIES.get(leaf.dtype.kind, _WIDE)}."
+        ) from error
+
+
+def _expect_rows(name: str, leaf: Any) -> None:
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(
+            f"arrays() expects arrays without a mask. Received at {name}: a masked array, whose mask would be lost. "
+            "Pass .filled(value), and the mask as an array of its own if the model needs it."
+        )
+    if not isinstance(leaf, np.ndarray | tf.Tensor):
+        raise TypeError(
+            f"arrays() expects NumPy arrays or tensors in tuples and dicts. Received at {name}: "
+            f"{type(leaf).__name__}. Convert it with np.asarray; ragged and sparse "
+            "tensors with tf.data.Dataset.from_tensor_slices(data)."
+        )
+    if len(leaf.shape) == 0:
+        raise ValueError(
+            f"arrays() expects a first dimension with one row per example. Received a scalar at {name}. Pass an array "
+            "of rows."
+        )
+
+
+def _is_batched(examples: Any) -> bool:
+    """Whether the last stage that makes elements, rather than passing them on, is a batch."""
+    while any(base.__name__ == "UnaryUnchangedStructureDataset" for base in type(examples).__mro__):
+        (examples,) = examples._inputs()
+    return type(examples).__name__ in _BATCHED
+
+
+def _refuse_duplicates(examples: Any) -> None:
+    """Refuses a tf.data service without sharding: each of its workers gives every element."""
+    for stage in lineage(examples):
+        if type(stage).__name__.startswith("_DataServiceDataset"):
+            mode = data_service_pb2.ProcessingModeDef.FromString(stage._processing_mode.numpy())
+            if mode.sharding_policy == data_service_pb2.ProcessingModeDef.OFF:
+                raise ValueError(
+                    "Expected each element once. Found a tf.data service without sharding, where every worker gives "
+                    'all of them. Pass processing_mode="distributed_epoch" to its distribute().'
+                )

@@ -30,8 +30,7 @@ from tfopt.pipelines.tfrecords.record_files import (
     find_files,
     index_mismatch,
 )
-from tfopt.pipelines.tfrecords.scan import Scan, scan
-from tfopt.pipelines.tfrecords.verify import Problem, problem_of
+from tfopt.pipelines.tfrecords.verify import Problem, Scan, scan
 
 _SIDE_BY_SIDE = 16  # files read at once; fixed, or the order under a seed would depend on the number of cores
 _SHOWN = 50  # problems that the warning lists
@@ -157,7 +156,7 @@ def _whole_only(files: list[RecordFile], compression: str | None) -> _Chosen:
 
 def _problems(file: RecordFile, found: Scan) -> list[Problem]:
     """Returns what is lost of a file; raises if it is not the file that its index names."""
-    problems = [problem_of(file.path, lost) for lost in found.lost]
+    problems = list(found.lost)
     if file.shard is None:
         return problems
     if found.count > file.shard.count:

@@ -1,19 +1,26 @@
-"""Finds the files that `records` and `verify_records` are given, and checks what a few bytes of each can tell."""
+"""Finds the files that `records` and `verify_records` are given, and checks what a few bytes of each can tell.
+
+A record is its length (8 bytes, little-endian), a checksum of those 8 bytes (4), the data, and a checksum of it (4).
+Source: tensorflow/core/lib/io/record_writer.h.
+"""
 
 import os
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.lib.io import _pywrap_record_io as record_io  # tf.data would build a graph for each file
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.paths import expect_utf8
 from tfopt.pipelines.tfrecords.format import Index, Shard, ends_sha256, has_index, read_index
-from tfopt.pipelines.tfrecords.scan import HEADER, compression_of, count_records, is_header
 
+HEADER = struct.Struct("<QI")
+FOOTER_BYTES = 4
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -128,6 +135,42 @@ def expect_contents(path: str) -> None:
         )
 
 
+def compression_of(head: bytes) -> str:
+    """Returns the compression of a file, "GZIP" or "" for none, from its first bytes."""
+    # A plain file may begin with the bytes of gzip, as a length; the checksum tells.
+    return "GZIP" if head.startswith(b"\x1f\x8b\x08") and not is_header(head) else ""
+
+
+def is_header(head: bytes) -> bool:
+    """Whether bytes are the header of a record."""
+    return len(head) == HEADER.size and bool(header_offsets(head).size)
+
+
+def header_offsets(data: bytes) -> Any:
+    """Returns where headers may begin in `data`: wherever 12 bytes are a length and its checksum."""
+    if len(data) < HEADER.size:
+        return np.empty(0, np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), HEADER.size)
+    stored = windows[:, 8:].astype("<u4") @ np.array([1, 1 << 8, 1 << 16, 1 << 24], "<u4")
+    return np.flatnonzero(_masked_crc32c(windows[:, :8]) == stored)
+
+
+def count_records(path: str) -> int:
+    """Counts the records of an uncompressed file by their headers; refuses one that ends inside a record."""
+    size, position, count = os.path.getsize(path), 0, 0
+    with open(path, "rb") as file:
+        while position < size:
+            file.seek(position)
+            header = file.read(HEADER.size)
+            if len(header) < HEADER.size:
+                raise _cut(path, count, position)
+            position += HEADER.size + HEADER.unpack(header)[0] + FOOTER_BYTES
+            if position > size:
+                raise _cut(path, count, size)
+            count += 1
+    return count
+
+
 def _expect_records(path: str, compression: str | None) -> None:
     expect_contents(path)
     head = _head(path)
@@ -192,3 +235,29 @@ def _matching(pattern: str) -> list[str]:
         return sorted(tf.io.gfile.glob(pattern))
     except UnicodeDecodeError as error:
         return [expect_utf8(error.object.decode(errors="surrogateescape"))]
+
+
+def _cut(path: str, count: int, end: int) -> PipelineError:
+    return PipelineError(
+        f"Expected whole records. The TFRecord file {path!r} is cut inside record {count} (counted from 0; the file "
+        f"ends at byte {end}), or its length there is altered. Write or copy it again; verify_records says more."
+    )
+
+
+def _masked_crc32c(rows: Any) -> Any:
+    """Returns the checksum of each row of bytes as TFRecord stores it."""
+    crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
+    for column in rows.T:
+        crc = _TABLE[(crc ^ column) & 0xFF] ^ (crc >> 8)
+    crc = ~crc
+    return ((crc >> 15) | (crc << 17)) + np.uint32(0xA282EAD8)
+
+
+def _crc32c_table() -> Any:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
+    return table
+
+
+_TABLE = _crc32c_table()

@@ -1,27 +1,38 @@
-"""`verify_records`: reads files of records whole, and compares them with the index beside them or their checksums."""
+"""Reads files of records whole, for `verify_records` and for `records(on_bad_record="skip")`.
+
+What reads as a record is searched for after a damaged one; if that held TFRecord data itself and its length is damaged,
+records inside it are found.
+"""
 
 import math
 import os
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.lib.io import _pywrap_record_io as record_io  # reads at an offset, which nothing public does
 
 from tfopt.errors import PipelineError
 from tfopt.hardware import host
 from tfopt.pipelines.tfrecords.format import INDEX_NAME, Index, file_sha256, has_index, read_index
 from tfopt.pipelines.tfrecords.record_files import (
+    FOOTER_BYTES,
+    HEADER,
     Paths,
     RecordFile,
     expect_compression,
     find_files,
+    header_offsets,
+    is_header,
     kind_of,
     missing_shards,
 )
-from tfopt.pipelines.tfrecords.scan import Lost, scan
 
 _SHOWN = 20
+_BLOCK_BYTES = 2**20
+_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,27 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.file}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Whole records, one after the other."""
+
+    offset: int  # of the first one, in bytes
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The contents of a file: whole records, and what is lost."""
+
+    segments: tuple[Segment, ...]
+    lost: tuple[Problem, ...]  # each damaged part counts as one record in the numbers of those behind it
+
+    @property
+    def count(self) -> int:
+        """Number of whole records."""
+        return sum(segment.count for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +143,9 @@ def verify_records(paths: Paths, *, compression: str | None = None) -> RecordsRe
     return RecordsReport(len(files), all(file.shard for file in files), (*problems, *found))
 
 
-def problem_of(path: str, lost: Lost) -> Problem:
-    """Returns the problem that a lost part of a file is."""
-    at = "" if lost.offset is None else f" (bytes {lost.offset:,} to {lost.offset + (lost.size_bytes or 0):,})"
-    what = f"record {lost.record:,}, counted from 0{at}: {lost.why}"
-    return Problem(path, "altered" if "altered" in lost.why else "cut", what, lost.record, lost.offset, lost.size_bytes)
+def scan(path: str, compression: str) -> Scan:
+    """Reads every record of a file with its checksums; raises OSError or OpError if the file cannot be read."""
+    return _scan_compressed(path, compression) if compression else _scan_plain(path)
 
 
 def _listed(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
@@ -154,7 +184,7 @@ def _check(file: RecordFile, compression: str | None) -> list[Problem]:
     expected = size if file.shard is None else file.shard.size_bytes
     if file.shard is not None and size == expected and file_sha256(file.path) == file.shard.sha256:
         return []
-    found = [problem_of(file.path, lost) for lost in scan(file.path, kind_of(file, compression)).lost]
+    found = list(scan(file.path, kind_of(file, compression)).lost)
     if size != expected:
         what = f"{size:,} bytes, but the index says {expected:,}"
         found.insert(0, Problem(file.path, "cut" if size < expected else "longer", what, offset=min(size, expected)))
@@ -162,3 +192,98 @@ def _check(file: RecordFile, compression: str | None) -> list[Problem]:
         # A file whose records all read may still be the wrong one.
         found = [Problem(file.path, "altered", "its SHA-256 is not the index's, though every record reads")]
     return found
+
+
+def _scan_plain(path: str) -> Scan:
+    size, reader = tf.io.gfile.stat(path).length, record_io.RandomRecordReader(path)
+    segments: list[Segment] = []
+    lost: list[Problem] = []
+    position = 0
+    with tf.io.gfile.GFile(path, "rb") as file:
+        while position < size:
+            start, count = position, 0
+            while (end := _end_of_record(reader, position)) is not None:
+                position, count = end, count + 1
+            if count:
+                segments.append(Segment(start, count))
+            if position < size:
+                number, damaged = sum(each.count for each in segments) + len(lost), position
+                position, why = _after_damage(file, reader, damaged, size)
+                lost.append(_lost(path, number, why, damaged, position - damaged))
+    return Scan(tuple(segments), tuple(lost))
+
+
+def _lost(path: str, record: int, why: str, offset: int | None = None, size_bytes: int | None = None) -> Problem:
+    at = "" if offset is None else f" (bytes {offset:,} to {offset + (size_bytes or 0):,})"
+    what = f"record {record:,}, counted from 0{at}: {why}"
+    return Problem(path, "altered" if "altered" in why else "cut", what, record, offset, size_bytes)
+
+
+def _end_of_record(reader: Any, position: int) -> int | None:
+    """Returns where the record at `position` ends; None if it is not whole."""
+    try:
+        return int(reader.read(position)[1])
+    except (tf.errors.DataLossError, IndexError):  # IndexError: fewer bytes are left than a header takes
+        return None
+
+
+def _after_damage(file: Any, reader: Any, position: int, size: int) -> tuple[int, str]:
+    """Returns where whole records begin again after the damaged one at `position`, and what is wrong with that."""
+    head = _bytes_at(file, position, HEADER.size)
+    if not is_header(head):
+        cut = len(head) < HEADER.size
+        why = "the file is cut inside its length" if cut else "its length, or the checksum of it, is altered"
+        return _next_record(file, reader, position + 1, size), why
+    end = position + HEADER.size + HEADER.unpack(head)[0] + FOOTER_BYTES
+    if end == size or (end < size and is_header(_bytes_at(file, end, HEADER.size))):
+        return end, "its data, or the checksum of it, is altered"
+    following = _next_record(file, reader, position + 1, size)
+    cut = following == size and end > size
+    return following, "the file is cut inside it" if cut else "bytes inside it, or its end, are missing or altered"
+
+
+def _next_record(file: Any, reader: Any, position: int, size: int) -> int:
+    """Returns where the next whole record begins; `size` if there is none."""
+    for start in range(position, size, _BLOCK_BYTES):
+        block = _bytes_at(file, start, _BLOCK_BYTES + HEADER.size - 1)
+        for offset in map(int, header_offsets(block)):
+            end = start + offset + HEADER.size + HEADER.unpack_from(block, offset)[0] + FOOTER_BYTES
+            # TensorFlow allocates any length that matches its checksum before it looks at the file's size.
+            if end <= size and _end_of_record(reader, start + offset) is not None:
+                return start + offset
+    return size
+
+
+def _bytes_at(file: Any, position: int, count: int) -> bytes:
+    file.seek(position)
+    return bytes(file.read(count))
+
+
+def _scan_compressed(path: str, compression: str) -> Scan:
+    count = 0
+    problem = _stream_problem(path, compression)
+    try:
+        for _ in record_io.RecordIterator(path, compression):
+            count += 1
+    except tf.errors.DataLossError as error:
+        problem = problem or f"its data or checksums are altered ({error})"
+    # TensorFlow may end without an error where the compressed stream is cut; only the stream itself tells.
+    lost = () if problem is None else (_lost(path, count, f"{problem}; nothing after it can be read"),)
+    return Scan((Segment(0, count),) if count else (), lost)
+
+
+def _stream_problem(path: str, compression: str) -> str | None:
+    """Returns what is wrong with a compressed stream, None if nothing is."""
+    stream = zlib.decompressobj(_WINDOW_BITS[compression])
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            while block := stream.unused_data or stream.unconsumed_tail or file.read(_BLOCK_BYTES):
+                # gzip files may be joined end to end; of joined zlib streams TensorFlow reads only the first.
+                if stream.eof and compression == "ZLIB":
+                    return "bytes follow the end of the compressed stream"
+                if stream.eof:
+                    stream = zlib.decompressobj(_WINDOW_BITS[compression])
+                stream.decompress(block, 16 * _BLOCK_BYTES)
+    except zlib.error as error:
+        return f"the compressed stream is altered ({error})"
+    return None if stream.eof else "the compressed stream is cut"

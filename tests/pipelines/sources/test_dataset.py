@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import Source, arrays, build_pipeline, plan_pipeline
-from tfopt.pipelines.sources.as_source import as_source
-from tfopt.pipelines.sources.dataset import dataset
+from tfopt.pipelines.sources.as_source import as_source, dataset
 
 
 def test_examples_come_back_in_order():
