@@ -25,7 +25,7 @@ from tfopt.checks import file, integer, number
 from tfopt.errors import UnsupportedError
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
-from tfopt.page.markup import printable
+from tfopt.page.document import printable
 from tfopt.warn import warn_once
 
 if TYPE_CHECKING:  # prometheus-client is an optional extra

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tfopt.errors import unknown_name
-from tfopt.page.markup import escape
+from tfopt.page.document import escape
 
 Tone = Literal["baseline", "better", "worse", "unclear"]
 

@@ -1,12 +1,17 @@
 """A page of sections with text, charts, tables and folded details, rendered as HTML."""
 
+import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UnsupportedError
-from tfopt.page.markup import printable
+
+# Forbidden by XML 1.0 (section 2.2, "Characters"): most control characters, and lone surrogates, which come from file
+# names that are not UTF-8 and cannot be written to a file.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,16 @@ class Page:
     """From top to bottom. More than three get a table of contents."""
     footer: str = ""
     """The page's origin, in small print."""
+
+
+def printable(text: str) -> str:
+    """Replaces the characters that no document may contain."""
+    return _FORBIDDEN.sub("\ufffd", text)
+
+
+def escape(text: str) -> str:
+    """Escapes text for HTML and XML, between tags or inside a quoted attribute."""
+    return html.escape(printable(text), quote=True)
 
 
 def entries(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -7,10 +7,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal, get_args
 
-from tfopt.page.lines import MOST_LINES, Kind, Line, Marks, Panel, Shade
-from tfopt.page.markup import escape
+from tfopt.errors import unknown_name
+from tfopt.page.document import escape
 
+Kind = Literal["division", "note", "alarm"]
+
+MOST_LINES = 8
 # The drawing's own units, fine enough for a wide screen; integers keep the page small.
 _WIDTH, _HEIGHT = 2000, 400
 _LABEL_PERCENT = 11.0  # height of a label, of the panel's height
@@ -21,6 +25,101 @@ _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 _TIMES = 5  # most steps of the time axis
 # Steps that divide a day, an hour and a minute evenly; elsewhere steps are decimal.
 _PARTS = {"h": (0.5, 1, 2, 3, 4, 6, 12), "min": (0.5, 1, 2, 5, 10, 15, 20, 30), "s": (1, 2, 5, 10, 15, 20, 30)}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a panel.
+
+    Raises:
+        ValueError: If the sequences differ in length, or a number is not finite.
+    """
+
+    label: str
+    """What it shows; printed at its end and in the key if a panel has several lines."""
+    seconds: Sequence[float]
+    """Times of its points, in order."""
+    values: Sequence[float | None]
+    """Values at these times; None (unknown) breaks the line."""
+
+    def __post_init__(self) -> None:
+        _check_columns(f"line {self.label!r}", seconds=self.seconds, values=self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """The range behind a panel's lines, from the lowest to the highest value at each time.
+
+    Raises:
+        ValueError: If the sequences differ in length, a number is not finite, or only one edge is known.
+    """
+
+    seconds: Sequence[float]
+    """As in `Line`."""
+    low: Sequence[float | None]
+    """Lowest values; None where unknown."""
+    high: Sequence[float | None]
+    """Highest values; None where the lowest is."""
+
+    def __post_init__(self) -> None:
+        _check_columns("a shade", seconds=self.seconds, low=self.low, high=self.high)
+        if any((low is None) != (high is None) for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError("Expected both edges of a shade, or neither, at each time. Found: only one is None.")
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One quantity.
+
+    Raises:
+        ValueError: If there is no line, there are more than 8, or `top` is not above 0.
+    """
+
+    title: str
+    """The quantity, printed above the lines."""
+    unit: str
+    """Its unit, printed after the title."""
+    lines: Sequence[Line]
+    """One per device, up to 8."""
+    shade: Shade | None = None
+    """Drawn behind the lines."""
+    text: str = ""
+    """A summary, such as the mean; printed above the lines, on the right."""
+    top: float | None = None
+    """End of the axis, such as 100 for percent; larger values are drawn at the edge (say so in `text`). None: above the
+    largest value."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.lines) <= MOST_LINES:
+            raise ValueError(
+                f"Expected 1 to {MOST_LINES} lines in panel {self.title!r}. Received: {len(self.lines)}. "
+                "Where there are more, draw the median with a shade from the lowest to the highest."
+            )
+        if self.top is not None and not (math.isfinite(self.top) and self.top > 0):
+            raise ValueError(f"Expected top of panel {self.title!r} to be above 0. Received: {self.top}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Moments of one kind, drawn in every panel.
+
+    Raises:
+        ValueError: If a moment is not finite, or the kind is unknown.
+    """
+
+    label: str
+    """What they are, printed in the key."""
+    seconds: Sequence[float]
+    """Their times."""
+    kind: Kind = "note"
+    """How they are drawn: "division", a thin line; "note", a triangle; "alarm", a diamond on a line."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise unknown_name("kind of mark", self.kind, get_args(Kind))
+        for number in self.seconds:
+            if not math.isfinite(number):
+                raise ValueError(f"Expected finite numbers as seconds of {self.label!r}. Received: {number}.")
 
 
 def line_chart(
@@ -55,6 +154,18 @@ def line_chart(
         f'<figure class="chart timeline{labelled}">\n<figcaption><strong>{escape(title)}</strong> '
         f"<span>{escape(description)}</span></figcaption>\n{key}{drawn}\n</figure>"
     )
+
+
+def _check_columns(what: str, **columns: Sequence[float | None]) -> None:
+    if len({len(column) for column in columns.values()}) != 1:
+        lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
+        raise ValueError(f"Expected all columns to have the same length in {what}. Received: {lengths}.")
+    for name, column in columns.items():
+        for number in column:
+            if number is not None and not math.isfinite(number):
+                raise ValueError(
+                    f"Expected finite numbers as {name} of {what}. Received: {number}. Use None for unknown values."
+                )
 
 
 def _key(styles: dict[str, int], marks: Sequence[Marks], *, shade: bool) -> str:
@@ -138,7 +249,7 @@ def _grid(axes: _Axes) -> str:
         f'<line class="{"origin" if value == 0 else "grid"}" x2="100%" y1="{100 * axes.down(value):.1f}%" '
         f'y2="{100 * axes.down(value):.1f}%"/>'
         f'<text class="tick" x="-8" y="{100 * axes.down(value):.1f}%" dy="0.35em" text-anchor="end">{text}</text>'
-        for value, text in _value_ticks(axes)
+        for value, text in ticks(axes.low, axes.high)
     )
     columns = "".join(
         f'<text class="tick" x="{100 * axes.across(at):.1f}%" y="100%" dy="1.5em" '
@@ -150,12 +261,6 @@ def _grid(axes: _Axes) -> str:
 
 def _anchor(across: float) -> str:
     return "start" if across == 0 else "end" if across > 0.97 else "middle"
-
-
-def _value_ticks(axes: _Axes) -> list[tuple[float, str]]:
-    if not math.isfinite(axes.high - axes.low) or axes.high - axes.low < 1e-300:
-        return [(value, f"{value:.3g}") for value in (axes.low, axes.high)]
-    return ticks(axes.low, axes.high)
 
 
 def _marks(marks: Sequence[Marks], axes: _Axes) -> str:
@@ -237,12 +342,14 @@ def nice_step(span: float, most: int) -> float:
 
 
 def ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Returns round numbers between `low` and `high`, with their text, in at most four steps.
+    """Returns round numbers between `low` and `high`, with their text, in at most four steps; if none fit, both ends.
 
     Example:
         >>> ticks(0, 700)
         [(0.0, '0'), (200.0, '200'), (400.0, '400'), (600.0, '600')]
     """
+    if not math.isfinite(high - low) or high - low < 1e-300:
+        return [(value, f"{value:.3g}") for value in (low, high)]
     step = nice_step(high - low, 4)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [(number * step, number_text(number * step, step)) for number in range(first, last + 1)]

@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfopt.page.markup import escape, printable
+from tfopt.page.document import escape, printable
 
 
 def test_markup_and_quotes_are_escaped():
