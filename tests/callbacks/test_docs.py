@@ -7,7 +7,7 @@ import pytest
 from snippets import ROOT, run_snippets
 
 from tfopt.callbacks import loss_scale_logger, throughput_logger
-from tfopt.callbacks.utilization.epoch_readings import _AVERAGED
+from tfopt.callbacks.utilization_logger import _AVERAGED
 from tfopt.hardware import GpuSample
 
 TEXT = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")

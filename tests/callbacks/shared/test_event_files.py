@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from tfopt.callbacks import UtilizationLogger
-from tfopt.callbacks.shared import rotating_files as event_files
-from tfopt.callbacks.shared.rotating_files import EventFile, require_tensorboard
+from tfopt.callbacks.shared import row_files as event_files
+from tfopt.callbacks.shared.row_files import EventFile, require_tensorboard
 from tfopt.errors import UnsupportedError
 
 

@@ -7,7 +7,6 @@ import resource
 
 import pytest
 
-from tfopt.callbacks.shared import rotating_files as rotation
 from tfopt.callbacks.shared import row_files as rows
 from tfopt.callbacks.shared.row_files import FORMATS, RowWriter, check_formats
 
@@ -145,7 +144,7 @@ def test_a_format_that_is_named_twice_is_written_once(tmp_path):
 
 
 def test_a_large_file_is_followed_by_a_new_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(rotation, "ROTATE_BYTES", 60)
+    monkeypatch.setattr(rows, "ROTATE_BYTES", 60)
     write(tmp_path, [(step, None, 1.0) for step in range(9)])
     names = sorted(path.name for path in tmp_path.iterdir())
     assert {"log.csv", "log.1.csv", "log.jsonl", "log.1.jsonl"} <= set(names)

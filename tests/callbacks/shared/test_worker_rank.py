@@ -3,7 +3,7 @@ import json
 import pytest
 from fake_nvml import fake_nvml  # noqa: F401  it forgets which warnings were given
 
-from tfopt.callbacks.shared.worker_rank import WorkerRank, worker_rank
+from tfopt.callbacks.shared.workers import WorkerRank, worker_rank
 
 
 def environ(cluster, kind, index=0):

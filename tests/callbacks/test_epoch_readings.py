@@ -1,6 +1,6 @@
 import pytest
 
-from tfopt.callbacks.utilization.epoch_readings import EpochReadings
+from tfopt.callbacks.utilization_logger import EpochReadings
 from tfopt.hardware import GpuSample
 
 

@@ -1,21 +1,89 @@
-"""Epoch summaries of several workers, merged by the chief."""
+"""Several workers that train one model: which one this process is, and the chief's summary of all."""
 
 import functools
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfopt.callbacks.shared.background import Background
-from tfopt.callbacks.shared.worker_rank import WorkerRank
 from tfopt.files import write_atomic
+from tfopt.warn import warn_once
 
-_NAME = "utilization-summary"
+# Tasks that run `fit` together. A parameter server does not run it; an evaluator runs it on its own.
+_TRAINING = ("chief", "master", "worker")
+_SUMMARY = "utilization-summary"
 # Workers end an epoch at slightly different times: the chief may find the previous epoch's summary.
 _EPOCHS_BEHIND = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRank:
+    """A process among those that train one model.
+
+    Example:
+        >>> WorkerRank("worker1").file_name("utilization")
+        'utilization-worker1'
+    """
+
+    task: str | None = None
+    """Its name in the cluster, `worker1`; None if it trains alone."""
+    is_chief: bool = True
+    tasks: tuple[str, ...] = ()
+    """All tasks that train, including this one unless it is an evaluator."""
+
+    def file_name(self, name: str) -> str:
+        """Returns `name` for a process that trains alone, with the task appended for one of several workers."""
+        return name if self.task is None else f"{name}-{self.task}"
+
+
+def worker_rank(environ: Mapping[str, str] = os.environ) -> WorkerRank:
+    """Reads this process's rank from TF_CONFIG; an invalid one is warned of once and counts as training alone.
+
+    As in TensorFlow, the chief is the task of that name, or worker 0 if there is none.
+
+    Example:
+        >>> cluster = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+        >>> worker_rank({"TF_CONFIG": cluster})
+        WorkerRank(task='worker1', is_chief=False, tasks=('worker0', 'worker1'))
+    """
+    text = environ.get("TF_CONFIG", "").strip()
+    try:
+        return _parsed(json.loads(text)) if text else WorkerRank()
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        warn_once(
+            "TF_CONFIG",
+            "Expected TF_CONFIG to hold a cluster and a task, such as "
+            '{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}. '
+            f"Found {text[:200]!r} ({error!r}). This process logs as if it trained alone. Fix TF_CONFIG, or unset it.",
+        )
+        return WorkerRank()
+
+
+def _parsed(config: Mapping[str, Any]) -> WorkerRank:
+    cluster = config.get("cluster") or {}
+    tasks = tuple(f"{kind}{index}" for kind in _TRAINING for index in _indices(cluster.get(kind, ())))
+    if not tasks:
+        return WorkerRank()
+    own = config["task"]
+    task = f"{own['type']}{int(own.get('index', 0))}"
+    if own["type"] in cluster and task not in tasks and own["type"] in _TRAINING:
+        raise ValueError(f"{task} is not in the cluster")
+    if tasks == (task,):
+        return WorkerRank()
+    return WorkerRank(task, task == tasks[0], tasks)
+
+
+def _indices(members: Any) -> list[int]:
+    """The task numbers of a list of addresses, or of a dict of addresses by number."""
+    if isinstance(members, str):
+        raise TypeError(f"{members!r} is not a list of addresses")
+    return sorted(map(int, members)) if isinstance(members, Mapping) else list(range(len(members)))
 
 
 class WorkerSummaries:
@@ -89,7 +157,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def _path(folder: Path, task: str | None) -> Path:
-    return folder / f"{_NAME}-{task}.json"
+    return folder / f"{_SUMMARY}-{task}.json"
 
 
 def _write(folder: Path, rank: WorkerRank, summary: dict[str, Any]) -> None:
@@ -97,7 +165,7 @@ def _write(folder: Path, rank: WorkerRank, summary: dict[str, Any]) -> None:
     write_atomic(_path(folder, rank.task), json.dumps(summary))
     if rank.is_chief:
         merged = merge(folder, rank, epoch=summary["epoch"])
-        write_atomic(folder / f"{_NAME}.json", json.dumps(merged, indent=2))
+        write_atomic(folder / f"{_SUMMARY}.json", json.dumps(merged, indent=2))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 import pytest
 
-from tfopt.callbacks.utilization.epoch_readings import MeanPower
+from tfopt.callbacks.utilization_logger import MeanPower
 
 
 def mean(*readings, start_after=0):

@@ -2,8 +2,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfopt.callbacks.throughput import pace as module
-from tfopt.callbacks.throughput.pace import ModelRate, model_rate
+from tfopt.callbacks import throughput_figures as module
+from tfopt.callbacks.throughput_figures import ModelRate, model_rate
 from tfopt.hardware import Gpu
 
 

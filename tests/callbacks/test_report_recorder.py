@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfopt.callbacks.report.recorder import Recorder
+from tfopt.callbacks.report_writer import Recorder
 from tfopt.hardware import GpuSample
 
 

@@ -3,8 +3,7 @@ import logging
 
 import pytest
 
-from tfopt.callbacks.shared.worker_rank import WorkerRank
-from tfopt.callbacks.utilization.worker_summaries import WorkerSummaries, merge
+from tfopt.callbacks.shared.workers import WorkerRank, WorkerSummaries, merge
 
 TASKS = ("worker0", "worker1", "worker2")
 CHIEF = WorkerRank("worker0", True, TASKS)

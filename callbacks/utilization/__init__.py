@@ -1,1 +1,0 @@
-"""What UtilizationLogger is made of: an epoch's figures, and the summaries of several workers."""
