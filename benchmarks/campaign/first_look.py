@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt import fit, kernels, precision
-from tfopt.bench.workloads import resnet50
+from tfopt.bench.workloads import photos
 from tfopt.measure import FitTimer, StepTimer
 from tfopt.pipelines import build_pipeline
 
@@ -162,7 +162,7 @@ def feeding(tiny):
     images = random.integers(256, size=(batches * size, pixels, pixels, 3), dtype=np.uint8)
     labels = random.integers(1000, size=batches * size).astype("int32")
     with precision.policy("mixed_bfloat16"):
-        net = tiny_net(pixels) if tiny else resnet50.model(jit_compile=True)
+        net = tiny_net(pixels) if tiny else photos.resnet50(jit_compile=True)
     alone = StepTimer(net, (images[:size], labels[:size]))
     ceiling = float(np.median([alone(steps, samples=1).median_ms for _ in range(3)]))
     say(way="ceiling", step_ms=round(ceiling, 3))

@@ -4,7 +4,7 @@ import tensorflow as tf
 from tfopt.bench.cases import Case, Variant, ceilings
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.results import DeviceRates
-from tfopt.bench.workloads import mlp
+from tfopt.bench.workloads import digits
 from tfopt.measure import StepTimes
 
 
@@ -41,7 +41,9 @@ def test_a_case_relates_its_model_to_them(monkeypatch):
         Variant(name="b", note="", timer=lambda stack: lambda: times),
         Variant(name="c", note="", timer=lambda stack: lambda: unknown, dtype="float32"),
     ]
-    case = Case(suite="s", workload="w", question="?", unit="step", variants=variants, repeats=2, model=mlp.model)
+    case = Case(
+        suite="s", workload="w", question="?", unit="step", variants=variants, repeats=2, model=digits.perceptron
+    )
     outcome = measure(case)
     operations = 3 * 2 * (784 * 512 + 512 * 512 + 512 * 10)
     assert outcome.operations_per_example == operations

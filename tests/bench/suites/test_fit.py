@@ -17,7 +17,7 @@ from tfopt.bench.cases import GPU, Scale, kernels
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.report import formatting
 from tfopt.bench.suites import fit
-from tfopt.bench.workloads import digits, gpt2, resnet50
+from tfopt.bench.workloads import digits, gpt2, photos
 from tfopt.errors import UnsupportedError
 from tfopt.fit.launching import overlap_of
 from tfopt.kernels import cudnn as cudnn_module
@@ -61,8 +61,8 @@ def small_resnet(monkeypatch):
         net.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=jit_compile)
         return net
 
-    monkeypatch.setattr(resnet50, "model", model)
-    monkeypatch.setattr(resnet50, "batch", lambda size, *, count: tuple(map(tf.constant, digits.batch(size))))
+    monkeypatch.setattr(photos, "resnet50", model)
+    monkeypatch.setattr(photos, "batch", lambda size, *, count: tuple(map(tf.constant, digits.batch(size))))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def cudnn(monkeypatch):
     monkeypatch.setattr(cudnn_module, "call_module", FakeCudnn())
 
 
-def noted(monkeypatch, workload, model):
+def noted(monkeypatch, workload, name, model):
     """The models that a workload makes from now on."""
     made = []
 
@@ -81,7 +81,7 @@ def noted(monkeypatch, workload, model):
         made.append(model(jit_compile=jit_compile))
         return made[-1]
 
-    monkeypatch.setattr(workload, "model", make)
+    monkeypatch.setattr(workload, name, make)
     return made
 
 
@@ -159,15 +159,15 @@ def test_resnet50_is_fed_as_the_names_say(spied, small_resnet, monkeypatch):
     assert {data.element_spec[0].shape for data in fed} == {tf.TensorShape((4, 8, 8, 1))} == {batch[0].shape}
     # No epoch ends while the steps are timed: the first one, the warm-up, the samples.
     assert [int(data.cardinality()) for data in fed] == [40] * 5
-    assert resnet50.BATCHES > 1 + fit._RESNET_WARMUP + fit._RESNET_STEPS
+    assert photos.BATCHES > 1 + fit._RESNET_WARMUP + fit._RESNET_STEPS
 
 
 @pytest.mark.slow
 def test_resnet50_is_measured(small_resnet, monkeypatch):
     for name, value in {"_RESNET_STEPS": 4, "_RESNET_WARMUP": 1}.items():
         monkeypatch.setattr(fit, name, value)
-    uncompiled = resnet50.model
-    monkeypatch.setattr(resnet50, "model", lambda jit_compile="auto": uncompiled(jit_compile=False))
+    uncompiled = photos.resnet50
+    monkeypatch.setattr(photos, "resnet50", lambda jit_compile="auto": uncompiled(jit_compile=False))
     outcome = measure(fit.resnet50_case(4))
     assert {variant.times.examples_per_step for variant in outcome.variants} == {4}
     assert [variant.check for variant in outcome.variants] == [None] * 6
@@ -181,7 +181,7 @@ def test_resnet50_is_measured(small_resnet, monkeypatch):
 
 def test_batch_norm_is_fused_in_one_variant(small_resnet, monkeypatch):
     monkeypatch.setattr(kernels, "_STEPS", 2)
-    made = noted(monkeypatch, resnet50, resnet50.model)
+    made = noted(monkeypatch, photos, "resnet50", photos.resnet50)
     measure(kernels.batch_norm_case(4))
     assert [net.jit_compile for net in made] == [False, False]
     (plain,), (fused,) = (tfopt_kernels.explain(net).layers for net in made)
@@ -191,7 +191,9 @@ def test_batch_norm_is_fused_in_one_variant(small_resnet, monkeypatch):
 
 @pytest.mark.slow
 def test_gpt2_takes_flash_attention(cudnn, monkeypatch):
-    made = noted(monkeypatch, gpt2, partial(gpt2.model, blocks=1, width=16, heads=2, vocabulary=256, length=64))
+    made = noted(
+        monkeypatch, gpt2, "model", partial(gpt2.model, blocks=1, width=16, heads=2, vocabulary=256, length=64)
+    )
     monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=64, vocabulary=256))
     monkeypatch.setattr(kernels, "GPT2_BATCH", 2)
     kernels.gpt2_case().variants[1].timer(ExitStack())
@@ -201,7 +203,7 @@ def test_gpt2_takes_flash_attention(cudnn, monkeypatch):
 
 
 def test_keras_path_is_not_measured_under_the_kernels_name(monkeypatch):
-    made = noted(monkeypatch, gpt2, heads_net)
+    made = noted(monkeypatch, gpt2, "model", heads_net)
     monkeypatch.setattr(gpt2, "batch", attention_batch)
     plain, taken = kernels.gpt2_case().variants
     plain.timer(ExitStack())

@@ -12,15 +12,15 @@ from tfopt import hardware, precision
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.suites import stack
 from tfopt.bench.suites.stack import TrainingSetup, Workload, alone, stacked
-from tfopt.bench.workloads import mlp
+from tfopt.bench.workloads import digits
 from tfopt.hardware import Gpu
 from tfopt.pipelines import build_pipeline
 
-ROWS = mlp.batch(64)
+ROWS = digits.perceptron_batch(64)
 
 
 def net(jit_compile):
-    return mlp.model(width=8, jit_compile=jit_compile)
+    return digits.perceptron(width=8, jit_compile=jit_compile)
 
 
 TINY = Workload(

@@ -8,7 +8,7 @@ import pytest
 from tfopt.bench.cases import CPU, Scale
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.suites import stack
-from tfopt.bench.workloads import gpt2, photos, resnet50
+from tfopt.bench.workloads import gpt2, photos
 
 GPU = Scale(batch_size=8, width=1, steps=2, photos=64, resnet=4, seeds=(0,))
 # Without flash attention, which is for a GPU, and XLA, whose compilations take long on a CPU.
@@ -19,12 +19,12 @@ TECHNIQUES = ("TF32", "mixed_bfloat16", "build_pipeline", "overlap")
 def small(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(stack, "_on_gpu", lambda last: (*TECHNIQUES, *[last] * (last != "flash attention")))
-    monkeypatch.setattr(resnet50, "model", photos.model)
+    monkeypatch.setattr(photos, "resnet50", photos.small_net)
     sizes = {"blocks": 1, "width": 16, "heads": 2, "vocabulary": 256, "length": 32}
     monkeypatch.setattr(gpt2, "model", partial(gpt2.model, **sizes))
     monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=32, vocabulary=256))
     monkeypatch.setattr(stack, "GPT2_BATCH", 2)
-    monkeypatch.setattr(resnet50, "PHOTOGRAPHS", 64)
+    monkeypatch.setattr(photos, "PHOTOGRAPHS", 64)
     for name, value in {"_STEPS": 2, "_WARMUP": 1}.items():
         monkeypatch.setattr(stack, name, value)
 
@@ -54,4 +54,4 @@ def test_a_cpu_gets_photographs_and_no_more():
 
 def test_no_epoch_ends_while_steps_are_timed():
     assert stack._GPT2_BATCHES > 1 + stack._WARMUP + stack._STEPS
-    assert resnet50.BATCHES > 1 + stack._WARMUP + stack._STEPS
+    assert photos.BATCHES > 1 + stack._WARMUP + stack._STEPS

@@ -14,7 +14,7 @@ from tfopt.bench.report import formatting, terminal
 from tfopt.bench.results.run_file import RunFile, read
 from tfopt.bench.run import _cases
 from tfopt.bench.suites import SUMMARIES, callbacks, expand, load, pipeline, position, precision, xla
-from tfopt.bench.workloads import digits, photos, resnet50
+from tfopt.bench.workloads import digits, photos
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.hardware import Gpu
 from tfopt.measure import compare, environment
@@ -57,8 +57,8 @@ def small_resnet(monkeypatch):
         net.compile("sgd", loss, jit_compile=jit_compile)
         return net
 
-    monkeypatch.setattr(resnet50, "model", model)
-    monkeypatch.setattr(resnet50, "batch", batch)
+    monkeypatch.setattr(photos, "resnet50", model)
+    monkeypatch.setattr(photos, "batch", batch)
 
 
 def timers(case, stack):
@@ -290,7 +290,7 @@ def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
 def test_resnet50_from_files_has_two_ceilings(tmp_path, monkeypatch):
     """On a small net in place of ResNet-50, with every way to feed it run for real."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(resnet50, "model", photos.model)
+    monkeypatch.setattr(photos, "resnet50", photos.small_net)
     monkeypatch.setattr(pipeline, "_RESNET_STEPS", 2)
     monkeypatch.setattr(pipeline, "_RESNET_WARMUP", 1)
     case, *_ = pipeline.cases(TINY)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt.bench.workloads import gpt2, mlp
+from tfopt.bench.workloads import digits, gpt2
 from tfopt.errors import UnsupportedError
 
 TINY = {"blocks": 1, "width": 32, "heads": 2, "vocabulary": 256, "length": 32}
@@ -17,16 +17,16 @@ def losses(model, batch, epochs):
 
 def test_the_perceptron_has_the_size_it_is_named_for():
     # 784·512 + 512, 512·512 + 512, 512·10 + 10
-    assert mlp.model().count_params() == 401_920 + 262_656 + 5_130
+    assert digits.perceptron().count_params() == 401_920 + 262_656 + 5_130
 
 
 def test_the_perceptron_learns_digits():
-    images, labels = mlp.batch(300)
+    images, labels = digits.perceptron_batch(300)
     assert images.shape == (300, 784)
     assert images.dtype == "float32"
     picture = images[0].reshape(28, 28)
     assert (picture[2:6, 2:6] == picture[2, 2]).all()  # a pixel of the 8×8 is 4×4
-    first, *_, last = losses(mlp.model(width=64), (images, labels), 5)
+    first, *_, last = losses(digits.perceptron(width=64), (images, labels), 5)
     assert last < first / 2
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfopt.bench.workloads import digits, photos, resnet50
+from tfopt.bench.workloads import digits, photos
 from tfopt.measure import step_time
 
 
@@ -94,7 +94,7 @@ def test_another_process_may_be_first(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_resnet50_trains_on_photographs(folder):
-    images, labels = resnet50.batch(4, count=8, pixels=32)
+    images, labels = photos.batch(4, count=8, pixels=32)
     assert images.dtype == "uint8"
     assert set(labels.numpy()) <= {0, 1}
-    assert step_time(resnet50.model(size=32), (images, labels), steps=1, warmup=0).examples_per_step == 4
+    assert step_time(photos.resnet50(size=32), (images, labels), steps=1, warmup=0).examples_per_step == 4

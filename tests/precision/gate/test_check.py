@@ -27,7 +27,7 @@ def small():
 
 
 def digits_net():
-    return digits.model(), digits.batch(64)
+    return digits.conv_net(), digits.batch(64)
 
 
 @pytest.mark.parametrize("policy", HALVES)

@@ -14,7 +14,7 @@ from tfopt import kernels, precision
 from tfopt.bench.cases import Case, Timer, Variant
 from tfopt.bench.cases.ceilings import DrawTimer
 from tfopt.bench.results import Check
-from tfopt.bench.workloads import gpt2, resnet50
+from tfopt.bench.workloads import gpt2, photos
 from tfopt.errors import UnsupportedError
 from tfopt.kernels.eligibility import obstacles
 from tfopt.measure import StepTimer
@@ -122,8 +122,8 @@ def _gpt2_timer(put: _Put, stack: ExitStack) -> Timer:
 
 def _resnet_timer(batch_size: int, put: _Put, stack: ExitStack) -> Timer:
     with precision.policy(_POLICY):
-        net = resnet50.model(jit_compile=False)
-    return _step_timer(net, put, resnet50.batch(batch_size, count=resnet50.PHOTOGRAPHS))
+        net = photos.resnet50(jit_compile=False)
+    return _step_timer(net, put, photos.batch(batch_size, count=photos.PHOTOGRAPHS))
 
 
 def _step_timer(net: keras.Model, put: _Put, batch: Any) -> Timer:

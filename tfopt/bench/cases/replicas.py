@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.bench.cases.ceilings import DrawTimer
-from tfopt.bench.workloads import mlp
+from tfopt.bench.workloads import digits
 from tfopt.measure import FitTimer, StepTimes
 
 WIDTH = 512
@@ -34,9 +34,9 @@ class Training:
         keras.utils.set_random_seed(0)
         self._strategy, self._batch_size = strategy, batch_size
         with strategy.scope():
-            self.net = mlp.model(width=WIDTH, jit_compile=False)
+            self.net = digits.perceptron(width=WIDTH, jit_compile=False)
             self.net.optimizer.build(self.net.trainable_variables)
-        images, labels = mlp.batch(_BATCHES * batch_size)
+        images, labels = digits.perceptron_batch(_BATCHES * batch_size)
         batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch_size, drop_remainder=True)
         self._dataset = batches.repeat()
         self._done = 0

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.bench.cases import Case, Scale, Timer, Variant, flat_weights, same_values
-from tfopt.bench.workloads import digits, mlp
+from tfopt.bench.workloads import digits
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.measure import FitTimer
 
@@ -31,9 +31,11 @@ def cases(scale: Scale) -> list[Case]:
     """Lists the cases for this size: an ordinary step, and one so short that any cost shows."""
     # More steps than elsewhere, since a callback costs little beside a step.
     ordinary = _Workload(
-        model=partial(digits.model, width=scale.width), dataset=partial(_digits, scale), steps=3 * scale.steps
+        model=partial(digits.conv_net, width=scale.width), dataset=partial(_digits, scale), steps=3 * scale.steps
     )
-    short = _Workload(model=partial(mlp.model, width=16, jit_compile=False), dataset=_noise, steps=10 * scale.steps)
+    short = _Workload(
+        model=partial(digits.perceptron, width=16, jit_compile=False), dataset=_noise, steps=10 * scale.steps
+    )
     return [_case("digits", ordinary), _case("mlp, tiny", short)]
 
 
@@ -77,7 +79,7 @@ def _digits(scale: Scale) -> tf.data.Dataset:
 
 
 def _noise() -> tf.data.Dataset:
-    return _batches(mlp.batch(_EXAMPLES), 8)
+    return _batches(digits.perceptron_batch(_EXAMPLES), 8)
 
 
 def _batches(arrays: tuple[object, ...], batch_size: int) -> tf.data.Dataset:

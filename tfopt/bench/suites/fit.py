@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfopt import fit, precision
 from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, flat_weights, kernels, same_values
-from tfopt.bench.workloads import mlp, resnet50
+from tfopt.bench.workloads import digits, photos
 from tfopt.measure import FitTimer, StepTimer
 from tfopt.pipelines import build_pipeline
 
@@ -50,7 +50,7 @@ class _Workload:
     steps: int
 
     def net(self) -> keras.Model:
-        return mlp.model(width=self.width, jit_compile=self.jit_compile)
+        return digits.perceptron(width=self.width, jit_compile=self.jit_compile)
 
 
 _Data = Callable[[], tuple[Any, Any]]
@@ -94,7 +94,7 @@ def _case(name: str, workload: _Workload) -> Case:
 
 def _data(batch_size: int) -> tuple[Any, Any]:
     """Images, shape (batches, batch size, 784), and labels, shape (batches, batch size)."""
-    images, labels = mlp.batch(_BATCHES * batch_size)
+    images, labels = digits.perceptron_batch(_BATCHES * batch_size)
     return images.reshape(_BATCHES, batch_size, -1), labels.reshape(_BATCHES, batch_size)
 
 
@@ -139,7 +139,7 @@ def _overlap(net: keras.Model, wanted: bool) -> Iterator[keras.Model]:
 
 def resnet50_case(batch_size: int) -> Case:
     """ResNet-50 under XLA, fed in several ways from uint8 rows in memory, beside its step on a resident batch."""
-    photographs = cache(partial(resnet50.rows, batch_size))
+    photographs = cache(partial(photos.rows, batch_size))
     # Not "auto", which would put the examples on the device, where they fit.
     pipeline = partial(_resnet_pipeline, photographs, batch_size, cache=None)
     batches = partial(_resnet_batches, photographs, batch_size)
@@ -168,7 +168,7 @@ def resnet50_case(batch_size: int) -> Case:
         question="How much of the step's own speed is left when fit feeds ResNet-50 (mixed_bfloat16, XLA)?",
         unit="step",
         variants=[*variants, ceiling],
-        model=resnet50.model,
+        model=photos.resnet50,
     )
 
 
@@ -177,14 +177,14 @@ def _resnet_pipeline(photographs: _Data, batch_size: int, **options: Any) -> tf.
 
 
 def _resnet_batches(photographs: _Data, batch_size: int) -> tf.data.Dataset:
-    batches = tuple(part.reshape(resnet50.BATCHES, batch_size, *part.shape[1:]) for part in photographs())
+    batches = tuple(part.reshape(photos.BATCHES, batch_size, *part.shape[1:]) for part in photographs())
     with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
         return tf.data.Dataset.from_tensor_slices(batches).prefetch(2)
 
 
 def _resnet_fit_timer(make: Callable[[], tf.data.Dataset], overlapped: bool, stack: ExitStack) -> Timer:
     with precision.policy(_POLICY):
-        net = resnet50.model(jit_compile=True)
+        net = photos.resnet50(jit_compile=True)
     if overlapped:
         fit.overlap(net)
         stack.callback(fit.undo, net)
@@ -194,5 +194,5 @@ def _resnet_fit_timer(make: Callable[[], tf.data.Dataset], overlapped: bool, sta
 def _resnet_step_timer(photographs: _Data, batch_size: int, stack: ExitStack) -> Timer:
     images, labels = photographs()
     with precision.policy(_POLICY):
-        timer = StepTimer(resnet50.model(jit_compile=True), (images[:batch_size], labels[:batch_size]))
+        timer = StepTimer(photos.resnet50(jit_compile=True), (images[:batch_size], labels[:batch_size]))
     return partial(timer, _RESNET_STEPS, warmup=1, samples=_RESNET_SAMPLES)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfopt import fit, precision
 from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, same_values
 from tfopt.bench.cases.ceilings import DrawTimer
-from tfopt.bench.workloads import photos, resnet50
+from tfopt.bench.workloads import photos
 from tfopt.measure import FitTimer, StepTimer
 from tfopt.model.batches import repeated
 from tfopt.pipelines import CentralCrop, RandomCrop, Source, build_pipeline, images, plan_pipeline, profile_pipeline
@@ -159,7 +159,7 @@ def _profile(folder: _Folder) -> dict[str, Any]:
 
 
 def _fit_timer(make: _Make, warmup: int, stack: ExitStack) -> Timer:
-    return partial(FitTimer(photos.model(), make()), _STEPS, warmup=warmup, samples=_SAMPLES)
+    return partial(FitTimer(photos.small_net(), make()), _STEPS, warmup=warmup, samples=_SAMPLES)
 
 
 def _timer(make: _Make, warmup: int, stack: ExitStack) -> Timer:
@@ -229,7 +229,7 @@ def _resnet50_case(folder: _Folder, batch_size: int) -> Case:
             )
             for name, (note, timer) in ways.items()
         ],
-        model=resnet50.model,
+        model=photos.resnet50,
     )
 
 
@@ -240,7 +240,7 @@ def _on_device(folder: _Folder, batch_size: int, device: str | None) -> tf.data.
 
 def _net(policy: str) -> Any:
     with precision.policy(policy):
-        return resnet50.model(jit_compile=True)
+        return photos.resnet50(jit_compile=True)
 
 
 def _resnet_fit_timer(policy: str, make: Callable[[], tf.data.Dataset], overlapped: bool, stack: ExitStack) -> Timer:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfopt import precision
 from tfopt.bench.cases import Case, Scale, Timer, Variant, same_accuracy
-from tfopt.bench.workloads import digits, resnet50
+from tfopt.bench.workloads import digits, photos
 from tfopt.measure import FitTimer, StepTimer
 from tfopt.pipelines import build_pipeline
 
@@ -66,7 +66,7 @@ def digits_case(suite: str, question: str, settings: Mapping[str, Setting], scal
 
 def _digits_timer(setting: Setting, scale: Scale, stack: ExitStack) -> Timer:
     with precision.policy(setting.policy):
-        net = digits.model(width=scale.width, jit_compile=setting.jit_compile)
+        net = digits.conv_net(width=scale.width, jit_compile=setting.jit_compile)
         return partial(StepTimer(net, digits.batch(scale.batch_size)), scale.steps)
 
 
@@ -76,7 +76,7 @@ def _accuracies(setting: Setting, scale: Scale) -> Sequence[float]:
 
 
 def _gate(scale: Scale) -> list[dict[str, Any]]:
-    net, batch = digits.model(width=scale.width), digits.batch(scale.batch_size)
+    net, batch = digits.conv_net(width=scale.width), digits.batch(scale.batch_size)
     return [precision.check(net, batch, policy).to_dict() for policy in _SETTINGS if policy != "float32"]
 
 
@@ -87,10 +87,10 @@ def resnet50_cases(batch_size: int, photographs: int) -> list[Case]:
         batch_size: Examples a step.
         photographs: How many files the examples are taken from.
     """
-    resident = cache(partial(resnet50.batch, batch_size, count=photographs))
-    many = cache(partial(resnet50.batch, _BATCHES * batch_size, count=photographs))
+    resident = cache(partial(photos.batch, batch_size, count=photographs))
+    many = cache(partial(photos.batch, _BATCHES * batch_size, count=photographs))
     question = "Which policy trains ResNet-50 fastest, with XLA or without?"
-    case = partial(Case, suite="precision", question=question, model=resnet50.model)
+    case = partial(Case, suite="precision", question=question, model=photos.resnet50)
     return [
         case(workload="resnet50", unit="training step", variants=_variants(partial(_step_timer, resident))),
         case(workload="resnet50, fit", unit="step of fit", variants=_variants(partial(_fit_timer, many, batch_size))),
@@ -114,7 +114,7 @@ def _variants(timer: Callable[[str, bool, ExitStack], Timer]) -> list[Variant]:
 
 def _step_timer(data: Callable[[], Any], policy: str, jit: bool, stack: ExitStack) -> Timer:
     with precision.policy(policy):
-        timer = StepTimer(resnet50.model(jit_compile=jit), data())
+        timer = StepTimer(photos.resnet50(jit_compile=jit), data())
     return partial(timer, _STEPS, warmup=1, samples=_SAMPLES)
 
 
@@ -123,5 +123,5 @@ def _fit_timer(data: Callable[[], Any], batch_size: int, policy: str, jit: bool,
     # fit's timer repeats the dataset, and nothing may follow a copy to the device.
     dataset = build_pipeline(arrays, batch_size=batch_size, device=None)
     with precision.policy(policy):
-        timer = FitTimer(resnet50.model(jit_compile=jit), dataset)
+        timer = FitTimer(photos.resnet50(jit_compile=jit), dataset)
     return partial(timer, _STEPS, warmup=1, samples=_SAMPLES)

@@ -17,7 +17,7 @@ from tfopt import fit, hardware, kernels, precision
 from tfopt.bench.cases import Case, Scale, Timer, Variant
 from tfopt.bench.cases.kernels import GPT2_BATCH, expect_kernel
 from tfopt.bench.results import Check
-from tfopt.bench.workloads import gpt2, photos, resnet50
+from tfopt.bench.workloads import gpt2, photos
 from tfopt.measure import FitTimer, StepTimer, StepTimes, one_batch, preserved
 from tfopt.pipelines import build_pipeline
 
@@ -98,11 +98,11 @@ def _on_gpu(last: str) -> tuple[str, ...]:
 
 
 def _resnet50(batch_size: int) -> Workload:
-    rows = cache(partial(resnet50.rows, batch_size))
+    rows = cache(partial(photos.rows, batch_size))
     return Workload(
         name="resnet50",
         techniques=_on_gpu('cache="device"'),
-        net=lambda jit_compile: resnet50.model(jit_compile=jit_compile),
+        net=lambda jit_compile: photos.resnet50(jit_compile=jit_compile),
         naive=cache(lambda optimised: _naive(rows(), batch_size, optimised)),
         pipeline=cache(lambda kept: build_pipeline(rows(), batch_size=batch_size, cache=kept)),
         batch=lambda: tuple(part[:batch_size] for part in rows()),
@@ -136,7 +136,7 @@ def _photos(count: int) -> Workload:
     return Workload(
         name="photos",
         techniques=("build_pipeline", 'cache="memory"', "overlap"),
-        net=lambda jit_compile: photos.model(jit_compile=jit_compile),
+        net=lambda jit_compile: photos.small_net(jit_compile=jit_compile),
         naive=lambda optimised: photos.naive(folder(), _PHOTOS_BATCH, optimised=optimised),
         pipeline=pipeline,
         batch=cache(lambda: one_batch(photos.naive(folder(), _PHOTOS_BATCH))),

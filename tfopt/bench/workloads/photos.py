@@ -1,4 +1,4 @@
-"""JPEG files of ImageNet's size, from scikit-learn's two photographs, and pipelines over them written by hand."""
+"""JPEG files of ImageNet's size, cut from scikit-learn's two photographs, pipelines over them, and nets for them."""
 
 import os
 import shutil
@@ -13,6 +13,8 @@ import tensorflow as tf
 from tfopt.bench.workloads import require
 
 SIZE = 224
+PHOTOGRAPHS = 256  # different ones: to write more of them would take longer than to train on them
+BATCHES = 40  # in `rows`, so that no epoch ends while steps are timed
 _VERSION = 1  # of the files; another number, another folder
 _WHOLE = [[[0.0, 0.0, 1.0, 1.0]]]
 _AREA, _ASPECT_RATIO, _FRACTION = (0.08, 1.0), (3 / 4, 4 / 3), 0.875
@@ -111,31 +113,6 @@ def one_by_one(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def model(*, jit_compile: bool | str = "auto") -> keras.Model:
-    """Returns a compiled net so small that reading the photographs takes most of the time.
-
-    Args:
-        jit_compile: As for `keras.Model.compile`.
-    """
-    layers = keras.layers
-    net = keras.Sequential(
-        [
-            keras.Input((SIZE, SIZE, 3), dtype="uint8"),
-            layers.Rescaling(1 / 255),
-            layers.Conv2D(8, 8, strides=8, activation="relu"),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(2, dtype="float32"),
-        ]
-    )
-    net.compile(
-        "adam",
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        jit_compile=jit_compile,
-    )
-    return net
-
-
 def naive_crops(path: Path, batch_size: int, *, central: bool = False, times: int = 1) -> tf.data.Dataset:
     """Returns a pipeline that decodes each image whole and crops it, one file after the other.
 
@@ -185,3 +162,70 @@ def _central_window(shape: Any) -> tuple[Any, Any]:
 
 def _resized_crop(image: Any) -> Any:
     return tf.cast(tf.round(tf.image.resize(image, (SIZE, SIZE))), tf.uint8)
+
+
+def small_net(*, jit_compile: bool | str = "auto") -> keras.Model:
+    """Returns a compiled net so small that reading the photographs takes most of the time.
+
+    Args:
+        jit_compile: As for `keras.Model.compile`.
+    """
+    layers = keras.layers
+    net = keras.Sequential(
+        [
+            keras.Input((SIZE, SIZE, 3), dtype="uint8"),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(8, 8, strides=8, activation="relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(2, dtype="float32"),
+        ]
+    )
+    net.compile(
+        "adam",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=jit_compile,
+    )
+    return net
+
+
+def resnet50(*, jit_compile: bool | str = "auto", size: int = SIZE) -> keras.Model:
+    """Returns ResNet-50 with random weights, compiled with SGD and momentum, under the global dtype policy.
+
+    Args:
+        jit_compile: As for `keras.Model.compile`.
+        size: Height and width of the images.
+    """
+    images = keras.Input((size, size, 3), dtype="uint8")
+    features = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
+    base = keras.applications.ResNet50(
+        weights=None, classes=1000, classifier_activation=None, input_tensor=None, input_shape=(size, size, 3)
+    )
+    logits = keras.layers.Activation("linear", dtype="float32")(base(features))
+    net = keras.Model(images, logits)
+    net.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=jit_compile,
+    )
+    return net
+
+
+def batch(size: int, *, count: int, pixels: int = SIZE) -> tuple[Any, Any]:
+    """Returns one batch of uint8 photographs, shape (size, pixels, pixels, 3), and their labels, shape (size,).
+
+    Args:
+        size: Examples.
+        count: How many files the photographs are taken from.
+        pixels: Height and width.
+    """
+    dataset = naive(folder(count), 1).unbatch().repeat().batch(size)
+    images, labels = next(iter(dataset))
+    return images[:, :pixels, :pixels], tf.cast(labels, tf.int32)
+
+
+def rows(batch_size: int) -> tuple[Any, Any]:
+    """Returns photographs, uint8 of shape (examples, 224, 224, 3), and their labels, for 40 batches."""
+    images, labels = (part.numpy() for part in batch(PHOTOGRAPHS, count=PHOTOGRAPHS))
+    examples = BATCHES * batch_size
+    return np.resize(images, (examples, *images.shape[1:])), np.resize(labels, examples)
