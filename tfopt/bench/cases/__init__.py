@@ -10,8 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfopt.bench.results import CaseResult, Check
-from tfopt.bench.results.communication import Communication
+from tfopt.bench.results import CaseResult, Check, CommunicationResult
 from tfopt.measure import StepTimes
 
 REPEATS = 6
@@ -68,7 +67,7 @@ class Case:
     repeats: int = REPEATS  # turns of each variant
     profile: Callable[[], dict[str, Any]] | None = None  # of the input, as `PipelineProfile.to_dict()`
     gate: Callable[[], list[dict[str, Any]]] | None = None  # as `PrecisionReport.to_dict()` for each policy
-    communication: Callable[[Mapping[str, StepTimes]], Communication] | None = None  # from the times by variant
+    communication: Callable[[Mapping[str, StepTimes]], CommunicationResult] | None = None  # from the times by variant
     model: Callable[[], keras.Model] | None = None  # whose operations are set against the device's rates
     limit_seconds: float = 900.0  # after which it counts as hung
 

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from tfopt.bench.report import formatting
 from tfopt.bench.report.formatting import bars, number
-from tfopt.bench.results import CaseResult, Run, VariantResult
-from tfopt.bench.results.communication import FORMULA
+from tfopt.bench.results import FORMULA, CaseResult, Run, VariantResult
 from tfopt.page import Page, Section, Table, bar_chart, entries, render
 
 WIDTH = 120

@@ -5,31 +5,14 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from types import UnionType
+from typing import Any, Self, get_origin, get_type_hints
 
-from tfopt.bench.results import (
-    UNDER_WAY,
-    CaseResult,
-    Check,
-    DeviceRates,
-    GpuConditions,
-    Metrics,
-    Run,
-    VariantResult,
-    metrics,
-    verdict,
-)
-from tfopt.bench.results.communication import Communication, RingModel
+from tfopt.bench.results import UNDER_WAY, CaseResult, CommunicationResult, Run, VariantResult, metrics, verdict
 from tfopt.errors import ResultsError
 from tfopt.files import write_atomic
-from tfopt.measure import Comparison, StepTimes
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-_Value = TypeVar("_Value", bound="DataclassInstance")
 
 SCHEMA = "tfopt-bench"
 SCHEMA_VERSION = 1
@@ -104,43 +87,34 @@ def to_json(run: Run) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
-        **{field.name: getattr(run, field.name) for field in fields(run) if field.name != "cases"},
+        **asdict(replace(run, cases=())),
         "cases": [_case_to_json(case) for case in run.cases],
     }
 
 
 def _case_to_json(case: CaseResult) -> dict[str, Any]:
-    found = {field.name: getattr(case, field.name) for field in fields(case)}
-    communication = case.communication
-    return found | {
-        "ceilings": case.ceilings and asdict(case.ceilings),
-        "communication": communication
-        and asdict(communication)
-        | {
-            "expected_bytes_per_step": communication.expected_bytes_per_step,
-            "predictions": [asdict(each) for each in communication.predictions],
-        },
-        "variants": [_variant_to_json(variant) for variant in case.variants],
-    }
+    found = asdict(replace(case, variants=()))
+    found["variants"] = [_variant_to_json(variant) for variant in case.variants]
+    if communication := case.communication:
+        found["communication"]["expected_bytes_per_step"] = communication.expected_bytes_per_step
+        found["communication"]["predictions"] = [asdict(each) for each in communication.predictions]
+    return found
 
 
 def _variant_to_json(variant: VariantResult) -> dict[str, Any]:
     found = asdict(variant)
-    times, stated = found.pop("times"), variant.metrics
-    del found["metrics"]
-    found["step_time"] = times
-    if variant.times is None or stated is None:
+    found["step_time"], stated = found.pop("times"), found.pop("metrics")
+    if variant.times is None or variant.metrics is None:
         return found
-    times["median_ms"] = variant.times.median_ms
-    times["interval_ms"] = stated.interval_ms
-    times["examples_per_second"] = variant.times.examples_per_second
-    return found | {
-        "comparison": stated.comparison and stated.comparison.to_dict(),
-        "verdict": stated.verdict,
-        "of_ceiling": stated.of_ceiling and stated.of_ceiling.to_dict(),
-        "mfu_percent": stated.mfu_percent,
-        "joules_per_thousand_examples": stated.joules_per_thousand_examples,
+    found["step_time"] |= {
+        "median_ms": variant.times.median_ms,
+        "interval_ms": stated.pop("interval_ms"),
+        "examples_per_second": variant.times.examples_per_second,
     }
+    for name in ("comparison", "of_ceiling"):
+        comparison = getattr(variant.metrics, name)
+        stated[name] = comparison and comparison.to_dict()
+    return found | stated
 
 
 def read(path: str | os.PathLike[str]) -> Run:
@@ -188,67 +162,36 @@ def schema_of(path: Path) -> str | None:
 
 def from_json(document: dict[str, Any]) -> Run:
     """Returns the run that JSON values state, figures included, without checking that these follow."""
-    return _value(
-        Run,
-        document,
-        suites=tuple(document["suites"]),
-        resumed=tuple(document.get("resumed", ())),
-        cases=tuple(map(_case_from_json, document["cases"])),
-    )
+    cases = [found | {"variants": list(map(_with_fields, found["variants"]))} for found in document["cases"]]
+    run: Run = _from_json(Run, document | {"cases": cases})
+    return replace(run, cases=tuple(map(_whole, run.cases)))
 
 
-def _case_from_json(found: dict[str, Any]) -> CaseResult:
-    rates, gate, communication = found.get("ceilings"), found.get("gate"), found.get("communication")
-    case = _value(
-        CaseResult,
-        found,
-        error=found["error"],
-        ceilings=None if rates is None else DeviceRates(**rates),
-        gate=None if gate is None else tuple(gate),
-        communication=communication and _value(Communication, communication, model=RingModel(**communication["model"])),
-        variants=tuple(map(_variant_from_json, found["variants"])),
-    )
+def _with_fields(found: dict[str, Any]) -> dict[str, Any]:
+    """Adds the fields `times` and `metrics`, whose values lie elsewhere in a variant's JSON object."""
+    times = found["step_time"]
+    stated = times is not None and "verdict" in found
+    return found | {"times": times, "metrics": found | {"interval_ms": times["interval_ms"]} if stated else None}
+
+
+def _from_json(kind: Any, value: Any) -> Any:
+    """Makes a value of an annotated type from JSON values. A field that an older run lacks has its default."""
+    if isinstance(kind, UnionType):  # with None
+        return None if value is None else _from_json(kind.__args__[0], value)
+    if get_origin(kind) is tuple:
+        return tuple(_from_json(kind.__args__[0], each) for each in value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        stated = [field.name for field in fields(kind) if field.name in value]
+        return kind(**{name: _from_json(kinds[name], value[name]) for name in stated})
+    return value
+
+
+def _whole(case: CaseResult) -> CaseResult:
+    """Adds the figures of a case under way; a finished one must have them."""
     if case.done and not all(v.refused or (v.times and v.metrics) for v in case.variants):
         raise ValueError(f"{case.suite}/{case.workload} lacks figures")
     return case if case.done or not case.turns or case.measured else case.with_metrics()
-
-
-def _variant_from_json(found: dict[str, Any]) -> VariantResult:
-    check, conditions, times = found["check"], found.get("conditions"), found["step_time"]
-    return _value(
-        VariantResult,
-        found,
-        check=None if check is None else Check(**check | {"values": tuple(check["values"])}),
-        conditions=None if conditions is None else _conditions_from_json(conditions),
-        times=None if times is None else StepTimes.from_dict(times),
-        metrics=None if times is None or "verdict" not in found else _metrics_from_json(found),
-    )
-
-
-def _conditions_from_json(found: dict[str, Any]) -> GpuConditions:
-    clocks = found["sm_clock_mhz"]
-    reasons = tuple(found["throttle_reasons"])
-    return _value(GpuConditions, found, sm_clock_mhz=clocks and tuple(clocks), throttle_reasons=reasons)
-
-
-def _metrics_from_json(found: dict[str, Any]) -> Metrics:
-    return _value(
-        Metrics,
-        found,
-        interval_ms=tuple(found["step_time"]["interval_ms"]),
-        comparison=_comparison_from_json(found["comparison"]),
-        of_ceiling=_comparison_from_json(found.get("of_ceiling")),
-    )
-
-
-def _comparison_from_json(found: dict[str, Any] | None) -> Comparison | None:
-    return None if found is None else Comparison(ratio=found["ratio"], interval=tuple(found["interval"]))
-
-
-def _value(kind: type[_Value], found: dict[str, Any], **given: Any) -> _Value:
-    """Makes a dataclass of the values given and of those in a JSON object; what an older run lacks has its default."""
-    stated = {field.name: found[field.name] for field in fields(kind) if field.name in found}
-    return kind(**stated | given)
 
 
 def _check(document: dict[str, Any], run: Run) -> None:
@@ -259,7 +202,9 @@ def _check(document: dict[str, Any], run: Run) -> None:
             raise TypeError(f"{text!r} is not a string")
     _ = environment["host"]["cpu_model"], environment["host"]["cpus"], run.gpus
     for stated, case in zip(document["cases"], run.cases, strict=True):
+        _ = stated["error"]
         for found, variant in zip(stated["variants"], case.variants, strict=True):
+            _ = found["check"]
             if "verdict" in found:
                 _check_variant(found, variant, case)
         if case.communication and case.done:
@@ -271,15 +216,12 @@ def _check_variant(found: dict[str, Any], variant: VariantResult, case: CaseResu
     if stated is None or following is None or variant.times is None:
         raise ValueError(f"{place} has no samples")
     _expect(f"a median of {place}", found["step_time"]["median_ms"], variant.times.median_ms)
-    for what, one, other in (
-        ("speed", stated.comparison, following.comparison),
-        ("share of the ceiling", stated.of_ceiling, following.of_ceiling),
-    ):
+    for name in ("comparison", "of_ceiling"):
+        one, other = getattr(stated, name), getattr(following, name)
         # Intervals are taken as stated: another NumPy may draw other resamples.
-        _expect(f"the {what} of {place}", one.ratio if one else None, other.ratio if other else None)
-    _expect(f"the utilisation of {place}", stated.mfu_percent, following.mfu_percent)
-    joules = following.joules_per_thousand_examples
-    _expect(f"the energy of {place}", stated.joules_per_thousand_examples, joules)
+        _expect(f"{name} of {place}", one and one.ratio, other and other.ratio)
+    for name in ("mfu_percent", "joules_per_thousand_examples"):
+        _expect(f"{name} of {place}", getattr(stated, name), getattr(following, name))
     if stated.verdict != verdict(variant, stated.comparison, is_baseline=variant.name == case.baseline):
         raise ValueError(f"{place} states that it is {stated.verdict!r}")
     peak = variant.peak_memory_mib
@@ -287,7 +229,7 @@ def _check_variant(found: dict[str, Any], variant: VariantResult, case: CaseResu
         raise ValueError(f"{place} states a peak of {peak!r} MiB")
 
 
-def _check_communication(found: dict[str, Any], communication: Communication, case: CaseResult) -> None:
+def _check_communication(found: dict[str, Any], communication: CommunicationResult, case: CaseResult) -> None:
     model = communication.model
     alone = next(variant.times for variant in case.variants if variant.ceiling)
     _expect("the step on one replica", model.compute_ms, alone.median_ms if alone else None)

@@ -15,8 +15,7 @@ import tensorflow as tf
 from tfopt.bench.cases import Case, Scale, Timer, Variant
 from tfopt.bench.cases.replicas import Training, reduction_times
 from tfopt.bench.cases.worker_group import Group, Job
-from tfopt.bench.results import Check
-from tfopt.bench.results.communication import Communication, RingModel
+from tfopt.bench.results import Check, CommunicationResult, RingModel
 from tfopt.hardware.host_activity import sent_bytes
 from tfopt.hardware.host_limits import usable_cpus
 from tfopt.measure import StepTimes
@@ -125,14 +124,14 @@ class _Processes:
 
 def _communication_of_processes(
     tfopt: _Processes, groups: Mapping[str, _Processes], times: Mapping[str, StepTimes]
-) -> Communication:
+) -> CommunicationResult:
     model = RingModel.measured(
         compute_ms=times[_ALONE].median_ms,
         gradient_bytes=tfopt.gradient_bytes,
         replicas=_PROCESSES,
         reduction_ms=tfopt.reduction_ms,
     )
-    return Communication(
+    return CommunicationResult(
         replicas=_PROCESSES,
         sent_bytes_per_step=tfopt.sent_bytes,
         model=model,
@@ -185,7 +184,7 @@ def _trained(strategy: tf.distribute.Strategy, batch_size: int) -> Sequence[floa
     return weights
 
 
-def _communication_of_devices(strategy: Any, replicas: int, times: Mapping[str, StepTimes]) -> Communication:
+def _communication_of_devices(strategy: Any, replicas: int, times: Mapping[str, StepTimes]) -> CommunicationResult:
     reductions = reduction_times(strategy())
     model = RingModel.measured(
         compute_ms=times["1 device"].median_ms,
@@ -193,7 +192,7 @@ def _communication_of_devices(strategy: Any, replicas: int, times: Mapping[str, 
         replicas=replicas,
         reduction_ms={size: each.median_ms for size, each in reductions.items()},
     )
-    return Communication(replicas=replicas, sent_bytes_per_step=None, model=model, start_to_first_step_seconds={})
+    return CommunicationResult(replicas=replicas, sent_bytes_per_step=None, model=model, start_to_first_step_seconds={})
 
 
 def _same_weights(expected: Sequence[float], values: Sequence[float]) -> Check:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfopt.bench.results.communication import Communication, Prediction, RingModel
+from tfopt.bench.results import CommunicationResult, Prediction, RingModel
 
 MIB = 2**20
 MODEL = RingModel(compute_ms=10, gradient_bytes=8 * MIB, latency_ms=0.5, mib_per_second=1000)
@@ -41,7 +41,7 @@ def test_a_reduction_that_seems_no_slower_than_the_call_alone():
 
 
 def test_predictions_begin_with_what_was_measured():
-    found = Communication(replicas=2, sent_bytes_per_step=None, model=MODEL, start_to_first_step_seconds={})
+    found = CommunicationResult(replicas=2, sent_bytes_per_step=None, model=MODEL, start_to_first_step_seconds={})
     assert [each.replicas for each in found.predictions] == [2, 8, 64]
     assert found.predictions[1] == Prediction(replicas=8, step_ms=pytest.approx(31), efficiency=pytest.approx(10 / 31))
     assert found.expected_bytes_per_step == 8 * MIB
