@@ -9,8 +9,6 @@ import psutil
 
 from tfopt.hardware.host_limits import MIB, usable_cpus
 
-LOOPBACK = "lo"
-
 
 # Without slots: GpuSample inherits from two such classes.
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class HostMeter:
         return self._process
 
 
-def sent_bytes(interface: str = LOOPBACK) -> int | None:
+def sent_bytes(interface: str = "lo") -> int | None:
     """Returns the bytes that all processes have sent through a network interface since boot; None if unknown."""
     try:
         counters = psutil.net_io_counters(pernic=True)

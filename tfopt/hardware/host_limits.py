@@ -60,16 +60,16 @@ def host(*, proc: str | os.PathLike[str] = "/proc", sys: str | os.PathLike[str] 
         True
     """
     affinity = usable_cpus()
-    limits = read_cgroup_limits(Path(proc), Path(sys))
+    quota_cpus, limit_bytes, free_bytes = _cgroup_limits(Path(proc), Path(sys))
     memory = _meminfo(Path(proc))
-    available = [size for size in (memory.get("MemAvailable"), limits.memory_free_bytes) if size is not None]
+    available = [size for size in (memory.get("MemAvailable"), free_bytes) if size is not None]
     return Host(
         cpu_model=_cpu_model(Path(proc)),
-        cpus=min(float(len(affinity)), limits.quota_cpus or float("inf")),
+        cpus=min(float(len(affinity)), quota_cpus or float("inf")),
         affinity=affinity,
-        quota_cpus=limits.quota_cpus,
+        quota_cpus=quota_cpus,
         memory_total_mib=_mib(memory.get("MemTotal")),
-        memory_limit_mib=_mib(limits.memory_limit_bytes),
+        memory_limit_mib=_mib(limit_bytes),
         memory_available_mib=_mib(min(available, default=None)),
     )
 
@@ -81,19 +81,11 @@ def usable_cpus() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupLimits:
-    """What the control groups allow. None: no limit, or none that can be read."""
+def _cgroup_limits(proc: Path, sys_root: Path) -> tuple[float | None, int | None, int | None]:
+    """The tightest limits from this process's control group up to the root: CPUs, bytes of memory, bytes still free.
 
-    quota_cpus: float | None
-    memory_limit_bytes: int | None
-    memory_free_bytes: int | None  # within the tightest level; reclaimable page cache counts as free
-
-
-def read_cgroup_limits(proc: Path, sys_root: Path) -> CgroupLimits:
-    """Reads the tightest limits from this process's control group up to the root.
-
-    In a container the path that /proc names may not exist below the mount; then the existing levels are read.
+    None: no limit, or none that can be read. Reclaimable page cache counts as free. In a container the path that /proc
+    names may not exist below the mount; then the existing levels are read.
     """
     mount = sys_root / "fs" / "cgroup"
     quotas: list[float] = []
@@ -106,7 +98,7 @@ def read_cgroup_limits(proc: Path, sys_root: Path) -> CgroupLimits:
         used = _memory_used(level)
         if memory and used is not None:
             free.append(max(0, min(memory) - used))
-    return CgroupLimits(min(quotas, default=None), min(limits, default=None), min(free, default=None))
+    return min(quotas, default=None), min(limits, default=None), min(free, default=None)
 
 
 def _levels(proc: Path, mount: Path) -> Iterator[Path]:

@@ -11,11 +11,10 @@ from typing import Any, Self, TypeVar
 
 from tfopt import checks
 from tfopt.hardware.host_activity import HostMeter, HostReading
-from tfopt.hardware.inventory import Gpu, find_gpus
+from tfopt.hardware.inventory import Gpu, find_gpus, hides_all
 from tfopt.hardware.nvml import driver
 from tfopt.hardware.nvml.gpu_reading import Reading
-from tfopt.hardware.nvml.return_codes import NO_DRIVER, NvmlError, unexpected
-from tfopt.hardware.visible import hides_all
+from tfopt.hardware.nvml.return_codes import NO_DRIVER, NvmlError
 from tfopt.warn import warn_once
 
 Answer = TypeVar("Answer")
@@ -203,7 +202,10 @@ class GpuSampler:
         except NvmlError:
             raise
         except Exception as error:  # the host and the other GPUs are still read
-            raise unexpected(error) from error
+            raise NvmlError(
+                f"unexpected {type(error).__name__}",
+                f"Expected NVIDIA's driver to answer. Found: {error!r}. What to do: update nvidia-ml-py.",
+            ) from error
 
     def _report(self, rows: Rows) -> None:
         if self._on_sample is None:

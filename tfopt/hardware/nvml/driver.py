@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tfopt.hardware.nvml.gpm import Gpm
 from tfopt.hardware.nvml.gpu_reading import Device, Reading, memory_bytes, read_device
-from tfopt.hardware.nvml.return_codes import ABSENT, GONE, UNINITIALIZED, NvmlError, explain, hung, not_installed
+from tfopt.hardware.nvml.return_codes import ABSENT, GONE, UNINITIALIZED, NvmlError, explain
 from tfopt.warn import warn_once
 
 Result = TypeVar("Result")
@@ -25,16 +25,11 @@ _CPU_WORDS = 128
 
 
 class Nvml:
-    """NVML, started by the first call and left running until the process ends.
-
-    Args:
-        load: Returns NVIDIA's module. Tests pass a fake one.
-        clock: Monotonic clock, in seconds.
-    """
+    """NVML, started by the first call and left running until the process ends."""
 
     def __init__(
         self,
-        load: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+        load: Callable[[], Any] = lambda: importlib.import_module("pynvml"),  # tests pass a fake module
         *,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -55,14 +50,15 @@ class Nvml:
         try:
             return self._worker.call(function, deadline_seconds=deadline_seconds)
         except TimeoutError as error:
-            raise hung(deadline_seconds) from error
+            raise NvmlError(
+                "hung",
+                f"Expected an answer from NVIDIA's driver within {deadline_seconds:g} s. Found: the call hangs; GPU "
+                "readings are unknown until it returns. What to do: run nvidia-smi; if it hangs too, look for Xid "
+                "lines in dmesg and reset the GPU or reboot.",
+            ) from error
 
     def start(self) -> None:
-        """Loads NVIDIA's library and starts NVML, unless it is running.
-
-        Raises:
-            NvmlError: If the library or the driver is missing or broken.
-        """
+        """Loads NVIDIA's library and starts NVML, unless it is running; raises NvmlError if either fails."""
         with self._lock:
             if self._started:
                 return
@@ -70,7 +66,11 @@ class Nvml:
                 self._vendor = self._load()
                 failure = self._vendor.NVMLError
             except Exception as error:  # missing, broken, or another module of that name
-                raise not_installed() from error
+                raise NvmlError(
+                    "pynvml_missing",
+                    "Expected the module pynvml, which queries NVIDIA's driver. Found: it cannot be imported. "
+                    "What to do: pip install nvidia-ml-py (not the distribution called pynvml).",
+                ) from error
             self._drop_handles()
             try:
                 self._vendor.nvmlInit()
@@ -103,11 +103,7 @@ class Nvml:
         return tuple(found if None in places else sorted(found, key=lambda device: device.pci or ()))
 
     def read(self, uuid: str, *, restart: bool = False) -> Reading:
-        """Reads every field of a GPU or MIG instance.
-
-        Args:
-            uuid: The device.
-            restart: Whether fields measured since the last reading start over from this one.
+        """Reads every field of a GPU or MIG instance; `restart` forgets the last reading, which another caller made.
 
         Raises:
             NvmlError: If the device is lost, removed or in need of a reset.
@@ -125,11 +121,7 @@ class Nvml:
             raise
 
     def cpu_affinity(self, uuid: str) -> frozenset[int] | None:
-        """Returns the CPUs near a GPU, or near a MIG instance's GPU; None if the driver does not say.
-
-        Raises:
-            NvmlError: If there is no such device.
-        """
+        """Returns the CPUs near a GPU, or near a MIG instance's GPU; None if the driver does not say."""
         self.start()
         handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
         if uuid.startswith("MIG-"):
@@ -216,11 +208,7 @@ class Worker:
         self._overdue: Future[Any] | None = None
 
     def call(self, function: Callable[[], Result], *, deadline_seconds: float) -> Result:
-        """Returns what `function()` returns, or raises what it raises.
-
-        Raises:
-            TimeoutError: If it does not return within the deadline, or an earlier call still hangs.
-        """
+        """Returns what `function()` returns; raises TimeoutError at the deadline, or if an earlier call still hangs."""
         future: Future[Result] = Future()
         with self._lock:
             if self._overdue is not None and not self._overdue.done():

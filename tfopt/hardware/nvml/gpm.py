@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from tfopt.hardware.nvml.gpu_reading import Ask
+
 # NVML updates the counters at this interval, and requires more time between two samples.
 REFRESH_SECONDS = 0.1
 
@@ -30,19 +32,9 @@ METRICS = {
 
 
 class Gpm:
-    """The performance monitor of one GPU or MIG instance. Use it in NVML's thread only.
+    """The performance monitor of one GPU or MIG instance. Use it in NVML's thread only."""
 
-    Args:
-        vendor: The module `pynvml`.
-        ask: Calls one of its functions by name; returns None if it is missing or fails.
-        handle: The GPU or MIG instance.
-        mig: Whether it is a MIG instance, whose metrics are those of its GPU instance.
-        clock: Monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self, vendor: Any, ask: Callable[..., Any], handle: Any, *, mig: bool, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, vendor: Any, ask: Ask, handle: Any, *, mig: bool, clock: Callable[[], float]) -> None:
         self._vendor = vendor
         self._ask = ask
         self._handle = handle
@@ -58,13 +50,8 @@ class Gpm:
     def read(self, *, restart: bool) -> dict[str, float | None] | None:
         """Takes a sample and returns the metrics since the last one, by field.
 
-        Within 0.1 s of a sample, returns the last metrics again.
-
-        Args:
-            restart: Whether to start over from this sample, because the last one was taken for another caller.
-
-        Returns:
-            Empty for the first sample; None if the device has no GPM or the sample failed.
+        Empty for the first sample, and with `restart`, which forgets a sample taken for another caller; None if the
+        device has no GPM or the sample failed. Within 0.1 s of a sample, returns the last metrics again.
         """
         now = self._clock()
         if not restart and self._taken_at is not None and now - self._taken_at <= REFRESH_SECONDS:

@@ -97,30 +97,3 @@ def explain(code: int, expected: str) -> NvmlError:
     """Returns the error for a return code."""
     cause, found, remedy = _EXPLAINED.get(code, (f"code_{code}", "an error that tfopt does not know", _CHECK_DRIVER))
     return NvmlError(cause, f"Expected {expected}. Found: {found} (NVML error {code}). What to do: {remedy}")
-
-
-def not_installed() -> NvmlError:
-    """Returns the error for a missing `pynvml` module."""
-    return NvmlError(
-        "pynvml_missing",
-        "Expected the module pynvml, which queries NVIDIA's driver. Found: it cannot be imported. "
-        "What to do: pip install nvidia-ml-py (not the distribution called pynvml).",
-    )
-
-
-def unexpected(error: Exception) -> NvmlError:
-    """Returns the error for an exception of NVML's module that is not one of NVML's own."""
-    return NvmlError(
-        f"unexpected {type(error).__name__}",
-        f"Expected NVIDIA's driver to answer. Found: {error!r}. What to do: update nvidia-ml-py.",
-    )
-
-
-def hung(deadline_seconds: float) -> NvmlError:
-    """Returns the error for a call that did not return in time."""
-    return NvmlError(
-        "hung",
-        f"Expected an answer from NVIDIA's driver within {deadline_seconds:g} s. Found: the call hangs; GPU readings "
-        "are unknown until it returns. What to do: run nvidia-smi; if it hangs too, look for Xid lines in dmesg and "
-        "reset the GPU or reboot.",
-    )
