@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
-from tfopt.distribute.cluster.addresses import cluster_error
-from tfopt.distribute.cluster.membership import Cluster
+from tfopt.distribute.cluster.membership import Cluster, cluster_error
 from tfopt.hardware.host_limits import host, usable_cpus
-from tfopt.hardware.inventory import Gpu, cpu_affinity, gpus, mig_instances
+from tfopt.hardware.inventory import Gpu, cpu_affinity, ends_list, gpus, mig_instances
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -104,10 +103,9 @@ def visible_entries(environ: Mapping[str, str]) -> list[str]:
     if value is None:
         # MIG instances first: gpus() warns and returns only the one that CUDA would take.
         return list(mig_instances()) or [str(gpu.index) for gpu in gpus(environ=environ)]
-    # CUDA stops at the first entry that names no device, and uses none at all if one is listed twice.
     entries = [entry.strip() for entry in value.split(",")]
-    read = list(takewhile(lambda entry: entry not in ("", "NoDevFiles") and entry[0] != "-", entries))
-    return read if len(set(read)) == len(read) else []
+    read = list(takewhile(lambda entry: not ends_list(entry), entries))
+    return read if len(set(read)) == len(read) else []  # CUDA uses no GPU at all if one is listed twice
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfopt.distribute.cluster.addresses import Address, cluster_error
-from tfopt.distribute.cluster.membership import Cluster
+from tfopt.distribute.cluster.membership import Address, Cluster, cluster_error
 from tfopt.distribute.watchdog.barrier import MissingPeerError, listen_everywhere
 from tfopt.hardware.host_activity import port_holder
 from tfopt.text import listed

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
@@ -19,7 +19,6 @@ from tfopt.errors import ClusterError, UnsupportedError, unknown_name
 
 KINDS = ("auto", "one_device", "mirrored", "multi_worker")
 
-_MIB = 2**20
 _SHARDING = "Keras on JAX with keras.distribution.ModelParallel, or PyTorch's FSDP"
 # What other strategies do, and what to use instead.
 _UNSUPPORTED = {
@@ -44,7 +43,7 @@ class _Made:
     kind: str
     strategy: tf.distribute.Strategy
     cluster: Cluster
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 _made: list[_Made] = []
@@ -168,7 +167,7 @@ def _multi_worker(cluster: Cluster, start_seconds: float) -> _Made:
     used = hardware.gpus()
     binding = bind_cpus(used)
     pools = threads(cluster, binding=binding)
-    chosen = communication(cluster, len(used))
+    options, reasons = communication(cluster, len(used))
     repairs.install(*repairs.REPLICAS)
     try:
         # These fail if it is too late for a strategy: do that before the other workers proceed.
@@ -176,7 +175,7 @@ def _multi_worker(cluster: Cluster, start_seconds: float) -> _Made:
         tf.config.threading.set_inter_op_parallelism_threads(pools.inter_op)
         watch = Watch.start(cluster, deadline_seconds=start_seconds)
         os.environ["TF_CONFIG"] = json.dumps(cluster.tf_config())
-        made = tf.distribute.MultiWorkerMirroredStrategy(communication_options=chosen.options())
+        made = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
         raise ClusterError(
             f"Expected TensorFlow to start with the strategy. Found: {str(error).rstrip('.')}. What to do: call "
@@ -185,47 +184,29 @@ def _multi_worker(cluster: Cluster, start_seconds: float) -> _Made:
     restore_sigterm()
     if tf.compat.v1.get_seed(None) == (None, None):
         tf.random.set_seed(watch.seed)  # else each worker would shuffle differently and see the others' examples
-    notes = [str(visible), f"CPUs: {binding}", f"threads: {pools}", *chosen.reasons]
+    notes = [str(visible), f"CPUs: {binding}", f"threads: {pools}", *reasons]
     return _Made("multi_worker", made, cluster, notes)
 
 
-@dataclass(frozen=True, slots=True)
-class Communication:
-    """How tf.distribute performs the all-reduce."""
-
-    implementation: str
-    """"NCCL" between GPUs, "RING" between CPUs."""
-    bytes_per_pack: int
-    """Approximate size of the packs in which gradients are sent; 0: all in one."""
-    reasons: tuple[str, ...]
-
-    def options(self) -> tf.distribute.experimental.CommunicationOptions:
-        """Returns TensorFlow's options."""
-        return tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=self.bytes_per_pack,
-            implementation=tf.distribute.experimental.CommunicationImplementation(self.implementation),
-        )
-
-
-def communication(cluster: Cluster, gpus: int) -> Communication:
-    """Chooses how the workers of a cluster communicate.
-
-    Args:
-        cluster: From `resolve()`.
-        gpus: How many GPUs this worker uses.
-    """
+def communication(cluster: Cluster, gpus: int) -> tuple[tf.distribute.experimental.CommunicationOptions, list[str]]:
+    """Chooses how a cluster's workers perform the all-reduce if this one uses `gpus` GPUs; also returns the reasons."""
     several_hosts = cluster.local_workers < len(cluster.workers)
-    pack = 0
+    pack_bytes = 0  # all in one
     if gpus:
         implementation, why = "NCCL", "the fastest between GPUs, within a host and across hosts"
     else:
         implementation, why = "RING", "NCCL does not run on CPUs"
     if gpus and several_hosts:
         # TensorFlow's guide: with packs, the transfer begins while gradients are still being computed.
-        pack, packs = 32 * _MIB, "gradients in packs of 32 MiB: the first are sent while others are being computed"
+        pack_bytes = 32 * 2**20
+        packs = "gradients in packs of 32 MiB: the first are sent while others are being computed"
     elif gpus:
         packs = "gradients in one pack: within a host latency counts more than overlap"
     else:
         packs = "gradients in one pack: over a ring of CPUs each pack costs another round"
     limit = "no time limit: the watchdog ends this worker if a peer is lost, and it waits for slow peers"
-    return Communication(implementation, pack, (f"{implementation}: {why}", packs, limit))
+    options = tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=pack_bytes,
+        implementation=tf.distribute.experimental.CommunicationImplementation(implementation),
+    )
+    return options, [f"{implementation}: {why}", packs, limit]

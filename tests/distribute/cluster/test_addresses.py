@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfopt.distribute.cluster.addresses import Address, brief, parse_address
+from tfopt.distribute.cluster.membership import Address, brief, parse_address
 from tfopt.errors import ClusterError
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfopt.distribute.cluster.hostlist import expand_hosts
+from tfopt.distribute.cluster.slurm import expand_hosts
 from tfopt.errors import ClusterError
 
 needs_slurm = pytest.mark.skipif(not shutil.which("scontrol"), reason="needs scontrol of Slurm, not installed")

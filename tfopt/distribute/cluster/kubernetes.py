@@ -10,9 +10,8 @@ rank order, and each pod finds itself by its HOSTNAME:
 
 from collections.abc import Mapping
 
-from tfopt.distribute.cluster.addresses import brief, cluster_error, parse_address
-from tfopt.distribute.cluster.hostlist import expand_hosts
-from tfopt.distribute.cluster.membership import Cluster
+from tfopt.distribute.cluster.membership import Cluster, brief, cluster_error, parse_address
+from tfopt.distribute.cluster.slurm import expand_hosts
 from tfopt.errors import ClusterError
 from tfopt.text import listed
 

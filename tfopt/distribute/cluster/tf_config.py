@@ -9,8 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tfopt.distribute.cluster.addresses import brief, cluster_error
-from tfopt.distribute.cluster.membership import Cluster, check_index
+from tfopt.distribute.cluster.membership import Cluster, brief, check_index, cluster_error
 
 NAME = "TF_CONFIG"
 

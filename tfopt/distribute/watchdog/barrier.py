@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfopt.distribute.cluster.addresses import parse_address
+from tfopt.distribute.cluster.membership import parse_address
 from tfopt.distribute.watchdog.channel import Channel, readable
 from tfopt.errors import ClusterError
 from tfopt.text import listed
@@ -34,7 +34,7 @@ class MissingPeerError(ClusterError):
 class Start:
     """A watchdog's settings."""
 
-    workers: tuple[str, ...]
+    workers: Sequence[str]
     """Addresses of all workers, in rank order."""
     index: int
     """This worker's rank."""
@@ -61,9 +61,7 @@ def fingerprint(workers: Sequence[str]) -> str:
 class Rendezvous:
     """The chief's side of the barrier: waits for all other workers and gives them a common random seed.
 
-    Args:
-        start: The workers to wait for.
-        training: The channel to the chief's training process. Waiting ends when it closes.
+    Waiting ends when the channel to the chief's training process closes.
     """
 
     def __init__(self, start: Start, training: Channel):
