@@ -17,7 +17,7 @@ from functools import cache
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tfopt.distribute.launch.workers import local_cluster
+from tfopt.distribute.local_workers import local_cluster
 from tfopt.distribute.watchdog.channel import Channel, readable
 from tfopt.errors import TfoptError
 

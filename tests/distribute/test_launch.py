@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tfopt.distribute.launch.__main__ import gpu_variables, main
+from tfopt.distribute.launch import gpu_variables, main
 from tfopt.errors import ClusterError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DEADLINE = 60  # seconds; only keeps a failing test from hanging
 SLEEP = "time.sleep(300)"
 PREAMBLE = """
@@ -23,7 +23,7 @@ rank = config["task"]["index"]
 """
 HEAVY = ("tensorflow", "keras", "numpy", "psutil", "pynvml", "asyncio", "multiprocessing")
 SHORT = """
-import tfopt.distribute.launch.workers as l
+import tfopt.distribute.local_workers as l
 l._SURVIVOR_SECONDS, l._KILL_SECONDS, l._DRAIN_SECONDS, l._LEAVE_SECONDS = 2, 1, 0.5, 0.5
 """
 
@@ -35,7 +35,7 @@ class Launched:
         (folder / "train.py").write_text(PREAMBLE + script)
         without = ("CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "TF_CONFIG")
         environ = {key: value for key, value in os.environ.items() if key not in without}
-        code = f"{SHORT}import sys; from tfopt.distribute.launch.__main__ import main; sys.exit(main())"
+        code = f"{SHORT}import sys; from tfopt.distribute.launch import main; sys.exit(main())"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *options, folder / "train.py", *arguments],
             env=environ | {"PYTHONPATH": str(ROOT)} | environment,
@@ -158,7 +158,7 @@ class TestExitCode:
     def test_where_the_ends_of_children_are_ignored(self, tmp_path):
         (tmp_path / "train.py").write_text("raise SystemExit(7)")
         ignore = "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
-        code = f"{ignore}; from tfopt.distribute.launch.__main__ import main; sys.exit(main())"
+        code = f"{ignore}; from tfopt.distribute.launch import main; sys.exit(main())"
         command = [sys.executable, "-c", code, "-n", "2", tmp_path / "train.py"]
         assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=DEADLINE).returncode == 7
 
@@ -294,7 +294,7 @@ def test_gpus_hidden_from_cuda_are_not_assigned(value):
 
 
 def test_nothing_heavy_is_loaded():
-    modules = "tfopt.distribute.launch.__main__, tfopt.distribute.watchdog.process, tfopt.distribute.watchdog.watch"
+    modules = "tfopt.distribute.launch, tfopt.distribute.watchdog.process, tfopt.distribute.watchdog.watch"
     code = f"import {modules}, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert output.stdout == "[]\n"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfopt.distribute.launch.prefixing import Prefixer, write_whole
+from tfopt.distribute.local_workers import Prefixer, write_whole
 
 
 class Clock:
