@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tfopt.distribute.__main__ import main, nccl_variables
+from tfopt.distribute.__main__ import main
 from tfopt.distribute.cluster.membership import Cluster
 
 CLUSTER = Cluster("TF_CONFIG", ("here:1", "here:2"), 1)
@@ -72,7 +72,13 @@ def test_as_a_process_without_tensorflow() -> None:
     assert found.stdout.startswith("worker 1 (here:2)")
 
 
-def test_only_variables_of_nccl_in_order() -> None:
-    environ = {"NCCL_SOCKET_IFNAME": "eth0", "PATH": "/bin", "NCCL_ALGO": "Ring", "MY_NCCL_X": "1"}
-    assert list(nccl_variables(environ).items()) == [("NCCL_ALGO", "Ring"), ("NCCL_SOCKET_IFNAME", "eth0")]
-    assert nccl_variables({}) == {}
+def test_only_variables_of_nccl_in_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def nccl() -> list[tuple[str, str]]:
+        assert main(["--json"]) == 0
+        return list(json.loads(capsys.readouterr().out)["nccl"].items())
+
+    monkeypatch.delenv("NCCL_DEBUG")
+    assert nccl() == []
+    for name, value in {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_ALGO": "Ring", "MY_NCCL_X": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert nccl() == [("NCCL_ALGO", "Ring"), ("NCCL_SOCKET_IFNAME", "eth0")]

@@ -5,7 +5,7 @@ from watched_workers import Workers
 
 from tfopt.distribute.watchdog import process
 from tfopt.distribute.watchdog.barrier import Start
-from tfopt.distribute.watchdog.training_process import ExitStatus
+from tfopt.distribute.watchdog.process import ExitStatus
 
 SLEEP = "time.sleep(300)"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"

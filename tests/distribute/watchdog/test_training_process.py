@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfopt.distribute.watchdog import training_process
+from tfopt.distribute.watchdog import process
 from tfopt.distribute.watchdog.channel import Channel
-from tfopt.distribute.watchdog.training_process import ExitStatus, Intervals, TrainingProcess
+from tfopt.distribute.watchdog.process import ExitStatus, Intervals, TrainingProcess
 
 
 class World:
@@ -17,8 +17,8 @@ class World:
 
     def __init__(self, monkeypatch, ours, theirs):
         self.now, self.state, self.says = 0.0, "S", Channel(theirs)
-        monkeypatch.setattr(training_process, "_state", lambda pid: self.state)
-        monkeypatch.setattr(training_process, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(process, "_state", lambda pid: self.state)
+        monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.seen = TrainingProcess(Channel(ours), os.getppid(), Intervals())
 
     def at(self, seconds, **message):
@@ -95,12 +95,12 @@ def test_gone_though_a_child_of_its_own_holds_the_channel(world):
 
 def test_the_state_of_a_process_with_a_nasty_name(tmp_path):
     (tmp_path / "a) R (").symlink_to("/bin/sleep")
-    process = subprocess.Popen([tmp_path / "a) R (", "60"])
+    stopped = subprocess.Popen([tmp_path / "a) R (", "60"])
     try:
-        process.send_signal(19)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        assert training_process._state(process.pid) == "T"
+        stopped.send_signal(19)
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
+        assert process._state(stopped.pid) == "T"
     finally:
-        process.kill()
-        process.wait()
-    assert training_process._state(process.pid) is None
+        stopped.kill()
+        stopped.wait()
+    assert process._state(stopped.pid) is None

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 
 from tfopt.distribute.watchdog import watch
 from tfopt.distribute.watchdog.channel import Channel
-from tfopt.distribute.watchdog.training_process import Intervals
+from tfopt.distribute.watchdog.process import Intervals
 from tfopt.distribute.watchdog.watch import Watch
 from tfopt.errors import ClusterError
 
@@ -68,7 +69,7 @@ class TestIntervals:
     def test_from_the_environment(self):
         intervals = Intervals.from_environ({"TFOPT_WATCH_DEAF_SECONDS": "600", "TFOPT_WATCH_OTHER": "x"})
         assert intervals == Intervals(deaf_seconds=600)
-        assert json.loads(json.dumps(intervals.to_dict()))["deaf_seconds"] == 600
+        assert json.loads(json.dumps(asdict(intervals)))["deaf_seconds"] == 600
 
     @pytest.mark.parametrize("value", ["", "no", "0", "-1", "nan", "inf"])
     def test_wrong(self, value):

@@ -11,28 +11,154 @@ import os
 import signal
 import socket
 import time
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
 
 from tfopt.distribute.watchdog.barrier import MissingPeerError, Rendezvous, Start, join
 from tfopt.distribute.watchdog.channel import Channel, readable
-from tfopt.distribute.watchdog.training_process import ExitStatus, Intervals, TrainingProcess
 from tfopt.errors import ClusterError
 
 _CHIEF = 0
+_PREFIX = "TFOPT_WATCH_"
+_SETUP_BYTES = 1 << 24  # for a long list of workers
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """How long a watchdog waits before it acts.
+
+    Survivors end within 90 s, since deaf, leave and kill add up to less.
+    """
+
+    beat_seconds: float = 2.0
+    """Time between heartbeats."""
+    silent_seconds: float = 20.0
+    """Time without a message after which another watchdog counts as lost."""
+    stopped_seconds: float = 20.0
+    """How long a training process may be stopped (SIGSTOP, Ctrl-Z)."""
+    deaf_seconds: float = 45.0
+    """Time without a heartbeat after which a training process counts as hung."""
+    leave_seconds: float = 30.0
+    """Time for the others to end by themselves, perhaps with a checkpoint, after a worker ended on purpose with an exit
+    code or by Ctrl-C."""
+    kill_seconds: float = 5.0
+    """Time for a training process to end before it is killed."""
+    linger_seconds: float = 2.0
+    """Most time a watchdog outlives its training process, to tell the others."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """Reads TFOPT_WATCH_DEAF_SECONDS and the like; raises ClusterError if one is not a positive number."""
+        names = {field.name: _PREFIX + field.name.upper() for field in fields(cls)}
+        return cls(**{name: _seconds(key, environ[key]) for name, key in names.items() if key in environ})
+
+
+def _seconds(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ClusterError(
+            f"Expected {key} to be a positive number of seconds. Found: {text!r}. What to do: correct or unset it."
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a training process ended, or why it will not make progress again."""
+
+    reason: str = ""
+    """Its description in messages; empty if it ended well and the others may go on."""
+    grace_seconds: float = 0.0
+    """Time for the others to end by themselves."""
+
+
+class TrainingProcess:
+    """The training process, the parent of this one; its channel closes when it ends."""
+
+    def __init__(self, channel: Channel, pid: int, intervals: Intervals):
+        self.channel = channel
+        self.gone = False
+        self.asks_who_is_lost = False  # its communication broke
+        self._pid = pid
+        self._intervals = intervals
+        self._reported: ExitStatus | None = None
+        self._stopped_since: float | None = None
+        self._heard_at = time.monotonic()  # not the channel's: messages before the start do not count
+
+    def poll(self) -> ExitStatus | None:
+        """Returns its exit status once there is one. Call it every second or so."""
+        for message in self.channel.receive():
+            self._receive(message)
+        # A child forked outside Python may hold the channel open, so the parent itself is checked too.
+        self.gone = self.channel.closed or os.getppid() != self._pid
+        if self._reported is not None:
+            return self._reported
+        if self.gone:
+            return ExitStatus("its process ended without a goodbye (killed, or out of memory)")
+        return self._stopped() or self._hung()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has ended, or has reported that it will."""
+        return self.gone or self._reported is not None
+
+    def kill(self) -> None:
+        """Kills it, unless it is gone."""
+        if os.getppid() == self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        self._heard_at = time.monotonic()
+        if "failed" in message:
+            grace_seconds = self._intervals.leave_seconds if message.get("on_purpose") else 0.0
+            self._reported = ExitStatus(message["failed"], grace_seconds)
+        elif "bye" in message and self._reported is None:
+            self._reported = ExitStatus()
+        elif "asks" in message:
+            self.asks_who_is_lost = True
+
+    def _stopped(self) -> ExitStatus | None:
+        now = time.monotonic()
+        if _state(self._pid) != "T":
+            self._stopped_since = None
+            return None
+        if self._stopped_since is None:
+            self._stopped_since = now
+        if now - self._stopped_since < self._intervals.stopped_seconds:
+            return None
+        return ExitStatus(f"its process has been stopped (SIGSTOP) for {now - self._stopped_since:.0f} s")
+
+    def _hung(self) -> ExitStatus | None:
+        silent = time.monotonic() - self._heard_at
+        if silent < self._intervals.deaf_seconds:
+            return None
+        return ExitStatus(
+            f"its process has hung for {silent:.0f} s: none of its Python threads runs (C code that holds the GIL?)"
+        )
+
+
+def _state(pid: int) -> str | None:
+    """A process's state in /proc, such as "R" for running; None if it cannot be read."""
+    try:
+        # The name, in brackets, may itself contain spaces and brackets.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return None
+
+
 _LEFT = ExitStatus("it had ended before, by itself")
 _BROKE_OFF = ExitStatus("the connection to its watchdog broke off (killed, or its machine is down)")
-_SETUP_BYTES = 1 << 24  # for a long list of workers
 
 
 class Watchdog:
     """One watchdog, once all workers have joined.
 
-    Args:
-        start: The workers of the job.
-        training: Its training process.
-        links: Channels to other watchdogs, by rank: the chief's has one to each, the others have one to the chief's.
-        intervals: When to act.
+    Its `links` to other watchdogs are by rank: the chief's has one to each, the others have one to the chief's.
     """
 
     def __init__(self, start: Start, training: TrainingProcess, links: dict[int, Channel], intervals: Intervals):
@@ -194,7 +320,7 @@ def main() -> None:
     os.chdir("/")
     channel = Channel(socket.socket(fileno=0), line_bytes=_SETUP_BYTES)
     setup = _await_setup(channel)
-    start = Start(tuple(setup["workers"]), setup["index"], setup["pid"], setup["deadline_seconds"])
+    start, intervals = Start(**setup["start"]), Intervals(**setup["intervals"])
     try:
         if start.index == _CHIEF:
             links, seed = Rendezvous(start, channel).run()
@@ -205,7 +331,6 @@ def main() -> None:
         channel.send(error=str(error), missing=isinstance(error, MissingPeerError))
         return
     channel.send(go=seed)
-    intervals = Intervals(**setup["intervals"])
     Watchdog(start, TrainingProcess(channel, start.pid, intervals), links, intervals).run()
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -19,9 +20,9 @@ import lazy_loader
 import tfopt
 from tfopt.checks import number
 from tfopt.distribute.cluster.membership import Cluster
-from tfopt.distribute.watchdog.barrier import MissingPeerError
+from tfopt.distribute.watchdog.barrier import MissingPeerError, Start
 from tfopt.distribute.watchdog.channel import Channel, readable
-from tfopt.distribute.watchdog.training_process import Intervals
+from tfopt.distribute.watchdog.process import Intervals
 from tfopt.errors import ClusterError
 
 RESTART = 75  # exit code of a worker that lost another and should be restarted: EX_TEMPFAIL of sysexits.h
@@ -190,13 +191,8 @@ def _start_watchdog(
     with theirs:
         # In its own session: signals to the training process's group must spare the watchdog, which reports its end.
         process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True)
-    setup = {
-        "workers": cluster.workers,
-        "index": cluster.index,
-        "pid": os.getpid(),
-        "deadline_seconds": deadline_seconds,
-        "intervals": intervals.to_dict(),
-    }
+    start = Start(cluster.workers, cluster.index, os.getpid(), deadline_seconds)
+    setup = {"start": asdict(start), "intervals": asdict(intervals)}
     with contextlib.suppress(BrokenPipeError):  # if it died at once, `_await_go` reports that
         ours.sendall(json.dumps(setup).encode() + b"\n")
     return Channel(ours), process
