@@ -5,9 +5,9 @@ import json
 import pytest
 from models import small_net
 
-from tfopt.measure import StepTimes
+from tfopt.measure import StepTimes, compare
 from tfopt.xla import JitDecision
-from tfopt.xla.decision import Weighed, break_even
+from tfopt.xla.deciding import break_even, weigh
 from tfopt.xla.shapes import BatchShapes
 
 ONE = BatchShapes(seen=(((4, 8),),), batches=(0,), complete=True, steps_per_epoch=25)
@@ -25,8 +25,9 @@ def times(ms):
     return StepTimes(repeats_ms=((ms, ms),) * 5, steps_per_sample=1, first_step_seconds=1.0)
 
 
-def weigh(on, shapes=ONE, planned=None):
-    return Weighed.of(times(10.0), times(on), 2.0, shapes, planned)
+def weighed_against_10_ms(on, shapes=ONE, planned=None):
+    both = {"off": times(10.0), "on": times(on)}
+    return weigh(both, compare(*both.values()), 2.0, shapes, planned)
 
 
 @pytest.mark.parametrize(
@@ -41,15 +42,15 @@ def weigh(on, shapes=ONE, planned=None):
     ],
 )
 def test_compilation_is_paid_for_each_shape(on, shapes, break_even):
-    weighed = weigh(on, shapes)
+    weighed = weighed_against_10_ms(on, shapes)
     assert weighed.break_even_steps == break_even
-    assert weighed.pays == (break_even is not None)
-    assert weighed.faster == (on < 10)
+    assert weighed.enabled == (break_even is not None)
+    assert (weighed.comparison.verdict == "faster") == (on < 10)
 
 
 @pytest.mark.parametrize(("planned", "pays"), [(None, True), (399, False), (400, True), (401, True)])
 def test_the_steps_planned_must_pay_for_it(planned, pays):
-    assert weigh(5.0, planned=planned).pays == pays
+    assert weighed_against_10_ms(5.0, planned=planned).enabled == pays
 
 
 def expected(shapes, steps):
@@ -72,16 +73,19 @@ def test_shapes_still_to_come_are_paid_for_too():
 @pytest.mark.parametrize(
     ("weighed", "text"),
     [
-        (weigh(5.0), "compiling took 2 s, paid back after 400 steps (an epoch has 25)"),
-        (weigh(5.0, planned=1000), "paid back after 400 steps of 1,000 planned"),
-        (weigh(5.0, TWO), "2 s, for each of 2 batch shapes in the 25 batches read (all of the dataset), paid back"),
-        (weigh(5.0, lengths(*[1] * 20)), "and new shapes come faster than they pay off"),
-        (weigh(20.0), "with it a step runs 0.5× (95 %: 0.5–0.5), slower; compiling took 2 s"),
+        (weighed_against_10_ms(5.0), "compiling took 2 s, paid back after 400 steps (an epoch has 25)"),
+        (weighed_against_10_ms(5.0, planned=1000), "paid back after 400 steps of 1,000 planned"),
+        (
+            weighed_against_10_ms(5.0, TWO),
+            "2 s, for each of 2 batch shapes in the 25 batches read (all of the dataset), paid back",
+        ),
+        (weighed_against_10_ms(5.0, lengths(*[1] * 20)), "and new shapes come faster than they pay off"),
+        (weighed_against_10_ms(20.0), "with it a step runs 0.5× (95 %: 0.5–0.5), slower; compiling took 2 s"),
     ],
 )
 def test_it_reads_well(weighed, text):
-    assert text in str(weighed)
-    assert ("paid back" in str(weighed)) == (weighed.break_even_steps is not None)
+    assert text in weighed.reason
+    assert ("paid back" in weighed.reason) == (weighed.break_even_steps is not None)
 
 
 def test_apply():

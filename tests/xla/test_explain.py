@@ -9,7 +9,7 @@ from models import assert_same_state, batch, small_net, state
 
 from tfopt.errors import PipelineError
 from tfopt.xla import explain, explaining, jit, watch
-from tfopt.xla.lowering import obstacles_of
+from tfopt.xla.obstacles import obstacles_of
 
 
 class Computes(keras.layers.Layer):

@@ -1,7 +1,7 @@
 from .autotune_cache import PersistentCache as PersistentCache
 from .autotune_cache import persistent_cache as persistent_cache
+from .deciding import JitDecision as JitDecision
 from .deciding import decide as decide
-from .decision import JitDecision as JitDecision
 from .explaining import Explanation as Explanation
 from .explaining import explain as explain
 from .log.compilations import Compilation as Compilation

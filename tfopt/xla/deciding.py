@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -15,14 +15,14 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import PipelineError, summarize_error
-from tfopt.measure import StepTimer, StepTimes, interleave, one_batch
+from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave, one_batch
 from tfopt.model.batches import not_finite_parts
 from tfopt.model.require import require_compiled
 from tfopt.model.state import without_dropout
-from tfopt.xla.decision import JitDecision, Weighed
 from tfopt.xla.explaining import explain
 from tfopt.xla.obstacles import standing_obstacles
-from tfopt.xla.shapes import BatchShapes, batch_shapes, padded, shape_of
+from tfopt.xla.shapes import BatchShapes, Pad, batch_shapes, padded, shape_of
+from tfopt.xla.toggles import set_jit
 
 _REPEATS = 5
 _FIRST_STEPS = 2
@@ -31,6 +31,57 @@ _DRIFT_STEPS = (4, 64)
 
 Timers = Mapping[str, StepTimer]
 """Timers of the step without and with XLA, named "off" and "on"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JitDecision:
+    """Whether XLA should be on for a model, and the measurement behind it."""
+
+    enabled: bool
+    """Whether to switch XLA on."""
+    reason: str
+    """Why, as a sentence."""
+    comparison: Comparison | None = None
+    """Speed with XLA over speed without, with its interval; None if the step could not run."""
+    compile_seconds: float | None = None
+    """What XLA adds to the first step with each batch shape."""
+    shapes: BatchShapes | None = None
+    """Batch shapes in the dataset."""
+    break_even_steps: int | None = None
+    """Steps after which compiling every shape has paid for itself; None if it never does."""
+    planned_steps: int | None = None
+    """As passed to `decide`."""
+    drift: float | None = None
+    """Distance between two four-step trainings from one state, with and without XLA, over the distance moved (64 steps
+    if four move nothing). float32 rounding gives less than 0.001, bfloat16 less than 0.1, a different computation 0.3
+    or more. Measured without dropout, whose masks XLA draws differently. None if unknown, or if XLA is off for another
+    reason."""
+    pad: Pad | None = None
+    """What padding every batch to one shape would gain, if XLA is off because there are too many shapes."""
+    off: StepTimes | None = None
+    """Samples without XLA."""
+    on: StepTimes | None = None
+    """Samples with XLA."""
+
+    @property
+    def speedup(self) -> float | None:
+        """Speed with XLA over speed without."""
+        return self.comparison.ratio if self.comparison else None
+
+    def apply(self, model: keras.Model) -> None:
+        """Switches XLA on or off for `model`, as decided."""
+        set_jit(model, self.enabled)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values, including the raw samples. A drift that is not finite becomes null."""
+        names = ("enabled", "reason", "speedup", "compile_seconds", "break_even_steps", "planned_steps")
+        drift = self.drift if self.drift is not None and math.isfinite(self.drift) else None
+        nested = {name: getattr(self, name) for name in ("comparison", "shapes", "pad", "off", "on")}
+        plain = {name: getattr(self, name) for name in names} | {"drift": drift}
+        return plain | {name: part and part.to_dict() for name, part in nested.items()}
+
+    def __str__(self) -> str:
+        return f"XLA {'on' if self.enabled else 'off'}: {self.reason}"
 
 
 def decide(
@@ -96,13 +147,14 @@ def decide(
         return JitDecision(enabled=False, reason=f"XLA cannot run this model: {_why(model, batch, error)}")
     per_step = (times["on"].median_ms - times["off"].median_ms) / 1000
     compile_seconds = max(0.0, first_on - first_off - _FIRST_STEPS * per_step)
-    found = _shapes(data, batch, first_on)
-    weighed = Weighed.of(times["off"], times["on"], compile_seconds, found, planned_steps)
-    if weighed.pays:
-        return _judged(model, batch, weighed, timers, tolerance)
-    too_many = weighed.faster and found.count > 1
-    pad = padded(model, batch, found, times, compile_seconds=compile_seconds, steps=steps) if too_many else None
-    return _decision(False, f"{weighed}." + (f" {pad}." if pad else ""), weighed, pad=pad)
+    shapes = _shapes(data, batch, first_on)
+    comparison = compare(times["off"], times["on"])
+    by_speed = weigh(times, comparison, compile_seconds, shapes, planned_steps)
+    if by_speed.enabled:
+        return _judged(model, batch, by_speed, timers, tolerance)
+    too_many = comparison.verdict == "faster" and shapes.count > 1
+    pad = padded(model, batch, shapes, times, compile_seconds=compile_seconds, steps=steps) if too_many else None
+    return replace(by_speed, reason=f"{by_speed.reason}." + (f" {pad}." if pad else ""), pad=pad)
 
 
 def _shapes(data: Any, batch: Any, seconds: float) -> BatchShapes:
@@ -115,22 +167,68 @@ def _shapes(data: Any, batch: Any, seconds: float) -> BatchShapes:
         return BatchShapes(seen=(shape_of(batch),), batches=(1,), complete=True)
 
 
-def _judged(model: keras.Model, batch: Any, weighed: Weighed, timers: Timers, tolerance: float | None) -> JitDecision:
+def weigh(
+    times: Mapping[str, StepTimes],
+    comparison: Comparison,
+    compile_seconds: float,
+    shapes: BatchShapes,
+    planned_steps: int | None,
+) -> JitDecision:
+    """Decides by speed alone: whether the time saved covers compiling every shape. The reason lacks its full stop."""
+    saved_ms = times["off"].median_ms - times["on"].median_ms if comparison.verdict == "faster" else 0.0
+    steps = break_even(saved_ms / 1000, compile_seconds, shapes)
+    return JitDecision(
+        enabled=steps is not None and (planned_steps is None or planned_steps >= steps),
+        reason=_describe_speed(comparison, compile_seconds, shapes, steps, planned_steps),
+        comparison=comparison,
+        compile_seconds=compile_seconds,
+        shapes=shapes,
+        break_even_steps=steps,
+        planned_steps=planned_steps,
+        off=times["off"],
+        on=times["on"],
+    )
+
+
+def _describe_speed(
+    comparison: Comparison, compile_seconds: float, shapes: BatchShapes, steps: int | None, planned_steps: int | None
+) -> str:
+    found = f"with it a step runs {comparison}; compiling took {compile_seconds:.2g} s"
+    if shapes.count > 1:
+        found += f", for each of {shapes}"
+    if comparison.verdict != "faster":
+        return found
+    if steps is None:
+        return f"{found}, and new shapes come faster than they pay off"
+    paid = f"{found}, paid back after {steps:,} steps"
+    if planned_steps is not None:
+        return f"{paid} of {planned_steps:,} planned"
+    epoch = shapes.steps_per_epoch or 0
+    return f"{paid} (an epoch has {epoch:,})" if epoch > 1 else paid
+
+
+def break_even(gain_seconds: float, compile_seconds: float, shapes: BatchShapes) -> int | None:
+    """Smallest number of steps whose gain covers compiling the shapes they bring; None if there is none."""
+    rate = shapes.new_per_batch * compile_seconds
+    if gain_seconds <= rate or gain_seconds <= 0:
+        return None
+    later = (shapes.count - shapes.new_per_batch * shapes.batches_read) * compile_seconds / (gain_seconds - rate)
+    return math.ceil(max(shapes.count * compile_seconds / gain_seconds, later))
+
+
+def _judged(
+    model: keras.Model, batch: Any, by_speed: JitDecision, timers: Timers, tolerance: float | None
+) -> JitDecision:
     """The decision if XLA pays: on if it computes the same."""
     if tolerance is None:
-        return _decision(True, f"{weighed}; drift not measured.", weighed)
-    drift, unknown = measure_drift(model, timers, partial(_timers, model, batch))
+        return replace(by_speed, reason=f"{by_speed.reason}; drift not measured.")
+    drift, unknown = measure_drift(model, batch, timers)
     if drift is None:
         found, same = f"drift unknown, since {unknown} (tolerance=None ignores it)", False
     else:
         found, same = f"drift {drift:.1g}", drift <= tolerance  # False for NaN
         found += "" if same else f", above the tolerance of {tolerance:g}: XLA computes something else"
-    return _decision(same, f"{weighed}; {found}.", weighed, drift=drift)
-
-
-def _decision(enabled: bool, reason: str, weighed: Weighed, **found: Any) -> JitDecision:
-    figures = {field.name: getattr(weighed, field.name) for field in fields(weighed)}
-    return JitDecision(enabled=enabled, reason=reason, **figures, **found)
+    return replace(by_speed, enabled=same, reason=f"{by_speed.reason}; {found}.", drift=drift)
 
 
 def _timers(model: keras.Model, batch: Any) -> Timers:
@@ -145,9 +243,9 @@ def _first_call(timer: StepTimer) -> float:
 
 
 def _in_turn(timers: Timers, steps: int) -> dict[str, StepTimes]:
+    block = max(1, steps // _REPEATS)
     # One warm-up step, because the other timer ran before.
-    turn = partial(StepTimer.__call__, steps=max(1, steps // _REPEATS), warmup=1, samples=1)
-    return interleave({name: partial(turn, timer) for name, timer in timers.items()}, _REPEATS)
+    return interleave({name: partial(timer, block, warmup=1, samples=1) for name, timer in timers.items()}, _REPEATS)
 
 
 def _without_xla(model: keras.Model, batch: Any) -> StepTimer:
@@ -185,17 +283,13 @@ def _check(model: keras.Model, steps: int, planned_steps: int | None, tolerance:
         )
 
 
-def measure_drift(model: keras.Model, timers: Timers, without_random: Callable[[], Timers]) -> tuple[float | None, str]:
+def measure_drift(model: keras.Model, batch: Any, timers: Timers) -> tuple[float | None, str]:
     """Trains from one state with and without XLA; returns the distance between the results over the distance moved.
 
     The distance is measured on the optimizer's slots, which hold gradients, or on the weights if there are no slots:
     Adam moves a weight whose gradient is rounding noise as far as any other. `JitDecision.drift` lists typical values.
-
-    Args:
-        model: The model of the timers.
-        timers: Both steps.
-        without_random: Builds both steps again. Called with dropout disabled if the step draws random numbers, because
-            XLA draws different masks from the same seed.
+    If the step draws random numbers, both steps are traced again without dropout, because XLA draws different masks
+    from the same seed.
 
     Returns:
         The drift and "", or None and why it is unknown. NaN if only XLA's numbers are not finite.
@@ -203,7 +297,7 @@ def measure_drift(model: keras.Model, timers: Timers, without_random: Callable[[
     with ExitStack() as stack:
         if timers["off"].draws_random_numbers:
             stack.enter_context(without_dropout(model))
-            timers = without_random()
+            timers = _timers(model, batch)
         if timers["off"].draws_random_numbers:
             return None, "the model draws random numbers outside dropout"
         start = timers["off"].state_after(0)

@@ -11,8 +11,7 @@ from tfopt.errors import UnsupportedError
 from tfopt.model.batches import Data, as_dataset, first_batch, on_device
 from tfopt.model.require import require_compiled
 from tfopt.model.state import trace_train_step
-from tfopt.xla.lowering import batch_refused, device, obstacles_of
-from tfopt.xla.obstacles import Obstacle, standing_obstacles
+from tfopt.xla.obstacles import Obstacle, batch_refused, device, obstacles_of, standing_obstacles
 
 _EXAMPLES = 8
 

@@ -1,9 +1,18 @@
-"""Settings and layers that keep XLA off for a model, found without tracing."""
+"""What keeps XLA from compiling a model: settings and layers, found without tracing, and operations.
 
-from collections.abc import Iterator
+To find operations, a step is lowered to HLO, which neither compiles nor runs it.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import keras
+import tensorflow as tf
+from tensorflow.python.framework import kernels
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 
@@ -84,3 +93,188 @@ def _remedy(layer: keras.Layer) -> str:
     if ".preprocessing." in type(layer).__module__:
         return "Move it from the model to the input pipeline: dataset.map(lambda x, y: (layer(x), y))."
     return "Its class sets supports_jit = False: set True if its operations compile, or move it to the input pipeline."
+
+
+_PIPELINE = "in the input pipeline (dataset.map)"
+# The first pattern that matches the operation's type counts. XLA compiles only numeric operations.
+_REMEDIES = (
+    ("PyFunc", f"Write it with TensorFlow or keras.ops operations, or run it {_PIPELINE}."),
+    ("Print|StringFormat", "Remove the print from the step; a callback can print what `fit` logs."),
+    (
+        "Bicubic|Lanczos|ResizeArea|ScaleAndTranslate",
+        f"Resize bilinearly or by nearest neighbours, or do it {_PIPELINE}.",
+    ),
+    ("CropAndResize|ImageProjective", f"Transform images {_PIPELINE}, or slice and resize bilinearly."),
+    ("Decode|Encode|Parse|ReadFile", f"Read and decode {_PIPELINE}."),
+    ("String|Regex|Lookup|Hash", f"Turn strings into numbers {_PIPELINE}."),
+    ("Cudnn", "Make the layer with use_cudnn=False."),
+    ("Summary", "Write summaries from a callback."),
+)
+_OTHERWISE = f"Move it {_PIPELINE} if it needs no weights, write it with other operations, or leave XLA off."
+
+
+def obstacles_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]:
+    """Returns what keeps XLA from compiling a step, each with its layer; raises ValueError if it rejects the batch."""
+    function = tf.function(tf.autograph.experimental.do_not_convert(step), jit_compile=True)
+    with _recorded_scopes() as scopes, batch_refused():
+        graph = function.get_concrete_function(batch).graph
+    hlo, refusal = _translated(function, batch)
+    if refusal:
+        return _unsupported_operations(graph, scopes) or (_refused(refusal, scopes),)
+    return tuple(_recompiled(part) for part in _constants(function, batch, len(graph.captures), hlo))
+
+
+def device() -> str:
+    """Returns the kind of device that models train on here, "GPU" or "CPU"."""
+    return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+
+
+@contextmanager
+def batch_refused() -> Iterator[None]:
+    """Turns a step's error about its batch into a ValueError that says what to do."""
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        raise ValueError(
+            f"Expected a batch (x, y[, sample_weight]) that the training step takes. Found: {error} "
+            "Pass the data that fit receives."
+        ) from error
+
+
+def _translated(function: Any, batch: Any) -> tuple[str, str | None]:
+    """Returns HLO and None, or "" and why XLA cannot lower it."""
+    name = tf.config.list_logical_devices(device())[0].name
+    with warnings.catch_warnings():
+        # Without a device name TensorFlow draws a random number to pick one, which advances the global seed.
+        warnings.filterwarnings("ignore", message="device_name is being deprecated")
+        try:
+            return function.experimental_get_compiler_ir(batch)(stage="hlo", device_name=name), None
+        except (ValueError, tf.errors.OpError) as error:
+            return "", str(error)
+
+
+def _refused(refusal: str, scopes: Mapping[str, keras.Layer]) -> Obstacle:
+    """The obstacle if XLA has a kernel for every operation but refuses to compile."""
+    node = re.search(r"\{\{node ([^}]+)\}\}", refusal)
+    layer = _layer_of(node[1], scopes) if node else None
+    first = refusal.removeprefix("Failed getting HLO text: '").split("\n")[0].rstrip(" '")
+    return Obstacle(
+        kind="compilation",
+        found=f"XLA cannot compile {f'layer {layer}' if layer else 'the step'}: {first}",
+        remedy="Use shapes that do not depend on values, or leave XLA off.",
+        layer=layer,
+    )
+
+
+def _constants(function: Any, batch: Any, captured: int, hlo: str) -> list[int]:
+    """Numbers of the batch's tensors whose values XLA compiled into the program.
+
+    Such a tensor is not a parameter of the program. If parameters are missing, their shapes may not tell which, so each
+    tensor is tried with other values, which change the program if they are constants. Empty tensors have no values.
+    Besides the batch, the step takes `captured` tensors.
+    """
+    tensors = tf.nest.flatten(batch, expand_composites=True)
+    filled = [number for number, tensor in enumerate(tensors) if tensor.shape.num_elements()]
+    layout = re.search(r"entry_computation_layout=\{\((.*?)\)->", hlo)
+    parameters = re.findall(r"\w+\[[\d,]*\]", layout[1]) if layout else []
+    if len(parameters) == len(filled) + captured:
+        return []
+    return [number for number in filled if _translated(function, _changed(batch, tensors, number))[0] != hlo]
+
+
+def _changed(batch: Any, tensors: list[Any], number: int) -> Any:
+    """The batch with other values in one tensor."""
+    tensor = tensors[number]
+    other = ~tensor if tensor.dtype.is_bool else tensor + tf.ones_like(tensor)
+    return tf.nest.pack_sequence_as(batch, [*tensors[:number], other, *tensors[number + 1 :]], expand_composites=True)
+
+
+def _recompiled(part: int) -> Obstacle:
+    return Obstacle(
+        kind="compilation",
+        found=f"a shape in the step depends on the values of the batch (its tensor {part}), so XLA compiles it again "
+        "for each batch",
+        remedy="Compute that shape in the input pipeline and pad to a fixed one, or leave XLA off.",
+    )
+
+
+@contextmanager
+def _recorded_scopes() -> Iterator[dict[str, keras.Layer]]:
+    """Records which layer opens which name scope during a trace.
+
+    A scope's name is ambiguous: Keras opens each scope twice and TensorFlow numbers the second, so `dense_1` may belong
+    to layer `dense` or to one called `dense_1`.
+    """
+    original = keras.layers.Layer._open_name_scope
+    layers: dict[str, keras.Layer] = {}
+
+    @contextmanager
+    def opened(layer: keras.Layer) -> Iterator[Any]:
+        with original(layer) as scope:
+            layers[tf.get_current_name_scope()] = layer
+            yield scope
+
+    keras.layers.Layer._open_name_scope = opened
+    try:
+        yield layers
+    finally:
+        keras.layers.Layer._open_name_scope = original
+
+
+def _unsupported_operations(graph: tf.Graph, scopes: Mapping[str, keras.Layer]) -> tuple[Obstacle, ...]:
+    """Operations without an XLA kernel, in a graph and the functions it calls.
+
+    The graph must have been lowered once, because XLA registers its kernels on first use.
+    """
+    compiler = f"XLA_{device()}_JIT"
+    found: dict[tuple[str, str | None], Obstacle] = {}
+    for operation, node, layer in _walk(graph.as_graph_def(), scopes):
+        if all(kernel.device_type != compiler for kernel in kernels.get_registered_kernels_for_op(operation).kernel):
+            found.setdefault((operation, layer), _obstacle(operation, node, layer))
+    return tuple(found.values())
+
+
+def _layer_of(node: str, scopes: Mapping[str, keras.Layer]) -> str | None:
+    """Path of the innermost layer in whose scope a node, or the gradient of one, lies."""
+    parts = node.removeprefix("gradient_tape/").split("/")
+    for length in range(len(parts) - 1, 0, -1):
+        layer = scopes.get("/".join(parts[:length]))
+        if layer is not None:
+            return layer.path or layer.name
+    return None
+
+
+def _obstacle(operation: str, node: str, layer: str | None) -> Obstacle:
+    where = f"in layer {layer}" if layer else "outside every layer"
+    return Obstacle(
+        kind="operation",
+        found=f"XLA has no kernel for {operation} {where} ({node})",
+        remedy=next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, operation)), _OTHERWISE),
+        layer=layer,
+        operation=operation,
+    )
+
+
+def _walk(definition: Any, scopes: Mapping[str, keras.Layer]) -> Iterator[tuple[str, str, str | None]]:
+    """Yields type, name and layer of every operation. A function belongs to the layer that calls it."""
+    functions = {function.signature.name: function for function in definition.library.function}
+    callers: dict[str, str | None] = {}
+    pending: list[tuple[Any, str | None]] = [(definition.node, None)]
+    while pending:
+        nodes, caller = pending.pop()
+        for node in nodes:
+            layer = _layer_of(node.name, scopes) or caller
+            for name in sorted({node.op, *_named_functions(node)} & functions.keys() - callers.keys()):
+                # A function's gradient is called outside all scopes.
+                forward = functions[name].attr["forward_function_name"].s.decode()
+                callers[name] = layer or callers.get(forward)
+                pending.append((functions[name].node_def, callers[name]))
+            # A placeholder is an argument of the step, not an operation.
+            if node.op not in functions and node.op != "Placeholder":
+                yield node.op, node.name, layer
+
+
+def _named_functions(node: Any) -> Iterator[str]:
+    for attribute in node.attr.values():
+        for function in (attribute.func, *attribute.list.func):
+            yield function.name

@@ -72,21 +72,11 @@ class BatchShapes:
 def batch_shapes(data: Any, *, seconds: float, clock: Callable[[], float] = time.perf_counter) -> BatchShapes:
     """Counts the batch shapes of a dataset, from its element_spec if that is static, otherwise by reading it.
 
-    Args:
-        data: A tf.data.Dataset of batches, or one batch.
-        seconds: Time limit for reading. It also stops after 1,000 batches.
-        clock: Monotonic clock, in seconds.
-
-    Returns:
-        The shapes and how often each was seen.
+    Reading stops after `seconds` or 1,000 batches.
 
     Raises:
         TypeError: If `data` is neither a dataset nor a batch.
         tfopt.errors.PipelineError: If the dataset is empty or fails while it is read.
-
-    Example:
-        >>> print(batch_shapes(dataset, seconds=1.0))
-        2 batch shapes in the 23 batches read (all of the dataset)
     """
     dataset = as_dataset(data)
     cardinality = int(dataset.cardinality())
@@ -169,16 +159,8 @@ def padded(
 ) -> Pad | None:
     """Finds one shape for all batches and measures a step with XLA at that shape, which compiles once.
 
-    Args:
-        model: A compiled model.
-        batch: The batch on which `times` were measured.
-        found: Shapes of the dataset.
-        times: Step times on `batch`, "off" and "on".
-        compile_seconds: Compile time on `batch`.
-        steps: Steps to time.
-
-    Returns:
-        The shape and its figures; None if tensors differ in rank or are not dense.
+    `times` ("off" and "on") and `compile_seconds` were measured on `batch`. Returns None if tensors differ in rank or
+    are not dense.
     """
     shape = _fixed(found)
     if shape is None or not all(isinstance(part, tf.Tensor) for part in tf.nest.flatten(batch)):
