@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras.src.utils import python_utils
 
 from tfopt.fit import overlapping, undo
-from tfopt.fit.callback_patch import PATCH
+from tfopt.fit.overlapping import PATCH
 
 
 @pytest.fixture

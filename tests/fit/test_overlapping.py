@@ -17,8 +17,8 @@ from keras.src.callbacks.callback_list import CallbackList
 from tfopt import fit, measure, precision, xla
 from tfopt.errors import UnsupportedError
 from tfopt.fit import overlapping
-from tfopt.fit.callback_patch import PATCH
 from tfopt.fit.launching import overlap_of
+from tfopt.fit.overlapping import PATCH
 
 ONCE = {"verbose": 0, "shuffle": False}
 STOCK = vars(CallbackList).copy()

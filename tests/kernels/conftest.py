@@ -2,15 +2,14 @@ import pytest
 from fake_cudnn import FakeCudnn
 
 from tfopt.kernels import cudnn as cudnn_module
-from tfopt.kernels import eligibility
 
 
 @pytest.fixture
 def cudnn(monkeypatch):
     """A machine that looks like one with an H200, on which TensorFlow computes what cuDNN would."""
     fake = FakeCudnn()
-    monkeypatch.setattr(eligibility, "compute_capabilities", lambda: [(9, 0)])
-    monkeypatch.setattr(eligibility, "device_type", lambda: "GPU")
+    monkeypatch.setattr(cudnn_module, "compute_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(cudnn_module, "device_type", lambda: "GPU")
     monkeypatch.setattr(cudnn_module, "call_module", fake)
     return fake
 
@@ -18,4 +17,4 @@ def cudnn(monkeypatch):
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Takes everything for part of a step under XLA: to compile a model takes seconds, and the fake does without."""
-    monkeypatch.setattr(eligibility, "in_xla", lambda: True)
+    monkeypatch.setattr(cudnn_module, "in_xla", lambda: True)

@@ -19,7 +19,8 @@ from plain_attention import (
     rounding,
 )
 
-from tfopt.kernels import eligibility, explain, undo, use_flash_attention
+from tfopt.kernels import cudnn as cudnn_module
+from tfopt.kernels import explain, undo, use_flash_attention
 
 FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
 LAYERS = keras.layers
@@ -98,7 +99,7 @@ def test_gradients_of_a_model_are_those_of_float32(cudnn, uncompiled):
 
 @pytest.mark.parametrize(("policy", "dropout", "jit_compile"), [("float32", 0.3, False), ("mixed_bfloat16", 0.0, True)])
 def test_without_a_gpu_all_is_the_same_bits(monkeypatch, policy, dropout, jit_compile):
-    monkeypatch.setattr(eligibility, "compute_capabilities", list)
+    monkeypatch.setattr(cudnn_module, "compute_capabilities", list)
     plain, flash = (heads_net(policy, jit_compile=jit_compile, dropout=dropout) for _ in range(2))
     assert use_flash_attention(flash) == 1
     for model in (plain, flash):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.bench.workloads import gpt2
-from tfopt.kernels import eligibility, use_flash_attention
+from tfopt.kernels import cudnn, use_flash_attention
 
 BLOCKS = 2
 SIZES = {"blocks": BLOCKS, "width": 64, "heads": 2, "vocabulary": 128, "length": 128}
@@ -14,8 +14,8 @@ SIZES = {"blocks": BLOCKS, "width": 64, "heads": 2, "vocabulary": 128, "length":
 @pytest.fixture
 def hopper(monkeypatch):
     """A machine that looks like one with an H200; what is traced there is lowered and never run."""
-    monkeypatch.setattr(eligibility, "compute_capabilities", lambda: [(9, 0)])
-    monkeypatch.setattr(eligibility, "device_type", lambda: "GPU")
+    monkeypatch.setattr(cudnn, "compute_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(cudnn, "device_type", lambda: "GPU")
 
 
 def lowered_step(policy, *, flash):

@@ -1,5 +1,5 @@
 from .attention import dot_product_attention as dot_product_attention
-from .attention_layers import use_flash_attention as use_flash_attention
+from .attention import use_flash_attention as use_flash_attention
 from .batch_norm import fuse_batch_norm as fuse_batch_norm
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain

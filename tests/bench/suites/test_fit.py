@@ -21,7 +21,6 @@ from tfopt.bench.workloads import digits, gpt2, photos
 from tfopt.errors import UnsupportedError
 from tfopt.fit.launching import overlap_of
 from tfopt.kernels import cudnn as cudnn_module
-from tfopt.kernels import eligibility
 from tfopt.measure import compare
 from tfopt.pipelines.device.device_stage import stage_of
 
@@ -68,8 +67,8 @@ def small_resnet(monkeypatch):
 @pytest.fixture
 def cudnn(monkeypatch):
     """A machine that looks like one with an H200, on which TensorFlow computes what cuDNN would."""
-    monkeypatch.setattr(eligibility, "compute_capabilities", lambda: [(9, 0)])
-    monkeypatch.setattr(eligibility, "device_type", lambda: "GPU")
+    monkeypatch.setattr(cudnn_module, "compute_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(cudnn_module, "device_type", lambda: "GPU")
     monkeypatch.setattr(cudnn_module, "call_module", FakeCudnn())
 
 

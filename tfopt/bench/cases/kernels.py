@@ -16,7 +16,7 @@ from tfopt.bench.cases.ceilings import DrawTimer
 from tfopt.bench.results import Check
 from tfopt.bench.workloads import gpt2, photos
 from tfopt.errors import UnsupportedError
-from tfopt.kernels.eligibility import obstacles
+from tfopt.kernels.cudnn import obstacles
 from tfopt.measure import StepTimer
 
 _POLICY, _DTYPE = "mixed_bfloat16", "bfloat16"
