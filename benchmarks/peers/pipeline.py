@@ -15,8 +15,7 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
-from tfopt.bench.cases import Case, Variant
-from tfopt.bench.cases.ceilings import DrawTimer
+from tfopt.bench.cases import Case, DrawTimer, Variant
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.report import terminal
 from tfopt.bench.results.run_file import RunFile

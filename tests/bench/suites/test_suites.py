@@ -7,8 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfopt.bench.cases import CPU, GPU, Scale
-from tfopt.bench.cases.ceilings import DrawTimer
+from tfopt.bench.cases import CPU, GPU, DrawTimer, Scale
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.report import formatting, terminal
 from tfopt.bench.results.run_file import RunFile, read

@@ -1,8 +1,10 @@
 """What a suite is made of: cases, each a baseline and its variants, measured in turn and checked for their result."""
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 
 from tfopt.bench.results import CaseResult, Check, CommunicationResult
 from tfopt.measure import StepTimes
+from tfopt.measure.timers import wait
 
 REPEATS = 6
 """Turns of each variant: with six the interval covers 95 %."""
@@ -127,3 +130,58 @@ def same_values(what: str, text: str) -> Judge:
 def flat_weights(net: keras.Model) -> list[float]:
     """Every weight of a net, one after the other, for a comparison bit by bit."""
     return [float(value) for weights in net.get_weights() for value in np.ravel(weights)]
+
+
+class DrawTimer:
+    """Times how long it takes to draw a batch, or the next result of a function.
+
+    Args:
+        make: Returns new input: batches without end, or as often as they run out. The device is waited for at the end
+            of each sample.
+        batch_size: Examples in a batch.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, make: Callable[[], Iterable[Any]], batch_size: int, *, clock: Callable[[], float] = time.perf_counter
+    ):
+        self._make, self._batch_size, self._clock = make, batch_size, clock
+        self._first_step_seconds: float | None = None
+
+    def __call__(self, steps: int, *, warmup: int, samples: int) -> StepTimes:
+        """Draws new input from its start; the warm-up uses up what was prepared ahead before the first sample.
+
+        Args:
+            steps: Batches to time.
+            warmup: Batches before them.
+            samples: How many samples to divide them into.
+        """
+        block = -(-steps // samples)
+        started = self._clock()
+        batches = self._batches()
+        _draw(batches, 1)
+        if self._first_step_seconds is None:
+            self._first_step_seconds = self._clock() - started
+        _draw(batches, warmup)
+        marks = [self._clock()]
+        for _ in range(samples):
+            _draw(batches, block)
+            marks.append(self._clock())
+        return StepTimes(
+            repeats_ms=(tuple((end - start) * 1000 / block for start, end in itertools.pairwise(marks)),),
+            steps_per_sample=block,
+            first_step_seconds=self._first_step_seconds,
+            examples_per_step=self._batch_size,
+        )
+
+    def _batches(self) -> Iterator[Any]:
+        while True:
+            batches = iter(self._make())
+            yield next(batches)  # an error for empty input, in place of an endless search
+            yield from batches
+
+
+def _draw(batches: Iterator[Any], number: int) -> None:
+    for _ in range(number):
+        next(batches)
+    wait()

@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt import kernels, precision
-from tfopt.bench.cases import Case, Timer, Variant
-from tfopt.bench.cases.ceilings import DrawTimer
+from tfopt.bench.cases import Case, DrawTimer, Timer, Variant
 from tfopt.bench.results import Check
 from tfopt.bench.workloads import gpt2, photos
 from tfopt.errors import UnsupportedError

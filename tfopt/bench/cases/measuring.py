@@ -11,8 +11,7 @@ from functools import partial
 import tensorflow as tf
 
 from tfopt.bench.cases import Case, Timer, Variant
-from tfopt.bench.cases.ceilings import device_rates
-from tfopt.bench.cases.conditions import GpuReadings, MemoryMeter
+from tfopt.bench.cases.device import GpuReadings, MemoryMeter, device_rates
 from tfopt.bench.results import UNDER_WAY, CaseResult, VariantResult
 from tfopt.errors import DeviceMemoryError, UnsupportedError, summarize_error
 from tfopt.measure import StepTimes

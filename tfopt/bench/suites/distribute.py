@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.bench.cases import Case, Scale, Timer, Variant
-from tfopt.bench.cases.replicas import Training, reduction_times
-from tfopt.bench.cases.worker_group import Group, Job
+from tfopt.bench.cases.replicas import Group, Job, Training, reduction_times
 from tfopt.bench.results import Check, CommunicationResult, RingModel
 from tfopt.hardware.host_activity import sent_bytes
 from tfopt.hardware.host_limits import usable_cpus

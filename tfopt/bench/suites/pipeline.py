@@ -15,8 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt import fit, precision
-from tfopt.bench.cases import REPEATS, Case, Scale, Timer, Variant, same_values
-from tfopt.bench.cases.ceilings import DrawTimer
+from tfopt.bench.cases import REPEATS, Case, DrawTimer, Scale, Timer, Variant, same_values
 from tfopt.bench.workloads import photos
 from tfopt.measure import FitTimer, StepTimer
 from tfopt.model.batches import repeated

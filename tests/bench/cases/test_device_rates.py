@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tfopt.bench.cases import Case, Variant, ceilings
+from tfopt.bench.cases import Case, Variant, device
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.results import DeviceRates
 from tfopt.bench.workloads import digits
@@ -9,9 +9,9 @@ from tfopt.measure import StepTimes
 
 
 def test_rates_are_sizes_over_seconds(monkeypatch):
-    monkeypatch.setattr(ceilings, "matmul_tflops", {"float32": 60.0, "bfloat16": 700.0}.get)
-    monkeypatch.setattr(ceilings, "_best_seconds", lambda copy: 0.5)
-    assert ceilings.device_rates(["float32", "bfloat16"]) == DeviceRates(
+    monkeypatch.setattr(device, "matmul_tflops", {"float32": 60.0, "bfloat16": 700.0}.get)
+    monkeypatch.setattr(device, "_best_seconds", lambda copy: 0.5)
+    assert device.device_rates(["float32", "bfloat16"]) == DeviceRates(
         matmul_tflops={"bfloat16": 700.0, "float32": 60.0},
         copy_gib_per_second=pytest.approx(2 / 16 / 0.5),
         host_to_device_gib_per_second=None,
@@ -20,8 +20,8 @@ def test_rates_are_sizes_over_seconds(monkeypatch):
 
 def test_a_copy_touches_every_byte(monkeypatch):
     copies = []
-    monkeypatch.setattr(ceilings, "_best_seconds", lambda copy: copies.append(copy()) or 1.0)
-    ceilings.device_rates([])
+    monkeypatch.setattr(device, "_best_seconds", lambda copy: copies.append(copy()) or 1.0)
+    device.device_rates([])
     (copied,) = copies
     assert (copied.shape, copied.dtype) == ((2**23,), tf.int64)
     assert bool(tf.reduce_all(copied == -1))

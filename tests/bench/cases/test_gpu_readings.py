@@ -9,7 +9,7 @@ import pytest
 from fake_nvml import FakeGpu, tick
 
 from tfopt.bench.cases import Case, Variant
-from tfopt.bench.cases.conditions import GpuReadings
+from tfopt.bench.cases.device import GpuReadings
 from tfopt.bench.cases.measuring import measure
 from tfopt.measure import StepTimes
 
@@ -104,8 +104,8 @@ def test_a_case_records_them(fake_nvml, monkeypatch):
     """Through the sampler's own thread."""
     gpu = FakeGpu(reasons=0x40)
     fake_nvml.gpus.append(gpu)
-    monkeypatch.setattr("tfopt.bench.cases.conditions._INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr("tfopt.bench.cases.conditions._SHORTEST", 0.02)
+    monkeypatch.setattr("tfopt.bench.cases.device._INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr("tfopt.bench.cases.device._SHORTEST", 0.02)
 
     def timer():
         begin = time.monotonic()

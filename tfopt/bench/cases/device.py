@@ -1,24 +1,28 @@
-"""GPUs while a variant runs: clocks, temperature, power, what held the clocks back, and the memory at the peak."""
+"""The device of a case: its GPUs' clocks, power and peak memory while a variant runs, and the best rates it reaches."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import tensorflow as tf
 
 from tfopt import hardware
 from tfopt.bench.cases import Timer
-from tfopt.bench.results import GpuConditions
+from tfopt.bench.results import DeviceRates, GpuConditions
 from tfopt.causes.readings import Throttling
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.gpu_memory import first_gpu, in_use_bytes, peak_bytes, reset_peak
-from tfopt.measure import StepTimes
+from tfopt.measure import StepTimes, matmul_tflops
+from tfopt.measure.timers import wait
 
 _INTERVAL_SECONDS = 0.2
 _SHORTEST = 2 * _INTERVAL_SECONDS  # in less, the energy would be mostly that of what came before and after
-_MIB = 2**20
+_MIB, _GIB = 2**20, 2**30
+_BLOCKS, _BLOCK_SECONDS = 5, 0.04  # of copies
 
 
 class GpuReadings:
@@ -136,3 +140,40 @@ class MemoryMeter:
             self.peak_mib = peak_mib if self.peak_mib is None else min(self.peak_mib, peak_mib)
             self._own += in_use_bytes(device) - before
         return times
+
+
+def device_rates(dtypes: Iterable[str]) -> DeviceRates:
+    """Measures the rates of a large matrix product in each dtype, as for `matmul_tflops`, and of copies."""
+    gpus = tf.config.list_logical_devices("GPU")
+    size = _GIB if gpus else _GIB // 16  # larger than any cache
+    with tf.device("CPU:0"):
+        host = tf.zeros((size // 8,), tf.int64)  # not int32, which TensorFlow leaves on the host
+    with tf.device(gpus[0].name if gpus else "CPU:0"):
+        device = tf.identity(host)
+    copy = tf.function(tf.bitwise.invert, jit_compile=True)
+
+    def to_device() -> Any:
+        with tf.device(gpus[0].name):
+            return tf.identity(host)
+
+    return DeviceRates(
+        matmul_tflops={dtype: matmul_tflops(dtype) for dtype in sorted(dtypes)},
+        copy_gib_per_second=2 * size / _GIB / _best_seconds(lambda: copy(device)),
+        host_to_device_gib_per_second=size / _GIB / _best_seconds(to_device) if gpus else None,
+    )
+
+
+def _best_seconds(copy: Callable[[], object]) -> float:
+    """Seconds per copy, in the best block."""
+
+    def seconds(copies: int) -> float:
+        wait()
+        started = time.perf_counter()
+        for _ in range(copies):
+            copy()
+        wait()
+        return (time.perf_counter() - started) / copies
+
+    seconds(1)  # compiles
+    copies = math.ceil(_BLOCK_SECONDS / seconds(1))
+    return min(seconds(copies) for _ in range(_BLOCKS))

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tfopt.bench.cases import worker_group
-from tfopt.bench.cases.worker_group import Group, Job
+from tfopt.bench.cases import replicas
+from tfopt.bench.cases.replicas import Group, Job
 from tfopt.errors import TfoptError
 
 ANSWERING = """
@@ -63,7 +63,7 @@ def test_one_that_fails_is_named_with_its_error(group):
 
 def test_one_that_does_not_answer(group, monkeypatch):
     group.answers()
-    monkeypatch.setattr(worker_group, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(replicas, "_ANSWER_SECONDS", 0.5)
     with pytest.raises(TfoptError, match=r"worker 0 to answer to 'ignore' within 0\.5 s\. Found that it did not"):
         group.ask("ignore")
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.bench.cases import Case, Variant
-from tfopt.bench.cases.conditions import MemoryMeter
+from tfopt.bench.cases.device import MemoryMeter
 from tfopt.bench.cases.measuring import measure
 from tfopt.measure import StepTimes
 
