@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -38,11 +39,11 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
 WRITER = """
 import sys
 from tfopt.files import LineAppender
-with LineAppender(sys.argv[1]) as log:
-    number = 0
-    while True:
-        log.append(f"{number}" + "x" * 5000)
-        number += 1
+log = LineAppender(sys.argv[1])
+number = 0
+while True:
+    log.append(f"{number}" + "x" * 5000)
+    number += 1
 """
 
 
@@ -54,7 +55,7 @@ def test_a_killed_writer_leaves_whole_lines(tmp_path):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    with LineAppender(path) as log:
+    with closing(LineAppender(path)) as log:
         log.append("end")
     lines = path.read_text().splitlines()
     assert lines[:-1] == [f"{number}" + "x" * 5000 for number in range(len(lines) - 1)]
@@ -65,7 +66,7 @@ def test_a_killed_writer_leaves_whole_lines(tmp_path):
 def test_a_part_of_a_line_is_cut_off(tmp_path, content):
     path = tmp_path / "log"
     path.write_text(content)
-    with LineAppender(path) as log:
+    with closing(LineAppender(path)) as log:
         whole = content[: content.rfind("\n") + 1]
         assert log.empty == (not whole)
         log.append("new")

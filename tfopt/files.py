@@ -3,8 +3,6 @@
 import os
 import tempfile
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 
 def write_atomic(path: str | os.PathLike[str], text: str) -> None:
@@ -64,8 +62,8 @@ class LineAppender:
     file at a time.
 
     Example:
-        >>> with LineAppender("log.jsonl") as log:
-        ...     log.append('{"step": 1}')
+        >>> log = LineAppender("log.jsonl")
+        >>> log.append('{"step": 1}')
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -100,12 +98,6 @@ class LineAppender:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _length_in_whole_lines(handle: int) -> int:

@@ -193,7 +193,8 @@ class FitTimer:
         self._batch = first_batch(require_compiled(model), self._dataset)
         _, graph = trace_train_step(model, self._batch)
         self._state = StatePreserver(model, also=graph.variables)
-        self._train_function: Any = None
+        self.train_function: Any = None
+        """The function `fit` runs, compiled by the first call, so that a later fit need not compile; None before it."""
         self._first_step_seconds = 0.0
 
     def __call__(self, steps: int = 50, *, warmup: int = _WARMUP, samples: int = _SAMPLES) -> StepTimes:
@@ -214,14 +215,9 @@ class FitTimer:
             examples_per_step=batch_size(self._model, self._batch),
         )
 
-    @property
-    def train_function(self) -> Any:
-        """The function `fit` runs, compiled by the first call, so that a later fit need not compile; None before it."""
-        return self._train_function
-
     def _fit(self, steps: int, marks: "_Marks") -> None:
         """Fits for that many steps, with the training function of earlier calls."""
-        self._model.train_function = self._train_function
+        self._model.train_function = self.train_function
         callbacks = [*self._callbacks, marks]
         # A dataset with an end is fed in epochs, and the last mark stops the fit.
         length = {"steps_per_epoch": steps} if self._is_endless() else {"epochs": steps}
@@ -232,8 +228,8 @@ class FitTimer:
                 f"Expected fit to run {steps} steps. Found that a callback stopped it after {marks.done}. Measure "
                 "without that callback."
             )
-        if self._train_function is None:
-            self._train_function = self._model.train_function
+        if self.train_function is None:
+            self.train_function = self._model.train_function
             self._first_step_seconds = marks.passed[self._model.steps_per_execution] - marks.started
 
     def _is_endless(self) -> bool:

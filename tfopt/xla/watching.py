@@ -227,11 +227,7 @@ class _SignatureListener:
         self._original = polymorphic_function.Function.__call__
         self.events: list[Compilation] = []
 
-    def open(self) -> None:
-        """Does nothing; there is nothing to prepare."""
-
     def resume(self) -> None:
-        """Starts noting signatures."""
         with self._lock:
             self._on += 1
             if self._on == 1:
@@ -239,7 +235,6 @@ class _SignatureListener:
                 polymorphic_function.Function.__call__ = self._noting(self._original)
 
     def pause(self) -> None:
-        """Stops, unless another watch is on."""
         with self._lock:
             self._on -= 1
             if not self._on:

@@ -214,11 +214,5 @@ def _cannot_ask(cause: str) -> UnsupportedError:
 
 def _names() -> set[str]:
     """Strings in the library that look like flags, for suggestions."""
-    names = set()
     with mapped(framework_library()) as content:
-        at = content.find(b"\0xla_")
-        while at >= 0:
-            end = content.find(b"\0", at + 1)
-            names.add(content[at + 1 : end].decode(errors="replace"))
-            at = content.find(b"\0xla_", end)
-    return names
+        return {name.decode(errors="replace") for name in re.findall(rb"\0(xla_[^\0]*)", content)}
