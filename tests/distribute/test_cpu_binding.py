@@ -133,8 +133,9 @@ def test_threads(
 ) -> None:
     cpus.own, cpus.parent = set(range(own)), set(range(parent))
     set_quota(monkeypatch, quota)
-    found = threads(cluster)
-    assert (found.intra_op, found.inter_op) == (intra_op, intra_op)
+    size, text = threads(cluster, bind_cpus([]))
+    assert size == intra_op
+    assert text.startswith(f"{intra_op} intra-op and {intra_op} inter-op threads: ")
 
 
 @pytest.mark.parametrize(("workers", "near", "intra_op"), [(8, 64, 16), (1, 64, 64), (2, 8, 8)])
@@ -143,7 +144,7 @@ def test_threads_after_binding_to_a_gpu(cpus: Cpus, workers: int, near: int, int
     cluster = Cluster("arguments", tuple(f"here:{port + 1}" for port in range(workers)), 0)
     binding = CpuBinding(frozenset(range(128)), frozenset(range(near)), "those near the GPUs")
     cpus.own = set(binding.after)
-    assert threads(cluster, binding=binding).intra_op == intra_op
+    assert threads(cluster, binding)[0] == intra_op
 
 
 def test_a_parent_that_has_ended_counts_as_shared(cpus: Cpus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,20 +154,19 @@ def test_a_parent_that_has_ended_counts_as_shared(cpus: Cpus, monkeypatch: pytes
         return {0, 1, 2, 3}
 
     monkeypatch.setattr(os, "sched_getaffinity", get)
-    assert threads(TWO_HERE).intra_op == 2
+    assert threads(TWO_HERE, bind_cpus([]))[0] == 2
 
 
 def test_str(cpus: Cpus, monkeypatch: pytest.MonkeyPatch) -> None:
     set_quota(monkeypatch, 12.5)
-    found = threads(TWO_HERE)
-    assert str(found) == (
-        "6 intra-op and 6 inter-op threads: 128 CPUs shared by 2 workers, of which the control group allows 12.5"
-    )
-    assert found.intra_op == 6
     binding = bind_cpus([])
+    assert threads(TWO_HERE, binding) == (
+        6,
+        "6 intra-op and 6 inter-op threads: 128 CPUs shared by 2 workers, of which the control group allows 12.5",
+    )
     assert str(binding) == "128 of 128 CPUs: no GPU to be near to"
     assert binding.after == frozenset(range(128))
 
 
 def test_this_machine() -> None:
-    assert 1 <= threads(ALONE).intra_op <= len(os.sched_getaffinity(0))
+    assert 1 <= threads(ALONE, bind_cpus([]))[0] <= len(os.sched_getaffinity(0))

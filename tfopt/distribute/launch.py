@@ -56,12 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def gpu_variables(workers: int, each: int | None, environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns the variables that give each worker adjacent GPUs among those this process may use.
+    """Returns the variables that give each worker `each` adjacent GPUs among those this process may use.
 
-    Args:
-        workers: The number of workers.
-        each: GPUs per worker. None: no variables.
-        environ: This process's environment. Entries of its CUDA_VISIBLE_DEVICES are passed on unchanged.
+    Entries of CUDA_VISIBLE_DEVICES are passed on unchanged. If `each` is None, there are no variables.
 
     Raises:
         ClusterError: If there are too few GPUs.

@@ -61,10 +61,6 @@ class Prefixer:
     Of a line that a progress bar redraws with carriage returns, only the last state is kept; until the line ends, its
     current state is shown every few seconds.
 
-    Args:
-        prefix: What each line starts with.
-        clock: A monotonic clock, in seconds.
-
     Example:
         >>> Prefixer(b"[0] ").lines(b"one\\ntwo\\nthr")
         b'[0] one\\n[0] two\\n'
@@ -158,10 +154,6 @@ class LocalWorkers:
     Each line of output is prefixed with the worker's rank. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded
     to the workers' process groups. After a second SIGINT or SIGTERM, workers get SIGTERM and ten seconds later SIGKILL.
 
-    Args:
-        command: What to run.
-        environs: Each worker's environment, in rank order.
-
     Example:
         >>> LocalWorkers(["hostname"], [os.environ, os.environ]).run()
         [0] node7
@@ -171,7 +163,7 @@ class LocalWorkers:
 
     def __init__(self, command: Sequence[str], environs: Sequence[Mapping[str, str]]):
         self._command = command
-        self._environs = environs
+        self._environs = environs  # in rank order
         self._running: list[_Worker] = []
         self._streams: list[_Stream] = []
         self._failures: list[int] = []

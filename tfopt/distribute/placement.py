@@ -41,11 +41,6 @@ def visible_devices(environ: Mapping[str, str], cluster: Cluster) -> VisibleDevi
     the host has workers or the Slurm step has GPUs there, is taken to be this worker's own. If the variable is unset
     and several workers share the host, they divide all its GPUs.
 
-    Args:
-        environ: Where CUDA_VISIBLE_DEVICES, TFOPT_GPUS_ASSIGNED (set if the launcher has divided the GPUs) and Slurm's
-            SLURM_GPUS_ON_NODE are read.
-        cluster: From `resolve()`.
-
     Raises:
         ClusterError: If the host has fewer GPUs than workers, since NCCL does not let workers share one.
 
@@ -122,31 +117,11 @@ class CpuBinding:
         return f"{len(self.after)} of {len(self.before)} CPUs: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class Threads:
-    """Sizes of TensorFlow's thread pools."""
-
-    intra_op: int
-    """Threads within one operation: the worker's share of the CPUs."""
-    inter_op: int
-    """Operations that run at once: the same number, as in TensorFlow's default."""
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.intra_op} intra-op and {self.inter_op} inter-op threads: {self.reason}"
-
-
 def bind_cpus(used: Iterable[Gpu]) -> CpuBinding:
     """Binds this thread, and those it starts from now on, to the CPUs near the GPUs.
 
     Call it before TensorFlow starts its threads; running threads are not moved. It never adds CPUs, and if none of the
     process's CPUs is near a GPU it keeps all of them.
-
-    Args:
-        used: The GPUs this process uses, from `tfopt.hardware.gpus()`.
-
-    Returns:
-        What was done and why. If nothing could be done, `after` equals `before`.
     """
     before = frozenset(usable_cpus())
     near = [cpu_affinity(gpu) for gpu in used]
@@ -166,22 +141,14 @@ def bind_cpus(used: Iterable[Gpu]) -> CpuBinding:
     return CpuBinding(before, after, "those near the GPUs")
 
 
-def threads(cluster: Cluster, *, binding: CpuBinding | None = None) -> Threads:
-    """Returns thread pool sizes that keep the workers of a host off each other's CPUs.
+def threads(cluster: Cluster, binding: CpuBinding) -> tuple[int, str]:
+    """Returns a size for TensorFlow's thread pools that keeps a host's workers off each other's CPUs, and the reason.
 
     By default each TensorFlow process starts a thread per CPU, so workers that share the CPUs start too many. Set the
-    sizes with `tf.config.threading` before TensorFlow runs anything. The workers divide the CPUs, unless the parent
-    process may use more of them than this one: then the launcher gave each worker its own.
-
-    Args:
-        cluster: From `resolve()`.
-        binding: From `bind_cpus`. Default: not bound, the process runs on all its CPUs.
-
-    Returns:
-        The sizes, both at least 1, and how they were computed.
+    size with `tf.config.threading`, for inter-op threads as well (TensorFlow's default too), before TensorFlow runs
+    anything. The workers divide the CPUs, unless the parent process may use more of them than this one: then the
+    launcher gave each worker its own.
     """
-    cpus = frozenset(usable_cpus())
-    binding = binding or CpuBinding(cpus, cpus, "not bound")
     workers = cluster.local_workers
     sharing = workers if _shared(binding.before) else 1
     share = min(len(binding.before) / sharing, len(binding.after))
@@ -191,7 +158,7 @@ def threads(cluster: Cluster, *, binding: CpuBinding | None = None) -> Threads:
     size = max(1, int(share))
     among = f"shared by {sharing} workers" if sharing > 1 else "for this worker"
     limit = "" if quota is None else f", of which the control group allows {quota:g}"
-    return Threads(size, size, f"{len(binding.before)} CPUs {among}{limit}")
+    return size, f"{size} intra-op and {size} inter-op threads: {len(binding.before)} CPUs {among}{limit}"
 
 
 def _shared(cpus: frozenset[int]) -> bool:

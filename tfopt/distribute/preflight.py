@@ -26,12 +26,8 @@ def check_host(cluster: Cluster, *, deadline_seconds: float = 10.0) -> None:
     TensorFlow itself waits over ten minutes for a peer it cannot reach, and reports a taken port only as "Could not
     start gRPC server". For one process there is nothing to check.
 
-    Args:
-        cluster: From `resolve()`.
-        deadline_seconds: Time limit for resolving all names.
-
     Raises:
-        MissingPeerError: If a name does not resolve.
+        MissingPeerError: If a name does not resolve by the deadline, which is for all names.
         ClusterError: If this worker's address is another machine's, or its port is taken.
     """
     if not cluster.workers:

@@ -166,13 +166,13 @@ def _multi_worker(cluster: Cluster, start_seconds: float) -> _Made:
         os.environ[ASSIGNED] = "1"  # otherwise a second call, after an error, would divide it again
     used = hardware.gpus()
     binding = bind_cpus(used)
-    pools = threads(cluster, binding=binding)
+    pool_size, threads_reason = threads(cluster, binding)
     options, reasons = communication(cluster, len(used))
     repairs.install(*repairs.REPLICAS)
     try:
         # These fail if it is too late for a strategy: do that before the other workers proceed.
-        tf.config.threading.set_intra_op_parallelism_threads(pools.intra_op)
-        tf.config.threading.set_inter_op_parallelism_threads(pools.inter_op)
+        tf.config.threading.set_intra_op_parallelism_threads(pool_size)
+        tf.config.threading.set_inter_op_parallelism_threads(pool_size)
         watch = Watch.start(cluster, deadline_seconds=start_seconds)
         os.environ["TF_CONFIG"] = json.dumps(cluster.tf_config())
         made = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
@@ -184,7 +184,7 @@ def _multi_worker(cluster: Cluster, start_seconds: float) -> _Made:
     restore_sigterm()
     if tf.compat.v1.get_seed(None) == (None, None):
         tf.random.set_seed(watch.seed)  # else each worker would shuffle differently and see the others' examples
-    notes = [str(visible), f"CPUs: {binding}", f"threads: {pools}", *reasons]
+    notes = [str(visible), f"CPUs: {binding}", f"threads: {threads_reason}", *reasons]
     return _Made("multi_worker", made, cluster, notes)
 
 

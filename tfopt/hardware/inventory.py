@@ -69,16 +69,11 @@ def gpus(
     """
     if hides_all(environ):
         return ()
-    nvml = driver.door()
-    return _answer(lambda: find_gpus(nvml, environ), deadline_seconds) or ()
+    return _answer(lambda nvml: find_gpus(nvml, environ), deadline_seconds) or ()
 
 
 def find_gpus(nvml: driver.Nvml, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Returns what `gpus()` does. May hang with the driver: call it in NVML's thread.
-
-    Raises:
-        NvmlError: If NVML cannot be started, or does not list the GPUs.
-    """
+    """Returns what `gpus()` does, or raises NvmlError. May hang with the driver: call it in NVML's thread."""
     devices = _visible(nvml.devices(), environ)
     driver_version = nvml.driver_version()
     return tuple(
@@ -100,7 +95,7 @@ def mig_instances() -> tuple[str, ...]:
 
     Use it to give each process its own instance: `gpus()` lists only the one that CUDA would take.
     """
-    devices = _answer(driver.door().devices) or ()
+    devices = _answer(driver.Nvml.devices) or ()
     return tuple(instance.uuid for device in devices for instance in device.instances or ())
 
 
@@ -109,18 +104,18 @@ def cpu_affinity(gpu: Gpu) -> frozenset[int] | None:
 
     A container or a batch job may hold only some of these CPUs, or none. For a MIG instance, its GPU counts.
     """
-    nvml = driver.door()
-    return _answer(lambda: nvml.cpu_affinity(gpu.uuid), quiet=())
+    return _answer(lambda nvml: nvml.cpu_affinity(gpu.uuid), quiet=())
 
 
 def _answer(
-    question: Callable[[], Answer],
+    question: Callable[[driver.Nvml], Answer],
     deadline_seconds: float = driver.DEADLINE_SECONDS,
     quiet: frozenset[str] | tuple[()] = NO_DRIVER,
 ) -> Answer | None:
     """Returns the driver's answer, or None with a warning, unless the cause is in `quiet`."""
+    nvml = driver.door()
     try:
-        return driver.door().call(question, deadline_seconds=deadline_seconds)
+        return nvml.call(lambda: question(nvml), deadline_seconds=deadline_seconds)
     except NvmlError as error:
         if error.cause not in quiet:
             warn_once(error.cause, str(error))

@@ -175,8 +175,8 @@ class GpuSampler:
         """The GPUs to read, looked up once, or again after a hang: the driver may recover."""
         if self._gpus is None:
             try:
-                nvml, environ = driver.door(), self._environ
-                self._gpus = () if hides_all(environ) else self._ask(lambda: find_gpus(nvml, environ))
+                hidden = hides_all(self._environ)
+                self._gpus = () if hidden else self._ask(lambda nvml: find_gpus(nvml, self._environ))
             except NvmlError as error:
                 no_driver = "Found no NVIDIA GPU to sample; sampling the host alone. "
                 warn_once(error.cause, f"{no_driver if error.cause in NO_DRIVER else ''}{error}")
@@ -186,19 +186,20 @@ class GpuSampler:
         return self._gpus
 
     def _read(self, gpu: Gpu) -> Reading:
-        nvml, restart = driver.door(), gpu.uuid not in self._read_before
+        restart = gpu.uuid not in self._read_before
         self._read_before.add(gpu.uuid)
         try:
-            return self._ask(lambda: nvml.read(gpu.uuid, restart=restart))
+            return self._ask(lambda nvml: nvml.read(gpu.uuid, restart=restart))
         except NvmlError as error:
             # A hung driver is one cause for all GPUs; each lost GPU is a separate one.
             cause = error.cause if error.cause == "hung" else f"{error.cause} {gpu.uuid}"
             warn_once(cause, f"GPU:{gpu.index}: {error}")
             return Reading()
 
-    def _ask(self, question: Callable[[], Answer]) -> Answer:
+    def _ask(self, question: Callable[[driver.Nvml], Answer]) -> Answer:
+        nvml = driver.door()
         try:
-            return driver.door().call(question, deadline_seconds=self._deadline_seconds)
+            return nvml.call(lambda: question(nvml), deadline_seconds=self._deadline_seconds)
         except NvmlError:
             raise
         except Exception as error:  # the host and the other GPUs are still read

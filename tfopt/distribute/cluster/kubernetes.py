@@ -22,10 +22,7 @@ _FORM = "an indexed Job: <Job>-[0-<completions - 1>].<Service>:2222; a JobSet: <
 
 
 def from_kubernetes(environ: Mapping[str, str]) -> Cluster | str:
-    """Reads TFOPT_WORKERS and finds this pod in it by HOSTNAME.
-
-    Returns:
-        The cluster, or one line that says why there is none: this is not a pod, or the variable is not set.
+    """Returns the cluster in TFOPT_WORKERS, or one line that says why there is none.
 
     Raises:
         ClusterError: If the variable is set and wrong, or does not list this pod.

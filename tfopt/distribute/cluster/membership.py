@@ -54,12 +54,8 @@ class Address:
 def parse_address(text: object, *, whose: str) -> Address:
     """Parses "host:port", "192.0.2.1:port" or "[2001:db8::1]:port".
 
-    Args:
-        text: The address, unchecked.
-        whose: Whose address it is, for the error: "worker 3 of TF_CONFIG".
-
     Raises:
-        ClusterError: If `text` is not such an address.
+        ClusterError: If `text` is not such an address; it says `whose` address it is, "worker 3 of TF_CONFIG".
 
     Example:
         >>> parse_address("[::1]:2222", whose="worker 0")

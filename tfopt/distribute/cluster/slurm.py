@@ -160,11 +160,8 @@ def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int
 def expand_hosts(text: str) -> tuple[str, ...]:
     """Expands a host list as `scontrol show hostnames` does: in Slurm's order, duplicates included.
 
-    It also accepts a suffix after the brackets (node[1-2]-ib), which Slurm 22.05 refuses.
-
-    Args:
-        text: Comma-separated names, each with any number of bracketed numbers and ranges. Numbers are padded to the
-            width of the range's start: n[08-10] is n08, n09 and n10.
+    Numbers are padded to the width of the range's start: n[08-10] is n08, n09 and n10. A suffix after the brackets
+    (node[1-2]-ib), which Slurm 22.05 refuses, is accepted too.
 
     Raises:
         ClusterError: If `text` is not a host list, or names more than 65,536 hosts.

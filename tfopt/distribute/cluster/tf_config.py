@@ -22,11 +22,7 @@ _ALTERNATIVES = {
 
 
 def from_tf_config(environ: Mapping[str, str]) -> Cluster | str:
-    """Returns the cluster in TF_CONFIG, or one line that says why there is none.
-
-    Raises:
-        ClusterError: If the variable is set and wrong.
-    """
+    """Returns the cluster in TF_CONFIG, or one line that says why there is none; raises ClusterError if it is wrong."""
     text = environ.get(NAME, "")
     if not text.strip():
         return f"{NAME}: not set" if NAME not in environ else f"{NAME}: set, and empty"

@@ -162,10 +162,7 @@ class Rendezvous:
 
 
 def join(start: Start, training: Channel) -> tuple[Channel, int]:
-    """The other workers' side of the barrier: connects to the chief and waits until all have joined.
-
-    Returns:
-        The channel to the chief, and the seed.
+    """The other workers' side of the barrier: returns the channel to the chief, and the seed, once all have joined.
 
     Raises:
         MissingPeerError: If the chief does not answer in time, falls silent, or reports a missing worker.

@@ -23,14 +23,9 @@ Source = TypeVar("Source", bound=_HasFileno)
 
 
 def readable(sources: Iterable[Source], wait_seconds: float) -> list[Source]:
-    """Waits until at least one of several channels, sockets or pipes can be read.
+    """Waits until one of several channels, sockets or pipes has data or its other end is closed; returns all that do.
 
-    Args:
-        sources: What to wait for. Closed ones are ignored.
-        wait_seconds: The longest wait; 0 or less returns at once.
-
-    Returns:
-        The sources that have data or whose other end is closed; empty when the time is up.
+    Sources closed on this side are ignored. Returns an empty list when the time is up; 0 or less does not wait.
     """
     # Not select.select: it rejects descriptors above 1,023, and a training process may have that many open.
     with selectors.PollSelector() as selector:
@@ -41,11 +36,9 @@ def readable(sources: Iterable[Source], wait_seconds: float) -> list[Source]:
 
 
 class Channel:
-    """Sends and receives messages (dicts) over a connected socket without ever blocking.
+    """Sends and receives messages (dicts) over a connected stream socket, which it takes over, without ever blocking.
 
-    Args:
-        connection: A connected stream socket, which the channel takes over.
-        line_bytes: Length limit. A longer line closes the channel, as does anything that is not a message.
+    A line longer than `line_bytes` closes the channel, as does anything that is not a message.
 
     Example:
         >>> ours, theirs = map(Channel, socket.socketpair())
