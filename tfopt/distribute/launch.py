@@ -58,10 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def gpu_variables(workers: int, each: int | None, environ: Mapping[str, str]) -> list[dict[str, str]]:
     """Returns the variables that give each worker `each` adjacent GPUs among those this process may use.
 
-    Entries of CUDA_VISIBLE_DEVICES are passed on unchanged. If `each` is None, there are no variables.
-
-    Raises:
-        ClusterError: If there are too few GPUs.
+    Entries of CUDA_VISIBLE_DEVICES are passed on unchanged. If `each` is None, there are no variables; if there are too
+    few GPUs, raises ClusterError.
 
     Example:
         >>> gpu_variables(2, 2, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})[1]

@@ -42,17 +42,13 @@ def local_cluster(workers: int) -> Iterator[list[str]]:
         ...     processes = [Popen(command, env=os.environ | {"TF_CONFIG": config}) for config in configs]
     """
     with contextlib.ExitStack() as stack:
-        ports = [stack.enter_context(_free_port()) for _ in range(workers)]
-        addresses = tuple("{}:{}".format(*port.getsockname()) for port in ports)
-        yield [json.dumps(Cluster("launch", addresses, rank).tf_config()) for rank in range(workers)]
-
-
-def _free_port() -> socket.socket:
-    """Binds a free port without listening, so that nobody else gets it before TensorFlow does."""
-    port = socket.socket()
-    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TensorFlow sets it as well, so both may bind
-    port.bind(("127.0.0.1", 0))
-    return port
+        addresses = []
+        for _ in range(workers):
+            port = stack.enter_context(socket.socket())  # bound, not listening: nobody else gets it before TensorFlow
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TensorFlow sets it as well, so both may bind
+            port.bind(("127.0.0.1", 0))
+            addresses.append("{}:{}".format(*port.getsockname()))
+        yield [json.dumps(Cluster("launch", tuple(addresses), rank).tf_config()) for rank in range(workers)]
 
 
 class Prefixer:
@@ -173,15 +169,12 @@ class LocalWorkers:
         self._broken: set[int] = set()  # the launcher's outputs that nobody reads any more
 
     def run(self) -> int:
-        """Runs the workers to their end.
+        """Runs the workers to their end. Raises OSError if one cannot be started, after killing those already started.
 
         Returns:
             0 if all succeeded, otherwise the code of the first that failed, 128 + n if signal n killed it. 75 only if
             no other code follows shortly: a worker that lost another is not the one that failed. 130 after SIGINT, 143
             after a second SIGTERM.
-
-        Raises:
-            OSError: If a worker cannot be started. Those already started are killed.
         """
         with _wakeup_socket(self._on_signal) as wakeup:
             try:

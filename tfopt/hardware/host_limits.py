@@ -49,11 +49,7 @@ def host(*, proc: str | os.PathLike[str] = "/proc", sys: str | os.PathLike[str] 
     """Returns what this process may use of the machine now; None where it cannot be read.
 
     Use it to choose thread counts and cache sizes: in a container or a batch job the machine's own numbers are too
-    large.
-
-    Args:
-        proc: Where /proc is.
-        sys: Where /sys is.
+    large. `proc` and `sys` are where these file systems are mounted.
 
     Example:
         >>> host().cpus <= os.cpu_count()
@@ -147,21 +143,24 @@ def _memory_used(level: Path) -> int | None:
 
 
 def _cpu_model(proc: Path) -> str | None:
-    for line in (_read(proc / "cpuinfo") or "").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return value.strip()
-    return None
+    return next((value for key, value in _pairs(proc / "cpuinfo") if key == "model name" and value), None)
 
 
 def _meminfo(proc: Path) -> dict[str, int]:
     """/proc/meminfo in bytes."""
     found = {}
-    for line in (_read(proc / "meminfo") or "").splitlines():
-        parts = line.split()
-        if len(parts) == 3 and parts[2] == "kB" and parts[1].isdecimal():
-            found[parts[0].rstrip(":")] = int(parts[1]) * 1024
+    for key, value in _pairs(proc / "meminfo"):
+        number, _, unit = value.partition(" ")
+        if unit == "kB" and number.isdecimal():
+            found[key] = int(number) * 1024
     return found
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """Keys and values of a file with lines of "key: value"."""
+    for line in (_read(path) or "").splitlines():
+        key, _, value = line.partition(":")
+        yield key.strip(), value.strip()
 
 
 def _read(path: Path) -> str | None:

@@ -139,11 +139,12 @@ def _visible(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Dev
     if value is None:
         return _one_instance([seen for device in devices for seen in _as_cuda_sees(device)])
     entries = [entry.strip() for entry in value.split(",")]
+    by_bus_id = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({device.name for device in devices}) <= 1
     chosen: list[Device] = []
     for position, entry in enumerate(entries):
         if ends_list(entry) and (entry or position + 1 == len(entries)):
             break
-        if _is_index(entry) and not _indices_known(devices, environ):
+        if _is_index(entry) and not by_bus_id:
             warn_once(
                 f"device_order {value}",
                 f"Expected GPUs of one model, or a known order. Found: several models and CUDA_VISIBLE_DEVICES="
@@ -178,11 +179,6 @@ def ends_list(entry: str) -> bool:
 
 def _is_index(entry: str) -> bool:
     return entry.isascii() and entry.isdecimal()
-
-
-def _indices_known(devices: Sequence[Device], environ: Mapping[str, str]) -> bool:
-    """Whether CUDA's indices follow the PCI bus ids. By default CUDA sorts by speed, by an undocumented rule."""
-    return environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({device.name for device in devices}) <= 1
 
 
 def _named(entry: str, devices: Sequence[Device]) -> Device | None:

@@ -33,7 +33,11 @@ def from_kubernetes(environ: Mapping[str, str]) -> Cluster | str:
     """
     text = environ.get(WORKERS, "").strip()
     if not text:
-        return _why_none(environ)
+        if "KUBERNETES_SERVICE_HOST" not in environ:
+            return f"{SOURCE}: not in a pod"
+        index = environ.get("JOB_COMPLETION_INDEX")
+        where = "in a pod" if index is None else f"in pod {brief(index)} of an indexed Job"
+        return f"{SOURCE}: {where}, and {WORKERS} is not set: it trains alone"
     try:
         workers = expand_hosts(text)
     except ClusterError as error:
@@ -53,11 +57,3 @@ def _index(workers: tuple[str, ...], hostname: str) -> int:
         f"it {len(ranks)} times" if ranks else listed(hosts, 4),
         f"list every pod once, for {_FORM}. With hostNetwork, HOSTNAME is the node's: set it to the pod's in env",
     )
-
-
-def _why_none(environ: Mapping[str, str]) -> str:
-    if "KUBERNETES_SERVICE_HOST" not in environ:
-        return f"{SOURCE}: not in a pod"
-    index = environ.get("JOB_COMPLETION_INDEX")
-    where = "in a pod" if index is None else f"in pod {brief(index)} of an indexed Job"
-    return f"{SOURCE}: {where}, and {WORKERS} is not set: it trains alone"

@@ -42,7 +42,14 @@ def resolve(
           Kubernetes: not in a pod
     """
     if workers is not None or index is not None:
-        return _from_arguments(workers, index)
+        if workers is None or index is None:
+            missing = "workers" if workers is None else "index"
+            raise ValueError(f"Expected workers and index, or neither. Received: no {missing}. What to do: give both.")
+        if isinstance(workers, str) or not isinstance(workers, Sequence):
+            raise TypeError(
+                f"Expected workers as a list of addresses. Received: {workers!r}. What to do: write ['host:port', …]."
+            )
+        return Cluster("arguments", tuple(workers), index, ("arguments: taken; the environment was not read",))
     notes = ["arguments: none"]
     for source in SOURCES:
         found = source(environ)
@@ -50,17 +57,6 @@ def resolve(
             return replace(found, notes=(*notes, f"{found.source}: taken"))
         notes.append(found)
     return Cluster(ONE_PROCESS, notes=tuple(notes))
-
-
-def _from_arguments(workers: Sequence[str] | None, index: int | None) -> Cluster:
-    if workers is None or index is None:
-        missing = "workers" if workers is None else "index"
-        raise ValueError(f"Expected workers and index, or neither. Received: no {missing}. What to do: give both.")
-    if isinstance(workers, str) or not isinstance(workers, Sequence):
-        raise TypeError(
-            f"Expected workers as a list of addresses. Received: {workers!r}. What to do: write ['host:port', …]."
-        )
-    return Cluster("arguments", tuple(workers), index, ("arguments: taken; the environment was not read",))
 
 
 def own_path(path: str | Path, *, cluster: Cluster | None = None) -> Path:

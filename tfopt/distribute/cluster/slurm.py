@@ -29,14 +29,11 @@ _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def from_slurm(environ: Mapping[str, str]) -> Cluster | str:
-    """Reads the variables that srun sets in each task of a step.
+    """Returns the cluster that srun's variables describe in each task of a step, or one line saying why there is none.
 
     The shell of sbatch or salloc is one process, and so is a step with one task. Hosts are the names of the nodes.
     Ports are those Slurm reserved for the step (srun --resv-ports, MpiParams) if there are enough, otherwise derived
     from the ids of job and step, from 20000 to 32767.
-
-    Returns:
-        The cluster, or one line that says why there is none.
 
     Raises:
         ClusterError: If one of the step's variables is missing or wrong, or they do not say where each task runs: with

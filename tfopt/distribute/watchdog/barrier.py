@@ -47,11 +47,6 @@ class Start:
         """Returns a worker's name in messages."""
         return f"worker {index} ({self.workers[index]})"
 
-    def hello(self) -> dict[str, Any]:
-        """Returns a worker's first message to the chief."""
-        host = socket.gethostname()
-        return {"magic": MAGIC, "job": fingerprint(self.workers), "index": self.index, "pid": self.pid, "host": host}
-
 
 def fingerprint(workers: Sequence[str]) -> str:
     """Identifies a job by its workers."""
@@ -168,6 +163,7 @@ def join(start: Start, training: Channel) -> tuple[Channel, int]:
         MissingPeerError: If the chief does not answer in time, falls silent, or reports a missing worker.
         ClusterError: If the chief rejects this worker, or something else listens on its address.
     """
+    hello = {"magic": MAGIC, "job": fingerprint(start.workers), "index": start.index, "pid": start.pid}
     due, last, is_stranger = time.monotonic() + start.deadline_seconds, "nobody answers there", False
     while time.monotonic() < due:
         try:
@@ -175,7 +171,7 @@ def join(start: Start, training: Channel) -> tuple[Channel, int]:
         except OSError as error:
             last, is_stranger = error.strerror or str(error), False
         else:
-            chief.send(**start.hello())
+            chief.send(**hello, host=socket.gethostname())
             answer = _await_go(chief, start, training)
             if isinstance(answer, int):
                 return chief, answer

@@ -35,18 +35,13 @@ class Nvml:
     ):
         self._load = load
         self._clock = clock
-        self._lock = threading.Lock()
-        self._worker = Worker("tfopt-nvml")
+        self._worker = Worker()
         self._vendor: Any = None
         self._started = False
         self._handles: dict[str, tuple[Any, Gpm]] = {}
 
     def call(self, function: Callable[[], Result], *, deadline_seconds: float = DEADLINE_SECONDS) -> Result:
-        """Returns `function()`, called in NVML's own thread.
-
-        Raises:
-            NvmlError: If the function raises it, or does not return within the deadline.
-        """
+        """Returns `function()`, called in NVML's own thread; raises NvmlError if it does not return by the deadline."""
         try:
             return self._worker.call(function, deadline_seconds=deadline_seconds)
         except TimeoutError as error:
@@ -59,24 +54,23 @@ class Nvml:
 
     def start(self) -> None:
         """Loads NVIDIA's library and starts NVML, unless it is running; raises NvmlError if either fails."""
-        with self._lock:
-            if self._started:
-                return
-            try:
-                self._vendor = self._load()
-                failure = self._vendor.NVMLError
-            except Exception as error:  # missing, broken, or another module of that name
-                raise NvmlError(
-                    "pynvml_missing",
-                    "Expected the module pynvml, which queries NVIDIA's driver. Found: it cannot be imported. "
-                    "What to do: pip install nvidia-ml-py (not the distribution called pynvml).",
-                ) from error
-            self._drop_handles()
-            try:
-                self._vendor.nvmlInit()
-            except failure as error:
-                raise explain(error.value, "NVIDIA's driver to answer") from error
-            self._started = True
+        if self._started:
+            return
+        try:
+            self._vendor = self._load()
+            failure = self._vendor.NVMLError
+        except Exception as error:  # missing, broken, or another module of that name
+            raise NvmlError(
+                "pynvml_missing",
+                "Expected the module pynvml, which queries NVIDIA's driver. Found: it cannot be imported. "
+                "What to do: pip install nvidia-ml-py (not the distribution called pynvml).",
+            ) from error
+        self._drop_handles()
+        try:
+            self._vendor.nvmlInit()
+        except failure as error:
+            raise explain(error.value, "NVIDIA's driver to answer") from error
+        self._started = True
 
     def driver_version(self) -> str | None:
         """Returns the driver's version, such as "570.86.15"."""
@@ -86,10 +80,8 @@ class Nvml:
     def devices(self) -> tuple[Device, ...]:
         """Returns the physical GPUs with their MIG instances, ordered by PCI bus id.
 
-        A GPU that does not answer is left out with a warning.
-
-        Raises:
-            NvmlError: If NVML cannot be started or does not say how many GPUs there are.
+        A GPU that does not answer is left out with a warning. Raises NvmlError if NVML cannot be started or does not
+        say how many GPUs there are.
         """
         self.start()
         found = []
@@ -103,10 +95,9 @@ class Nvml:
         return tuple(found if None in places else sorted(found, key=lambda device: device.pci or ()))
 
     def read(self, uuid: str, *, restart: bool = False) -> Reading:
-        """Reads every field of a GPU or MIG instance; `restart` forgets the last reading, which another caller made.
+        """Reads every field of a GPU or MIG instance; raises NvmlError if it is lost, removed or in need of a reset.
 
-        Raises:
-            NvmlError: If the device is lost, removed or in need of a reset.
+        `restart` forgets the last reading, which another caller made: fields measured since then start over.
         """
         self.start()
         if uuid not in self._handles:
@@ -199,8 +190,7 @@ class Worker:
     calls again. Not a ThreadPoolExecutor: at exit the interpreter waits for its threads.
     """
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -226,7 +216,7 @@ class Worker:
         # A forked child inherits no threads, and a queue that may stay locked.
         if self._thread is None or not self._thread.is_alive():
             self._jobs = queue.SimpleQueue()
-            self._thread = threading.Thread(target=self._work, args=(self._jobs,), name=self._name, daemon=True)
+            self._thread = threading.Thread(target=self._work, args=(self._jobs,), name="tfopt-nvml", daemon=True)
             self._thread.start()
 
     def _work(self, jobs: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]") -> None:

@@ -139,10 +139,8 @@ def split_by_owner(lists: Sequence[Sequence[Any] | None]) -> tuple[int | None, i
     In a container the driver lists the machine's process ids, or only the container's own processes, or none
     (NVIDIA/nvidia-container-toolkit#1013, NVIDIA/nvidia-docker#1483). There, this process's share is None unless it is
     listed, and the others' is None unless this process and at least one other are. A process of unknown size (Windows
-    and WSL give no sizes) makes the sum unknown.
-
-    Args:
-        lists: NVML's processes with compute and with graphics contexts, which overlap. None: unknown.
+    and WSL give no sizes) makes the sum unknown. `lists` are NVML's processes with compute and with graphics contexts,
+    which overlap; None: unknown.
     """
     sizes: dict[int, int | None] = {}
     for process in (process for running in lists for process in running or ()):
