@@ -1,11 +1,16 @@
-"""Functions: their code, defaults and closure, and everything their code names."""
+"""What programs define: functions by their code and what it names, classes by theirs, objects by class and state."""
 
 import builtins
+import contextlib
 import dis
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import Field, dataclass, field
 from typing import Any
+
+import tensorflow as tf
 
 from tfopt.pipelines.cache.fingerprint.modules import (
     Chain,
@@ -16,7 +21,7 @@ from tfopt.pipelines.cache.fingerprint.modules import (
     installed,
     package_of,
 )
-from tfopt.pipelines.cache.fingerprint.values import Description, Part, named
+from tfopt.pipelines.cache.fingerprint.values import CONTENTS, Description, Part, RefusedError, named, reduced
 
 _CONSTANT = frozenset(dis.opname[code] for code in dis.hasconst)
 _HAS_DOCSTRING = 0x4000000  # a flag of Python 3.13
@@ -30,6 +35,24 @@ _LOCAL = ("LOAD_FAST", "STORE_FAST_LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF", 
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _NAMED_BY_CLASS_BODIES = frozenset({"__name__", "__qualname__", "__module__"})  # they only say which file it is
 
+_HEAPTYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE; static types are compiled code
+_COMPILED_METHODS = frozenset({"cython_function_or_method", "instancemethod", "nb_method"})  # instancemethod: pybind11
+# What a compiled class, or one with __slots__, holds in place of functions.
+_NATIVE = (
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+# Derived from the rest.
+_DERIVED = frozenset(
+    [
+        *("__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dataclass_params__"),
+        *("__abstractmethods__", "__dict__", "__weakref__", "_abc_impl"),
+    ]
+)
+_LEFT_OUT = _COSMETIC | _DERIVED
+
 
 @dataclass(frozen=True, slots=True)
 class Names:
@@ -41,7 +64,7 @@ class Names:
     imports: list[Import] = field(default_factory=list)
 
 
-def describe_function(function: FunctionType) -> Description:
+def describe_function(function: types.FunctionType) -> Description:
     """Describes a user's function by what it computes with; a package's by its name and what it was created with."""
     code = function.__code__
     # Not __module__ and __qualname__: functools.wraps copies another function's into a wrapper.
@@ -58,7 +81,7 @@ def describe_function(function: FunctionType) -> Description:
     return Description("function", "", [("", code), *given, ("", attributes), *_named(function, names)])
 
 
-def describe_code(code: CodeType) -> Description:
+def describe_code(code: types.CodeType) -> Description:
     """Describes bytecode with its constants in place, without file names, line numbers and docstrings."""
     found = _instructions(code)
     # A docstring is among the constants, but no instruction loads it.
@@ -73,7 +96,7 @@ def describe_code(code: CodeType) -> Description:
     return Description("code", repr((counts, names, steps, code.co_exceptiontable)), constants)
 
 
-def names_in(code: CodeType) -> Names:
+def names_in(code: types.CodeType) -> Names:
     """Returns what a code object and those inside it name.
 
     Example:
@@ -85,7 +108,61 @@ def names_in(code: CodeType) -> Names:
     return names
 
 
-def _defaults(function: FunctionType) -> Iterator[Part]:
+def describe_class(kind: type) -> Description:
+    """Describes a package's class by name, a user's by its bases, methods and attributes.
+
+    Raises:
+        RefusedError: If it is compiled code from no installed package.
+    """
+    package = package_of(kind.__module__)
+    if package and (by_name(kind) or _is_compiled(kind)):
+        return installed(f"{kind.__module__}.{kind.__qualname__}", package)
+    if _is_compiled(kind):
+        raise RefusedError(f"the class {kind.__qualname__} of compiled code from no installed package")
+    own = {name: value for name, value in vars(kind).items() if name not in _LEFT_OUT}
+    bases = [(f"base `{base.__name__}`", base) for base in kind.__bases__]
+    attributes = Description("attributes", parts=named(own.items(), "attribute `{}`"))
+    return Description("class", kind.__name__, [*bases, ("its metaclass", type(kind)), ("", attributes)])
+
+
+def describe_object(value: Any) -> Description:
+    """Describes an object by its class and what it holds, without running code of the class.
+
+    Raises:
+        RefusedError: If compiled code holds a part that cannot be read.
+    """
+    kind = type(value)
+    if kind is Field:
+        return _field(value)
+    base = next((base for base in kind.__mro__ if base in CONTENTS), None)
+    hidden = [part for part in kind.__mro__ if part not in (object, base) and _is_compiled(part)]
+    if kind in hidden and by_name(value) and (package := package_of(value.__module__)):
+        return installed(f"{value.__module__}.{value.__qualname__}", package)  # such as np.mean
+    if hidden and not (kind in hidden and package_of(kind.__module__) == package_of("builtins")):
+        raise RefusedError(
+            f"an object of type {kind.__module__}.{kind.__qualname__}, whose state compiled code holds "
+            f"({hidden[0].__module__}.{hidden[0].__qualname__})"
+        )
+    if hidden or kind is object:
+        return reduced(value)
+    contents = [("", CONTENTS[base](value))] if base else []
+    # functools.update_wrapper copies a function's module and docstring to objects as well.
+    held = [(name, part) for name, part in _state(value) if name not in _LEFT_OUT]
+    state = Description("state", parts=named(held, "attribute `{}`"))
+    return Description("object", parts=[("its class", kind), *contents, ("", state)])
+
+
+def describe_callable(value: Any) -> Description | None:
+    """Describes a method, descriptor, wrapper or compiled function; returns None for anything else."""
+    kind = type(value)
+    if issubclass(kind, tf.types.experimental.ConcreteFunction):
+        raise RefusedError("a traced tf.function, whose graph holds what was captured (pass the Python function)")
+    if issubclass(kind, tf.types.experimental.PolymorphicFunction):
+        return Description("tf.function", parts=[("", value.python_function), ("its signature", value.input_signature)])
+    return _CALLABLES[kind](value) if kind in _CALLABLES else None
+
+
+def _defaults(function: types.FunctionType) -> Iterator[Part]:
     defaults = function.__defaults__ or ()
     code = function.__code__
     arguments = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
@@ -93,7 +170,7 @@ def _defaults(function: FunctionType) -> Iterator[Part]:
     yield "", Description("defaults", parts=named(values, "default of `{}`"))
 
 
-def _closure(function: FunctionType, names: Names) -> Iterator[Part]:
+def _closure(function: types.FunctionType, names: Names) -> Iterator[Part]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             value = cell.cell_contents
@@ -103,7 +180,7 @@ def _closure(function: FunctionType, names: Names) -> Iterator[Part]:
             yield from _followed(f"closure variable `{name}`", value, names.locals.get(name, {()}))
 
 
-def _named(function: FunctionType, names: Names) -> Iterator[Part]:
+def _named(function: types.FunctionType, names: Names) -> Iterator[Part]:
     """Yields what the globals and imports stand for."""
     for name, chains in sorted(names.globals.items()):
         if name in function.__globals__:
@@ -122,12 +199,12 @@ def _followed(step: str, value: Any, chains: set[Chain]) -> Iterator[Part]:
     return (follow(step, value, chain) for chain in sorted(chains))
 
 
-def _instructions(code: CodeType) -> list[dis.Instruction]:
+def _instructions(code: types.CodeType) -> list[dis.Instruction]:
     """Returns the instructions, without those that only widen the argument of the next one."""
     return [item for item in dis.get_instructions(code) if item.opname not in ("EXTENDED_ARG", "CACHE")]
 
 
-def _collect(code: CodeType, names: Names) -> None:
+def _collect(code: types.CodeType, names: Names) -> None:
     found = _instructions(code)
     cells = {*code.co_cellvars, *code.co_freevars}
     for index, item in enumerate(found):
@@ -142,7 +219,7 @@ def _collect(code: CodeType, names: Names) -> None:
                 if "FAST" not in item.opname or name not in cells:
                     names.locals.setdefault(name, set()).add(chain)
     for constant in code.co_consts:
-        if isinstance(constant, CodeType):
+        if isinstance(constant, types.CodeType):
             _collect(constant, names)
 
 
@@ -175,3 +252,73 @@ def _loaded(item: dis.Instruction) -> tuple[str, ...]:
 
 def _stored(item: dis.Instruction) -> str:
     return str(item.argval[0] if isinstance(item.argval, tuple) else item.argval)
+
+
+def _state(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes the object itself holds, without running its `__getattribute__`."""
+    with contextlib.suppress(AttributeError):  # it has slots alone
+        yield from object.__getattribute__(value, "__dict__").items()
+    for base in type(value).__mro__:
+        for name, slot in vars(base).items():
+            if type(slot) is types.MemberDescriptorType:
+                try:
+                    yield name, slot.__get__(value)
+                except AttributeError:  # not assigned
+                    continue
+
+
+def _field(value: Any) -> Description:
+    """Describes a dataclass field without its type, which computes nothing."""
+    held = ("default", "default_factory", "init", "kw_only", "metadata")
+    return Description("field", value.name, [(f"`{name}`", getattr(value, name)) for name in held])
+
+
+def _is_compiled(kind: type) -> bool:
+    """Whether the class's own part is compiled code, which may keep hidden state."""
+    return not kind.__flags__ & _HEAPTYPE or any(
+        _is_compiled_member(kind, name, value) for name, value in vars(kind).items()
+    )
+
+
+def _is_compiled_member(kind: type, name: str, value: Any) -> bool:
+    if type(value) in _NATIVE:
+        return value.__objclass__ is kind and name not in ("__dict__", "__weakref__")
+    if name == "__new__" and type(value) is types.BuiltinFunctionType:
+        return value.__self__ is kind
+    return type(value).__name__ in _COMPILED_METHODS
+
+
+def _builtin(value: Any) -> Description:
+    """Describes a compiled function, or a compiled method with the object it belongs to."""
+    owner = value.__self__
+    if owner is not None and not issubclass(type(owner), types.ModuleType):
+        return Description("compiled method", value.__name__, [("`self`", owner)])
+    package = package_of(value.__module__ or "")
+    if package is None:
+        raise RefusedError(f"the function {value.__qualname__} of compiled code from no installed package")
+    return installed(f"{value.__module__}.{value.__qualname__}", package)
+
+
+def _property(value: Any) -> Description:
+    return Description("property", parts=[("getter", value.fget), ("setter", value.fset), ("deleter", value.fdel)])
+
+
+def _wrapped(attribute: str) -> Callable[[Any], Description]:
+    return lambda value: Description(type(value).__name__, parts=[("", getattr(value, attribute))])
+
+
+_CALLABLES: dict[type, Callable[[Any], Description]] = {
+    types.MethodType: lambda value: Description(
+        "method", parts=[("method", value.__func__), ("`self`", value.__self__)]
+    ),
+    types.BuiltinFunctionType: _builtin,
+    types.MethodWrapperType: lambda value: Description("compiled method", value.__name__, [("", value.__self__)]),
+    **dict.fromkeys(_NATIVE, lambda value: Description("descriptor", value.__name__, [("", value.__objclass__)])),
+    types.MemberDescriptorType: lambda value: Description("slot", value.__name__),
+    property: _property,
+    weakref.ref: lambda value: Description("weak reference", parts=[("", value())]),  # a tf.function's `self`
+    staticmethod: _wrapped("__func__"),
+    classmethod: _wrapped("__func__"),
+    functools.cached_property: _wrapped("func"),
+    type(functools.lru_cache(lambda: None)): _wrapped("__wrapped__"),
+}

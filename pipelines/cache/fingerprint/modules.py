@@ -38,13 +38,8 @@ class Import:
 def package_of(module: str) -> str | None:
     """Returns the release a module belongs to, with a hash of its files; None for a module of the user's own.
 
-    The version alone is not enough: a package installed from a checkout seldom gets a new one.
-
-    Args:
-        module: The name of a module, loaded or not.
-
-    Returns:
-        Such as "numpy 2.1.0 4f2a…"; None also for a module that exists nowhere.
+    Such as "numpy 2.1.0 4f2a…"; None also for a module that exists nowhere. The version alone is not enough: a package
+    installed from a checkout seldom gets a new one.
     """
     top = module.partition(".")[0]
     origin = _origin(sys.modules.get(module)) or _origin(sys.modules.get(top)) or _found(top)
@@ -80,13 +75,7 @@ def describe_module(module: ModuleType) -> Description:
 def follow(step: str, value: Any, chain: Chain) -> Part:
     """Follows attributes through the user's modules to the first value that is not one of those modules.
 
-    Args:
-        step: How the value is reached.
-        value: Where to start; the attributes count only if it is a module.
-        chain: The attributes.
-
-    Raises:
-        RefusedError: If an attribute is a module that is not loaded.
+    Raises RefusedError if an attribute is a module that is not loaded.
     """
     while issubclass(type(value), ModuleType):
         name = _name(value)
@@ -108,15 +97,9 @@ def follow(step: str, value: Any, chain: Chain) -> Part:
 
 
 def describe_import(item: Import, package: str, chains: set[Chain]) -> Iterator[Part]:
-    """Yields what an import inside a function stands for.
+    """Yields what an import inside a function of `package` stands for, given the attributes read from its name.
 
-    Args:
-        item: The import.
-        package: The package of the function's module, for relative imports.
-        chains: The attributes read from the name it binds.
-
-    Raises:
-        RefusedError: If it is a module of the user's that is not loaded.
+    Raises RefusedError if it is a module of the user's that is not loaded.
     """
     name = item.module
     if item.level:

@@ -31,11 +31,7 @@ class Description:
 
 
 class RefusedError(Exception):
-    """Raised inside this package for a value that cannot be fingerprinted; `fingerprint` adds where it was found.
-
-    Args:
-        found: What it is and why, such as "a tf.Variable, whose value may change".
-    """
+    """Says what cannot be fingerprinted and why, for `fingerprint`, which adds where it was found."""
 
 
 def leaf(value: Any) -> bytes | None:
@@ -110,12 +106,10 @@ CONTENTS: dict[type, Callable[[Any], Description]] = {
 def describe_value(value: Any) -> Description | None:
     """Returns the description of a plain value, or None for anything else."""
     kind = type(value)
-    if kind in CONTENTS or kind is np.memmap:
-        return CONTENTS[np.ndarray if kind is np.memmap else kind](value)
-    if kind in _EXACT:
-        return _EXACT[kind](value)
-    found = (describe(value) for known, describe in _SUBCLASSED.items() if issubclass(kind, known))
-    return next(found, None)
+    describe = CONTENTS.get(kind) or _EXACT.get(kind)
+    if describe is None:
+        describe = next((each for known, each in _SUBCLASSED.items() if issubclass(kind, known)), None)
+    return None if describe is None else describe(value)
 
 
 def elements(values: Iterable[Any]) -> Iterator[Part]:
@@ -130,11 +124,7 @@ def named(values: Iterable[tuple[str, Any]], step: str = "`{}`") -> Iterator[Par
 
 
 def reduced(value: Any) -> Description:
-    """Describes an object of one of Python's own compiled types by what pickle would rebuild it from.
-
-    Raises:
-        RefusedError: If it cannot be pickled.
-    """
+    """Describes an object of one of Python's own compiled types by what pickle would rebuild it from."""
     kind = type(value)
     try:
         made: Any = value.__reduce_ex__(4)
@@ -159,10 +149,6 @@ def _array(array: Any) -> Description:
         text = f"{array.dtype!r} {array.shape}"
         return Description("array of objects", text, elements(np.asarray(array).ravel().tolist()))
     return Description("array", hash_array(array).hex())
-
-
-def _scalar(value: Any) -> Description:
-    return Description("NumPy scalar", parts=[("", np.asarray(value))])
 
 
 def _ufunc(value: Any) -> Description:
@@ -201,8 +187,16 @@ def _enum(value: Any) -> Description:
     return Description("member", value._name_, [("", type(value)), ("its value", value._value_)])
 
 
+def _cell(value: types.CellType) -> Description:
+    try:
+        return Description("cell", parts=[("", value.cell_contents)])
+    except ValueError:  # not yet assigned
+        return Description("cell")
+
+
 # Their subclasses may behave differently, and are described as objects.
 _EXACT: dict[type, Callable[[Any], Description]] = {
+    np.memmap: _array,
     np.ufunc: _ufunc,
     tf.RaggedTensor: _composite,
     tf.SparseTensor: _composite,
@@ -212,20 +206,12 @@ _EXACT: dict[type, Callable[[Any], Description]] = {
     partial: _partial,
     re.Pattern: lambda value: Description("pattern", parts=[("", value.pattern), ("", value.flags)]),
     types.MappingProxyType: lambda value: Description("mappingproxy", parts=[("", dict(value))]),
-    types.CellType: lambda value: Description("cell", parts=[] if _empty(value) else [("", value.cell_contents)]),
+    types.CellType: _cell,
 }
 _SUBCLASSED: dict[type, Callable[[Any], Description]] = {
-    np.generic: _scalar,
+    np.generic: lambda value: Description("NumPy scalar", parts=[("", np.asarray(value))]),
     np.dtype: lambda value: Description("dtype", repr(value)),
     tf.Tensor: _tensor,
     Enum: _enum,
     PurePath: lambda value: Description("path", os.fspath(value), [("", type(value))]),
 }
-
-
-def _empty(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return True
-    return False
