@@ -51,7 +51,11 @@ def cached(store: Store, spec: Any, elements: Any, prepare: Callable[[Any], Any]
         left = tf.where(start < 0, tf.constant(0, tf.int64), -1)
         examples = prepare(elements.skip(tf.maximum(start, 0)).take(left)).enumerate(start)
         end = tf.data.Dataset.from_tensors(session).flat_map(lambda session: examples.take(_ended(store, session)))
-        return examples.map(_writer(store, records, session, writes), name="cache").concatenate(end.map(_example))
+        return examples.map(_writer(store, records, session, writes), name="cache").concatenate(end.map(last))
+
+    @without_autograph
+    def last(position: Any, example: Any) -> Any:
+        return example
 
     begun = tf.data.Dataset.from_tensors(0).map(partial(_begin, store))
     dataset = begun.flat_map(iteration, name="cache")
@@ -130,11 +134,7 @@ class RecordFormat:
 
 @without_autograph
 def _begin(store: Store, _: Any) -> Any:
-    def begin() -> Any:
-        session, files, held = store.begin()
-        return np.int64(session), np.array(files, dtype=object), np.int64(held)
-
-    session, files, held = tf.numpy_function(begin, [], [tf.int64, tf.string, tf.int64])
+    session, files, held = tf.numpy_function(store.begin, [], [tf.int64, tf.string, tf.int64])
     session.set_shape(())
     held.set_shape(())
     return session, files, held
@@ -171,8 +171,8 @@ def _writer(store: Store, form: RecordFormat, session: Any, writes: Any) -> Call
     """Returns a function of position and example that writes the example and returns it."""
 
     def write(number: Any, position: Any, *tensors: Any) -> Any:
-        store.write(int(number), form.pack(int(position), tensors))
-        return np.int64(0)
+        store.write(number, form.pack(position, tensors))
+        return 0
 
     @without_autograph
     def written(position: Any, example: Any) -> Any:
@@ -189,18 +189,12 @@ def _ended(store: Store, session: Any) -> Any:
     """Tells the store that the source has ended; returns 0."""
 
     def end(number: Any) -> Any:
-        store.end_of_source(int(number))
-        return np.int64(0)
+        store.end_of_source(number)
+        return 0
 
     zero = tf.numpy_function(end, [session], tf.int64)
     zero.set_shape(())
     return zero
-
-
-@without_autograph
-def _example(position: Any, example: Any) -> Any:
-    del position
-    return example
 
 
 def _filled(data: bytes) -> bytes:

@@ -1,6 +1,5 @@
 """Decides where examples are cached, on what, and why."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,32 +40,34 @@ def choose_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:
         ValueError: If a cache was asked for, and the source is endless or a random crop would stand before it.
     """
     places = _places(options)
+
+    def no(reason: str) -> CacheChoice:
+        return CacheChoice(None, places[0], reason)
+
     if options.cache is None:
-        return CacheChoice(None, places[0], "cache=None")
+        return no("cache=None")
     if options.service is not None:
-        return CacheChoice(None, places[0], "the service's workers divide the examples differently in each epoch")
+        return no("the service's workers divide the examples differently in each epoch")
     if facts.infinite:
         if options.cache != "auto":
             raise ValueError(f"cache={options.cache!r} expects data that ends. The source is endless: pass cache=None.")
-        return CacheChoice(None, places[0], "the source is endless")
+        return no("the source is endless")
     if options.cache != "auto":
         after = _steady_place(places, facts)
         size = _size(after, facts)
         return CacheChoice(str(options.cache), after, f"asked for; {_needed(size)}", size)
     if facts.source.resident and (options.transform is None or places == ("decode",)):
         nothing = "it would save nothing: rows are read where they lie, and nothing is computed"
-        return CacheChoice(None, places[0], nothing + (" before the crop" if options.crop is not None else ""))
+        return no(nothing + (" before the crop" if options.crop is not None else ""))
     if facts.count is None:
-        return CacheChoice(None, places[0], "the number of examples is unknown")
+        return no("the number of examples is unknown")
     if facts.doubt:
-        return CacheChoice(None, places[0], facts.doubt)
+        return no(facts.doubt)
     in_memory = [_in_memory(after, facts) for after in places if _worth_caching(after, options, facts)]
     if not in_memory:
-        return CacheChoice(None, places[0], "it would save less than half of the work, the part before `transform`")
+        return no("it would save less than half of the work, the part before `transform`")
     fitting = [choice for choice in in_memory if choice.on]
-    if fitting:
-        return fitting[0]
-    return _on_disk(options, facts, in_memory[0])
+    return fitting[0] if fitting else _on_disk(options, facts, in_memory[0])
 
 
 def _places(options: PipelineOptions) -> tuple[After, ...]:
@@ -144,4 +145,4 @@ def _size(after: After, facts: Facts) -> float | None:
 
 
 def _needed(size: float | None) -> str:
-    return "of unknown size" if size is None or math.isnan(size) else readable_bytes(size)
+    return "of unknown size" if size is None else readable_bytes(size)

@@ -25,6 +25,12 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
         ValueError: If the source or a function cannot be fingerprinted, and there is no `cache_key` in its place.
     """
     source, sample = facts.source, facts.sample
+    if source.fingerprint is None and options.cache_key is None:
+        raise ValueError(
+            "Expected a source whose data can be fingerprinted, for a cache on disk. This one has no `fingerprint`. "
+            "Pass cache_key='…', a text that you change whenever the data change, or a Source with fingerprint=."
+        )
+    data = "cache_key" if source.fingerprint is None else _fingerprint("source", source.fingerprint(), options)
     crop = None if options.crop is None or options.crop.random else partial(crop_example, crop=options.crop)
     order = part_seed(options.seed or 0, "mix") if options.shuffle else None
     parts: list[Any] = [
@@ -37,12 +43,7 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
         ("remainder", options.batch_size if options.remainder == "drop" and not options.shuffle else None),
         ("crop", _fingerprint("crop", crop, options)),
         ("key", options.cache_key),
-        (
-            "source",
-            _fingerprint(
-                "source", source.fingerprint and source.fingerprint(), options, missing=source.fingerprint is None
-            ),
-        ),
+        ("source", data),
         ("decode", _fingerprint("decode", source.encoded if crop and source.encoded else source.decode, options)),
     ]
     if cache.after == "transform":
@@ -64,15 +65,9 @@ def expect_one_order(facts: Facts) -> None:
             )
 
 
-def _fingerprint(name: str, value: Any, options: PipelineOptions, *, missing: bool = False) -> str:
+def _fingerprint(name: str, value: Any, options: PipelineOptions) -> str:
     """Returns the fingerprint of a part; if it has none, `cache_key` stands for it."""
     try:
-        if missing:
-            raise ValueError(
-                "Expected a source whose data can be fingerprinted, for a cache on disk. This one has no "
-                "`fingerprint`. Pass cache_key='…', a text that you change whenever the data change, or a Source with "
-                "fingerprint=."
-            )
         return fingerprint(value, name=name)
     except ValueError:
         if options.cache_key is None:

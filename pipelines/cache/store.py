@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -65,20 +66,19 @@ class Store:
         """The folder of this cache."""
         return self._folder / self._key
 
-    def begin(self) -> tuple[int, list[bytes], int]:
-        """Begins a session.
+    def begin(self) -> tuple[int, Any, int]:
+        """Begins a session; returns its number, an array of the file to read, and how many examples that holds.
 
-        Returns:
-            Its number; the file to read, none without a whole cache; and how many examples that holds, or -1.
+        Without a whole cache, the array is empty and the number of examples -1.
         """
         with _guard:
             self._sessions += 1
             count = self._whole()
             if count is None:
-                return self._sessions, [], -1
+                return self._sessions, np.array([], dtype=object), -1
             with contextlib.suppress(OSError):
                 os.utime(self.path / INDEX)  # the caches used least recently make room first
-            return self._sessions, [os.fsencode(self.path / ROWS)], count
+            return self._sessions, np.array([os.fsencode(self.path / ROWS)], dtype=object), count
 
     def end_of_rows(self, session: int, position: int) -> bool:
         """Notes how many examples the file of a session gave; returns False."""
@@ -86,19 +86,17 @@ class Store:
             self._given[session] = position
         return False
 
-    def go_on(self, session: int, held: int) -> tuple[np.int64, bool]:
+    def go_on(self, session: int, held: int) -> tuple[int, bool]:
         """Returns where in the source a session goes on, -1 if nothing is left, and whether it writes.
 
-        Args:
-            session: Its number.
-            held: How many examples its file holds, -1 if there was none.
+        `held` is how many examples its file holds, -1 if there was none.
         """
         with _guard:
             position = self._given.pop(session)
             if held < 0:
-                return np.int64(0), self._start_writing(session)
+                return 0, self._start_writing(session)
             if held == position:
-                return np.int64(-1), False
+                return -1, False
             _log.warning(
                 "The cache %s is damaged at example %d: the source is read from there on, and the cache will be "
                 "rewritten.",
@@ -107,7 +105,7 @@ class Store:
             )
             with contextlib.suppress(OSError):
                 (self.path / INDEX).unlink()
-            return np.int64(position), False
+            return position, False
 
     def write(self, session: int, record: bytes) -> None:
         """Writes the next record of a session, if it still writes."""
