@@ -9,8 +9,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.inspection.sampling import Sample, take_sample
 from tfopt.pipelines.inspection.tracing import Traced, trace
-from tfopt.pipelines.service.client import refuse_unserved
-from tfopt.pipelines.service.parts import Part, take_part
+from tfopt.pipelines.service.client import Part, refuse_unserved, take_part
 from tfopt.pipelines.shared.elements import accepts_seed
 from tfopt.pipelines.shared.functions import expect_paddable
 from tfopt.pipelines.shared.nondeterminism import Finding

@@ -6,8 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.inspection.facts import Facts
-from tfopt.pipelines.service.client import describe_service, from_service
-from tfopt.pipelines.service.parts import Part, distributed
+from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
 from tfopt.pipelines.shared.elements import element_of, without_autograph
 from tfopt.pipelines.shared.functions import PADDING_NOTE, pad_batch
 from tfopt.pipelines.shared.options import PipelineOptions

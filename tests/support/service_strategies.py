@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfopt import distribute
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines import plan_pipeline, profile_pipeline, records
-from tfopt.pipelines.service.parts import Part, distributed
+from tfopt.pipelines.service.client import Part, distributed
 
 EXAMPLES, BATCH, EPOCHS = 203, 16, 3
 FEATURES = {"number": tf.io.FixedLenFeature((), tf.int64)}

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines import Source, arrays, images, npy, records
-from tfopt.pipelines.service import parts
-from tfopt.pipelines.service.parts import take_part
+from tfopt.pipelines.service import client
+from tfopt.pipelines.service.client import take_part
 from tfopt.pipelines.shared.options import PipelineOptions
 
 ROWS = np.arange(50)
@@ -20,7 +20,7 @@ def place(monkeypatch):
     """Sets which process of how many this one is."""
 
     def set_place(index, processes):
-        monkeypatch.setattr(parts, "_place", lambda: (index, processes))
+        monkeypatch.setattr(client, "_place", lambda: (index, processes))
 
     return set_place
 
@@ -121,4 +121,4 @@ def test_places_are_those_of_the_processes_that_train(monkeypatch, job, task, pl
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_type=job, task_id=task)
     strategy = mock.Mock(spec=tf.distribute.MultiWorkerMirroredStrategy, cluster_resolver=resolver)
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
-    assert parts._place() == place
+    assert client._place() == place
