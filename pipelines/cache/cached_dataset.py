@@ -28,13 +28,8 @@ def cached(store: Store, spec: Any, elements: Any, prepare: Callable[[Any], Any]
     """Returns a dataset of examples that reads from a cache, or writes to it.
 
     Records carry a checksum and their position. If one is damaged or missing, the dataset goes on with the source at
-    that position, so that every iteration gives every example once, in one order.
-
-    Args:
-        store: The cache.
-        spec: The element spec of its examples.
-        elements: A dataset of raw elements, in the same order on every iteration.
-        prepare: Makes a dataset of examples from one of raw elements, in the same order.
+    that position, so that every iteration gives every example once, in one order. `elements` gives raw elements in the
+    same order on every iteration, of which `prepare` makes examples of the spec, in the same order.
     """
     records = RecordFormat(spec, store.tag)
 
@@ -63,36 +58,27 @@ def cached(store: Store, spec: Any, elements: Any, prepare: Callable[[Any], Any]
 
 
 class RecordFormat:
-    """Packs and unpacks the examples of one element spec.
+    """Packs and unpacks the examples of one element spec: ragged and sparse tensors by their parts, texts serialised.
 
-    Args:
-        spec: The element spec. Ragged and sparse tensors are stored by their parts, texts serialised.
-        tag: A number unique to the cache, which tells its records from another's.
-
-    Raises:
-        ValueError: If a tensor has unknown rank.
+    `tag` is a number unique to the cache, which tells its records from another's. Raises ValueError if a tensor has
+    unknown rank.
     """
 
     def __init__(self, spec: Any, tag: int):
         self._spec, self._tag = spec, tag
         self._parts = tf.nest.flatten(spec, expand_composites=True)
-        self._plain = [part.dtype.name in _PLAIN for part in self._parts]
-        self._ranks = [part.shape.rank if plain else 1 for part, plain in zip(self._parts, self._plain, strict=True)]
-        for part, rank in zip(self._parts, self._ranks, strict=True):
-            if rank is None:
+        serialised = tf.TensorSpec([None], tf.uint8)
+        self._stored = [part if part.dtype.name in _PLAIN else serialised for part in self._parts]
+        for part in self._stored:
+            if part.shape.rank is None:
                 raise ValueError(f"Expected tensors of known rank, to cache them in a folder. Found {part}.")
-        self._header = 2 + sum(rank or 0 for rank in self._ranks)
-
-    @property
-    def dtypes(self) -> list[Any]:
-        """Dtypes of the tensors `flatten` returns."""
-        return [part.dtype if plain else tf.uint8 for part, plain in zip(self._parts, self._plain, strict=True)]
+        self._header = 2 + sum(part.shape.rank for part in self._stored)
 
     @without_autograph
     def flatten(self, example: Any) -> list[Any]:
         """Returns the tensors to store, in a graph."""
-        parts = tf.nest.flatten(example, expand_composites=True)
-        return [part if plain else _bytes_of(part) for part, plain in zip(parts, self._plain, strict=True)]
+        tensors = tf.nest.flatten(example, expand_composites=True)
+        return [tensor if tensor.dtype.name in _PLAIN else _bytes_of(tensor) for tensor in tensors]
 
     def pack(self, position: int, tensors: Sequence[Any]) -> bytes:
         """Returns the record of an example from the tensors `flatten` returned, as NumPy arrays."""
@@ -116,15 +102,13 @@ class RecordFormat:
         contents = tf.io.decode_raw(record, tf.uint8)
         header = _cast(contents[: 8 * self._header], tf.int64)
         start, at, tensors = _padded(8 * self._header), 2, []
-        for part, plain, rank in zip(self._parts, self._plain, self._ranks, strict=True):
-            known = part.shape if plain else tf.TensorShape([None])
-            fixed = known.is_fully_defined()
-            shape = known.as_list() if fixed else header[at : at + rank]
-            dtype = part.dtype if plain else tf.uint8
-            count = known.num_elements() if fixed else tf.cast(tf.reduce_prod(shape), tf.int64)
-            size = count * dtype.size
-            if plain:
-                tensor = tf.reshape(_cast(contents[start : start + size], dtype), shape)
+        for part, stored in zip(self._parts, self._stored, strict=True):
+            fixed, rank = stored.shape.is_fully_defined(), stored.shape.rank
+            shape = stored.shape.as_list() if fixed else header[at : at + rank]
+            count = stored.shape.num_elements() if fixed else tf.cast(tf.reduce_prod(shape), tf.int64)
+            size = count * stored.dtype.size
+            if stored is part:
+                tensor = tf.reshape(_cast(contents[start : start + size], part.dtype), shape)
             else:
                 tensor = tf.io.parse_tensor(tf.strings.substr(record, tf.cast(start, tf.int64), size), part.dtype)
             tensors.append(tf.ensure_shape(tensor, part.shape))

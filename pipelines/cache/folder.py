@@ -54,8 +54,7 @@ class Lock:
     def take(cls, folder: Path, key: str) -> "Lock | None":
         """Locks a cache for writing and removes what killed writers left; returns None if it is locked.
 
-        Raises:
-            OSError: If the folder cannot be written.
+        Raises OSError if the folder cannot be written.
         """
         path = folder / (key + _LOCK)
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,8 +95,7 @@ class Writer:
     def publish(self, what: str) -> None:
         """Makes the whole cache visible, once it is on the disk; raises an OSError or tf.errors.OpError if it cannot.
 
-        Args:
-            what: A description of the content, for readers of the folder.
+        `what` describes the content, for readers of the folder.
         """
         self._file.close()
         rows = self._path / ROWS
@@ -151,23 +149,24 @@ def clear_cache(
         >>> clear_cache("/tmp/no-such-folder", older_than=datetime.timedelta(days=30))
         0
     """
-    if folder == "":  # as a path it would be the current folder
-        raise TypeError("Expected the path of a folder. Received: ''. Pass what was passed as `cache`.")
     remedy = "Pass what was passed as `cache`."
+    if folder == "":  # as a path it would be the current folder
+        raise TypeError(f"Expected the path of a folder. Received: ''. {remedy}")
     where = default_folder() if folder is None else checks.folder("folder", folder, remedy).expanduser()
     if keep_gib is not None and keep_gib != float("inf"):
         checks.number("keep_gib", keep_gib, "Pass GiB, such as 100.", least=0)
-    if older_than is not None and not isinstance(older_than, datetime.timedelta):
-        raise TypeError(
-            f"Expected a datetime.timedelta for `older_than`. Received: {older_than!r}. Pass "
-            "datetime.timedelta(days=30)."
-        )
-    seconds = None if older_than is None else older_than.total_seconds()
-    if seconds is not None:
-        checks.number("older_than", seconds, "Leave it out to remove all.", least=0)
-    latest = float("inf") if seconds is None else time.time() - seconds
-    caches = [cache for cache in whole_caches(where) if cache.used_seconds <= latest]
-    excess = None if keep_gib is None else sum(cache.bytes for cache in whole_caches(where)) - keep_gib * 2**30
+    latest = float("inf")
+    if older_than is not None:
+        if not isinstance(older_than, datetime.timedelta):
+            raise TypeError(
+                f"Expected a datetime.timedelta for `older_than`. Received: {older_than!r}. Pass "
+                "datetime.timedelta(days=30)."
+            )
+        seconds = checks.number("older_than", older_than.total_seconds(), "Leave it out to remove all.", least=0)
+        latest = time.time() - seconds
+    whole = list(whole_caches(where))
+    caches = [cache for cache in whole if cache.used_seconds <= latest]
+    excess = None if keep_gib is None else sum(cache.bytes for cache in whole) - keep_gib * 2**30
     return _remove(caches, excess) + _remove_leftovers(where)
 
 
@@ -191,16 +190,9 @@ def free_bytes(folder: Path) -> int:
 
 
 def make_room(folder: Path, key: str, needed_bytes: int | None, limit_bytes: int | None) -> None:
-    """Removes the least recently used caches until another one fits under the limit.
+    """Removes the least recently used caches until the one to be written fits under the limit of all together.
 
-    Args:
-        folder: The folder of all caches.
-        key: The cache to be written.
-        needed_bytes: Its size; None if unknown.
-        limit_bytes: What all caches may take together; None for no limit.
-
-    Raises:
-        OSError: If it cannot fit, whatever is removed.
+    Raises OSError if it cannot fit, whatever is removed.
     """
     needed = needed_bytes or 0
     if limit_bytes is not None:

@@ -27,14 +27,6 @@ class Store:
     Each iteration of the dataset is a session with a number. It reads the file `begin` returns, reports in
     `end_of_rows` how far that went, and takes the rest from the source. If there was no file, it also writes; the first
     complete session is published.
-
-    Args:
-        folder: The folder of all caches.
-        key: The cache's key.
-        count: The number of examples, None if unknown.
-        expected_bytes: Approximate size of the cache, None if unknown.
-        limit_bytes: What all caches in the folder may take together; None for no limit.
-        what: A description of the content, for readers of the folder.
     """
 
     def __init__(
@@ -42,10 +34,10 @@ class Store:
         folder: Path,
         key: str,
         *,
-        count: int | None,
+        count: int | None,  # of examples; None if unknown
         expected_bytes: int | None,
-        limit_bytes: int | None,
-        what: str,
+        limit_bytes: int | None,  # of all caches in the folder together; None for no limit
+        what: str,  # a description of the content, for readers of the folder
     ):
         self._folder, self._key, self.count, self._what = folder, key, count, what
         self._expected_bytes, self._limit_bytes = expected_bytes, limit_bytes
