@@ -153,20 +153,17 @@ def dataset(examples: Any) -> Source:
 
 def _at_path(path: str) -> Source:
     if path.endswith((".h5", ".hdf5")) and os.path.isfile(path):
-        return _only_dataset(path)
+        names = dataset_names(path)
+        if len(names) != 1:
+            raise PipelineError(
+                f"Expected an HDF5 file that holds one dataset. Found in {path!r}: "
+                f"{', '.join(map(repr, names)) or 'none'}. Name those that make up an example, such as "
+                'hdf5(path, ("images", "labels")).'
+            )
+        return hdf5(path, names[0])
     _expect_something_at(path)
     is_images = os.path.isdir(path) and not has_index(path)
     return images(path) if is_images else records(path)
-
-
-def _only_dataset(path: str) -> Source:
-    names = dataset_names(path)
-    if len(names) == 1:
-        return hdf5(path, names[0])
-    raise PipelineError(
-        f"Expected an HDF5 file that holds one dataset. Found in {path!r}: {', '.join(map(repr, names)) or 'none'}. "
-        'Name those that make up an example, such as hdf5(path, ("images", "labels")).'
-    )
 
 
 def _are_paths(given: Any, suffix: str) -> bool:

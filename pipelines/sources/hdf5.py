@@ -15,8 +15,14 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_utf8, file_stamps
-from tfopt.pipelines.shared.seeding import shuffle
-from tfopt.pipelines.sources.source import Source, common_length, is_numeric, named_leaves
+from tfopt.pipelines.sources.source import (
+    Source,
+    common_length,
+    expect_unchanged,
+    is_numeric,
+    named_leaves,
+    side_by_side,
+)
 
 _BLOCK_BYTES = 4 * 2**20  # reading a block then costs more than opening the file for it
 _MIXED_BYTES = 256 * 2**20  # blocks that a shuffle mixes are in memory together
@@ -57,26 +63,32 @@ def hdf5(path: str | os.PathLike[str], datasets: Any) -> Source:
                 f"hdf5() expects names of datasets in tuples and dicts. Received at {name}: {type(leaf).__name__}. "
                 'Pass names, such as ("images", "labels").'
             )
-    stamp = _stamp(file_path)
-    with _opened(file_path, stamp) as file:
+    if not os.path.isfile(file_path):
+        raise PipelineError(f"Expected an HDF5 file. There is no file {file_path!r}. Check the path.")
+    (stamp,) = file_stamps([file_path])
+    with _opened(file_path) as file:
         columns = [_find_column(file, name) for name in tf.nest.flatten(datasets)]
     count = common_length({repr(column.name): column.shape[0] for column in columns}, f" in {file_path!r}")
     rows = _rows_per_block(columns)
     read = _block_reader(file_path, stamp, columns, datasets, rows, count)
-    # Prefetched by one, so that reading a block overlaps with using the one before.
     in_order = tf.data.Dataset.range(0, count, rows)
+
+    def rows_of_block(start: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(read(start))
+
     return Source(
         name=f"hdf5 {file_path}",
+        # Prefetched by one, so that reading a block overlaps with using the one before.
         dataset=lambda: in_order.map(read, num_parallel_calls=1).prefetch(1).unbatch(),
         count=count,
-        shuffled=partial(_side_by_side, in_order, read, _mixed_blocks(columns, rows)),
-        fingerprint=lambda: [list(stamp), file_stamps([file_path]), [column.name for column in columns]],
+        shuffled=partial(side_by_side, in_order, rows_of_block, _blocks_to_mix(columns, rows)),
+        fingerprint=lambda: [stamp, file_stamps([file_path]), [column.name for column in columns]],
     )
 
 
 def dataset_names(path: str) -> list[str]:
     """Returns the names of the datasets in a file, sorted, without those behind links."""
-    with _opened(path, _stamp(path)) as file:
+    with _opened(path) as file:
         return _names_in(file)
 
 
@@ -92,13 +104,14 @@ class _Column:
 
 
 def _block_reader(
-    path: str, stamp: tuple[int, int], columns: list[_Column], structure: Any, rows: int, count: int
+    path: str, stamp: list[str | int], columns: list[_Column], structure: Any, rows: int, count: int
 ) -> Callable[[Any], Any]:
     """Returns the function that reads `rows` of the `count` rows from a given one on, in a graph."""
 
     def read(first: Any) -> list[Any]:
         start, end = int(first), min(int(first) + rows, count)
-        with _opened(path, stamp) as file:
+        expect_unchanged(path, stamp)
+        with _opened(path) as file:
             try:
                 return [np.asarray(file[column.name][start:end], dtype=column.dtype) for column in columns]
             except (OSError, KeyError) as error:
@@ -119,16 +132,6 @@ def _block_reader(
     return read_block
 
 
-def _side_by_side(in_order: Any, read: Any, cycle_length: int, seed: int | None) -> Any:
-    """Shuffles the blocks and interleaves their rows; with a seed, in the same order on every iteration."""
-    order = shuffle(in_order, int(in_order.cardinality()), seed, reshuffle=seed is None)
-    return order.interleave(
-        lambda start: tf.data.Dataset.from_tensor_slices(read(start)),
-        cycle_length=cycle_length,
-        num_parallel_calls=tf.data.AUTOTUNE,
-    )
-
-
 def _rows_per_block(columns: list[_Column]) -> int:
     """Returns how many rows to read at once: whole chunks of the dataset with the largest rows."""
     chunk = max(columns, key=lambda column: column.row_bytes).chunk_rows
@@ -136,26 +139,14 @@ def _rows_per_block(columns: list[_Column]) -> int:
     return chunk * max(1, round(wanted / chunk))
 
 
-def _mixed_blocks(columns: list[_Column], rows: int) -> int:
+def _blocks_to_mix(columns: list[_Column], rows: int) -> int:
     block_bytes = rows * sum(column.row_bytes for column in columns)
-    return max(1, min(_MIXED_BLOCKS, -(-columns[0].shape[0] // rows), _MIXED_BYTES // block_bytes))
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    """Returns the size in bytes and the time of the last change in nanoseconds."""
-    if not os.path.isfile(path):
-        raise PipelineError(f"Expected an HDF5 file. There is no file {path!r}. Check the path.")
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
+    return max(1, min(_MIXED_BLOCKS, _MIXED_BYTES // block_bytes))
 
 
 @contextmanager
-def _opened(path: str, stamp: tuple[int, int]) -> Iterator[Any]:
+def _opened(path: str) -> Iterator[Any]:
     """Opens a file for one use: a handle must not pass to a forked process."""
-    if _stamp(path) != stamp:
-        raise PipelineError(
-            f"Expected {path!r} as it was when the pipeline was made. It has changed since. Make the pipeline again."
-        )
     try:
         file = h5py.File(path, "r")
     except OSError as error:

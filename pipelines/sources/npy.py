@@ -13,7 +13,14 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, expect_utf8, file_stamps
-from tfopt.pipelines.sources.source import Source, common_length, held_on_host, is_numeric, named_leaves
+from tfopt.pipelines.sources.source import (
+    Source,
+    common_length,
+    expect_unchanged,
+    held_on_host,
+    is_numeric,
+    named_leaves,
+)
 
 _ALIGNMENT = 64  # bytes (EIGEN_MAX_ALIGN_BYTES); TensorFlow crashes on a tensor that starts elsewhere
 # Version 3.0 differs only in field names, and arrays with fields are refused.
@@ -113,7 +120,7 @@ class _Claimed:
 
 def _indices(files: list[_File], numbers: range) -> Any:
     for file in files:  # here too: errors raised while `decode` is traced are buried in TensorFlow's
-        _expect_unchanged(file)
+        expect_unchanged(file.path, file.stamp)
     return tf.data.Dataset.range(numbers.start, numbers.stop, numbers.step)
 
 
@@ -126,19 +133,12 @@ def _read_rows(files: list[_File], structure: Any, index: Any) -> Any:
 
 def _map(file: _File) -> Any:
     """Returns a tensor on the mapped file: its array, or all its bytes in units if the array is not aligned."""
-    _expect_unchanged(file)
+    expect_unchanged(file.path, file.stamp)
     if file.aligned:
         array: Any = np.memmap(file.path, file.dtype, "r", file.offset, file.shape)
     else:
         array = np.memmap(file.path, np.uint8, "r").reshape(-1, file.unit)
     return tf.experimental.dlpack.from_dlpack(np.asarray(_Claimed(array)).__dlpack__())
-
-
-def _expect_unchanged(file: _File) -> None:
-    if file_stamps([file.path]) != [file.stamp]:
-        raise PipelineError(
-            f"Expected {file.path!r} as it was when the source was made. It has changed since. Make the source again."
-        )
 
 
 def _rows(file: _File, mapped: Any, index: Any) -> Any:

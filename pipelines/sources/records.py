@@ -15,9 +15,8 @@ from tfopt.errors import PipelineError, unknown_name
 from tfopt.hardware import host
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, file_stamps
-from tfopt.pipelines.shared.seeding import shuffle
 from tfopt.pipelines.sources.images import decode_image
-from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.sources.source import Source, side_by_side
 from tfopt.pipelines.tfrecords.format import Index, file_sha256, unpack
 from tfopt.pipelines.tfrecords.record_files import (
     Paths,
@@ -87,7 +86,7 @@ def records(
             dataset=partial(_in_order, chosen),
             count=chosen.count,
             decode=_decode(features, parse, index),
-            shuffled=partial(_side_by_side, chosen),
+            shuffled=lambda seed: side_by_side(chosen.dataset(), chosen.read, _SIDE_BY_SIDE, seed),
             encoded=partial(unpack, index.spec) if index is not None and index.image else None,
             fingerprint=partial(_fingerprint, files, (features, parse, index, on_bad_record)),
             class_names=None if index is None else index.class_names,
@@ -109,6 +108,9 @@ class _Chosen:
     @property
     def count(self) -> int | None:
         return None if None in self.counts else sum(count or 0 for count in self.counts)
+
+    def dataset(self) -> Any:
+        return tf.data.Dataset.from_tensor_slices(self.pieces)
 
     def part(self, number: int, parts: int) -> "_Chosen":
         if len(self.counts) < parts:
@@ -249,12 +251,4 @@ def _in_order(chosen: _Chosen) -> Any:
     if len(chosen.pieces) == 1:
         return chosen.read(*chosen.pieces)
     # TensorFlow 2.21 never ends a flat_map on a tf.data service.
-    return tf.data.Dataset.from_tensor_slices(chosen.pieces).interleave(chosen.read, cycle_length=1)
-
-
-def _side_by_side(chosen: _Chosen, seed: int | None) -> Any:
-    """Shuffles the pieces and interleaves their records; with a seed, in the same order on every iteration."""
-    count = len(chosen.pieces[0])
-    order = tf.data.Dataset.from_tensor_slices(chosen.pieces)
-    order = shuffle(order, count, seed, reshuffle=seed is None)
-    return order.interleave(chosen.read, cycle_length=min(count, _SIDE_BY_SIDE), num_parallel_calls=tf.data.AUTOTUNE)
+    return chosen.dataset().interleave(chosen.read, cycle_length=1)

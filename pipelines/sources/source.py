@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import PipelineError
+from tfopt.pipelines.shared.paths import file_stamps
+from tfopt.pipelines.shared.seeding import shuffle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,24 @@ def common_length(lengths: dict[str, int], where: str = "") -> int:
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether a type is one of numbers or booleans that TensorFlow has too."""
     return dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
+
+
+def expect_unchanged(path: str, stamp: list[str | int]) -> None:
+    """Refuses a file that changed since its source was made, when `file_stamps` gave this stamp."""
+    if file_stamps([path]) != [stamp]:
+        raise PipelineError(
+            f"Expected {path!r} as it was when the source was made. It has changed since. Make the source again."
+        )
+
+
+def side_by_side(pieces: Any, read: Callable[..., Any], most: int, seed: int | None) -> Any:
+    """Shuffles pieces of the data and interleaves what `read` gives of each, at most so many at once.
+
+    With a seed, the order is the same on every iteration.
+    """
+    count = int(pieces.cardinality())
+    order = shuffle(pieces, count, seed, reshuffle=seed is None)
+    return order.interleave(read, cycle_length=min(count, most), num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def held_on_host(tensors: Callable[[], Any]) -> Any:

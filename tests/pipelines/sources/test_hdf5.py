@@ -286,7 +286,7 @@ def test_a_file_that_changes_during_an_epoch_is_noticed(path, small_blocks):
     batches = iter(build_pipeline(hdf5(path, "images"), batch_size=2, training=False, prefetch=0))
     next(batches)
     os.utime(path, ns=(1, 1))
-    with pytest.raises(tf.errors.OpError, match=r"It has changed since\. Make the pipeline again"):
+    with pytest.raises(tf.errors.OpError, match=r"It has changed since\. Make the source again"):
         list(batches)
 
 
