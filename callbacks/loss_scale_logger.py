@@ -14,7 +14,7 @@ from keras.optimizers import LossScaleOptimizer
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.running_fit import end_with_fit, warn_of_earlier_loggers
 from tfopt.checks import log_folder
-from tfopt.repairs import computing_layers
+from tfopt.model.layers import computing_layers
 from tfopt.text import listed
 
 _COLUMNS = ("time_seconds", "epoch", "steps", "optimizer", "loss_scale", "skipped_steps", "loss_scale_growths")

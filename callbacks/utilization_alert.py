@@ -21,6 +21,7 @@ from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, RunningMeans, Sums, Throt
 from tfopt.checks import number
 from tfopt.errors import unknown_name
 from tfopt.hardware import GpuSample
+from tfopt.model.layers import computing_layers
 from tfopt.warn import warn_once
 
 _DEFAULT_BELOW = 50.0  # the very object tells whether a caller gave a bound
@@ -332,8 +333,6 @@ def _warn(alert: Alert) -> None:
 
 
 def _computes_in_float32(model: keras.Model) -> bool:
-    from tfopt.repairs import computing_layers  # imported late: the repairs take a sixth of all callbacks' load time
-
     dtypes = {layer.compute_dtype for layer in computing_layers(model)}
     return "float32" in dtypes and not dtypes & {"float16", "bfloat16"}
 

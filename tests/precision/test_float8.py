@@ -6,8 +6,8 @@ from quick import first_quick
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
 from tfopt.precision import apply
-from tfopt.precision.float8 import quantized_clone, split_float8
-from tfopt.precision.layer_policies import current_policy, resolve_policies
+from tfopt.precision.float8 import quantized_clone
+from tfopt.precision.layer_policies import assign_policies, current_policy
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(16, 3, 8)).astype("float32")
@@ -160,8 +160,8 @@ def subclassed():
 
 
 def clone_of(model, policy="float8"):
-    base, layers = split_float8(model, policy)
-    return quantized_clone(model, resolve_policies(model, base), layers)
+    assigned = assign_policies(model, policy)
+    return quantized_clone(model, assigned.policies, assigned.quantized)
 
 
 @pytest.mark.parametrize("make", [net, subclassed])

@@ -3,7 +3,7 @@ import pytest
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
-from tfopt.precision.layer_policies import current_policy, resolve_policies, under_policies
+from tfopt.precision.layer_policies import assign_policies, current_policy, under_policies
 
 layers = keras.layers
 Map = keras.dtype_policies.DTypePolicyMap
@@ -22,7 +22,7 @@ def model(policy="float32"):
 
 def names(model, policy):
     paths = layer_paths(model)
-    return {paths[layer]: policy.name for layer, policy in resolve_policies(model, policy).items()}
+    return {paths[layer]: policy.name for layer, policy in assign_policies(model, policy).policies.items()}
 
 
 def test_paths_lead_from_the_model_down_and_are_unlike():
@@ -92,9 +92,9 @@ def test_keras_own_map_matches_nothing_for_a_bare_name_and_tfopt_says_so():
     assert all(layer.compute_dtype == "float32" for layer in stock._flatten_layers())
     assert names(model(), {"query": "mixed_float16"})["attention/query"] == "mixed_float16"
     with pytest.raises(ValueError, match=r"'attention/qery', which matches no layer\. Did you mean 'attention/query'"):
-        resolve_policies(model(), {"attention/qery": "mixed_float16"})
+        assign_policies(model(), {"attention/qery": "mixed_float16"})
     with pytest.raises(ValueError, match=r"matches no layer"):
-        resolve_policies(model(), {"(": "mixed_float16"})
+        assign_policies(model(), {"(": "mixed_float16"})
 
 
 def test_layers_of_integers_and_constants_are_left_alone():
@@ -104,12 +104,12 @@ def test_layers_of_integers_and_constants_are_left_alone():
     )
     x = layers.Flatten()(layers.Embedding(3, 4)(x))
     net = keras.Model(inputs, layers.Dense(2)(x))
-    found = resolve_policies(net, "mixed_float16")
+    found = assign_policies(net, "mixed_float16").policies
     kinds = {type(layer) for layer in found}
     assert kinds == {type(net), layers.Embedding, layers.Flatten, layers.Dense}
     for name in (layer.name for layer in net.layers[:3]):
         with pytest.raises(ValueError, match=rf"a policy for {name}: an input, or .*\. Leave it out"):
-            resolve_policies(net, {name: "mixed_float16"})
+            assign_policies(net, {name: "mixed_float16"})
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_layers_of_integers_and_constants_are_left_alone():
 )
 def test_a_wrong_policy(policy, message):
     with pytest.raises(ValueError, match=message):
-        resolve_policies(model(), policy)
+        assign_policies(model(), policy)
 
 
 @pytest.mark.parametrize("policy", [16, None, {"d": None}])
 def test_neither_a_name_nor_a_policy(policy):
     with pytest.raises(TypeError, match=r"Expected a dtype policy: a name .* Received: .*\. Pass 'auto' for what"):
-        resolve_policies(model(), policy)
+        assign_policies(model(), policy)
 
 
 class Empty(keras.Model):
@@ -139,13 +139,13 @@ class Empty(keras.Model):
 @pytest.mark.parametrize("make", [Empty, keras.Sequential, lambda: keras.Sequential([keras.Input((2,))])])
 def test_a_model_without_layers(make):
     with pytest.raises(ValueError, match=r"has none\. Add layers first"):
-        resolve_policies(make(), "mixed_float16")
+        assign_policies(make(), "mixed_float16")
 
 
 @pytest.mark.parametrize("policy", ["bfloat16", "float16", "float64", {"block": "float16"}])
 def test_weights_in_another_dtype_cannot_be_had_in_place(policy):
     with pytest.raises(UnsupportedError, match=r"keeps weights in float32, as .* Use float32, mixed_bfloat16 or"):
-        resolve_policies(model(), policy)
+        assign_policies(model(), policy)
     assert set(names(keras.Sequential([layers.Dense(2), layers.Dense(2, name="b")]), "bfloat16").values()) == {
         "bfloat16",
         "float32",
@@ -156,7 +156,7 @@ def test_quantized_layers_are_named():
     net = model()
     net.get_layer("block").get_layer("d").quantize("float8")
     with pytest.raises(UnsupportedError, match=r"Found: block/d\. Quantization cannot be undone"):
-        resolve_policies(net, "mixed_bfloat16")
+        assign_policies(net, "mixed_bfloat16")
     assert names(net, {"attention": "mixed_bfloat16"})["block/d"] == "float8_from_float32"
 
 
@@ -166,7 +166,7 @@ def test_computing_puts_the_very_objects_back():
     net.get_layer("attention")._dtype_policy = own
     before = {layer: layer._dtype_policy for layer in net._flatten_layers()}
     weights = [variable.numpy().tobytes() for variable in net.variables]
-    policies = resolve_policies(net, "mixed_float16")
+    policies = assign_policies(net, "mixed_float16").policies
 
     def inside():
         with under_policies(net, policies):

@@ -23,6 +23,9 @@ def test_every_defect_cited_in_the_code_is_in_the_legend():
     text = (ROOT / "docs" / "repairs.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| (D\d+) \|", text, re.M) == [f"D{number}" for number in range(1, 20)]
     for file in (ROOT / "tfopt" / "repairs").glob("*.py"):
-        for defect in re.findall(r"\bD\d+\b", file.read_text(encoding="utf-8").split('"""')[1]):
-            (line,) = (line for line in text.splitlines() if line.startswith(f"| {defect} |"))
-            assert f"`{file.stem}`" in line, (defect, file.stem)
+        for cited in file.read_text(encoding="utf-8").split('"""')[1].splitlines():
+            named = re.search(r"\bD\d+, `(\w+)`:", cited)
+            repair = named[1] if named else file.stem
+            for defect in re.findall(r"\bD\d+\b", cited):
+                (line,) = (line for line in text.splitlines() if line.startswith(f"| {defect} |"))
+                assert f"`{repair}`" in line, (defect, repair)

@@ -7,6 +7,7 @@ from keras.optimizers import LossScaleOptimizer
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
+from tfopt.model.layers import computing_layers
 
 X = np.random.default_rng(0).random((16, 4), "float32")
 Y = X.sum(1, keepdims=True)
@@ -228,7 +229,7 @@ def test_what_only_holds_layers_computes_nothing(under, kind):
     model = kind() if kind is Attended else kind([keras.Input((4,)), keras.layers.Dense(1)])
     under("float32")
     outer = keras.Sequential([keras.Input((4,)), model])
-    found = {type(layer) for layer in repairs.computing_layers(outer)}
+    found = {type(layer) for layer in computing_layers(outer)}
     assert {keras.layers.InputLayer, keras.Sequential}.isdisjoint(found)
     assert (kind in found) == (kind in (OwnCall, Attended))
     assert keras.layers.Dense in found
@@ -279,15 +280,15 @@ def test_a_policy_given_after_compile_is_refused():
 
 
 def test_models_are_not_kept_alive():
-    from tfopt.repairs import loss_scaling
+    from tfopt.repairs import mixed_precision
 
     repairs.install("loss_scaling")
     model = net("float32")
-    assert model in loss_scaling._plain
-    before = len(loss_scaling._plain)
+    assert model in mixed_precision._plain
+    before = len(mixed_precision._plain)
     del model
     gc.collect()
-    assert len(loss_scaling._plain) < before
+    assert len(mixed_precision._plain) < before
 
 
 def test_a_compile_of_ones_own_goes_through():

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError, unknown_name
-from tfopt.model.require import require_model
+from tfopt.model.layers import require_model
 from tfopt.repairs.clipping import CLIPPING, clip_sum
 from tfopt.repairs.repair import in_several_replicas
 

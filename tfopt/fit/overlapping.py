@@ -15,7 +15,7 @@ from tfopt.errors import UnsupportedError
 from tfopt.fit.input import ahead, for_predict
 from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
-from tfopt.model.require import require_model
+from tfopt.model.layers import require_model
 from tfopt.repairs import Repair
 from tfopt.repairs.repair import Function
 

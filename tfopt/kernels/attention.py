@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.kernels.cudnn import flash_attention, obstacles, standing_obstacles
 from tfopt.kernels.replacing import LayerPath, Traced, layer_path, replace_each, replacement
-from tfopt.model.require import require_model
+from tfopt.model.layers import require_model
 
 
 def dot_product_attention(

@@ -10,7 +10,7 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from tfopt.kernels.cudnn import in_xla
 from tfopt.kernels.replacing import LayerPath, Traced, layer_path, replace_each, replacement
-from tfopt.model.require import require_model
+from tfopt.model.layers import require_model
 
 # The kernel's input types; its statistics are always float32.
 _DTYPES = ("float32", "bfloat16", "float16")

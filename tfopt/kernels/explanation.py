@@ -8,7 +8,7 @@ import keras
 
 from tfopt.kernels import attention, batch_norm
 from tfopt.kernels.replacing import LayerPath
-from tfopt.model.require import require_model
+from tfopt.model.layers import require_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from tfopt.errors import UnsupportedError
-from tfopt.model.require import require_model
+from tfopt.model.layers import require_model
 from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
 
 

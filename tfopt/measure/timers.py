@@ -12,8 +12,7 @@ from tfopt import checks
 from tfopt.errors import TfoptError
 from tfopt.measure.times import StepTimes
 from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, is_endless, on_device, repeated
-from tfopt.model.layers import graph_operations
-from tfopt.model.require import require_compiled
+from tfopt.model.layers import graph_operations, require_compiled
 from tfopt.model.state import StatePreserver, trace_train_step
 
 _SAMPLES = 10

@@ -64,6 +64,29 @@ def _as_fit_takes(value: Any) -> Any:
     return value
 
 
+def first_alike_batches(data: Data, count: int) -> list[Any]:
+    """Returns those of the first `count` batches that have the very first one's shapes, so that a step is traced once.
+
+    Raises:
+        TypeError: If `data` is neither a dataset nor a batch.
+        tfopt.errors.PipelineError: If the dataset or its first batch is empty.
+    """
+    batches = list(as_dataset(data).take(count)) or [one_batch(data)]
+    # A part is None for an output without a target.
+    shapes = [[part.shape for part in tf.nest.flatten(batch) if part is not None] for batch in batches]
+    if any(shape.rank and shape[0] == 0 for shape in shapes[0]):
+        raise PipelineError(
+            f"Expected batches of at least one example. Found: {specs_of(batches[0])}. Check the dataset's source and "
+            "its filters."
+        )
+    return [batch for batch, its in zip(batches, shapes, strict=True) if its == shapes[0]]
+
+
+def specs_of(batch: Any) -> Any:
+    """The dtype and shape of each part of a batch in words, such as "float32 (32, 8)"."""
+    return tf.nest.map_structure(lambda part: None if part is None else f"{part.dtype.name} {tuple(part.shape)}", batch)
+
+
 def first_batch(model: keras.Model, dataset: tf.data.Dataset) -> Any:
     """Returns the first batch as `fit` would hand it to the step.
 

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.model.layers import LayerCall, graph_nodes, graph_operations, layer_calls
-from tfopt.model.products import matrix_products
+from tfopt.model.layers import graph_operations
+from tfopt.model.products import LayerCall, graph_nodes, layer_calls, matrix_products
 
 _LAYERS = keras.layers
 # Lookups and element-wise layers.

@@ -1,14 +1,63 @@
-"""The layers of a model: their paths, and each of their calls with its shapes, without running any."""
+"""A model and its layers: checks, paths, which layers compute its outputs, and recordings of their calls."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
+from keras.src.models.functional import Functional
 
-Shape = tuple[int | None, ...]
-_LAYERS = keras.layers
-_ATTENTION = _LAYERS.MultiHeadAttention | _LAYERS.GroupQueryAttention
+from tfopt.errors import UnsupportedError
+
+_layers = keras.layers
+# Operation.__call__ calls the second one in a quantized layer.
+_METHODS = ("call", "quantized_call")
+# Layers that only move values: their outputs were computed by the layer before.
+_MOVERS = (
+    _layers.Concatenate,
+    _layers.Cropping1D,
+    _layers.Cropping2D,
+    _layers.Cropping3D,
+    _layers.Flatten,
+    _layers.Identity,
+    _layers.Permute,
+    _layers.RepeatVector,
+    _layers.Reshape,
+    _layers.ZeroPadding1D,
+    _layers.ZeroPadding2D,
+    _layers.ZeroPadding3D,
+)
+
+
+def require_model(model: Any) -> None:
+    """Raises a TypeError if `model` is not a Keras model."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"Expected a keras.Model. Received: {model!r} of type {type(model).__name__}. Pass the model itself."
+        )
+
+
+def require_compiled(model: keras.Model) -> keras.Model:
+    """Returns the model if it is compiled.
+
+    Raises:
+        TypeError: If `model` is not a Keras model.
+        ValueError: If the model is not compiled, so it has no training step yet.
+    """
+    require_model(model)
+    if not model.compiled:
+        raise ValueError(
+            f"Expected a compiled model. Received: {model.name!r}, which is not compiled. "
+            "Call model.compile(optimizer, loss) first."
+        )
+    return model
+
+
+def is_keras_own(layer: keras.Layer) -> bool:
+    """Whether a layer's class is Keras' own; a user's subclass may compute anything."""
+    return type(layer).__module__.startswith("keras.")
 
 
 def layer_paths(model: keras.Model) -> dict[keras.Layer, str]:
@@ -30,89 +79,223 @@ def layer_paths(model: keras.Model) -> dict[keras.Layer, str]:
     return paths
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCall:
-    """One call of a layer within a model."""
+def computing_layers(model: keras.Model) -> list[keras.Layer]:
+    """Returns the layers whose dtype policy matters because they compute something, the model itself included.
+
+    Inputs, and models that only contain layers, merely carry the global policy of their creation. A model class with
+    its own `call` may compute there.
+    """
+    return [layer for layer in model._flatten_layers() if not _only_holds_layers(layer)]
+
+
+def _only_holds_layers(layer: keras.Layer) -> bool:
+    if isinstance(layer, keras.layers.InputLayer):
+        return True
+    # By its call, not its class: a subclass may only add a train_step.
+    return isinstance(layer, keras.Model) and type(layer).call.__module__.startswith("keras.")
+
+
+def output_layers(model: keras.Model) -> frozenset[keras.Layer]:
+    """Finds the layers that compute a model's outputs, with all layers inside them.
+
+    It follows outputs back through operations (`keras.ops.softmax(x)`, `x + y`), through layers that only move values
+    (Reshape, Concatenate …) and into nested models. A subclassed model, or a custom layer that holds others and has no
+    weights of its own, is traced on inputs of the shapes it was built with; Keras does not keep their dtypes, so it
+    tries float32 and then int32.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If a subclassed model has not been called yet or cannot be traced.
+    """
+    if isinstance(model, keras.Sequential) and not model.built:
+        found = set(_makers_of_last(model))
+    elif (graph := _graph_of(model)) is not None:
+        found = set().union(*(_makers(tensor) for tensor in graph.outputs))
+    else:
+        found = _traced_on_built_shapes(model)
+    return frozenset(inner for layer in found for inner in layer._flatten_layers())
+
+
+def _graph_of(layer: Any) -> Functional | None:
+    """The Functional graph of a Functional or Sequential model."""
+    if isinstance(layer, keras.Sequential):
+        return layer._functional
+    return layer if isinstance(layer, Functional) else None
+
+
+def _makers_of_last(model: keras.Sequential) -> Iterator[keras.Layer]:
+    for layer in reversed(model.layers):
+        yield layer
+        if not isinstance(layer, _MOVERS):
+            return
+
+
+def _makers(tensor: keras.KerasTensor) -> set[keras.Layer]:
+    """The layers that computed a symbolic tensor."""
+    operation, node_index, tensor_index = tensor._keras_history
+    node = operation._inbound_nodes[node_index]
+    graph = _graph_of(operation)
+    if graph is not None:
+        return _makers(graph.outputs[tensor_index])
+    if isinstance(operation, keras.Layer):
+        if _is_transparent(operation):
+            return _traced(operation, node.arguments.args, node.arguments.kwargs)
+        if not isinstance(operation, _MOVERS):
+            return {operation}
+    before = [_makers(x) for x in node.input_tensors]
+    return set().union(*before, {operation} if isinstance(operation, keras.Layer) else ())
+
+
+def _is_transparent(layer: keras.Layer) -> bool:
+    """Whether a layer computes only through the layers inside it, like a user's block or subclassed model."""
+    if is_keras_own(layer):
+        return False
+    own_weights = layer._trainable_variables or layer._non_trainable_variables
+    return bool(layer._layers) and not own_weights
+
+
+def _traced_on_built_shapes(model: keras.Model) -> set[keras.Layer]:
+    shapes = model._build_shapes_dict or {}
+    cause: Exception | None = None
+    for dtype in ("float32", "int32") if shapes else ():
+
+        def spec(shape: Any, dtype: str = dtype) -> Any:
+            if isinstance(shape, dict):
+                return {name: spec(inner) for name, inner in shape.items()}
+            is_shape = all(size is None or isinstance(size, int) for size in shape)
+            return keras.KerasTensor(shape, dtype) if is_shape else type(shape)(map(spec, shape))
+
+        arguments = {name.removesuffix("_shape"): spec(shape) for name, shape in shapes.items() if shape is not None}
+        try:
+            if len(arguments) == 1:  # built through build(input_shape), whatever the argument's name
+                return _traced(model, tuple(arguments.values()), {})
+            return _traced(model, (), arguments)
+        except Exception as error:  # noqa: BLE001 - whatever the user's call() raises on inputs of the wrong dtype
+            cause = error
+    found = "cannot be traced (see the error above)" if cause else "has not been called on data yet"
+    raise UnsupportedError(
+        f"Expected a model whose output layers can be found, since they stay in float32. Found: {model.name!r} is "
+        f"subclassed and {found}. What to do: {'call it on a batch first, or ' if not cause else ''}give a mapping "
+        "that names each layer to change by its path or name, and leaves out those that make outputs."
+    ) from cause
+
+
+def _traced(layer: keras.Layer, args: Iterable[Any], kwargs: dict[str, Any]) -> set[keras.Layer]:
+    """The layers that computed a layer's result, found in the graph of its call."""
+    found: set[keras.Layer] = set()
+
+    def run(args: Any, kwargs: Any) -> None:
+        # Assigns no variables and keeps no losses, as when Keras infers shapes.
+        with keras.StatelessScope(), _makers_by_id(layer) as made:
+            waiting = [x for x in keras.tree.flatten(layer(*args, **kwargs)) if tf.is_tensor(x)]
+            seen = {id(x): x for x in waiting}  # keeps the tensors alive, so that ids stay unique
+            while waiting:
+                tensor = waiting.pop()
+                makers = made.get(id(tensor), ())
+                found.update(makers)
+                if all(isinstance(maker, _MOVERS) for maker in makers):
+                    new = {id(x): x for x in tensor.op.inputs if id(x) not in seen}
+                    seen |= new
+                    waiting += new.values()
+
+    def placeholder(value: Any) -> Any:
+        return tf.TensorSpec(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
+
+    args, kwargs = keras.tree.map_structure(placeholder, (tuple(args), dict(kwargs)))
+    tf.function(run, autograph=False).get_concrete_function(args, kwargs)
+    return found
+
+
+@contextmanager
+def _makers_by_id(outer: keras.Layer) -> Iterator[dict[int, tuple[keras.Layer, ...]]]:
+    """Maps the id of each tensor to the layers that made it: the outermost ones that are not transparent."""
+    made: dict[int, tuple[keras.Layer, ...]] = {}
+    kept: list[Any] = []  # keeps the tensors alive, so that ids stay unique
+    inside: list[keras.Layer] = []
+
+    def recorded(layer: keras.Layer, method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            inside.append(layer)
+            try:
+                outputs = method(*args, **kwargs)
+            finally:
+                inside.pop()
+            for tensor in keras.tree.flatten(outputs) if not inside else ():
+                # Identity returns the very tensor the layer before it made.
+                before = made.get(id(tensor), ()) if isinstance(layer, _MOVERS) else ()
+                made[id(tensor)] = (*before, layer)
+                kept.append(tensor)
+            return outputs
+
+        return call
+
+    layers = [x for x in outer._flatten_layers(include_self=False) if _graph_of(x) is None and not _is_transparent(x)]
+    with calls_wrapped([x for x in layers if not isinstance(x, _layers.InputLayer)], recorded):
+        yield made
+
+
+@contextmanager
+def calls_wrapped(layers: Iterable[keras.Layer], wrapper: Callable[[keras.Layer, Any], Any]) -> Iterator[None]:
+    """Wraps the call methods of layers, bypassing Keras' attribute tracking, and restores them afterwards.
+
+    Args:
+        layers: Each once.
+        wrapper: Makes the replacement from a layer and its method.
+    """
+    before: list[tuple[keras.Layer, Mapping[str, Any]]] = []
+    try:
+        for layer in layers:
+            before.append((layer, {name: layer.__dict__[name] for name in _METHODS if name in layer.__dict__}))
+            for name in _METHODS:
+                method = getattr(layer, name)
+                layer.__dict__[name] = wraps(method)(wrapper(layer, method))
+        yield
+    finally:
+        for layer, own in before:
+            for name in _METHODS:
+                layer.__dict__.pop(name, None)
+            layer.__dict__.update(own)
+
+
+class RecordedCall(NamedTuple):
+    """One call of a layer with its floating-point tensors."""
 
     layer: keras.Layer
-    shapes: tuple[Shape, ...]
-    """Shapes of its inputs."""
-    times: int | None
-    """How often it runs with these shapes, as a recurrent cell does; None if the number of steps is unknown."""
-
-    @property
-    def path(self) -> str:
-        """Keras' path of the layer, or its name before it is built."""
-        return self.layer.path or self.layer.name
-
-    @property
-    def dtype(self) -> str:
-        """The dtype the layer multiplies in: quantization and a head's own dtype override its policy."""
-        layer = self.layer
-        return getattr(layer, "reverse_dtype", None) or layer.quantization_mode or layer.compute_dtype
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor]
 
 
-def layer_calls(
-    layer: keras.Layer, batch_size: int, shapes: Sequence[Shape] = (), times: int | None = 1
-) -> Iterator[LayerCall]:
-    """Yields each call of a built layer and of the layers inside it.
+@contextmanager
+def recorded_calls(model: keras.Model, watch: Callable[[list[tf.Tensor]], None]) -> Iterator[list[RecordedCall]]:
+    """Records the calls of all layers in a model, in the order in which they end, and lets a tape watch their tensors.
 
-    In a Functional graph a layer is called once per node. Elsewhere it counts once, with the shapes it was built for;
-    the layers inside attention count with those of its call. The first dimension of each shape is taken as the batch.
+    Calls inside a loop or a nested function (an RNN's cell) are left out, since their tensors cannot be read from
+    outside; so is a model that only returns the outputs of a layer inside it.
     """
-    yield LayerCall(layer, tuple((batch_size, *shape[1:]) for shape in shapes), times)
-    steps = shapes[0][1] if shapes and isinstance(layer, _LAYERS.RNN | _LAYERS.TimeDistributed) else 1
-    inner_times = times * steps if times is not None and steps is not None else None
-    for inner, inner_shapes in _inner(layer, shapes):
-        yield from layer_calls(inner, batch_size, inner_shapes, inner_times)
+    graph = tf.compat.v1.get_default_graph()
+    calls: list[RecordedCall] = []
+
+    def recorded(layer: keras.Layer, method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            inputs, outputs = floating_tensors((args, kwargs)), floating_tensors(result)
+            passes_on = isinstance(layer, keras.Model) and {
+                id(tensor) for one in calls for tensor in one.outputs
+            }.issuperset(map(id, outputs))
+            if tf.compat.v1.get_default_graph() is graph and not passes_on:
+                watch(inputs + outputs)
+                calls.append(RecordedCall(layer, inputs, outputs))
+            return result
+
+        return call
+
+    with calls_wrapped(model._flatten_layers(), recorded):
+        yield calls
 
 
-def _inner(layer: keras.Layer, shapes: Sequence[Shape]) -> Iterator[tuple[keras.Layer, list[Shape]]]:
-    nodes = graph_nodes(layer)
-    if nodes:
-        for node in nodes:
-            if isinstance(node.operation, keras.Layer):
-                yield node.operation, _node_shapes(node)
-        return
-    for inner in layer._flatten_layers(include_self=False, recursive=False):
-        if isinstance(layer, _ATTENTION):
-            yield inner, _shapes_in_attention(layer, inner, shapes)
-        else:
-            yield inner, built_shapes(inner)
-
-
-def graph_nodes(layer: Any) -> list[Any]:
-    """The nodes of a Functional or Sequential model's graph, in the order they run; none for other layers."""
-    by_depth = getattr(getattr(layer, "_functional", layer), "_nodes_by_depth", None) or {}
-    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
-
-
-def _node_shapes(node: Any) -> list[Shape]:
-    """The input shapes of a call in a Functional graph; several named inputs in the order of the layer's build."""
-    layer = node.operation
-    names = [name.removesuffix("_shape") for name in layer._build_shapes_dict or ()]
-    if len(names) < 2:
-        return [tuple(tensor.shape) for tensor in node.input_tensors]
-    given = layer._call_signature.bind(*node.arguments.args, **node.arguments.kwargs).arguments
-    tensors = [given.get(name) for name in names]
-    known = all(isinstance(tensor, keras.KerasTensor) for tensor in tensors)
-    return [tuple(tensor.shape) for tensor in tensors] if known else built_shapes(layer)
-
-
-def _shapes_in_attention(layer: Any, inner: keras.Layer, shapes: Sequence[Shape]) -> list[Shape]:
-    """Input shapes of a projection, which was built for the first call's lengths (the output's for None)."""
-    query, value, key = (*shapes, shapes[1])[:3]
-    if inner is layer._output_dense:
-        return [(*query[:-1], *built_shapes(inner)[0][-2:])]
-    projected = {layer._query_dense: query, layer._value_dense: value, layer._key_dense: key}
-    return [projected[inner]] if inner in projected else built_shapes(inner)
-
-
-def built_shapes(layer: keras.Layer) -> list[Shape]:
-    """The input shapes a layer was built for."""
-    given = [shape for shape in (layer._build_shapes_dict or {}).values() if isinstance(shape, Sequence)]
-    nested = [shape for shape in given if shape and isinstance(shape[0], Sequence)]
-    return [tuple(shape) for shape in (nested[0] if nested else given)]
+def floating_tensors(values: Any) -> list[tf.Tensor]:
+    """The dense floating-point tensors in any nested structure."""
+    tensors = keras.tree.flatten(values)
+    return [tensor for tensor in tensors if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating]
 
 
 def graph_operations(graph: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpu_memory
-from tfopt.model.require import is_keras_own
+from tfopt.model.layers import is_keras_own
 
 _ABSENT = object()
 _CALLS_ON_HOST = 2

@@ -12,11 +12,10 @@ from keras.src.models.functional import Functional
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
-from tfopt.model.layers import layer_paths
-from tfopt.model.require import is_keras_own, require_model
+from tfopt.model.layers import computing_layers, is_keras_own, require_model
 from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
-from tfopt.precision.float8 import quantize, rebuilt_optimizer, split_float8
-from tfopt.precision.layer_policies import Policy, current_policy, resolve_policies, set_policies
+from tfopt.precision.float8 import quantize, rebuilt_optimizer
+from tfopt.precision.layer_policies import Policy, assign_policies, current_policy, set_policies
 from tfopt.precision.loss_scale_wrapper import scale_loss, unscale_loss
 
 _SPATIAL_DROPOUT = (keras.layers.SpatialDropout1D, keras.layers.SpatialDropout2D, keras.layers.SpatialDropout3D)
@@ -99,13 +98,12 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
         >>> tfopt.precision.apply(model, {"encoder": "mixed_bfloat16"})  # the others keep their policies
     """
     require_model(model)
-    base, quantized = split_float8(model, policy)
-    policies = resolve_policies(model, base)
-    paths = layer_paths(model)
+    assigned = assign_policies(model, policy)
+    paths, policies, quantized = assigned.paths, assigned.policies, assigned.quantized
     before = {layer: current_policy(layer) for layer in paths}
     _check_other_models(paths, {*quantized, *(x for x, wanted in policies.items() if wanted != before[x])})
     optimizer = rebuilt_optimizer(model) if quantized else None
-    computing = repairs.computing_layers(model)
+    computing = computing_layers(model)
     if any(policies[layer].compute_dtype == "float16" for layer in computing if layer in policies):
         _check_other_optimizers(paths)
         repairs.install(*repairs.FLOAT16)

@@ -4,54 +4,13 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
-from typing import Any
 
 import keras
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
-from tfopt.model.outputs import output_layers
-from tfopt.precision.layer_policies import Policy, current_policy, policies_asked_for, set_policies
+from tfopt.precision.layer_policies import current_policy, set_policies
 from tfopt.precision.loss_scale_wrapper import set_optimizer
-from tfopt.precision.policies import as_policy, name_of
-
-_CLASSES = (keras.layers.Dense, keras.layers.EinsumDense)
-_FLOAT8 = keras.dtype_policies.QuantizedFloat8DTypePolicy("float8", "float32")
-
-
-def split_float8(model: keras.Model, policy: Policy) -> tuple[Policy, list[keras.Layer]]:
-    """Splits a policy, as `tfopt.precision.apply` takes it, into one without float8 and the layers to quantize.
-
-    Those are the layers of exactly the classes Dense and EinsumDense that train and do not make the model's outputs,
-    unless their path or name selects them.
-    """
-    if isinstance(policy, Mapping) and not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
-        sources = {key: _without_float8(value) for key, value in policy.items()}
-        base: Policy = {key: source for key, source in sources.items() if source != {}}
-        marked = {key: _FLOAT8 if _is_float8(value) else as_policy(value) for key, value in policy.items()}
-        asked, exact = policies_asked_for(model, marked)
-        wanted = {layer for layer, its in asked.items() if its is _FLOAT8}
-    else:
-        base, exact = _without_float8(policy), set()
-        wanted = set(model._flatten_layers()) if _is_float8(policy) else set()
-    if not wanted:
-        return base, []
-    kept = output_layers(model) - exact
-    # Scales move with the gradients; those of a frozen layer would stay 1.
-    paths = layer_paths(model)
-    layers = [x for x in paths if x in wanted - kept and type(x) in _CLASSES and x.trainable]
-    if not layers:
-        raise ValueError(
-            "Expected Dense or EinsumDense layers to quantize to float8 that train and do not make the outputs. "
-            f"Received: {model.name!r}, which has none. Use mixed_bfloat16, or name the layers to quantize."
-        )
-    unbuilt = [paths[layer] for layer in layers if not layer.built]
-    if unbuilt:
-        raise ValueError(
-            f"Expected built layers to quantize. Received: {model.name!r}, with layers not built: "
-            f"{', '.join(unbuilt)}. Call the model on a batch first."
-        )
-    return base, [layer for layer in layers if current_policy(layer).quantization_mode != "float8"]
 
 
 def quantize(
@@ -167,15 +126,3 @@ def _by_path(variables: Iterable[keras.Variable]) -> dict[tuple[str, int], keras
         found[variable.path, seen[variable.path]] = variable
         seen[variable.path] += 1
     return found
-
-
-def _is_float8(policy: object) -> bool:
-    return name_of(policy).split("_from_")[0] == "float8"
-
-
-def _without_float8(policy: Any) -> Any:
-    """A policy without its float8; for plain "float8" {}, which leaves layers as they are."""
-    if not _is_float8(policy):
-        return policy
-    _, given, source = name_of(policy).partition("_from_")
-    return source if given else {}

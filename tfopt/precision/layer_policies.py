@@ -4,51 +4,144 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 
 from tfopt.errors import UnsupportedError
-from tfopt.model.layers import layer_paths
-from tfopt.model.outputs import output_layers
-from tfopt.precision.policies import as_policy, is_16_bit
+from tfopt.model.layers import layer_paths, output_layers
+from tfopt.precision.policies import as_policy
 
 Policy: TypeAlias = str | keras.DTypePolicy | Mapping[str, str | keras.DTypePolicy]
 """A policy for the whole model, or a mapping from layers (path, name or regular expression of paths) to policies."""
 
+_Assigned: TypeAlias = dict[keras.Layer, keras.DTypePolicy]
+_FLOAT8 = keras.dtype_policies.QuantizedFloat8DTypePolicy("float8", "float32")
+_QUANTIZABLE = (keras.layers.Dense, keras.layers.EinsumDense)
 
-def resolve_policies(model: keras.Model, policy: Policy) -> dict[keras.Layer, keras.DTypePolicy]:
+
+class Assignment(NamedTuple):
+    """What a policy means for the layers of a model."""
+
+    description: str
+    """The policy in words."""
+    paths: dict[keras.Layer, str]
+    """Of all layers."""
+    policies: dict[keras.Layer, keras.DTypePolicy]
+    """Of the layers that compute in floating point, the model itself included."""
+    quantized: list[keras.Layer]
+    """Layers to quantize to float8 besides, unless they are already."""
+    heads_in_16_bits: dict[keras.Layer, keras.DTypePolicy]
+    """Output layers in 16 bits today, which `policies` puts into float32, with what they would get otherwise."""
+
+
+def assign_policies(model: keras.Model, policy: Policy) -> Assignment:
     """Returns the dtype policy each layer would get from `policy`, by the rules of `tfopt.precision.apply`.
 
-    Nothing changes, and the errors are those of `apply`. Only layers that compute in floating point are listed, the
-    model itself included.
+    Nothing changes, and the errors are those of `apply`.
 
     Example:
-        >>> {layer.name: policy.name for layer, policy in resolve_policies(model, {"conv": "mixed_bfloat16"}).items()}
+        >>> assigned = assign_policies(model, {"conv": "mixed_bfloat16"})
+        >>> {layer.name: policy.name for layer, policy in assigned.policies.items()}
         {'small': 'float32', 'conv': 'mixed_bfloat16', 'head': 'float32'}
     """
+    base, quantized = _split_float8(model, policy)
+    description = _described(policy)
     paths = layer_paths(model)
+    asked, exact = (
+        _asked_by_key(model, base, paths)
+        if isinstance(base, Mapping)
+        else (dict.fromkeys(paths, as_policy(base)), set[keras.Layer]())
+    )
     floating = [layer for layer in paths if _computes_in_floating_point(layer)]
     if floating in ([], [model]):
         raise ValueError(
             f"Expected a model with layers that compute in floating point. Received: {model.name!r}, which has none. "
             "Add layers first; a subclassed model must hold its layers as attributes."
         )
-    policies, exact = policies_asked_for(model, policy)
     fixed = [paths[layer] for layer in paths if layer in exact and layer not in floating]
     if fixed:
         raise ValueError(
             "Expected paths or names of layers that compute in floating point. Received: a policy for "
             f"{', '.join(fixed)}: an input, or a layer of integers, text or constants. Leave it out."
         )
-    asked = {layer: policies[layer] for layer in floating}
-    if any(is_16_bit(wanted) and layer is not model and layer not in exact for layer, wanted in asked.items()):
-        for layer in output_layers(model):
-            if layer in asked and layer not in exact:
-                present = current_policy(layer)
-                asked[layer] = present if present.compute_dtype == "float32" else keras.DTypePolicy("float32")
-    _check_in_place(paths, asked)
-    return asked
+    policies = {layer: asked[layer] for layer in floating}
+    heads = {}
+    if any(is_16_bit(wanted) and layer is not model and layer not in exact for layer, wanted in policies.items()):
+        for layer in output_layers(model).intersection(policies) - exact:
+            present = current_policy(layer)
+            policies[layer] = present if present.compute_dtype == "float32" else keras.DTypePolicy("float32")
+            if is_16_bit(present) and asked[layer].compute_dtype != "float32":
+                heads[layer] = asked[layer]
+    _check_in_place(paths, policies)
+    return Assignment(description, paths, policies, quantized, heads)
+
+
+def is_16_bit(policy: keras.DTypePolicy) -> bool:
+    """Whether layers under a policy output 16 bits."""
+    return policy.compute_dtype in ("float16", "bfloat16")
+
+
+def name_of(policy: Any) -> str:
+    """The name of a policy; anything else as a string."""
+    return policy.name if isinstance(policy, keras.DTypePolicy) else str(policy)
+
+
+def _described(policy: Policy) -> str:
+    if not isinstance(policy, Mapping):
+        return name_of(policy)
+    names = sorted({name_of(policy[key]) for key in policy})
+    return f"a policy per layer ({', '.join(names)})" if names else "the model as it stands"
+
+
+def _split_float8(model: keras.Model, policy: Policy) -> tuple[Policy, list[keras.Layer]]:
+    """Splits a policy into one without float8 and the layers to quantize.
+
+    Those are the layers of exactly the classes Dense and EinsumDense that train and do not make the model's outputs,
+    unless their path or name selects them.
+    """
+    exact: set[keras.Layer] = set()
+    if not isinstance(policy, Mapping) or isinstance(policy, keras.dtype_policies.DTypePolicyMap):
+        if not _is_float8(policy):
+            return policy, []
+        base = _without_float8(policy)
+        wanted = set(model._flatten_layers())
+    else:
+        if not any(_is_float8(value) for value in policy.values()):
+            return policy, []
+        sources = {key: _without_float8(value) if _is_float8(value) else value for key, value in policy.items()}
+        base = {key: source for key, source in sources.items() if source != {}}
+        marked = {key: _FLOAT8 if _is_float8(value) else value for key, value in policy.items()}
+        asked, exact = _asked_by_key(model, marked, layer_paths(model))
+        wanted = {layer for layer, its in asked.items() if its is _FLOAT8}
+    if not wanted:
+        return base, []
+    kept = output_layers(model) - exact
+    # Scales move with the gradients; those of a frozen layer would stay 1.
+    paths = layer_paths(model)
+    layers = [x for x in paths if x in wanted - kept and type(x) in _QUANTIZABLE and x.trainable]
+    if not layers:
+        raise ValueError(
+            "Expected Dense or EinsumDense layers to quantize to float8 that train and do not make the outputs. "
+            f"Received: {model.name!r}, which has none. Use mixed_bfloat16, or name the layers to quantize."
+        )
+    unbuilt = [paths[layer] for layer in layers if not layer.built]
+    if unbuilt:
+        raise ValueError(
+            f"Expected built layers to quantize. Received: {model.name!r}, with layers not built: "
+            f"{', '.join(unbuilt)}. Call the model on a batch first."
+        )
+    return base, [layer for layer in layers if current_policy(layer).quantization_mode != "float8"]
+
+
+def _is_float8(policy: object) -> bool:
+    return name_of(policy).split("_from_")[0] == "float8"
+
+
+def _without_float8(policy: Any) -> Any:
+    """The policy that "float8_from_…" names; for plain "float8" {}, which leaves layers as they are."""
+    _, given, source = name_of(policy).partition("_from_")
+    return source if given else {}
 
 
 @contextmanager
@@ -59,7 +152,7 @@ def under_policies(model: keras.Model, policies: Mapping[keras.Layer, keras.DTyp
     those Keras holds (`model.train_function` …) are not affected.
 
     Example:
-        >>> with under_policies(model, resolve_policies(model, "mixed_float16")):
+        >>> with under_policies(model, assign_policies(model, "mixed_float16").policies):
         ...     outputs = model(x, training=True)
     """
     before = {layer: layer._dtype_policy for layer in model._flatten_layers()}
@@ -87,13 +180,10 @@ def current_policy(layer: keras.Layer) -> keras.DTypePolicy:
     return policy
 
 
-def policies_asked_for(
-    model: keras.Model, policy: Policy
-) -> tuple[dict[keras.Layer, keras.DTypePolicy], set[keras.Layer]]:
+def _asked_by_key(
+    model: keras.Model, policy: Mapping[str, str | keras.DTypePolicy], paths: Mapping[keras.Layer, str]
+) -> tuple[_Assigned, set[keras.Layer]]:
     """The policy of each layer before output layers are exempted, and the layers that a path or a name selects."""
-    paths = layer_paths(model)
-    if not isinstance(policy, Mapping):
-        return dict.fromkeys(paths, as_policy(policy)), set()
     if wrong := [key for key in policy if not isinstance(key, str)]:
         raise TypeError(
             f"Expected paths or names of layers, or regular expressions, as keys. Received: {wrong[0]!r}. Use the "
@@ -102,7 +192,7 @@ def policies_asked_for(
     # Key by key, since a DTypePolicyMap returns its default for any key it lacks.
     named, exact = _named({key: as_policy(policy[key]) for key in policy}, paths)
     default = policy.default_policy if isinstance(policy, keras.dtype_policies.DTypePolicyMap) else None
-    asked: dict[keras.Layer, keras.DTypePolicy] = {}
+    asked: _Assigned = {}
 
     def assign(layer: keras.Layer, inherited: keras.DTypePolicy | None) -> None:
         wanted = named.get(layer, inherited)
@@ -117,7 +207,7 @@ def policies_asked_for(
 
 def _named(
     keys: Mapping[str, keras.DTypePolicy], paths: Mapping[keras.Layer, str]
-) -> tuple[dict[keras.Layer, keras.DTypePolicy], set[keras.Layer]]:
+) -> tuple[_Assigned, set[keras.Layer]]:
     """The policy of each layer that a key matches, and the layers that match by path or name."""
     names = (dict(paths), {x: x.path for x in paths}, {x: x.name for x in paths})
     named: dict[keras.Layer, tuple[int, str]] = {}

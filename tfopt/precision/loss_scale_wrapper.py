@@ -3,7 +3,7 @@
 import keras
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
-from tfopt.repairs.loss_scaling import AUTOMATIC, automatic_wrapper
+from tfopt.repairs.mixed_precision import AUTOMATIC, automatic_wrapper
 
 
 def scale_loss(model: keras.Model) -> bool:

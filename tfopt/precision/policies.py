@@ -90,16 +90,6 @@ def as_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
     return keras.DTypePolicy(name)
 
 
-def name_of(policy: Any) -> str:
-    """The name of a policy; anything else as a string."""
-    return policy.name if isinstance(policy, keras.DTypePolicy) else str(policy)
-
-
-def is_16_bit(policy: keras.DTypePolicy) -> bool:
-    """Whether layers under a policy output 16 bits."""
-    return policy.compute_dtype in ("float16", "bfloat16")
-
-
 def set_policy(policy: str | keras.DTypePolicy = "auto") -> str:
     """Sets Keras' global dtype policy for the rest of the process; layers made afterwards take it.
 

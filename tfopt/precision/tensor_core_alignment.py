@@ -9,9 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfopt import checks
-from tfopt.model.layers import LayerCall, layer_calls
-from tfopt.model.products import Dimension, Products, matrix_products
-from tfopt.model.require import require_model
+from tfopt.model.layers import require_model
+from tfopt.model.products import Dimension, LayerCall, Products, layer_calls, matrix_products
 from tfopt.text import aligned, listed
 
 # NVIDIA, "Matrix Multiplication Background User's Guide", Tensor Core Requirements: M, N and K should be multiples of

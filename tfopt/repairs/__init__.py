@@ -1,4 +1,4 @@
-"""Repairs silent defects of Keras and TensorFlow, one per file. Nothing is patched on import. See docs/repairs.md."""
+"""Repairs silent defects of Keras and TensorFlow, listed in docs/repairs.md. Nothing is patched on import."""
 
 import lazy_loader
 

@@ -5,15 +5,12 @@ from typing import Any
 
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.repairs.accumulation import ACCUMULATION
-from tfopt.repairs.clear_session import CLEAR_SESSION
 from tfopt.repairs.clipping import CLIPPING
-from tfopt.repairs.loss_scaling import LOSS_SCALING
+from tfopt.repairs.mixed_precision import CLEAR_SESSION, LOSS_SCALING, REPLICA_OVERFLOW, UNSCALED_LOSS
 from tfopt.repairs.multi_worker import MULTI_WORKER
 from tfopt.repairs.repair import Repair
 from tfopt.repairs.replica_executions import REPLICA_EXECUTIONS
-from tfopt.repairs.replica_overflow import REPLICA_OVERFLOW
 from tfopt.repairs.uneven_batches import UNEVEN_BATCHES
-from tfopt.repairs.unscaled_loss import UNSCALED_LOSS
 
 _ALL = (
     REPLICA_OVERFLOW,

@@ -17,7 +17,7 @@ from tfopt import checks
 from tfopt.errors import PipelineError, summarize_error
 from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave, one_batch
 from tfopt.model.batches import not_finite_parts
-from tfopt.model.require import require_compiled
+from tfopt.model.layers import require_compiled
 from tfopt.model.state import without_dropout
 from tfopt.xla.explaining import explain
 from tfopt.xla.obstacles import standing_obstacles

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.batches import Data, as_dataset, first_batch, on_device
-from tfopt.model.require import require_compiled
+from tfopt.model.layers import require_compiled
 from tfopt.model.state import trace_train_step
 from tfopt.xla.obstacles import Obstacle, batch_refused, device, obstacles_of, standing_obstacles
 

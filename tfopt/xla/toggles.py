@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import keras
 
 from tfopt.errors import UnsupportedError
-from tfopt.model.require import require_compiled
+from tfopt.model.layers import require_compiled
 from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
 from tfopt.xla.obstacles import standing_obstacles
 

@@ -1,84 +1,66 @@
-import keras
+import math
+
+import numpy as np
 import pytest
 import tensorflow as tf
-from precision_nets import X, functional, lstm
 
-from tfopt.precision.gate.probe import recorded_calls
-
-layers = keras.layers
+from tfopt.precision.gate.probe import moments, not_finite, worst_deviation
 
 
-def noted(model, x):
-    """The names of the layers whose calls were noted, with the shapes that came out."""
-    found = []
-
-    def run(x):
-        with recorded_calls(model, lambda tensors: None) as calls:
-            model(x, training=True)
-        found.extend((call.layer.name, [tuple(out.shape) for out in call.outputs]) for call in calls)
-
-    tf.function(run, autograph=False).get_concrete_function(tf.constant(x))
-    return found
+def deviation(*pairs):
+    """Of tensors that belong together."""
+    return worst_deviation([np.stack([moments(np.float32(a), b).numpy() for a, b in pairs])])
 
 
-def test_calls_come_in_order_and_shared_layers_twice():
-    shared = layers.Dense(8, name="shared")
-    model = functional(lambda x: layers.Dense(3, name="head")(shared(layers.ReLU(name="relu")(shared(x)))))
-    assert noted(model, X) == [("shared", [(32, 8)]), ("relu", [(32, 8)]), ("shared", [(32, 8)]), ("head", [(32, 3)])]
+def test_figures_by_hand():
+    found = deviation(([3.0, 4.0, 0.0], tf.constant([3.0, 2.0, 1.0], tf.float16)))
+    assert found.error == pytest.approx(math.sqrt(5) / 5)
+    assert found.difference == pytest.approx(math.sqrt(5))
+    assert (found.overflow, found.underflow, found.lost, found.largest, found.norm) == (0, 0, 0, 4, 5)
 
 
-def test_a_model_has_a_call_of_its_own_only_where_it_computes_something():
-    inner = keras.Sequential([keras.Input((8,)), layers.Dense(4, name="inside")], name="inner")
-    model = functional(lambda x: inner(x))
-    assert [name for name, _ in noted(model, X)] == ["inside"]
-    model = functional(lambda x: inner(x) * 2.0)
-    assert [name for name, _ in noted(model, X)] == ["inside", "net"]
+def test_overflow_and_underflow_are_counted_where_float32_has_numbers():
+    reference = [1e5, 3.0, 4e-9, 0.0, np.inf]
+    found = deviation((reference, tf.cast(reference, tf.float16)))
+    assert found.overflow == pytest.approx(1 / 4)
+    assert found.underflow == pytest.approx(1 / 3)
+    assert found.lost == pytest.approx(4e-14)
+    assert found.largest == np.float32(1e5)
+    assert found.error == pytest.approx(4e-14)  # what overflowed is not in it
 
 
-def test_what_runs_in_a_loop_is_left_out():
-    model, (x, _) = lstm()
-    names = [name for name, _ in noted(model, x)]
-    assert names.count("lstm_cell") <= 1  # Keras calls it once outside, to learn the shapes
-    assert names[-2:] == [model.layers[0].name, model.layers[1].name]
+def test_lost_weighs_what_vanished():
+    found = deviation(([3.0, 4.0] + [1e-3] * 98, [3.0, 0.0] + [0.0] * 98))
+    assert found.underflow == 0.99
+    assert found.lost == pytest.approx(0.8, rel=1e-4)
 
 
-class Odd(layers.Layer):
-    def call(self, x):
-        return {"a": (x * 2, [tf.shape(x), None]), "b": tf.argmax(x, axis=-1)}
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_squares_of_large_and_tiny_values_stay_in_range(size):
+    found = deviation(([3 * size, 4 * size], [3 * size, 2 * size]))
+    assert found.error == pytest.approx(0.4)
+    assert found.norm == pytest.approx(5 * size)
 
 
-class Block(layers.Layer):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.odd = Odd(name="odd")
-
-    def call(self, x):
-        return self.odd(x)["a"][0]
+def test_tensors_together_count_as_one():
+    apart = deviation(([3.0], [3.0]), ([4.0], [2.0]))
+    assert apart.error == pytest.approx(0.4)
+    assert apart.norm == pytest.approx(5)
 
 
-def test_nested_whole_and_missing_outputs():
-    model = functional(lambda x: layers.Dense(3, name="head")(Block(name="block")(x)))
-    assert noted(model, X) == [("odd", [(32, 8)]), ("block", [(32, 8)]), ("head", [(32, 3)])]
+def test_the_worst_batch_counts():
+    batches = [np.stack([moments([1.0], [value]).numpy()]) for value in (1.0, 1.5, 1.25)]
+    assert worst_deviation(batches).error == pytest.approx(0.5)
 
 
-def test_layers_come_back_as_they_were_whatever_happens_inside():
-    model = functional(lambda x: layers.Dense(3, name="head")(x))
-    head = model.get_layer("head")
+def test_nothing_to_divide_by():
+    assert deviation(([0.0], [0.0])).error == 0
+    assert deviation(([0.0], [1.0])).error == math.inf
+    assert deviation(([0.0], [1.0])).to_dict()["error"] is None
+    assert deviation((np.zeros([0]), np.zeros([0]))).largest == 0
+    assert worst_deviation([np.zeros([0, 10], "float32")]).overflow == 0
 
-    def own(x):
-        return layers.Dense.call(head, x)
 
-    head.__dict__["call"] = own
-    before = [dict(layer.__dict__) for layer in model._flatten_layers()]
-    hooked = []
-
-    def inside():
-        with recorded_calls(model, lambda tensors: None):
-            hooked.append(head.call)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        inside()
-    assert hooked[0] is not own
-    assert head.call is own
-    assert [dict(layer.__dict__) for layer in model._flatten_layers()] == before
+def test_not_finite_is_float32s_own():
+    assert not_finite(np.stack([moments([np.nan, 1.0], [1.0, 1.0]).numpy()]))
+    assert not not_finite(np.stack([moments([1.0, 1.0], [np.nan, 1.0]).numpy()]))

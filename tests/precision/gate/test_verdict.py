@@ -21,8 +21,8 @@ def layer(path="a", **parts):
 def judged(*layers, policies=None, **arguments):
     arguments = {"heads": (), "softmaxes": (), "reference_loss": 1.0, "candidate_loss": 1.0} | arguments
     policies = policies or {x.path: HALF for x in layers}
-    limit = drift_limit(policies.values())
-    return find_problems(LayerTable(calls=layers, layers=layers, policies=policies, drift_limit=limit, **arguments))
+    computing = policies.values()
+    return find_problems(LayerTable(calls=layers, layers=layers, policies=policies, computing=computing, **arguments))
 
 
 def test_nothing():

@@ -9,15 +9,12 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import PipelineError, UnsupportedError, summarize_error
-from tfopt.model.batches import as_dataset, not_finite_parts, one_batch
-from tfopt.model.layers import layer_paths
-from tfopt.model.require import require_compiled
-from tfopt.precision.float8 import split_float8
-from tfopt.precision.gate.comparison import Comparison, NotFiniteError, compare
+from tfopt.model.batches import first_alike_batches, not_finite_parts, specs_of
+from tfopt.model.layers import layer_paths, require_compiled
+from tfopt.precision.gate.comparison import Comparison, compare
 from tfopt.precision.gate.precision_report import PrecisionReport
-from tfopt.precision.gate.probe import forward
-from tfopt.precision.layer_policies import Policy, resolve_policies
-from tfopt.precision.policies import name_of
+from tfopt.precision.gate.probe import NotFiniteError, build
+from tfopt.precision.layer_policies import Assignment, Policy, assign_policies, name_of
 from tfopt.text import listed
 
 _FALLBACK_ROUNDS = 6
@@ -61,8 +58,11 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
     """
     require_compiled(model)
     count = checks.count("batches", batches, "A few are enough: each runs forward and backward.")
-    few = _first_batches(data, count)
-    _build(model, few[0])
+    few = first_alike_batches(data, count)
+    try:
+        build(model, few[0])
+    except Exception as error:  # whatever the user's layers and loss raise
+        raise _not_taken(few[0], error) from error
     try:
         comparison = compare(model, few, policy)
     except NotFiniteError as error:
@@ -76,37 +76,10 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
     return replace(comparison.report, fallback=_find_fallback(model, few, policy, comparison))
 
 
-def _first_batches(data: Any, count: int) -> list[Any]:
-    """The first batches that have the shapes of the very first; others would have to be traced again."""
-    few = list(as_dataset(data).take(count)) or [one_batch(data)]
-    # A part is None for an output without a target.
-    shapes = [[part.shape for part in tf.nest.flatten(batch) if part is not None] for batch in few]
-    if any(shape.rank and shape[0] == 0 for shape in shapes[0]):
-        raise PipelineError(
-            f"Expected batches of at least one example. Found: {_described(few[0])}. Check the dataset's source and "
-            "its filters."
-        )
-    return [batch for batch, its in zip(few, shapes, strict=True) if its == shapes[0]]
-
-
-def _described(batch: Any) -> Any:
-    return tf.nest.map_structure(lambda part: None if part is None else f"{part.dtype.name} {tuple(part.shape)}", batch)
-
-
-def _build(model: keras.Model, batch: Any) -> None:
-    """Traces the model and its loss, which builds the model and reveals batches it does not take."""
-    try:
-        tf.function(lambda batch: forward(model, batch)[1], autograph=False).get_concrete_function(batch)
-    except Exception as error:  # whatever the user's layers and loss raise
-        raise _not_taken(batch, error) from error
-    finally:
-        model._clear_losses()  # they would keep tensors of that graph
-
-
 def _not_taken(batch: Any, error: Exception) -> ValueError:
     return ValueError(
         "Expected batches (x, y[, sample_weight]) that the model and its loss accept in a graph. Received: "
-        f"{_described(batch)}. Found: {summarize_error(error)}. Pass what model.fit takes as a dataset, or one batch."
+        f"{specs_of(batch)}. Found: {summarize_error(error)}. Pass what model.fit takes as a dataset, or one batch."
     )
 
 
@@ -149,10 +122,14 @@ def _find_fallback(
     Returns:
         Names of policies by path; None if no round passed or all layers ended in float32.
     """
-    paths = layer_paths(model)
-    floating = {paths[layer] for layer in resolve_policies(model, "float32")}
+    paths = failed.assigned.paths
+    floating = {paths[layer] for layer in failed.assigned.policies}
     asked = {path: its.name for path, its in failed.policies.items() if path in floating}
-    units = _units(model)
+    # With each layer goes everything inside it; with a model only its own operations.
+    units = {
+        path: [path] if isinstance(layer, keras.Model) else _inside(path, paths.values())
+        for layer, path in paths.items()
+    }
     comparison, back = failed, _taken_back(failed, units, set())
     for _ in range(_FALLBACK_ROUNDS):
         attempt = asked | dict.fromkeys(back & floating, "float32")
@@ -165,7 +142,10 @@ def _find_fallback(
             back = back | around if around - back else _taken_back(comparison, units, back)
             continue
         if comparison.report.passed:
-            return _shortened(model, policy, attempt, back)
+            named = policy if isinstance(policy, Mapping) else {paths[model]: policy}
+            short = {key: name_of(named[key]) for key in named}
+            short |= {path: "float32" for path in sorted(back) if path.rpartition("/")[0] not in back}
+            return short if _assigns_alike(assign_policies(model, short), comparison.assigned) else attempt
         back = _taken_back(comparison, units, back)
     return None
 
@@ -178,25 +158,10 @@ def _taken_back(comparison: Comparison, units: Mapping[str, list[str]], back: se
     return back | {inner for path in new or left[: (len(left) + 1) // 2] for inner in units[path]}
 
 
-def _units(model: keras.Model) -> dict[str, list[str]]:
-    """What goes back with each layer: everything inside it, but only itself for a model, meaning its own operations."""
-    paths = {path: layer for layer, path in layer_paths(model).items()}
-    return {path: [path] if isinstance(layer, keras.Model) else _inside(path, paths) for path, layer in paths.items()}
-
-
 def _inside(outer: str, paths: Iterable[str]) -> list[str]:
     """A layer and everything in it; nothing for the outermost level, whose path is empty."""
     return [path for path in paths if outer and (path + "/").startswith(outer + "/")]
 
 
-def _shortened(model: keras.Model, policy: Policy, full: Mapping[str, str], back: set[str]) -> dict[str, str]:
-    """A full mapping as exceptions from the policy asked for, if that assigns the same."""
-    named = policy if isinstance(policy, Mapping) else {layer_paths(model)[model]: policy}
-    given = {key: name_of(named[key]) for key in named}
-    short = given | {path: "float32" for path in sorted(back) if path.rpartition("/")[0] not in back}
-    return short if _assigned(model, short) == _assigned(model, full) else dict(full)
-
-
-def _assigned(model: keras.Model, policy: Policy) -> tuple[dict[keras.Layer, keras.DTypePolicy], set[keras.Layer]]:
-    base, quantized = split_float8(model, policy)
-    return resolve_policies(model, base), set(quantized)
+def _assigns_alike(one: Assignment, other: Assignment) -> bool:
+    return (one.policies, one.quantized) == (other.policies, other.quantized)

@@ -1,12 +1,12 @@
 """The report of the precision gate: as text, as JSON and as a chart."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from tfopt.page import Bar, bar_chart
-from tfopt.precision.gate.layer_table import LayerPrecision, finite_or_none
+from tfopt.precision.gate.layer_table import LayerPrecision, finite_or_none, percent
+from tfopt.precision.gate.verdict import relative
 from tfopt.text import aligned
 
 _HEAD = ("layer", "class", "policy", "error", "own error", "gradients", "overflow", "lost gradient")
@@ -103,21 +103,6 @@ def chart_of(report: Mapping[str, Any]) -> str:
         title=f"Distance of each layer's output from float32 under {report['policy']}",
         description=f"Norm of the difference over the norm, or the share that overflows. {report['verdict']}{left_out}",
     )
-
-
-def relative(value: float, reference: float) -> float:
-    """The distance of a value from a reference, relative to the reference; infinite if either is not finite."""
-    difference = abs(value - reference)
-    if not math.isfinite(difference):
-        return math.inf
-    return difference / abs(reference) if reference else (math.inf if difference else 0.0)
-
-
-def percent(share: float) -> str:
-    """Formats a share, 0 to 1."""
-    if not math.isfinite(share):
-        return "∞"
-    return "<0.01 %" if 0 < share < 0.0001 else f"{100 * share:.3g} %"
 
 
 def _length(layer: Mapping[str, Any]) -> float:

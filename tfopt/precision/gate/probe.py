@@ -1,21 +1,22 @@
 """A training step under two sets of dtype policies, forward and backward, compared layer by layer in one graph."""
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.model.layers import graph_operations, layer_paths
-from tfopt.model.outputs import calls_wrapped
-from tfopt.precision.gate.layer_table import moments
-from tfopt.precision.layer_policies import under_policies
+from tfopt.model.layers import RecordedCall, computing_layers, floating_tensors, graph_operations, recorded_calls
+from tfopt.precision.gate.layer_table import Deviation
+from tfopt.precision.layer_policies import current_policy, under_policies
 from tfopt.text import listed
 
 _16_BIT = (tf.float16, tf.bfloat16)
+# Where Keras' LossScaleOptimizer starts.
+_INITIAL_SCALE = 2.0**15
 # Operations that draw from their own state, such as those of tf.random.Generator.
 _DRAWING = ("Rng", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
 
@@ -24,7 +25,13 @@ class Variant(NamedTuple):
     """A compiled model and the dtype policies its layers compute under."""
 
     model: keras.Model
+    paths: Mapping[keras.Layer, str]
     policies: Mapping[keras.Layer, keras.DTypePolicy]
+    """Those of other layers stay."""
+
+
+class NotFiniteError(Exception):
+    """Float32 itself gives no finite loss or gradient; holds the first layer whose output is not finite, or None."""
 
 
 class Measurement(NamedTuple):
@@ -56,39 +63,68 @@ class Probe:
     """
 
     def __init__(self, reference: Variant, candidate: Variant, batch: Any):
-        self._variants = (reference, candidate)
+        self.reference = reference
+        self.candidate = candidate
         self.rows: list[Row] = []
         """What the rows of moments are of, by calls in the order in which they end."""
         self.has_16_bit_output = False
         """Whether the candidate outputs float16 or bfloat16."""
         self._function = tf.function(self._compare, autograph=False)
-        self._graph = self._function.get_concrete_function(batch, tf.TensorSpec([], tf.float32)).graph
+        graph = self._function.get_concrete_function(batch, tf.TensorSpec([], tf.float32)).graph
+        self.variables = tuple(graph.variables)
+        """Every variable the step may touch."""
+        operations = graph_operations(graph)
+        random = [op for op in operations if "Random" in op.op or op.op.startswith(_DRAWING)]
+        self.draws_differ = any("Stateless" not in op.op or op.attr["dtype"].type in _16_BIT for op in random)
+        """Whether random numbers are drawn that no seed makes equal in both dtypes."""
+        self.assigns = any(op.op.startswith("Assign") for op in operations)
+        """Whether a variable unknown to Keras is assigned, so that the variants start from different states."""
+        model, paths, policies = candidate
+        self.policies = {path: policies.get(layer, current_policy(layer)) for layer, path in paths.items()}
+        """The candidate's policy of every layer, by path."""
+        self.computing = [self.policies[paths[layer]] for layer in computing_layers(model)]
+        """The policies of its layers that compute."""
 
     def __call__(self, batch: Any, scale: float) -> Measurement:
         """Compares the variants on a batch; the candidate's loss is scaled in the backward pass, then unscaled."""
         values, losses = self._function(batch, tf.constant(scale, tf.float32))
         return Measurement(values.numpy(), float(losses[0]), float(losses[1]))
 
-    @property
-    def variables(self) -> tuple[tf.Variable, ...]:
-        """Every variable the step may touch."""
-        return tuple(self._graph.variables)
+    def measure(self, batches: Sequence[Any]) -> tuple[list[Measurement], float]:
+        """Compares the variants on batches, with the loss scale halved while a gradient overflows, as in training.
 
-    @property
-    def draws_differ(self) -> bool:
-        """Whether random numbers are drawn that no seed makes equal in both dtypes."""
-        random = [op for op in graph_operations(self._graph) if "Random" in op.op or op.op.startswith(_DRAWING)]
-        return any("Stateless" not in op.op or op.attr["dtype"].type in _16_BIT for op in random)
+        Returns the measurements and the last loss scale.
 
-    @property
-    def assigns(self) -> bool:
-        """Whether a variable unknown to Keras is assigned, so that the variants start from different states."""
-        return any(op.op.startswith("Assign") for op in graph_operations(self._graph))
+        Raises:
+            NotFiniteError: If the loss or a gradient is not finite in float32.
+        """
+        scale = self._first_scale()
+        weights = [row.role == "weight_gradient" for row in self.rows]
+        measured = []
+        for batch in batches:
+            one = self(batch, scale)
+            while scale > 1 and math.isfinite(one.candidate_loss) and worst_deviation([one.moments[weights]]).overflow:
+                scale /= 2
+                one = self(batch, scale)
+            if not math.isfinite(one.reference_loss) or not_finite(one.moments[weights]):
+                outputs = [place for place, row in enumerate(self.rows) if row.role == "output"]
+                found = (self.rows[place].path for place in outputs if not_finite(one.moments[[place]]))
+                raise NotFiniteError(next(found, None))
+            measured.append(one)
+        return measured, scale
+
+    def _first_scale(self) -> float:
+        """What training would multiply the loss by at first."""
+        if all(policy.compute_dtype != "float16" for policy in self.computing):
+            return 1.0
+        optimizer = self.reference.model.optimizer
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            return _INITIAL_SCALE
+        return float(optimizer.dynamic_scale.numpy()) if optimizer.built else float(optimizer.initial_scale)
 
     def _compare(self, batch: Any, scale: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
-        reference, candidate = (
-            _step(variant, batch, by) for variant, by in zip(self._variants, (tf.constant(1.0), scale), strict=True)
-        )
+        reference = _step(self.reference, batch, tf.constant(1.0))
+        candidate = _step(self.candidate, batch, scale)
         self.has_16_bit_output = any(output.dtype in _16_BIT for output in candidate.outputs)
         pairs = [
             (row, expected, tensor)
@@ -123,22 +159,21 @@ class _Step(NamedTuple):
 
 
 def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
-    model = variant.model
+    model, paths, policies = variant
     variables = model.variables
     values = [tf.convert_to_tensor(variable.value) for variable in variables]
     value_of = {id(variable): value for variable, value in zip(variables, values, strict=True)}
-    with under_policies(*variant), tf.GradientTape() as tape, recorded_calls(model, tape.watch) as calls:
+    with under_policies(model, policies), tf.GradientTape() as tape, recorded_calls(model, tape.watch) as calls:
         tape.watch([value_of[id(variable)] for variable in model.trainable_variables])
         # Both variants start from the same state, seeds included, and neither assigns anything.
         with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
             try:
                 outputs, loss = forward(model, batch)
             except TypeError as error:
-                raise _added_loss_error(model, scope.losses, error) from error
+                raise _added_loss_error(paths, scope.losses, error) from error
         model._clear_losses()  # they would keep tensors of this graph
         loss = tf.cast(loss, tf.float32)
         scaled = loss * scale
-    paths = layer_paths(model)
     tensors = _tensors_of_calls(calls, paths)
     weights = {key: value_of[id(weight)] for key, weight in _weights_by_layer(model, calls, paths).items()}
     sources = {id(tensor): tensor for tensor in (tensors | weights).values()}
@@ -154,7 +189,15 @@ def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
     }
     softmaxes = [(paths[call.layer], output) for call in calls if _is_softmax(call.layer) for output in call.outputs]
     # Of a loss per example, the tape takes the sum and Keras shows the mean.
-    return _Step(tf.reduce_mean(loss), _floating(outputs), found, softmaxes)
+    return _Step(tf.reduce_mean(loss), floating_tensors(outputs), found, softmaxes)
+
+
+def build(model: keras.Model, batch: Any) -> None:
+    """Builds a model by tracing it and its loss, which raises whatever they raise for a batch they do not take."""
+    try:
+        tf.function(lambda batch: forward(model, batch)[1], autograph=False).get_concrete_function(batch)
+    finally:
+        model._clear_losses()  # they would keep tensors of that graph
 
 
 def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
@@ -164,55 +207,13 @@ def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
     return outputs, model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
 
 
-def _added_loss_error(model: keras.Model, losses: Iterable[Any], error: TypeError) -> TypeError:
+def _added_loss_error(paths: Mapping[keras.Layer, str], losses: Iterable[Any], error: TypeError) -> TypeError:
     """Names the layers that add 16-bit losses, which Keras cannot sum with others; else the error as it is."""
     half = {id(loss) for loss in losses if getattr(loss, "dtype", None) in _16_BIT}
-    found = [path for layer, path in layer_paths(model).items() if not half.isdisjoint(layer._loss_ids)]
+    found = [path for layer, path in paths.items() if not half.isdisjoint(layer._loss_ids)]
     if not found:
         return error
     return TypeError(f"{listed(found, 4)} adds a 16-bit loss, which Keras cannot sum with other losses")
-
-
-class RecordedCall(NamedTuple):
-    """One call of a layer with its floating-point tensors."""
-
-    layer: keras.Layer
-    inputs: list[tf.Tensor]
-    outputs: list[tf.Tensor]
-
-
-@contextmanager
-def recorded_calls(model: keras.Model, watch: Callable[[list[tf.Tensor]], None]) -> Iterator[list[RecordedCall]]:
-    """Records the calls of all layers in a model, in the order in which they end, and lets a tape watch their tensors.
-
-    Calls inside a loop or a nested function (an RNN's cell) are left out, since their tensors cannot be read from
-    outside; so is a model that only returns the outputs of a layer inside it.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    calls: list[RecordedCall] = []
-
-    def recorded(layer: keras.Layer, method: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
-            inputs, outputs = _floating((args, kwargs)), _floating(result)
-            passes_on = isinstance(layer, keras.Model) and {
-                id(tensor) for one in calls for tensor in one.outputs
-            }.issuperset(map(id, outputs))
-            if tf.compat.v1.get_default_graph() is graph and not passes_on:
-                watch(inputs + outputs)
-                calls.append(RecordedCall(layer, inputs, outputs))
-            return result
-
-        return call
-
-    with calls_wrapped(model._flatten_layers(), recorded):
-        yield calls
-
-
-def _floating(values: Any) -> list[tf.Tensor]:
-    """The dense floating-point tensors in any nested structure."""
-    tensors = keras.tree.flatten(values)
-    return [tensor for tensor in tensors if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating]
 
 
 def _tensors_of_calls(calls: list[RecordedCall], paths: Mapping[keras.Layer, str]) -> _Tensors:
@@ -247,3 +248,74 @@ def _weights_by_layer(
 
 def _is_softmax(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.layers.Softmax) or getattr(layer, "activation", None) is keras.activations.softmax
+
+
+@tf.function(
+    input_signature=[tf.TensorSpec([None], tf.float32)] * 2,
+    autograph=False,
+    experimental_attributes={"_noinline": True},  # inlined for every tensor, it took longer to optimise than to run
+)
+def _moments(reference: tf.Tensor, candidate: tf.Tensor) -> tf.Tensor:
+    known = tf.math.is_finite(reference)
+    both = known & tf.math.is_finite(candidate)
+    zero = tf.zeros_like(reference)
+    reference = tf.where(known, reference, zero)
+    # Squares of large or tiny values leave float32's range, so the sums are in units of the largest value.
+    largest = tf.maximum(tf.reduce_max(tf.abs(reference)), 0.0)  # the maximum of an empty tensor is -inf
+    unit = tf.maximum(tf.reduce_max(tf.where(both, tf.abs(candidate), zero)), largest)
+    difference = tf.where(both, tf.math.divide_no_nan(candidate, unit) - tf.math.divide_no_nan(reference, unit), zero)
+    squares = tf.math.divide_no_nan(reference, unit) ** 2
+    vanished = both & (candidate == 0) & (reference != 0)
+    counts = (known, known & ~both, reference != 0, vanished)
+    sums = (squares, difference**2, tf.where(vanished, squares, zero))
+    return tf.stack(
+        [
+            tf.cast(tf.size(known) - tf.math.count_nonzero(known, dtype=tf.int32), tf.float32),
+            *(tf.math.count_nonzero(count, dtype=tf.float32) for count in counts),
+            *(tf.reduce_sum(part) for part in sums),
+            unit,
+            largest,
+        ]
+    )
+
+
+def moments(reference: Any, candidate: Any) -> tf.Tensor:
+    """What `worst_deviation` needs of a tensor in two dtypes, shape (10,), so that no tensor leaves the graph."""
+    flat = [tf.reshape(tf.cast(tf.convert_to_tensor(value), tf.float32), [-1]) for value in (reference, candidate)]
+    return _moments(*flat)
+
+
+def worst_deviation(batches: Iterable[np.ndarray[Any, Any]]) -> Deviation:
+    """The deviation of some tensors taken together.
+
+    Args:
+        batches: For each batch the moments of every tensor, shape (tensors, 10).
+    """
+    each = [_of_batch(batch.astype("float64")) for batch in batches]
+    # Python's max() ignores a NaN or not, depending on its place.
+    return Deviation(**{name: float(np.max([part[name] for part in each])) for name in each[0]})
+
+
+def not_finite(moments: np.ndarray[Any, Any]) -> bool:
+    """Whether float32 itself has NaN or infinity, from moments of shape (tensors, 10)."""
+    return bool(moments[:, 0].any())
+
+
+def _of_batch(moments: np.ndarray[Any, Any]) -> dict[str, float]:
+    _, known, overflowed, nonzero, vanished, *sums, unit, largest = moments.T
+    total, difference, lost = (float(np.sum(part * unit**2)) for part in sums)
+    return {
+        "error": _ratio(math.sqrt(difference), math.sqrt(total)),
+        "overflow": _ratio(overflowed.sum(), known.sum()),
+        "underflow": _ratio(vanished.sum(), nonzero.sum()),
+        "lost": _ratio(math.sqrt(lost), math.sqrt(total)),
+        "largest": float(largest.max(initial=0.0)),
+        "norm": math.sqrt(total),
+        "difference": math.sqrt(difference),
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    if not part:
+        return 0.0
+    return float(part / whole) if whole else math.inf

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import keras
 
-from tfopt.precision.gate.layer_table import Deviation, LayerPrecision, LayerTable
-from tfopt.precision.gate.precision_report import percent, relative
+from tfopt.precision.gate.layer_table import Deviation, LayerPrecision, LayerTable, percent
 from tfopt.text import listed
 
 # Any overflow is one too many. Micikevicius et al. ("Mixed Precision Training", ICLR 2018, section 3.2) count the
@@ -60,6 +59,19 @@ def find_problems(table: LayerTable) -> list[Problem]:
     return [*(found or [*_lost_gradients(table), *_wrong_gradients(table), *_drift(table)]), *_heads(table)]
 
 
+def first_overflow(table: LayerTable) -> LayerPrecision | None:
+    """The first call whose output overflows."""
+    return next((call for call in table.calls if call.output and call.output.overflow), None)
+
+
+def relative(value: float, reference: float) -> float:
+    """The distance of a value from a reference, relative to the reference; infinite if either is not finite."""
+    difference = abs(value - reference)
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / abs(reference) if reference else (math.inf if difference else 0.0)
+
+
 def drift_limit(policies: Collection[keras.DTypePolicy]) -> float:
     """How far the loss may drift, given the policies of the layers that compute: the coarsest dtype decides."""
     limits = [DRIFT_ROUNDINGS * _ROUNDING.get(policy.compute_dtype, 2.0**-23) for policy in policies]
@@ -72,11 +84,11 @@ def cancelled(part: Deviation, source: Deviation | None) -> bool:
 
 
 def _overflow(table: LayerTable) -> Iterator[Problem]:
-    root = table.first_overflow
+    root = first_overflow(table)
     reaches = {layer.path: _reaches(layer) for layer in table.layers}
-    beyond = [path for path, value in reaches.items() if value > _LARGEST.get(table.dtype(path), math.inf)]
+    beyond = [path for path, value in reaches.items() if value > _LARGEST.get(_dtype(table, path), math.inf)]
     if root is not None and root.output:
-        first, dtype = root.path, table.dtype(root.path)
+        first, dtype = root.path, _dtype(table, root.path)
         inside = "" if first in beyond else " inside"
         others = [path for path in beyond if path != first]
         yield Problem(
@@ -91,7 +103,7 @@ def _overflow(table: LayerTable) -> Iterator[Problem]:
             f"The loss is {table.candidate_loss} ({table.reference_loss:.4g} in float32), though no layer's output "
             "overflows. Compute everything between the layers and the loss in float32.",
             (),
-            tuple(beyond or table.suspects),
+            tuple(beyond or _suspects(table)),
         )
 
 
@@ -158,18 +170,19 @@ def _wrong_gradients(table: LayerTable) -> Iterator[Problem]:
             f"The gradient of {_listed(wrong)} differs from float32 by {next(iter(wrong.values())).error:.3g} times "
             f"its norm, more than rounding explains (up to {WRONG:g}). Keep the layer in float32.",
             tuple(wrong),
-            tuple(table.suspects),
+            tuple(_suspects(table)),
         )
 
 
 def _drift(table: LayerTable) -> Iterator[Problem]:
     drift = relative(table.candidate_loss, table.reference_loss)
-    if drift > table.drift_limit:
-        worst = table.suspects
+    limit = drift_limit(table.computing)
+    if drift > limit:
+        worst = _suspects(table)
         root = f" {worst[0]!r} adds the largest error; keep it in float32." if worst else ""
         yield Problem(
             f"The loss is {table.candidate_loss:.4g} ({table.reference_loss:.4g} in float32): it differs by "
-            f"{percent(drift)}, above the limit of {percent(table.drift_limit)}.{root}",
+            f"{percent(drift)}, above the limit of {percent(limit)}.{root}",
             tuple(worst[:1]),
             tuple(worst),
         )
@@ -178,16 +191,32 @@ def _drift(table: LayerTable) -> Iterator[Problem]:
 def _heads(table: LayerTable) -> Iterator[Problem]:
     for path in table.heads:
         yield Problem(
-            f"{path!r} outputs the model's result in {table.dtype(path)}: 16-bit logits and probabilities silently "
+            f"{path!r} outputs the model's result in {_dtype(table, path)}: 16-bit logits and probabilities silently "
             "saturate the loss. Keep output layers in float32, as apply does.",
             (path,),
         )
     for path in table.softmaxes:
         yield Problem(
-            f"{path!r} computes the model's softmax in {table.dtype(path)}, and casting its result is too late: small "
-            "probabilities are already rounded or zero. Keep the softmax in float32.",
+            f"{path!r} computes the model's softmax in {_dtype(table, path)}, and casting its result is too late: "
+            "small probabilities are already rounded or zero. Keep the softmax in float32.",
             (path,),
         )
+
+
+def _suspects(table: LayerTable) -> list[str]:
+    """The layers with the largest own errors among those not in float32, worst first.
+
+    An eighth of them, so that a few rounds of taking suspects back to float32 get somewhere.
+    """
+    policies = table.policies
+    changed = [x for x in table.layers if _dtype(table, x.path) != "float32" or policies[x.path].quantization_mode]
+    ranked = sorted(changed, key=lambda layer: layer.own_error, reverse=True)
+    return [layer.path for layer in ranked[: -(-len(ranked) // 8)]]
+
+
+def _dtype(table: LayerTable, path: str) -> str:
+    """The dtype a layer computes in."""
+    return str(table.policies[path].compute_dtype)
 
 
 def _gradients_above(table: LayerTable, value: Callable[[Deviation], float], limit: float) -> dict[str, Deviation]:

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from tfopt.errors import UnsupportedError
-from tfopt.model.outputs import output_layers
+from tfopt.model.layers import is_keras_own, output_layers
 from tfopt.precision import apply
 
 layers = keras.layers
@@ -146,3 +146,13 @@ def test_of_a_subclassed_model_that_does_not_trace():
     model(X)
     with pytest.raises(UnsupportedError, match=r"cannot be traced .* names each layer to change"):
         output_layers(model)
+
+
+class Own(keras.layers.Dense):
+    pass
+
+
+def test_a_subclass_of_the_users_is_none_of_keras():
+    assert is_keras_own(keras.layers.Dense(1))
+    assert is_keras_own(keras.Sequential())
+    assert not is_keras_own(Own(1))

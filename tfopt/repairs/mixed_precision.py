@@ -1,0 +1,189 @@
+"""Defects of mixed precision: loss scaling that is left out or lost, and a dtype policy that `clear_session` drops.
+
+- D1, `replica_overflow`: an overflow in any replica but the first goes unnoticed.
+- D7 and D8, `loss_scaling`: float16 layers train without loss scaling, and saved models lose it.
+- D9, `unscaled_loss`: a custom train_step forgets to scale the loss.
+- D18, `clear_session`: it resets the global dtype policy.
+"""
+
+import inspect
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+
+from tfopt.errors import UnsupportedError
+from tfopt.model.layers import computing_layers
+from tfopt.repairs.repair import Function, Repair, in_several_replicas
+
+_COMPILE = "keras.src.trainers.trainer:Trainer.compile"
+_APPLY = "keras.src.optimizers.base_optimizer:BaseOptimizer.apply"
+_WRAPPER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
+_CLEAR = "keras.src.backend.common.global_state:clear_session"
+
+AUTOMATIC = "automatic_loss_scale_optimizer"
+"""Name of a LossScaleOptimizer that was added automatically; saved models keep it."""
+
+# Models whose optimizer stayed plain because no layer computed in float16 when they were compiled.
+_plain: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+# Wrappers whose scale_loss was called.
+_scaled: weakref.WeakSet[keras.optimizers.LossScaleOptimizer] = weakref.WeakSet()
+
+
+def automatic_wrapper(inner: keras.optimizers.Optimizer) -> keras.optimizers.LossScaleOptimizer:
+    """Wraps an optimizer automatically, remembering the constant scale that Keras removes from `inner`."""
+    constant = inner.loss_scale_factor
+    wrapper = keras.optimizers.LossScaleOptimizer(inner, name=AUTOMATIC)
+    wrapper.constant_before = constant
+    return wrapper
+
+
+def computes_in_float16(model: keras.Model) -> bool:
+    """Whether any layer of a model computes in float16, so that its loss must be scaled."""
+    return any(layer.compute_dtype == "float16" for layer in computing_layers(model) or [model])
+
+
+def _scaling_compile(original: Function) -> Function:
+    """Wraps the optimizer before Keras sees it, so that the saved compile options contain the wrapper."""
+    signature = inspect.signature(original)
+
+    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        call = signature.bind(self, *args, **kwargs)
+        call.apply_defaults()
+        options = call.arguments
+        scale, optimizer = options["auto_scale_loss"], keras.optimizers.get(options["optimizer"])
+        plain = optimizer is not None and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if scale and plain and computes_in_float16(self):
+            optimizer = automatic_wrapper(optimizer)
+            plain = False
+        # Keras would look at the model's own policy, which a loaded model takes from the global one.
+        options |= {"optimizer": optimizer, "auto_scale_loss": False}
+        original(*call.args, **call.kwargs)
+        if not scale:
+            self._compile_config.config["auto_scale_loss"] = False  # or loading would wrap the saved model
+        (_plain.add if scale and plain else _plain.discard)(self)
+
+    return compile
+
+
+def _refusing_apply(original: Function) -> Function:
+    """Refuses to train float16 layers that were added, or became float16, after compile."""
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        for model in list(_plain):
+            if model.optimizer is self and computes_in_float16(model):
+                raise UnsupportedError(
+                    f"Expected all float16 layers to exist when model {model.name!r} is compiled, so that its loss is "
+                    "scaled. Found: some were created, or became float16, afterwards. Build the model before compile "
+                    "(`model.build(input_shape)`, or call it on a batch), or pass a "
+                    "keras.optimizers.LossScaleOptimizer to compile."
+                )
+        return original(self, grads, trainable_variables)
+
+    return apply
+
+
+LOSS_SCALING = Repair(
+    name="loss_scaling",
+    defect=(
+        "Trainer.compile scales the loss only if the model's own policy is mixed_float16: float16 layers in any other "
+        "model train without it, and a saved model loaded under another global policy loses both the "
+        "LossScaleOptimizer and the optimizer's state."
+    ),
+    reference="Keras, Trainer.compile and Trainer.get_compile_config; no upstream report was found.",
+    broken={_COMPILE: frozenset({"6ee305505df59063"}), _APPLY: frozenset({"4634947582aff41e"})},
+    replace={_COMPILE: _scaling_compile, _APPLY: _refusing_apply},
+    without="Pass a keras.optimizers.LossScaleOptimizer to compile, or train with mixed_bfloat16.",
+)
+
+
+def _noting_scale_loss(original: Function) -> Function:
+    def scale_loss(self: Any, loss: Any) -> Any:
+        _scaled.add(self)
+        return original(self, loss)
+
+    return scale_loss
+
+
+def _asking_apply(original: Function) -> Function:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if self not in _scaled:
+            raise UnsupportedError(
+                "Expected the loss to be scaled before its gradients are taken, because LossScaleOptimizer divides "
+                f"them by the scale ({self.initial_scale:g} at first). Found: scale_loss was never called on "
+                f"{self.name!r}, so the weights would hardly move. In train_step, inside the tf.GradientTape and after "
+                "the loss, write `loss = self.optimizer.scale_loss(loss)`."
+            )
+        return original(self, grads, trainable_variables)
+
+    return apply
+
+
+UNSCALED_LOSS = Repair(
+    name="unscaled_loss",
+    defect=(
+        "LossScaleOptimizer divides the gradients by the loss scale even if a custom train_step never multiplied the "
+        "loss by it: the weights hardly move, without any error."
+    ),
+    reference="Keras, LossScaleOptimizer.apply; no upstream report was found.",
+    broken={
+        f"{_WRAPPER}.apply": frozenset({"d9ab44f3671faadc"}),
+        f"{_WRAPPER}.scale_loss": frozenset({"78d5d041ca7676f4"}),
+    },
+    replace={f"{_WRAPPER}.apply": _asking_apply, f"{_WRAPPER}.scale_loss": _noting_scale_loss},
+    without="Make sure that a custom train_step calls `self.optimizer.scale_loss(loss)` inside the tape.",
+)
+
+
+def _everywhere(original: Function) -> Function:
+    """Makes the check cover all replicas, as `_tf_apply` assumes."""
+
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite = original(self, grads)
+        if not in_several_replicas():
+            return finite
+        context = tf.distribute.get_replica_context()
+        # All-reduced rather than gathered, to reach the replicas of other workers too.
+        replicas = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(finite, tf.float32))
+        return tf.equal(replicas, float(context.num_replicas_in_sync))
+
+    return check_finite
+
+
+REPLICA_OVERFLOW = Repair(
+    name="replica_overflow",
+    defect=(
+        "Under a tf.distribute strategy with several replicas, LossScaleOptimizer checks only the first replica's "
+        "gradients, before they are summed: an overflow in another replica makes the weights NaN and leaves the loss "
+        "scale as it was."
+    ),
+    reference="Keras, LossScaleOptimizer._tf_apply: its comment assumes all-reduced gradients; "
+    "no upstream report was found.",
+    broken={
+        f"{_WRAPPER}._tf_apply": frozenset({"f7a5002bd16a56be"}),
+        f"{_WRAPPER}.check_finite": frozenset({"5386095841a09c2e"}),
+    },
+    replace={f"{_WRAPPER}.check_finite": _everywhere},
+    without="Train with mixed_bfloat16, which needs no loss scaling, or on a single replica.",
+)
+
+
+def _keeping_the_policy(original: Function) -> Function:
+    def clear_session(free_memory: bool = True) -> None:
+        policy = global_state.get_global_attribute("dtype_policy")
+        original(free_memory)
+        global_state.set_global_attribute("dtype_policy", policy)
+
+    return clear_session
+
+
+CLEAR_SESSION = Repair(
+    name="clear_session",
+    defect="clear_session drops the global dtype policy: models created afterwards compute in float32.",
+    reference="Keras, clear_session in keras/src/backend/common/global_state.py; no upstream report was found.",
+    broken={_CLEAR: frozenset({"50df48c29bd60095"})},
+    replace={_CLEAR: _keeping_the_policy},
+    without="Set the policy again after each clear_session.",
+)
