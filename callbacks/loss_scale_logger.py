@@ -4,8 +4,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
@@ -82,16 +82,18 @@ class LossScaleLogger(keras.callbacks.Callback):
         }
         used = {name: change for name, change in changes.items() if change is not None}
         for name, change in used.items():
-            self._write(epoch, name, change)
-            if change.steps and change.skipped == change.steps:
+            if self._writer is not None:
+                when = {"time_seconds": time.time(), "epoch": epoch, "optimizer": name}
+                self._writer.write(when | asdict(change))
+            if change.steps and change.skipped_steps == change.steps:
                 self._warn_once("skipped", _all_skipped(epoch, change))
         if logs is None or not used:
             return
-        scales = [change.scale for change in used.values() if change.scale is not None]
+        scales = [change.loss_scale for change in used.values() if change.loss_scale is not None]
         figures = {
             "loss_scale": min(scales, default=None),
-            "skipped_steps": _sum(change.skipped for change in used.values()),
-            "loss_scale_growths": _sum(change.growths for change in used.values()),
+            "skipped_steps": _sum([change.skipped_steps for change in used.values()]),
+            "loss_scale_growths": _sum([change.loss_scale_growths for change in used.values()]),
         }
         logs |= {key: figure for key, figure in figures.items() if figure is not None}
 
@@ -103,13 +105,6 @@ class LossScaleLogger(keras.callbacks.Callback):
         """How many steps the epoch may have had: for an execution, Keras reports the last step it may take."""
         least = self._last_step - getattr(self.model, "steps_per_execution", 1) + 1
         return range(max(1, least), self._last_step + 1)
-
-    def _write(self, epoch: int, name: str, change: "_Change") -> None:
-        if self._writer is None:
-            return
-        row = {"time_seconds": time.time(), "epoch": epoch, "steps": change.steps, "optimizer": name}
-        row |= {"loss_scale": change.scale, "skipped_steps": change.skipped, "loss_scale_growths": change.growths}
-        self._writer.write(row)
 
     def _warn_once(self, cause: str, message: str) -> None:
         if cause not in self._warned:
@@ -134,12 +129,12 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What happened to the scale in an epoch. None: unknown."""
+    """What happened to the scale in an epoch, by log key. None: unknown."""
 
-    scale: float | None
+    loss_scale: float | None
     steps: int | None
-    skipped: int | None
-    growths: int | None
+    skipped_steps: int | None
+    loss_scale_growths: int | None
 
 
 def _state(optimizer: LossScaleOptimizer) -> _State:
@@ -182,13 +177,9 @@ def _explanations(before: _State, after: _State) -> Iterator[tuple[int, int]]:
             yield skipped, growths
 
 
-def _sum(figures: Iterable[int | None]) -> int | None:
-    total = 0
-    for figure in figures:
-        if figure is None:
-            return None
-        total += figure
-    return total
+def _sum(figures: list[int | None]) -> int | None:
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) if len(known) == len(figures) else None
 
 
 def _loss_scaling(model: keras.Model) -> dict[str, LossScaleOptimizer]:
@@ -216,6 +207,6 @@ def _unscaled(model: keras.Model) -> str:
 def _all_skipped(epoch: int, change: _Change) -> str:
     return (
         f"Expected finite gradients in some of the {change.steps} steps of epoch {epoch}. Found all of them skipped "
-        f"for overflow, the loss scale now {change.scale}: nothing was trained. If this continues, look for NaN in the "
-        "data and run tfopt.precision.check(model, dataset), which names the layer that overflows."
+        f"for overflow, the loss scale now {change.loss_scale}: nothing was trained. If this continues, look for NaN "
+        "in the data and run tfopt.precision.check(model, dataset), which names the layer that overflows."
     )

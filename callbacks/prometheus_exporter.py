@@ -73,7 +73,11 @@ class PrometheusExporter(keras.callbacks.Callback):
         clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
-        _require_client()
+        if importlib.util.find_spec("prometheus_client") is None:
+            raise UnsupportedError(
+                "Expected the package prometheus-client, which PrometheusExporter needs. Found that it is not "
+                "installed. Run: pip install 'tfopt[prometheus]'"
+            )
         if (textfile is None) == (port is None):
             raise ValueError(
                 f"Expected a textfile or a port. Received: textfile={textfile!r}, port={port!r}. For both, use two "
@@ -111,7 +115,7 @@ class PrometheusExporter(keras.callbacks.Callback):
         self._ending.callback(
             subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput})
         )
-        self._outlet.refresh()
+        self._refresh()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Continues the count of steps."""
@@ -151,7 +155,7 @@ class PrometheusExporter(keras.callbacks.Callback):
 
     def _refresh(self) -> None:
         outlet = self._outlet
-        if outlet is not None:
+        if isinstance(outlet, _Textfile):  # a scrape of the port gets the current values anyway
             outlet.refresh()
 
 
@@ -224,11 +228,11 @@ class _Textfile:
     """Writes the metrics to a file at intervals."""
 
     def __init__(self, path: Path, exported: _Exported, interval_seconds: float, clock: Callable[[], float]):
-        self._exported = exported
+        self._path, self._exported, self._registry = path, exported, _registry(exported)
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._written = -math.inf
-        self._background = Background("textfile", _writer(path, exported))
+        self._background = Background("textfile", self._write)
 
     def refresh(self) -> None:
         """Queues a write if one is due."""
@@ -243,23 +247,17 @@ class _Textfile:
         self._background.put("the end")
         self._background.close()
 
+    def _write(self, _: str) -> None:
+        from prometheus_client import generate_latest
 
-def _writer(path: Path, exported: _Exported) -> Callable[[object], None]:
-    from prometheus_client import generate_latest
-
-    registry = _registry(exported)
-
-    def write(_: object) -> None:
         try:
-            write_atomic(path, generate_latest(registry).decode())
+            write_atomic(self._path, generate_latest(self._registry).decode())
         except OSError as error:
             text = (
-                f"Expected to write {path} for Prometheus. Found: {error}. tfopt keeps trying; the training goes on. "
-                "Free the disk or choose another folder."
+                f"Expected to write {self._path} for Prometheus. Found: {error}. tfopt keeps trying; the training goes "
+                "on. Free the disk or choose another folder."
             )
-            warn_once(f"prometheus {path}", text)
-
-    return write
+            warn_once(f"prometheus {self._path}", text)
 
 
 class _Server:
@@ -273,9 +271,6 @@ class _Server:
         self._server, self._thread = start_http_server(port, host, _registry(exported))
         self._connections = _tracked_connections(self._server)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/metrics"
-
-    def refresh(self) -> None:
-        """Does nothing: each scrape gets the current values."""
 
     def close(self) -> None:
         """Closes the port. A second call does nothing."""
@@ -324,14 +319,6 @@ def _serve(host: str, port: int, exported: _Exported) -> _Server | None:
         )
         warn_once(f"prometheus {host}:{port}", text)
         return None
-
-
-def _require_client() -> None:
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise UnsupportedError(
-            "Expected the package prometheus-client, which PrometheusExporter needs. Found that it is not installed. "
-            "Run: pip install 'tfopt[prometheus]'"
-        )
 
 
 def _prom_file(textfile: Any) -> Path:

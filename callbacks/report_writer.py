@@ -138,21 +138,13 @@ class ReportWriter(keras.callbacks.Callback):
 
 
 class Recorder:
-    """Collects readings and events of one training, from several threads.
-
-    Args:
-        name: The model's name.
-        throughput: Knows the first step's time and the batch size.
-        compilations: The `CompilationLogger` in fit's list, if any.
-        clock: Seconds, monotonic.
-        optimizer: The name of its class, None if unknown.
-    """
+    """Collects readings and events of one training, from several threads."""
 
     def __init__(
         self,
         name: str,
         throughput: ThroughputLogger,
-        compilations: Any,
+        compilations: Any,  # the CompilationLogger in fit's list, if any
         clock: Callable[[], float],
         optimizer: str | None = None,
     ):

@@ -20,13 +20,7 @@ _LAYERS_NAMED = 3
 
 
 class StepWindow:
-    """A number of steps, their total time, and samples of the time of one.
-
-    Args:
-        keep: Number of last samples to keep. None: all.
-    """
-
-    __slots__ = ("_samples", "seconds", "steps")
+    """A number of steps, their total time, and the last `keep` samples of the time of one; None: all samples."""
 
     def __init__(self, keep: int | None = None):
         self.steps = 0
@@ -137,10 +131,9 @@ class InputWait:
         self._unread = 0
 
     def end_first_step(self, seconds: float | None) -> None:
-        """Finds the iterator after an epoch's first step. Call it from `on_train_batch_end`.
+        """Finds the iterator after an epoch's first step; None as its time leaves out a step that compiles.
 
-        Args:
-            seconds: How long the step took; None leaves it out, for a step that compiles.
+        Call it from `on_train_batch_end`.
         """
         self._iterator, self._taken = variable_of_a_caller("iterator", tf.data.Iterator), 0
         self._read_gaps()

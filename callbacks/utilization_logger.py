@@ -197,8 +197,8 @@ class EpochReadings:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: dict[str, list[float]] = {}  # sum, count and maximum
-        self._last: dict[str, list[float]] = {}
+        self._seen: dict[str, tuple[float, int, float]] = {}  # sum, count and maximum
+        self._last: dict[str, tuple[float, int, float]] = {}
         self._powers: dict[str, MeanPower] = {}
         self._throttling = Throttling()
         self._began = clock()
@@ -213,14 +213,15 @@ class EpochReadings:
 
     def add(self, rows: Sequence[GpuSample]) -> None:
         """Adds one sample: a row per GPU."""
-        reading: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, -math.inf])
+        reading: dict[str, list[float]] = defaultdict(list)
         for row in rows:
             for name, value in self._numbers(row):
-                _add(reading[name], value, 1, value)
+                reading[name].append(value)
         with self._lock:
-            self._last = dict(reading)
-            for name, sums in reading.items():
-                _add(self._seen.setdefault(name, [0.0, 0.0, -math.inf]), *sums)
+            self._last = {name: (sum(values), len(values), max(values)) for name, values in reading.items()}
+            for name, (total, count, highest) in self._last.items():
+                total_before, count_before, highest_before = self._seen.get(name, (0.0, 0, -math.inf))
+                self._seen[name] = total_before + total, count_before + count, max(highest_before, highest)
             for row in rows:
                 if row.uuid is not None:
                     power = self._powers.setdefault(row.uuid, MeanPower())
@@ -248,12 +249,6 @@ class EpochReadings:
         reasons = self._throttling.reasons(row)
         if reasons is not None:
             yield "throttled_percent", 100.0 * bool(reasons)
-
-
-def _add(sums: list[float], total: float, count: float, maximum: float) -> None:
-    sums[0] += total
-    sums[1] += count
-    sums[2] = max(sums[2], maximum)
 
 
 class MeanPower:

@@ -24,19 +24,11 @@ _traces: "weakref.WeakSet[Trace]" = weakref.WeakSet()
 
 
 class Trace:
-    """A trace, recorded from its construction on. A process can record one at a time.
-
-    Args:
-        log_dir: The trace is written to `LOG_DIR/plugins/profile/TIME/HOST.xplane.pb`.
+    """A trace, recorded from its construction on, and written to `LOG_DIR/plugins/profile/TIME/HOST.xplane.pb`.
 
     Raises:
-        tf.errors.AlreadyExistsError: If another profiler is running.
+        tf.errors.AlreadyExistsError: If another profiler is running; a process can record one trace at a time.
         RuntimeError: If no thread can be started.
-
-    Example:
-        >>> trace = Trace(Path("logs"))
-        >>> model.fit(dataset)
-        >>> trace.finish()
     """
 
     def __init__(self, log_dir: Path):

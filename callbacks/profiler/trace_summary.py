@@ -88,18 +88,21 @@ class TraceSummary:
     def __str__(self) -> str:
         """Formats the shares of a step and the operations as tables."""
         mean = f"of {self.step_time_ms:.3g} ms on average" if self.step_time_ms else "that XProf can read"
-        shares = [(name, getattr(self, name)) for name in _SHARES]
         cells = [
             (name.removesuffix("_percent").replace("_", " "), f"{percent:.1f} %")
-            for name, percent in shares
-            if percent is not None
+            for name in _SHARES
+            if (percent := getattr(self, name)) is not None
         ]
         lines = [f"{self.steps} steps {mean} ({self.hardware or 'unknown hardware'}), in {self.folder}"]
         lines += aligned(cells, texts=1) if cells else []
         if self.operations:
             head = ("operation", "type", "calls", "ms", "share")
             lines += ["", f"Operations of the {self.operations[0].place.lower()} that take the most time:"]
-            lines += aligned([head, *map(_cells, self.operations)], texts=2)
+            rows = [
+                (one.name, one.kind, str(one.calls), f"{one.time_ms:.3f}", f"{one.percent:.1f} %")
+                for one in self.operations
+            ]
+            lines += aligned([head, *rows], texts=2)
         return "\n".join(lines)
 
 
@@ -116,9 +119,6 @@ def summarize_trace(folder: str | os.PathLike[str], *, steps_per_execution: int 
     Raises:
         ValueError: If there is no trace in the folder.
         tfopt.errors.UnsupportedError: If xprof is not installed, or cannot read the trace.
-
-    Example:
-        >>> print(summarize_trace("logs/plugins/profile/2026_05_04_13_22_10"))
     """
     files = sorted(map(str, Path(folder).glob("*.xplane.pb")))
     if not files:
@@ -197,21 +197,14 @@ def _most_expensive(rows: Sequence[_Row]) -> tuple[Operation, ...]:
     there = [row for row in busy if row["host_or_device"] == place]
     total = sum(row["total_self_time"] for row in there)
     first = sorted(there, key=lambda row: -row["total_self_time"])[:_OPERATIONS]
-    return tuple(_operation(row, total) for row in first)
-
-
-def _operation(row: _Row, total: float) -> Operation:
-    microseconds = row["total_self_time"]
-    return Operation(
-        name=row["operation"],
-        kind=row["type"],
-        place=row["host_or_device"],
-        calls=int(row["occurrences"]),
-        time_ms=microseconds / 1000,
-        percent=100 * microseconds / total if total else 0.0,
+    return tuple(
+        Operation(
+            name=row["operation"],
+            kind=row["type"],
+            place=place,
+            calls=int(row["occurrences"]),
+            time_ms=row["total_self_time"] / 1000,
+            percent=100 * row["total_self_time"] / total if total else 0.0,
+        )
+        for row in first
     )
-
-
-def _cells(operation: Operation) -> tuple[str, ...]:
-    time, share = f"{operation.time_ms:.3f}", f"{operation.percent:.1f} %"
-    return operation.name, operation.kind, str(operation.calls), time, share

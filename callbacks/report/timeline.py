@@ -32,10 +32,8 @@ class Point(NamedTuple):
 class Series:
     """One quantity over time, in a bounded number of points.
 
-    When it is full, neighbours are merged, and from then on each point takes twice as many readings.
-
-    Args:
-        points: The maximum, an even number.
+    When it is full, neighbours are merged, and from then on each point takes twice as many readings. `points`, the
+    maximum, must be even.
     """
 
     def __init__(self, points: int = POINTS):
@@ -114,18 +112,11 @@ class Series:
 
     def _halve(self) -> None:
         """Merges each pair of points."""
-        half = self._length // 2
-        first, second = self._table[0::2], self._table[1::2]
-        self._table[:half] = np.column_stack(
-            [
-                first[:, 0],
-                second[:, 1],
-                np.minimum(first[:, 2], second[:, 2]),
-                np.maximum(first[:, 3], second[:, 3]),
-                first[:, 4:] + second[:, 4:],
-            ]
+        begin, end, low, high, total, count = self._table.reshape(-1, 2, 6).T
+        self._length //= 2
+        self._table[: self._length] = np.column_stack(
+            [begin[0], end[1], low.min(0), high.max(0), total.sum(0), count.sum(0)]
         )
-        self._length = half
         self._readings_in_point *= 2
 
 
@@ -137,8 +128,7 @@ def _point(row: Sequence[float]) -> Point:
 class BoundedList(Generic[Item]):
     """A bounded list: when it is full, every second item is dropped, and half as many of the next ones are kept.
 
-    Args:
-        most: How many are kept besides the last one; an even number.
+    It holds `most` items, an even number, besides the last one.
     """
 
     def __init__(self, most: int = 500):

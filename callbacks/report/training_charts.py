@@ -53,13 +53,7 @@ QUANTITIES = (
 
 
 def chart(timeline: Timeline, *, seconds: float, epoch_ends: Sequence[float]) -> str | None:
-    """Returns the timeline as one figure, None if it is empty.
-
-    Args:
-        timeline: The readings and events.
-        seconds: Where the time axis ends.
-        epoch_ends: When epochs ended.
-    """
+    """Returns the timeline as one figure that ends at `seconds`, None if it is empty."""
     panels = [_panel(quantity, devices) for quantity, devices in known(timeline)]
     if not panels:
         return None

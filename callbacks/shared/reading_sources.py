@@ -6,6 +6,7 @@ A callback that needs readings finds their source in fit's list, wherever it sta
 import math
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -31,11 +32,8 @@ THROUGHPUT_KEYS = (
 def find_source(kind: type[Source], user: keras.callbacks.Callback) -> Source:
     """Returns the running fit's callback of a kind; adds one if there is none. Call it from `on_train_begin`.
 
-    An added one stands at the end of fit's list, after Keras' history, so that its keys appear in no history.
-
-    Args:
-        kind: The callback's class. It must be constructible without arguments.
-        user: The callback that asks.
+    An added one, made without arguments, stands at the end of fit's list, after Keras' history, so that its keys appear
+    in no history.
     """
     running = running_list()
     for callback in running.callbacks if running else ():
@@ -54,16 +52,10 @@ def find_source(kind: type[Source], user: keras.callbacks.Callback) -> Source:
 def subscribe(
     user: keras.callbacks.Callback, methods: Mapping[type[keras.callbacks.Callback], Callable[[Any], object]]
 ) -> Callable[[], None]:
-    """Subscribes methods of a callback to the readings of the running fit. Call it from `on_train_begin`.
+    """Subscribes bound methods of a callback to readings of the running fit, and returns a function that ends that.
 
-    Args:
-        user: The callback.
-        methods: Its bound method for each source. `UtilizationLogger` calls it with each sample of the GPUs and the
-            host, in the sampler's thread; `ThroughputLogger` with its figures, in the training thread, about once a
-            second.
-
-    Returns:
-        A function that ends the subscription.
+    Call it from `on_train_begin`. `UtilizationLogger` passes on each sample of the GPUs and the host, in the sampler's
+    thread; `ThroughputLogger` its figures, in the training thread, about once a second.
     """
     subscriptions = [(find_source(kind, user).listeners, method) for kind, method in methods.items()]
     for listeners, method in subscriptions:
@@ -80,11 +72,6 @@ class Listeners:
     """The methods a source calls with its readings. It does not keep their callbacks alive.
 
     A method that raises is reported once; the others are still called, and the training goes on.
-
-    Example:
-        >>> listeners = Listeners()
-        >>> listeners.add(report.take)
-        >>> listeners(row)  # calls report.take(row)
     """
 
     def __init__(self) -> None:
@@ -124,12 +111,9 @@ def finite(values: Mapping[Any, Any]) -> dict[str, float]:
         >>> finite({"loss": 0.5, "val_loss": math.nan, "name": "first"})
         {'loss': 0.5}
     """
-    numbers = {str(name): _number(value) for name, value in values.items() if isinstance(value, Real)}
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, Real):
+            with suppress(OverflowError):  # an integer or a fraction larger than any float
+                numbers[str(name)] = float(value)
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
-
-
-def _number(value: Real) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer or a fraction larger than any float
-        return math.inf

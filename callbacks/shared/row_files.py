@@ -77,19 +77,12 @@ class RowWriter:
 
     With several workers (TF_CONFIG) each writes its own files: `NAME-worker1.csv`. After an error (a full disk, a
     deleted folder) the file is no longer written, with one warning per cause and folder. One thread may close the
-    writer while another writes.
-
-    Args:
-        log_dir: The folder, created if missing.
-        name: The files' name without extension.
-        formats: Among `FORMATS`.
-        columns: In order. A row's value is None where it is unknown.
+    writer while another writes. Values are None where they are unknown.
     """
 
     def __init__(self, log_dir: Path, name: str, formats: Sequence[str], columns: Sequence[str]):
-        self._log_dir, self._name = log_dir, name
+        self._log_dir, self._name, self._columns = log_dir, name, columns
         self._stem = worker_rank().file_name(name)
-        self._columns = list(columns)
         self._lock = threading.Lock()
         self._closed = False
         self._rows = 0
@@ -108,8 +101,7 @@ class RowWriter:
         Args:
             row: Value by column.
             step: The training step, TensorBoard's x axis. None: the row's number.
-            curves: TensorBoard's values by tag, of which finite numbers are written. None: the row's numbers, as
-                `NAME/COLUMN`.
+            curves: TensorBoard's values by tag. None: the row's, as `NAME/COLUMN`. Finite numbers are written.
         """
         with self._lock:
             if self._closed:
@@ -209,11 +201,7 @@ class RotatedLines:
     """Appends whole lines to a file; past 50 MiB it becomes `NAME.1.EXTENSION`, and a new file begins.
 
     Older files count up to `NAME.10.EXTENSION`, then the oldest is deleted. A kill at any moment loses no line: files
-    are only renamed, and the next process continues with what is there.
-
-    Args:
-        path: The file, continued if it exists.
-        header: The first line of each file; None for none.
+    are only renamed, and the next process continues with what is there. Each file begins with the header, if any.
     """
 
     def __init__(self, path: Path, header: str | None = None):
@@ -265,11 +253,8 @@ class EventFile:
     the last eleven are kept.
 
     TensorBoard's own writer does not do: its queue blocks in `put` and `close` while the disk hangs, and its thread
-    dies with a traceback when the disk is full.
-
-    Args:
-        folder: Created if missing. Nothing else may write there at the same time: TensorBoard follows only the newest
-            file of a folder.
+    dies with a traceback when the disk is full. Nothing else may write to the folder at the same time: TensorBoard
+    follows only the newest file of a folder.
     """
 
     def __init__(self, folder: Path):
@@ -284,12 +269,7 @@ class EventFile:
         self._open()
 
     def append(self, step: int, time_seconds: float, curves: Mapping[str, float]) -> None:
-        """Appends a point to each curve.
-
-        Args:
-            step: The training step.
-            time_seconds: Wall clock, seconds since 1970.
-            curves: Value by tag.
+        """Appends a point to each curve, given as value by tag.
 
         Raises:
             OSError: If the points cannot be written whole. The file then ends with the event before them.

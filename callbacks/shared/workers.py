@@ -90,11 +90,7 @@ class WorkerSummaries:
     """Writes this worker's summary of each epoch, `utilization-summary-TASK.json`, and on the chief the merged one.
 
     It works in its own thread, and no worker waits for another: after each of its epochs and at the end of `fit` the
-    chief merges the summaries it finds.
-
-    Args:
-        folder: Shared by all workers. A worker with a different folder is missing from the merged summary.
-        rank: This worker.
+    chief merges the summaries it finds. A worker with a different folder is missing from the merged summary.
     """
 
     def __init__(self, folder: Path, rank: WorkerRank):
@@ -118,17 +114,10 @@ class WorkerSummaries:
 
 
 def merge(folder: Path, rank: WorkerRank, *, epoch: int) -> dict[str, Any]:
-    """Merges the workers' summaries in a folder.
+    """Merges the workers' summaries in a folder, for the chief, which knows all workers.
 
-    Args:
-        folder: Where they are.
-        rank: The chief's, which knows all workers.
-        epoch: The chief's epoch. Workers more than one epoch behind are stale and left out of the overall figures.
-
-    Returns:
-        `workers`, the summaries by task; `missing` and `stale`, lists of tasks; `overall`, each figure's mean, minimum
-        and maximum over the workers; the sums `gpus` and `gpu_energy_joules`, None unless all workers reported; and
-        `gpu_memory_peak_mib`.
+    Workers more than one epoch behind the chief's `epoch` are stale and left out of the overall figures: each figure's
+    mean, minimum and maximum over the workers. Sums are None unless all workers reported.
     """
     found = {task: summary for task in rank.tasks if (summary := _read(_path(folder, task))) is not None}
     stale = [task for task, summary in found.items() if summary["epoch"] < epoch - _EPOCHS_BEHIND]
