@@ -153,7 +153,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"\nResults: {file.path}\nPage:    {page}")
     if any(case.error for case in file.run.cases):
         return INTERNAL
-    verdicts = [variant.metrics.verdict for case in file.run.cases for variant in case.measured if variant.metrics]
+    verdicts = [variant.verdict for case in file.run.cases for variant in case.variants]
     return FAILED if "changes the result" in verdicts else DONE
 
 
@@ -165,11 +165,7 @@ def _print_run(run: "Run", options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    if options.json:
-        _print_json(_listed())
-    else:
-        print("\n".join(f"{name:<10} {summary}" for name, summary in _listed().items()))
-    return DONE
+    return _show(_listed(), [f"{name:<10} {summary}" for name, summary in _listed().items()], options)
 
 
 def _listed() -> dict[str, str]:
@@ -181,13 +177,9 @@ def _env(options: argparse.Namespace) -> int:
     from tfopt.page import entries
 
     found = environment()
-    if options.json:
-        _print_json(found)
-    else:
-        rows = entries(found)
-        width = max(len(name) for name, _ in rows)
-        print("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
-    return DONE
+    rows = entries(found)
+    width = max(len(name) for name, _ in rows)
+    return _show(found, [f"{name:<{width}}  {value}" for name, value in rows], options)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -226,11 +218,8 @@ def _report_folder(options: argparse.Namespace) -> int:
     for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    if options.json:
-        _print_json([str(path) for path in written])
-    else:
-        print("\n".join(map(str, written)))
-    return DONE
+    names = list(map(str, written))
+    return _show(names, names, options)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -243,12 +232,10 @@ def _compare(options: argparse.Namespace) -> int:
         found = changes(before, after, threshold_percent=options.threshold, force=options.force)
     except ResultsError as error:
         return _say(str(error), FAILED)
-    if options.json:
-        _print_json([change.to_dict() for change in found])
-    else:
-        print("\n".join(map(formatting.change, found)))
+    _show([change.to_dict() for change in found], [formatting.change(change) for change in found], options)
     return FAILED if any(change.failed for change in found) else DONE
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+def _show(value: Any, lines: Sequence[str], options: argparse.Namespace) -> int:
+    print(json.dumps(value, indent=1, ensure_ascii=False) if options.json else "\n".join(lines))
+    return DONE

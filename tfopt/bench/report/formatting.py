@@ -66,12 +66,9 @@ def verdict(variant: VariantResult) -> str:
     if variant.refused:
         turns = f" after {_turns(variant.turns)}" if variant.turns else ""
         return f"refused{turns}: {variant.refused}"
-    if variant.metrics is None:
-        return "not measured"
-    stated = variant.metrics.verdict
-    if stated == "faster" and variant.ceiling:
+    if variant.verdict == "faster" and variant.ceiling:
         return "the ceiling"
-    return "slower: leave it off" if stated == "slower" else stated
+    return "slower: leave it off" if variant.verdict == "slower" else variant.verdict or "not measured"
 
 
 def _first_step(variant: VariantResult) -> str:
@@ -205,7 +202,7 @@ def _stacked(run: Run) -> str:
 
 
 def _with_verdict(variants: Sequence[VariantResult], stated: str) -> list[VariantResult]:
-    return [v for v in variants if v.metrics and v.metrics.verdict == stated]
+    return [v for v in variants if v.verdict == stated]
 
 
 def _ratio(variant: VariantResult) -> float:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any, Self
 
 from tfopt.measure import Comparison, StepTimes, compare
@@ -77,6 +76,11 @@ class VariantResult:
     def turns(self) -> int:
         """Number of turns measured."""
         return len(self.times.repeats_ms) if self.times else 0
+
+    @property
+    def verdict(self) -> str | None:
+        """What its figures say; None before its first turn."""
+        return self.metrics.verdict if self.metrics else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,15 +283,6 @@ def verdict(variant: VariantResult, comparison: Comparison | None, *, is_baselin
     if is_baseline:
         return "baseline"
     return "not compared" if comparison is None else comparison.verdict
-
-
-def in_baselines(case: CaseResult, times: StepTimes) -> StepTimes | None:
-    """Times in units of the baseline's median in the same turn; None without a baseline."""
-    baseline = case.times(case.baseline)
-    if baseline is None:
-        return None
-    turns = zip(times.repeats_ms, baseline.repeats_ms, strict=False)
-    return replace(times, repeats_ms=tuple(tuple(ms / median(unit) for ms in turn) for turn, unit in turns))
 
 
 def _mfu_percent(variant: VariantResult, case: CaseResult, times: StepTimes) -> float | None:

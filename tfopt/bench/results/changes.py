@@ -1,12 +1,13 @@
 """Two runs side by side: what became faster or slower between them."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from statistics import median
 from typing import Any
 
-from tfopt.bench.results import CaseResult, Run, VariantResult, in_baselines
+from tfopt.bench.results import CaseResult, Run, VariantResult
 from tfopt.errors import ResultsError
-from tfopt.measure import Comparison, compare
+from tfopt.measure import Comparison, StepTimes, compare
 
 _ALIKE = ("python", "packages", "driver", "cuda", "cudnn", "gpus", "host.cpu_model", "host.cpus")
 # Whose first components name what a machine can do: another patch of the system or the driver is the same machine.
@@ -56,7 +57,9 @@ def changes(before: Run, after: Run, *, threshold_percent: float = 5.0, force: b
     pairs = [(case, after.case(case.address)) for case in before.cases if case.error is None]
     if not any(second for _, second in pairs):
         raise ResultsError("Expected two runs that share a case. Found none. Run the same suites in both.")
-    return [change for first, second in pairs for change in _in_case(first, second, threshold_percent)]
+    return [
+        _of_variant(first, variant, second, threshold_percent) for first, second in pairs for variant in first.measured
+    ]
 
 
 def differences(before: dict[str, Any], after: dict[str, Any], *, patches: bool = True) -> list[str]:
@@ -87,39 +90,37 @@ def _release(name: str, version: Any) -> Any:
     return version if kept is None or version is None else version.split(".")[:kept]
 
 
-def _in_case(first: CaseResult, second: CaseResult | None, threshold_percent: float) -> list[Change]:
-    found = []
-    for variant in first.measured:
-        other = next((v for v in second.variants if v.name == variant.name), None) if second else None
-        change = partial(Change, suite=first.suite, workload=first.workload, variant=variant.name)
-        found.append(change(**_judged(first, variant, second, other, threshold_percent)))
-    return found
-
-
-def _judged(
-    first: CaseResult,
-    variant: VariantResult,
-    second: CaseResult | None,
-    other: VariantResult | None,
-    threshold_percent: float,
-) -> dict[str, Any]:
+def _of_variant(
+    first: CaseResult, variant: VariantResult, second: CaseResult | None, threshold_percent: float
+) -> Change:
+    change = partial(Change, suite=first.suite, workload=first.workload, variant=variant.name)
+    other = next((v for v in second.variants if v.name == variant.name), None) if second else None
     own, now = variant.times, other.times if other else None
     if second is None or other is None or own is None or now is None:
-        return {"comparison": None, "finding": _absence(second, other), "failed": True}
+        return change(comparison=None, finding=_absence(second, other), failed=True)
     if variant.name == first.baseline:
         comparison: Comparison | None = compare(own, now)
         finding, failed = "the machine's own speed, not judged", False
     else:
-        expected, relative = in_baselines(first, own), in_baselines(second, now)
+        expected, relative = _in_baselines(first, own), _in_baselines(second, now)
         comparison = compare(expected, relative) if expected and relative else None
         if comparison is None:
             finding, failed = "not compared: no baseline", expected is not None
         else:
             failed = comparison.verdict == "slower" and comparison.ratio < 1 - threshold_percent / 100
             finding = "REGRESSION" if failed else comparison.verdict
-    if _changes_the_result(other) and not _changes_the_result(variant):
+    if other.verdict == "changes the result" and variant.verdict != "changes the result":
         finding, failed = "CHANGES THE RESULT", True
-    return {"comparison": comparison, "finding": finding, "failed": failed}
+    return change(comparison=comparison, finding=finding, failed=failed)
+
+
+def _in_baselines(case: CaseResult, times: StepTimes) -> StepTimes | None:
+    """Times in units of the baseline's median in the same turn; None without a baseline."""
+    baseline = case.times(case.baseline)
+    if baseline is None:
+        return None
+    turns = zip(times.repeats_ms, baseline.repeats_ms, strict=False)
+    return replace(times, repeats_ms=tuple(tuple(ms / median(unit) for ms in turn) for turn, unit in turns))
 
 
 def _absence(case: CaseResult | None, variant: VariantResult | None) -> str:
@@ -131,7 +132,3 @@ def _absence(case: CaseResult | None, variant: VariantResult | None) -> str:
     if case is not None and case.unfinished:
         return f"not measured: {case.unfinished}"
     return "missing in the second run"
-
-
-def _changes_the_result(variant: VariantResult) -> bool:
-    return variant.metrics is not None and variant.metrics.verdict == "changes the result"
