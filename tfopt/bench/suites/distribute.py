@@ -124,16 +124,15 @@ class _Processes:
 def _communication_of_processes(
     tfopt: _Processes, groups: Mapping[str, _Processes], times: Mapping[str, StepTimes]
 ) -> CommunicationResult:
-    model = RingModel.measured(
-        compute_ms=times[_ALONE].median_ms,
-        gradient_bytes=tfopt.gradient_bytes,
-        replicas=_PROCESSES,
-        reduction_ms=tfopt.reduction_ms,
-    )
     return CommunicationResult(
         replicas=_PROCESSES,
         sent_bytes_per_step=tfopt.sent_bytes,
-        model=model,
+        model=RingModel.measured(
+            compute_ms=times[_ALONE].median_ms,
+            gradient_bytes=tfopt.gradient_bytes,
+            replicas=_PROCESSES,
+            reduction_ms=tfopt.reduction_ms,
+        ),
         start_to_first_step_seconds={name: each.start_to_first_step_seconds for name, each in groups.items()},
     )
 

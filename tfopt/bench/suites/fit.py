@@ -133,8 +133,10 @@ def _overlap(net: keras.Model, wanted: bool) -> Iterator[keras.Model]:
     """Overlaps the net if wanted, and undoes it afterwards, since it also changes Keras' callback list."""
     if wanted:
         fit.overlap(net)
-    yield net
-    fit.undo(net)
+    try:
+        yield net
+    finally:
+        fit.undo(net)
 
 
 def resnet50_case(batch_size: int) -> Case:
@@ -184,10 +186,7 @@ def _resnet_batches(photographs: _Data, batch_size: int) -> tf.data.Dataset:
 
 def _resnet_fit_timer(make: Callable[[], tf.data.Dataset], overlapped: bool, stack: ExitStack) -> Timer:
     with precision.policy(_POLICY):
-        net = photos.resnet50(jit_compile=True)
-    if overlapped:
-        fit.overlap(net)
-        stack.callback(fit.undo, net)
+        net = stack.enter_context(_overlap(photos.resnet50(jit_compile=True), overlapped))
     return partial(FitTimer(net, make()), _RESNET_STEPS, warmup=_RESNET_WARMUP, samples=_RESNET_SAMPLES)
 
 

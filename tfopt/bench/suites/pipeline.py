@@ -27,7 +27,7 @@ _Make = Callable[[], tf.data.Dataset]
 _BATCH = 32
 _STEPS = 16
 _SAMPLES = 2
-_RESNET_STEPS, _RESNET_WARMUP, _RESNET_SAMPLES = 20, 8, 2
+_RESNET_STEPS, _RESNET_WARMUP = 20, 8
 _TIMES = 8  # the photographs over, so that no epoch ends while steps are timed
 _ALONE = f"batch of {_BATCH}, input alone"
 
@@ -161,9 +161,9 @@ def _fit_timer(make: _Make, warmup: int, stack: ExitStack) -> Timer:
     return partial(FitTimer(photos.small_net(), make()), _STEPS, warmup=warmup, samples=_SAMPLES)
 
 
-def _timer(make: _Make, warmup: int, stack: ExitStack) -> Timer:
+def _timer(make: _Make, warmup: int, stack: ExitStack, *, batch_size: int = _BATCH, steps: int = _STEPS) -> Timer:
     dataset = repeated(make())
-    return partial(DrawTimer(lambda: dataset, _BATCH), _STEPS, warmup=warmup, samples=_SAMPLES)
+    return partial(DrawTimer(lambda: dataset, batch_size), steps, warmup=warmup, samples=_SAMPLES)
 
 
 def _cache_timer(folder: _Folder, kept: str | None, warmup: int, stack: ExitStack) -> Timer:
@@ -209,7 +209,7 @@ def _resnet50_case(folder: _Folder, batch_size: int) -> Case:
         "step alone": ("a ceiling: one batch, on the device", partial(_resnet_step_timer, policy, batch)),
         "input alone": (
             "a ceiling: what the CPUs decode, drawn and thrown away",
-            partial(_resnet_draw_timer, on_host, batch_size),
+            partial(_timer, on_host, _RESNET_WARMUP, batch_size=batch_size, steps=_RESNET_STEPS),
         ),
     }
     return Case(
@@ -242,20 +242,13 @@ def _net(policy: str) -> Any:
         return photos.resnet50(jit_compile=True)
 
 
-def _resnet_fit_timer(policy: str, make: Callable[[], tf.data.Dataset], overlapped: bool, stack: ExitStack) -> Timer:
+def _resnet_fit_timer(policy: str, make: _Make, overlapped: bool, stack: ExitStack) -> Timer:
     net = _net(policy)
     if overlapped:
         fit.overlap(net)
         stack.callback(fit.undo, net)
-    return partial(FitTimer(net, make()), _RESNET_STEPS, warmup=_RESNET_WARMUP, samples=_RESNET_SAMPLES)
+    return partial(FitTimer(net, make()), _RESNET_STEPS, warmup=_RESNET_WARMUP, samples=_SAMPLES)
 
 
 def _resnet_step_timer(policy: str, batch: Callable[[], Any], stack: ExitStack) -> Timer:
-    return partial(StepTimer(_net(policy), batch()), _RESNET_STEPS, warmup=1, samples=_RESNET_SAMPLES)
-
-
-def _resnet_draw_timer(make: Callable[[], tf.data.Dataset], batch_size: int, stack: ExitStack) -> Timer:
-    dataset = repeated(make())
-    return partial(
-        DrawTimer(lambda: dataset, batch_size), _RESNET_STEPS, warmup=_RESNET_WARMUP, samples=_RESNET_SAMPLES
-    )
+    return partial(StepTimer(_net(policy), batch()), _RESNET_STEPS, warmup=1, samples=_SAMPLES)
