@@ -136,8 +136,8 @@ class DrawTimer:
     """Times how long it takes to draw a batch, or the next result of a function.
 
     Args:
-        make: Returns new input: batches without end, or as often as they run out. The device is waited for at the end
-            of each sample.
+        make: Returns new input, or a list of the function's next result; called again when that runs out. The device
+            is waited for at the end of each sample.
         batch_size: Examples in a batch.
         clock: Seconds, monotonic.
     """

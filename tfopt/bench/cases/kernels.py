@@ -158,12 +158,7 @@ def _flash(query: Any, key: Any, value: Any, *, causal: bool) -> tf.Tensor:
 
 def _attention_timer(shape: Shape, attend: _Attend, stack: ExitStack) -> Timer:
     step, operands = _compiled(shape, attend, _CHAINED), _operands(shape)
-
-    def results() -> Iterator[Any]:
-        while True:
-            yield step(*operands)
-
-    return partial(DrawTimer(results, shape.batch), _CALLS, warmup=_WARMUP, samples=_SAMPLES)
+    return partial(DrawTimer(lambda: [step(*operands)], shape.batch), _CALLS, warmup=_WARMUP, samples=_SAMPLES)
 
 
 def _compiled(shape: Shape, attend: _Attend, chained: int = 1) -> Callable[..., list[tf.Tensor]]:

@@ -4,7 +4,6 @@ Run as a module, this is one such process: it does what the messages on its stan
 """
 
 import contextlib
-import itertools
 import json
 import os
 import socket
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property, partial
 from types import TracebackType
@@ -74,9 +73,10 @@ class Training:
     @cached_property
     def timer(self) -> Any:
         """Times steps: called with `steps`, `warmup` and `samples`, it returns StepTimes."""
-        if self._step is None:
+        step = self._step
+        if step is None:
             return FitTimer(self.net, self._dataset)
-        return DrawTimer(partial(_without_end, self._step), self._batch_size)
+        return DrawTimer(lambda: [step()], self._batch_size)
 
     def weights(self) -> Any:
         """All weights, shape (weights,), float32."""
@@ -115,11 +115,7 @@ def _reduction_timer(strategy: tf.distribute.Strategy, size: int) -> DrawTimer:
         return total[0]  # only one number back to Python
 
     reduced = tf.function(partial(strategy.run, reduce), autograph=False)
-    return DrawTimer(partial(_without_end, reduced), 1)
-
-
-def _without_end(function: Callable[[], Any]) -> Iterator[Any]:
-    return (function() for _ in itertools.count())
+    return DrawTimer(lambda: [reduced()], 1)
 
 
 @dataclass(frozen=True, slots=True)

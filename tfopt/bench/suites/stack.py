@@ -98,32 +98,37 @@ def _on_gpu(last: str) -> tuple[str, ...]:
 
 
 def _resnet50(batch_size: int) -> Workload:
-    rows = cache(partial(photos.rows, batch_size))
-    return Workload(
+    return _in_memory(
+        partial(photos.rows, batch_size),
+        batch_size,
         name="resnet50",
         techniques=_on_gpu('cache="device"'),
         net=lambda jit_compile: photos.resnet50(jit_compile=jit_compile),
-        naive=cache(lambda optimised: _naive(rows(), batch_size, optimised)),
-        pipeline=cache(lambda kept: build_pipeline(rows(), batch_size=batch_size, cache=kept)),
-        batch=lambda: tuple(part[:batch_size] for part in rows()),
-        steps=_STEPS,
-        warmup=_WARMUP,
         tolerance=None,
     )
 
 
 def _gpt2() -> Workload:
-    rows = cache(partial(gpt2.batch, _GPT2_BATCHES * GPT2_BATCH))
-    return Workload(
+    return _in_memory(
+        partial(gpt2.batch, _GPT2_BATCHES * GPT2_BATCH),
+        GPT2_BATCH,
         name="gpt2",
         techniques=_on_gpu("flash attention"),
         net=lambda jit_compile: gpt2.model(jit_compile=jit_compile),
-        naive=cache(lambda optimised: _naive(rows(), GPT2_BATCH, optimised)),
-        pipeline=cache(lambda kept: build_pipeline(rows(), batch_size=GPT2_BATCH, cache=kept)),
-        batch=lambda: tuple(part[:GPT2_BATCH] for part in rows()),
+        tolerance=0.02,
+    )
+
+
+def _in_memory(make_rows: Callable[[], tuple[Any, Any]], batch_size: int, **fields: Any) -> Workload:
+    """A workload whose examples and labels lie in host memory."""
+    rows = cache(make_rows)
+    return Workload(
+        naive=cache(lambda optimised: _naive(rows(), batch_size, optimised)),
+        pipeline=cache(lambda kept: build_pipeline(rows(), batch_size=batch_size, cache=kept)),
+        batch=lambda: tuple(part[:batch_size] for part in rows()),
         steps=_STEPS,
         warmup=_WARMUP,
-        tolerance=0.02,
+        **fields,
     )
 
 

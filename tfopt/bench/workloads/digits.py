@@ -32,12 +32,7 @@ def data() -> tuple[Split, Split]:
 
 
 def conv_net(*, width: int = 1, jit_compile: bool | str = "auto") -> keras.Model:
-    """Returns a compiled convolutional net, under the global dtype policy.
-
-    Args:
-        width: Factor on the number of channels.
-        jit_compile: As for `keras.Model.compile`.
-    """
+    """Returns a compiled convolutional net, with `width` times as many channels, under the global dtype policy."""
     layers = keras.layers
     net = keras.Sequential(
         [
@@ -81,12 +76,7 @@ def accuracy(seed: int, *, width: int = 1, jit_compile: bool | str = "auto") -> 
 
 
 def perceptron(*, width: int = 512, jit_compile: bool | str = "auto") -> keras.Model:
-    """Returns a compiled net 784-width-width-10, so small that `fit` takes more time between the steps than in them.
-
-    Args:
-        width: Units in each hidden layer.
-        jit_compile: As for `keras.Model.compile`.
-    """
+    """Returns a compiled net 784-width-width-10, so small that `fit` takes more time between the steps than in them."""
     layers = keras.layers
     net = keras.Sequential(
         [

@@ -165,11 +165,7 @@ def _resized_crop(image: Any) -> Any:
 
 
 def small_net(*, jit_compile: bool | str = "auto") -> keras.Model:
-    """Returns a compiled net so small that reading the photographs takes most of the time.
-
-    Args:
-        jit_compile: As for `keras.Model.compile`.
-    """
+    """Returns a compiled net so small that reading the photographs takes most of the time."""
     layers = keras.layers
     net = keras.Sequential(
         [
@@ -190,12 +186,7 @@ def small_net(*, jit_compile: bool | str = "auto") -> keras.Model:
 
 
 def resnet50(*, jit_compile: bool | str = "auto", size: int = SIZE) -> keras.Model:
-    """Returns ResNet-50 with random weights, compiled with SGD and momentum, under the global dtype policy.
-
-    Args:
-        jit_compile: As for `keras.Model.compile`.
-        size: Height and width of the images.
-    """
+    """Returns ResNet-50 for images of that height and width, from random weights, under the global dtype policy."""
     images = keras.Input((size, size, 3), dtype="uint8")
     features = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
     base = keras.applications.ResNet50(
