@@ -90,11 +90,7 @@ class Case:
 def same_accuracy(examples: int, at_least: float = 0.95) -> Judge:
     """Judges test accuracies of several seeds: high enough, and within two standard errors of the baseline's.
 
-    The standard error of a difference adds the spread over the seeds and that of a test set of this size.
-
-    Args:
-        examples: Size of the test set.
-        at_least: The accuracy to reach.
+    The standard error of a difference adds the spread over the seeds and that of a test set of so many examples.
     """
 
     def error(values: Sequence[float]) -> float:
@@ -149,13 +145,7 @@ class DrawTimer:
         self._first_step_seconds: float | None = None
 
     def __call__(self, steps: int, *, warmup: int, samples: int) -> StepTimes:
-        """Draws new input from its start; the warm-up uses up what was prepared ahead before the first sample.
-
-        Args:
-            steps: Batches to time.
-            warmup: Batches before them.
-            samples: How many samples to divide them into.
-        """
+        """Draws `steps` batches of new input in that many samples, once the warm-up has used up what lay ready."""
         block = -(-steps // samples)
         started = self._clock()
         batches = self._batches()

@@ -62,14 +62,10 @@ class GpuReadings:
         return call
 
     def of(self, name: str, gpus: int) -> GpuConditions | None:
-        """State of the GPUs in the turns of a variant, without the first; None if no GPU said anything.
-
-        Args:
-            name: The variant.
-            gpus: How many it trains on, from the first on.
-        """
+        """State of the first `gpus` GPUs in the turns of a variant, without its first; None if no GPU said anything."""
         turns = self._turns[name][1:]
-        samples = [row for row in self._sampler.samples if _is_one_of(gpus, row)] if self._sampler else []
+        read = self._sampler.samples if self._sampler else ()
+        samples = [row for row in read if row.index is not None and row.index < gpus]
         throttling = Throttling()  # learns a GPU's highest clock, from samples between the turns too
         told = [(row, throttling.reasons(row) or ()) for row in samples]
         told = [(row, held) for row, held in told if any(begin <= row.time_seconds <= end for begin, end in turns)]
@@ -84,10 +80,6 @@ class GpuReadings:
             gpu_power_watts=_watts(samples, turns),
             throttle_reasons=tuple(sorted({reason for _, held in told for reason in held})),
         )
-
-
-def _is_one_of(gpus: int, row: GpuSample) -> bool:
-    return row.index is not None and row.index < gpus
 
 
 def _watts(samples: Sequence[GpuSample], turns: Sequence[tuple[float, float]]) -> float | None:

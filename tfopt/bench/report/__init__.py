@@ -9,7 +9,8 @@ from rich.text import Text
 
 from tfopt.bench.report import formatting
 from tfopt.bench.report.formatting import bars, number
-from tfopt.bench.results import FORMULA, CaseResult, Run, VariantResult
+from tfopt.bench.results import FORMULA, CaseResult, Run
+from tfopt.measure import StepTimes
 from tfopt.page import Page, Section, Table, bar_chart, entries, render
 
 WIDTH = 120
@@ -22,14 +23,9 @@ _LEGEND = (
 )
 
 
-def terminal(run: Run, width: int = WIDTH) -> str:
-    """Returns the table and the sentences around it, as plain text.
-
-    Args:
-        run: The run.
-        width: Columns to fill at most.
-    """
-    console = Console(width=width, color_system=None, force_terminal=False, highlight=False, markup=False)
+def terminal(run: Run) -> str:
+    """Returns the table and the sentences around it, as plain text."""
+    console = Console(width=WIDTH, color_system=None, force_terminal=False, highlight=False, markup=False)
     with console.capture() as capture:
         console.print(f"tfopt-bench on {formatting.device(run)}")
         console.print(_terminal_table(run))
@@ -103,9 +99,9 @@ def section(case: CaseResult) -> Section:
     return Section(
         title=title,
         text=" ".join(filter(None, (case.question, f"{notes}.", *said))),
-        charts=(*_charts(case), *_more_charts(case)),
+        charts=tuple(_charts(case)),
         tables=(formatting.table(case), *_rates(case), *_communication(case)),
-        details=tuple((f"Raw samples of {variant.name}", _samples(variant)) for variant in case.measured),
+        details=tuple((f"Raw samples of {v.name}", _samples(v.times)) for v in case.measured if v.times),
     )
 
 
@@ -118,10 +114,7 @@ def _charts(case: CaseResult) -> Iterator[str]:
             reference=1.0,
             reference_label=f"as fast as {case.baseline}",
         )
-
-
-def _more_charts(case: CaseResult) -> Iterator[str]:
-    # What draws them loads TensorFlow.
+    # What draws the others loads TensorFlow.
     if case.profile:
         from tfopt.pipelines.profiling.pipeline_profile import chart_of as chart_of_profile
 
@@ -169,10 +162,7 @@ def _communication(case: CaseResult) -> Iterator[Table]:
     )
 
 
-def _samples(variant: VariantResult) -> Table:
-    times = variant.times
-    rows = [
-        (str(turn), " ".join(map(number, repeat))) for turn, repeat in enumerate(times.repeats_ms if times else (), 1)
-    ]
-    steps = times.steps_per_sample if times else 0
+def _samples(times: StepTimes) -> Table:
+    rows = [(str(turn), " ".join(map(number, repeat))) for turn, repeat in enumerate(times.repeats_ms, 1)]
+    steps = times.steps_per_sample
     return Table(("Turn", f"ms a step, each the mean of {steps} step{'s' * (steps > 1)}"), rows, align="rl")

@@ -84,12 +84,7 @@ def pictures(collection: Collection) -> dict[str, str]:
 
 
 def markdown(collection: Collection, pictures_at: str) -> str:
-    """Returns the document as GitHub's Markdown.
-
-    Args:
-        collection: The runs.
-        pictures_at: The pictures' folder, relative to the document.
-    """
+    """Returns the document as GitHub's Markdown, with links to its pictures in the folder `pictures_at`, beside it."""
     lines = ["# Benchmarks", "", MARK, "", _HOW]
     if not collection.on_gpu:
         lines += ["", _NO_GPU]

@@ -64,7 +64,7 @@ def check(variant: VariantResult) -> str:
 def verdict(variant: VariantResult) -> str:
     """What to make of the variant."""
     if variant.refused:
-        turns = f" after {_turns(variant.turns)}" if variant.turns else ""
+        turns = f" after {variant.turns} turn{'s' * (variant.turns > 1)}" if variant.turns else ""
         return f"refused{turns}: {variant.refused}"
     if variant.verdict == "faster" and variant.ceiling:
         return "the ceiling"
@@ -293,7 +293,3 @@ def change(found: Change) -> str:
 
 def _throttle_reasons(variant: VariantResult) -> Sequence[str]:
     return variant.conditions.throttle_reasons if variant.conditions else ()
-
-
-def _turns(count: int) -> str:
-    return f"{count} turn{'s' * (count != 1)}"

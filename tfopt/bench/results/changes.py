@@ -65,10 +65,7 @@ def changes(before: Run, after: Run, *, threshold_percent: float = 5.0, force: b
 def differences(before: dict[str, Any], after: dict[str, Any], *, patches: bool = True) -> list[str]:
     """Lists the differences of two environments because of which figures of one say nothing about the other.
 
-    Args:
-        before: The first environment.
-        after: The second environment.
-        patches: Whether another patch version of the driver or of Python counts.
+    Without `patches`, another patch version of the driver or of Python is no difference.
     """
     parts = [(name, _part(before, name), _part(after, name)) for name in _ALIKE]
     return [

@@ -38,12 +38,7 @@ class RunFile:
 
     @classmethod
     def earlier(cls, folder: str | os.PathLike[str], suites: Sequence[str]) -> Self | None:
-        """Finds the run to go on with: the last one with something left to measure, else the last one.
-
-        Args:
-            folder: Where to look.
-            suites: Only runs of these suites count. Empty: all runs do.
-        """
+        """Finds the last run of these suites (no suite: of any) with something left to measure, else the last one."""
         runs = [cls(path, read(path)) for path in sorted(Path(folder).glob("*.json")) if schema_of(path) == SCHEMA]
         candidates = [file for file in runs if not suites or set(file.run.suites) == set(suites)]
         left = [file for file in candidates if not file.run.done]

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,28 +17,20 @@ from tfopt.measure import FitTimer
 _EXAMPLES = 2048  # for the small perceptron
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Workload:
-    """What is trained, and steps timed in each turn."""
-
-    model: Callable[[], keras.Model]
-    dataset: Callable[[], tf.data.Dataset]
-    steps: int
+_Model = Callable[[], keras.Model]
+_Data = Callable[[], tf.data.Dataset]
 
 
 def cases(scale: Scale) -> list[Case]:
     """Lists the cases for this size: an ordinary step, and one so short that any cost shows."""
     # More steps than elsewhere, since a callback costs little beside a step.
-    ordinary = _Workload(
-        model=partial(digits.conv_net, width=scale.width), dataset=partial(_digits, scale), steps=3 * scale.steps
-    )
-    short = _Workload(
-        model=partial(digits.perceptron, width=16, jit_compile=False), dataset=_noise, steps=10 * scale.steps
-    )
-    return [_case("digits", ordinary), _case("mlp, tiny", short)]
+    return [
+        _case("digits", partial(digits.conv_net, width=scale.width), partial(_digits, scale), 3 * scale.steps),
+        _case("mlp, tiny", partial(digits.perceptron, width=16, jit_compile=False), _noise, 10 * scale.steps),
+    ]
 
 
-def _case(name: str, workload: _Workload) -> Case:
+def _case(name: str, model: _Model, data: _Data, steps: int) -> Case:
     notes = {
         "no callback": "fit alone",
         "tfopt's callbacks": "UtilizationLogger at 1 Hz and ThroughputLogger, to files, UtilizationAlert, ReportWriter",
@@ -53,8 +44,8 @@ def _case(name: str, workload: _Workload) -> Case:
             Variant(
                 name=variant,
                 note=note,
-                timer=partial(_timer, watched, workload),
-                values=partial(_weights, watched, workload),
+                timer=partial(_timer, watched, model, data, steps),
+                values=partial(_weights, watched, model, data),
                 gpus=0,  # what reads them is what is measured
             )
             for (variant, note), watched in zip(notes.items(), (False, True), strict=True)
@@ -86,14 +77,13 @@ def _batches(arrays: tuple[object, ...], batch_size: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size, drop_remainder=True).cache()
 
 
-def _timer(watched: bool, workload: _Workload, stack: ExitStack) -> Timer:
-    callbacks = _callbacks(stack) if watched else []
-    return partial(FitTimer(workload.model(), workload.dataset(), callbacks=callbacks), workload.steps)
+def _timer(watched: bool, model: _Model, data: _Data, steps: int, stack: ExitStack) -> Timer:
+    return partial(FitTimer(model(), data(), callbacks=_callbacks(stack) if watched else []), steps)
 
 
-def _weights(watched: bool, workload: _Workload) -> Sequence[float]:
+def _weights(watched: bool, model: _Model, data: _Data) -> Sequence[float]:
     keras.utils.set_random_seed(0)
-    net = workload.model()
+    net = model()
     with ExitStack() as stack:
-        net.fit(workload.dataset(), verbose=0, shuffle=False, callbacks=_callbacks(stack) if watched else [])
+        net.fit(data(), verbose=0, shuffle=False, callbacks=_callbacks(stack) if watched else [])
     return flat_weights(net)

@@ -138,12 +138,7 @@ def _communication_of_processes(
 
 
 def devices_case(devices: Sequence[str], steps: int) -> Case:
-    """All devices and one, each with the same batch, so that the all-reduce makes the difference.
-
-    Args:
-        devices: Names such as "GPU:0".
-        steps: Steps to time in each turn.
-    """
+    """All devices, by names such as "GPU:0", and one: each with the same batch, so that only the all-reduce differs."""
     strategies = {count: cache(partial(_mirrored, devices[:count])) for count in (len(devices), 1)}
     return Case(
         suite="distribute",

@@ -81,12 +81,7 @@ def _gate(scale: Scale) -> list[dict[str, Any]]:
 
 
 def resnet50_cases(batch_size: int, photographs: int) -> list[Case]:
-    """Returns two cases: the step alone on a resident batch, and the same through fit, fed from the host.
-
-    Args:
-        batch_size: Examples a step.
-        photographs: How many files the examples are taken from.
-    """
+    """Returns two cases: the step alone on a resident batch, and the same through fit, fed from the host."""
     resident = cache(partial(photos.batch, batch_size, count=photographs))
     many = cache(partial(photos.batch, _BATCHES * batch_size, count=photographs))
     question = "Which policy trains ResNet-50 fastest, with XLA or without?"

@@ -120,7 +120,7 @@ def _gpt2() -> Workload:
 
 
 def _in_memory(make_rows: Callable[[], tuple[Any, Any]], batch_size: int, **fields: Any) -> Workload:
-    """A workload whose examples and labels lie in host memory."""
+    """A workload whose examples and labels lie in host memory; `fields` are the others of `Workload`."""
     rows = cache(make_rows)
     return Workload(
         naive=cache(lambda optimised: _naive(rows(), batch_size, optimised)),

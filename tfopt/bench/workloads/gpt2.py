@@ -40,15 +40,7 @@ def model(
     """GPT-2 from random weights, compiled with AdamW, under the global dtype policy.
 
     Blocks normalize first, the embedding is the last layer's matrix as well, and there is no dropout. As published, but
-    for the size of the vocabulary.
-
-    Args:
-        blocks: Blocks of attention and perceptron.
-        width: Size of a token's vector; the perceptrons are four times as wide.
-        heads: Attention heads in a block.
-        vocabulary: Tokens that the last layer tells apart.
-        length: Tokens in a sequence.
-        jit_compile: As for `keras.Model.compile`.
+    for the size of the vocabulary. The perceptrons are four times as wide as a token's vector, `width`.
     """
     layers = keras.layers
     embedding = layers.ReversibleEmbedding(vocabulary, width, embeddings_initializer=_initial())
@@ -73,12 +65,6 @@ def model(
 
 def batch(size: int, *, length: int = LENGTH, vocabulary: int = VOCABULARY, seed: int = 0) -> tuple[Any, Any]:
     """One batch of text, cut at random; the targets are the next tokens.
-
-    Args:
-        size: Sequences.
-        length: Tokens in each.
-        vocabulary: As for `model`.
-        seed: Of the places.
 
     Returns:
         Tokens and targets, each of shape (size, length), int32 from 0 to `vocabulary` - 1.

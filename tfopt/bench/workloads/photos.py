@@ -131,13 +131,12 @@ def naive_crops(path: Path, batch_size: int, *, central: bool = False, times: in
     return one_by_one(names(path, times).map(example).batch(batch_size, drop_remainder=True))
 
 
-def hand_tuned_crops(path: Path, batch_size: int, *, central: bool = False, times: int = 1) -> tf.data.Dataset:
-    """Returns the same as fast as tf.data allows: only the window is decoded, in parallel, ahead and in any order."""
-    window = _central_window if central else _random_window
+def hand_tuned_crops(path: Path, batch_size: int, *, times: int) -> tf.data.Dataset:
+    """Returns random crops as fast as tf.data can: only the window is decoded, in parallel, ahead and in any order."""
 
     def example(name: Any, label: Any) -> tuple[Any, Any]:
         contents = tf.io.read_file(name)
-        begin, size = window(tf.io.extract_jpeg_shape(contents))
+        begin, size = _random_window(tf.io.extract_jpeg_shape(contents))
         cut = tf.concat([begin[:2], size[:2]], 0)
         return _resized_crop(tf.io.decode_and_crop_jpeg(contents, cut, channels=3)), label
 
@@ -203,13 +202,7 @@ def resnet50(*, jit_compile: bool | str = "auto", size: int = SIZE) -> keras.Mod
 
 
 def batch(size: int, *, count: int, pixels: int = SIZE) -> tuple[Any, Any]:
-    """Returns one batch of uint8 photographs, shape (size, pixels, pixels, 3), and their labels, shape (size,).
-
-    Args:
-        size: Examples.
-        count: How many files the photographs are taken from.
-        pixels: Height and width.
-    """
+    """Returns a batch from `count` files: uint8 images, shape (size, pixels, pixels, 3); labels, shape (size,)."""
     dataset = naive(folder(count), 1).unbatch().repeat().batch(size)
     images, labels = next(iter(dataset))
     return images[:, :pixels, :pixels], tf.cast(labels, tf.int32)
