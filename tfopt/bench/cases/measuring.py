@@ -64,37 +64,33 @@ class _Measurement:
         self._check()
         case = self._case
         times = {name: one.times for name, one in self._results.items() if one.times}
+        complete = len(times) == len(case.variants)
         result = replace(
             self._so_far(),
             profile=case.profile and case.profile(),
             gate=tuple(case.gate()) if case.gate else None,
-            communication=case.communication(times)
-            if case.communication and len(times) == len(case.variants)
-            else None,
+            communication=case.communication(times) if case.communication and complete else None,
         )
-        return replace(result.with_metrics(), unfinished=self._cut())
+        turns = min((one.turns for one in self._results.values() if not one.refused), default=case.repeats)
+        return replace(result.with_metrics(), unfinished=None if turns >= case.repeats else "the budget ran out")
 
     def _take_turns(self) -> None:
         case = self._case
         with ExitStack() as stack, GpuReadings(max(variant.gpus for variant in case.variants)) as readings:
             stacks = {variant.name: stack.enter_context(ExitStack()) for variant in case.variants}
-            timers: dict[str, Timer] = {}
-            meters: dict[str, MemoryMeter] = {}
+            meters = {v.name: MemoryMeter(partial(v.timer, stacks[v.name])) for v in case.variants}
             for turn in range(case.repeats):
                 for variant in case.variants:
-                    if self._results[variant.name].refused:
+                    name = variant.name
+                    if self._results[name].refused:
                         continue
                     if turn and self._clock() >= self._due:
                         return
-                    name = variant.name
-                    if turn == 0:
-                        meters[name] = MemoryMeter(partial(variant.timer, stacks[name]))
-                        timers[name] = readings.during(name, meters[name])
-                    if times := self._attempt(variant, timers[name]):
+                    if times := self._attempt(variant, readings.during(name, meters[name])):
                         self._add(variant, times, meters[name], readings)
                     else:
                         # What it holds on the device, the others need.
-                        del timers[name], meters[name]
+                        del meters[name]
                         stacks[name].close()
                         gc.collect()
                         self._report(self._so_far(), name)
@@ -147,11 +143,6 @@ class _Measurement:
 
     def _so_far(self) -> CaseResult:
         return replace(self._result, variants=tuple(self._results.values()))
-
-    def _cut(self) -> str | None:
-        """Why turns are missing."""
-        turns = min((one.turns for one in self._results.values() if not one.refused), default=self._case.repeats)
-        return None if turns >= self._case.repeats else "the budget ran out"
 
 
 def _is_refusal(error: Exception) -> bool:

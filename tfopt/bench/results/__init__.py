@@ -104,8 +104,7 @@ class RingModel:
         """Derives latency and bandwidth from the times of two all-reduces over the replicas.
 
         Args:
-            compute_ms: The step on one replica.
-            gradient_bytes: Of all gradients together.
+            compute_ms, gradient_bytes: As of the model.
             replicas: At least two.
             reduction_ms: Time of an all-reduce by the tensor's size in bytes, for a small and a large tensor; under 0
                 the time of the call alone.
