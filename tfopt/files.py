@@ -1,7 +1,9 @@
 """Writes files that stay whole through a kill or a full disk."""
 
+import fcntl
 import os
 import tempfile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 
@@ -39,12 +41,21 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.close(handle)
 
 
-def is_open_at(path: str | os.PathLike[str], handle: int) -> bool:
-    """Whether `path` is still the file or folder that `handle` has open."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(handle))
-    except FileNotFoundError:
-        return False
+def lock(path: str | os.PathLike[str], flags: int) -> int | None:
+    """Opens a file or folder and locks it until the handle is closed; returns None if another process holds it."""
+    while True:
+        handle = os.open(path, flags, 0o666)
+        with ExitStack() as unlocked:
+            unlocked.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
+            # The previous holder may have removed it meanwhile: this lock would then keep nobody out.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), os.fstat(handle)):
+                    unlocked.pop_all()
+                    return handle
 
 
 def _umask() -> int:

@@ -8,7 +8,6 @@ FOLDER/KEY.lock                        locked by the writing process; the system
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt import checks
-from tfopt.files import is_open_at, sync
+from tfopt.files import lock, sync
 
 FORMAT = 1  # of the files; a new number gives new keys
 ROWS, INDEX = "rows.tfrecord", "index.json"
@@ -58,22 +57,13 @@ class Lock:
         """
         path = folder / (key + _LOCK)
         folder.mkdir(parents=True, exist_ok=True)
-        while True:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The previous holder may have removed the file meanwhile: this lock would then keep nobody out.
-                if is_open_at(path, handle):
-                    for left in _leftovers(folder, key):
-                        shutil.rmtree(left, ignore_errors=True)
-                    return cls(path, handle)
-            except BlockingIOError:
-                os.close(handle)
-                return None
-            except BaseException:
-                os.close(handle)
-                raise
-            os.close(handle)
+        handle = lock(path, os.O_RDWR | os.O_CREAT)
+        if handle is None:
+            return None
+        taken = cls(path, handle)
+        for left in _leftovers(folder, key):
+            shutil.rmtree(left, ignore_errors=True)
+        return taken
 
 
 class Writer:

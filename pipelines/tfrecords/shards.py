@@ -1,7 +1,6 @@
 """Writes shards in parallel, into a folder that appears whole or not at all."""
 
 import contextlib
-import fcntl
 import math
 import os
 import shutil
@@ -15,7 +14,7 @@ from typing import Self
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.files import is_open_at, sync
+from tfopt.files import lock, sync
 from tfopt.hardware import host
 from tfopt.pipelines.tfrecords.format import Shard, ends_sha256, file_sha256
 
@@ -149,20 +148,15 @@ def _locked(temporary: str, folder: str) -> int:
     while True:
         os.makedirs(temporary, exist_ok=True)
         try:
-            handle = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+            handle = lock(temporary, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:  # published or removed by its writer just now
             continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
+        if handle is None:
             raise PipelineError(
                 f"Expected to be the only writer of {folder!r}. Another process is writing it now. Wait for it, or "
                 "write to another folder."
-            ) from error
-        if is_open_at(temporary, handle):
-            return handle
-        os.close(handle)
+            )
+        return handle
 
 
 def _empty(folder: str) -> None:
