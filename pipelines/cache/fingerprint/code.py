@@ -6,8 +6,10 @@ import dis
 import functools
 import types
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field
+from itertools import islice, takewhile
 from typing import Any
 
 import tensorflow as tf
@@ -59,8 +61,8 @@ class Names:
     """What a code object and those inside it name."""
 
     # Names looked up in the module, with the attributes read from them. A class body inside the function adds its own.
-    globals: dict[str, set[Chain]] = field(default_factory=dict)
-    locals: dict[str, set[Chain]] = field(default_factory=dict)  # those of enclosing functions too
+    globals: dict[str, set[Chain]] = field(default_factory=lambda: defaultdict(set))
+    locals: dict[str, set[Chain]] = field(default_factory=lambda: defaultdict(set))  # those of enclosing functions too
     imports: list[Import] = field(default_factory=list)
 
 
@@ -100,20 +102,30 @@ def names_in(code: types.CodeType) -> Names:
     """Returns what a code object and those inside it name.
 
     Example:
-        >>> names_in((lambda x: math.sin(x) + size).__code__).globals
+        >>> dict(names_in((lambda x: math.sin(x) + size).__code__).globals)
         {'math': {('sin',)}, 'size': {()}}
     """
-    names = Names()
-    _collect(code, names)
+    names, codes = Names(), [code]
+    for each in codes:  # which grows meanwhile
+        found = _instructions(each)
+        cells = {*each.co_cellvars, *each.co_freevars}
+        for index, item in enumerate(found):
+            if item.opname in _GLOBAL and item.argval not in _NAMED_BY_CLASS_BODIES:
+                names.globals[item.argval].add(_chain(found, index))
+            elif item.opname == "IMPORT_NAME":
+                names.imports.extend(_imports(found, index))
+            elif item.opname.startswith(_LOCAL):
+                *others, last = _loaded(item)
+                for name, chain in [*((other, ()) for other in others), (last, _chain(found, index))]:
+                    # Passing a cell on to an inner function does not use its value.
+                    if "FAST" not in item.opname or name not in cells:
+                        names.locals[name].add(chain)
+        codes += [constant for constant in each.co_consts if isinstance(constant, types.CodeType)]
     return names
 
 
 def describe_class(kind: type) -> Description:
-    """Describes a package's class by name, a user's by its bases, methods and attributes.
-
-    Raises:
-        RefusedError: If it is compiled code from no installed package.
-    """
+    """Describes a package's class by name, a user's by its bases, methods and attributes."""
     package = package_of(kind.__module__)
     if package and (by_name(kind) or _is_compiled(kind)):
         return installed(f"{kind.__module__}.{kind.__qualname__}", package)
@@ -126,11 +138,7 @@ def describe_class(kind: type) -> Description:
 
 
 def describe_object(value: Any) -> Description:
-    """Describes an object by its class and what it holds, without running code of the class.
-
-    Raises:
-        RefusedError: If compiled code holds a part that cannot be read.
-    """
+    """Describes an object by its class and what it holds, without running code of the class."""
     kind = type(value)
     if kind is Field:
         return _field(value)
@@ -204,30 +212,9 @@ def _instructions(code: types.CodeType) -> list[dis.Instruction]:
     return [item for item in dis.get_instructions(code) if item.opname not in ("EXTENDED_ARG", "CACHE")]
 
 
-def _collect(code: types.CodeType, names: Names) -> None:
-    found = _instructions(code)
-    cells = {*code.co_cellvars, *code.co_freevars}
-    for index, item in enumerate(found):
-        if item.opname in _GLOBAL and item.argval not in _NAMED_BY_CLASS_BODIES:
-            names.globals.setdefault(item.argval, set()).add(_chain(found, index))
-        elif item.opname == "IMPORT_NAME":
-            names.imports.extend(_imports(found, index))
-        elif item.opname.startswith(_LOCAL):
-            *others, last = _loaded(item)
-            for name, chain in [*((other, ()) for other in others), (last, _chain(found, index))]:
-                # Passing a cell on to an inner function does not use its value.
-                if "FAST" not in item.opname or name not in cells:
-                    names.locals.setdefault(name, set()).add(chain)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            _collect(constant, names)
-
-
 def _chain(found: list[dis.Instruction], index: int) -> Chain:
-    end = index + 1
-    while end < len(found) and found[end].opname in _ATTRIBUTE:
-        end += 1
-    return tuple(item.argval for item in found[index + 1 : end])
+    read = takewhile(lambda item: item.opname in _ATTRIBUTE, islice(found, index + 1, None))
+    return tuple(item.argval for item in read)
 
 
 def _imports(found: list[dis.Instruction], index: int) -> Iterator[Import]:

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from types import ModuleType
 from typing import Any
@@ -116,8 +117,7 @@ def describe_import(item: Import, package: str, chains: set[Chain]) -> Iterator[
 def is_loaded(name: str) -> bool:
     """Whether a module of the user's is loaded; False if it does not exist.
 
-    Raises:
-        RefusedError: If it exists and is not loaded, since only running it would show its content.
+    If it exists and is not loaded, raises RefusedError: only running it would show its content.
     """
     for part in accumulate(name.split("."), "{}.{}".format):
         if part not in sys.modules:
@@ -133,10 +133,7 @@ def _exists(name: str) -> bool:
     # Ask the namespace: find_spec would run the user's module-level __getattr__.
     if parent is not None and "__path__" not in vars(parent):
         return False
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
+    return _spec(name) is not None
 
 
 def _name(module: ModuleType) -> str:
@@ -155,12 +152,16 @@ def _origin(module: ModuleType | None) -> str | None:
     return str(file) if file else getattr(names.get("__spec__"), "origin", None)
 
 
-def _found(top: str) -> str | None:
-    """Returns the same for a module that is not loaded."""
+def _spec(name: str) -> ModuleSpec | None:
     try:
-        spec = importlib.util.find_spec(top)
+        return importlib.util.find_spec(name)
     except (ImportError, ValueError):  # ValueError: __main__ has no spec
         return None
+
+
+def _found(top: str) -> str | None:
+    """Returns the same for a module that is not loaded."""
+    spec = _spec(top)
     return (spec.origin or next(iter(spec.submodule_search_locations or ()), None)) if spec else None
 
 
