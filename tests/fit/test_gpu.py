@@ -7,8 +7,8 @@ import tensorflow as tf
 from fitting import X, Y, dataset, dense_net
 
 from tfopt import fit
-from tfopt.fit.input import ahead
 from tfopt.fit.launching import overlap_of
+from tfopt.fit.overlapping import ahead
 
 pytestmark = pytest.mark.gpu
 

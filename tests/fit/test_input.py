@@ -8,7 +8,7 @@ from fitting import Pair, X, Y, dataset, dense_net
 
 from tfopt import fit
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.fit import input as fit_input
+from tfopt.fit import overlapping
 from tfopt.measure import preserved
 from tfopt.pipelines import build_pipeline
 from tfopt.pipelines.device.placing import copy_ahead
@@ -30,8 +30,8 @@ def copies(monkeypatch):
         made.append(copy_ahead(data, device, steps))
         return made[-1]
 
-    monkeypatch.setattr(fit_input, "choose_device", lambda asked, spec: ("/cpu:0", "played"))
-    monkeypatch.setattr(fit_input, "copy_ahead", copy)
+    monkeypatch.setattr(overlapping, "choose_device", lambda asked, spec: ("/cpu:0", "played"))
+    monkeypatch.setattr(overlapping, "copy_ahead", copy)
     return made
 
 
@@ -96,7 +96,7 @@ def test_every_kind_of_input_is_copied_ahead(pair, copies):
 
 def test_a_strategy_copies_what_is_predicted_itself(copies, monkeypatch):
     device = {True: None, False: "/cpu:0"}  # as choose_device
-    monkeypatch.setattr(fit_input, "choose_device", lambda asked, spec: (device[tf.distribute.has_strategy()], ""))
+    monkeypatch.setattr(overlapping, "choose_device", lambda asked, spec: (device[tf.distribute.has_strategy()], ""))
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         model = fit.overlap(dense_net())
     assert model.predict(dataset(), verbose=0).shape == (40, 4)
@@ -110,13 +110,13 @@ def test_what_is_on_the_device_already_is_not_copied_again(pair, copies):
     pair.overlapped.fit(ready, validation_data=ready, epochs=2, **SILENT)
     assert copies == []
     again = ready.prefetch(2).with_options(tf.data.Options())
-    assert fit_input.for_predict(again) is again
-    fit_input.for_predict(again.map(lambda x, y: (2 * x, y)))
+    assert overlapping.for_predict(again) is again
+    overlapping.for_predict(again.map(lambda x, y: (2 * x, y)))
     assert len(copies) == 1
 
 
 def test_nothing_is_copied_without_a_gpu(pair, monkeypatch):
-    monkeypatch.setattr(fit_input, "copy_ahead", lambda *_: pytest.fail("copied"))
+    monkeypatch.setattr(overlapping, "copy_ahead", lambda *_: pytest.fail("copied"))
     pair.overlapped.fit(X, Y, verbose=0)
 
 

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
-from tfopt.fit.input import DeviceStageIterator
 from tfopt.fit.logs import LogDelivery, is_settled
 from tfopt.repairs import fingerprint
 
@@ -107,8 +106,8 @@ class OverlappedStep:
 
     def __call__(self, iterator: Any) -> Any:
         """Launches the steps of one execution; takes and returns what Keras' function does."""
-        if not isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator | DeviceStageIterator):
-            return self.stock(iterator)  # train_on_batch's generator
+        if not hasattr(iterator, "element_spec"):  # train_on_batch's generator
+            return self.stock(iterator)
         self._prepare(iterator)
         steps = self._model.steps_per_execution
         batch = self._take(iterator, _END)

@@ -1,8 +1,11 @@
-"""Switches overlap on and off for a model, by overriding some of its methods and patching Keras' callback lists."""
+"""Switches overlap on and off for a model: its methods, its input, and the logs that callbacks get.
+
+Only the logs need a global change, a patch of Keras that passes each step's logs on unconverted.
+"""
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -12,10 +15,12 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfopt import checks
 from tfopt.errors import UnsupportedError
-from tfopt.fit.input import ahead, for_predict
 from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
+from tfopt.model.batches import ends_on_device
 from tfopt.model.layers import require_model
+from tfopt.pipelines.device.device_stage import NotAttached, stage_of
+from tfopt.pipelines.device.placing import choose_device, copy_ahead
 from tfopt.repairs import Repair
 from tfopt.repairs.repair import Function
 
@@ -150,6 +155,62 @@ def _require_known(model: keras.Model) -> None:
         )
 
 
+class DeviceStageBatches:
+    """Batches of a pipeline with a device stage (`stage_of(dataset)`), made on the device from what tf.data yields."""
+
+    def __init__(self, stage: Any):
+        self._stage = stage
+        self.element_spec = stage.element_spec
+
+    def __iter__(self) -> "DeviceStageIterator":
+        return DeviceStageIterator(self._stage)
+
+
+class DeviceStageIterator(Iterator[Any]):
+    """Iterates `DeviceStageBatches`."""
+
+    def __init__(self, stage: Any):
+        self._elements = iter(stage.elements)
+        self._batch = stage.batch
+        self.element_spec = stage.element_spec
+
+    def __next__(self) -> Any:
+        return self._batch(next(self._elements))
+
+
+def ahead(dataset: Any) -> Any:
+    """Returns what to iterate instead of a dataset, so that its batches are on the device before they are needed.
+
+    A pipeline's device stage is attached. Any other dataset gets a copy to the GPU as its last stage, unless it ends
+    with one, there is no GPU, or a strategy copies the batches to its own devices.
+    """
+    if not isinstance(dataset, tf.data.Dataset):  # prepared already, or distributed
+        return dataset
+    stage = stage_of(dataset)
+    return _copied_ahead(dataset) if stage is None else DeviceStageBatches(stage)
+
+
+def for_predict(data: Any) -> Any:
+    """Returns what to pass to `predict`: datasets with a copy to the GPU, anything else unchanged.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If only a device stage makes the batches, which predict cannot attach.
+    """
+    if isinstance(data, NotAttached):
+        raise UnsupportedError(
+            "Expected a dataset without a device stage for predict. Found one with cache='device'. Build it with "
+            "cache='memory' or None, and training=False to get the predictions in order."
+        )
+    return _copied_ahead(data) if isinstance(data, tf.data.Dataset) else data
+
+
+def _copied_ahead(dataset: Any) -> Any:
+    if ends_on_device(dataset):
+        return dataset
+    device, _ = choose_device("auto", dataset.element_spec)
+    return dataset if device is None else copy_ahead(dataset, device, None)
+
+
 _LIST = "keras.src.callbacks.callback_list:CallbackList"
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 
@@ -172,7 +233,7 @@ def _batch_end(hook: str, function: str) -> Callable[[Function], Function]:
 
 def _predict(stock: Function) -> Function:
     def _on_predict_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
-        model = _model_of(self)
+        model: Any = getattr(self, "_model", None)
         overlap = overlap_of(model)
         if overlap is None or not logs or model.run_eagerly:
             stock(self, batch, logs)
@@ -185,15 +246,10 @@ def _predict(stock: Function) -> Function:
 
 def _overlapped_step(callbacks: CallbackList, name: str) -> OverlappedStep | None:
     """The overlapped step that ran, if any, even if a callback has wrapped it."""
-    step: Any = getattr(_model_of(callbacks), name, None)
+    step: Any = getattr(getattr(callbacks, "_model", None), name, None)
     while not isinstance(step, OverlappedStep) and hasattr(step, "__wrapped__"):
         step = step.__wrapped__
     return step if isinstance(step, OverlappedStep) else None
-
-
-def _model_of(callbacks: CallbackList) -> Any:
-    """The model of a list of callbacks, or None."""
-    return getattr(callbacks, "_model", None)
 
 
 def _deliver(overlap: Overlap, callbacks: CallbackList, hook: str, batch: int, logs: Any) -> None:
