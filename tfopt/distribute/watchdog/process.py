@@ -21,7 +21,6 @@ from tfopt.distribute.watchdog.channel import Channel, readable
 from tfopt.errors import ClusterError
 
 _CHIEF = 0
-_PREFIX = "TFOPT_WATCH_"
 _SETUP_BYTES = 1 << 24  # for a long list of workers
 
 
@@ -51,7 +50,7 @@ class Intervals:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
         """Reads TFOPT_WATCH_DEAF_SECONDS and the like; raises ClusterError if one is not a positive number."""
-        names = {field.name: _PREFIX + field.name.upper() for field in fields(cls)}
+        names = {field.name: f"TFOPT_WATCH_{field.name.upper()}" for field in fields(cls)}
         return cls(**{name: _seconds(key, environ[key]) for name, key in names.items() if key in environ})
 
 
@@ -75,6 +74,10 @@ class ExitStatus:
     """Its description in messages; empty if it ended well and the others may go on."""
     grace_seconds: float = 0.0
     """Time for the others to end by themselves."""
+
+
+_LEFT = ExitStatus("it had ended before, by itself")
+_BROKE_OFF = ExitStatus("the connection to its watchdog broke off (killed, or its machine is down)")
 
 
 class TrainingProcess:
@@ -149,10 +152,6 @@ def _state(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1].decode()
     except OSError:
         return None
-
-
-_LEFT = ExitStatus("it had ended before, by itself")
-_BROKE_OFF = ExitStatus("the connection to its watchdog broke off (killed, or its machine is down)")
 
 
 class Watchdog:

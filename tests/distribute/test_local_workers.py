@@ -1,3 +1,5 @@
+"""The output of local workers: whole lines, each with its worker, and progress bars cut short. Runs: test_launch.py."""
+
 import os
 
 import pytest
