@@ -1,5 +1,7 @@
-import contextlib
 import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_nvml import fake_nvml
@@ -10,22 +12,25 @@ from tfopt.bench.results.run_file import dumps, read
 
 __all__ = ["fake_nvml"]
 
+KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "cpu.json"
 TINY = Scale(batch_size=32, width=1, steps=4, photos=64, resnet=None, seeds=(0,), repeats=2)
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory):
-    """A real run of every suite, small: the run and its file."""
-    folder = tmp_path_factory.mktemp("results")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    with contextlib.closing(_Undo(patch)):
-        yield run_module.run([], folder, scale=TINY)
+def fresh(tmp_path_factory):
+    """A small run of every suite, made now: the run and its file. It takes two minutes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return run_module.run([], tmp_path_factory.mktemp("results"), scale=TINY)
 
 
-class _Undo:
-    def __init__(self, patch):
-        self.close = patch.undo
+@pytest.fixture(scope="session", params=["kept", pytest.param("fresh", marks=pytest.mark.slow)])
+def recorded(request, tmp_path_factory):
+    """A real run of every suite, kept in the repository or made now: the run and its file."""
+    if request.param == "fresh":
+        return request.getfixturevalue("fresh")
+    path = Path(shutil.copy(KEPT, tmp_path_factory.mktemp("kept")))
+    return SimpleNamespace(path=path, run=read(path))
 
 
 @pytest.fixture(scope="session")

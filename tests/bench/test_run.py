@@ -27,7 +27,9 @@ def planned(monkeypatch, tmp_path):
     return lambda make: monkeypatch.setattr(run_module, "_cases", make)
 
 
-def test_every_suite_runs_on_real_data(recorded_run):
+@pytest.mark.slow
+def test_every_suite_runs_on_real_data(fresh):
+    recorded_run = read(fresh.path)
     assert recorded_run.status == "complete"
     ran = [case.suite for case in recorded_run.cases]
     assert tuple(dict.fromkeys(ran)) == tuple(suites.SUMMARIES) == recorded_run.suites
@@ -51,7 +53,8 @@ def test_every_figure_has_raw_samples_behind_it(document):
     for case in document["cases"]:
         measured = {v["name"]: StepTimes.from_dict(v["step_time"]) for v in case["variants"]}
         for v in case["variants"]:
-            assert len(v["step_time"]["repeats_ms"]) == 2
+            assert case["planned_turns"] in (len(v["step_time"]["repeats_ms"]), None)  # None in older files
+            assert len(v["step_time"]["repeats_ms"]) >= 2
             assert v["step_time"] == json.loads(json.dumps(measured[v["name"]].to_dict()))
             if v["name"] != case["baseline"]:
                 expected = compare(measured[case["baseline"]], measured[v["name"]]).to_dict()

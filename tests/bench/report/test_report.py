@@ -288,8 +288,13 @@ def cut(recorded_run):
     refused = VariantResult(name="XLA on", refused="no such device")
     xla = replace(xla, variants=(xla.variants[0], refused))
     waiting = VariantResult(name="mixed_float16")
-    precision = replace(precision, variants=(*precision.variants[:2], waiting), unfinished="the budget ran out")
-    stack = replace(stack, error="RuntimeError: lost", variants=stack.variants[:2])
+    precision = replace(
+        precision,
+        variants=(*precision.variants[:2], waiting),
+        unfinished="the budget ran out",
+        planned_turns=99,
+    )
+    stack = replace(stack, error="RuntimeError: lost", variants=stack.variants[:2], planned_turns=99)
     return replace(
         recorded_run, cases=(stack, precision, xla), status="out of budget", resumed=("driver: 580.1 and 580.2",)
     )
@@ -298,11 +303,14 @@ def cut(recorded_run):
 @pytest.mark.parametrize("render", [page, terminal])
 def test_what_is_missing_is_said_beside_what_was_measured(cut, render):
     text = " ".join(html.unescape(render(cut)).split())
+    of_stack, of_precision = (case.measured[0].turns for case in cut.cases[:2])
     for said in (
         "Failed: stack on photos. Unfinished: precision on digits. Refused on this machine: XLA on (xla on digits).",
         "Resumed elsewhere than begun: driver: 580.1 and 580.2.",
-        "digits, unfinished, the budget ran out. Turns measured of 2 each: float32 2, mixed_bfloat16 2,",
-        "photos, unfinished, RuntimeError: lost. Turns measured of 2 each: naive Keras 2, Keras' defaults 2.",
+        "digits, unfinished, the budget ran out. Turns measured of 99 each: "
+        f"float32 {of_precision}, mixed_bfloat16 {of_precision},",
+        "photos, unfinished, RuntimeError: lost. Turns measured of 99 each: "
+        f"naive Keras {of_stack}, Keras' defaults {of_stack}.",
         "not measured",
         "no such device",
     ):
