@@ -1,3 +1,4 @@
+import gc
 import signal
 
 import keras
@@ -22,6 +23,14 @@ def _restored_globals():
         if repair.installed:  # asking for the state of all after each test would take 20 ms
             repair.remove()
     keras.config.set_dtype_policy(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen_garbage():
+    """What a file leaves alive is not searched for garbage again, which took longer with each file."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):
