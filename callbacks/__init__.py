@@ -2,6 +2,7 @@
 
 import lazy_loader
 
-# One callback per file; its private parts stand in the folder named for it, what several need in `shared`.
+# One callback per file; private parts too long for it stand in a file or folder named for it, what several need in
+# `shared`.
 # Loaded when asked for: all of them take a tenth of a second, and a training uses a few.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

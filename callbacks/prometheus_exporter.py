@@ -112,9 +112,7 @@ class PrometheusExporter(keras.callbacks.Callback):
             return
         end_with_fit(self, self._outlet.close)
         self._ending.callback(self._outlet.close)
-        self._ending.callback(
-            subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput})
-        )
+        subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput}, self._ending)
         self._refresh()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -159,9 +157,9 @@ class PrometheusExporter(keras.callbacks.Callback):
             outlet.refresh()
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)  # hashable, as the registry needs it
 class _Exported:
-    """The current values. One thread replaces them while another reads."""
+    """The current values, and the metrics made of them. One thread replaces the values while another collects."""
 
     running: bool = True
     steps: int = 0
@@ -175,21 +173,15 @@ class _Exported:
         """Keeps what stays true after `fit`."""
         self.running, self.rows, self.throughput = False, (), {}
 
-
-class _Collector:
-    """Builds the metrics for each scrape, so that what is no longer known disappears."""
-
-    def __init__(self, exported: _Exported):
-        self._exported = exported
-
     def collect(self) -> "Iterator[Metric]":
+        """Builds the metrics for a scrape, so that what is no longer known disappears."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        now = self._exported
-        rows, gpus = now.rows, [row for row in now.rows if row.index is not None]
-        yield GaugeMetricFamily("tfopt_fit_running", "1 while fit runs, 0 after it.", value=int(now.running))
-        yield CounterMetricFamily("tfopt_steps", "Training steps of this fit.", value=now.steps)
-        yield CounterMetricFamily("tfopt_epochs", "Epochs of this fit that have ended.", value=now.epochs)
+        rows = self.rows
+        gpus = [row for row in rows if row.index is not None]
+        yield GaugeMetricFamily("tfopt_fit_running", "1 while fit runs, 0 after it.", value=int(self.running))
+        yield CounterMetricFamily("tfopt_steps", "Training steps of this fit.", value=self.steps)
+        yield CounterMetricFamily("tfopt_epochs", "Epochs of this fit that have ended.", value=self.epochs)
         for key in GPU_KEYS:
             kind = CounterMetricFamily if key == _COUNTER else GaugeMetricFamily
             family = kind(f"tfopt_{key}", f"{key} of tfopt.hardware.GpuSample.", labels=["gpu", "uuid"])
@@ -207,10 +199,10 @@ class _Collector:
         if reasons.samples:
             yield reasons
         host = finite({key: getattr(rows[0], key) for key in HOST_KEYS}) if rows else {}
-        for key, value in {**host, **now.throughput}.items():
+        for key, value in {**host, **self.throughput}.items():
             yield GaugeMetricFamily(f"tfopt_{key}", f"{key}, as tfopt's callbacks log it.", value=value)
         logs = GaugeMetricFamily("tfopt_log", "Keras' logs of the last epoch that has ended.", labels=["key"])
-        for key, value in finite(dict(now.logs)).items():
+        for key, value in finite(dict(self.logs)).items():
             logs.add_metric([printable(key)], value)
         if logs.samples:
             yield logs
@@ -220,7 +212,7 @@ def _registry(exported: _Exported) -> "CollectorRegistry":
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry()
-    registry.register(_Collector(exported))
+    registry.register(exported)
     return registry
 
 

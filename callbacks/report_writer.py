@@ -72,7 +72,7 @@ class ReportWriter(keras.callbacks.Callback):
         self._recorder: Recorder | None = None
         self._background: Background | None = None
         self._page_writer: _PageWriter | None = None
-        self._subscriptions = ExitStack()
+        self._ending = ExitStack()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts recording."""
@@ -90,12 +90,11 @@ class ReportWriter(keras.callbacks.Callback):
         self._background = Background("report", self._page_writer)
         self._written_at = self._clock()
         end_with_fit(self, functools.partial(_end_interrupted, self._background))
-        end = subscribe(self, {UtilizationLogger: recorder.take_samples, ThroughputLogger: self._take_steps})
-        self._subscriptions.callback(end)
+        subscribe(self, {UtilizationLogger: recorder.take_samples, ThroughputLogger: self._take_steps}, self._ending)
         for other in others:
             if isinstance(other, UtilizationAlert):
                 other.listeners.add(recorder.take_alert)
-                self._subscriptions.callback(other.listeners.remove, recorder.take_alert)
+                self._ending.callback(other.listeners.remove, recorder.take_alert)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes when the epoch began."""
@@ -118,7 +117,7 @@ class ReportWriter(keras.callbacks.Callback):
         self._end()
 
     def _end(self) -> None:
-        self._subscriptions.close()
+        self._ending.close()
         background, self._background, self._page_writer, self._recorder = self._background, None, None, None
         if background is not None:
             _end_interrupted(background)

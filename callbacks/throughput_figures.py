@@ -46,14 +46,7 @@ class StepWindow:
 
 
 class TimeLeft:
-    """Estimates what is left of a `fit` from its steps so far and the time between one epoch's steps and the next's.
-
-    Example:
-        >>> left = TimeLeft()
-        >>> left.add_steps(10, 2.0)
-        >>> left.seconds(steps=5, ends=1)
-        1.0
-    """
+    """Estimates what is left of a `fit` from its steps so far and the time between one epoch's steps and the next's."""
 
     def __init__(self) -> None:
         self._steps = self._ends = 0
@@ -224,7 +217,12 @@ def model_rate(model: keras.Model, flops_per_example: float | None, device_tflop
     if flops_per_example is None:
         flops_per_example = counted.per_example
         if counted.unknown:
-            _warn(model, counted.unknown)
+            warn_once(
+                f"flops_per_example {model.name}",
+                "Expected layers whose FLOPs can be counted. Found in "
+                f"{model.name!r}: {listed(counted.unknown, _LAYERS_NAMED)}. No mfu_percent and no "
+                "model_tflops_per_second are logged; pass ThroughputLogger(flops_per_example=…).",
+            )
     if flops_per_example is None:
         return ModelRate(None, None)
     device = device_tflops or _listed_tflops(counted.dtype or model.compute_dtype)
@@ -242,11 +240,3 @@ def _listed_tflops(dtype: str) -> float | None:
     if dtype == "float32" and tf.config.experimental.tensor_float_32_execution_enabled():
         return peak_tflops(name, "tensorfloat32") or peak_tflops(name, "float32")
     return peak_tflops(name, dtype)
-
-
-def _warn(model: keras.Model, unknown: tuple[str, ...]) -> None:
-    warn_once(
-        f"flops_per_example {model.name}",
-        f"Expected layers whose FLOPs can be counted. Found in {model.name!r}: {listed(unknown, _LAYERS_NAMED)}. No "
-        "mfu_percent and no model_tflops_per_second are logged; pass ThroughputLogger(flops_per_example=…).",
-    )

@@ -74,9 +74,7 @@ class TrackerLogger(keras.callbacks.Callback):
         background = self._background = Background("tracker", _ordered_log(self._tracker), most=_QUEUED)
         end_with_fit(self, background.close)
         self._ending.callback(self._close, background)
-        self._ending.callback(
-            subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput})
-        )
+        subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput}, self._ending)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Continues the count of steps."""

@@ -125,9 +125,7 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._background = Background("alert action", self._action if callable(self._action) else _warn)
         end_with_fit(self, self._background.close)
         self._ending.callback(self._background.close)
-        self._ending.callback(
-            subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput})
-        )
+        subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput}, self._ending)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes what fit is doing."""

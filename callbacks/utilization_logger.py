@@ -257,13 +257,6 @@ class MeanPower:
     It is the energy counter's increase over the time between two readings of it. For a GPU without a counter (before
     Volta) power readings are integrated by trapezoids. That is less exact: NVML averages power over up to a second, and
     some GPUs sample only part of the time (Yang et al., "Part-time Power Measurements", 2023).
-
-    Example:
-        >>> power = MeanPower()
-        >>> power.add(0.0, joules=1000.0, watts=200.0)
-        >>> power.add(10.0, joules=4000.0, watts=200.0)
-        >>> power.watts()
-        300.0
     """
 
     def __init__(self) -> None:

@@ -107,14 +107,9 @@ class TraceSummary:
 
 
 def summarize_trace(folder: str | os.PathLike[str], *, steps_per_execution: int = 1) -> TraceSummary:
-    """Summarizes a trace with XProf, which takes a second, or a few per 10 MB of a large trace.
+    """Summarizes the traces of all hosts in `LOG_DIR/plugins/profile/TIME`, with `steps_per_execution` under each mark.
 
-    Args:
-        folder: The trace's own folder, `LOG_DIR/plugins/profile/TIME`.
-        steps_per_execution: Steps under each of the trace's marks.
-
-    Returns:
-        The summary over all hosts whose traces are there.
+    XProf takes a second for it, or a few per 10 MB of a large trace.
 
     Raises:
         ValueError: If there is no trace in the folder.

@@ -20,12 +20,6 @@ class Background:
         name: The worker's name in messages: "tracker".
         function: Takes one item. It must not hold the callback, which could then not be collected.
         most: Items that may wait. Default 16: a few seconds' worth for what runs about once a second.
-
-    Example:
-        >>> background = Background("tracker", print)
-        >>> background.put("later")
-        >>> background.close()
-        later
     """
 
     def __init__(self, name: str, function: Callable[[Any], object], *, most: int = 16):

@@ -6,7 +6,7 @@ A callback that needs readings finds their source in fit's list, wherever it sta
 import math
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -50,22 +50,19 @@ def find_source(kind: type[Source], user: keras.callbacks.Callback) -> Source:
 
 
 def subscribe(
-    user: keras.callbacks.Callback, methods: Mapping[type[keras.callbacks.Callback], Callable[[Any], object]]
-) -> Callable[[], None]:
-    """Subscribes bound methods of a callback to readings of the running fit, and returns a function that ends that.
+    user: keras.callbacks.Callback,
+    methods: Mapping[type[keras.callbacks.Callback], Callable[[Any], object]],
+    ending: ExitStack,
+) -> None:
+    """Subscribes bound methods of a callback to readings of the running fit until `ending` is closed.
 
     Call it from `on_train_begin`. `UtilizationLogger` passes on each sample of the GPUs and the host, in the sampler's
     thread; `ThroughputLogger` its figures, in the training thread, about once a second.
     """
-    subscriptions = [(find_source(kind, user).listeners, method) for kind, method in methods.items()]
-    for listeners, method in subscriptions:
+    for kind, method in methods.items():
+        listeners = find_source(kind, user).listeners
         listeners.add(method)
-
-    def end() -> None:
-        for listeners, method in subscriptions:
-            listeners.remove(method)
-
-    return end
+        ending.callback(listeners.remove, method)
 
 
 class Listeners:

@@ -24,12 +24,7 @@ _EPOCHS_BEHIND = 1
 
 @dataclass(frozen=True, slots=True)
 class WorkerRank:
-    """A process among those that train one model.
-
-    Example:
-        >>> WorkerRank("worker1").file_name("utilization")
-        'utilization-worker1'
-    """
+    """A process among those that train one model."""
 
     task: str | None = None
     """Its name in the cluster, `worker1`; None if it trains alone."""

@@ -162,14 +162,8 @@ def bar_chart(
 def picture(bars: Sequence[Bar], *, title: str, description: str, reference: float | None = None) -> str:
     """Returns bars as an SVG document for a README, with its own colours for light and dark schemes.
 
-    All numbers come from the caller. Text is neither wrapped nor cut: labels of about 25 letters and values of about 22
-    fit.
-
-    Args:
-        bars: From top to bottom.
-        title: What is compared, printed above the bars.
-        description: How to read them, printed below the title.
-        reference: Value of a thin line across all bars, such as 1.0 for ratios to a baseline.
+    The arguments are those of `bar_chart`. Text is neither wrapped nor cut: labels of about 25 letters and values of
+    about 22 fit.
 
     Raises:
         ValueError: If there is no bar.

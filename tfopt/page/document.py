@@ -125,9 +125,6 @@ def render(page: Page) -> str:
 
     Raises:
         UnsupportedError: If jinja2 is not installed.
-
-    Example:
-        >>> html = render(Page("Benchmark", "All goals met.", [Section("Precision", "No overflow.")]))
     """
     return _environment().get_template("page.html.jinja").render(page=page)
 
@@ -156,9 +153,5 @@ def _environment() -> Any:
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters["markup"] = Markup
-    environment.filters["paragraphs"] = _paragraphs
+    environment.filters["paragraphs"] = lambda text: [one for one in text.split("\n\n") if one.strip()]
     return environment
-
-
-def _paragraphs(text: str) -> list[str]:
-    return [paragraph for paragraph in text.split("\n\n") if paragraph.strip()]

@@ -342,12 +342,7 @@ def nice_step(span: float, most: int) -> float:
 
 
 def ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Returns round numbers between `low` and `high`, with their text, in at most four steps; if none fit, both ends.
-
-    Example:
-        >>> ticks(0, 700)
-        [(0.0, '0'), (200.0, '200'), (400.0, '400'), (600.0, '600')]
-    """
+    """Returns round numbers between `low` and `high` with their text, in at most four steps; if none fit, both ends."""
     if not math.isfinite(high - low) or high - low < 1e-300:
         return [(value, f"{value:.3g}") for value in (low, high)]
     step = nice_step(high - low, 4)
@@ -364,12 +359,7 @@ def number_text(value: float, step: float) -> str:
 
 
 def time_ticks(seconds: float) -> list[tuple[float, str]]:
-    """Returns round times from 0 to `seconds`, with their text, all in one unit: seconds, minutes, hours or days.
-
-    Example:
-        >>> time_ticks(5400)
-        [(0.0, '0'), (1200.0, '20 min'), (2400.0, '40 min'), (3600.0, '60 min'), (4800.0, '80 min')]
-    """
+    """Returns round times from 0 to `seconds`, with their text, all in one unit: seconds, minutes, hours or days."""
     unit, size = next(((unit, size) for unit, size in _UNITS if seconds >= 2 * size), _UNITS[-1])
     span = seconds / size
     step = next((part for part in _PARTS.get(unit, ()) if span / part <= _TIMES), nice_step(span, _TIMES))

@@ -3,6 +3,7 @@ import gc
 import math
 import threading
 import weakref
+from contextlib import ExitStack
 from fractions import Fraction
 
 import keras
@@ -70,8 +71,10 @@ def test_steps_of_a_model_that_is_not_compiled():
 class User(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.samples = self.rows = 0
+        self.ending = ExitStack()
         self.sampled = threading.Event()
-        self.end = subscribe(self, {UtilizationLogger: self.take_samples, ThroughputLogger: self.take_throughput})
+        sources = {UtilizationLogger: self.take_samples, ThroughputLogger: self.take_throughput}
+        subscribe(self, sources, self.ending)
 
     def take_samples(self, rows):
         self.samples += 1
@@ -84,7 +87,7 @@ class User(keras.callbacks.Callback):
         assert self.sampled.wait(30)
 
     def on_train_end(self, logs=None):
-        self.end()
+        self.ending.close()
 
 
 def test_readings_of_sources_in_the_list_or_added():
@@ -105,7 +108,7 @@ def test_after_an_interrupted_fit_an_added_source_ends_though_its_user_stays():
         fit(user, Interrupts())
     gc.collect()
     assert not threads("sampler")
-    user.end()
+    user.ending.close()
     going = weakref.ref(user)
     del user
     gc.collect()
