@@ -177,9 +177,14 @@ def weigh(
     """Decides by speed alone: whether the time saved covers compiling every shape. The reason lacks its full stop."""
     saved_ms = times["off"].median_ms - times["on"].median_ms if comparison.verdict == "faster" else 0.0
     steps = break_even(saved_ms / 1000, compile_seconds, shapes)
+    reason = f"with it a step runs {comparison}; compiling took {compile_seconds:.2g} s"
+    if shapes.count > 1:
+        reason += f", for each of {shapes}"
+    if comparison.verdict == "faster":
+        reason += _describe_payback(steps, planned_steps, shapes)
     return JitDecision(
         enabled=steps is not None and (planned_steps is None or planned_steps >= steps),
-        reason=_describe_speed(comparison, compile_seconds, shapes, steps, planned_steps),
+        reason=reason,
         comparison=comparison,
         compile_seconds=compile_seconds,
         shapes=shapes,
@@ -190,17 +195,10 @@ def weigh(
     )
 
 
-def _describe_speed(
-    comparison: Comparison, compile_seconds: float, shapes: BatchShapes, steps: int | None, planned_steps: int | None
-) -> str:
-    found = f"with it a step runs {comparison}; compiling took {compile_seconds:.2g} s"
-    if shapes.count > 1:
-        found += f", for each of {shapes}"
-    if comparison.verdict != "faster":
-        return found
+def _describe_payback(steps: int | None, planned_steps: int | None, shapes: BatchShapes) -> str:
     if steps is None:
-        return f"{found}, and new shapes come faster than they pay off"
-    paid = f"{found}, paid back after {steps:,} steps"
+        return ", and new shapes come faster than they pay off"
+    paid = f", paid back after {steps:,} steps"
     if planned_steps is not None:
         return f"{paid} of {planned_steps:,} planned"
     epoch = shapes.steps_per_epoch or 0
