@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import rich.progress
 import tensorflow as tf
@@ -80,7 +79,8 @@ def run(
     left.sort(key=lambda case: case.planned.address in tried)
     status = "interrupted"
     try:
-        with _Progress(sum(case.ticks for case in left)) as progress:
+        progress = _Progress(sum(case.ticks for case in left))
+        with progress.bar:
             enough = True
             for case in left:
                 budget = math.inf if budget_seconds is None else budget_seconds - (clock() - started)
@@ -186,26 +186,19 @@ class _Progress:
             rich.progress.TextColumn("{task.description}"),
         ]
         hidden = not self._console.is_terminal
-        self._bar = rich.progress.Progress(*columns, console=self._console, transient=True, disable=hidden)
-        self._task = self._bar.add_task("starting", total=total)
+        self.bar = rich.progress.Progress(*columns, console=self._console, transient=True, disable=hidden)
+        self._task = self.bar.add_task("starting", total=total)
         self._case = ""
         self._end = 0.0
 
     def start(self, case: _Listed) -> None:
         """Begins a case; ticks missing from the one before, which failed, are skipped."""
         self._case = " on ".join(case.planned.address)
-        self._bar.update(self._task, completed=self._end, description=self._case)
+        self.bar.update(self._task, completed=self._end, description=self._case)
         self._end += case.ticks
         if not self._console.is_terminal:
             self._console.print(f"{self._case} …", highlight=False)
 
     def tick(self, variant: str) -> None:
         """Notes that a part of the case is done."""
-        self._bar.update(self._task, advance=1, description=f"{self._case}: {variant}")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._bar.stop()
+        self.bar.update(self._task, advance=1, description=f"{self._case}: {variant}")

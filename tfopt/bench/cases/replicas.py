@@ -139,16 +139,13 @@ class Group:
     """
 
     def __init__(self, jobs: Sequence[Job]):
-        self._stack = contextlib.ExitStack()
-        self._workers: list[tuple[subprocess.Popen[bytes], Channel, IO[bytes]]] = []
+        self._workers: list[tuple[Channel, IO[bytes]]] = []
         self.started = time.monotonic()  # when the first was about to be
-        configs = self._stack.enter_context(local_cluster(len(jobs)))
-        try:
+        with contextlib.ExitStack() as stack:
+            configs = stack.enter_context(local_cluster(len(jobs)))
             for job, config in zip(jobs, configs, strict=True):
-                self._start(job, config if len(jobs) > 1 else "")  # an empty one counts as none
-        except BaseException:
-            self._end()
-            raise
+                self._start(job, config if len(jobs) > 1 else "", stack)  # an empty one counts as none
+            self._stack = stack.pop_all()
 
     def ask(self, call: str, **arguments: Any) -> list[dict[str, Any]]:
         """Has all workers call a method of `Worker` at once, and returns their answers in the order of the ranks.
@@ -165,7 +162,7 @@ class Group:
             ...     group.answers()  # they have started
             ...     first, second = group.ask("train", batch_size=64, by_hand=True, steps=10)
         """
-        for _, channel, _ in self._workers:
+        for channel, _ in self._workers:
             channel.send(call=call, arguments=arguments)
         return self.answers(call)
 
@@ -174,8 +171,8 @@ class Group:
         answers: dict[int, dict[str, Any]] = {}
         due = time.monotonic() + _ANSWER_SECONDS
         while len(answers) < len(self._workers):
-            readable([channel for _, channel, _ in self._workers], 1.0)
-            for rank, (_, channel, output) in enumerate(self._workers):
+            readable([channel for channel, _ in self._workers], 1.0)
+            for rank, (channel, output) in enumerate(self._workers):
                 for message in channel.receive():
                     answers[rank] = message["answer"]
                 if rank not in answers and (channel.closed or time.monotonic() > due):
@@ -185,27 +182,23 @@ class Group:
                     )
         return [answers[rank] for rank in range(len(answers))]
 
-    def _start(self, job: Job, config: str) -> None:
+    def _start(self, job: Job, config: str, stack: contextlib.ExitStack) -> None:
         ours, theirs = socket.socketpair()
-        output = tempfile.TemporaryFile()  # noqa: SIM115  closed with the others
-        self._stack.callback(output.close)
+        output = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  it is closed with the stack
         # Without GPUs: NCCL does not let two processes share one.
         environ = os.environ | {"TF_CONFIG": config, "CUDA_VISIBLE_DEVICES": "-1"}
         with theirs:
             process = subprocess.Popen(job.command(), stdin=theirs.fileno(), stdout=output, stderr=output, env=environ)
-        self._workers.append((process, Channel(ours, line_bytes=_ANSWER_BYTES), output))
+        stack.callback(process.wait)
+        stack.callback(process.kill)  # nothing of theirs is lost, and TensorFlow may take a quarter of a minute to end
+        channel = Channel(ours, line_bytes=_ANSWER_BYTES)
+        stack.callback(channel.close)
+        self._workers.append((channel, output))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        for process, channel, _ in self._workers:
-            channel.close()
-            process.kill()  # nothing of theirs is lost, and TensorFlow may take a quarter of a minute to end
-            process.wait()
         self._stack.close()
 
 
