@@ -9,14 +9,11 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from tfopt import __version__
 from tfopt.bench.suites import LISTS, SUMMARIES, expand
 from tfopt.errors import ResultsError, TfoptError, UnsupportedError
-
-if TYPE_CHECKING:
-    from tfopt.bench.results import Run
 
 DONE, INTERNAL, USAGE, ENVIRONMENT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _FOLDER = "tfopt-bench-results"
@@ -142,12 +139,13 @@ def _run(options: argparse.Namespace) -> int:
         return _say(str(error), USAGE)
     require_all()
     from tfopt.bench import report
+    from tfopt.bench.results import run_file
     from tfopt.bench.run import run
     from tfopt.files import write_atomic
 
     file = run(options.suites, options.output, budget_seconds=options.budget, resume=options.resume)
     page = file.path.with_suffix(".html")
-    _print_run(file.run, options)
+    print(run_file.dumps(file.run) if options.json else report.terminal(file.run))
     write_atomic(page, report.page(file.run))
     if not options.json:
         print(f"\nResults: {file.path}\nPage:    {page}")
@@ -155,13 +153,6 @@ def _run(options: argparse.Namespace) -> int:
         return INTERNAL
     verdicts = [variant.verdict for case in file.run.cases for variant in case.variants]
     return FAILED if "changes the result" in verdicts else DONE
-
-
-def _print_run(run: "Run", options: argparse.Namespace) -> None:
-    from tfopt.bench import report
-    from tfopt.bench.results import run_file
-
-    print(run_file.dumps(run) if options.json else report.terminal(run))
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -192,7 +183,7 @@ def _report(options: argparse.Namespace) -> int:
     run = run_file.read(options.results)
     page = Path(options.output) if options.output else Path(options.results).with_suffix(".html")
     write_atomic(page, report.page(run))
-    _print_run(run, options)
+    print(run_file.dumps(run) if options.json else report.terminal(run))
     if not options.json:
         print(f"\nPage: {page}")
     return DONE
