@@ -7,20 +7,20 @@ from tfopt.pipelines.inspection.facts import Facts, inspect_source
 from tfopt.pipelines.shared.options import Choices, PipelineOptions, takes_options
 from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.source import Source
-from tfopt.pipelines.stages.batch import plan_batch, plan_padding, plan_service
-from tfopt.pipelines.stages.cache_stage import Cache, plan_cache
-from tfopt.pipelines.stages.function_stages import (
-    FunctionStage,
-    gather_on_device,
-    on_device,
-    plan_augment,
-    plan_functions,
+from tfopt.pipelines.stages.batch_stages import (
+    plan_batch,
+    plan_batch_functions,
+    plan_device,
     plan_gather,
-    reads_rows,
+    plan_memory,
+    plan_order,
+    plan_overlap,
+    plan_padding,
+    plan_prefetch,
+    plan_service,
 )
-from tfopt.pipelines.stages.output import plan_device, plan_memory, plan_order, plan_overlap, plan_prefetch
-from tfopt.pipelines.stages.read_shuffle import plan_reading, plan_shuffle
-from tfopt.pipelines.stages.stage import Flow, ShapeCheck, Stage, shape_check
+from tfopt.pipelines.stages.example_stages import plan_augment, plan_cache, plan_functions, plan_reading, plan_shuffle
+from tfopt.pipelines.stages.stage import Flow, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,10 @@ class PipelinePlan:
         flow = Flow(description=str(self))
         for stage in self.stages:
             stage.apply(flow)
-        return flow.finish()
+        dataset = flow.flush().with_options(flow.settings)
+        for ending in flow.endings:
+            dataset = ending(dataset, flow.settings)
+        return dataset
 
     def stage(self, name: str) -> Stage:
         """Returns the first stage of this name.
@@ -164,32 +167,27 @@ def build_pipeline(source: Any, **options: Unpack[Choices]) -> Any:
 
 def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
     """Decides which stages the pipeline has, and their order; each stage decides how it is set."""
-    check = shape_check(options, facts)
-    device = plan_device(options, facts, check)
-    cache = plan_cache(options, facts, device.held_only)
+    device = plan_device(options, facts)
+    cache = plan_cache(options, facts, device.held)
     shuffle = plan_shuffle(options, facts, cache.choice)
     reading = plan_reading(options, facts, cache.choice)
     before, after = plan_functions(options, facts, cache.choice)
-    cache, before, after = _checked(check, cache, before, after)
     loading = (*reading, *before, cache if cache.choice.folder is not None else cache.without(), *after)
-    augment, of_batches = plan_augment(options, by_batch=False), plan_augment(options, by_batch=True)
+    augment = plan_augment(options, by_batch=False)
     gather: list[Stage] = []
-    if reads_rows(options, facts, cache.choice, shuffle):
-        if augment and check is None:
+    if facts.rows and cache.choice.on is None and (shuffle.first or not options.shuffle):
+        if not augment:
+            gather, after = [plan_gather(facts)], []
+        elif facts.check is None:
             # One map for both: the row is gathered as part of its augmentation.
             after = [replace(stage, group=augment[0].group) for stage in after]
-        elif not augment:
-            gather, after = [plan_gather(facts)], []
-    batch = plan_batch(options, facts, check)
     if cache.choice.on is not None:
         examples: list[Stage] = [*before, cache, shuffle, *after]
     elif shuffle.first:
         examples = [shuffle, *after, cache]
     else:
         examples = [*after, cache, shuffle]
-    if device.held_only is not None:
-        gather = [gather_on_device()]
-        of_batches = [on_device(*each) for each in zip(of_batches, device.held_only.obstacles, strict=True)]
+    batch = plan_batch(options, facts)
     return (
         *reading,
         *examples,
@@ -197,24 +195,11 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
         batch,
         *gather,
         *plan_service(options, facts, batch),
-        *of_batches,
+        *plan_batch_functions(options, device.held),
         *plan_padding(options),
         plan_prefetch(options),
         device,
-        *plan_overlap(options, facts, device, loading),
+        *plan_overlap(options, facts, device.held, loading),
         plan_order(options, cache.choice),
         plan_memory(options, facts, cache.choice, shuffle, reading),
     )
-
-
-def _checked(
-    check: ShapeCheck | None, cache: Cache, before: list[FunctionStage], after: list[FunctionStage]
-) -> tuple[Cache, list[FunctionStage], list[FunctionStage]]:
-    """Has the last of these stages check the shapes of examples."""
-    if check is None:
-        return cache, before, after
-    if after:
-        return cache, before, [*after[:-1], replace(after[-1], check=check)]
-    if before:
-        return cache, [*before[:-1], replace(before[-1], check=check)], after
-    return replace(cache, check=check), before, after

@@ -1,6 +1,6 @@
 """Decides where examples are cached, on what, and why."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -26,11 +26,11 @@ class CacheChoice:
     after: After  # the last stage before the cache
     reason: str
     bytes: float | None = None  # its size; None if unknown, or without a cache
+    folder: Path | None = field(init=False)  # of a cache on disk
 
-    @property
-    def folder(self) -> Path | None:
-        """The folder of a cache on disk."""
-        return None if self.on in (None, "memory", "device") else Path(str(self.on))
+    def __post_init__(self) -> None:
+        on_disk = self.on not in (None, "memory", "device")
+        object.__setattr__(self, "folder", Path(str(self.on)) if on_disk else None)
 
 
 def choose_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:

@@ -10,8 +10,7 @@ from tfopt.errors import DeviceMemoryError, UnsupportedError
 from tfopt.hardware import host
 from tfopt.hardware.gpu_memory import in_use_bytes, limit_bytes
 from tfopt.pipelines.inspection.facts import Facts
-from tfopt.pipelines.shared.elements import leaves
-from tfopt.pipelines.shared.options import PerBatch, PipelineOptions, function_name
+from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.text import readable_bytes
 from tfopt.warn import warn_once
 
@@ -56,7 +55,7 @@ def choose_device(asked: str | None, spec: Any) -> tuple[str | None, str]:
             return None, "no GPU"
         if tf.distribute.has_strategy():
             return None, "the distribution strategy copies the batches to its devices"
-        if not all(isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in leaves(spec)):
+        if not all(isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in tf.nest.flatten(spec)):
             return None, "texts, ragged and sparse tensors stay on the host"
         return gpus[0], f"{_BATCHES_AHEAD} batches are copied before they are asked for"
     devices = [device.name for device in tf.config.list_logical_devices()]
@@ -164,14 +163,14 @@ def _conflicts(options: PipelineOptions, facts: Facts) -> Iterator[tuple[str, st
         yield "`transform` to be done once", "cache_after='decode'", remedy
     if options.device is None:
         yield "a device", "device=None", "Leave `device` out, or pass its name."
-    for leaf in leaves(facts.traced.examples.element_spec):
+    for leaf in tf.nest.flatten(facts.traced.examples.element_spec):
         if not isinstance(leaf, tf.TensorSpec) or leaf.dtype in (tf.string, tf.variant, tf.resource):
             remedy = "Make them dense numbers in `transform`, or pass cache='auto'."
             yield "dense tensors of numbers", f"examples with {leaf}", remedy
     for function in options.augmentations:
-        if not isinstance(function, PerBatch):
+        if not function.by_batch:
             remedy = "Rewrite it for batches and mark it with per_batch, or pass a Keras layer, or cache='auto'."
-            yield "an `augment` of whole batches", f"{function_name(function)}, which takes single examples", remedy
+            yield "an `augment` of whole batches", f"{function.name}, which takes single examples", remedy
 
 
 def _size(facts: Facts) -> float:

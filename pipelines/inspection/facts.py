@@ -1,25 +1,88 @@
 """`inspect_source()`: everything the planner learns about a source and the functions before it decides."""
 
-from collections.abc import Iterable
+import hashlib
+import itertools
+import statistics
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.inspection.sampling import Sample, take_sample
 from tfopt.pipelines.inspection.tracing import Traced, trace
 from tfopt.pipelines.service.client import Part, refuse_unserved, take_part
-from tfopt.pipelines.shared.elements import accepts_seed
-from tfopt.pipelines.shared.functions import expect_paddable
-from tfopt.pipelines.shared.nondeterminism import Finding
-from tfopt.pipelines.shared.options import PipelineOptions, unmarked
+from tfopt.pipelines.shared.elements import apply, expect_paddable, first_line, size_bytes, without_autograph
+from tfopt.pipelines.shared.nondeterminism import refuse_draws
+from tfopt.pipelines.shared.options import PipelineOptions, function_name
 from tfopt.pipelines.sources.source import Source
 
 _DOUBTS = {
     "opaque": "calls Python, which may be random; cache='memory' says that it is not",
     "reading": "reads a variable, which may change; cache='memory' says that it does not",
 }
+
+Shape = tuple[int, ...]
+Shapes = tuple[Shape | None, ...]  # per leaf; None for ragged and sparse tensors, which batch whatever their shape
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the sampled elements showed. Sizes are means in bytes; times are on one core."""
+
+    names: tuple[str, ...]  # how errors name each of them
+    digest: str  # of their contents as they are read
+    decoded_spec: str  # element spec of what a cache before `transform` holds
+    example_spec: str  # element spec of the examples after `transform`
+    shapes: tuple[Shapes, ...]  # of each element's example, leaf by leaf
+    raw_bytes: float
+    decoded_bytes: float  # of what a cache before `transform` holds
+    example_bytes: float  # of an example after `transform`
+    decode_seconds: float  # to read and decode one
+    transform_seconds: float  # what `transform` adds to that
+
+    def common_shapes(self) -> Shapes:
+        """Returns the shapes all sampled examples have.
+
+        Raises:
+            PipelineError: If they differ, so that the examples cannot be batched.
+        """
+        first = self.shapes[0]
+        for name, shapes in zip(self.names, self.shapes, strict=True):
+            if shapes != first:
+                ours, theirs = next(pair for pair in zip(first, shapes, strict=True) if pair[0] != pair[1])
+                raise PipelineError(
+                    f"Expected examples of one shape, to batch them. {self.names[0]} has shape {ours}, {name} has "
+                    f"{theirs}. Bring them to one in `transform`, for images with tf.image.resize(image, (height, "
+                    "width)), or pass crop=RandomCrop(224) or CentralCrop(224)."
+                )
+        return first
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeCheck:
+    """Checks in the graph that examples have the shapes of the sampled ones."""
+
+    shapes: Shapes
+    source: str  # the source's name
+    origin: Callable[..., Any] | None  # names a raw element
+
+    def checker(self, *, is_raw: bool) -> Callable[[Any, Any], Any]:
+        """Returns a function of an element before and after a map; `is_raw` says whether the former is a raw one."""
+        origin = self.origin if is_raw else None
+
+        @without_autograph
+        def checked(before: Any, example: Any) -> Any:
+            name = tf.constant(f"An element of {self.source}") if origin is None else apply(origin, before)
+            pairs = zip(tf.nest.flatten(example), self.shapes, strict=True)
+            fixed = [
+                leaf if shape is None or leaf.shape.is_fully_defined() else _expect_shape(leaf, shape, name)
+                for leaf, shape in pairs
+            ]
+            return tf.nest.pack_sequence_as(example, fixed)
+
+        return checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +98,17 @@ class Facts:
     doubt: str  # why what a cache would hold may come out differently later; "" if it will not
     traced: Traced
     sample: Sample
+    check: ShapeCheck | None  # of examples; None if TensorFlow knows their shapes
+    raw_examples: bool  # whether raw elements are examples: nothing decodes, crops or transforms them
+    rows: bool  # whether examples are rows in memory that `decode` gathers by index alone
 
 
 def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     """Traces the functions, reads a sample through them, and refuses what could not be trained on.
 
     Raises:
-        PipelineError: If data is missing, empty or damaged, a function failed, or there are too few examples.
+        PipelineError: If data is missing, empty, damaged or of different shapes, a function failed, or there are too
+            few examples.
         TypeError: If a function is a Keras layer of one input, and examples are tuples.
         ValueError: If random draws would be frozen, repeated or out of the seed's control, or examples cannot be
             cropped or padded, or a tf.data service could not run the pipeline.
@@ -50,17 +117,12 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     part = None
     if options.service is not None:
         source, part = take_part(source, options)
-    whole = source.dataset()
-    count, infinite = _count(source, whole)
-    traced = trace(source, whole, options)
-    refuse_frozen(options, traced)
-    refuse_unrepeatable(options, traced)
-    refuse_restarting("transform", traced.in_transform)
-    for findings in traced.in_augment:
-        refuse_restarting("augment", findings)
+    traced = trace(source, options)
+    refuse_draws(options, traced.in_source, traced.in_transform, traced.in_augment)
     if options.remainder == "pad":
         expect_paddable(traced.augmented.element_spec)
     sample = take_sample(source, options, traced)
+    count, drops = traced.count, options.remainder == "drop"
     if options.service is not None:
         sent = count if part is None else part.whole  # a process sends all its arrays, whatever it reads of them
         refuse_unserved(
@@ -70,124 +132,133 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
             in_transform=traced.in_transform,
             in_augment=traced.in_augment,
             decoded_bytes=sample.decoded_bytes * (sent or 0),
-            infinite=infinite,
+            infinite=traced.infinite,
         )
-    if part is None and count is not None and options.remainder == "drop" and count < options.batch_size:
+    if part is None and count is not None and drops and count < options.batch_size:
         raise PipelineError(
             f"Expected at least batch_size={options.batch_size} examples with remainder='drop'. {source.name} has "
             f"{count}: there would be zero steps. Pass a smaller batch_size, or remainder='keep'."
         )
     findings = traced.in_source + traced.in_transform
-    doubt = next((f"{found} {_DOUBTS[found.kind]}" for found in findings if found.kind in _DOUBTS), "")
-    drops = options.remainder == "drop"
     tail = 0 if count is None else count % options.batch_size
     drops_tail = drops and not options.shuffle and options.service is None
     steps = None if count is None else (count - tail) // options.batch_size + (tail > 0 and not drops)
+    # `augment` may bring images of any size to one, as a random crop does.
+    static = _is_static(traced.examples) or bool(options.augmentations and _is_static(traced.augmented))
+    bare = options.crop is None and options.transform is None
     return Facts(
         source=source,
         part=part,
         count=count,
         used=count - tail if count is not None and drops_tail else count,
         steps=steps if part is None else part.steps,
-        infinite=infinite,
-        doubt=doubt,
+        infinite=traced.infinite,
+        doubt=next((f"{found} {_DOUBTS[found.kind]}" for found in findings if found.kind in _DOUBTS), ""),
         traced=traced,
         sample=sample,
+        check=None if static else ShapeCheck(sample.common_shapes(), source.name, source.origin),
+        raw_examples=bare and source.decode is None,
+        rows=bare and source.decode is not None and source.resident,
     )
 
 
-def refuse_frozen(options: PipelineOptions, traced: Traced) -> None:
-    """Refuses random operations before the cache, where each epoch would repeat the first one's draws.
-
-    Also if cache="auto" would find no room right now: whether a model trains on fresh draws must not depend on free
-    memory.
-
-    Raises:
-        ValueError: If there are random operations, and `cache` is not None.
-    """
-    if options.cache is None:
-        return
-    frozen = "the cache would freeze its result, and every epoch would be the same."
-    for found in _only(traced.in_transform, "random", "assigning"):
-        raise ValueError(
-            f"Expected a deterministic `transform`. It holds {found}: {frozen} Move it to `augment`, which runs "
-            "after the cache, or pass cache=None."
-        )
-    for found in _only(traced.in_source, "random", "assigning"):
-        raise ValueError(
-            f"Expected a deterministic source. It holds {found}: {frozen} Take it out and pass it as `augment`, or "
-            "pass cache=None."
-        )
-    for found in _only(traced.in_source, "shuffle"):
-        if options.training and not options.shuffle:
-            raise ValueError(
-                f"Expected a source that does not shuffle. It holds {found}: the cache would freeze its order. Pass "
-                "shuffle=True instead, or cache=None."
-            )
+def _is_static(dataset: Any) -> bool:
+    """Whether every dense tensor of the elements has a fully known shape."""
+    dense = [leaf for leaf in tf.nest.flatten(dataset.element_spec) if isinstance(leaf, tf.TensorSpec)]
+    return all(leaf.shape.is_fully_defined() for leaf in dense)
 
 
-def refuse_unrepeatable(options: PipelineOptions, traced: Traced) -> None:
-    """Refuses what a seed could not make the same on every run.
-
-    Raises:
-        ValueError: If `seed` is given, and the source, `transform` or `augment` draws random numbers not derived from
-            it.
-    """
-    if options.seed is None:
-        return
-    broken = f"seed={options.seed} could not make it the same on every run."
-    for found in _only(traced.in_source, "random", "assigning", "shuffle"):
-        raise ValueError(
-            f"Expected a deterministic source. It holds {found}: {broken} Take it out (`shuffle` and `augment` do it "
-            "under the pipeline's seed), or pass seed=None."
-        )
-    for found in _only(traced.in_transform, "random", "assigning"):
-        raise ValueError(
-            f"Expected a deterministic `transform`. It holds {found}: {broken} Move it to an `augment` with a keyword "
-            "`seed`, or pass seed=None."
-        )
-    draws = ("random", "assigning")
-    for function, findings in zip(options.augmentations, traced.in_augment, strict=True):
-        for found in _only(findings, *(draws if accepts_seed(unmarked(function)) else (*draws, "opaque"))):
-            raise ValueError(
-                f"Expected an `augment` that draws from its keyword `seed` alone. It holds {found}: {broken} Give it "
-                "a keyword `seed` (int32, shape (2,)) and use stateless operations with it, such as "
-                "tf.image.stateless_random_flip_left_right(image, seed), or pass seed=None."
-            )
+@without_autograph
+def _expect_shape(leaf: Any, shape: tuple[int, ...], name: Any) -> Any:
+    """Gives a leaf this shape; one that has another shape at run time raises an error that names the example."""
+    # Compared as text: shapes of different ranks cannot be compared element by element.
+    found = tf.strings.reduce_join(tf.as_string(tf.shape(leaf)), separator=", ")
+    expected = ", ".join(map(str, shape))
+    remedy = f"), unlike the first, ({expected}). Bring all to one shape in `transform`."
+    message = [name, " has shape (", found, remedy]
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(found, expected), [tf.strings.join(message)])]):
+        leaf = tf.identity(leaf)
+    leaf.set_shape(shape)
+    return leaf
 
 
-def refuse_restarting(stage: str, findings: Iterable[Finding]) -> None:
-    """Refuses random operations with a fixed seed, whose draws TensorFlow repeats in every epoch.
-
-    Args:
-        stage: "augment" or "transform".
-        findings: What was found in it.
-
-    Raises:
-        ValueError: If there are such operations.
-    """
-    for found in findings:
-        if found.restarts:
-            raise ValueError(
-                f"Expected {stage!r} to draw new numbers in each epoch. It holds {found} with a fixed seed, from an "
-                "argument or from tf.random.set_seed (which keras.utils.set_random_seed calls): in a dataset it "
-                "repeats its draws in every epoch. Use an `augment` with a keyword `seed` (int32, shape (2,)) and "
-                "stateless operations, such as tf.image.stateless_random_flip_left_right(image, seed)."
-            )
-
-
-def _only(findings: Iterable[Finding], *kinds: str) -> list[Finding]:
-    return [finding for finding in findings if finding.kind in kinds]
+def take_sample(source: Source, options: PipelineOptions, traced: Traced) -> Sample:
+    """Reads, decodes and transforms the sampled elements; refuses one that fails, by its name and the stage's."""
+    names, raw_bytes, digest = _read(source, traced)
+    decoded = _run(traced.decoded, names, "decode")
+    examples = decoded
+    if traced.examples is not traced.decoded:
+        stage = "crop" if options.transform is None else f"transform ({function_name(options.transform)})"
+        examples = _run(traced.examples, names, stage)
+    return Sample(
+        names=tuple(names),
+        digest=digest,
+        decoded_spec=repr(traced.decoded.element_spec),
+        example_spec=repr(traced.examples.element_spec),
+        shapes=examples.shapes,
+        raw_bytes=sum(raw_bytes) / len(names),
+        decoded_bytes=decoded.bytes,
+        example_bytes=examples.bytes,
+        decode_seconds=decoded.seconds,
+        transform_seconds=max(0.0, examples.seconds - decoded.seconds),
+    )
 
 
-def _count(source: Source, whole: Any) -> tuple[int | None, bool]:
-    """Returns the number of elements, None if unknown, and whether they never end."""
-    cardinality = int(whole.cardinality())
-    infinite = cardinality == tf.data.INFINITE_CARDINALITY
-    if source.count is not None and (infinite or (cardinality >= 0 and cardinality != source.count)):
-        found = "no end" if infinite else str(cardinality)
+def _read(source: Source, traced: Traced) -> tuple[list[str], list[int], str]:
+    """Returns the names of the sampled elements, their sizes, and the hash of their contents."""
+    names, sizes, digest = [], [], hashlib.sha256()
+    elements = iter(traced.raw)
+    for index in itertools.count():
+        try:
+            raw = next(elements)
+        except StopIteration:
+            break
+        except tf.errors.OpError as error:
+            raise PipelineError(
+                f"Expected to read {source.name}. Reading element {index} of {source.name} failed: "
+                f"{first_line(error)}. Fix or remove that element."
+            ) from error
+        sizes.append(size_bytes(raw))
+        origin = None if source.origin is None else apply(source.origin, raw)
+        names.append(f"element {index}" if origin is None else repr(origin.numpy().decode(errors="replace")))
+        for tensor in tf.nest.flatten(raw, expand_composites=True):
+            digest.update(tf.io.serialize_tensor(tensor).numpy())
+    if not names:
         raise PipelineError(
-            f"Expected {source.count} elements, which {source.name} gives as its `count`. Its dataset has {found}. "
-            "Correct the source's `count`, or leave it out."
+            f"Expected at least one example in {source.name}. Found none. Check where the source reads from, and what "
+            "it filters out."
         )
-    return (cardinality if cardinality >= 0 else source.count), infinite
+    return names, sizes, digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    shapes: tuple[Shapes, ...]
+    bytes: float
+    seconds: float
+
+
+def _run(dataset: Any, names: list[str], stage: str) -> _Run:
+    """Runs the sampled elements up to a stage, one after the other."""
+    one_by_one = tf.data.Options()
+    one_by_one.experimental_optimization.map_parallelization = False
+    one_by_one.experimental_optimization.inject_prefetch = False
+    one_by_one.autotune.enabled = False
+    shapes, sizes, seconds = [], [], []
+    elements = iter(dataset.with_options(one_by_one))
+    for name in names:
+        started = time.perf_counter()
+        try:
+            element = next(elements)
+        except (tf.errors.OpError, StopIteration) as error:
+            raise PipelineError(
+                f"Expected every example to pass the pipeline's functions. The pipeline's stage {stage} failed on "
+                f"{name}: {first_line(error)}. Fix the function, or remove that example."
+            ) from error
+        seconds.append(time.perf_counter() - started)
+        shapes.append(
+            tuple(tuple(leaf.shape) if isinstance(leaf, tf.Tensor) else None for leaf in tf.nest.flatten(element))
+        )
+        sizes.append(size_bytes(element))
+    # The first one also starts the iterator; the median ignores whatever else the machine does.
+    return _Run(tuple(shapes), sum(sizes) / len(sizes), statistics.median(seconds[1:] or seconds))

@@ -17,11 +17,8 @@ from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile
 from tfopt.pipelines.profiling.sampled_run import Node, Run, run_passes, run_unfused
 from tfopt.pipelines.profiling.stage_names import StageNames
-from tfopt.pipelines.shared.options import PerBatch
-from tfopt.pipelines.stages.batch import Service
-from tfopt.pipelines.stages.cache_stage import Cache
-from tfopt.pipelines.stages.output import CopyToDevice
-from tfopt.pipelines.stages.read_shuffle import Mix, Read, Shuffle
+from tfopt.pipelines.stages.batch_stages import CopyToDevice, Service
+from tfopt.pipelines.stages.example_stages import Cache, Mix, Read, Shuffle
 from tfopt.pipelines.stages.stage import Stage
 
 _SPLITTING_SHARE = 0.3  # of the time, if stages are fused
@@ -232,9 +229,9 @@ def _would_write(cache: Cache) -> bool:
 
 def _stages_apart(plan: PipelinePlan) -> tuple[Any, Any]:
     """Returns endless batches of a plan's sampled elements, each stage in a map of its own, and their source."""
-    traced = trace(plan.source, plan.source.dataset(), plan.options)
+    traced = trace(plan.source, plan.options)
     examples = traced.augmented.repeat()
-    batched = any(isinstance(function, PerBatch) for function in plan.options.augmentations)
+    batched = any(function.by_batch for function in plan.options.augmentations)
     return (examples if batched else examples.batch(min(plan.options.batch_size, _UNFUSED_BATCH))), traced.raw
 
 

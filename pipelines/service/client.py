@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.service.relay import Relay, find_workers, relay_to
 from tfopt.pipelines.shared.nondeterminism import Finding, lineage
-from tfopt.pipelines.shared.options import PerBatch, PipelineOptions
+from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.sources.source import Source
 
 _PREFIX = "grpc://"
@@ -113,7 +113,7 @@ def refuse_unserved(
         _refuse("finite data", "an endless source", "no epoch would ever end", "the source without .repeat()")
     # Functions of batches run in this process.
     functions = zip(options.augmentations, in_augment, strict=True)
-    served = [found for function, each in functions if not isinstance(function, PerBatch) for found in each]
+    served = [found for function, each in functions if not function.by_batch for found in each]
     for stage, findings in (("source", in_source), ("transform", in_transform), ("augment", served)):
         for found in findings:
             if found.kind in ("opaque", "reading", "assigning"):

@@ -1,6 +1,5 @@
-"""Calls functions on the elements of a dataset, and measures what an element holds."""
+"""Elements of a dataset: calls functions on them, measures them, and fills up batches of them."""
 
-import inspect
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -33,30 +32,9 @@ def element_of(arguments: tuple[Any, ...], spec: Any) -> Any:
     return arguments if type(spec) is tuple else arguments[0]
 
 
-def accepts_seed(function: Callable[..., Any]) -> bool:
-    """Whether a function has a parameter `seed` that can be passed by keyword."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # built-in functions have no signature
-        return False
-    keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return "seed" in parameters and parameters["seed"].kind in keyword
-
-
-def leaves(element: Any) -> list[Any]:
-    """Returns the tensors of an element in a fixed order; ragged and sparse ones whole."""
-    return list(tf.nest.flatten(element))
-
-
 def size_bytes(element: Any) -> int:
     """Returns the memory an eager element takes; strings count their bytes."""
     return sum(_tensor_bytes(tensor) for tensor in tf.nest.flatten(element, expand_composites=True))
-
-
-def is_static(spec: Any) -> bool:
-    """Whether every dense tensor of an element spec has a fully known shape."""
-    dense = [leaf for leaf in leaves(spec) if isinstance(leaf, tf.TensorSpec)]
-    return all(leaf.shape.is_fully_defined() for leaf in dense)
 
 
 def first_line(error: BaseException) -> str:
@@ -68,7 +46,89 @@ def first_line(error: BaseException) -> str:
     return re.sub(r"\s*\[Op:\w+\].*", "", line).strip().rstrip(".")
 
 
+def expect_paddable(spec: Any) -> None:
+    """Refuses examples, or batches of them, that `pad_batch` cannot fill or weight.
+
+    Args:
+        spec: The element spec.
+
+    Raises:
+        ValueError: If they are not `(x, y)` or `(x, y, sample_weight)`, or hold tensors that are ragged, sparse or of
+            unknown rank.
+    """
+    if type(spec) is not tuple or len(spec) not in (2, 3):
+        raise ValueError(
+            "remainder='pad' expects examples (x, y) or (x, y, sample_weight): it marks the filling by sample weights. "
+            f"Found {spec}. Return such a tuple from `transform`, or pass remainder='keep' or 'drop'."
+        )
+    for leaf in tf.nest.flatten(spec):
+        if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None:
+            raise ValueError(
+                f"remainder='pad' expects dense tensors of known rank. Found {leaf}. Make them dense in `transform`, "
+                "such as with tf.ensure_shape or .to_tensor(shape=...), or pass remainder='keep' or 'drop'."
+            )
+
+
+@without_autograph
+def pad_batch(batch: Any, batch_size: int) -> Any:
+    """Fills a batch by repeating its own examples in turn, and weights them, in a graph.
+
+    Each of k examples gets the weight `batch_size / k`, the filling zero. Examples are repeated rather than zeros
+    added, because a weight of zero does not remove a NaN, which a loss may have at zeros.
+
+    Args:
+        batch: `(x, y)` or `(x, y, sample_weight)` of 1 to `batch_size` examples; `expect_paddable` has seen its spec.
+        batch_size: Examples in a full batch.
+
+    Returns:
+        `(x, y, sample_weight)` of `batch_size` examples; x and y of a full batch are not copied. `sample_weight` is
+        float32, shape (batch_size,); given weights, of shape (batch_size, ...), are multiplied.
+
+    Raises:
+        ValueError: If no weights are given, and the loss may have several values per example.
+
+    Example:
+        >>> x, y, weight = pad_batch((tf.constant([1, 2, 3]), tf.constant([0, 1, 0])), 4)
+        >>> x.numpy().tolist(), [round(float(value), 3) for value in weight]
+        ([1, 2, 3, 1], [1.333, 1.333, 1.333, 0.0])
+    """
+    if len(batch) == 2:
+        for target in tf.nest.flatten(batch[1]):
+            _expect_one_loss(target, batch_size)
+    flat = tf.nest.flatten(batch)
+    count = tf.shape(flat[0])[0]
+    rows = tf.range(batch_size)
+    filled = tf.cond(
+        tf.equal(count, batch_size),
+        lambda: flat,
+        lambda: [tf.gather(leaf, rows % count) for leaf in flat],
+    )
+    for before, after in zip(flat, filled, strict=True):
+        after.set_shape((batch_size, *before.shape[1:]))
+    weight = tf.where(rows < count, tf.cast(batch_size / count, tf.float32), 0.0)
+    x, y, *given = tf.nest.pack_sequence_as(batch, filled)
+    return x, y, tf.nest.map_structure(lambda own: _weighed(own, weight), given[0]) if given else weight
+
+
 def _tensor_bytes(tensor: Any) -> int:
     if tensor.dtype == tf.string:
         return sum(map(len, tensor.numpy().ravel().tolist())) if tensor.shape.rank else len(tensor.numpy())
     return int(tensor.dtype.size) * int(tensor.shape.num_elements())
+
+
+def _expect_one_loss(target: Any, batch_size: int) -> None:
+    """Refuses targets for which Keras would apply the weights of examples to steps or rows."""
+    # Keras refuses loss values of shape (batch, steps) times weights of shape (batch,) or, with as many steps as
+    # examples, silently computes a different loss. Most targets of rank 2 have one loss value per example.
+    if target.shape.rank > 2 or (target.shape.rank == 2 and batch_size > 1 and target.shape[1] in (None, batch_size)):
+        raise ValueError(
+            "remainder='pad' expects targets with one loss an example, or sample weights of the shape of the loss. "
+            f"Found targets of shape {target.shape} with batch_size={batch_size}, and no weights. Return (x, y, "
+            "sample_weight) from `transform`: weight tf.ones(()) for one loss an example, tf.ones((steps,)) for one a "
+            "step; or pass remainder='keep' or 'drop'."
+        )
+
+
+def _weighed(own: Any, weight: Any) -> Any:
+    """Multiplies given weights, of shape (batch_size, ...), by those of the examples."""
+    return tf.cast(own, tf.float32) * tf.reshape(weight, (-1, *[1] * (own.shape.rank - 1)))

@@ -10,11 +10,6 @@ from tfopt.pipelines.shared.elements import without_autograph
 _MIXING = ("MixUp", "CutMix")  # Keras' own layers that change labels; a test looks for more
 
 
-def is_layer(function: Any) -> bool:
-    """Whether this is a Keras layer, without importing Keras."""
-    return any(base.__name__ == "Layer" for base in type(function).__mro__)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerFunction:
     """A Keras layer as a function of a batch with a keyword `seed`.

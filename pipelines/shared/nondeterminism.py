@@ -1,100 +1,59 @@
-"""Finds operations in TensorFlow graphs and datasets that may give another result on the next call.
+"""Finds operations in graphs and datasets that may give another result on the next call, and refuses harmful ones.
 
 Python's and NumPy's random functions leave no operation in a graph: they run once, when TensorFlow traces the function,
-and their draw becomes a constant. Comparing the `contents` of two traces finds them.
+and their draw becomes a constant. Comparing the contents of two traces finds them.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
+from tfopt.pipelines.shared.options import PipelineOptions
+
 # Every registered stateful operation that draws random numbers; a test compares this with TensorFlow's registry.
 _RANDOM = frozenset(
     [
-        "AllCandidateSampler",
-        "AnonymousRandomSeedGenerator",
-        "AnonymousSeedGenerator",
-        "FixedUnigramCandidateSampler",
-        "LearnedUnigramCandidateSampler",
-        "LogUniformCandidateSampler",
-        "Multinomial",
-        "NonDeterministicInts",
-        "ParameterizedTruncatedNormal",
-        "RandomCrop",
-        "RandomDataset",
-        "RandomDatasetV2",
-        "RandomGamma",
-        "RandomPoisson",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "RandomShuffleQueue",
-        "RandomShuffleQueueV2",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "RngReadAndSkip",
-        "RngSkip",
-        "SampleDistortedBoundingBox",
-        "SampleDistortedBoundingBoxV2",
-        "ShuffleAndRepeatDatasetV2",
-        "ShuffleDatasetV2",
-        "ShuffleDatasetV3",
-        "StatefulRandomBinomial",
-        "StatefulStandardNormal",
-        "StatefulStandardNormalV2",
-        "StatefulTruncatedNormal",
-        "StatefulUniform",
-        "StatefulUniformFullInt",
-        "StatefulUniformInt",
-        "ThreadUnsafeUnigramCandidateSampler",
-        "TruncatedNormal",
+        *("AllCandidateSampler", "AnonymousRandomSeedGenerator", "AnonymousSeedGenerator", "CudnnRNN"),
+        *("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", "CudnnRNNV2", "CudnnRNNV3"),
+        *("ExperimentalRandomDataset", "FixedUnigramCandidateSampler", "LearnedUnigramCandidateSampler"),
+        *("LogUniformCandidateSampler", "Multinomial", "NonDeterministicInts", "ParameterizedTruncatedNormal"),
+        *("RandomCrop", "RandomDataset", "RandomDatasetV2", "RandomGamma", "RandomPoisson", "RandomPoissonV2"),
+        *("RandomShuffle", "RandomShuffleQueue", "RandomShuffleQueueV2", "RandomStandardNormal", "RandomUniform"),
+        *("RandomUniformInt", "RngReadAndSkip", "RngSkip", "SampleDistortedBoundingBox"),
+        *("SampleDistortedBoundingBoxV2", "ShuffleAndRepeatDataset", "ShuffleAndRepeatDatasetV2", "ShuffleDataset"),
+        *("ShuffleDatasetV2", "ShuffleDatasetV3", "StatefulRandomBinomial", "StatefulStandardNormal"),
+        *("StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform", "StatefulUniformFullInt"),
+        *("StatefulUniformInt", "ThreadUnsafeUnigramCandidateSampler", "Timestamp", "TruncatedNormal"),
         "UniformCandidateSampler",
-        "ExperimentalRandomDataset",
-        "CudnnRNN",
-        "CudnnRNNBackprop",
-        "CudnnRNNBackpropV2",
-        "CudnnRNNBackpropV3",
-        "CudnnRNNV2",
-        "CudnnRNNV3",
-        "Timestamp",
-        "ShuffleDataset",
-        "ShuffleAndRepeatDataset",
     ]
 )
 # Keras' seed generators are variables that each call advances.
 _ASSIGNING = frozenset(
     [
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-        "AssignVariableOp",
-        "ResourceCountUpTo",
-        "ResourceScatterAdd",
-        "ResourceScatterDiv",
-        "ResourceScatterMax",
-        "ResourceScatterMin",
-        "ResourceScatterMul",
-        "ResourceScatterNdAdd",
-        "ResourceScatterNdMax",
-        "ResourceScatterNdMin",
-        "ResourceScatterNdSub",
-        "ResourceScatterNdUpdate",
-        "ResourceScatterSub",
-        "ResourceScatterUpdate",
-        "ResourceStridedSliceAssign",
-        "LookupTableInsertV2",
-        "LookupTableRemoveV2",
+        *("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "LookupTableInsertV2"),
+        *("LookupTableRemoveV2", "ResourceCountUpTo", "ResourceScatterAdd", "ResourceScatterDiv"),
+        *("ResourceScatterMax", "ResourceScatterMin", "ResourceScatterMul", "ResourceScatterNdAdd"),
+        *("ResourceScatterNdMax", "ResourceScatterNdMin", "ResourceScatterNdSub", "ResourceScatterNdUpdate"),
+        *("ResourceScatterSub", "ResourceScatterUpdate", "ResourceStridedSliceAssign"),
     ]
 )
-_OPAQUE = frozenset({"EagerPyFunc", "PyFunc"})  # PyFuncStateless is the caller's promise that it is not
+_OPAQUE = ("EagerPyFunc", "PyFunc")  # PyFuncStateless is the caller's promise that it is not
+_READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _INTERLEAVE = "ParallelInterleaveDataset"
 _IGNORE = 1  # tf.data.experimental.ExternalStatePolicy.IGNORE
-_READING = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 
 Kind = Literal["random", "assigning", "opaque", "reading", "shuffle", "unordered"]
+
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(_RANDOM, "random"),
+    **dict.fromkeys(_ASSIGNING, "assigning"),
+    **dict.fromkeys(_OPAQUE, "opaque"),
+    **dict.fromkeys(_READING, "reading"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +83,13 @@ def find_in_function(function: Any) -> list[Finding]:
         >>> [finding.operation for finding in find_in_function(noisy)]
         ['RandomStandardNormal']
     """
-    return [finding for node in _nodes(function) if (finding := _classify(node))]
+    found = []
+    for node in _nodes(function):
+        if node.op in _KINDS:
+            # Zeros mean no seed.
+            fixed = any(node.attr[half].i != 0 for half in ("seed", "seed2") if half in node.attr)
+            found.append(Finding(_KINDS[node.op], node.op, node.name, fixed))
+    return found
 
 
 def find_in_dataset(dataset: Any) -> list[Finding]:
@@ -132,7 +97,135 @@ def find_in_dataset(dataset: Any) -> list[Finding]:
     return [finding for stage in lineage(dataset) for finding in _in_stage(stage)]
 
 
-def contents(function: Any) -> Counter[tuple[str, bytes]]:
+def lineage(dataset: Any) -> Iterator[Any]:
+    """Yields a dataset and all datasets it reads from."""
+    waiting, seen = [dataset], set()
+    while waiting:
+        stage = waiting.pop()
+        if id(stage) not in seen:
+            seen.add(id(stage))
+            yield stage
+            waiting += stage._inputs()
+
+
+def refuse_draws(
+    options: PipelineOptions, in_source: list[Finding], in_transform: list[Finding], in_augment: list[list[Finding]]
+) -> None:
+    """Refuses random operations that a cache would freeze, a seed could not repeat, or an epoch would repeat.
+
+    Args:
+        options: The pipeline's options.
+        in_source: What was found in the source.
+        in_transform: What was found in `transform`.
+        in_augment: What was found in each function of `augment`.
+
+    Raises:
+        ValueError: If there are such operations.
+    """
+    # Also if cache="auto" finds no room: whether a model trains on fresh draws must not depend on free memory.
+    if options.cache is not None:
+        _refuse_frozen(options, in_source, in_transform)
+    if options.seed is not None:
+        _refuse_unrepeatable(options, in_source, in_transform, in_augment)
+    refuse_restarting("transform", in_transform)
+    for findings in in_augment:
+        refuse_restarting("augment", findings)
+
+
+def refuse_restarting(stage: str, findings: list[Finding]) -> None:
+    """Refuses random operations with a fixed seed, whose draws TensorFlow repeats in every epoch.
+
+    Args:
+        stage: "augment" or "transform".
+        findings: What was found in it.
+
+    Raises:
+        ValueError: If there are such operations.
+    """
+    for found in findings:
+        if found.restarts:
+            raise ValueError(
+                f"Expected {stage!r} to draw new numbers in each epoch. It holds {found} with a fixed seed, from an "
+                "argument or from tf.random.set_seed (which keras.utils.set_random_seed calls): in a dataset it "
+                "repeats its draws in every epoch. Use an `augment` with a keyword `seed` (int32, shape (2,)) and "
+                "stateless operations, such as tf.image.stateless_random_flip_left_right(image, seed)."
+            )
+
+
+def refuse_varying(stage: str, trace: Callable[[], Any], first: Any) -> None:
+    """Refuses a function whose traces differ: they contain a draw of NumPy or Python.
+
+    Args:
+        stage: The stage that calls it.
+        trace: Traces the function once more and returns the concrete function.
+        first: Its first trace.
+
+    Raises:
+        ValueError: If traces differ.
+    """
+    before, after = _contents(first), _contents(trace())
+    if before != after:
+        # The first trace of a Keras layer may also build it.
+        before, after = after, _contents(trace())
+    if before != after:
+        found = " and then ".join(_shown(next(iter(only), None)) for only in (before - after, after - before))
+        raise ValueError(
+            f"Expected {stage!r} to be the same whenever TensorFlow traces it. Found {found}: random numbers of "
+            "Python or NumPy (or the time) are drawn once, when the pipeline is built, and that draw serves every "
+            "element of every epoch. Draw in an `augment` with a keyword `seed` (int32, shape (2,)) and stateless "
+            "operations, such as tf.random.stateless_uniform((), seed), or use tf.random instead."
+        )
+
+
+def _refuse_frozen(options: PipelineOptions, in_source: list[Finding], in_transform: list[Finding]) -> None:
+    frozen = "the cache would freeze its result, and every epoch would be the same."
+    for found in _only(in_transform, "random", "assigning"):
+        raise ValueError(
+            f"Expected a deterministic `transform`. It holds {found}: {frozen} Move it to `augment`, which runs "
+            "after the cache, or pass cache=None."
+        )
+    for found in _only(in_source, "random", "assigning"):
+        raise ValueError(
+            f"Expected a deterministic source. It holds {found}: {frozen} Take it out and pass it as `augment`, or "
+            "pass cache=None."
+        )
+    for found in _only(in_source, "shuffle"):
+        if options.training and not options.shuffle:
+            raise ValueError(
+                f"Expected a source that does not shuffle. It holds {found}: the cache would freeze its order. Pass "
+                "shuffle=True instead, or cache=None."
+            )
+
+
+def _refuse_unrepeatable(
+    options: PipelineOptions, in_source: list[Finding], in_transform: list[Finding], in_augment: list[list[Finding]]
+) -> None:
+    broken = f"seed={options.seed} could not make it the same on every run."
+    for found in _only(in_source, "random", "assigning", "shuffle"):
+        raise ValueError(
+            f"Expected a deterministic source. It holds {found}: {broken} Take it out (`shuffle` and `augment` do it "
+            "under the pipeline's seed), or pass seed=None."
+        )
+    for found in _only(in_transform, "random", "assigning"):
+        raise ValueError(
+            f"Expected a deterministic `transform`. It holds {found}: {broken} Move it to an `augment` with a keyword "
+            "`seed`, or pass seed=None."
+        )
+    draws = ("random", "assigning")
+    for function, findings in zip(options.augmentations, in_augment, strict=True):
+        for found in _only(findings, *(draws if function.seeded else (*draws, "opaque"))):
+            raise ValueError(
+                f"Expected an `augment` that draws from its keyword `seed` alone. It holds {found}: {broken} Give it "
+                "a keyword `seed` (int32, shape (2,)) and use stateless operations with it, such as "
+                "tf.image.stateless_random_flip_left_right(image, seed), or pass seed=None."
+            )
+
+
+def _only(findings: list[Finding], *kinds: str) -> list[Finding]:
+    return [finding for finding in findings if finding.kind in kinds]
+
+
+def _contents(function: Any) -> Counter[tuple[str, bytes]]:
     """Counts the operations of a concrete function and those it calls; constants by their serialised value.
 
     Names are left out, and string constants, which hold names in asserts: those differ from trace to trace.
@@ -145,33 +238,19 @@ def _value(node: Any) -> bytes:
     return b"" if constant is None or constant.tensor.dtype == types_pb2.DT_STRING else constant.SerializeToString()
 
 
+def _shown(item: tuple[str, bytes] | None) -> str:
+    if item is None:
+        return "nothing"
+    operation, value = item
+    if operation != "Const":
+        return f"an operation {operation}"
+    flat = tf.make_ndarray(tf.compat.v1.AttrValue.FromString(value).tensor).ravel()
+    return f"the constant {flat[0] if flat.size == 1 else flat[:3].tolist()}"
+
+
 def _nodes(function: Any) -> list[Any]:
     graph = function.graph.as_graph_def()
     return [*graph.node, *(node for nested in graph.library.function for node in nested.node_def)]
-
-
-def _classify(node: Any) -> Finding | None:
-    kinds: list[tuple[Kind, frozenset[str]]] = [
-        ("random", _RANDOM),
-        ("assigning", _ASSIGNING),
-        ("opaque", _OPAQUE),
-        ("reading", _READING),
-    ]
-    # Zeros mean no seed.
-    fixed = any(node.attr[half].i != 0 for half in ("seed", "seed2") if half in node.attr)
-    found = (Finding(kind, node.op, node.name, fixed) for kind, operations in kinds if node.op in operations)
-    return next(found, None)
-
-
-def lineage(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset and all datasets it reads from."""
-    waiting, seen = [dataset], set()
-    while waiting:
-        stage = waiting.pop()
-        if id(stage) not in seen:
-            seen.add(id(stage))
-            yield stage
-            waiting += stage._inputs()
 
 
 def _in_stage(stage: Any) -> list[Finding]:

@@ -7,12 +7,13 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from tfopt import checks
 from tfopt.errors import unknown_name
 from tfopt.pipelines.shared.crop import CentralCrop, RandomCrop
-from tfopt.pipelines.shared.layer_function import LayerFunction, is_layer
+from tfopt.pipelines.shared.layer_function import LayerFunction
 
 Cache = Literal["auto", "memory", "device"] | os.PathLike[str] | str | None
 CacheAfter = Literal["auto", "decode", "transform"]
@@ -29,13 +30,20 @@ _RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"'}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PerBatch:
-    """A function that `augment` calls on whole batches. Made by `per_batch`."""
+class StageFunction:
+    """A function that a stage calls on each example, or on each batch."""
 
-    function: Callable[..., Any]
+    stage: str
+    call: Callable[..., Any]  # called as `Dataset.map` calls its function
+    seeded: bool = False  # whether it gets a keyword `seed`
+    by_batch: bool = False  # whether it takes whole batches
+    name: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", function_name(self.call))
 
 
-def per_batch(function: Callable[..., Any]) -> PerBatch:
+def per_batch(function: Callable[..., Any]) -> StageFunction:
     """Marks a function of `augment` that takes a whole batch instead of one example, such as MixUp.
 
     Args:
@@ -52,12 +60,7 @@ def per_batch(function: Callable[..., Any]) -> PerBatch:
     """
     if not callable(function):
         raise TypeError(f"Expected a function for per_batch. Received: {function!r}. Pass a function of a batch.")
-    return PerBatch(function)
-
-
-def unmarked(function: Callable[..., Any] | PerBatch) -> Callable[..., Any]:
-    """Returns a function of `augment` without its mark."""
-    return function.function if isinstance(function, PerBatch) else function
+    return StageFunction("augment", function, _takes_seed(function), by_batch=True)
 
 
 class Choices(TypedDict, total=False):
@@ -67,7 +70,7 @@ class Choices(TypedDict, total=False):
     training: bool
     crop: RandomCrop | CentralCrop | None
     transform: Callable[..., Any] | None
-    augment: Callable[..., Any] | PerBatch | Sequence[Callable[..., Any] | PerBatch] | None
+    augment: Callable[..., Any] | StageFunction | Sequence[Callable[..., Any] | StageFunction] | None
     cache: Cache
     cache_after: CacheAfter
     cache_key: str | None
@@ -97,7 +100,7 @@ class PipelineOptions:
     training: bool = True
     crop: RandomCrop | CentralCrop | None = None
     transform: Callable[..., Any] | None = None
-    augment: Callable[..., Any] | PerBatch | Sequence[Callable[..., Any] | PerBatch] | None = None
+    augment: Callable[..., Any] | StageFunction | Sequence[Callable[..., Any] | StageFunction] | None = None
     cache: Cache = "auto"
     cache_after: CacheAfter = "auto"
     cache_key: str | None = None
@@ -125,7 +128,13 @@ class PipelineOptions:
                 "None."
             )
         fill_in("cache", _cache(self.cache))
-        fill_in("augment", _functions(_marked_layers(self.augment) if self.on_device else self.augment))
+        fill_in("augment", _augment_functions(self.augment, on_device=self.on_device))
+        for before, function in pairwise(self.augmentations):
+            if before.by_batch and not function.by_batch:
+                raise ValueError(
+                    "Expected functions of single examples before those of batches in `augment`. Received: "
+                    f"{function.name} after per_batch({before.name}). Move it forward."
+                )
         _expect_name("cache_after", self.cache_after, ("auto", "decode", "transform"))
         _expect_text("cache_key", self.cache_key)
         if self.cache_limit_gib is not None:
@@ -149,12 +158,12 @@ class PipelineOptions:
         values |= {
             "crop": None if self.crop is None else repr(self.crop),
             "transform": None if self.transform is None else function_name(self.transform),
-            "augment": [function_name(function) for function in self.augmentations],
+            "augment": [function.name for function in self.augmentations],
         }
         return values
 
     @property
-    def augmentations(self) -> tuple[Callable[..., Any] | PerBatch, ...]:
+    def augmentations(self) -> tuple[StageFunction, ...]:
         """The functions of `augment`, in order."""
         return self.augment  # type: ignore[return-value]  # a tuple once made
 
@@ -191,10 +200,15 @@ def takes_options(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def function_name(function: Callable[..., Any] | PerBatch) -> str:
+def is_layer(function: Any) -> bool:
+    """Whether this is a Keras layer, without importing Keras."""
+    return any(base.__name__ == "Layer" for base in type(function).__mro__)
+
+
+def function_name(function: Callable[..., Any]) -> str:
     """Returns the name of a function, or of the class of a callable object."""
-    plain = unmarked(function)
-    inner = plain.layer if isinstance(plain, LayerFunction) else getattr(plain, "func", plain)  # functools.partial
+    of_partial = getattr(function, "func", function)
+    inner = function.layer if isinstance(function, LayerFunction) else of_partial
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 
 
@@ -210,28 +224,33 @@ def _expect_bool(name: str, value: object) -> None:
         raise TypeError(f"Expected a bool for `{name}`. Received: {value!r}. Pass True or False.")
 
 
-def _functions(value: Any) -> tuple[Any, ...]:
-    """Returns one function, or a sequence of them, as a tuple."""
-    functions = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
-    for before, function in zip((None, *functions), functions, strict=False):
-        if isinstance(before, PerBatch) and not isinstance(function, PerBatch):
-            raise ValueError(
-                "Expected functions of single examples before those of batches in `augment`. Received: "
-                f"{function_name(function)} after per_batch({function_name(before)}). Move it forward."
-            )
-        if not isinstance(function, PerBatch) and not callable(function):
+def _augment_functions(value: Any, *, on_device: bool) -> tuple[StageFunction, ...]:
+    """Returns one function, or a sequence of them, as a tuple; with cache="device" Keras layers take whole batches."""
+    functions = []
+    single = () if value is None else (value,)
+    for given in value if isinstance(value, list | tuple) else single:
+        function = given.call if isinstance(given, StageFunction) else given
+        if not callable(function):
             raise TypeError(
-                f"Expected functions for `augment`. Received: {function!r}. Pass a function or a list of them."
+                f"Expected functions for `augment`. Received: {given!r}. Pass a function or a list of them."
             )
-    return functions
+        if is_layer(function) and on_device:
+            functions.append(per_batch(LayerFunction(function)))
+        elif isinstance(given, StageFunction):
+            functions.append(given)
+        else:
+            functions.append(StageFunction("augment", function, _takes_seed(function)))
+    return tuple(functions)
 
 
-def _marked_layers(value: Any) -> Any:
-    """Marks Keras layers among functions, since they take whole batches."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_marked_layers, value))
-    plain = unmarked(value)
-    return PerBatch(LayerFunction(plain)) if is_layer(plain) else value
+def _takes_seed(function: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter `seed` that can be passed by keyword."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built-in functions have no signature
+        return False
+    keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return "seed" in parameters and parameters["seed"].kind in keyword
 
 
 def _cache(value: Any) -> str | None:

@@ -1,11 +1,13 @@
 """Derives the seeds of a pipeline's parts, and gives each element of each epoch its own."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.shared.elements import element_of, without_autograph
+from tfopt.pipelines.shared.elements import apply_stage, element_of, without_autograph
+from tfopt.pipelines.shared.options import StageFunction
 
 _PARTS = ("files", "shuffle", "augment", "crop", "batch", "mix")
 # Dataset.shuffle and Dataset.random mix tf.random.set_seed into their seed, so a second model in the process would see
@@ -92,6 +94,24 @@ def element_seed(bits: Any, number: int = 0) -> Any:
     """
     # Few operations: they run for each element. Bits lie in [0, 2**32), the number in the upper half.
     return tf.bitcast(bits if number == 0 else tf.bitwise.bitwise_or(bits, number * 2**32), tf.int32)
+
+
+# Not marked do_not_convert: AutoGraph must reach the user's functions, as in Dataset.map.
+def call_in_turn(functions: Sequence[StageFunction], element: Any, bits: Any, number: int = 0) -> Any:
+    """Returns an element after all functions, in a graph.
+
+    Args:
+        functions: The functions.
+        element: The element, or a batch.
+        bits: Random bits for the seeds; None if no function takes a seed.
+        number: How many functions with a seed were called before.
+    """
+    # Counted among the seeded ones, so that other functions do not change their seeds.
+    for function in functions:
+        keywords = {"seed": element_seed(bits, number)} if function.seeded else {}
+        number += function.seeded
+        element = apply_stage(function.stage, function.call, element, **keywords)
+    return element
 
 
 def _random_bits(seed: int | None) -> Any:

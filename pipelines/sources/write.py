@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tfopt import checks
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.elements import apply, element_of, first_line, leaves, size_bytes
+from tfopt.pipelines.shared.elements import apply, element_of, first_line, size_bytes
 from tfopt.pipelines.shared.paths import as_path, expect_utf8
 from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.images import expect_image_bytes
@@ -127,7 +127,7 @@ def _decodes_like_records(source: Source, dataset: Any) -> bool:
     def decoded(*arguments: Any) -> Any:
         return apply(decode, element_of(arguments, raw))
 
-    return bool(leaves(dataset.map(decoded).element_spec)[0] == tf.TensorSpec((None, None, 3), tf.uint8))
+    return bool(tf.nest.flatten(dataset.map(decoded).element_spec)[0] == tf.TensorSpec((None, None, 3), tf.uint8))
 
 
 def _starts(shards: int, count: int | None) -> frozenset[int]:

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.inspection.facts import Facts, refuse_restarting
-from tfopt.pipelines.inspection.sampling import Shapes
-from tfopt.pipelines.shared.elements import apply, is_static, leaves, without_autograph
-from tfopt.pipelines.shared.functions import StageFunction, map_functions
-from tfopt.pipelines.shared.nondeterminism import find_in_function
-from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.inspection.facts import ShapeCheck
+from tfopt.pipelines.shared.elements import element_of
+from tfopt.pipelines.shared.nondeterminism import find_in_function, refuse_restarting
+from tfopt.pipelines.shared.options import StageFunction
+from tfopt.pipelines.shared.seeding import call_in_turn, with_drawn_bits, with_random_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,31 +44,6 @@ class MapGroup:
     served: bool = False  # whether they run on the workers of a tf.data service
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeCheck:
-    """Checks in the graph that examples have the shapes of the sampled ones."""
-
-    shapes: Shapes
-    source: str  # the source's name
-    origin: Callable[..., Any] | None  # names a raw element
-
-    def checker(self, *, is_raw: bool) -> Callable[[Any, Any], Any]:
-        """Returns a function of an element before and after a map; `is_raw` says whether the former is a raw one."""
-        origin = self.origin if is_raw else None
-
-        @without_autograph
-        def checked(before: Any, example: Any) -> Any:
-            name = tf.constant(f"An element of {self.source}") if origin is None else apply(origin, before)
-            pairs = zip(leaves(example), self.shapes, strict=True)
-            fixed = [
-                leaf if shape is None or leaf.shape.is_fully_defined() else _expect_shape(leaf, shape, name)
-                for leaf, shape in pairs
-            ]
-            return tf.nest.pack_sequence_as(example, fixed)
-
-        return checked
-
-
 @dataclass(slots=True)
 class Flow:
     """A dataset on its way through the stages."""
@@ -92,20 +65,6 @@ class Flow:
         self._functions.append(function)
         self._group = group
 
-    def take_map(self, *, deterministic: bool | None = None) -> Callable[[Any], Any]:
-        """Returns the map that waits, as a function of a dataset, in place of applying it."""
-        group, functions = self._group or MapGroup(None), tuple(self._functions)
-        check = None if self.check is None else self.check.checker(is_raw=self._is_raw)
-        self._functions, self._group, self.check, self._is_raw = [], None, None, self._is_raw and not functions
-        return partial(
-            map_functions,
-            functions=functions,
-            seed=group.seed,
-            deterministic=deterministic,
-            check=check,
-            served=group.served,
-        )
-
     def flush(self) -> Any:
         """Applies the map that waits, and returns the dataset."""
         draws = self._group is not None and self._group.augments and not all(each.seeded for each in self._functions)
@@ -115,38 +74,33 @@ class Flow:
             refuse_restarting("augment", find_in_function(self.dataset._map_func.function))
         return self.dataset
 
-    def finish(self) -> Any:
-        """Returns the dataset of batches."""
-        dataset = self.flush().with_options(self.settings)
-        for ending in self.endings:
-            dataset = ending(dataset, self.settings)
-        return dataset
+    def take_map(self, *, deterministic: bool | None = None) -> Callable[[Any], Any]:
+        """Returns the map that waits, as a function of a dataset, in place of applying it.
 
+        Args:
+            deterministic: Whether it keeps the order. Default: as in the whole pipeline.
+        """
+        group, functions = self._group or MapGroup(None), tuple(self._functions)
+        check = None if self.check is None else self.check.checker(is_raw=self._is_raw)
+        self._functions, self._group, self.check, self._is_raw = [], None, None, self._is_raw and not functions
+        name = "_and_".join(dict.fromkeys(function.stage for function in functions)) or "check"
 
-def shape_check(options: PipelineOptions, facts: Facts) -> ShapeCheck | None:
-    """Returns the check of shapes that TensorFlow does not know; None if it knows them.
+        def called(element: Any, bits: Any) -> Any:
+            result = call_in_turn(functions, element, bits)
+            return result if check is None else check(element, result)
 
-    Raises:
-        PipelineError: If the sampled examples have different shapes.
-    """
-    traced = facts.traced
-    if is_static(traced.examples.element_spec):
-        return None
-    # `augment` may bring images of any size to one, as a random crop does.
-    if options.augmentations and is_static(traced.augmented.element_spec):
-        return None
-    return ShapeCheck(facts.sample.common_shapes(), facts.source.name, facts.source.origin)
+        def mapped(dataset: Any) -> Any:
+            if not functions and check is None:
+                return dataset
+            spec = dataset.element_spec
 
+            def unseeded(*arguments: Any) -> Any:
+                return called(element_of(arguments, spec), None)
 
-@without_autograph
-def _expect_shape(leaf: Any, shape: tuple[int, ...], name: Any) -> Any:
-    """Gives a leaf this shape; one that has another shape at run time raises an error that names the example."""
-    # Compared as text: shapes of different ranks cannot be compared element by element.
-    found = tf.strings.reduce_join(tf.as_string(tf.shape(leaf)), separator=", ")
-    expected = ", ".join(map(str, shape))
-    remedy = f"), unlike the first, ({expected}). Bring all to one shape in `transform`."
-    message = [name, " has shape (", found, remedy]
-    with tf.control_dependencies([tf.debugging.Assert(tf.equal(found, expected), [tf.strings.join(message)])]):
-        leaf = tf.identity(leaf)
-    leaf.set_shape(shape)
-    return leaf
+            elements, call = dataset, unseeded
+            if any(function.seeded for function in functions):
+                elements = with_drawn_bits(dataset) if group.served else with_random_bits(dataset, group.seed)
+                call = called
+            return elements.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=deterministic, name=name)
+
+        return mapped

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.files import write_atomic
-from tfopt.pipelines.shared.elements import leaves, without_autograph
+from tfopt.pipelines.shared.elements import without_autograph
 
 INDEX_NAME = "index.json"
 _VERSION = 1
@@ -182,7 +182,9 @@ def features(described: Any) -> list[str]:
 @without_autograph
 def to_strings(example: Any) -> Any:
     """Encodes each tensor of an example; returns a string vector, in a graph."""
-    return tf.stack([leaf if _is_scalar_string(leaf) else tf.io.serialize_tensor(leaf) for leaf in leaves(example)])
+    return tf.stack(
+        [leaf if _is_scalar_string(leaf) else tf.io.serialize_tensor(leaf) for leaf in tf.nest.flatten(example)]
+    )
 
 
 def pack(names: list[str], values: list[bytes]) -> bytes:
@@ -205,7 +207,7 @@ def unpack(described: Any, record: Any) -> Any:
         stored[name]
         if _is_scalar_string(leaf)
         else tf.ensure_shape(tf.io.parse_tensor(stored[name], leaf.dtype), leaf.shape)
-        for name, leaf in zip(names, leaves(spec), strict=True)
+        for name, leaf in zip(names, tf.nest.flatten(spec), strict=True)
     ]
     return tf.nest.pack_sequence_as(spec, tensors)
 

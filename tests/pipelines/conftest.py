@@ -9,7 +9,7 @@ from tfopt.hardware import host
 from tfopt.pipelines import write_records
 from tfopt.pipelines.cache import choice
 from tfopt.pipelines.device import placing
-from tfopt.pipelines.stages import output
+from tfopt.pipelines.stages import batch_stages
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def free_memory(monkeypatch):
 
     def set_mib(mib):
         fake = dataclasses.replace(host(), memory_available_mib=mib)
-        for module in (choice, placing, output):
+        for module in (choice, placing, batch_stages):
             monkeypatch.setattr(module, "host", lambda: fake)
 
     return set_mib

@@ -13,9 +13,9 @@ EPOCH = """
 import sys
 import numpy as np, tensorflow as tf
 from tfopt.pipelines import plan_pipeline
-from tfopt.pipelines.stages import output, read_shuffle
+from tfopt.pipelines.stages import batch_stages, example_stages
 
-read_shuffle.SHUFFLE_MIB, output.AHEAD_MIB = 128, 64
+example_stages.SHUFFLE_MIB, batch_stages.AHEAD_MIB = 128, 64
 def large(row):
     return tf.fill((512, 1024), row)  # 2 MiB
 

@@ -8,8 +8,7 @@ from tfopt.hardware import host
 from tfopt.pipelines import CentralCrop, RandomCrop, Source
 from tfopt.pipelines.cache import choice as choice_module
 from tfopt.pipelines.cache.choice import MIB, choose_cache
-from tfopt.pipelines.inspection.facts import Facts
-from tfopt.pipelines.inspection.sampling import Sample
+from tfopt.pipelines.inspection.facts import Facts, Sample
 from tfopt.pipelines.shared.options import PipelineOptions
 
 SAMPLE = Sample(
@@ -37,7 +36,8 @@ def decide(cache="auto", transform=tf.identity, sample=None, **given):
     source = Source(name="some", dataset=lambda: None, resident=given.pop("resident", False))
     facts = {"count": 100, "used": 100, "steps": None, "infinite": False, "doubt": ""} | given
     measured = dataclasses.replace(SAMPLE, **(sample or {}))
-    known = Facts(source=source, part=None, traced=None, sample=measured, **facts)
+    facts |= {"sample": measured, "check": None, "raw_examples": transform is None, "rows": False}
+    known = Facts(source=source, part=None, traced=None, **facts)
     return choose_cache(PipelineOptions(cache=cache, transform=transform, **chosen), known)
 
 

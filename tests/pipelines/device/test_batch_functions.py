@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.pipelines import per_batch
-from tfopt.pipelines.device.batch_functions import batch_functions
+from tfopt.pipelines.device.device_stage import batch_functions
 from tfopt.pipelines.shared.options import PipelineOptions
 
 SPEC = (tf.TensorSpec((2,), tf.uint8), tf.TensorSpec((), tf.int32))

@@ -9,7 +9,8 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, per_batch
 from tfopt.pipelines.device.device_stage import stage_of
 from tfopt.pipelines.shared import layer_function
-from tfopt.pipelines.shared.layer_function import LayerFunction, is_layer
+from tfopt.pipelines.shared.layer_function import LayerFunction
+from tfopt.pipelines.shared.options import is_layer
 
 X = np.random.default_rng(0).integers(0, 256, size=(12, 6, 6, 3)).astype("uint8")
 Y = np.arange(12)

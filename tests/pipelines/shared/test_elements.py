@@ -5,7 +5,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfopt.pipelines.shared.functions import PADDING_NOTE, expect_paddable, pad_batch
+from tfopt.pipelines.shared.elements import expect_paddable, pad_batch
+from tfopt.pipelines.stages.batch_stages import PADDING_NOTE
 
 BATCH = 8
 RANDOM = np.random.default_rng(0)

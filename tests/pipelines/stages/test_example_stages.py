@@ -1,11 +1,13 @@
-"""The option `crop` in whole pipelines: fused with decoding or behind a cache, the same pixels."""
+"""The stages of single examples: crops fused with decoding or behind a cache, the same pixels; the shuffle's buffer."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfopt.pipelines import CentralCrop, RandomCrop, build_pipeline, plan_pipeline
+from tfopt.pipelines.cache.choice import MIB
 from tfopt.pipelines.shared.crop import crop_decoded
+from tfopt.pipelines.stages.example_stages import fitting_buffer
 
 
 @pytest.fixture
@@ -119,3 +121,18 @@ def test_an_image_that_is_damaged_is_named(jpegs):
     paths[3].write_bytes(whole[: len(whole) // 3])
     with pytest.raises(Exception, match=r"03\.jpg"):
         plan_pipeline(folder, batch_size=4, crop=RandomCrop(16))
+
+
+def test_the_shuffle_buffer_holds_everything_that_fits():
+    assert fitting_buffer(1024, MIB, shared=False) == (1024, "all elements: 1.0 GiB, within the 1,024 MiB for it")
+    assert fitting_buffer(10**6, MIB, shared=True)[0] == 10**6
+    buffer, reason = fitting_buffer(2000, MIB, shared=False)
+    assert buffer == 1024
+    assert "1,024 of 2,000 elements of 1.0 MiB each" in reason
+    assert "not mixed" in reason
+
+
+def test_the_shuffle_buffer_is_bounded_where_the_count_is_unknown():
+    assert fitting_buffer(None, MIB, shared=True)[0] == 1024
+    assert fitting_buffer(None, 1, shared=False)[0] == 1_000_000
+    assert fitting_buffer(None, 10.0**12, shared=False)[0] == 1

@@ -1,5 +1,7 @@
 """The stages of a pipeline that take whole batches: functions of batches, padding, the copy to the device."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tensorflow as tf
 
 from tfopt.pipelines import build_pipeline, per_batch, plan_pipeline
 from tfopt.pipelines.device import placing
+from tfopt.pipelines.stages import batch_stages
 
 X = np.random.default_rng(0).normal(size=(22, 4)).astype("float32")
 Y = X.sum(axis=1)
@@ -152,3 +155,15 @@ def test_map_and_batch_are_fused():
     """Their common output is what TensorFlow allocates in pinned memory, from which a copy to a GPU is quick."""
     for options in ({"transform": lambda x, y: (2 * x, y), "cache": None}, {"augment": noisy}):
         assert "MapAndBatch" in stages_run(build_pipeline((X, Y), batch_size=4, **options))
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1.5, 2), (3.0, 3), (4.0, None), (8.0, None)])
+def test_threads_follow_the_quota_where_it_is_less_than_the_cpus(monkeypatch, cpus, threads):
+    fake = dataclasses.replace(batch_stages.host(), cpus=cpus, affinity=(0, 1, 2, 3))
+    monkeypatch.setattr(batch_stages, "host", lambda: fake)
+    plan = plan_pipeline(np.zeros(8), batch_size=4)
+    assert plan.stage("memory").threads == threads
+    options = plan.build().options()
+    assert options.threading.private_threadpool_size == threads
+    assert options.autotune.cpu_budget == threads
+    assert ("as many as this container's CPUs" in str(plan)) is (threads is not None)

@@ -1,4 +1,4 @@
-"""What happens to finished batches, and what all stages share: prefetch, the device, order, memory."""
+"""The stages of batches: batch, gather, service, pad, prefetch and device; and what holds for all: order and memory."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,17 +8,80 @@ import tensorflow as tf
 
 from tfopt.hardware import host
 from tfopt.pipelines.cache.choice import MIB, CacheChoice
-from tfopt.pipelines.device.batch_functions import find_obstacles
-from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached, with_stage
+from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached, find_obstacles, with_stage
 from tfopt.pipelines.device.placing import OnDevice, choose_device, copy_ahead, is_gpu, place_beside, place_on_device
 from tfopt.pipelines.inspection.facts import Facts
-from tfopt.pipelines.shared.elements import leaves
+from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
+from tfopt.pipelines.shared.elements import pad_batch, without_autograph
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
-from tfopt.pipelines.stages.read_shuffle import SMALL_BYTES, Mix, Shuffle
-from tfopt.pipelines.stages.stage import Flow, ShapeCheck, Stage
+from tfopt.pipelines.stages.example_stages import SMALL_BYTES, FunctionStage, Mix, Shuffle, plan_augment
+from tfopt.pipelines.stages.stage import Flow, Stage
 
 AHEAD_MIB = 1024  # for batches prepared ahead; tf.data would take half of the memory
 _CHUNK_BYTES = 64 * 2**20  # of examples on their way to the device
+
+PADDING_NOTE = (
+    "by repeating its own examples at weight 0, so that a loss that averages keeps its gradients; not preserved: "
+    "reduction='sum', masked means, unweighted metrics, batch-norm statistics, epoch logs (docs/pipelines.md)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(Stage):
+    """Batches the examples."""
+
+    size: int
+    steps: int | None  # batches per epoch
+    full: bool  # whether all batches are full once they leave this stage, or the service
+    served: bool  # whether the batches come from a service, whose workers each have a last one
+
+    def apply(self, flow: Flow) -> None:
+        """Batches the dataset."""
+        drop = self.full and not self.served
+        flow.dataset = flow.flush().batch(self.size, drop_remainder=drop, name="batch")
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the number of steps."""
+        return {"steps_per_epoch": self.steps}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather(Stage):
+    """Decodes whole batches of indices at once."""
+
+    decode: Any
+
+    def apply(self, flow: Flow) -> None:
+        """Maps `decode` over the batches."""
+        flow.dataset = flow.flush().map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, name="gather")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service(Stage):
+    """Has the workers of a tf.data service run the stages above."""
+
+    options: PipelineOptions
+    part: Part | None
+    batch: Batch
+
+    def apply(self, flow: Flow) -> None:
+        """Replaces the batches by those the service delivers."""
+        part, batch = self.part, self.batch
+        flow.dataset = from_service(flow.flush(), self.options, part, full_batches=batch.full, steps=batch.steps)
+        if part is not None:
+            flow.endings.append(lambda dataset, settings: distributed(dataset, part))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pad(Stage):
+    """Fills the last batch, at weight zero."""
+
+    size: int
+
+    def apply(self, flow: Flow) -> None:
+        """Maps `pad_batch` over the batches."""
+        padded = without_autograph(lambda *batch: pad_batch(batch, self.size))
+        flow.dataset = flow.flush().map(padded, num_parallel_calls=tf.data.AUTOTUNE, name="pad")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +106,9 @@ class CopyToDevice(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Has the flow end in a copy, unless batches are made on the device."""
-        device = self.device
-        if device is not None and self.held_only is None:
+        device, made_there = self.device, isinstance(self.held, OnDevice) and self.held.only
+        if device is not None and not made_there:
             flow.endings.append(lambda dataset, settings: copy_ahead(dataset, device, self.steps))
-
-    @property
-    def held_only(self) -> OnDevice | None:
-        """Where cache="device" keeps the examples; None without it."""
-        return self.held if isinstance(self.held, OnDevice) and self.held.only else None
 
     def summary(self) -> dict[str, Any]:
         """Returns the device."""
@@ -65,14 +123,13 @@ class Overlap(Stage):
     loading: tuple[Stage, ...]  # the stages that make examples, without a shuffle
     options: PipelineOptions
     facts: Facts
-    steps: int | None
 
     def apply(self, flow: Flow) -> None:
         """Has the flow end in the device stage."""
         flow.endings.append(lambda dataset, settings: self._attached(dataset, settings, flow.description))
 
     def _attached(self, dataset: Any, settings: Any, description: str) -> Any:
-        options, source, count = self.options, self.facts.source, self.facts.used or 0
+        count = self.facts.used or 0
         flow = Flow(description)
         for stage in self.loading:
             stage.apply(flow)
@@ -80,19 +137,16 @@ class Overlap(Stage):
         examples = flow.flush()
         # No larger than the count: `batch` allocates a whole one at once.
         size = min(count, math.ceil(_CHUNK_BYTES / max(self.facts.sample.example_bytes, 1)))
-        if source.resident and source.decode is not None and options.transform is None and options.crop is None:
-            chunks = rows.batch(size).map(source.decode)
-        else:
-            chunks = examples.batch(size)
+        chunks = rows.batch(size).map(self.facts.source.decode) if self.facts.rows else examples.batch(size)
         batches = DeviceStage(
             chunks=chunks.prefetch(1).with_options(settings),
             spec=examples.element_spec,
             element_spec=dataset.element_spec,
             count=count,
-            options=options,
+            options=self.options,
             held=self.held,
             settings=settings,
-            steps=self.steps or 0,
+            steps=self.facts.steps or 0,
         )
         return with_stage(NotAttached(dataset) if self.held.only else dataset, batches)
 
@@ -132,6 +186,75 @@ class Memory(Stage):
         return {"memory_mib": self.mib}
 
 
+def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
+    """Returns the stage "batch"."""
+    divides = facts.count is not None and facts.count % options.batch_size == 0
+    # With several processes on a service, all of them trace their steps alike, whatever the size of their part.
+    full = options.remainder == "drop" or (facts.part is None and divides)
+    if options.remainder == "drop":
+        reason = "remainder='drop': every batch is full, and its shape static"
+    elif full:
+        reason = "every batch is full, and its shape static: the size divides the number of examples"
+    elif options.remainder == "pad":
+        reason = "remainder='pad': every example is used, a smaller last batch is filled"
+    else:
+        reason = "remainder='keep': every example is used, the last batch may be smaller"
+    steps = facts.steps
+    reason += "" if steps is None else f"; {steps:,} steps an epoch"
+    if facts.check is not None:
+        reason += f"; shapes checked: {', '.join(map(str, facts.check.shapes))}"
+    size, served = options.batch_size, options.service is not None
+    return Batch(name="batch", setting=f"{size:,}", reason=reason, size=size, steps=steps, full=full, served=served)
+
+
+def plan_gather(facts: Facts) -> Stage:
+    """Returns the stage "gather", in place of "decode"."""
+    reason = "rows in memory need no work one by one"
+    return Gather(name="gather", setting="whole batches", reason=reason, decode=facts.source.decode)
+
+
+def plan_batch_functions(options: PipelineOptions, held: OnDevice | str | None) -> list[Stage] | list[FunctionStage]:
+    """Returns the stages "augment" of batches, after a stage "gather" if batches are made on the device."""
+    augment = plan_augment(options, by_batch=True)
+    if not isinstance(held, OnDevice) or not held.only:
+        return augment
+    reason = "by index, in a function of its own that XLA compiles"
+    stages = [Stage(name="gather", setting="on the device", reason=reason)]
+    for stage, obstacle in zip(augment, held.obstacles, strict=True):
+        how = "compiled by XLA" if obstacle is None else f"without XLA: {obstacle}"
+        seeds = "; a fresh seed for each batch" if stage.function.seeded else ""
+        stages.append(replace(stage, reason=f"whole batches on the device, {how}{seeds}"))
+    return stages
+
+
+def plan_service(options: PipelineOptions, facts: Facts, batch: Batch) -> list[Stage]:
+    """Returns the stage "service", if the pipeline uses one.
+
+    Raises:
+        PipelineError: If it does not answer.
+    """
+    if options.service is None:
+        return []
+    return [
+        Service(
+            name="service",
+            setting=options.service,
+            reason=describe_service(options, facts.part),
+            options=options,
+            part=facts.part,
+            batch=batch,
+        )
+    ]
+
+
+def plan_padding(options: PipelineOptions) -> list[Stage]:
+    """Returns the stage "pad", if it was asked for."""
+    if options.remainder != "pad":
+        return []
+    size = options.batch_size
+    return [Pad(name="pad", setting=f"to {size:,}", reason=PADDING_NOTE, size=size)]
+
+
 def plan_prefetch(options: PipelineOptions) -> Stage:
     """Returns the stage "prefetch"."""
     if options.prefetch == "auto":
@@ -141,7 +264,7 @@ def plan_prefetch(options: PipelineOptions) -> Stage:
     return PrefetchBatches(name="prefetch", setting=setting, reason=reason, batches=options.prefetch)
 
 
-def plan_device(options: PipelineOptions, facts: Facts, check: ShapeCheck | None) -> CopyToDevice:
+def plan_device(options: PipelineOptions, facts: Facts) -> CopyToDevice:
     """Returns the stage "device", which also says whether all examples are kept there.
 
     Raises:
@@ -152,7 +275,7 @@ def plan_device(options: PipelineOptions, facts: Facts, check: ShapeCheck | None
     held: OnDevice | str | None = None
     if options.on_device:
         held = place_on_device(options, facts)
-        held = replace(held, obstacles=find_obstacles(options, _full_batch(options, facts, check)))
+        held = replace(held, obstacles=find_obstacles(options, _full_batch(options, facts)))
         device: str | None = held.device
         reason = "the examples are kept there, and batches are made there"
     else:
@@ -164,10 +287,9 @@ def plan_device(options: PipelineOptions, facts: Facts, check: ShapeCheck | None
 
 
 def plan_overlap(
-    options: PipelineOptions, facts: Facts, device: CopyToDevice, loading: tuple[Stage, ...]
+    options: PipelineOptions, facts: Facts, held: OnDevice | str | None, loading: tuple[Stage, ...]
 ) -> list[Stage]:
     """Returns the stage "overlap", what `tfopt.fit.overlap` makes of the pipeline; none if it changes nothing."""
-    held = device.held
     if held is None:
         return []
     if isinstance(held, str):
@@ -188,7 +310,6 @@ def plan_overlap(
             loading=loading,
             options=options,
             facts=facts,
-            steps=device.steps,
         )
     ]
 
@@ -216,13 +337,13 @@ def plan_memory(
     options: PipelineOptions, facts: Facts, cache: CacheChoice, shuffle: Shuffle, reading: list[Stage]
 ) -> Memory:
     """Returns the stage "memory"."""
+    ahead_mib = max(AHEAD_MIB, math.ceil(8 * options.batch_size * facts.sample.example_bytes / MIB))
+    mixing = sum(stage.buffer for stage in reading if isinstance(stage, Mix))
+    mib = _bound_mib(facts, cache, shuffle, mixing, ahead_mib)
     machine = host()
     allowed = math.ceil(machine.cpus)
     # In a container with a CPU quota TensorFlow would start a thread for each CPU that it sees.
     threads = allowed if allowed < len(machine.affinity) else None
-    ahead_mib = max(AHEAD_MIB, math.ceil(8 * options.batch_size * facts.sample.example_bytes / MIB))
-    mixing = sum(stage.buffer for stage in reading if isinstance(stage, Mix))
-    mib = _bound_mib(facts, cache, shuffle, mixing, ahead_mib)
     bounded = "" if threads is None else f"; {threads} threads, as many as this container's CPUs"
     return Memory(
         name="memory",
@@ -246,12 +367,13 @@ def _bound_mib(facts: Facts, cache: CacheChoice, shuffle: Shuffle, mixing: int, 
     return cached + shuffled + mixed + ahead_mib
 
 
-def _full_batch(options: PipelineOptions, facts: Facts, check: ShapeCheck | None) -> Any:
+def _full_batch(options: PipelineOptions, facts: Facts) -> Any:
     """The element spec of a full batch of examples, with sampled shapes where TensorFlow knows none."""
     spec = facts.traced.examples.element_spec
-    shapes = [leaf.shape for leaf in leaves(spec)] if check is None else check.shapes
+    leaves = tf.nest.flatten(spec)
+    shapes = [leaf.shape for leaf in leaves] if facts.check is None else facts.check.shapes
     specs = [
         tf.TensorSpec((options.batch_size, *(shape or ())), leaf.dtype)
-        for leaf, shape in zip(leaves(spec), shapes, strict=True)
+        for leaf, shape in zip(leaves, shapes, strict=True)
     ]
     return tf.nest.pack_sequence_as(spec, specs)

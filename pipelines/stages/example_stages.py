@@ -1,0 +1,334 @@
+"""The stages of single examples: read, mix, decode, crop, transform, cache, shuffle and augment."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.pipelines.cache.cached_dataset import cached
+from tfopt.pipelines.cache.choice import MIB, CacheChoice, choose_cache
+from tfopt.pipelines.cache.key import cache_key, expect_one_order
+from tfopt.pipelines.cache.store import Store
+from tfopt.pipelines.device.device_stage import refusing
+from tfopt.pipelines.device.placing import OnDevice
+from tfopt.pipelines.inspection.facts import Facts, ShapeCheck
+from tfopt.pipelines.shared.crop import crop_example
+from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
+from tfopt.pipelines.shared.seeding import part_seed, shuffle
+from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.stages.stage import Flow, MapGroup, Stage
+from tfopt.text import readable_bytes
+
+_CLASSES_SHOWN = 8
+# Fixed, not a share of the free memory: under a seed the order must not depend on what else runs.
+SHUFFLE_MIB = 1024
+_MOST_UNKNOWN = 1_000_000  # elements if the count is unknown; the buffer's table is allocated at once
+SMALL_BYTES = 64  # below this, the buffer's own entry takes the memory rather than the element
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read(Stage):
+    """Reads raw elements."""
+
+    source: Source
+    count: int | None
+    used: int | None  # how many to read
+    shuffled: bool  # whether the source reads its parts in random order
+    seed: int | None
+    asserts: bool  # whether to assert the count of a dataset that does not know its own
+
+    def apply(self, flow: Flow) -> None:
+        """Starts the flow with the source's dataset."""
+        source = self.source
+        use_shuffled = self.shuffled and source.shuffled is not None
+        dataset = source.shuffled(self.seed) if use_shuffled and source.shuffled else source.dataset()
+        if self.asserts and self.count is not None and int(dataset.cardinality()) < 0:
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.count))
+        flow.dataset = dataset if self.used == self.count else dataset.take(self.used)
+
+    def summary(self) -> dict[str, object]:
+        """Returns the source's name and count."""
+        return {"source": self.source.name, "count": self.count}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix(Stage):
+    """Shuffles raw elements once, into the one order of a cache on disk."""
+
+    buffer: int
+    seed: int | None
+
+    def apply(self, flow: Flow) -> None:
+        """Shuffles the elements in the same way on every iteration."""
+        flow.dataset = shuffle(flow.dataset, self.buffer, self.seed, reshuffle=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionStage(Stage):
+    """Calls a function on each example, or on each batch; neighbours of one group share a map."""
+
+    function: StageFunction
+    group: MapGroup
+    check: ShapeCheck | None = None  # of what it returns
+
+    def apply(self, flow: Flow) -> None:
+        """Adds the function to the map of its group."""
+        flow.call(self.function, self.group)
+        if self.check is not None:
+            flow.check = self.check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache(Stage):
+    """Caches the examples; without a cache, it says why there is none."""
+
+    choice: CacheChoice
+    key: str | None  # of a cache on disk, when it was planned
+    options: PipelineOptions
+    facts: Facts
+
+    def apply(self, flow: Flow) -> None:
+        """Reads the examples from the cache, or writes them to it on the way."""
+        options, facts, choice = self.options, self.facts, self.choice
+        if facts.raw_examples:  # else the last function checks them
+            flow.check = facts.check
+        if choice.on == "device":
+            flow.dataset = refusing(flow.flush())
+        elif choice.on == "memory":
+            flow.dataset = flow.flush().cache()
+        elif choice.folder is not None:
+            prepare = flow.take_map(deterministic=True)
+            store = Store(
+                choice.folder,
+                # Not the planned key: the functions are traced now, and what they read may have changed since.
+                cache_key(options, facts, choice),
+                count=facts.used,
+                expected_bytes=None if choice.bytes is None else int(choice.bytes),
+                limit_bytes=None if options.cache_limit_gib is None else int(options.cache_limit_gib * 2**30),
+                what=flow.description,
+            )
+            flow.dataset = cached(store, prepare(flow.dataset).element_spec, flow.dataset, prepare)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns where the cache is, and its key."""
+        choice = self.choice
+        return {"cache": choice.on, "cache_after": choice.after if choice.on else None, "cache_key": self.key}
+
+    def without(self) -> "Cache":
+        """Returns the stage without a cache."""
+        return replace(self, choice=replace(self.choice, on=None), key=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shuffle(Stage):
+    """Shuffles raw elements or examples."""
+
+    buffer: int  # how many elements it draws from; 0 for no shuffle
+    first: bool  # whether it comes before decoding, on raw elements
+    seed: int | None
+    on_device: bool  # whether the device shuffles indices instead
+    served: bool  # whether it runs on the workers of a tf.data service
+
+    def apply(self, flow: Flow) -> None:
+        """Shuffles, differently on every iteration."""
+        if self.buffer and not self.on_device:
+            flow.dataset = shuffle(flow.flush(), self.buffer, self.seed, redraw=self.served)
+
+    def summary(self) -> dict[str, object]:
+        """Returns the buffer's size."""
+        return {"shuffle_buffer": self.buffer}
+
+
+def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> list[Stage]:
+    """Returns the stage "read", and "mix" before a cache on disk that is shuffled."""
+    source, count = facts.source, facts.count
+    # What is cached on disk has one order: mixed well once, and shuffled again after the cache.
+    on_disk = cache.folder is not None
+    seed = part_seed(options.seed or 0, "mix") if on_disk else part_seed(options.seed, "files")
+    shuffled = bool(options.shuffle) and source.shuffled is not None
+    read = Read(
+        name="read",
+        setting=source.name,
+        reason=_reason(options, facts, shuffled=shuffled),
+        source=source,
+        count=count,
+        used=facts.used,
+        shuffled=shuffled,
+        seed=seed,
+        asserts=options.service is None,
+    )
+    if not on_disk or not options.shuffle:
+        return [read]
+    buffer = fitting_buffer(count, facts.sample.raw_bytes, shared=False)[0]
+    reason = "shuffled once, in the order of the cache"
+    return [read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)]
+
+
+def plan_functions(
+    options: PipelineOptions, facts: Facts, cache: CacheChoice
+) -> tuple[list[FunctionStage], list[FunctionStage]]:
+    """Returns the stages up to the cache, and those after it; all of them after it if there is none."""
+    source, crop = facts.source, options.crop
+    cached = cache.on is not None
+    group = MapGroup(part_seed(options.seed, "crop"), served=options.service is not None)
+    # A crop after the cache cuts from whole decoded images.
+    fused = crop is not None and source.encoded is not None and not (crop.random and cached)
+    stages = []
+    decode = source.encoded if fused else source.decode
+    if decode is not None:
+        function = StageFunction("decode", decode)
+        stages.append(_stage(function, "parallel", "as many calls at once as pay", group))
+    at = len(stages)
+    if crop is not None:
+        function = StageFunction("crop", partial(crop_example, crop=crop, only_jpeg=source.only_jpeg), crop.random)
+        height, width = getattr(crop, "size", (0, 0))
+        setting = f"{'random' if crop.random else 'central'}, {height}×{width}"
+        reason = "drawn again in each epoch" if crop.random else "the same in every epoch"
+        reason += "; of a JPEG only the crop is decoded" if fused else ""
+        stages.append(_stage(function, setting, reason, group))
+        at += not crop.random
+    if options.transform is not None:
+        function = StageFunction("transform", options.transform)
+        stages.append(_stage(function, function.name, "deterministic, parallel", group))
+    if stages:
+        stages[-1] = replace(stages[-1], check=facts.check)
+    if not cached:
+        at = 0
+    elif cache.after == "transform":
+        at = len(stages)
+    return stages[:at], stages[at:]
+
+
+def plan_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | None) -> Cache:
+    """Returns the stage "cache".
+
+    With cache="auto", what cannot be fingerprinted is not cached, and the reason says so.
+
+    Args:
+        options: The pipeline's options.
+        facts: What is known about the data.
+        held: As the stage "device" has it.
+
+    Raises:
+        ValueError: If a cache was asked for whose content has no end, no fixed order or no fingerprint, or would
+            freeze a random crop.
+    """
+    key = None
+    if isinstance(held, OnDevice) and held.only:
+        choice = CacheChoice("device", "transform", held.reason, held.bytes)
+    else:
+        choice = choose_cache(options, facts)
+    if choice.folder is not None:
+        try:
+            expect_one_order(facts)
+            key = cache_key(options, facts, choice)
+        except ValueError as error:
+            if options.cache_folder is not None:
+                raise
+            choice = replace(choice, on=None, reason=f"{choice.reason}, but: {error}")
+    setting, reason = choice.on or "none", choice.reason
+    if key is not None:
+        setting = f"{choice.folder}/{key[:14]}…"
+        reason += "; written in the first whole epoch, then read, by later runs too"
+    return Cache(name="cache", setting=setting, reason=reason, choice=choice, key=key, options=options, facts=facts)
+
+
+def plan_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> Shuffle:
+    """Returns the stage "shuffle"; without a shuffle, it says so."""
+    buffer, reason, first = _decide_shuffle(options, facts, cache)
+    held = "all" if cache.on == "device" else "buffer of"
+    return Shuffle(
+        name="shuffle",
+        setting=f"{held} {buffer:,}" if buffer else "none",
+        reason=reason,
+        buffer=buffer,
+        first=first,
+        seed=part_seed(options.seed, "shuffle"),
+        on_device=cache.on == "device",
+        served=options.service is not None,
+    )
+
+
+def fitting_buffer(count: int | None, element_bytes: float, *, shared: bool) -> tuple[int, str]:
+    """Returns how many elements the shuffle draws from, and why.
+
+    Args:
+        count: How many elements there are, None if unknown.
+        element_bytes: Their mean size where they are shuffled.
+        shared: Whether the pipeline's cache holds the elements anyway, so that the buffer takes no memory.
+    """
+    if shared and count is not None:
+        return count, "all examples: the cache holds them anyway"
+    room = max(1, int(SHUFFLE_MIB * MIB / max(element_bytes, 1)))
+    if count is not None and count <= room:
+        return count, f"all elements: {readable_bytes(count * element_bytes)}, within the {SHUFFLE_MIB:,} MiB for it"
+    held = f"of {readable_bytes(element_bytes)} each, as many as {SHUFFLE_MIB:,} MiB hold"
+    if count is None:
+        limit = min(room, _MOST_UNKNOWN)
+        return limit, f"elements {held}, at most {_MOST_UNKNOWN:,}; the number of examples is unknown"
+    return room, f"{room:,} of {count:,} elements {held}: elements far apart are not mixed"
+
+
+def plan_augment(options: PipelineOptions, *, by_batch: bool) -> list[FunctionStage]:
+    """Returns the stages "augment" of functions that take single examples, or of those that take batches."""
+    served = options.service is not None and not by_batch
+    group = MapGroup(part_seed(options.seed, "batch" if by_batch else "augment"), augments=True, served=served)
+    when = "" if options.training else "; runs with training=False too"
+    return [
+        _stage(
+            function,
+            function.name,
+            f"runs again in each epoch, parallel{'; a fresh seed each time' if function.seeded else ''}{when}",
+            group,
+        )
+        for function in options.augmentations
+        if function.by_batch is by_batch
+    ]
+
+
+def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> tuple[int, str, bool]:
+    """Returns the buffer, the reason, and whether to shuffle raw elements."""
+    sample = facts.sample
+    if not options.shuffle:
+        return 0, "shuffle=False" if options.training else "training=False keeps the order", False
+    if cache.on == "device":
+        return facts.count or 0, "indices: each epoch is one permutation of all examples, drawn at once", False
+    # A random crop takes its seed from the example's place in the epoch, so it follows the shuffle in any case.
+    random_crop = options.crop is not None and options.crop.random
+    sizes = (sample.raw_bytes,) if random_crop else (sample.raw_bytes, sample.decoded_bytes, sample.example_bytes)
+    smaller = random_crop or sample.raw_bytes <= max(sample.example_bytes, SMALL_BYTES)
+    first = cache.on is None and not facts.raw_examples and smaller
+    cached_bytes = sample.example_bytes if cache.after == "transform" else sample.decoded_bytes
+    # Whether and where cache="auto" caches depends on free memory and on times: under a seed the buffer must not.
+    certain = options.seed is None or options.cache not in ("auto", None)
+    size = cached_bytes if cache.on is not None and certain else min(sizes)
+    buffer, reason = fitting_buffer(facts.count, size, shared=cache.on == "memory" and certain)
+    return buffer, reason + ("; before decoding, where elements are smallest" if first else ""), first
+
+
+def _reason(options: PipelineOptions, facts: Facts, *, shuffled: bool) -> str:
+    if facts.infinite:
+        return "endless: give fit its steps_per_epoch"
+    if facts.count is None and not options.training:
+        return "number of examples unknown"
+    if facts.count is None:
+        return (
+            "number of examples unknown: Keras' fit counts one optimizer iteration too many in each epoch "
+            "(docs/sources.md); if you know it, use tf.data.experimental.assert_cardinality or Source(count=...)"
+        )
+    reason = f"{facts.count:,} examples{_classes(facts.source.class_names)}"
+    if facts.used is not None and facts.used < facts.count:
+        reason += f"; the last {facts.count - facts.used} fill no batch and are not read"
+    return reason + ("; shuffled part by part, and several parts read side by side" if shuffled else "")
+
+
+def _classes(names: tuple[str, ...] | None) -> str:
+    if not names:
+        return ""
+    shown = names if len(names) <= _CLASSES_SHOWN else (*names[: _CLASSES_SHOWN - 1], "…", names[-1])
+    return f" of {len(names):,} class{'es' * (len(names) > 1)}: {', '.join(shown)}"
+
+
+def _stage(function: StageFunction, setting: str, reason: str, group: MapGroup) -> FunctionStage:
+    return FunctionStage(name=function.stage, setting=setting, reason=reason, function=function, group=group)
