@@ -171,12 +171,7 @@ def _writer(store: Store, form: RecordFormat, session: Any, writes: Any) -> Call
 @without_autograph
 def _ended(store: Store, session: Any) -> Any:
     """Tells the store that the source has ended; returns 0."""
-
-    def end(number: Any) -> Any:
-        store.end_of_source(number)
-        return 0
-
-    zero = tf.numpy_function(end, [session], tf.int64)
+    zero = tf.numpy_function(store.end_of_source, [session], tf.int64)
     zero.set_shape(())
     return zero
 

@@ -90,7 +90,6 @@ def _steady_place(places: tuple[After, ...], facts: Facts) -> After:
 
 
 def _worth_caching(after: After, options: PipelineOptions, facts: Facts) -> bool:
-    """Whether a cache there saves most of the work."""
     if after == "transform" or options.transform is None or options.cache_after == "decode":
         return True
     return facts.sample.decode_seconds >= facts.sample.transform_seconds and not facts.source.resident

@@ -114,18 +114,18 @@ class Store:
             except _FAILURES as error:
                 self._give_up(error)
 
-    def end_of_source(self, session: int) -> None:
-        """Publishes what a session wrote, if the number of examples is known only now."""
+    def end_of_source(self, session: int) -> int:
+        """Publishes what a session wrote, if the number of examples is known only now; returns 0."""
         with _guard:
             writer = self._writers.get(session)
-            if writer is None:
-                return
             try:
-                if self.count is not None:
+                if writer is not None and self.count is not None:
                     raise OSError(f"the source gave {writer.count} examples instead of {self.count}")
-                self._publish(writer)
+                if writer is not None:
+                    self._publish(writer)
             except _FAILURES as error:
                 self._give_up(error)
+        return 0
 
     def stop_writing(self) -> None:
         """Drops what is being written, and unlocks."""

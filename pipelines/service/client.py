@@ -223,7 +223,6 @@ def _no_strategy(processes: int) -> UnsupportedError:
 
 
 def _divided(source: Source, parts: int) -> list[Source]:
-    """Returns all parts of a source."""
     if source.part is None:
         raise UnsupportedError(
             f"Expected a source that can be divided among {parts} processes: arrays, .npy files, images or files of "

@@ -167,7 +167,6 @@ def _at_path(path: str) -> Source:
 
 
 def _are_paths(given: Any, suffix: str) -> bool:
-    """Whether all leaves are paths with this suffix."""
     if isinstance(given, tuple | list | dict):
         parts = list(given.values()) if isinstance(given, dict) else given
         return bool(parts) and all(_are_paths(part, suffix) for part in parts)

@@ -88,7 +88,13 @@ def check_file(file: RecordFile, compression: str | None) -> int | None:
     """Checks a file without reading it whole; returns its number of records, None if counting is not cheap."""
     if file.shard is not None:
         return _count_indexed(file, file.shard, kind_of(file, compression))
-    _expect_records(file.path, compression)
+    expect_contents(file.path)
+    head = _head(file.path)
+    if compression is None and not compression_of(head) and not is_header(head):
+        raise PipelineError(
+            f"Expected TFRecord files. {file.path!r} is no TFRecord file, or is cut inside its first record: it begins "
+            f"with {head!r}. Write it again, leave it out, or pass its `compression`."
+        )
     if kind := kind_of(file, compression):
         _expect_readable(file.path, kind)
         return None
@@ -169,16 +175,6 @@ def count_records(path: str) -> int:
                 raise _cut(path, count, size)
             count += 1
     return count
-
-
-def _expect_records(path: str, compression: str | None) -> None:
-    expect_contents(path)
-    head = _head(path)
-    if compression is None and not compression_of(head) and not is_header(head):
-        raise PipelineError(
-            f"Expected TFRecord files. {path!r} is no TFRecord file, or is cut inside its first record: it begins with "
-            f"{head!r}. Write it again, leave it out, or pass its `compression`."
-        )
 
 
 def _expect_readable(path: str, kind: str) -> None:

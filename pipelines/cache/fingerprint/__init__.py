@@ -139,7 +139,6 @@ def _describe_node(node: _Node, name: str) -> tuple[Description, list[Part]]:
 
 
 def _describe(value: Any) -> Description:
-    """Describes a value, or raises a RefusedError if its state cannot be read or may change."""
     kind = type(value)
     if kind is types.FunctionType:
         return describe_function(value)
@@ -156,7 +155,6 @@ def _describe(value: Any) -> Description:
 
 
 def _refuse_unreadable(kind: type) -> None:
-    """Raises a RefusedError for a type whose objects change, or stand for something outside the program."""
     for base in kind.__mro__:
         for (module, name), found in _REFUSED_BY_NAME.items():
             if base.__name__ == name and base.__module__.startswith(module):

@@ -189,7 +189,6 @@ def _closure(function: types.FunctionType, names: Names) -> Iterator[Part]:
 
 
 def _named(function: types.FunctionType, names: Names) -> Iterator[Part]:
-    """Yields what the globals and imports stand for."""
     for name, chains in sorted(names.globals.items()):
         if name in function.__globals__:
             yield from _followed(f"global `{name}`", function.__globals__[name], chains)
