@@ -14,9 +14,8 @@ from tfopt import repairs
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import computing_layers, is_keras_own, require_model
 from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
-from tfopt.precision.float8 import quantize, rebuilt_optimizer
-from tfopt.precision.layer_policies import Policy, assign_policies, current_policy, set_policies
-from tfopt.precision.loss_scale_wrapper import scale_loss, unscale_loss
+from tfopt.precision.layer_policies import Policy, assign_policies, current_policy, quantize, set_policies
+from tfopt.precision.optimizer_swap import rebuilt_optimizer, replace_optimizer, scale_loss, unscale_loss
 
 _SPATIAL_DROPOUT = (keras.layers.SpatialDropout1D, keras.layers.SpatialDropout2D, keras.layers.SpatialDropout3D)
 _OPTIMIZER, _SCALING = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
@@ -108,7 +107,9 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
         _check_other_optimizers(paths)
         repairs.install(*repairs.FLOAT16)
     set_policies(policies)
-    quantize(model, quantized, optimizer)
+    quantize(quantized)
+    if optimizer is not None:
+        replace_optimizer(model, optimizer)
     _keep_in_config(model)
     scaled = _scale_or_not(model)
     for trained in [layer for layer in paths if isinstance(layer, keras.Model)]:

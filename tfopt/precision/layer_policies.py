@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -48,11 +48,10 @@ def assign_policies(model: keras.Model, policy: Policy) -> Assignment:
     base, quantized = _split_float8(model, policy)
     description = _described(policy)
     paths = layer_paths(model)
-    asked, exact = (
-        _asked_by_key(model, base, paths)
-        if isinstance(base, Mapping)
-        else (dict.fromkeys(paths, as_policy(base)), set[keras.Layer]())
-    )
+    if isinstance(base, Mapping):
+        asked, exact = _asked_by_key(model, base, paths)
+    else:
+        asked, exact = dict.fromkeys(paths, as_policy(base)), set()
     floating = [layer for layer in paths if _computes_in_floating_point(layer)]
     if floating in ([], [model]):
         raise ValueError(
@@ -170,6 +169,13 @@ def set_policies(policies: Mapping[keras.Layer, keras.DTypePolicy]) -> None:
         if current_policy(layer) != policy:
             # Not through the property, which would write into a DTypePolicyMap that several layers may share.
             layer._dtype_policy = policy
+
+
+def quantize(layers: Iterable[keras.Layer]) -> None:
+    """Quantizes built layers to float8."""
+    for layer in layers:
+        layer._dtype_policy = current_policy(layer)  # quantize would write into a shared DTypePolicyMap
+        layer.quantize("float8")
 
 
 def current_policy(layer: keras.Layer) -> keras.DTypePolicy:

@@ -1,10 +1,11 @@
 """A model under a policy against the same model in float32: measured on a few batches, tabulated and judged."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, islice, zip_longest
 from typing import Any, NamedTuple
 
 import keras
@@ -14,13 +15,20 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.layers import layer_paths, output_layers
 from tfopt.model.state import preserved, without_dropout
-from tfopt.precision.float8 import quantized_clone
 from tfopt.precision.gate.layer_table import LayerPrecision, LayerTable
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Measurement, Probe, Row, Variant, worst_deviation
 from tfopt.precision.gate.verdict import cancelled, find_problems, first_overflow
-from tfopt.precision.layer_policies import Assignment, Policy, assign_policies, is_16_bit
-from tfopt.precision.loss_scale_wrapper import scale_loss
+from tfopt.precision.layer_policies import (
+    Assignment,
+    Policy,
+    assign_policies,
+    current_policy,
+    is_16_bit,
+    quantize,
+    set_policies,
+)
+from tfopt.precision.optimizer_swap import scale_loss
 from tfopt.precision.policies import tf32
 from tfopt.repairs import computes_in_float16
 
@@ -89,6 +97,59 @@ def _on_clone(model: keras.Model, batches: Sequence[Any], assigned: Assignment) 
         with without_dropout(clone):
             _settle_scales(clone, batches, assigned)
             yield Variant(clone, layer_paths(clone), {})
+
+
+def quantized_clone(
+    model: keras.Model, policies: Mapping[keras.Layer, keras.DTypePolicy], layers: Iterable[keras.Layer]
+) -> keras.Model:
+    """A copy of a built model to measure on: the same weights, loss and layer names, with plain SGD.
+
+    In the copy, `layers` of the model are quantized to float8, and the others have their `policies` or keep their own.
+    """
+    copies = _copies(model)
+    clone: keras.Model = copies[model]
+    set_policies({copy: policies.get(layer, current_policy(layer)) for layer, copy in copies.items()})
+    quantize(copies[layer] for layer in layers)
+    if model.compiled:
+        options = model._compile_config.config
+        # Keras' own compile, since a custom one may take anything. No metrics: the copy would update the model's.
+        keras.Model.compile(clone, "sgd", options["loss"], loss_weights=options["loss_weights"])
+    return clone
+
+
+def _copies(model: keras.Model) -> dict[keras.Layer, keras.Layer]:
+    """Each layer of a model and its copy of the same name and weights, the model itself first."""
+    seeds = random.getstate()  # Keras draws the seeds of the copy's initializers from it
+    try:
+        clone = keras.models.clone_model(model)
+        if not clone.built:
+            clone.build_from_config(model.get_build_config())
+        clone.set_weights(model.get_weights())
+    except Exception as error:  # whatever the user's class raises
+        raise UnsupportedError(
+            f"Expected a model that can be copied, to quantize the copy. Found {model.name!r}, whose copy failed: "
+            f"{error}. Give its class a get_config that can rebuild it, layers included."
+        ) from error
+    finally:
+        random.setstate(seeds)
+    # In order, as for set_weights: a layer without a name= gets another name in each copy.
+    pairs = list(zip_longest(layer_paths(model), layer_paths(clone)))
+    mismatch = next((pair for pair in pairs if not _compute_alike(*pair)), None)
+    if mismatch:
+        had, found = ("nothing" if x is None else type(x).__name__ for x in mismatch)
+        raise UnsupportedError(
+            f"Expected a copy that computes what {model.name!r} does, to quantize it. Found {found} in place of {had}. "
+            "Give its class a get_config that can rebuild it, layers included; extend keras.Model rather than "
+            "keras.Sequential, of which Keras copies only the layers."
+        )
+    for layer, copy in pairs:
+        copy.name = layer.name
+    return dict(pairs)
+
+
+def _compute_alike(one: keras.Layer | None, other: keras.Layer | None) -> bool:
+    methods = [[getattr(type(x), name, None) for name in ("call", "compute_loss")] for x in (one, other)]
+    return one is not None and other is not None and methods[0] == methods[1]
 
 
 def _settle_scales(clone: keras.Model, batches: Sequence[Any], assigned: Assignment) -> None:

@@ -1,0 +1,117 @@
+"""Giving a compiled model another optimizer with all its state: with or without loss scaling, or for new weights."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import keras
+from keras.src.utils.tracking import no_automatic_dependency_tracking
+
+from tfopt.errors import UnsupportedError
+from tfopt.repairs.mixed_precision import AUTOMATIC, automatic_wrapper
+
+
+def scale_loss(model: keras.Model) -> bool:
+    """Wraps the model's optimizer in a LossScaleOptimizer, unless it is wrapped or was compiled without scaling.
+
+    The inner optimizer stays the same object, with its iterations and slots. Returns whether the loss is scaled.
+    """
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        if _is_automatic(model):  # Keras' own wrapper, which its compile config lacks
+            optimizer.name = AUTOMATIC
+            _set_optimizer(model, optimizer)
+        return True
+    if optimizer is None or not model._compile_config.config.get("auto_scale_loss", True):
+        return False
+    _set_optimizer(model, _wrapped(model, optimizer))
+    return True
+
+
+def unscale_loss(model: keras.Model) -> None:
+    """Unwraps a LossScaleOptimizer that Keras' compile or tfopt added; the user's own stays."""
+    if _is_automatic(model):
+        wrapper = model.optimizer
+        constant = getattr(wrapper, "constant_before", None)
+        _set_optimizer(model, wrapper.inner_optimizer)
+        if constant is not None:
+            model.optimizer.loss_scale_factor = constant
+
+
+def rebuilt_optimizer(model: keras.Model) -> keras.optimizers.Optimizer | None:
+    """A new optimizer like the model's, since a built one takes no more weights; None if the model's is not built."""
+    old = model.optimizer if model.compiled else None
+    if old is None or not old.built:
+        return None
+    try:
+        with model.distribute_strategy.scope():
+            return type(old).from_config(old.get_config())
+    except Exception as error:  # whatever the user's class or schedule raises
+        raise UnsupportedError(
+            "Expected an optimizer that can be rebuilt from its config, since float8 adds weights. Found "
+            f"{type(old).__name__}, which failed: {error} Register its class, or that of its learning rate schedule, "
+            "with keras.saving.register_keras_serializable and give it a get_config; or apply float8 before compiling "
+            "the model."
+        ) from error
+
+
+def replace_optimizer(model: keras.Model, new: keras.optimizers.Optimizer) -> None:
+    """Gives a compiled model a rebuilt optimizer with the old one's state, for the model's present weights."""
+    old = model.optimizer
+    _carry_over(old, new)
+    present_ids = {id(variable) for variable in model.trainable_variables}
+    # Weights frozen since the optimizer was built keep their slots, in case they train again.
+    frozen = [variable for variable in old._trainable_variables if id(variable) not in present_ids]
+    with model.distribute_strategy.scope():
+        new.build([*model.trainable_variables, *frozen])
+    values = _by_path(new.variables)
+    for key, variable in _by_path(old.variables).items():
+        values[key].assign(variable)
+    _set_optimizer(model, new)
+
+
+@no_automatic_dependency_tracking
+def _set_optimizer(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Gives a compiled model another optimizer, in a way that saving preserves."""
+    model.optimizer = optimizer
+    model._compile_config.config["optimizer"] = optimizer
+
+
+def _is_automatic(model: keras.Model) -> bool:
+    """Whether the model has a LossScaleOptimizer the user did not ask for."""
+    optimizer = model.optimizer
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return False
+    # The compile config holds what the user passed, so Keras' own wrapper differs from it.
+    return optimizer.name == AUTOMATIC or model._compile_config.config["optimizer"] is not optimizer
+
+
+def _wrapped(model: keras.Model, inner: keras.optimizers.Optimizer) -> keras.optimizers.LossScaleOptimizer:
+    wrapper = automatic_wrapper(inner)
+    if inner.built:
+        # The wrapper's build would build the inner optimizer again, which not every optimizer guards against.
+        inner.__dict__["build"] = lambda variables: None
+        try:
+            with model.distribute_strategy.scope():
+                wrapper.build(inner._trainable_variables)
+        finally:
+            del inner.__dict__["build"]
+    return wrapper
+
+
+def _carry_over(old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer) -> None:
+    """Copies the settings of an optimizer that its config lacks."""
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern", "constant_before"):
+        if name in vars(old):
+            setattr(new, name, vars(old)[name])
+    if isinstance(old, keras.optimizers.LossScaleOptimizer):
+        _carry_over(old.inner_optimizer, new.inner_optimizer)
+
+
+def _by_path(variables: Iterable[keras.Variable]) -> dict[tuple[str, int], keras.Variable]:
+    """Variables by path, numbered where paths repeat."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for variable in variables:
+        found[variable.path, seen[variable.path]] = variable
+        seen[variable.path] += 1
+    return found
