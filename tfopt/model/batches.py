@@ -67,9 +67,7 @@ def _as_fit_takes(value: Any) -> Any:
 def first_alike_batches(data: Data, count: int) -> list[Any]:
     """Returns those of the first `count` batches that have the very first one's shapes, so that a step is traced once.
 
-    Raises:
-        TypeError: If `data` is neither a dataset nor a batch.
-        tfopt.errors.PipelineError: If the dataset or its first batch is empty.
+    It raises as `one_batch` does, and a PipelineError if the first batch has no examples.
     """
     batches = list(as_dataset(data).take(count)) or [one_batch(data)]
     # A part is None for an output without a target.
@@ -144,10 +142,6 @@ def repeated(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     Any stage after a copy to a device moves the batches back to the host, and a device stage is attached to its dataset
     alone. Such a dataset has to be restarted instead.
-
-    Example:
-        >>> list(repeated(tf.data.Dataset.range(2)).take(3).as_numpy_iterator())
-        [0, 1, 0]
     """
     stays_last = ends_on_device(dataset) or getattr(dataset, DEVICE_STAGE, None) is not None
     return dataset if stays_last or is_endless(dataset) else dataset.repeat()

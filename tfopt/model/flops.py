@@ -8,17 +8,9 @@ import keras
 import tensorflow as tf
 
 from tfopt.model.layers import graph_operations
-from tfopt.model.products import LayerCall, graph_nodes, layer_calls, matrix_products
+from tfopt.model.products import LayerCall, graph_nodes, has_kernel, layer_calls, matrix_products
 
 _LAYERS = keras.layers
-# Lookups and element-wise layers.
-_NO_PRODUCTS = (
-    _LAYERS.Embedding,
-    _LAYERS.LayerNormalization,
-    _LAYERS.RMSNormalization,
-    _LAYERS.GroupNormalization,
-    _LAYERS.PReLU,
-)
 # Products that `matrix_products` does not count.
 _UNCOUNTED = (_LAYERS.Dot, _LAYERS.MelSpectrogram, _LAYERS.STFTSpectrogram)
 _UNCOUNTED_OPERATIONS = {
@@ -94,10 +86,7 @@ def _unknown(call: LayerCall) -> str | None:
             return f"keras.ops: {operation.name}"
     if isinstance(layer, _LAYERS.Lambda) or type(layer).call.__module__.partition(".")[0] != "keras":
         return None if _counts_all_products(call) else "products in its own call"
-    has_kernel = any(len(weight.shape) > 1 for weight in layer._trainable_variables)
-    if isinstance(layer, _UNCOUNTED) or (has_kernel and not isinstance(layer, _NO_PRODUCTS)):
-        return type(layer).__name__
-    return None
+    return type(layer).__name__ if isinstance(layer, _UNCOUNTED) or has_kernel(layer) else None
 
 
 def _counts_all_products(call: LayerCall) -> bool:

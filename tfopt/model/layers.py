@@ -40,12 +40,7 @@ def require_model(model: Any) -> None:
 
 
 def require_compiled(model: keras.Model) -> keras.Model:
-    """Returns the model if it is compiled.
-
-    Raises:
-        TypeError: If `model` is not a Keras model.
-        ValueError: If the model is not compiled, so it has no training step yet.
-    """
+    """Returns the model; raises a TypeError if it is not a Keras model, a ValueError if it is not compiled."""
     require_model(model)
     if not model.compiled:
         raise ValueError(
@@ -235,12 +230,7 @@ def _makers_by_id(outer: keras.Layer) -> Iterator[dict[int, tuple[keras.Layer, .
 
 @contextmanager
 def calls_wrapped(layers: Iterable[keras.Layer], wrapper: Callable[[keras.Layer, Any], Any]) -> Iterator[None]:
-    """Wraps the call methods of layers, bypassing Keras' attribute tracking, and restores them afterwards.
-
-    Args:
-        layers: Each once.
-        wrapper: Makes the replacement from a layer and its method.
-    """
+    """Wraps the call methods of distinct layers, bypassing Keras' attribute tracking, and restores them afterwards."""
     before: list[tuple[keras.Layer, Mapping[str, Any]]] = []
     try:
         for layer in layers:

@@ -11,6 +11,8 @@ import keras
 Shape = tuple[int | None, ...]
 _LAYERS = keras.layers
 _ATTENTION = _LAYERS.MultiHeadAttention | _LAYERS.GroupQueryAttention
+# Layers whose weights, of two dimensions or more, are looked up or multiplied element-wise.
+_NO_KERNEL = _LAYERS.Embedding | _LAYERS.LayerNormalization | _LAYERS.RMSNormalization | _LAYERS.PReLU
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,11 @@ class Products:
         """Multiply-adds with each unknown size taken as one and the named dimension, if any, as `size`."""
         sizes = {dimension.name: dimension.size for dimension in self.dimensions} | {name: size}
         return sum(math.prod(_size(factor, sizes) or 1 for factor in term) for term in self.terms)
+
+
+def has_kernel(layer: keras.Layer) -> bool:
+    """Whether a layer has weights that it may multiply matrices with."""
+    return not isinstance(layer, _NO_KERNEL) and any(len(weight.shape) > 1 for weight in layer._trainable_variables)
 
 
 def matrix_products(call: LayerCall) -> Products | None:

@@ -21,15 +21,10 @@ _SPARE_SHARE = 0.1  # of the GPU's memory, for fragmentation
 def trace_train_step(
     model: keras.Model, batch: Any, *, jit_compile: bool | None = None
 ) -> tuple[Callable[..., Any], tf.Graph]:
-    """Traces the training step as `fit` runs it, which creates every variable that training needs.
+    """Traces the training step of a compiled model as `fit` runs it, which creates every variable that training needs.
 
-    Args:
-        model: A compiled model, built or not.
-        batch: One batch as `model.fit` takes it: (x, y[, sample_weight]).
-        jit_compile: Whether the step runs under XLA. None: as the model was compiled.
-
-    Returns:
-        The step, a function of the batch (not compiled if the model runs eagerly), and its graph.
+    Returns the step, a function of the batch (not compiled if the model runs eagerly), and its graph. It runs under XLA
+    as the model was compiled, unless `jit_compile` says otherwise.
 
     Raises:
         tfopt.errors.UnsupportedError: If the model runs eagerly and its step cannot be traced.
@@ -78,9 +73,6 @@ class StatePreserver:
     The first two times the state goes to host memory: the first step compiles, and only the second shows what a step
     needs. From then on it stays on its GPU if it fits there beside the step, since moving GPT-2's 1.5 GB takes about a
     second each way.
-
-    Args:
-        model, also: As for `preserved`.
     """
 
     def __init__(self, model: keras.Model, *, also: Iterable[tf.Variable] = ()):

@@ -111,15 +111,15 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
     if optimizer is not None:
         replace_optimizer(model, optimizer)
     _keep_in_config(model)
-    scaled = _scale_or_not(model)
+    scaled = {}
     for trained in [layer for layer in paths if isinstance(layer, keras.Model)]:
-        _scale_or_not(trained)  # a nested model may be compiled too
+        scaled[trained] = _scale_or_not(trained)  # a nested model may be compiled too
         for name in STEP_FUNCTIONS:
             rebuild_step_function(trained, name)
     changed = {
         paths[layer]: current_policy(layer).name for layer in computing if current_policy(layer) != before[layer]
     }
-    return Applied(changed, scaled, tuple(paths[layer] for layer in _unsaved(model)))
+    return Applied(changed, scaled[model], tuple(paths[layer] for layer in _unsaved(model)))
 
 
 def _check_other_models(paths: Mapping[keras.Layer, str], changing: set[keras.Layer]) -> None:

@@ -39,11 +39,6 @@ def assign_policies(model: keras.Model, policy: Policy) -> Assignment:
     """Returns the dtype policy each layer would get from `policy`, by the rules of `tfopt.precision.apply`.
 
     Nothing changes, and the errors are those of `apply`.
-
-    Example:
-        >>> assigned = assign_policies(model, {"conv": "mixed_bfloat16"})
-        >>> {layer.name: policy.name for layer, policy in assigned.policies.items()}
-        {'small': 'float32', 'conv': 'mixed_bfloat16', 'head': 'float32'}
     """
     base, quantized = _split_float8(model, policy)
     description = _described(policy)
@@ -149,10 +144,6 @@ def under_policies(model: keras.Model, policies: Mapping[keras.Layer, keras.DTyp
 
     Weights are not touched. A function keeps the policies it was traced under: trace a new one inside the block, since
     those Keras holds (`model.train_function` …) are not affected.
-
-    Example:
-        >>> with under_policies(model, assign_policies(model, "mixed_float16").policies):
-        ...     outputs = model(x, training=True)
     """
     before = {layer: layer._dtype_policy for layer in model._flatten_layers()}
     try:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.model.layers import require_model
-from tfopt.model.products import Dimension, LayerCall, Products, layer_calls, matrix_products
+from tfopt.model.products import Dimension, LayerCall, Products, has_kernel, layer_calls, matrix_products
 from tfopt.text import aligned, listed
 
 # NVIDIA, "Matrix Multiplication Background User's Guide", Tensor Core Requirements: M, N and K should be multiples of
@@ -21,8 +21,6 @@ _RULES = (
     "Multiples after NVIDIA's Matrix Multiplication Background User's Guide, for compute capability 8.0 and later\n"
     "(float8: 8.9); on 7.x only float16 uses Tensor Cores. Other sizes run too, but slower; measure what padding gains."
 )
-# Layers whose kernel, of two dimensions or more, is looked up or multiplied element-wise.
-_NO_PRODUCTS = keras.layers.Embedding | keras.layers.LayerNormalization | keras.layers.PReLU
 _NAMES_LISTED = 3
 
 
@@ -192,14 +190,11 @@ def _unknown(calls: Iterable[LayerCall], uses: Iterable[_Use]) -> tuple[Remark, 
         elif use.products.multiply_adds is None:
             found.append(("a length or size of the input is None", use.call.path))
     multiplying = {use.call.layer for use in uses}
-    custom = [call.path for call in calls if call.layer not in multiplying and _has_kernel(call.layer)]
-    return _remarks([*found, *(("what it does with its kernel is its own", path) for path in custom)])
-
-
-def _has_kernel(layer: keras.Layer) -> bool:
-    if isinstance(layer, _NO_PRODUCTS) and not isinstance(layer, keras.layers.ReversibleEmbedding):
-        return False
-    return any(len(weight.shape) > 1 for weight in layer._trainable_variables)
+    for call in calls:
+        reverses = isinstance(call.layer, keras.layers.ReversibleEmbedding)
+        if call.layer not in multiplying and (reverses or has_kernel(call.layer)):
+            found.append(("what it does with its kernel is its own", call.path))
+    return _remarks(found)
 
 
 def _remarks(found: Iterable[tuple[str, str]]) -> tuple[Remark, ...]:

@@ -12,19 +12,20 @@ from tfopt.repairs.repair import Repair
 from tfopt.repairs.replica_executions import REPLICA_EXECUTIONS
 from tfopt.repairs.uneven_batches import UNEVEN_BATCHES
 
-_ALL = (
-    REPLICA_OVERFLOW,
-    LOSS_SCALING,
-    UNSCALED_LOSS,
-    CLEAR_SESSION,
-    MULTI_WORKER,
-    UNEVEN_BATCHES,
-    CLIPPING,
-    ACCUMULATION,
-    REPLICA_EXECUTIONS,
-)
-
-REPAIRS = {repair.name: repair for repair in _ALL}
+REPAIRS = {
+    repair.name: repair
+    for repair in (
+        REPLICA_OVERFLOW,
+        LOSS_SCALING,
+        UNSCALED_LOSS,
+        CLEAR_SESSION,
+        MULTI_WORKER,
+        UNEVEN_BATCHES,
+        CLIPPING,
+        ACCUMULATION,
+        REPLICA_EXECUTIONS,
+    )
+}
 """Every repair, by its name."""
 
 FLOAT16 = ("replica_overflow", "loss_scaling", "unscaled_loss")

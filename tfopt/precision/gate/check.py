@@ -1,6 +1,6 @@
 """`check`: whether a model may train under a dtype policy, and which layers must stay in float32 if not."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from tfopt.model.layers import layer_paths, require_compiled
 from tfopt.precision.gate.comparison import Comparison, compare
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import NotFiniteError, build
-from tfopt.precision.layer_policies import Assignment, Policy, assign_policies, name_of
+from tfopt.precision.layer_policies import Policy, assign_policies, name_of
 from tfopt.text import listed
 
 _FALLBACK_ROUNDS = 6
@@ -93,7 +93,12 @@ def _not_finite(model: keras.Model, batches: Sequence[Any], layer: str | None) -
                 f"{number}; {already}. Clean the data; tf.debugging.assert_all_finite in the pipeline locates the "
                 "values."
             )
-    weights = [name for name, value in _weights(model) if not_finite_parts(value)]
+    weights = [
+        f"{path}/{variable.name}"
+        for layer, path in layer_paths(model).items()
+        for variable in (*layer._trainable_variables, *layer._non_trainable_variables)
+        if not_finite_parts(tf.convert_to_tensor(variable.value))
+    ]
     if weights:
         return ValueError(
             f"Expected a model with finite weights. Received: {model.name!r} with NaN or infinity in "
@@ -106,21 +111,12 @@ def _not_finite(model: keras.Model, batches: Sequence[Any], layer: str | None) -
     )
 
 
-def _weights(model: keras.Model) -> Iterator[tuple[str, tf.Tensor]]:
-    for layer, path in layer_paths(model).items():
-        for variable in (*layer._trainable_variables, *layer._non_trainable_variables):
-            yield f"{path}/{variable.name}", tf.convert_to_tensor(variable.value)
-
-
 def _find_fallback(
     model: keras.Model, batches: Sequence[Any], policy: Policy, failed: Comparison
 ) -> dict[str, str] | None:
-    """Takes layers back to float32 until the others pass.
+    """Takes layers back to float32 until the others pass; None if no round passed or all layers ended in float32.
 
     Each round takes back the layers blamed in the one before or, if there are no new ones, the worse half of the rest.
-
-    Returns:
-        Names of policies by path; None if no round passed or all layers ended in float32.
     """
     paths = failed.assigned.paths
     floating = {paths[layer] for layer in failed.assigned.policies}
@@ -145,7 +141,9 @@ def _find_fallback(
             named = policy if isinstance(policy, Mapping) else {paths[model]: policy}
             short = {key: name_of(named[key]) for key in named}
             short |= {path: "float32" for path in sorted(back) if path.rpartition("/")[0] not in back}
-            return short if _assigns_alike(assign_policies(model, short), comparison.assigned) else attempt
+            one, other = assign_policies(model, short), comparison.assigned
+            same = (one.policies, one.quantized) == (other.policies, other.quantized)
+            return short if same else attempt
         back = _taken_back(comparison, units, back)
     return None
 
@@ -161,7 +159,3 @@ def _taken_back(comparison: Comparison, units: Mapping[str, list[str]], back: se
 def _inside(outer: str, paths: Iterable[str]) -> list[str]:
     """A layer and everything in it; nothing for the outermost level, whose path is empty."""
     return [path for path in paths if outer and (path + "/").startswith(outer + "/")]
-
-
-def _assigns_alike(one: Assignment, other: Assignment) -> bool:
-    return (one.policies, one.quantized) == (other.policies, other.quantized)

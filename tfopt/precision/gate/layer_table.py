@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
@@ -29,7 +29,7 @@ class Deviation:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON, with null for values that are not finite."""
-        return {name: finite_or_none(value) for name, value in asdict(self).items()}
+        return as_json(asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,7 @@ class LayerPrecision:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        parts = {name: value.to_dict() for name, value in values.items() if isinstance(value, Deviation)}
-        return values | parts | {"own_error": finite_or_none(self.own_error)}
+        return as_json(asdict(self) | {"own_error": self.own_error})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +99,13 @@ class LayerTable:
     """Mean loss under the policy."""
 
 
-def finite_or_none(value: float) -> float | None:
-    """A number as JSON can hold it."""
-    return value if math.isfinite(value) else None
+def as_json(value: Any) -> Any:
+    """Nested values as JSON can hold them: lists for tuples, null for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: as_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def percent(share: float) -> str:

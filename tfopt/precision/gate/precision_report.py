@@ -1,11 +1,11 @@
 """The report of the precision gate: as text, as JSON and as a chart."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfopt.page import Bar, bar_chart
-from tfopt.precision.gate.layer_table import LayerPrecision, finite_or_none, percent
+from tfopt.precision.gate.layer_table import LayerPrecision, as_json, percent
 from tfopt.precision.gate.verdict import relative
 from tfopt.text import aligned
 
@@ -61,16 +61,8 @@ class PrecisionReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON, with null for numbers that are not finite."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)} | {
-            "passed": self.passed,
-            "verdict": self.verdict,
-            "problems": list(self.problems),
-            "notes": list(self.notes),
-            "layers": [layer.to_dict() for layer in self.layers],
-            "fallback": None if self.fallback is None else dict(self.fallback),
-        }
-        losses = ("reference_loss", "candidate_loss", "loss_drift")
-        return values | {name: finite_or_none(getattr(self, name)) for name in losses}
+        verdict = {"passed": self.passed, "verdict": self.verdict, "loss_drift": self.loss_drift}
+        return as_json(asdict(self) | verdict | {"layers": [layer.to_dict() for layer in self.layers]})
 
     def chart(self) -> str:
         """Returns an HTML figure with a bar per layer, for `tfopt.page.Section(charts=...)`."""

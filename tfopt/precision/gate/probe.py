@@ -286,11 +286,7 @@ def moments(reference: Any, candidate: Any) -> tf.Tensor:
 
 
 def worst_deviation(batches: Iterable[np.ndarray[Any, Any]]) -> Deviation:
-    """The deviation of some tensors taken together.
-
-    Args:
-        batches: For each batch the moments of every tensor, shape (tensors, 10).
-    """
+    """The deviation of some tensors taken together, from their moments in each batch, shape (tensors, 10)."""
     each = [_of_batch(batch.astype("float64")) for batch in batches]
     # Python's max() ignores a NaN or not, depending on its place.
     return Deviation(**{name: float(np.max([part[name] for part in each])) for name in each[0]})
