@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.model.layers import require_model
-from tfopt.repairs.clipping import CLIPPING, clip_sum
+from tfopt.repairs.optimizers import CLIPPING, clip_sum
 from tfopt.repairs.repair import in_several_replicas
 
 DTYPES = ("bfloat16", "float16")

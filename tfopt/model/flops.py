@@ -1,6 +1,7 @@
 """FLOPs of a training step on one example, counted from the shapes of a model's layers."""
 
 import collections
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,15 +107,9 @@ def _products_in_graph(layer: keras.Layer) -> int:
         with keras.StatelessScope():  # so that seeds and losses stay unchanged
             return layer(*inputs)
 
-    specs = [_specs(structure) for structure in layer._build_shapes_dict.values()]
+    def one_example(shape: Sequence[int | None]) -> tf.TensorSpec:
+        return tf.TensorSpec((1, *shape[1:]), tf.float32)
+
+    specs = [keras.tree.map_shape_structure(one_example, shapes) for shapes in layer._build_shapes_dict.values()]
     graph = tf.function(call, autograph=False).get_concrete_function(*specs).graph
     return sum(node.op in _GRAPH_PRODUCTS for node in graph_operations(graph))
-
-
-def _specs(shapes: Any) -> Any:
-    """Specs for one example of a structure of shapes."""
-    if isinstance(shapes, dict):
-        return {name: _specs(inner) for name, inner in shapes.items()}
-    if shapes and isinstance(shapes[0], list | tuple | dict):
-        return [_specs(inner) for inner in shapes]
-    return tf.TensorSpec((1, *shapes[1:]), tf.float32)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import keras
@@ -152,14 +152,11 @@ def _traced_on_built_shapes(model: keras.Model) -> set[keras.Layer]:
     shapes = model._build_shapes_dict or {}
     cause: Exception | None = None
     for dtype in ("float32", "int32") if shapes else ():
-
-        def spec(shape: Any, dtype: str = dtype) -> Any:
-            if isinstance(shape, dict):
-                return {name: spec(inner) for name, inner in shape.items()}
-            is_shape = all(size is None or isinstance(size, int) for size in shape)
-            return keras.KerasTensor(shape, dtype) if is_shape else type(shape)(map(spec, shape))
-
-        arguments = {name.removesuffix("_shape"): spec(shape) for name, shape in shapes.items() if shape is not None}
+        arguments = {
+            name.removesuffix("_shape"): keras.tree.map_shape_structure(partial(keras.KerasTensor, dtype=dtype), shape)
+            for name, shape in shapes.items()
+            if shape is not None
+        }
         try:
             if len(arguments) == 1:  # built through build(input_shape), whatever the argument's name
                 return _traced(model, tuple(arguments.values()), {})

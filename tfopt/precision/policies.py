@@ -126,17 +126,9 @@ def set_policy(policy: str | keras.DTypePolicy = "auto") -> str:
 def policy(policy: str | keras.DTypePolicy = "auto") -> Iterator[str]:
     """Sets Keras' global dtype policy for a block of code, and restores the previous policy object.
 
-    Inside the block, `keras.utils.clear_session()` keeps the policy. The repairs that float16 needs stay installed
-    afterwards, since the models made in the block outlive it.
-
-    Args:
-        policy: As for `set_policy`.
-
-    Yields:
-        The name of the policy that was set.
-
-    Raises:
-        TypeError, ValueError, tfopt.errors.UnsupportedError: As for `set_policy`.
+    It takes, yields and raises what `set_policy` takes, returns and raises. Inside the block,
+    `keras.utils.clear_session()` keeps the policy. The repairs that float16 needs stay installed afterwards, since the
+    models made in the block outlive it.
 
     Example:
         >>> with tfopt.precision.policy("mixed_bfloat16"):

@@ -1,4 +1,3 @@
-from .accumulation import ACCUMULATION as ACCUMULATION
 from .catalogue import FLOAT16 as FLOAT16
 from .catalogue import REPAIRS as REPAIRS
 from .catalogue import REPLICAS as REPLICAS
@@ -6,14 +5,15 @@ from .catalogue import Status as Status
 from .catalogue import install as install
 from .catalogue import remove as remove
 from .catalogue import status as status
-from .clipping import CLIPPING as CLIPPING
 from .mixed_precision import CLEAR_SESSION as CLEAR_SESSION
 from .mixed_precision import LOSS_SCALING as LOSS_SCALING
 from .mixed_precision import REPLICA_OVERFLOW as REPLICA_OVERFLOW
 from .mixed_precision import UNSCALED_LOSS as UNSCALED_LOSS
 from .mixed_precision import computes_in_float16 as computes_in_float16
-from .multi_worker import MULTI_WORKER as MULTI_WORKER
+from .optimizers import ACCUMULATION as ACCUMULATION
+from .optimizers import CLIPPING as CLIPPING
 from .repair import Repair as Repair
 from .repair import fingerprint as fingerprint
-from .replica_executions import REPLICA_EXECUTIONS as REPLICA_EXECUTIONS
+from .trainer import MULTI_WORKER as MULTI_WORKER
+from .trainer import REPLICA_EXECUTIONS as REPLICA_EXECUTIONS
 from .uneven_batches import UNEVEN_BATCHES as UNEVEN_BATCHES

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UnsupportedError, unknown_name
-from tfopt.repairs.accumulation import ACCUMULATION
-from tfopt.repairs.clipping import CLIPPING
 from tfopt.repairs.mixed_precision import CLEAR_SESSION, LOSS_SCALING, REPLICA_OVERFLOW, UNSCALED_LOSS
-from tfopt.repairs.multi_worker import MULTI_WORKER
+from tfopt.repairs.optimizers import ACCUMULATION, CLIPPING
 from tfopt.repairs.repair import Repair
-from tfopt.repairs.replica_executions import REPLICA_EXECUTIONS
+from tfopt.repairs.trainer import MULTI_WORKER, REPLICA_EXECUTIONS
 from tfopt.repairs.uneven_batches import UNEVEN_BATCHES
 
 REPAIRS = {
@@ -83,15 +81,9 @@ def install(*names: str) -> Status:
 
 
 def remove(*names: str) -> Status:
-    """Restores the original functions.
+    """Restores the original functions, of all repairs if no names are given; returns the state of every repair.
 
     A model compiled while `loss_scaling` was installed keeps its optimizer.
-
-    Args:
-        names: Which repairs to remove; all of them if omitted.
-
-    Returns:
-        The state of every repair.
 
     Raises:
         ValueError: If a name is not in `REPAIRS`.

@@ -69,10 +69,7 @@ class Repair:
         return bool(self._patches)
 
     def applies(self) -> bool:
-        """Whether the installed Keras or TensorFlow has the defect.
-
-        Returns:
-            True if it is known to be broken, False if it is known to be fixed upstream.
+        """Whether the installed Keras or TensorFlow is known to have the defect, or to be fixed upstream.
 
         Raises:
             tfopt.errors.UnsupportedError: If a function is neither, or its source cannot be read.
@@ -90,11 +87,7 @@ class Repair:
         return not mended
 
     def install(self) -> None:
-        """Installs the repair until `remove`, if the defect is there. A second call does nothing.
-
-        Raises:
-            tfopt.errors.UnsupportedError: As `applies`.
-        """
+        """Installs the repair until `remove`, if the defect is there; raises as `applies`. Calls may be repeated."""
         with _lock:
             self._patch()
             self._for_good = self.installed
@@ -111,11 +104,7 @@ class Repair:
 
     @contextmanager
     def during(self) -> Iterator[None]:
-        """Installs the repair for a block, unless it is installed. An `install` inside the block outlasts it.
-
-        Raises:
-            tfopt.errors.UnsupportedError: As `applies`.
-        """
+        """Installs the repair for a block; raises as `applies`. An `install` before or inside the block outlasts it."""
         with _lock:
             self._patch()
             self._blocks += 1
