@@ -69,7 +69,7 @@ class Repair:
         return bool(self._patches)
 
     def applies(self) -> bool:
-        """Whether the installed Keras or TensorFlow is known to have the defect, or to be fixed upstream.
+        """Whether the defect is here: True if it is known to be, False if it is known to be fixed upstream.
 
         Raises:
             tfopt.errors.UnsupportedError: If a function is neither, or its source cannot be read.
