@@ -117,6 +117,16 @@ def test_one_fit_is_overlapped_and_keras_is_itself_again(spied):
     np.testing.assert_array_equal(next(iter(data))[0], batch[0])
 
 
+def test_keras_is_itself_again_after_a_timer_that_failed(spied):
+    (case,) = fit.cases(CPU)
+    stock = CallbackList._on_train_batch_end
+    stack = ExitStack()
+    case.variants[1].timer(stack)
+    assert CallbackList._on_train_batch_end is not stock
+    assert not stack.__exit__(RuntimeError, RuntimeError("on purpose"), None)
+    assert CallbackList._on_train_batch_end is stock
+
+
 @pytest.mark.slow
 def test_the_weights_are_those_of_a_training(monkeypatch):
     (case,) = fit.cases(CPU)
