@@ -9,8 +9,7 @@ function; 67 to 69 ms with TensorFlow's kernels, which take uint8 through the ho
 import itertools
 import re
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -119,12 +118,6 @@ def stage_of(dataset: Any) -> DeviceStage | None:
     return getattr(dataset, DEVICE_STAGE, None)
 
 
-def with_stage(dataset: Any, stage: DeviceStage) -> Any:
-    """Returns the dataset with a stage for `stage_of` to find; datasets derived from it have none."""
-    setattr(dataset, DEVICE_STAGE, stage)
-    return dataset
-
-
 def batch_functions(options: PipelineOptions, obstacles: Sequence[str | None], spec: Any) -> tuple[Any, ...]:
     """Returns the `tf.function`s that make a batch, to be called in turn.
 
@@ -132,10 +125,7 @@ def batch_functions(options: PipelineOptions, obstacles: Sequence[str | None], s
     (batch,), and random bits for the seeds, or None. Each further one takes `(batch, bits)`. Neighbours that XLA
     compiles are fused.
 
-    Args:
-        options: The pipeline's options.
-        obstacles: For each function of `augment`, why XLA cannot compile it; None if it can.
-        spec: The element spec of a row.
+    `obstacles` are those that `find_obstacles` returned; `spec` is the element spec of a row.
     """
     functions = list(options.augmentations)
     jits = [obstacle is None for obstacle in obstacles] or [True] * len(functions)
@@ -160,9 +150,7 @@ def find_obstacles(options: PipelineOptions, spec: Any) -> tuple[str | None, ...
     A layer whose `supports_jit` is False is believed. Everything else is lowered, which takes a fraction of a second:
     some layers that claim to compile do not, such as RandAugment and MixUp.
 
-    Args:
-        options: The pipeline's options; the functions take batches.
-        spec: The element spec of a full batch before `augment`.
+    `spec` is the element spec of a full batch before `augment`.
 
     Example:
         >>> from tfopt.pipelines import per_batch
@@ -314,20 +302,12 @@ def _obstacle(function: StageFunction, spec: Any) -> tuple[str | None, Any]:
     seed = tf.TensorSpec((2,), tf.int32)
     after = tf.function(called).get_concrete_function(*arguments, seed=seed).structured_outputs
     after = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), after)
-    if isinstance(function.call, LayerFunction) and not _claims_jit(function.call.layer):
+    layers = function.call.layer._flatten_layers() if isinstance(function.call, LayerFunction) else ()
+    if not all(getattr(layer, "supports_jit", True) for layer in layers):
         return "supports_jit is False", after
-    lowered = tf.function(called, jit_compile=True)
-    return _lowering_error(partial(lowered.experimental_get_compiler_ir, *arguments, seed=seed)), after
-
-
-def _claims_jit(layer: Any) -> bool:
-    return all(getattr(inner, "supports_jit", True) for inner in layer._flatten_layers())
-
-
-def _lowering_error(lower: Callable[[], Any]) -> str | None:
     try:
-        lower()(stage="hlo")
+        tf.function(called, jit_compile=True).experimental_get_compiler_ir(*arguments, seed=seed)(stage="hlo")
     except (ValueError, tf.errors.OpError) as error:
         operation = re.search(r"No registered '(\w+)'", str(error))
-        return f"XLA has no {operation[1]}" if operation else "XLA cannot compile it"
-    return None
+        return f"XLA has no {operation[1]}" if operation else "XLA cannot compile it", after
+    return None, after

@@ -38,11 +38,7 @@ class OnDevice:
 
 
 def choose_device(asked: str | None, spec: Any) -> tuple[str | None, str]:
-    """Returns the device to copy batches to, None for none, and why.
-
-    Args:
-        asked: The option `device`.
-        spec: The element spec of what is copied.
+    """Returns the device to copy elements of this spec to, None for none, and why; `asked` is the option `device`.
 
     Raises:
         ValueError: If there is no such device; TensorFlow would silently leave the batches on the host.
@@ -121,12 +117,8 @@ def place_beside(options: PipelineOptions, facts: Facts, device: str) -> OnDevic
     """Returns where cache="auto" also puts the data for `tfopt.fit.overlap`, or why nowhere.
 
     The pipeline then works both ways, and a `fit` without `overlap` takes the other one. So nothing may depend on which
-    one is taken: no function of `augment`, whose draws differ under XLA, and no order under a seed.
-
-    Args:
-        options: The pipeline's options, of which `cache` is "auto".
-        facts: What is known about the data.
-        device: Where the pipeline copies its batches, a GPU.
+    one is taken: no function of `augment`, whose draws differ under XLA, and no order under a seed. `device` is the GPU
+    to which the pipeline copies its batches.
     """
     if options.augmentations:
         return "`augment` draws otherwise on the device: cache='device' asks for it"

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -48,16 +48,12 @@ class RandomCrop:
     size: int | tuple[int, int]
     area: tuple[float, float] = dataclasses.field(default=(0.08, 1.0), kw_only=True)
     aspect_ratio: tuple[float, float] = dataclasses.field(default=(3 / 4, 4 / 3), kw_only=True)
+    random: ClassVar[bool] = True  # each seed gives a different window
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _as_size(self.size))
         object.__setattr__(self, "area", _as_range("area", self.area, most=1.0))
         object.__setattr__(self, "aspect_ratio", _as_range("aspect_ratio", self.aspect_ratio, most=math.inf))
-
-    @property
-    def random(self) -> bool:
-        """True: each seed gives a different window."""
-        return True
 
     def window(self, shape: Any, seed: Any) -> tuple[Any, Any]:
         """Returns the window's start, `(row, column, 0)`, and size, `(height, width, -1)`, in a graph.
@@ -100,15 +96,11 @@ class CentralCrop:
 
     size: int | tuple[int, int]
     fraction: float = dataclasses.field(default=0.875, kw_only=True)
+    random: ClassVar[bool] = False  # it takes no seed
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _as_size(self.size))
         _expect_share("fraction", self.fraction, most=1.0)
-
-    @property
-    def random(self) -> bool:
-        """False: it takes no seed."""
-        return False
 
     def window(self, shape: Any, seed: Any) -> tuple[Any, Any]:
         """Returns the window's start, `(row, column, 0)`, and size, `(height, width, -1)`, in a graph.

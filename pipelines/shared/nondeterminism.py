@@ -113,14 +113,8 @@ def refuse_draws(
 ) -> None:
     """Refuses random operations that a cache would freeze, a seed could not repeat, or an epoch would repeat.
 
-    Args:
-        options: The pipeline's options.
-        in_source: What was found in the source.
-        in_transform: What was found in `transform`.
-        in_augment: What was found in each function of `augment`.
-
     Raises:
-        ValueError: If there are such operations.
+        ValueError: If there are such operations in the source, `transform`, or a function of `augment`.
     """
     # Also if cache="auto" finds no room: whether a model trains on fresh draws must not depend on free memory.
     if options.cache is not None:
@@ -134,10 +128,6 @@ def refuse_draws(
 
 def refuse_restarting(stage: str, findings: list[Finding]) -> None:
     """Refuses random operations with a fixed seed, whose draws TensorFlow repeats in every epoch.
-
-    Args:
-        stage: "augment" or "transform".
-        findings: What was found in it.
 
     Raises:
         ValueError: If there are such operations.
@@ -153,12 +143,7 @@ def refuse_restarting(stage: str, findings: list[Finding]) -> None:
 
 
 def refuse_varying(stage: str, trace: Callable[[], Any], first: Any) -> None:
-    """Refuses a function whose traces differ: they contain a draw of NumPy or Python.
-
-    Args:
-        stage: The stage that calls it.
-        trace: Traces the function once more and returns the concrete function.
-        first: Its first trace.
+    """Refuses a function whose next trace, by `trace`, differs from the first: it holds a draw of NumPy or Python.
 
     Raises:
         ValueError: If traces differ.

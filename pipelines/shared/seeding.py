@@ -16,12 +16,7 @@ _FIRST_HALF = 87654321
 
 
 def part_seed(seed: int | None, part: str) -> int | None:
-    """Returns the seed of one part, independent of the others'; None stays None.
-
-    Args:
-        seed: The pipeline's seed.
-        part: "files", "shuffle", "augment", "crop", "batch" or "mix".
-    """
+    """Returns the seed of one of `_PARTS`, independent of the others'; None stays None."""
     if seed is None:
         return None
     # SeedSequence is stable across NumPy versions; 31 bits, since TensorFlow stores some seeds as int32.
@@ -59,10 +54,6 @@ def with_random_bits(dataset: Any, seed: int | None) -> Any:
 
     The bits differ from epoch to epoch. They depend on an element's place in the epoch, not on its content, so that
     parallelism changes nothing.
-
-    Args:
-        dataset: The elements, in the order in which they will be used.
-        seed: Default: a random one.
     """
     return tf.data.Dataset.zip(dataset, _random_bits(seed))
 
@@ -98,11 +89,11 @@ def element_seed(bits: Any, number: int = 0) -> Any:
 
 # Not marked do_not_convert: AutoGraph must reach the user's functions, as in Dataset.map.
 def call_in_turn(functions: Sequence[StageFunction], element: Any, bits: Any, number: int = 0) -> Any:
-    """Returns an element after all functions, in a graph.
+    """Returns an element or a batch after all functions, in a graph.
 
     Args:
         functions: The functions.
-        element: The element, or a batch.
+        element: The element.
         bits: Random bits for the seeds; None if no function takes a seed.
         number: How many functions with a seed were called before.
     """

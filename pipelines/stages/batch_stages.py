@@ -7,8 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.hardware import host
+from tfopt.model.batches import DEVICE_STAGE
 from tfopt.pipelines.cache.choice import MIB, CacheChoice
-from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached, find_obstacles, with_stage
+from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached, find_obstacles
 from tfopt.pipelines.device.placing import OnDevice, choose_device, copy_ahead, is_gpu, place_beside, place_on_device
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
@@ -138,7 +139,7 @@ class Overlap(Stage):
         # No larger than the count: `batch` allocates a whole one at once.
         size = min(count, math.ceil(_CHUNK_BYTES / max(self.facts.sample.example_bytes, 1)))
         chunks = rows.batch(size).map(self.facts.source.decode) if self.facts.rows else examples.batch(size)
-        batches = DeviceStage(
+        stage_of_device = DeviceStage(
             chunks=chunks.prefetch(1).with_options(settings),
             spec=examples.element_spec,
             element_spec=dataset.element_spec,
@@ -148,7 +149,9 @@ class Overlap(Stage):
             settings=settings,
             steps=self.facts.steps or 0,
         )
-        return with_stage(NotAttached(dataset) if self.held.only else dataset, batches)
+        batches = NotAttached(dataset) if self.held.only else dataset
+        setattr(batches, DEVICE_STAGE, stage_of_device)  # for `stage_of`; datasets derived from this one have none
+        return batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

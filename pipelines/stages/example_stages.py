@@ -203,12 +203,8 @@ def plan_functions(
 def plan_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | None) -> Cache:
     """Returns the stage "cache".
 
-    With cache="auto", what cannot be fingerprinted is not cached, and the reason says so.
-
-    Args:
-        options: The pipeline's options.
-        facts: What is known about the data.
-        held: As the stage "device" has it.
+    With cache="auto", what cannot be fingerprinted is not cached, and the reason says so. `held` is that of the stage
+    "device".
 
     Raises:
         ValueError: If a cache was asked for whose content has no end, no fixed order or no fingerprint, or would
