@@ -71,10 +71,7 @@ def is_gpu(device: str | None) -> bool:
 def copy_ahead(dataset: Any, device: str, steps: int | None) -> Any:
     """Copies batches to a device before they are asked for; nothing may follow in the pipeline.
 
-    Args:
-        dataset: The batches.
-        device: The device.
-        steps: Their number, None if unknown. TensorFlow loses it in the copy, and Keras needs it.
+    `steps` is their number, None if unknown: TensorFlow loses it in the copy, and Keras needs it.
     """
     copied = dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=_BATCHES_AHEAD))
     known = int(dataset.cardinality()) if steps is None else steps

@@ -58,9 +58,7 @@ class RandomCrop:
     def window(self, shape: Any, seed: Any) -> tuple[Any, Any]:
         """Returns the window's start, `(row, column, 0)`, and size, `(height, width, -1)`, in a graph.
 
-        Args:
-            shape: The image's height, width and channels, int32, shape (3,).
-            seed: int32, shape (2,).
+        `shape` is the image's, int32, shape (3,), and `seed` int32, shape (2,).
         """
         begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
             shape,
@@ -103,12 +101,7 @@ class CentralCrop:
         _expect_share("fraction", self.fraction, most=1.0)
 
     def window(self, shape: Any, seed: Any) -> tuple[Any, Any]:
-        """Returns the window's start, `(row, column, 0)`, and size, `(height, width, -1)`, in a graph.
-
-        Args:
-            shape: The image's height, width and channels, int32, shape (3,).
-            seed: Not used.
-        """
+        """Returns the window as `RandomCrop.window` does, without using the seed."""
         del seed
         available = shape[:2]
         target = tf.constant(_pair(self), tf.float64)
@@ -183,11 +176,7 @@ def crop_decoded(crop: RandomCrop | CentralCrop, image: Any, seed: Any) -> Any:
 def crop_example(*parts: Any, crop: RandomCrop | CentralCrop, seed: Any = None, only_jpeg: bool = False) -> Any:
     """Returns the example with its image cropped: the first item of a tuple, "image" of a dict, or the example itself.
 
-    Args:
-        crop: The crop.
-        seed: int32, shape (2,), for a random crop.
-        only_jpeg: Whether encoded images are known to be JPEGs.
-        *parts: The example. An image is a scalar string (encoded) or has shape (height, width, channels).
+    The image is a scalar string, for `crop_encoded`, or has shape (height, width, channels), for `crop_decoded`.
     """
     first, rest = parts[0], parts[1:]
     image = first["image"] if isinstance(first, dict) else first
