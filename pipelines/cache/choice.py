@@ -34,11 +34,7 @@ class CacheChoice:
 
 
 def choose_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:
-    """Returns where to cache, and why.
-
-    Raises:
-        ValueError: If a cache was asked for, and the source is endless or a random crop would stand before it.
-    """
+    """Returns where to cache, and why; refuses a cache of an endless source, or one that freezes a random crop."""
     places = _places(options)
 
     def no(reason: str) -> CacheChoice:

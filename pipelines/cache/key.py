@@ -21,8 +21,7 @@ from tfopt.pipelines.shared.seeding import part_seed
 def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str:
     """Returns the key: "tfopt-" and a SHA-256.
 
-    Raises:
-        ValueError: If the source or a function cannot be fingerprinted, and there is no `cache_key` in its place.
+    Raises ValueError if the source or a function cannot be fingerprinted, and there is no `cache_key` in its place.
     """
     source, sample = facts.source, facts.sample
     if source.fingerprint is None and options.cache_key is None:
@@ -52,11 +51,7 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
 
 
 def expect_one_order(facts: Facts) -> None:
-    """Refuses a source whose order changes: an epoch that goes on where a damaged cache ends would lose examples.
-
-    Raises:
-        ValueError: If it shuffles, draws random numbers or does not keep its order.
-    """
+    """Refuses a source whose order changes: an epoch that goes on where a damaged cache ends would lose examples."""
     for found in facts.traced.in_source:
         if found.kind in ("random", "assigning", "shuffle", "unordered"):
             raise ValueError(

@@ -170,7 +170,14 @@ def _read_header(path: str) -> _File:
         ) from error
     _expect_mappable(path, shape, fortran, dtype)
     found = _File(path, offset, dtype, shape, file_stamps([path])[0])
-    _expect_whole(found, size)
+    expected = found.offset + shape[0] * found.row_bytes
+    if size != expected:
+        cut = "it is cut. Write or copy it again"
+        longer = "something follows the array, and would not be read. Save each array as a file of its own"
+        raise PipelineError(
+            f"Expected {expected:,} bytes in {path!r}, as its header says. Found {size:,}: "
+            f"{cut if size < expected else longer}."
+        )
     return found
 
 
@@ -190,15 +197,4 @@ def _expect_mappable(path: str, shape: tuple[int, ...], fortran: bool, dtype: np
         raise PipelineError(
             f"{expected} Fortran order, in which a row is not contiguous. Save it again: "
             "np.save(path, np.ascontiguousarray(array))."
-        )
-
-
-def _expect_whole(file: _File, size: int) -> None:
-    expected = file.offset + file.shape[0] * file.row_bytes
-    if size != expected:
-        cut = "it is cut. Write or copy it again"
-        longer = "something follows the array, and would not be read. Save each array as a file of its own"
-        raise PipelineError(
-            f"Expected {expected:,} bytes in {file.path!r}, as its header says. Found {size:,}: "
-            f"{cut if size < expected else longer}."
         )
