@@ -30,9 +30,24 @@ def as_path(what: str, value: Any) -> str:
     return path
 
 
+def is_remote(path: str) -> bool:
+    """Whether only TensorFlow can open a path, such as "gs://…"."""
+    return "://" in path
+
+
+def opened(path: str) -> Any:
+    """Opens a file, remote or not, to read its bytes."""
+    return tf.io.gfile.GFile(path, "rb") if is_remote(path) else open(path, "rb")  # the caller closes it
+
+
+def names_in(folder: str) -> list[str]:
+    """Returns the names of what is in a folder, remote or not, sorted."""
+    return sorted(tf.io.gfile.listdir(folder) if is_remote(folder) else os.listdir(folder))
+
+
 def absolute(path: str) -> str:
-    """Returns a local path such that it survives `os.chdir`; remote ones ("gs://…") stay as they are."""
-    return path if "://" in path else os.path.abspath(path)
+    """Returns a local path such that it survives `os.chdir`; remote ones stay as they are."""
+    return path if is_remote(path) else os.path.abspath(path)
 
 
 def expect_utf8(path: str) -> str:
@@ -71,7 +86,7 @@ def file_stamps(paths: Iterable[str | os.PathLike[str]]) -> list[list[str | int]
 
 
 def _stamps(paths: list[str]) -> list[list[str | int]]:
-    return [_remote(path) if "://" in path else _local(path) for path in paths]
+    return [_remote(path) if is_remote(path) else _local(path) for path in paths]
 
 
 def _local(path: str) -> list[str | int]:

@@ -11,6 +11,7 @@ from tensorflow.core.protobuf import data_service_pb2
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.nondeterminism import lineage
+from tfopt.pipelines.shared.paths import is_remote
 from tfopt.pipelines.sources.hdf5 import dataset_names, hdf5
 from tfopt.pipelines.sources.images import images
 from tfopt.pipelines.sources.npy import npy
@@ -174,7 +175,7 @@ def _are_paths(given: Any, suffix: str) -> bool:
 
 
 def _expect_something_at(path: str) -> None:
-    if "://" in path or any(sign in path for sign in "*?[{") or os.path.lexists(path):
+    if is_remote(path) or any(sign in path for sign in "*?[{") or os.path.lexists(path):
         return
     folder, name = os.path.split(path)
     siblings = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []

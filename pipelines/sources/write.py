@@ -39,7 +39,7 @@ def write_records(
 
     Args:
         source: Anything that `build_pipeline` takes: a `Source`, arrays, a dataset, a path.
-        folder: A new or empty folder.
+        folder: A new or empty local folder.
         shards: How many files to write, with equal numbers of examples. Default: one per 128 MiB.
         compression: "GZIP" or "ZLIB". Default: none, which is faster to write and to read.
 
@@ -48,7 +48,7 @@ def write_records(
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If `shards` is not possible, the compression is unknown, or the folder has no name.
+        ValueError: If `shards` is not possible, the compression is unknown, or the folder has no name or is remote.
         PipelineError: If the folder is not empty or is being written, an example cannot be read or stored, the source
             is empty or endless, or the disk is full. Nothing is left behind then.
 
@@ -63,6 +63,11 @@ def write_records(
     path = as_path("the path of a folder", folder)
     if not path or "\0" in path:
         raise ValueError(f"Expected the path of a new or empty folder. Received: {path!r}. Name one.")
+    if ":/" in path:  # a Path has one slash left of a URL's two
+        raise ValueError(
+            f"Expected the path of a local folder, which appears by one rename when everything is written. Received: "
+            f"{path!r}. Write to a local folder and copy it there; records() reads it there too."
+        )
     path = expect_utf8(path)
     encoding = _encoding(as_source(source))
     starts = None

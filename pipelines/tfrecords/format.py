@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.files import write_atomic
 from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.paths import is_remote, names_in, opened
 
 INDEX_NAME = "index.json"
 _VERSION = 1
@@ -24,6 +25,7 @@ _FORMAT = "tfopt.records"
 _MARKS = (f'"{_FORMAT}"'.encode(), b'"checksum"')
 _SHARD_NAME = re.compile(r"records-\d{5,}\.tfrecord(\.gz|\.zz)?")
 _END_BYTES = 2**16
+_BLOCK_BYTES = 2**20
 # Those that serialize_tensor has a kernel for.
 _DTYPES = frozenset(
     [
@@ -89,17 +91,17 @@ def write_index(folder: str, index: Index) -> None:
 def has_index(folder: str) -> bool:
     """Whether a folder holds an index that `write_records` wrote, damaged or not."""
     path = os.path.join(folder, INDEX_NAME)
-    if not os.path.isfile(path):
+    if not (tf.io.gfile.exists(path) if is_remote(path) else os.path.isfile(path)):
         return False
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             contents = file.read()
         if any(mark in contents for mark in _MARKS):
             return True
         json.loads(contents)
-    except (OSError, ValueError):
+    except (OSError, ValueError, tf.errors.OpError):
         # Emptied, overwritten or unreadable: only the names beside it can tell whose it is.
-        return any(map(_SHARD_NAME.fullmatch, os.listdir(folder)))
+        return any(map(_SHARD_NAME.fullmatch, names_in(folder)))
     return False
 
 
@@ -107,12 +109,12 @@ def read_index(folder: str) -> Index:
     """Reads the index of a folder; refuses one that is damaged or of a newer version."""
     path = os.path.join(folder, INDEX_NAME)
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             contents = file.read()
         values = json.loads(contents)
         version = values.pop("version")
         del values["format"], values["checksum"]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, tf.errors.OpError) as error:
         raise _damaged(path, f"it cannot be read ({type(error).__name__}: {error})") from error
     if version != _VERSION and isinstance(version, int) and contents == _text(values, version).encode():
         raise PipelineError(
@@ -126,15 +128,18 @@ def read_index(folder: str) -> Index:
 
 def file_sha256(path: str) -> str:
     """Returns the SHA-256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    with opened(path) as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def ends_sha256(path: str) -> str:
     """Returns the SHA-256 of a file's first and last 64 KiB, in hexadecimal digits."""
-    with open(path, "rb") as file:
+    with opened(path) as file:
         digest = hashlib.sha256(file.read(_END_BYTES))
-        file.seek(max(0, os.path.getsize(path) - _END_BYTES))
+        file.seek(max(0, tf.io.gfile.stat(path).length - _END_BYTES))
         digest.update(file.read(_END_BYTES))
     return digest.hexdigest()
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.lib.io import _pywrap_record_io as record_io  # tf.data would build a graph for each file
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.paths import expect_utf8
+from tfopt.pipelines.shared.paths import expect_utf8, is_remote
 from tfopt.pipelines.tfrecords.format import Index, Shard, ends_sha256, has_index, read_index
 
 HEADER = struct.Struct("<QI")
@@ -62,7 +62,7 @@ def missing_shards(files: list[RecordFile]) -> list[RecordFile]:
         for folder, index in indexes.items()
         for shard in index.shards
     ]
-    return [file for file in named if not os.path.exists(file.path)]
+    return [file for file in named if not tf.io.gfile.exists(file.path)]
 
 
 def expect_all_shards(files: list[RecordFile]) -> None:
@@ -98,7 +98,7 @@ def check_file(file: RecordFile, compression: str | None) -> int | None:
     if kind := kind_of(file, compression):
         _expect_readable(file.path, kind)
         return None
-    return None if "://" in file.path else count_records(file.path)
+    return None if is_remote(file.path) else count_records(file.path)
 
 
 def common_kind(files: list[RecordFile], compression: str | None) -> str:
@@ -196,10 +196,10 @@ def _head(path: str) -> bytes:
 
 
 def _count_indexed(file: RecordFile, expected: Shard, kind: str) -> int:
-    size = os.path.getsize(file.path)
+    size = tf.io.gfile.stat(file.path).length
     if size != expected.size_bytes:
         raise index_mismatch(file, f"{expected.size_bytes:,} bytes", f"{size:,}")
-    count = expected.count if kind else count_records(file.path)
+    count = expected.count if kind or is_remote(file.path) else count_records(file.path)
     if count != expected.count:
         raise index_mismatch(file, f"{expected.count:,} records", f"{count:,}")
     if ends_sha256(file.path) != expected.ends_sha256:

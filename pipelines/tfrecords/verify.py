@@ -16,6 +16,7 @@ from tensorflow.python.lib.io import _pywrap_record_io as record_io  # reads at 
 
 from tfopt.errors import PipelineError
 from tfopt.hardware import host
+from tfopt.pipelines.shared.paths import is_remote, names_in
 from tfopt.pipelines.tfrecords.format import INDEX_NAME, Index, file_sha256, has_index, read_index
 from tfopt.pipelines.tfrecords.record_files import (
     FOOTER_BYTES,
@@ -159,17 +160,18 @@ def _listed(paths: Any) -> tuple[list[RecordFile], list[Problem]]:
             problems.append(Problem(os.path.join(folder, INDEX_NAME), "index", str(error)))
             return None
 
-    if not isinstance(paths, str | os.PathLike) or not os.path.isdir(paths):
+    folder = os.fspath(paths) if isinstance(paths, str | os.PathLike) else ""
+    if not (tf.io.gfile.isdir(folder) if is_remote(folder) else os.path.isdir(folder)):
         files = find_files(paths, read)
         return files + missing_shards(files), problems
-    folder = os.fspath(paths)
-    beside = {name: os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name != INDEX_NAME}
+    beside = {name: os.path.join(folder, name) for name in names_in(folder) if name != INDEX_NAME}
     index = read(folder) if has_index(folder) else None
     if index is not None:
         files = [RecordFile(os.path.join(folder, shard.name), shard, index) for shard in index.shards]
         extra = beside.keys() - {shard.name for shard in index.shards}
         return files, [Problem(beside[name], "extra", "the index does not name it") for name in sorted(extra)]
-    files = [RecordFile(path) for name, path in beside.items() if not name.startswith(".") and os.path.isfile(path)]
+    plain = {name: path for name, path in beside.items() if is_remote(path) or os.path.isfile(path)}
+    files = [RecordFile(path) for name, path in plain.items() if not name.startswith(".")]
     if not files and not problems:
         raise PipelineError(f"Expected files of records in {folder!r}. There are none. Check the path.")
     return files, problems

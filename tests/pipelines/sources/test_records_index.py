@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import build_pipeline, records
+from tfopt.pipelines import build_pipeline, records, verify_records
 from tfopt.pipelines.sources.write import write_records
 from tfopt.pipelines.tfrecords.format import INDEX_NAME
 
@@ -178,3 +178,55 @@ def test_an_index_that_was_emptied_is_refused(folder, contents):
 
 def test_the_fingerprint_holds_what_the_index_says_of_the_shards(folder):
     assert len(set(records(folder()).fingerprint()["sha256"])) == 4
+
+
+@pytest.fixture
+def remote(folder):
+    """Writes a folder of records and copies it to TensorFlow's file system in memory; returns its URL."""
+
+    def copy(name, compression=None):
+        local, url = folder(compression=compression), f"ram://{name}/shards"
+        for path in local.iterdir():
+            tf.io.gfile.copy(str(path), f"{url}/{path.name}", overwrite=True)
+        return url
+
+    return copy
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP"])
+def test_remote_records_use_their_index(remote, compression):
+    url = remote(f"use{compression}", compression)
+    for paths in (url, f"{url}/*.tfrecord*"):
+        source = records(paths)
+        assert (source.count, numbers(source)) == (20, list(range(20)))
+    assert sorted(
+        int(number)
+        for batch in build_pipeline(url, batch_size=6, remainder="keep", seed=1)
+        for number in batch["number"]
+    ) == list(range(20))
+    assert numbers(records(url, on_bad_record="skip")) == list(range(20))
+    assert verify_records(url).passed
+
+
+def test_remote_records_are_checked_against_their_index(remote):
+    url = remote("checked")
+    with tf.io.gfile.GFile(f"{url}/other", "wb") as file:
+        file.write(b"other")
+    assert [problem.kind for problem in verify_records(url).problems] == ["extra"]
+    shard = f"{url}/records-00002.tfrecord"
+    with tf.io.gfile.GFile(shard, "rb") as file:
+        contents = file.read()
+    tf.io.gfile.remove(shard)  # else TensorFlow appends
+    with tf.io.gfile.GFile(shard, "wb") as file:
+        file.write(contents[:40] + b"damaged" + contents[47:])
+    with pytest.raises(PipelineError, match=f"the records that were written in '{shard}'"):
+        records(url)
+    assert [problem.kind for problem in verify_records(url).problems] == ["extra", "altered"]
+    tf.io.gfile.remove(shard)
+    with pytest.raises(PipelineError, match=f"Missing: '{shard}'"):
+        records(f"{url}/*.tfrecord")
+    tf.io.gfile.remove(f"{url}/{INDEX_NAME}")
+    with tf.io.gfile.GFile(f"{url}/{INDEX_NAME}", "wb") as file:
+        file.write(b"{")
+    with pytest.raises(PipelineError, match="damaged or was edited"):
+        records(url)

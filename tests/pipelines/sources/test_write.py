@@ -1,5 +1,6 @@
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -201,3 +202,11 @@ def test_a_folder_of_another_type_is_refused(folder):
 def test_a_folder_without_a_name_is_refused():
     with pytest.raises(ValueError, match=r"Expected the path of a new or empty folder\. Received: ''\. Name one"):
         write_records(np.arange(3), "")
+
+
+@pytest.mark.parametrize("folder", ["ram://out", "gs://bucket/out", Path("gs://bucket/out")])
+def test_a_remote_folder_is_refused_with_the_way_there(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"local folder.* Received: .*out'.* copy it"):
+        write_records(np.arange(3), folder)
+    assert os.listdir(tmp_path) == []
