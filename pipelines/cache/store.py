@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,15 @@ class Store:
     def __init__(
         self,
         folder: Path,
-        key: str,
+        find_key: Callable[[], str],  # called again before publishing: what the key covers may have changed
         *,
         count: int | None,  # of examples; None if unknown
         expected_bytes: int | None,
         limit_bytes: int | None,  # of all caches in the folder together; None for no limit
         what: str,  # a description of the content, for readers of the folder
     ):
-        self._folder, self._key, self.count, self._what = folder, key, count, what
+        self._folder, self._key, self.count, self._what = folder, find_key(), count, what
+        self._find_key = find_key
         self._expected_bytes, self._limit_bytes = expected_bytes, limit_bytes
         self._sessions = 0
         self._given: dict[int, int] = {}  # how many examples a session's file gave, until the session goes on
@@ -173,6 +175,14 @@ class Store:
         return True
 
     def _publish(self, writer: Writer) -> None:
+        try:
+            unchanged = self._find_key() == self._key
+        except Exception:  # noqa: BLE001 - whatever reading the user's objects and files raises by now
+            unchanged = False
+        if not unchanged:
+            raise OSError(
+                "its data, or what its functions use, have changed since the pipeline was built; build it again"
+            )
         writer.publish(self._what)
         self.stop_writing()
 

@@ -75,7 +75,8 @@ def fingerprint(value: Any, *, name: str) -> str:
 
     Raises:
         ValueError: If a part has state that cannot be read or may change: a variable, a layer, a table, an open file,
-            an iterator, a lock, a random number generator, an object of compiled code.
+            a writable memory map, an lru_cache with results, an iterator, a lock, a random number generator, an object
+            of compiled code.
 
     Example:
         >>> scale = 2.0

@@ -293,6 +293,14 @@ def _wrapped(attribute: str) -> Callable[[Any], Description]:
     return lambda value: Description(type(value).__name__, parts=[("", getattr(value, attribute))])
 
 
+def _remembering(value: Any) -> Description:
+    if value.cache_info().currsize and not package_of(vars(value).get("__module__") or ""):
+        raise RefusedError(
+            "a functools.lru_cache that remembers results, computed before what it reads may have changed"
+        )
+    return Description("lru_cache", parts=[("", value.__wrapped__)])
+
+
 _CALLABLES: dict[type, Callable[[Any], Description]] = {
     types.MethodType: lambda value: Description(
         "method", parts=[("method", value.__func__), ("`self`", value.__self__)]
@@ -306,5 +314,5 @@ _CALLABLES: dict[type, Callable[[Any], Description]] = {
     staticmethod: _wrapped("__func__"),
     classmethod: _wrapped("__func__"),
     functools.cached_property: _wrapped("func"),
-    type(functools.lru_cache(lambda: None)): _wrapped("__wrapped__"),
+    type(functools.lru_cache(lambda: None)): _remembering,
 }

@@ -1,6 +1,7 @@
 """What a value is to a fingerprint, and the plain ones: containers, arrays, tensors, Python's own compiled types."""
 
 import hashlib
+import mmap
 import os
 import re
 import types
@@ -145,6 +146,11 @@ def _pairs(items: Iterable[tuple[Any, Any]]) -> Iterator[Part]:
 
 
 def _array(array: Any) -> Description:
+    base = array
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    if isinstance(base, mmap.mmap) and getattr(array, "mode", "r+") != "c" and not memoryview(base).readonly:
+        raise RefusedError("a memory map that may be written to, here or by another process (map it with mode 'r')")
     if array.dtype.hasobject or array.dtype.kind == "T":  # T: variable-length texts, stored elsewhere
         text = f"{array.dtype!r} {array.shape}"
         return Description("array of objects", text, elements(np.asarray(array).ravel().tolist()))

@@ -1,5 +1,6 @@
 """Pipelines with a cache on disk: which cache they use, and that they serve what they would without one."""
 
+import functools
 import itertools
 import logging
 import os
@@ -317,3 +318,97 @@ def test_the_memory_stated_holds_what_is_mixed(folder):
     large = tf.data.Dataset.range(60).map(lambda row: row + tf.zeros((2**17,), tf.int64))
     mixed = plan_pipeline(large, batch_size=10, cache=folder, cache_key="a")
     assert mixed.to_dict()["memory_mib"] >= mixed.stage("memory").ahead_mib + 2 * 60  # before the cache and behind it
+
+
+def test_what_changes_while_the_cache_is_written_is_not_published(folder, caplog):
+    """The helper is called as rows are read: half of them with the factor of the fingerprint, half with another."""
+    factor = [1]
+
+    def scaled(row):
+        return tf.ensure_shape(tf.numpy_function(lambda value: value * factor[0], [row], tf.int64), ())
+
+    options = {"batch_size": 10, "training": False, "transform": scaled, "cache": folder, "prefetch": 0}
+    dataset = build_pipeline(ROWS, **options)
+    batches = iter(dataset)
+    found = next(batches).numpy().tolist()
+    factor[0] = 7
+    found += [int(row) for batch in batches for row in batch]
+    assert sorted(found) == sorted({*ROWS[:30], *(7 * ROWS)} & {*found})  # the epoch goes on
+    assert len(found) == 60
+    assert epochs(dataset, 1) == [(7 * ROWS).tolist()]
+    assert caplog.text.count("have changed since the pipeline was built") == 1
+    assert not list(folder.iterdir())
+    factor[0] = 1
+    assert epochs(build_pipeline(ROWS, **options), 2) == [ROWS.tolist()] * 2
+    # A change and its return within the second epoch would go unnoticed: the dataset of the first has given up.
+    assert epochs(dataset, 1) == [ROWS.tolist()]
+
+
+def test_files_that_change_while_the_cache_is_written_are_not_published(folder, photos, picture, caplog):
+    dataset = build_pipeline(photos, batch_size=3, training=False, cache=folder, prefetch=0)
+    batches = iter(dataset)
+    next(batches)
+    picture(photos / "a" / "03.png", shade=99)
+    os.utime(photos / "a" / "03.png", (10**9, 10**9))
+    assert len(list(batches)) == 3
+    os.unlink(photos / "b" / "04.png")
+    with pytest.raises(tf.errors.NotFoundError):
+        epochs(dataset.map(lambda image, label: label), 1)
+    assert caplog.text.count("have changed since the pipeline was built") == 1
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("mode", ["r+", "w+"])
+@pytest.mark.parametrize(
+    "view", [lambda rows: rows, lambda rows: rows[1:], np.asarray, lambda rows: np.asarray(rows)[::2].reshape(-1, 1)]
+)
+def test_a_writable_map_is_refused_and_a_read_only_one_is_not(folder, tmp_path, mode, view):
+    np.save(tmp_path / "rows.npy", ROWS)
+    header = {"dtype": np.int64, "offset": 128, "shape": (60,)}
+
+    def plan(held, **options):
+        def looked_up(row):
+            return tf.ensure_shape(tf.numpy_function(lambda row: np.ravel(held)[row % 9], [row], tf.int64), ())
+
+        return key(ROWS, folder, transform=looked_up, **options)
+
+    read_only = view(np.memmap(tmp_path / "rows.npy", mode="r", **header))
+    assert plan(read_only) == plan(np.array(read_only))
+    writable = view(np.memmap(tmp_path / "rows.npy", mode=mode, **header))
+    with pytest.raises(ValueError, match=r"transform.*`held`: a memory map that may be written to.*cache_key="):
+        plan(writable)
+    assert plan(writable, cache_key="a")
+
+
+def test_rows_of_a_writable_map_are_copied_when_the_source_is_made(folder, tmp_path):
+    rows = np.memmap(tmp_path / "rows", np.int64, "w+", shape=(60,))
+    rows[:] = ROWS
+    options = {"batch_size": 10, "training": False, "transform": add(1), "cache": folder}
+    dataset = build_pipeline(rows, **options)
+    rows[:] = 5
+    assert epochs(dataset, 2) == [list(range(1, 61))] * 2
+    assert epochs(build_pipeline(rows, **options), 2) == [[6] * 60] * 2
+
+
+FACTOR = 1
+
+
+@functools.lru_cache
+def remembered(row):
+    return row * FACTOR
+
+
+def test_a_helper_that_remembers_results_is_refused(folder, monkeypatch):
+    """Its globals may have changed since it computed them, and the fingerprint would hold the new ones."""
+    remembered.cache_clear()
+    options = {"batch_size": 10, "training": False, "cache": folder}
+
+    def scaled(row):
+        found = tf.numpy_function(lambda value: np.int64(remembered(int(value))), [row], tf.int64)
+        return tf.ensure_shape(found, ())
+
+    build_pipeline(ROWS, transform=scaled, batch_size=10, cache=None)  # the planner's sample is remembered
+    monkeypatch.setitem(globals(), "FACTOR", 7)
+    with pytest.raises(ValueError, match=r"global `remembered`.*lru_cache that remembers.*cache_key="):
+        build_pipeline(ROWS, transform=scaled, **options)
+    assert plan_pipeline(ROWS, transform=scaled, **(options | {"cache": "auto"})).to_dict()["cache"] != str(folder)
