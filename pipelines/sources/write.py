@@ -15,6 +15,7 @@ from tfopt import checks
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import apply, element_of, first_line, size_bytes
 from tfopt.pipelines.shared.paths import as_path, expect_utf8
+from tfopt.pipelines.shared.seeding import part_seed, shuffle
 from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.images import expect_image_bytes
 from tfopt.pipelines.sources.source import Source
@@ -27,28 +28,43 @@ from tfopt.pipelines.tfrecords.shards import ShardWriters, published
 _SHARD_BYTES = 128 * 2**20
 _CHUNK_BYTES = 2**20  # examples cross from TensorFlow to Python in chunks; one by one costs several times as much
 _CHUNK = 256
+_MIXED_BYTES = 2**30  # of raw elements that the shuffle holds
+_LEAST_BYTES = 256  # what it takes for a smaller element
+_MOST_UNKNOWN = 1_000_000  # elements that it holds if their number is unknown
+_SAMPLED = 32
 
 
 def write_records(
-    source: Any, folder: str | os.PathLike[str], *, shards: int | None = None, compression: str | None = None
+    source: Any,
+    folder: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    compression: str | None = None,
+    shuffle_seed: int | None = 0,
 ) -> Index:
     """Writes the examples of a source into a folder of TFRecord files, which `records(folder)` reads back unchanged.
 
-    Use it for data that is slow to read or decode, or scattered over many small files. Shards keep the order of the
-    source; encoded images stay encoded. The folder appears when everything is written, or not at all.
+    Use it for data that is slow to read or decode, or scattered over many small files. The examples are shuffled, so
+    that those read together are of many classes; encoded images stay encoded. The folder appears when everything is
+    written, or not at all.
 
     Args:
         source: Anything that `build_pipeline` takes: a `Source`, arrays, a dataset, a path.
         folder: A new or empty local folder.
         shards: How many files to write, with equal numbers of examples. Default: one per 128 MiB.
         compression: "GZIP" or "ZLIB". Default: none, which is faster to write and to read.
+        shuffle_seed: Names the order of the examples: with 0, the default, or any other seed, every call shuffles in
+            the same way. The index records it. What does not fit into 1 GiB is mixed within as much; images and arrays
+            are shuffled by their paths and row numbers, which do. None keeps the order of the source, for data that is
+            compared with something else by position.
 
     Returns:
         The index that is written beside the shards.
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If `shards` is not possible, the compression is unknown, or the folder has no name or is remote.
+        ValueError: If `shards` is not possible, `shuffle_seed` is negative, the compression is unknown, or the folder
+            has no name or is remote.
         PipelineError: If the folder is not empty or is being written, an example cannot be read or stored, the source
             is empty or endless, or the disk is full. Nothing is left behind then.
 
@@ -60,6 +76,9 @@ def write_records(
         10
     """
     expect_compression(compression)
+    if shuffle_seed is not None:
+        remedy = "Pass another, or None to keep the source's order."
+        shuffle_seed = checks.integer("shuffle_seed", shuffle_seed, remedy, least=0)
     path = as_path("the path of a folder", folder)
     if not path or "\0" in path:
         raise ValueError(f"Expected the path of a new or empty folder. Received: {path!r}. Name one.")
@@ -69,13 +88,13 @@ def write_records(
             f"{path!r}. Write to a local folder and copy it there; records() reads it there too."
         )
     path = expect_utf8(path)
-    encoding = _encoding(as_source(source))
+    encoding = _encoding(as_source(source), shuffle_seed)
     starts = None
     if shards is not None:
         starts = _starts(checks.integer("shards", shards, "Pass a number of files.", least=1), encoding.count)
     with published(path) as temporary:
         try:
-            index = _write(encoding, temporary, starts, compression or "")
+            index = _write(encoding, temporary, starts, compression or "", shuffle_seed)
         except (OSError, tf.errors.OpError) as error:
             raise PipelineError(
                 f"Expected to write {path!r}. It failed, and nothing of it is left: {first_line(error)}. "
@@ -95,7 +114,7 @@ class _Encoding:
     image: bool  # whether the first tensor is an encoded image
 
 
-def _encoding(source: Source) -> _Encoding:
+def _encoding(source: Source, shuffle_seed: int | None) -> _Encoding:
     dataset = source.dataset()
     cardinality = int(dataset.cardinality())
     if cardinality == tf.data.INFINITE_CARDINALITY:
@@ -120,7 +139,24 @@ def _encoding(source: Source) -> _Encoding:
 
     spec = describe(dataset.map(example).element_spec)
     count = source.count if source.count is not None or cardinality < 0 else cardinality
+    if shuffle_seed is not None:
+        dataset = _mixed(source, dataset, count, shuffle_seed)
     return _Encoding(source, spec, dataset.map(strings, num_parallel_calls=tf.data.AUTOTUNE), count, image)
+
+
+def _mixed(source: Source, dataset: Any, count: int | None, seed: int) -> Any:
+    """Returns the raw elements, which may be paths or row numbers, in an order shuffled as far as memory allows."""
+    try:
+        sizes = [
+            size_bytes(element) for element in (source.sample(_SAMPLED) if source.sample else dataset.take(_SAMPLED))
+        ]
+    except tf.errors.OpError as error:
+        raise _unread(source, 0, error) from error
+    buffer = max(1, int(_MIXED_BYTES / max(sum(sizes) / max(1, len(sizes)), _LEAST_BYTES)))
+    if source.shuffled is not None:
+        dataset = source.shuffled(part_seed(seed, "files"))
+    # The buffer's table is allocated at once.
+    return shuffle(dataset, min(buffer, count or _MOST_UNKNOWN), part_seed(seed, "mix"), reshuffle=False)
 
 
 def _decodes_like_records(source: Source, dataset: Any) -> bool:
@@ -146,7 +182,9 @@ def _starts(shards: int, count: int | None) -> frozenset[int]:
     return frozenset(shard * count // shards for shard in range(shards))
 
 
-def _write(encoding: _Encoding, folder: str, starts: frozenset[int] | None, compression: str) -> Index:
+def _write(
+    encoding: _Encoding, folder: str, starts: frozenset[int] | None, compression: str, shuffle_seed: int | None
+) -> Index:
     names = features(encoding.spec)
     written = filled_bytes = 0
     with _progress(encoding) as advance, ShardWriters(folder, compression) as writers:
@@ -170,6 +208,7 @@ def _write(encoding: _Encoding, folder: str, starts: frozenset[int] | None, comp
         compression=compression,
         image=encoding.image,
         class_names=encoding.source.class_names,
+        shuffle_seed=shuffle_seed,
     )
     write_index(folder, index)
     return index
@@ -188,10 +227,14 @@ def _rows(encoding: _Encoding) -> Iterator[list[list[bytes]]]:
                 yield rows
                 read += len(rows)
     except tf.errors.OpError as error:
-        raise PipelineError(
-            f"Expected to read {encoding.source.name}. It failed after {read:,} examples: {first_line(error)}. Fix "
-            "or remove what it names."
-        ) from error
+        raise _unread(encoding.source, read, error) from error
+
+
+def _unread(source: Source, read: int, error: tf.errors.OpError) -> PipelineError:
+    return PipelineError(
+        f"Expected to read {source.name}. It failed after {read:,} examples: {first_line(error)}. Fix or remove what "
+        "it names."
+    )
 
 
 def _expect_count(encoding: _Encoding, written: int) -> None:

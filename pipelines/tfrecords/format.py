@@ -64,6 +64,8 @@ class Index:
     """Whether the first tensor of an example is an encoded image."""
     class_names: tuple[str, ...] | None = None
     """Names of the classes, in the order of their labels; None if unknown."""
+    shuffle_seed: int | None = None
+    """The seed of the order in which they were written; None if that is the source's order."""
 
     @property
     def count(self) -> int:

@@ -93,7 +93,9 @@ def shards(tmp_path):
     """Writes a folder of 6 numbered examples in 3 shards; returns its path."""
 
     def write(compression=None, name="shards"):
-        write_records(np.arange(6, dtype=np.int32), tmp_path / name, shards=3, compression=compression)
+        write_records(
+            np.arange(6, dtype=np.int32), tmp_path / name, shards=3, compression=compression, shuffle_seed=None
+        )
         return tmp_path / name
 
     return write

@@ -20,7 +20,7 @@ def folder(tmp_path):
 
     def write(name="shards", compression=None, start=0):
         rows = {"number": np.arange(start, start + 20), "row": np.zeros((20, 3), np.float32)}
-        write_records(rows, tmp_path / name, shards=4, compression=compression)
+        write_records(rows, tmp_path / name, shards=4, compression=compression, shuffle_seed=None)
         return tmp_path / name
 
     return write

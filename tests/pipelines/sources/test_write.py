@@ -49,7 +49,7 @@ def test_examples_of_unlike_shapes_come_back_in_order(tmp_path, compression):
         return {"x": tf.fill([number % 4, 2], number), "y": (number,)}
 
     given = tf.data.Dataset.range(40).map(example)
-    index = write_records(given, tmp_path / "shards", shards=7, compression=compression)
+    index = write_records(given, tmp_path / "shards", shards=7, compression=compression, shuffle_seed=None)
     source = records(tmp_path / "shards")
     assert (index.count, source.count, len(index.shards)) == (40, 40, 7)
     assert {shard.count for shard in index.shards} == {5, 6}
@@ -62,7 +62,7 @@ def test_shards_are_filled_to_a_size(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_SHARD_BYTES", 5000)
     monkeypatch.setattr(module, "_CHUNK", 7)
     unknown = tf.data.Dataset.range(100).filter(lambda number: number >= 0)
-    index = write_records(unknown.map(lambda number: tf.fill([100], number)), tmp_path / "shards")
+    index = write_records(unknown.map(lambda number: tf.fill([100], number)), tmp_path / "shards", shuffle_seed=None)
     sizes = [shard.size_bytes for shard in index.shards]
     assert index.count == 100
     assert len(sizes) > 10
@@ -81,7 +81,7 @@ def test_the_order_is_the_sources_whatever_takes_longer(tmp_path):
         lambda number: tf.ensure_shape(tf.numpy_function(slow_first, [number], tf.int64, stateful=False), ()),
         num_parallel_calls=4,
     )
-    write_records(slow.with_options(free), tmp_path / "shards")
+    write_records(slow.with_options(free), tmp_path / "shards", shuffle_seed=None)
     assert [int(number) for number in examples(records(tmp_path / "shards"))] == list(range(40))
 
 
@@ -92,7 +92,7 @@ def test_equal_sources_make_equal_files(tmp_path):
 
 
 def test_images_are_written_encoded_and_read_decoded(photos, tmp_path):
-    index = write_records(images(photos), tmp_path / "shards", shards=2)
+    index = write_records(images(photos), tmp_path / "shards", shards=2, shuffle_seed=None)
     back, given = records(tmp_path / "shards"), images(photos)
     assert back.class_names == given.class_names == ("a", "b", "c")
     first = sorted((photos / "a").iterdir())[0].read_bytes()
@@ -102,13 +102,13 @@ def test_images_are_written_encoded_and_read_decoded(photos, tmp_path):
     for one, other in zip(examples(back), examples(given), strict=True):
         equal(one, other)
     # Written again from records, they are still encoded.
-    write_records(back, tmp_path / "again", shards=2)
+    write_records(back, tmp_path / "again", shards=2, shuffle_seed=None)
     assert read_index(str(tmp_path / "again")) == index
 
 
 def test_written_records_train_like_their_source(tmp_path):
     rows = (np.arange(64, dtype=np.float32).reshape(16, 4), np.arange(16))
-    write_records(rows, tmp_path / "shards", shards=3)
+    write_records(rows, tmp_path / "shards", shards=3, shuffle_seed=None)
     for batch, other in zip(
         build_pipeline(records(tmp_path / "shards"), batch_size=8, training=False),
         build_pipeline(rows, batch_size=8, training=False),
@@ -202,6 +202,57 @@ def test_a_folder_of_another_type_is_refused(folder):
 def test_a_folder_without_a_name_is_refused():
     with pytest.raises(ValueError, match=r"Expected the path of a new or empty folder\. Received: ''\. Name one"):
         write_records(np.arange(3), "")
+
+
+def sorted_by_class(count=4000, classes=1000):
+    """Rows that say which they are, with their labels in order, as the images of a folder come."""
+    return np.arange(count), np.sort(np.arange(count) % classes)
+
+
+def classes_in_batches(folder, **options):
+    """How many classes a batch of 256 holds on average; independent draws would give 226 of 1,000."""
+    dataset = build_pipeline(records(folder), batch_size=256, **options)
+    return np.mean([len({*labels.numpy()}) for _, labels in dataset])
+
+
+def test_what_lies_sorted_by_class_is_written_mixed(tmp_path):
+    data = sorted_by_class()
+    index = write_records(data, tmp_path / "mixed", shards=3)
+    assert 215 < classes_in_batches(tmp_path / "mixed", training=False, remainder="drop") < 235
+    found = [(int(row), int(label)) for row, label in examples(records(tmp_path / "mixed"))]
+    assert sorted(found) == list(zip(*data, strict=True))
+    assert index.shuffle_seed == read_index(str(tmp_path / "mixed")).shuffle_seed == 0
+    plain = write_records(data, tmp_path / "plain", shards=3, shuffle_seed=None)
+    assert plain.shuffle_seed is None
+    assert [int(row) for row, _ in examples(records(tmp_path / "plain"))] == list(range(4000))
+
+
+def test_a_seed_gives_one_order_and_another_seed_another(tmp_path):
+    orders = []
+    for name, seed in [("a", 0), ("b", 0), ("c", 7)]:
+        tf.random.set_seed(len(orders))  # which changes nothing
+        write_records(np.arange(50), tmp_path / name, shuffle_seed=seed)
+        orders.append([int(row) for row in examples(records(tmp_path / name))])
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[2]) == list(range(50))
+
+
+def test_examples_that_exceed_the_buffer_are_mixed_within_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_MIXED_BYTES", 100 * 400)
+    rows = tf.data.Dataset.range(1000).map(lambda number: tf.fill([50], number))
+    for given in (rows, rows.filter(lambda row: True)):  # of known and unknown number
+        folder = tmp_path / type(given).__name__
+        write_records(given, folder)
+        found = [int(row[0]) for row in examples(records(folder))]
+        assert sorted(found) == list(range(1000))
+        assert max(found[:50]) < 150
+        assert found[:50] != sorted(found[:50])
+
+
+@pytest.mark.parametrize("seed", [-1, 2.5, "a", True])
+def test_a_seed_that_is_none_is_refused(tmp_path, seed):
+    with pytest.raises((TypeError, ValueError), match=r"shuffle_seed.*Received: .*None"):
+        write_records(np.arange(3), tmp_path / "shards", shuffle_seed=seed)
 
 
 @pytest.mark.parametrize("folder", ["ram://out", "gs://bucket/out", Path("gs://bucket/out")])
