@@ -10,7 +10,8 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.crop import crop_example, expect_image
 from tfopt.pipelines.shared.elements import apply_stage, element_of
-from tfopt.pipelines.shared.nondeterminism import Finding, find_in_dataset, find_in_function, refuse_varying
+from tfopt.pipelines.shared.frozen_draws import generator_states, refuse_frozen_draws
+from tfopt.pipelines.shared.nondeterminism import Finding, find_in_dataset, find_in_function
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction, is_layer
 from tfopt.pipelines.sources.source import Source
 
@@ -88,12 +89,13 @@ def _traced(stage: str, function: Any, dataset: Any, **keywords: Any) -> tuple[A
     called = StageFunction(stage, function)
     if is_layer(function):
         _refuse_bare_layer(called, dataset.element_spec)
+    states = generator_states(function)
     traced = _mapped(called, dataset, **keywords)
     _expect_tensors(stage, called.name, traced)
     graph = traced._map_func.function
     # A tf.function would keep its first trace.
     plain = StageFunction(stage, getattr(function, "python_function", function))
-    refuse_varying(stage, lambda: _mapped(plain, dataset, **keywords)._map_func.function, graph)
+    refuse_frozen_draws(stage, function, lambda: _mapped(plain, dataset, **keywords)._map_func.function, graph, states)
     return traced, find_in_function(graph)
 
 

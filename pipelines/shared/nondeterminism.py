@@ -1,16 +1,11 @@
-"""Finds operations in graphs and datasets that may give another result on the next call, and refuses harmful ones.
+"""Finds operations in graphs and datasets that may give another result on the next call, and refuses harmful ones."""
 
-Python's and NumPy's random functions leave no operation in a graph: they run once, when TensorFlow traces the function,
-and their draw becomes a constant. Comparing the contents of two traces finds them.
-"""
-
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2, types_pb2
+from tensorflow.core.framework import graph_pb2
 
 from tfopt.pipelines.shared.options import PipelineOptions
 
@@ -84,7 +79,7 @@ def find_in_function(function: Any) -> list[Finding]:
         ['RandomStandardNormal']
     """
     found = []
-    for node in _nodes(function):
+    for node in nodes(function):
         if node.op in _KINDS:
             # Zeros mean no seed.
             fixed = any(node.attr[half].i != 0 for half in ("seed", "seed2") if half in node.attr)
@@ -142,26 +137,6 @@ def refuse_restarting(stage: str, findings: list[Finding]) -> None:
             )
 
 
-def refuse_varying(stage: str, trace: Callable[[], Any], first: Any) -> None:
-    """Refuses a function whose next trace, by `trace`, differs from the first: it holds a draw of NumPy or Python.
-
-    Raises:
-        ValueError: If traces differ.
-    """
-    before, after = _contents(first), _contents(trace())
-    if before != after:
-        # The first trace of a Keras layer may also build it.
-        before, after = after, _contents(trace())
-    if before != after:
-        found = " and then ".join(_shown(next(iter(only), None)) for only in (before - after, after - before))
-        raise ValueError(
-            f"Expected {stage!r} to be the same whenever TensorFlow traces it. Found {found}: random numbers of "
-            "Python or NumPy (or the time) are drawn once, when the pipeline is built, and that draw serves every "
-            "element of every epoch. Draw in an `augment` with a keyword `seed` (int32, shape (2,)) and stateless "
-            "operations, such as tf.random.stateless_uniform((), seed), or use tf.random instead."
-        )
-
-
 def _refuse_frozen(options: PipelineOptions, in_source: list[Finding], in_transform: list[Finding]) -> None:
     frozen = "the cache would freeze its result, and every epoch would be the same."
     for found in _only(in_transform, "random", "assigning"):
@@ -210,30 +185,8 @@ def _only(findings: list[Finding], *kinds: str) -> list[Finding]:
     return [finding for finding in findings if finding.kind in kinds]
 
 
-def _contents(function: Any) -> Counter[tuple[str, bytes]]:
-    """Counts the operations of a concrete function and those it calls; constants by their serialised value.
-
-    Names are left out, and string constants, which hold names in asserts: those differ from trace to trace.
-    """
-    return Counter((node.op, _value(node)) for node in _nodes(function))
-
-
-def _value(node: Any) -> bytes:
-    constant = node.attr["value"] if node.op == "Const" else None
-    return b"" if constant is None or constant.tensor.dtype == types_pb2.DT_STRING else constant.SerializeToString()
-
-
-def _shown(item: tuple[str, bytes] | None) -> str:
-    if item is None:
-        return "nothing"
-    operation, value = item
-    if operation != "Const":
-        return f"an operation {operation}"
-    flat = tf.make_ndarray(tf.compat.v1.AttrValue.FromString(value).tensor).ravel()
-    return f"the constant {flat[0] if flat.size == 1 else flat[:3].tolist()}"
-
-
-def _nodes(function: Any) -> list[Any]:
+def nodes(function: Any) -> list[Any]:
+    """Returns the nodes of a concrete function and of all functions it calls."""
     graph = function.graph.as_graph_def()
     return [*graph.node, *(node for nested in graph.library.function for node in nested.node_def)]
 
