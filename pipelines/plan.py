@@ -1,10 +1,14 @@
 """Plans an input pipeline: looks at the source, decides the stages and their order, explains, builds."""
 
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from tfopt.pipelines.inspection.facts import Facts, inspect_source
-from tfopt.pipelines.shared.options import Choices, PipelineOptions, takes_options
+from tfopt.pipelines.shared.options import Choices, PipelineOptions
 from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.batch_stages import (
@@ -21,6 +25,11 @@ from tfopt.pipelines.stages.batch_stages import (
 )
 from tfopt.pipelines.stages.example_stages import plan_augment, plan_cache, plan_functions, plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,29 @@ class PipelinePlan:
         return {**summary, "options": self.options.to_dict(), "stages": stages}
 
 
-@takes_options
+def _takes_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Shows the options in the signature of a function `(source, **options)`, and suggests names for unknown ones."""
+    options = inspect.signature(PipelineOptions).parameters
+    stated = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*given: P.args, **keywords: P.kwargs) -> R:
+        if len(given) > 1:
+            raise TypeError(
+                f"Expected one source, and options by name. Found {len(given)} arguments without a name. Pass arrays "
+                f"that belong together as one tuple: {function.__name__}((x, y), batch_size=...)."
+            )
+        for name in keywords:
+            if name != "source" and name not in options:
+                raise _unknown_option(name, list(options))
+        return function(*given, **keywords)
+
+    shown = stated.replace(parameters=[stated.parameters["source"], *options.values()])
+    object.__setattr__(checked, "__signature__", shown)
+    return checked
+
+
+@_takes_options
 def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     """Plans an input pipeline; `str()` of the plan says what it does and why, `build()` makes it.
 
@@ -152,7 +183,7 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     return PipelinePlan(facts.source, chosen, _stages(chosen, facts))
 
 
-@takes_options
+@_takes_options
 def build_pipeline(source: Any, **options: Unpack[Choices]) -> Any:
     """Returns the `tf.data.Dataset` that `plan_pipeline` would plan, for the same arguments.
 
@@ -163,6 +194,13 @@ def build_pipeline(source: Any, **options: Unpack[Choices]) -> Any:
         10
     """
     return plan_pipeline(source, **options).build()
+
+
+def _unknown_option(name: str, options: list[str]) -> TypeError:
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    meant = _RENAMED.get(name, near[0] if near else "")
+    hint = f"Did you mean {meant}?" if meant else "Leave it out."
+    return TypeError(f"Expected options among {', '.join(options)}. Found {name!r}. {hint}")
 
 
 def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:

@@ -1,14 +1,13 @@
 """The options of a pipeline, checked when they are made."""
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict
 
 from tfopt import checks
 from tfopt.errors import unknown_name
@@ -20,13 +19,9 @@ CacheAfter = Literal["auto", "decode", "transform"]
 Remainder = Literal["drop", "keep", "pad"]
 Prefetch = Literal["auto"] | int
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _AUTOTUNE = -1  # tf.data.AUTOTUNE
 _CACHE_NAMES = ("auto", "memory", "device")
 _SERVICE = re.compile(r"grpc://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[1-9][0-9]{0,4}")
-_RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"'}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,28 +173,6 @@ class PipelineOptions:
         return self.cache if isinstance(self.cache, str) and self.cache not in _CACHE_NAMES else None
 
 
-def takes_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Shows the options in the signature of a function `(source, **options)`, and suggests names for unknown ones."""
-    options = inspect.signature(PipelineOptions).parameters
-    stated = inspect.signature(function)
-
-    @functools.wraps(function)
-    def checked(*given: P.args, **keywords: P.kwargs) -> R:
-        if len(given) > 1:
-            raise TypeError(
-                f"Expected one source, and options by name. Found {len(given)} arguments without a name. Pass arrays "
-                f"that belong together as one tuple: {function.__name__}((x, y), batch_size=...)."
-            )
-        for name in keywords:
-            if name != "source" and name not in options:
-                raise _unknown_option(name, list(options))
-        return function(*given, **keywords)
-
-    shown = stated.replace(parameters=[stated.parameters["source"], *options.values()])
-    object.__setattr__(checked, "__signature__", shown)
-    return checked
-
-
 def is_layer(function: Any) -> bool:
     """Whether this is a Keras layer, without importing Keras."""
     return any(base.__name__ == "Layer" for base in type(function).__mro__)
@@ -210,13 +183,6 @@ def function_name(function: Callable[..., Any]) -> str:
     of_partial = getattr(function, "func", function)
     inner = function.layer if isinstance(function, LayerFunction) else of_partial
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
-
-
-def _unknown_option(name: str, options: list[str]) -> TypeError:
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
-    meant = _RENAMED.get(name, near[0] if near else "")
-    hint = f"Did you mean {meant}?" if meant else "Leave it out."
-    return TypeError(f"Expected options among {', '.join(options)}. Found {name!r}. {hint}")
 
 
 def _expect_bool(name: str, value: object) -> None:
