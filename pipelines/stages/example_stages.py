@@ -36,13 +36,16 @@ class Read(Stage):
     used: int | None  # how many to read
     shuffled: bool  # whether the source reads its parts in random order
     seed: int | None
+    seed_part: str  # "files", or "mix" for the one order of a cache on disk
     asserts: bool  # whether to assert the count of a dataset that does not know its own
 
     def apply(self, flow: Flow) -> None:
         """Starts the flow with the source's dataset."""
         source = self.source
-        use_shuffled = self.shuffled and source.shuffled is not None
-        dataset = source.shuffled(self.seed) if use_shuffled and source.shuffled else source.dataset()
+        if self.shuffled and source.shuffled is not None:
+            dataset = source.shuffled(part_seed(self.seed, self.seed_part))
+        else:
+            dataset = source.dataset()
         if self.asserts and self.count is not None and int(dataset.cardinality()) < 0:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.count))
         flow.dataset = dataset if self.used == self.count else dataset.take(self.used)
@@ -61,7 +64,8 @@ class Mix(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Shuffles the elements in the same way on every iteration."""
-        flow.dataset = shuffle(flow.dataset, self.buffer, self.seed, reshuffle=False)
+        seed = part_seed(self.seed, "mix")
+        flow.dataset = shuffle(flow.dataset, self.buffer, seed, reshuffle=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +137,8 @@ class Shuffle(Stage):
     def apply(self, flow: Flow) -> None:
         """Shuffles, differently on every iteration."""
         if self.buffer and not self.on_device:
-            flow.dataset = shuffle(flow.flush(), self.buffer, self.seed, redraw=self.served)
+            seed = part_seed(self.seed, "shuffle")
+            flow.dataset = shuffle(flow.flush(), self.buffer, seed, redraw=self.served)
 
     def summary(self) -> dict[str, object]:
         """Returns the buffer's size."""
@@ -145,7 +150,7 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
     source, count = facts.source, facts.count
     # What is cached on disk has one order: mixed well once, and shuffled again after the cache.
     on_disk = cache.folder is not None
-    seed = part_seed(options.seed or 0, "mix") if on_disk else part_seed(options.seed, "files")
+    seed = options.seed or 0 if on_disk else options.seed
     shuffled = bool(options.shuffle) and source.shuffled is not None
     read = Read(
         name="read",
@@ -156,6 +161,7 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         used=facts.used,
         shuffled=shuffled,
         seed=seed,
+        seed_part="mix" if on_disk else "files",
         asserts=options.service is None,
     )
     if not on_disk or not options.shuffle:
@@ -171,7 +177,7 @@ def plan_functions(
     """Returns the stages up to the cache, and those after it; all of them after it if there is none."""
     source, crop = facts.source, options.crop
     cached = cache.on is not None
-    group = MapGroup(part_seed(options.seed, "crop"), served=options.service is not None)
+    group = MapGroup("crop", options.seed, served=options.service is not None)
     # A crop after the cache cuts from whole decoded images.
     fused = crop is not None and source.encoded is not None and not (crop.random and cached)
     stages = []
@@ -240,7 +246,7 @@ def plan_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         reason=reason,
         buffer=buffer,
         first=first,
-        seed=part_seed(options.seed, "shuffle"),
+        seed=options.seed,
         on_device=cache.on == "device",
         served=options.service is not None,
     )
@@ -269,7 +275,7 @@ def fitting_buffer(count: int | None, element_bytes: float, *, shared: bool) -> 
 def plan_augment(options: PipelineOptions, *, by_batch: bool) -> list[FunctionStage]:
     """Returns the stages "augment" of functions that take single examples, or of those that take batches."""
     served = options.service is not None and not by_batch
-    group = MapGroup(part_seed(options.seed, "batch" if by_batch else "augment"), augments=True, served=served)
+    group = MapGroup("batch" if by_batch else "augment", options.seed, served=served)
     when = "" if options.training else "; runs with training=False too"
     return [
         _stage(

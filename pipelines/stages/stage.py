@@ -10,7 +10,7 @@ from tfopt.pipelines.inspection.facts import ShapeCheck
 from tfopt.pipelines.shared.elements import element_of
 from tfopt.pipelines.shared.nondeterminism import find_in_function, refuse_restarting
 from tfopt.pipelines.shared.options import StageFunction
-from tfopt.pipelines.shared.seeding import call_in_turn, with_drawn_bits, with_random_bits
+from tfopt.pipelines.shared.seeding import call_in_turn, part_seed, with_drawn_bits, with_random_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class Stage:
 class MapGroup:
     """Functions that one parallel map calls: those of neighbouring stages with equal groups."""
 
-    seed: int | None
-    augments: bool = False  # whether they are functions of `augment`
+    part: str  # of the pipeline: "crop"; "augment" or "batch" for functions of `augment`
+    seed: int | None  # the pipeline's
     served: bool = False  # whether they run on the workers of a tf.data service
 
 
@@ -67,7 +67,8 @@ class Flow:
 
     def flush(self) -> Any:
         """Applies the map that waits, and returns the dataset."""
-        draws = self._group is not None and self._group.augments and not all(each.seeded for each in self._functions)
+        augments = self._group is not None and self._group.part != "crop"
+        draws = augments and not all(each.seeded for each in self._functions)
         self.dataset = self.take_map()(self.dataset)
         if draws:
             # The planner has looked; tf.random.set_seed may have been called since.
@@ -80,7 +81,7 @@ class Flow:
         Args:
             deterministic: Whether it keeps the order. Default: as in the whole pipeline.
         """
-        group, functions = self._group or MapGroup(None), tuple(self._functions)
+        group, functions = self._group, tuple(self._functions)
         check = None if self.check is None else self.check.checker(is_raw=self._is_raw)
         self._functions, self._group, self.check, self._is_raw = [], None, None, self._is_raw and not functions
         name = "_and_".join(dict.fromkeys(function.stage for function in functions)) or "check"
@@ -98,8 +99,9 @@ class Flow:
                 return called(element_of(arguments, spec), None)
 
             elements, call = dataset, unseeded
-            if any(function.seeded for function in functions):
-                elements = with_drawn_bits(dataset) if group.served else with_random_bits(dataset, group.seed)
+            if group is not None and any(function.seeded for function in functions):
+                seed = part_seed(group.seed, group.part)
+                elements = with_drawn_bits(dataset) if group.served else with_random_bits(dataset, seed)
                 call = called
             return elements.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=deterministic, name=name)
 
