@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar, Unpack
 
+from tfopt.pipelines.device.placing import choose_placement
 from tfopt.pipelines.inspection.facts import Facts, inspect_source
 from tfopt.pipelines.shared.options import Choices, PipelineOptions
 from tfopt.pipelines.sources.as_source import as_source
@@ -205,8 +206,8 @@ def _unknown_option(name: str, options: list[str]) -> TypeError:
 
 def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
     """Decides which stages the pipeline has, and their order; each stage decides how it is set."""
-    device = plan_device(options, facts)
-    cache = plan_cache(options, facts, device.held)
+    placement = choose_placement(options, facts)
+    cache = plan_cache(options, facts, placement.held)
     shuffle = plan_shuffle(options, facts, cache.choice)
     reading = plan_reading(options, facts, cache.choice)
     before, after = plan_functions(options, facts, cache.choice)
@@ -233,11 +234,11 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
         batch,
         *gather,
         *plan_service(options, facts, batch),
-        *plan_batch_functions(options, device.held),
+        *plan_batch_functions(options, placement.held),
         *plan_padding(options),
         plan_prefetch(options),
-        device,
-        *plan_overlap(options, facts, device.held, loading),
+        plan_device(placement, facts),
+        *plan_overlap(options, facts, placement.held, loading),
         plan_order(options, cache.choice),
         plan_memory(options, facts, cache.choice, shuffle, reading),
     )

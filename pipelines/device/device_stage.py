@@ -7,7 +7,6 @@ function; 67 to 69 ms with TensorFlow's kernels, which take uint8 through the ho
 """
 
 import itertools
-import re
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +17,7 @@ import tensorflow as tf
 from tfopt.errors import DeviceMemoryError, PipelineError
 from tfopt.model.batches import DEVICE_STAGE
 from tfopt.pipelines.device.placing import OnDevice, copy_ahead, is_gpu
-from tfopt.pipelines.shared.elements import apply_stage, element_of, first_line, pad_batch, without_autograph
-from tfopt.pipelines.shared.layer_function import LayerFunction
+from tfopt.pipelines.shared.elements import element_of, first_line, pad_batch, without_autograph
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.pipelines.shared.seeding import call_in_turn, element_seed, part_seed, with_random_bits
 from tfopt.text import readable_bytes
@@ -43,11 +41,7 @@ class DeviceStage:
         chunks: A dataset of all examples, in chunks of any size.
         spec: The element spec of an example, static.
         element_spec: The element spec of the batches.
-        count: The number of examples.
-        options: The pipeline's options.
-        held: Where the examples are kept.
         settings: The `tf.data.Options` of the pipeline.
-        steps: Batches per epoch.
     """
 
     def __init__(
@@ -73,10 +67,7 @@ class DeviceStage:
         self._lock = threading.Lock()
 
     def batch(self, element: tuple[Any, ...]) -> Any:
-        """Returns the batch that an element of `elements` stands for, on the device; the first call loads the examples.
-
-        Args:
-            element: As `elements` yields it, eager.
+        """Returns the batch that an eager element of `elements` stands for; the first call loads the examples.
 
         Raises:
             PipelineError: If an example cannot be read.
@@ -142,27 +133,6 @@ def batch_functions(options: PipelineOptions, obstacles: Sequence[str | None], s
         made.append(_passing(group, number, jit=jit))
         number += sum(function.seeded for function in group)
     return tuple(made)
-
-
-def find_obstacles(options: PipelineOptions, spec: Any) -> tuple[str | None, ...]:
-    """Returns, for each function of `augment`, why XLA cannot compile it; None if it can.
-
-    A layer whose `supports_jit` is False is believed. Everything else is lowered, which takes a fraction of a second:
-    some layers that claim to compile do not, such as RandAugment and MixUp.
-
-    `spec` is the element spec of a full batch before `augment`.
-
-    Example:
-        >>> from tfopt.pipelines import per_batch
-        >>> options = PipelineOptions(augment=[per_batch(tf.abs), per_batch(tf.io.encode_base64)])
-        >>> find_obstacles(options, tf.TensorSpec((4, 2)))[0] is None
-        True
-    """
-    found = []
-    for function in options.augmentations:
-        obstacle, spec = _obstacle(function, spec)
-        found.append(obstacle)
-    return tuple(found)
 
 
 class NotAttached(tf.data.Dataset):
@@ -289,25 +259,3 @@ def _passing(functions: Sequence[StageFunction], number: int, *, jit: bool) -> A
         return call_in_turn(functions, batch, bits, number)
 
     return tf.function(pass_on, jit_compile=jit)
-
-
-def _obstacle(function: StageFunction, spec: Any) -> tuple[str | None, Any]:
-    """Returns the obstacle, and the element spec after the function."""
-
-    def called(*parts: Any, seed: Any) -> Any:
-        keywords = {"seed": seed} if function.seeded else {}
-        return apply_stage("augment", function.call, element_of(parts, spec), **keywords)
-
-    arguments = spec if type(spec) is tuple else (spec,)
-    seed = tf.TensorSpec((2,), tf.int32)
-    after = tf.function(called).get_concrete_function(*arguments, seed=seed).structured_outputs
-    after = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), after)
-    layers = function.call.layer._flatten_layers() if isinstance(function.call, LayerFunction) else ()
-    if not all(getattr(layer, "supports_jit", True) for layer in layers):
-        return "supports_jit is False", after
-    try:
-        tf.function(called, jit_compile=True).experimental_get_compiler_ir(*arguments, seed=seed)(stage="hlo")
-    except (ValueError, tf.errors.OpError) as error:
-        operation = re.search(r"No registered '(\w+)'", str(error))
-        return f"XLA has no {operation[1]}" if operation else "XLA cannot compile it", after
-    return None, after

@@ -1,5 +1,6 @@
-"""Where batches are copied ahead of use, and whether a whole data set is kept on the device."""
+"""Where batches are copied ahead of use, whether all examples are kept there, and what XLA compiles there."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,9 @@ from tfopt.errors import DeviceMemoryError, UnsupportedError
 from tfopt.hardware import host
 from tfopt.hardware.gpu_memory import in_use_bytes, limit_bytes
 from tfopt.pipelines.inspection.facts import Facts
-from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.shared.elements import apply_stage, element_of
+from tfopt.pipelines.shared.layer_function import LayerFunction
+from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.text import readable_bytes
 from tfopt.warn import warn_once
 
@@ -35,6 +38,34 @@ class OnDevice:
     reason: str
     only: bool  # whether it was asked for, so that batches come from there alone; otherwise both ways work
     obstacles: tuple[str | None, ...] = ()  # for each function of `augment`: why it runs without XLA, or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where batches are copied to, and whether all examples are kept there."""
+
+    device: str | None
+    reason: str
+    held: OnDevice | str | None  # where all examples are kept, for overlap; why they are not; None if not considered
+
+
+def choose_placement(options: PipelineOptions, facts: Facts) -> Placement:
+    """Returns where batches go.
+
+    Raises:
+        ValueError: If there is no such device, or cache="device" does not go with the data or another option.
+        UnsupportedError: If cache="device" is used under a distribution strategy.
+        DeviceMemoryError: If the data do not fit.
+    """
+    if options.on_device:
+        asked = _place_on_device(options, facts)
+        reason = "the examples are kept there, and batches are made there"
+        return Placement(device=asked.device, reason=reason, held=asked)
+    device, reason = choose_device(options.device, facts.traced.augmented.element_spec)
+    held = None
+    if device is not None and options.cache == "auto" and is_gpu(device):
+        held = _place_beside(options, facts, device)
+    return Placement(device=device, reason=reason, held=held)
 
 
 def choose_device(asked: str | None, spec: Any) -> tuple[str | None, str]:
@@ -79,14 +110,8 @@ def copy_ahead(dataset: Any, device: str, steps: int | None) -> Any:
     return copied
 
 
-def place_on_device(options: PipelineOptions, facts: Facts) -> OnDevice:
-    """Returns where cache="device" puts the data.
-
-    Raises:
-        ValueError: If an option, the source or the examples rule it out.
-        UnsupportedError: If a distribution strategy is active.
-        DeviceMemoryError: If there is too little memory.
-    """
+def _place_on_device(options: PipelineOptions, facts: Facts) -> OnDevice:
+    """Returns where cache="device" puts the data."""
     if tf.distribute.has_strategy():
         raise UnsupportedError(
             "cache='device' expects one device. Found a tf.distribute strategy, for which dividing the examples among "
@@ -107,10 +132,12 @@ def place_on_device(options: PipelineOptions, facts: Facts) -> OnDevice:
         warn_once(
             "host_memory_for_device_cache", f"cache='device': {reason}. If loading fails, give the job more memory."
         )
-    return OnDevice(device=device, bytes=size, reason=f"asked for; {_fits(device, size, _ASKED_SHARE)}", only=True)
+    reason = f"asked for; {_fits(device, size, _ASKED_SHARE)}"
+    obstacles = find_obstacles(options, _full_batch(options, facts))
+    return OnDevice(device=device, bytes=size, reason=reason, only=True, obstacles=obstacles)
 
 
-def place_beside(options: PipelineOptions, facts: Facts, device: str) -> OnDevice | str:
+def _place_beside(options: PipelineOptions, facts: Facts, device: str) -> OnDevice | str:
     """Returns where cache="auto" also puts the data for `tfopt.fit.overlap`, or why nowhere.
 
     The pipeline then works both ways, and a `fit` without `overlap` takes the other one. So nothing may depend on which
@@ -128,6 +155,27 @@ def place_beside(options: PipelineOptions, facts: Facts, device: str) -> OnDevic
     size = _size(facts)
     reason = _shortage(device, size, _AUTO_SHARE) or _host_shortage(size)
     return reason or OnDevice(device=device, bytes=size, reason=_fits(device, size, _AUTO_SHARE), only=False)
+
+
+def find_obstacles(options: PipelineOptions, spec: Any) -> tuple[str | None, ...]:
+    """Returns, for each function of `augment`, why XLA cannot compile it; None if it can.
+
+    A layer whose `supports_jit` is False is believed. Everything else is lowered, which takes a fraction of a second:
+    some layers that claim to compile do not, such as RandAugment and MixUp.
+
+    `spec` is the element spec of a full batch before `augment`.
+
+    Example:
+        >>> from tfopt.pipelines import per_batch
+        >>> options = PipelineOptions(augment=[per_batch(tf.abs), per_batch(tf.io.encode_base64)])
+        >>> find_obstacles(options, tf.TensorSpec((4, 2)))[0] is None
+        True
+    """
+    found = []
+    for function in options.augmentations:
+        obstacle, spec = _obstacle(function, spec)
+        found.append(obstacle)
+    return tuple(found)
 
 
 def free_bytes(device: str) -> float | None:
@@ -198,3 +246,37 @@ def _canonical(device: str) -> str:
     except ValueError:
         return ""
     return f"{(parsed.device_type or '').upper()}:{parsed.device_index or 0}"
+
+
+def _full_batch(options: PipelineOptions, facts: Facts) -> Any:
+    """The element spec of a full batch of examples, with sampled shapes where TensorFlow knows none."""
+    spec = facts.traced.examples.element_spec
+    leaves = tf.nest.flatten(spec)
+    shapes = [leaf.shape for leaf in leaves] if facts.check is None else facts.check.shapes
+    specs = [
+        tf.TensorSpec((options.batch_size, *(shape or ())), leaf.dtype)
+        for leaf, shape in zip(leaves, shapes, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(spec, specs)
+
+
+def _obstacle(function: StageFunction, spec: Any) -> tuple[str | None, Any]:
+    """Returns the obstacle, and the element spec after the function."""
+
+    def called(*parts: Any, seed: Any) -> Any:
+        keywords = {"seed": seed} if function.seeded else {}
+        return apply_stage("augment", function.call, element_of(parts, spec), **keywords)
+
+    arguments = spec if type(spec) is tuple else (spec,)
+    seed = tf.TensorSpec((2,), tf.int32)
+    after = tf.function(called).get_concrete_function(*arguments, seed=seed).structured_outputs
+    after = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), after)
+    layers = function.call.layer._flatten_layers() if isinstance(function.call, LayerFunction) else ()
+    if not all(getattr(layer, "supports_jit", True) for layer in layers):
+        return "supports_jit is False", after
+    try:
+        tf.function(called, jit_compile=True).experimental_get_compiler_ir(*arguments, seed=seed)(stage="hlo")
+    except (ValueError, tf.errors.OpError) as error:
+        operation = re.search(r"No registered '(\w+)'", str(error))
+        return f"XLA has no {operation[1]}" if operation else "XLA cannot compile it", after
+    return None, after

@@ -37,14 +37,7 @@ class Traced:
 
 
 def trace(source: Source, options: PipelineOptions) -> Traced:
-    """Counts a source's elements, and traces the stages.
-
-    Raises:
-        PipelineError: If a function raised (the cause is chained), or returns something other than tensors; or if the
-            source's count is wrong.
-        TypeError: If a function is a Keras layer of one input, and examples are tuples.
-        ValueError: If a function differs each time it is traced, or examples hold no image to crop.
-    """
+    """Counts a source's elements, and traces the stages; refuses a function as `inspect_source` says."""
     whole = source.dataset()
     raw = source.sample(SAMPLED) if source.sample else whole.take(SAMPLED)
     count, infinite = _count(source, whole)

@@ -106,11 +106,7 @@ def lineage(dataset: Any) -> Iterator[Any]:
 def refuse_draws(
     options: PipelineOptions, in_source: list[Finding], in_transform: list[Finding], in_augment: list[list[Finding]]
 ) -> None:
-    """Refuses random operations that a cache would freeze, a seed could not repeat, or an epoch would repeat.
-
-    Raises:
-        ValueError: If there are such operations in the source, `transform`, or a function of `augment`.
-    """
+    """Refuses random operations that a cache would freeze, a seed could not repeat, or an epoch would repeat."""
     # Also if cache="auto" finds no room: whether a model trains on fresh draws must not depend on free memory.
     if options.cache is not None:
         _refuse_frozen(options, in_source, in_transform)
@@ -122,11 +118,7 @@ def refuse_draws(
 
 
 def refuse_restarting(stage: str, findings: list[Finding]) -> None:
-    """Refuses random operations with a fixed seed, whose draws TensorFlow repeats in every epoch.
-
-    Raises:
-        ValueError: If there are such operations.
-    """
+    """Refuses random operations with a fixed seed, whose draws TensorFlow repeats in every epoch."""
     for found in findings:
         if found.restarts:
             raise ValueError(

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfopt.hardware import host
 from tfopt.model.batches import DEVICE_STAGE
 from tfopt.pipelines.cache.choice import MIB, CacheChoice
-from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached, find_obstacles
-from tfopt.pipelines.device.placing import OnDevice, choose_device, copy_ahead, is_gpu, place_beside, place_on_device
+from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached
+from tfopt.pipelines.device.placing import OnDevice, Placement, copy_ahead
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
 from tfopt.pipelines.shared.elements import pad_batch, without_autograph
@@ -102,7 +102,7 @@ class CopyToDevice(Stage):
     """Copies batches to a device before they are asked for."""
 
     device: str | None
-    held: OnDevice | str | None  # where all examples are kept, for overlap; why they are not; None if not considered
+    held: OnDevice | str | None  # as in Placement
     steps: int | None
 
     def apply(self, flow: Flow) -> None:
@@ -267,26 +267,16 @@ def plan_prefetch(options: PipelineOptions) -> Stage:
     return PrefetchBatches(name="prefetch", setting=setting, reason=reason, batches=options.prefetch)
 
 
-def plan_device(options: PipelineOptions, facts: Facts) -> CopyToDevice:
-    """Returns the stage "device", which also says whether all examples are kept there.
-
-    Raises:
-        ValueError: If there is no such device, or cache="device" does not go with the data or another option.
-        UnsupportedError: If cache="device" is used under a distribution strategy.
-        PipelineError: If the data do not fit.
-    """
-    held: OnDevice | str | None = None
-    if options.on_device:
-        held = place_on_device(options, facts)
-        held = replace(held, obstacles=find_obstacles(options, _full_batch(options, facts)))
-        device: str | None = held.device
-        reason = "the examples are kept there, and batches are made there"
-    else:
-        device, reason = choose_device(options.device, facts.traced.augmented.element_spec)
-        if device is not None and options.cache == "auto" and is_gpu(device):
-            held = place_beside(options, facts, device)
-    steps = facts.steps
-    return CopyToDevice(name="device", setting=device or "none", reason=reason, device=device, held=held, steps=steps)
+def plan_device(placement: Placement, facts: Facts) -> CopyToDevice:
+    """Returns the stage "device", which also says whether all examples are kept there."""
+    return CopyToDevice(
+        name="device",
+        setting=placement.device or "none",
+        reason=placement.reason,
+        device=placement.device,
+        held=placement.held,
+        steps=facts.steps,
+    )
 
 
 def plan_overlap(
@@ -368,15 +358,3 @@ def _bound_mib(facts: Facts, cache: CacheChoice, shuffle: Shuffle, mixing: int, 
     shuffled = 0.0 if in_memory else shuffle.buffer * max(element, SMALL_BYTES) / MIB
     mixed = mixing * max(sample.raw_bytes, SMALL_BYTES) / MIB
     return cached + shuffled + mixed + ahead_mib
-
-
-def _full_batch(options: PipelineOptions, facts: Facts) -> Any:
-    """The element spec of a full batch of examples, with sampled shapes where TensorFlow knows none."""
-    spec = facts.traced.examples.element_spec
-    leaves = tf.nest.flatten(spec)
-    shapes = [leaf.shape for leaf in leaves] if facts.check is None else facts.check.shapes
-    specs = [
-        tf.TensorSpec((options.batch_size, *(shape or ())), leaf.dtype)
-        for leaf, shape in zip(leaves, shapes, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(spec, specs)

@@ -16,7 +16,6 @@ from tfopt.pipelines import (
 from tfopt.pipelines.device import placing
 from tfopt.pipelines.device.device_stage import stage_of
 from tfopt.pipelines.device.placing import OnDevice
-from tfopt.pipelines.stages import batch_stages
 from tfopt.warn import forget_warnings
 
 X, Y = np.zeros((64, 128, 128), "float64"), np.arange(64)  # 8 MiB
@@ -101,7 +100,7 @@ def as_gpu(monkeypatch):
     """Has the planner take CPU:0 for a GPU with as many free MiB; data are copied as to a CPU."""
 
     def set_mib(mib):
-        monkeypatch.setattr(batch_stages, "is_gpu", lambda device: device is not None)
+        monkeypatch.setattr(placing, "is_gpu", lambda device: device is not None)
         monkeypatch.setattr(placing, "free_bytes", lambda device: mib * 2**20)
 
     return set_mib

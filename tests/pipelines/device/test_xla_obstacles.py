@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.pipelines import per_batch
-from tfopt.pipelines.device.device_stage import find_obstacles
+from tfopt.pipelines.device.placing import find_obstacles
 from tfopt.pipelines.shared.options import PipelineOptions
 
 SPEC = (tf.TensorSpec((4, 8, 8, 3), tf.uint8), tf.TensorSpec((4, 5)))
