@@ -52,7 +52,7 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
 
 def expect_one_order(facts: Facts) -> None:
     """Refuses a source whose order changes: an epoch that goes on where a damaged cache ends would lose examples."""
-    for found in facts.traced.in_source:
+    for found in facts.in_source:
         if found.kind in ("random", "assigning", "shuffle", "unordered"):
             raise ValueError(
                 f"Expected a source with one order for a cache on disk. It holds {found}: an epoch that goes on where "

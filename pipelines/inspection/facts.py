@@ -14,10 +14,11 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.inspection.tracing import Traced, trace
 from tfopt.pipelines.service.client import Part, refuse_unserved, take_part
 from tfopt.pipelines.shared.elements import apply, expect_paddable, first_line, size_bytes, without_autograph
-from tfopt.pipelines.shared.nondeterminism import refuse_draws
+from tfopt.pipelines.shared.nondeterminism import Finding, find_in_dataset, refuse_draws
 from tfopt.pipelines.shared.options import PipelineOptions, function_name
 from tfopt.pipelines.sources.source import Source
 
+_SAMPLED = 32  # elements the planner looks at
 _DOUBTS = {
     "opaque": "calls Python, which may be random; cache='memory' says that it is not",
     "reading": "reads a variable, which may change; cache='memory' says that it does not",
@@ -95,6 +96,7 @@ class Facts:
     used: int | None  # examples to read: without a shuffle, not those that fill no batch and would always be dropped
     steps: int | None  # batches per epoch; None if unknown or endless
     infinite: bool  # whether the source never ends
+    in_source: list[Finding]  # in the source's dataset and its `decode`
     doubt: str  # why what a cache would hold may come out differently later; "" if it will not
     traced: Traced
     sample: Sample
@@ -117,29 +119,31 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     part = None
     if options.service is not None:
         source, part = take_part(source, options)
-    traced = trace(source, options)
-    refuse_draws(options, traced.in_source, traced.in_transform, traced.in_augment)
+    whole, raw, count, infinite = open_source(source)
+    traced = trace(source, options, raw)
+    in_source = find_in_dataset(whole) + traced.in_decode
+    refuse_draws(options, in_source, traced.in_transform, traced.in_augment)
     if options.remainder == "pad":
         expect_paddable(traced.augmented.element_spec)
     sample = take_sample(source, options, traced)
-    count, drops = traced.count, options.remainder == "drop"
+    drops = options.remainder == "drop"
     if options.service is not None:
         sent = count if part is None else part.whole  # a process sends all its arrays, whatever it reads of them
         refuse_unserved(
             source,
             options,
-            in_source=traced.in_source,
+            in_source=in_source,
             in_transform=traced.in_transform,
             in_augment=traced.in_augment,
             decoded_bytes=sample.decoded_bytes * (sent or 0),
-            infinite=traced.infinite,
+            infinite=infinite,
         )
     if part is None and count is not None and drops and count < options.batch_size:
         raise PipelineError(
             f"Expected at least batch_size={options.batch_size} examples with remainder='drop'. {source.name} has "
             f"{count}: there would be zero steps. Pass a smaller batch_size, or remainder='keep'."
         )
-    findings = traced.in_source + traced.in_transform
+    findings = in_source + traced.in_transform
     tail = 0 if count is None else count % options.batch_size
     drops_tail = drops and not options.shuffle and options.service is None
     steps = None if count is None else (count - tail) // options.batch_size + (tail > 0 and not drops)
@@ -152,7 +156,8 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         count=count,
         used=count - tail if count is not None and drops_tail else count,
         steps=steps if part is None else part.steps,
-        infinite=traced.infinite,
+        infinite=infinite,
+        in_source=in_source,
         doubt=next((f"{found} {_DOUBTS[found.kind]}" for found in findings if found.kind in _DOUBTS), ""),
         traced=traced,
         sample=sample,
@@ -160,6 +165,21 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         raw_examples=bare and source.decode is None,
         rows=bare and source.decode is not None and source.resident,
     )
+
+
+def open_source(source: Source) -> tuple[Any, Any, int | None, bool]:
+    """Returns a source's dataset, the elements of it the planner looks at, its count, and whether it never ends."""
+    whole = source.dataset()
+    raw = source.sample(_SAMPLED) if source.sample else whole.take(_SAMPLED)
+    cardinality = int(whole.cardinality())
+    infinite = cardinality == tf.data.INFINITE_CARDINALITY
+    if source.count is not None and (infinite or (cardinality >= 0 and cardinality != source.count)):
+        found = "no end" if infinite else str(cardinality)
+        raise PipelineError(
+            f"Expected {source.count} elements, which {source.name} gives as its `count`. Its dataset has {found}. "
+            "Correct the source's `count`, or leave it out."
+        )
+    return whole, raw, (cardinality if cardinality >= 0 else source.count), infinite
 
 
 def _is_static(dataset: Any) -> bool:

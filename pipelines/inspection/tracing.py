@@ -11,11 +11,9 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.crop import crop_example, expect_image
 from tfopt.pipelines.shared.elements import apply_stage, element_of
 from tfopt.pipelines.shared.frozen_draws import generator_states, refuse_frozen_draws
-from tfopt.pipelines.shared.nondeterminism import Finding, find_in_dataset, find_in_function
+from tfopt.pipelines.shared.nondeterminism import Finding, find_in_function
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction, is_layer
 from tfopt.pipelines.sources.source import Source
-
-SAMPLED = 32  # elements the planner looks at
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +23,17 @@ class Traced:
     A stage that is absent passes the same object on.
     """
 
-    count: int | None  # elements of the source; None if unknown
-    infinite: bool  # whether the source never ends
     raw: Any  # as the source reads them
     decoded: Any  # after `decode` and a central crop: what a cache before `transform` holds
     examples: Any  # after `transform`
     augmented: Any  # after `augment`; batches if it has functions of batches
-    in_source: list[Finding]  # in the source's dataset and its `decode`
+    in_decode: list[Finding]
     in_transform: list[Finding]
     in_augment: list[list[Finding]]  # for each function
 
 
-def trace(source: Source, options: PipelineOptions) -> Traced:
-    """Counts a source's elements, and traces the stages; refuses a function as `inspect_source` says."""
-    whole = source.dataset()
-    raw = source.sample(SAMPLED) if source.sample else whole.take(SAMPLED)
-    count, infinite = _count(source, whole)
+def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
+    """Traces the stages on a few raw elements; refuses a function as `inspect_source` says."""
     _expect_tensors("read", source.name, raw)
     decoded, in_decode = _traced("decode", source.decode, raw)
     cropped = decoded if options.crop is None else _cropped(source, options.crop, raw, decoded)
@@ -52,22 +45,9 @@ def trace(source: Source, options: PipelineOptions) -> Traced:
         seed = {"seed": tf.zeros(2, tf.int32)} if function.seeded else {}
         augmented, found = _traced("augment", function.call, before, **seed)
         in_augment.append(found)
-    in_source = find_in_dataset(whole) + in_decode
     if options.crop is not None and not options.crop.random:
         decoded = cropped
-    return Traced(count, infinite, raw, decoded, examples, augmented, in_source, in_transform, in_augment)
-
-
-def _count(source: Source, whole: Any) -> tuple[int | None, bool]:
-    cardinality = int(whole.cardinality())
-    infinite = cardinality == tf.data.INFINITE_CARDINALITY
-    if source.count is not None and (infinite or (cardinality >= 0 and cardinality != source.count)):
-        found = "no end" if infinite else str(cardinality)
-        raise PipelineError(
-            f"Expected {source.count} elements, which {source.name} gives as its `count`. Its dataset has {found}. "
-            "Correct the source's `count`, or leave it out."
-        )
-    return (cardinality if cardinality >= 0 else source.count), infinite
+    return Traced(raw, decoded, examples, augmented, in_decode, in_transform, in_augment)
 
 
 def _cropped(source: Source, crop: Any, raw: Any, decoded: Any) -> Any:

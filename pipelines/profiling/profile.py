@@ -12,6 +12,7 @@ from tfopt import checks
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import host
 from tfopt.pipelines.cache.folder import read_index
+from tfopt.pipelines.inspection.facts import open_source
 from tfopt.pipelines.inspection.tracing import trace
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile
@@ -229,10 +230,11 @@ def _would_write(cache: Cache) -> bool:
 
 def _stages_apart(plan: PipelinePlan) -> tuple[Any, Any]:
     """Returns endless batches of a plan's sampled elements, each stage in a map of its own, and their source."""
-    traced = trace(plan.source, plan.options)
+    _, raw, _, _ = open_source(plan.source)
+    traced = trace(plan.source, plan.options, raw)
     examples = traced.augmented.repeat()
     batched = any(function.by_batch for function in plan.options.augmentations)
-    return (examples if batched else examples.batch(min(plan.options.batch_size, _UNFUSED_BATCH))), traced.raw
+    return (examples if batched else examples.batch(min(plan.options.batch_size, _UNFUSED_BATCH))), raw
 
 
 def _unfused_costs(to_run: Any, dataset: Any, sources: Sequence[Any] | None, seconds: float) -> dict[str, float]:

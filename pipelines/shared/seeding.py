@@ -91,11 +91,7 @@ def element_seed(bits: Any, number: int = 0) -> Any:
 def call_in_turn(functions: Sequence[StageFunction], element: Any, bits: Any, number: int = 0) -> Any:
     """Returns an element or a batch after all functions, in a graph.
 
-    Args:
-        functions: The functions.
-        element: The element.
-        bits: Random bits for the seeds; None if no function takes a seed.
-        number: How many functions with a seed were called before.
+    `bits` may be None if no function takes a seed; `number` functions that take one were called before.
     """
     # Counted among the seeded ones, so that other functions do not change their seeds.
     for function in functions:

@@ -253,12 +253,9 @@ def plan_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
 
 
 def fitting_buffer(count: int | None, element_bytes: float, *, shared: bool) -> tuple[int, str]:
-    """Returns how many elements the shuffle draws from, and why.
+    """Returns how many of `count` elements the shuffle draws from, and why.
 
-    Args:
-        count: How many elements there are, None if unknown.
-        element_bytes: Their mean size where they are shuffled.
-        shared: Whether the pipeline's cache holds the elements anyway, so that the buffer takes no memory.
+    `shared` says that the pipeline's cache holds the elements anyway, so that the buffer takes no memory.
     """
     if shared and count is not None:
         return count, "all examples: the cache holds them anyway"
