@@ -223,7 +223,7 @@ def test_nothing_is_left_running(tmp_path):
     fit(writer)
     assert set(threading.enumerate()) <= before
     assert (writer._background, writer._recorder) == (None, None)
-    assert not writer._subscriptions._exit_callbacks
+    assert not writer._ending._exit_callbacks
     logger = UtilizationLogger(interval_seconds=0.01)
     with pytest.raises(RuntimeError):
         fit(writer, logger, After(logger, stop(RuntimeError)))

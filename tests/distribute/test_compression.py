@@ -37,6 +37,7 @@ def test_gradients_are_sent_in_16_bits(found, dtype):
     assert found["None"]["plain"]["sent"] == ["float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 1e-2), ("float16", 1e-3)])
 @pytest.mark.parametrize("kind", ["plain", "clipped"])
 def test_the_training_drifts_a_little(found, dtype, limit, kind):
@@ -45,11 +46,13 @@ def test_the_training_drifts_a_little(found, dtype, limit, kind):
     assert short["loss"][-1] < short["loss"][0]
 
 
+@pytest.mark.slow
 def test_on_one_device_nothing_is_rounded(found):
     assert found["one device"]["plain"]["sent"] == ["float32"]
     assert drift(found["None"]["plain"], found["one device"]["plain"]) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_strategy_of_two_devices(found):
     assert "mirrored on CPU:0, CPU:1" in found["explain"]
     assert found["again"]

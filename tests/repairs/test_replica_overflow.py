@@ -109,6 +109,7 @@ def test_a_healthy_step_is_stocks_bit_for_bit(found):
     assert found["stock"]["healthy"]["iterations"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["merge", "no merge"])
 def test_the_verdict_is_one_in_both_of_tensorflows_paths(found, path):
     """Without merge calls TensorFlow reduces within the replicas, as it does for XLA on GPUs."""

@@ -13,6 +13,7 @@ from tfopt.distribute.watchdog.watch import RESTART
 
 SCRIPT = str(Path(__file__).parents[2] / "support" / "service_strategies.py")
 ALL = list(range(203))
+pytestmark = pytest.mark.slow  # real processes: a service and those that train
 
 
 def processes(servers, *arguments):
@@ -58,7 +59,6 @@ def trained(ended):
     return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
 
 
-@pytest.mark.slow
 def test_each_example_comes_to_one_replica_once_an_epoch(servers, service, tmp_path):
     process, output = servers.run(service, str(tmp_path), script=SCRIPT)
     assert servers.wait(process) == 0, output.read_text()
@@ -70,7 +70,6 @@ def test_each_example_comes_to_one_replica_once_an_epoch(servers, service, tmp_p
             assert sorted(example for batch in batches for example in batch) == ALL
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps"), [("arrays", 13), ("records", 14)])
 def test_each_example_comes_to_one_process_once_an_epoch(trained, name, steps):
     for sizes, examples in together(trained, name):
@@ -79,14 +78,12 @@ def test_each_example_comes_to_one_process_once_an_epoch(trained, name, steps):
         assert max(map(max, sizes)) == 8
 
 
-@pytest.mark.slow
 def test_full_batches_come_from_both_processes(trained):
     for sizes, examples in together(trained, "full batches"):
         assert sizes == [[8] * 12] * 2
         assert len(set(examples)) == 12 * 16
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["arrays", "records", "full batches"])
 def test_processes_take_the_same_steps_to_the_same_loss(trained, name):
     first, second = (each[name] for each in trained)
