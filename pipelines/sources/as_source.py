@@ -31,6 +31,10 @@ _WIDE = "Convert it to float64 or complex128 with array.astype"
 # Datasets whose elements are in memory: caching them untransformed would hold them twice.
 _RESIDENT = frozenset({"_TensorSliceDataset", "_TensorDataset", "_RangeDataset", "CacheDataset"})
 _BATCHED = frozenset({"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset"})
+# Datasets whose elements are not those they read, nor made of one each.
+_APART = frozenset(
+    {"_UnbatchDataset", "_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleaveDataset", "_WindowDataset"}
+)
 
 
 def as_source(given: Any) -> Source:
@@ -122,8 +126,8 @@ def dataset(examples: Any) -> Source:
 
     Raises:
         TypeError: If `examples` is not a dataset.
-        ValueError: If it reads every element several times, from the workers of a tf.data service, or its last stage
-            makes batches. Where batches are your examples, as windows are, wrap it:
+        ValueError: If it reads every element several times, from the workers of a tf.data service, or its elements
+            are batches. Where batches are your examples, as windows are, wrap it:
             `Source(name="windows", dataset=lambda: batches)`.
 
     Example:
@@ -139,7 +143,7 @@ def dataset(examples: Any) -> Source:
     if _is_batched(examples):
         raise ValueError(
             f"Expected a dataset of single examples. Found a dataset of batches: {examples.element_spec}. Pass "
-            "dataset.unbatch(), or build it without batching (batch_size=None in Keras' *_dataset_from_directory). "
+            "dataset.unbatch(), or the dataset before .batch (batch_size=None in Keras' *_dataset_from_directory). "
             "If batches are your examples, as windows are, wrap it: Source(name='windows', dataset=lambda: dataset)."
         )
     _refuse_duplicates(examples)
@@ -214,10 +218,27 @@ def _expect_rows(name: str, leaf: Any) -> None:
 
 
 def _is_batched(examples: Any) -> bool:
-    """Whether the last stage that makes elements, rather than passing them on, is a batch."""
-    while any(base.__name__ == "UnaryUnchangedStructureDataset" for base in type(examples).__mro__):
-        (examples,) = examples._inputs()
-    return type(examples).__name__ in _BATCHED
+    """Whether elements are batches, made by the dataset or by one it reads from, whose rows its maps have kept."""
+    waiting = [examples]
+    while waiting:
+        stage = waiting.pop()
+        kind = type(stage).__name__
+        if kind in _BATCHED or (kind == "_GroupByWindowDataset" and _ranks(stage) != _ranks(*stage._inputs())):
+            size = tf.get_static_value(getattr(stage, "_batch_size", None))
+            # What a map makes of a window, such as its mean, begins with another dimension.
+            if all(leaf.shape[:1].is_compatible_with([size]) for leaf in _with_shape(examples)):
+                return True
+        elif kind not in _APART:
+            waiting += stage._inputs()
+    return False
+
+
+def _with_shape(dataset: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(dataset.element_spec) if hasattr(leaf, "shape")]
+
+
+def _ranks(dataset: Any) -> list[int | None]:
+    return [leaf.shape.rank for leaf in _with_shape(dataset)]
 
 
 def _refuse_duplicates(examples: Any) -> None:

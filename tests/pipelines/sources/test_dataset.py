@@ -63,7 +63,12 @@ def test_shapes_that_agree_become_static_and_the_structure_stays(wrap):
     assert sum(1 for _ in built) == 3
 
 
+def add(rows):
+    return rows + 1
+
+
 NUMBERS = tf.data.Dataset.range(12)
+SENTENCES = NUMBERS.map(lambda number: tf.fill([number + 1], number))
 
 
 @pytest.mark.parametrize(
@@ -73,10 +78,26 @@ NUMBERS = tf.data.Dataset.range(12)
         NUMBERS.batch(4, num_parallel_calls=2).prefetch(1),
         NUMBERS.padded_batch(4).cache().with_options(tf.data.Options()),
         NUMBERS.batch(4).shuffle(2).repeat(2).take(5),
+        NUMBERS.batch(4).map(add),
+        NUMBERS.batch(4, drop_remainder=True).map(add, num_parallel_calls=2).prefetch(1).map(add).skip(1),
+        NUMBERS.batch(4).filter(lambda rows: rows[0] > 3).map(lambda rows: {"x": (rows, add(rows))}).cache().take(2),
+        NUMBERS.batch(4).map(lambda rows: tf.py_function(add, [rows], tf.int64)),
+        NUMBERS.padded_batch(4).map(add).with_options(tf.data.Options()).shuffle(2),
+        NUMBERS.batch(2).rebatch(3).map(add),
+        SENTENCES.bucket_by_sequence_length(tf.size, [3, 6], [2, 2, 2]).map(add),
+        SENTENCES.ragged_batch(4).map(add),
+        SENTENCES.ragged_batch(4).map(lambda rows: rows.to_tensor()),
+        NUMBERS.group_by_window(lambda number: number % 2, lambda _, window: window.batch(3), window_size=3).map(add),
+        tf.data.Dataset.zip(NUMBERS.batch(4).map(add), NUMBERS.batch(4)).map(lambda x, y: (add(x), y)),
+        NUMBERS.batch(4).enumerate().map(lambda _, rows: rows),
+        NUMBERS.batch(4).concatenate(NUMBERS.batch(4)),
     ],
 )
 def test_batches_are_refused(batched):
-    text = r"Expected a dataset of single examples\. Found a dataset of batches.*dataset\.unbatch\(\).*Source\(name="
+    text = (
+        r"Expected a dataset of single examples\. Found a dataset of batches.*dataset\.unbatch\(\), or the dataset "
+        r"before \.batch.*Source\(name="
+    )
     with pytest.raises(ValueError, match=text):
         build_pipeline(batched)
 
@@ -92,7 +113,15 @@ def test_batches_of_keras_are_refused(photos):
 
 def test_what_was_batched_once_is_not_refused():
     assert [len(batch) for batch in build_pipeline(NUMBERS.batch(4).unbatch(), batch_size=6)] == [6, 6]
+    again = NUMBERS.batch(4).map(add).flat_map(tf.data.Dataset.from_tensor_slices).map(add)
+    assert sorted(row for batch in build_pipeline(again, batch_size=6) for row in batch.numpy()) == [*range(2, 14)]
+    apart = NUMBERS.batch(4).interleave(tf.data.Dataset.from_tensor_slices, num_parallel_calls=2)
+    assert sorted(row for batch in build_pipeline(apart, batch_size=6) for row in batch.numpy()) == [*range(12)]
+    grouped = NUMBERS.group_by_window(lambda number: number % 2, lambda _, window: window, window_size=3)
+    assert build_pipeline(grouped, batch_size=6).element_spec.shape.as_list() == [6]
     windows = NUMBERS.batch(4, drop_remainder=True)
+    pairs = build_pipeline(windows.map(lambda window: (window[:-1], window[-1])), batch_size=3)
+    assert [leaf.shape.as_list() for leaf in pairs.element_spec] == [[3, 3], [3]]
     assert len(build_pipeline(windows.map(tf.reduce_sum), batch_size=3)) == 1
     wrapped = Source(name="windows", dataset=lambda: windows)
     assert build_pipeline(wrapped, batch_size=3).element_spec.shape.as_list() == [3, 4]
