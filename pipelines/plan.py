@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar, Unpack
 
+from tfopt.pipelines.cache.choice import choose_cache
 from tfopt.pipelines.device.placing import choose_placement
 from tfopt.pipelines.inspection.facts import Facts, inspect_source
 from tfopt.pipelines.shared.options import Choices, PipelineOptions
@@ -207,7 +208,7 @@ def _unknown_option(name: str, options: list[str]) -> TypeError:
 def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
     """Decides which stages the pipeline has, and their order; each stage decides how it is set."""
     placement = choose_placement(options, facts)
-    cache = plan_cache(options, facts, placement.held)
+    cache = plan_cache(options, facts, choose_cache(options, facts, placement.held))
     shuffle = plan_shuffle(options, facts, cache.choice)
     reading = plan_reading(options, facts, cache.choice)
     before, after = plan_functions(options, facts, cache.choice)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from tfopt.hardware import host
 from tfopt.pipelines.cache.folder import default_folder, free_bytes
+from tfopt.pipelines.device.placing import OnDevice
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.text import readable_bytes
@@ -33,8 +34,13 @@ class CacheChoice:
         object.__setattr__(self, "folder", Path(str(self.on)) if on_disk else None)
 
 
-def choose_cache(options: PipelineOptions, facts: Facts) -> CacheChoice:
-    """Returns where to cache, and why; refuses a cache of an endless source, or one that freezes a random crop."""
+def choose_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | None) -> CacheChoice:
+    """Returns where to cache, and why; refuses a cache of an endless source, or one that freezes a random crop.
+
+    `held` is that of the pipeline's `Placement`.
+    """
+    if isinstance(held, OnDevice) and held.only:
+        return CacheChoice("device", "transform", held.reason, held.bytes)
     places = _places(options)
 
     def no(reason: str) -> CacheChoice:

@@ -35,18 +35,20 @@ class Traced:
 def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
     """Traces the stages on a few raw elements; refuses a function as `inspect_source` says."""
     _expect_tensors("read", source.name, raw)
-    decoded, in_decode = _traced("decode", source.decode, raw)
+    decoded, decode = _traced("decode", source.decode, raw)
     cropped = decoded if options.crop is None else _cropped(source, options.crop, raw, decoded)
-    examples, in_transform = _traced("transform", options.transform, cropped)
-    augmented, in_augment, batched = examples, [], False
+    examples, transform = _traced("transform", options.transform, cropped)
+    augmented, augment, batched = examples, [], False
     for function in options.augmentations:
         before = augmented.batch(options.batch_size) if function.by_batch and not batched else augmented
         batched = function.by_batch
         seed = {"seed": tf.zeros(2, tf.int32)} if function.seeded else {}
-        augmented, found = _traced("augment", function.call, before, **seed)
-        in_augment.append(found)
+        augmented, graph = _traced("augment", function.call, before, **seed)
+        augment.append(graph)
     if options.crop is not None and not options.crop.random:
         decoded = cropped
+    graphs = (decode, transform, *augment)
+    in_decode, in_transform, *in_augment = ([] if graph is None else find_in_function(graph) for graph in graphs)
     return Traced(raw, decoded, examples, augmented, in_decode, in_transform, in_augment)
 
 
@@ -56,9 +58,10 @@ def _cropped(source: Source, crop: Any, raw: Any, decoded: Any) -> Any:
     return _mapped(StageFunction("crop", partial(crop_example, crop=crop, seed=tf.zeros(2, tf.int32))), before)
 
 
-def _traced(stage: str, function: Any, dataset: Any, **keywords: Any) -> tuple[Any, list[Finding]]:
+def _traced(stage: str, function: Any, dataset: Any, **keywords: Any) -> tuple[Any, Any]:
+    """Returns the dataset after a function, and its graph; None without a function."""
     if function is None:
-        return dataset, []
+        return dataset, None
     called = StageFunction(stage, function)
     if is_layer(function):
         _refuse_bare_layer(called, dataset.element_spec)
@@ -69,7 +72,7 @@ def _traced(stage: str, function: Any, dataset: Any, **keywords: Any) -> tuple[A
     # A tf.function would keep its first trace.
     plain = StageFunction(stage, getattr(function, "python_function", function))
     refuse_frozen_draws(stage, function, lambda: _mapped(plain, dataset, **keywords)._map_func.function, graph, states)
-    return traced, find_in_function(graph)
+    return traced, graph
 
 
 def _mapped(function: StageFunction, dataset: Any, **keywords: Any) -> Any:

@@ -20,8 +20,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
-from tfopt.pipelines.shared.nondeterminism import nodes
-
 _MOST_VISITED = 5_000  # objects, in the search for generators
 _MOST_ITEMS = 1_000  # of a container that is searched
 _LEAST_PAUSE_SECONDS = 0.05
@@ -112,6 +110,12 @@ def refuse_frozen_draws(
             "element of every epoch. Draw in an `augment` with a keyword `seed` (int32, shape (2,)) and stateless "
             "operations, such as tf.random.stateless_uniform((), seed), or use tf.random instead."
         )
+
+
+def nodes(function: Any) -> list[Any]:
+    """Returns the nodes of a concrete function and of all functions it calls."""
+    graph = function.graph.as_graph_def()
+    return [*graph.node, *(node for nested in graph.library.function for node in nested.node_def)]
 
 
 def _owner(method: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
+from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.options import PipelineOptions
 
 # Every registered stateful operation that draws random numbers; a test compares this with TensorFlow's registry.
@@ -175,12 +176,6 @@ def _refuse_unrepeatable(
 
 def _only(findings: list[Finding], *kinds: str) -> list[Finding]:
     return [finding for finding in findings if finding.kind in kinds]
-
-
-def nodes(function: Any) -> list[Any]:
-    """Returns the nodes of a concrete function and of all functions it calls."""
-    graph = function.graph.as_graph_def()
-    return [*graph.node, *(node for nested in graph.library.function for node in nested.node_def)]
 
 
 def _in_stage(stage: Any) -> list[Finding]:

@@ -7,11 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.cache.cached_dataset import cached
-from tfopt.pipelines.cache.choice import MIB, CacheChoice, choose_cache
+from tfopt.pipelines.cache.choice import MIB, CacheChoice
 from tfopt.pipelines.cache.key import cache_key, expect_one_order
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.device_stage import refusing
-from tfopt.pipelines.device.placing import OnDevice
 from tfopt.pipelines.inspection.facts import Facts, ShapeCheck
 from tfopt.pipelines.shared.crop import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
@@ -206,21 +205,15 @@ def plan_functions(
     return stages[:at], stages[at:]
 
 
-def plan_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | None) -> Cache:
+def plan_cache(options: PipelineOptions, facts: Facts, choice: CacheChoice) -> Cache:
     """Returns the stage "cache".
 
-    With cache="auto", what cannot be fingerprinted is not cached, and the reason says so. `held` is that of the stage
-    "device".
+    With cache="auto", what cannot be fingerprinted is not cached, and the reason says so.
 
     Raises:
-        ValueError: If a cache was asked for whose content has no end, no fixed order or no fingerprint, or would
-            freeze a random crop.
+        ValueError: If a cache on disk was asked for whose content has no fixed order or no fingerprint.
     """
     key = None
-    if isinstance(held, OnDevice) and held.only:
-        choice = CacheChoice("device", "transform", held.reason, held.bytes)
-    else:
-        choice = choose_cache(options, facts)
     if choice.folder is not None:
         try:
             expect_one_order(facts)

@@ -34,11 +34,11 @@ def free_disk(monkeypatch):
 def decide(cache="auto", transform=tf.identity, sample=None, **given):
     chosen = {name: given.pop(name) for name in ("crop", "cache_after", "seed", "cache_limit_gib") if name in given}
     source = Source(name="some", dataset=lambda: None, resident=given.pop("resident", False))
-    facts = {"count": 100, "used": 100, "steps": None, "infinite": False, "doubt": ""} | given
+    facts = {"count": 100, "used": 100, "steps": None, "infinite": False, "in_source": [], "doubt": ""} | given
     measured = dataclasses.replace(SAMPLE, **(sample or {}))
     facts |= {"sample": measured, "check": None, "raw_examples": transform is None, "rows": False}
     known = Facts(source=source, part=None, traced=None, **facts)
-    return choose_cache(PipelineOptions(cache=cache, transform=transform, **chosen), known)
+    return choose_cache(PipelineOptions(cache=cache, transform=transform, **chosen), known, None)
 
 
 @pytest.mark.parametrize(("free_mib", "on"), [(400.0, "memory"), (399.0, None)])
