@@ -11,7 +11,9 @@ from .shared.options import per_batch as per_batch
 from .sources.as_source import arrays as arrays
 from .sources.as_source import dataset as dataset
 from .sources.hdf5 import hdf5 as hdf5
+from .sources.image_files import ImagesReport as ImagesReport
 from .sources.images import images as images
+from .sources.images import verify_images as verify_images
 from .sources.npy import npy as npy
 from .sources.records import records as records
 from .sources.source import Source as Source

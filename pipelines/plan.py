@@ -160,6 +160,9 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             With cache="device", where the examples are kept.
         service: "grpc://host:port" of a tf.data service (`python -m tfopt.pipelines.serve`), whose workers do the work
             up to the batch, in any order and without a cache. Losing a worker raises an error.
+        on_bad_file: What becomes of image files that do not decode. "raise" names one; it looks at the first and last
+            bytes of each file, and decodes those in doubt. "skip" decodes all files once, now, leaves the bad ones
+            out, and names them in one warning; the number of examples is that of the others.
 
     Returns:
         The plan.
@@ -181,7 +184,7 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         TensorShape([100, 8, 8, 3])
     """
     chosen = PipelineOptions(**options)
-    facts = inspect_source(as_source(source), chosen)
+    facts = inspect_source(as_source(source, chosen.on_bad_file), chosen)
     return PipelinePlan(facts.source, chosen, _stages(chosen, facts))
 
 

@@ -118,8 +118,8 @@ def crop_encoded(crop: RandomCrop | CentralCrop, contents: Any, seed: Any, *, on
 
     Args:
         crop: The crop.
-        contents: A scalar string tensor: a JPEG, PNG, GIF (its first frame is used) or BMP. Only the window of a JPEG
-            is decoded.
+        contents: A scalar string tensor: a JPEG, PNG, GIF (its first frame is used), BMP or WebP. Only the window of a
+            JPEG is decoded.
         seed: int32, shape (2,); None for a crop that is not random.
         only_jpeg: Whether it is known to be a JPEG. Default: the graph checks, which takes 2 % of the time.
 
@@ -132,11 +132,13 @@ def crop_encoded(crop: RandomCrop | CentralCrop, contents: Any, seed: Any, *, on
         >>> crop_encoded(RandomCrop(32), picture, (1, 2)).shape.as_list()
         [32, 32, 3]
     """
-    if only_jpeg:
-        window = _of_jpeg(crop, contents, seed)
-    else:
-        is_jpeg = tf.equal(tf.strings.substr(contents, 0, len(_JPEG)), _JPEG)
-        window = tf.cond(is_jpeg, lambda: _of_jpeg(crop, contents, seed), lambda: _of_other(crop, contents, seed))
+    # The decoder's own error names no file, but its operation.
+    with tf.name_scope("verify_images_names_the_file"):
+        if only_jpeg:
+            window = _of_jpeg(crop, contents, seed)
+        else:
+            is_jpeg = tf.equal(tf.strings.substr(contents, 0, len(_JPEG)), _JPEG)
+            window = tf.cond(is_jpeg, lambda: _of_jpeg(crop, contents, seed), lambda: _of_other(crop, contents, seed))
     window.set_shape((None, None, 3))
     return _resize(window, _pair(crop))
 

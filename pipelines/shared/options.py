@@ -18,6 +18,7 @@ Cache = Literal["auto", "memory", "device"] | os.PathLike[str] | str | None
 CacheAfter = Literal["auto", "decode", "transform"]
 Remainder = Literal["drop", "keep", "pad"]
 Prefetch = Literal["auto"] | int
+OnBadFile = Literal["raise", "skip"]
 
 _AUTOTUNE = -1  # tf.data.AUTOTUNE
 _CACHE_NAMES = ("auto", "memory", "device")
@@ -76,6 +77,7 @@ class Choices(TypedDict, total=False):
     prefetch: Prefetch
     service: str | None
     device: str | None
+    on_bad_file: OnBadFile
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ class PipelineOptions:
     prefetch: Prefetch = "auto"
     service: str | None = None
     device: str | None = "auto"
+    on_bad_file: OnBadFile = "raise"
 
     def __post_init__(self) -> None:
         fill_in = functools.partial(object.__setattr__, self)
@@ -136,6 +139,7 @@ class PipelineOptions:
             checks.number("cache_limit_gib", self.cache_limit_gib, "Pass GiB, such as 100.", above=0)
         _expect_text("device", self.device)
         _expect_service(self.service)
+        _expect_name("on_bad_file", self.on_bad_file, ("raise", "skip"))
         fill_in("batch_size", checks.integer("batch_size", self.batch_size, "Pass a number of examples.", least=1))
         if self.seed is not None:
             fill_in("seed", checks.integer("seed", self.seed, "Pass a whole number, such as 1.", least=0))

@@ -37,8 +37,20 @@ _APART = frozenset(
 )
 
 
-def as_source(given: Any) -> Source:
-    """Returns the source that `given` stands for; the table in docs/sources.md lists what may be passed."""
+def as_source(given: Any, on_bad_file: str = "raise") -> Source:
+    """Returns the source that `given` stands for, checked; the table in docs/sources.md lists what may be passed."""
+    source = _unchecked(given)
+    if source.checked is not None:
+        return source.checked(on_bad_file)
+    if on_bad_file == "skip":
+        raise ValueError(
+            f"Expected images in files of their own for on_bad_file='skip'. Received: {source.name}. Leave it out; for "
+            "damaged records pass records(paths, on_bad_record='skip')."
+        )
+    return source
+
+
+def _unchecked(given: Any) -> Source:
     if isinstance(given, Source):
         return given
     if isinstance(given, tf.data.Dataset):

@@ -15,7 +15,7 @@ from tfopt.errors import PipelineError, unknown_name
 from tfopt.hardware import host
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, file_stamps
-from tfopt.pipelines.sources.images import decode_image
+from tfopt.pipelines.sources.image_files import decode_image
 from tfopt.pipelines.sources.source import Source, side_by_side
 from tfopt.pipelines.tfrecords.format import Index, file_sha256, unpack
 from tfopt.pipelines.tfrecords.record_files import (

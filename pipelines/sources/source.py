@@ -77,8 +77,15 @@ class Source:
     """Given i and n, returns the elements i, i+n, … as a source; files may be divided in place of elements. Needed
     where several processes train on a tf.data service."""
 
+    files: tuple[str, ...] | None = None
+    """If each element is an image in a file of its own: their paths, for `verify_images`."""
+
+    checked: Callable[[str], "Source"] | None = None
+    """Given `on_bad_file`, looks at the files when a pipeline is planned: returns the source without those that do not
+    decode ("skip"), or raises an error that names one ("raise")."""
+
     def __post_init__(self) -> None:
-        for field in ("dataset", "decode", "origin", "sample", "shuffled", "encoded", "fingerprint", "part"):
+        for field in ("dataset", "decode", "origin", "sample", "shuffled", "encoded", "fingerprint", "part", "checked"):
             value = getattr(self, field)
             if not callable(value) and (value is not None or field == "dataset"):
                 raise TypeError(

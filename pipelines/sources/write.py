@@ -17,7 +17,7 @@ from tfopt.pipelines.shared.elements import apply, element_of, first_line, size_
 from tfopt.pipelines.shared.paths import as_path, expect_utf8
 from tfopt.pipelines.shared.seeding import part_seed, shuffle
 from tfopt.pipelines.sources.as_source import as_source
-from tfopt.pipelines.sources.images import expect_image_bytes
+from tfopt.pipelines.sources.image_files import expect_image_bytes
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.tfrecords.format import Index, describe, features, pack, to_strings, write_index
 from tfopt.pipelines.tfrecords.record_files import expect_compression

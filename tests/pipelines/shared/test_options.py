@@ -114,7 +114,7 @@ def test_whole_numbers_of_numpy_are_taken_as_ints():
     ],
 )
 def test_unknown_options_are_answered_with_the_nearest(make, name, hint):
-    with pytest.raises(TypeError, match=f"among batch_size, .*, device. Found '{name}'. {hint}"):
+    with pytest.raises(TypeError, match=f"among batch_size, .*, device, on_bad_file. Found '{name}'. {hint}"):
         make(np.zeros(8), **{name: True})
 
 

@@ -11,7 +11,7 @@ import tensorflow_datasets
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline
-from tfopt.pipelines.sources.images import decode_image
+from tfopt.pipelines.sources.image_files import decode_image
 from tfopt.pipelines.sources.tfds import tfds
 
 ROOT = Path(__file__).parents[3]

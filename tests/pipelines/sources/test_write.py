@@ -128,13 +128,19 @@ def test_the_bar_is_shown_on_a_terminal_only(tmp_path, capfd, monkeypatch):
     assert "writing arrays" in err
 
 
-def test_a_source_that_cannot_be_read_is_named_and_leaves_nothing(photos, tmp_path):
-    source = images(photos)
+def test_a_source_that_cannot_be_read_is_named_and_leaves_nothing(tmp_path):
+    halves = tf.data.Dataset.range(12).map(lambda number: 12 // (number - 6))
+    with pytest.raises(PipelineError, match=r"Expected to read dataset.*It failed after .* Integer division by zero"):
+        write_records(halves, tmp_path / "out" / "shards", shards=3)
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_an_image_that_does_not_decode_is_named_before_writing(photos, tmp_path):
     broken = sorted((photos / "b").iterdir())[1]
     broken.write_bytes(b"no image")
-    with pytest.raises(PipelineError, match=rf"Expected to read images in .*Not a JPEG.*{broken.name}"):
-        write_records(source, tmp_path / "out" / "shards", shards=3)
-    assert os.listdir(tmp_path / "out") == []
+    with pytest.raises(PipelineError, match=rf"Expected an image that TensorFlow decodes at .*{broken.name}"):
+        write_records(images(photos), tmp_path / "out" / "shards", shards=3)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_source_of_another_count_is_refused(tmp_path):

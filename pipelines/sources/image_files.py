@@ -1,0 +1,214 @@
+"""Image files: what their first and last bytes say, and whether TensorFlow decodes them."""
+
+import os
+import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines.shared.elements import first_line, without_autograph
+from tfopt.pipelines.tfrecords.verify import Problem
+
+_SHOWN = 20
+_THREADS = 16  # for network file systems, where opening a file takes long
+_CHUNK = 64  # files per task: handing over a single one costs more than looking at it
+
+# The largest BMP header (124 bytes) and the palette of an 8-bit BMP fit.
+_HEAD_BYTES = 14 + 124 + 4 * 256
+_BMP_MASKS = struct.pack("<3I", 0xFF0000, 0xFF00, 0xFF)  # red, green and blue, where TensorFlow assumes them
+_BEGINNINGS = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+    b"BM": "BMP",
+    b"RIFF": "WebP",
+}
+_JPEG_END = b"\xff\xd9"
+# In a graph: the first two bytes of each format, the last two, and which bits of these are certain.
+_FIRST = np.frombuffer(b"\xff\xd8\x89PGIBMRI", "<u2")
+_LAST = np.frombuffer(b"\xff\xd9\x60\x82\0\x3b\0\0\0\0", "<u2")
+_CERTAIN = np.array([0xFFFF, 0xFFFF, 0xFF00, 0, 0], np.uint16)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """What was found of a file."""
+
+    format: str  # "JPEG", "PNG", "GIF", "BMP" or "WebP"; "" for none of these
+    ends: bool  # whether its last bytes are those that end such a file; others may follow an image
+    problem: Problem | None
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesReport:
+    """What `verify_images` found."""
+
+    files: int
+    """How many files were decoded."""
+    problems: tuple[Problem, ...]
+    """One for each file that does not decode."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is no problem."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as JSON values."""
+        return asdict(self) | {"passed": self.passed, "problems": [asdict(problem) for problem in self.problems]}
+
+    def __str__(self) -> str:
+        files = f"{self.files:,} image{'s' * (self.files != 1)}"
+        if self.passed:
+            return f"{files}: every one decodes"
+        return f"{files}: {len(self.problems):,} problem{'s' * (len(self.problems) != 1)}\n{listed(self.problems)}"
+
+
+def examine(paths: Sequence[str], *, decoding: bool) -> list[ImageFile]:
+    """Looks at the first and last bytes of each file, and decodes those that do not end as they should.
+
+    `decoding` decodes all of them, which finds whatever TensorFlow cannot decode.
+    """
+    chunks = [paths[start : start + _CHUNK] for start in range(0, len(paths), _CHUNK)]
+
+    def look(chunk: Sequence[str]) -> list[ImageFile]:
+        return [_look(path, decoding=decoding) for path in chunk]
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return [found for some in threads.map(look, chunks) for found in some]
+
+
+def is_image(path: str) -> bool:
+    """Whether a file begins like an image; False for one that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return bool(_format(file.read(12)))
+    except OSError:
+        return False
+
+
+def listed(problems: Sequence[Problem]) -> str:
+    """Returns a line for each of the first problems, and how many more there are."""
+    more = [f"  and {len(problems) - _SHOWN:,} more"] * (len(problems) > _SHOWN)
+    return "\n".join([*(f"  {problem}" for problem in problems[:_SHOWN]), *more])
+
+
+def refusal(problems: Sequence[Problem]) -> PipelineError:
+    """Returns the error that names the first file."""
+    more = f" {len(problems) - 1:,} more do not decode either: verify_images lists them." if len(problems) > 1 else ""
+    return PipelineError(
+        f"Expected an image that TensorFlow decodes at {problems[0].file!r}. Found: {problems[0].what}. Remove or "
+        f"convert it, or pass on_bad_file='skip', which leaves such files out.{more}"
+    )
+
+
+@without_autograph
+def decode_image(contents: Any) -> Any:
+    """Decodes a JPEG, PNG, GIF (first frame), BMP or WebP to (height, width, 3) uint8, in a graph."""
+    # The decoder's own error names no file, but its operation.
+    with tf.name_scope("verify_images_names_the_file"):
+        image = tf.io.decode_image(contents, channels=3, expand_animations=False)
+    image.set_shape((None, None, 3))
+    return image
+
+
+@without_autograph
+def expect_image_bytes(contents: Any, name: Any, *, ends: bool = False, only_jpeg: bool = False) -> Any:
+    """Returns the contents of an image file, in a graph; fails, naming it, if they do not begin like an image.
+
+    With `ends` also if they do not end like one: files are checked when a pipeline is planned, but may change later,
+    and a crop above the cut would decode.
+    """
+    if (
+        ends and only_jpeg
+    ):  # what does not end like a JPEG is none; half of the operations, and this runs for each image
+        with tf.name_scope("verify_images_names_the_file"):  # an empty one has no last bytes
+            known = tf.equal(tf.strings.substr(contents, -2, 2), _JPEG_END)
+    else:
+        begins = tf.io.decode_raw(tf.strings.substr(contents, 0, 2), tf.uint16, fixed_length=2)
+        known = tf.equal(begins, _FIRST)
+        if ends:
+            two = tf.minimum(tf.strings.length(contents), 2)
+            last = tf.io.decode_raw(tf.strings.substr(contents, -two, two), tf.uint16, fixed_length=2)
+            known &= tf.equal(tf.bitwise.bitwise_and(last, _CERTAIN), _LAST)
+        known = tf.reduce_any(known)
+    # tf.debugging.Assert would add a branch.
+    check = tf.raw_ops.Assert(condition=known, data=["Not a whole JPEG, PNG, GIF, BMP or WebP image:", name])
+    with tf.control_dependencies([check]):
+        return tf.identity(contents)
+
+
+def _look(path: str, *, decoding: bool) -> ImageFile:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - 2))
+            found = ImageFile(_format(head), ends := _ends(head, file.read(2), size), _wrong_head(path, head))
+            if found.problem is None and (decoding or not ends):
+                file.seek(0)
+                return ImageFile(found.format, ends, _undecodable(path, found.format, file.read(), ends=ends))
+            return found
+    except OSError as error:
+        return ImageFile("", False, Problem(path, "unreadable", f"Cannot read it: {error.strerror}"))
+
+
+def _format(head: bytes) -> str:
+    name = next((name for begins, name in _BEGINNINGS.items() if head.startswith(begins)), "")
+    return "" if name == "WebP" and head[8:12] != b"WEBP" else name
+
+
+def _ends(head: bytes, last: bytes, size: int) -> bool:
+    form = _format(head)
+    if form == "BMP":
+        return struct.unpack_from("<I", head.ljust(6, b"\0"), 2)[0] == size
+    if form == "WebP":
+        return bool(struct.unpack_from("<I", head, 4)[0] + 8 == size)
+    return last.endswith({"JPEG": _JPEG_END, "PNG": b"\x60\x82", "GIF": b"\x3b"}.get(form, b""))
+
+
+def _wrong_head(path: str, head: bytes) -> Problem | None:
+    """Returns why a file is not an image, or would decode to wrong colours."""
+    form = _format(head)
+    if not head:
+        return Problem(path, "empty", "an empty file", offset=0)
+    if not form:
+        what = f"a file that begins with {head[:8]!r}, unlike JPEG, PNG, GIF, BMP and WebP"
+        return Problem(path, "no image", what)
+    if form == "BMP" and not _bmp_decodes(head):
+        what = "a BMP with a palette, compression or unusual masks, whose colours would be wrong. Convert it to PNG"
+        return Problem(path, "unsupported", what)
+    if form == "WebP" and head[12:16] == b"VP8X" and head[20] & 2:
+        return Problem(path, "unsupported", "an animated WebP. Convert it to GIF, or its first frame to PNG")
+    return None
+
+
+def _undecodable(path: str, form: str, contents: bytes, *, ends: bool) -> Problem | None:
+    try:
+        with tf.device("CPU:0"):
+            decode_image(contents)
+    except (tf.errors.OpError, ValueError) as error:
+        if ends:
+            return Problem(path, "altered", f"a {form} that TensorFlow cannot decode: {first_line(error)}")
+        return Problem(path, "cut", f"a {form} that is cut, and does not decode: {first_line(error)}")
+    return None
+
+
+def _bmp_decodes(head: bytes) -> bool:
+    """Whether TensorFlow decodes a BMP's colours correctly: it takes palette indices for shades of grey."""
+    if len(head) < 34:
+        return False
+    header_bytes, bits, compression = (*struct.unpack_from("<I", head, 14), *struct.unpack_from("<HI", head, 28))
+    if bits == 32 and compression == 3:
+        return head[54:66] == _BMP_MASKS
+    if bits in (24, 32):
+        return compression == 0
+    palette = head[14 + header_bytes :][: 4 * 256]
+    grey = all(palette[channel::4] == bytes(range(256)) for channel in range(3))
+    return bits == 8 and compression == 0 and grey
