@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from tfopt.errors import DeviceMemoryError, PipelineError
 from tfopt.model.batches import DEVICE_STAGE
-from tfopt.pipelines.device.placing import OnDevice, copy_ahead, is_gpu
+from tfopt.pipelines.device.copying import copy_ahead
+from tfopt.pipelines.device.placing import OnDevice, is_gpu
 from tfopt.pipelines.shared.elements import element_of, first_line, pad_batch, without_autograph
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.pipelines.shared.seeding import call_in_turn, element_seed, part_seed, with_random_bits

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfopt.errors import DeviceMemoryError, UnsupportedError
 from tfopt.hardware import host
 from tfopt.hardware.gpu_memory import in_use_bytes, limit_bytes
+from tfopt.pipelines.device.copying import BATCHES_AHEAD
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.elements import apply_stage, element_of
 from tfopt.pipelines.shared.layer_function import LayerFunction
@@ -17,9 +18,6 @@ from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.text import readable_bytes
 from tfopt.warn import warn_once
 
-# On an H200 the copy ahead takes a ResNet-50 step from 40.9 to 38.9 ms if the batches come out of a fused
-# map-and-batch, whose memory is pinned; four batches ahead are enough for that, two are not (39.6 ms).
-_BATCHES_AHEAD = 4
 _MIB = 2**20
 # The divisor of the free device memory that examples may take. The model, whose needs are unknown yet, takes the rest;
 # a user who asks for the device has considered that, cache="auto" has not.
@@ -84,30 +82,19 @@ def choose_device(asked: str | None, spec: Any) -> tuple[str | None, str]:
             return None, "the distribution strategy copies the batches to its devices"
         if not all(isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in tf.nest.flatten(spec)):
             return None, "texts, ragged and sparse tensors stay on the host"
-        return gpus[0], f"{_BATCHES_AHEAD} batches are copied before they are asked for"
+        return gpus[0], f"{BATCHES_AHEAD} batches are copied before they are asked for"
     devices = [device.name for device in tf.config.list_logical_devices()]
     if _canonical(asked) not in [_canonical(device) for device in devices]:
         raise ValueError(
             f"Expected a device that TensorFlow sees for `device`: {', '.join(devices)}. Received: {asked!r}. Pass one "
             'of them, "auto", or None for none.'
         )
-    return asked, f"asked for; {_BATCHES_AHEAD} batches are copied before they are asked for"
+    return asked, f"asked for; {BATCHES_AHEAD} batches are copied before they are asked for"
 
 
 def is_gpu(device: str | None) -> bool:
     """Whether a device's name is that of a GPU."""
     return "GPU" in (device or "").upper()
-
-
-def copy_ahead(dataset: Any, device: str, steps: int | None) -> Any:
-    """Copies batches to a device before they are asked for; nothing may follow in the pipeline.
-
-    `steps` is their number, None if unknown: TensorFlow loses it in the copy, and Keras needs it.
-    """
-    copied = dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=_BATCHES_AHEAD))
-    known = int(dataset.cardinality()) if steps is None else steps
-    copied.cardinality = lambda: tf.constant(known, tf.int64)
-    return copied
 
 
 def _place_on_device(options: PipelineOptions, facts: Facts) -> OnDevice:

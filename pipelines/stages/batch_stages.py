@@ -9,8 +9,9 @@ import tensorflow as tf
 from tfopt.hardware import host
 from tfopt.model.batches import DEVICE_STAGE
 from tfopt.pipelines.cache.choice import MIB, CacheChoice
+from tfopt.pipelines.device.copying import copy_ahead
 from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached
-from tfopt.pipelines.device.placing import OnDevice, Placement, copy_ahead
+from tfopt.pipelines.device.placing import OnDevice, Placement
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
 from tfopt.pipelines.shared.elements import pad_batch, without_autograph

@@ -11,7 +11,7 @@ from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.fit import overlapping
 from tfopt.measure import preserved
 from tfopt.pipelines import build_pipeline
-from tfopt.pipelines.device.placing import copy_ahead
+from tfopt.pipelines.device.copying import copy_ahead
 
 SILENT = {"verbose": 0, "shuffle": False}
 

@@ -19,8 +19,9 @@ from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, ov
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
 from tfopt.model.batches import ends_on_device
 from tfopt.model.layers import require_model
+from tfopt.pipelines.device.copying import copy_ahead
 from tfopt.pipelines.device.device_stage import NotAttached, stage_of
-from tfopt.pipelines.device.placing import choose_device, copy_ahead
+from tfopt.pipelines.device.placing import choose_device
 from tfopt.repairs import Repair
 from tfopt.repairs.repair import Function
 

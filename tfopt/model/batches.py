@@ -156,4 +156,4 @@ def ends_on_device(dataset: Any) -> bool:
     """Whether a dataset ends in a copy to a device, followed at most by prefetching."""
     while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
         dataset = dataset._input_dataset
-    return type(dataset).__name__ == "_CopyToDeviceDataset"
+    return type(dataset).__name__ in ("_CopyToDeviceDataset", "CopiedAhead")  # TensorFlow's, or that of tfopt.pipelines
