@@ -244,5 +244,5 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
         plan_device(placement, facts),
         *plan_overlap(options, facts, placement.held, loading),
         plan_order(options, cache.choice),
-        plan_memory(options, facts, cache.choice, shuffle, reading),
+        plan_memory(options, facts, cache.choice, shuffle, reading, placement),
     )

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import DeviceMemoryError, PipelineError
@@ -59,7 +58,7 @@ class DeviceStage:
     ):
         self.element_spec = element_spec
         self.steps = steps
-        self.device = held.device
+        self.device, self.only = held.device, held.only
         self.elements = _elements(count, steps, options, held.device, settings)
         self._chunks, self._spec, self._count = chunks, spec, count
         self._first, *self._later = batch_functions(options, held.obstacles, spec)
@@ -76,7 +75,7 @@ class DeviceStage:
         """
         indices, bits = element if len(element) == 2 else (element[0], None)
         with tf.device(self.device):
-            rows = self._loaded()
+            rows = self.load()
             batch = self._traced(rows, indices, bits)(rows, indices, bits)
             for function in self._later:
                 batch = function(batch, bits)
@@ -89,7 +88,8 @@ class DeviceStage:
             self._by_size[size] = self._first.get_concrete_function(rows, indices, bits)
         return self._by_size[size]
 
-    def _loaded(self) -> list[Any]:
+    def load(self) -> list[Any]:
+        """Returns the leaves of all examples, which the first call puts on the device; raises as `batch` does."""
         if self._rows is None:
             with self._lock:
                 if self._rows is None:
@@ -202,35 +202,48 @@ def _elements(count: int, steps: int, options: PipelineOptions, device: str, set
 
 
 def _load(chunks: Any, spec: Any, count: int, device: str) -> list[Any]:
-    """Returns the leaves of all examples, on the device."""
-    specs, loaded = tf.nest.flatten(spec), 0
-    # One array, and one copy of it: joining parts on the device would take twice the room there.
-    arrays = [np.empty((count, *leaf.shape), leaf.dtype.as_numpy_dtype) for leaf in specs]
+    """Returns the leaves of all examples, on the device, where each chunk is written into its place.
+
+    Joining chunks there would take twice the room, and joining them on the host two or three times the room there.
+    """
+    rows, loaded = _room(tf.nest.flatten(spec), count, device), 0
     try:
         for chunk in chunks:  # as many as `count`: the pipeline's reading asserts it
-            parts = tf.nest.flatten(chunk)
-            size = parts[0].shape[0]
-            for array, part in zip(arrays, parts, strict=True):
-                array[loaded : loaded + size] = part.numpy()
-            loaded += size
+            for row, part in zip(rows, tf.nest.flatten(chunk), strict=True):
+                with tf.device("CPU:0"):
+                    stored = part if part.dtype == row.dtype else tf.bitcast(part, row.dtype)
+                end = loaded + part.shape[0]
+                tf.raw_ops.ResourceStridedSliceAssign(
+                    ref=row.handle, begin=[loaded], end=[end], strides=[1], value=stored
+                )
+            loaded = end
     except tf.errors.OpError as error:
         raise PipelineError(
             f"Expected to read {count:,} examples, to copy them to {device}. Found that it failed after {loaded:,}: "
             f"{first_line(error)}. Fix what it names, or the source's `count`."
         ) from error
-    return _copied(arrays, [_stored_dtype(leaf.dtype) for leaf in specs], device)
+    for row in rows:
+        tf.raw_ops.DisableCopyOnRead(resource=row.handle)  # set by the assignments; reading would copy the whole
+    return [row.read_value() for row in rows]
 
 
-def _copied(arrays: Sequence[Any], dtypes: Sequence[Any], device: str) -> list[Any]:
+def _room(specs: Sequence[Any], count: int, device: str) -> list[tf.Variable]:
     try:
         with tf.device(device):
-            return [tf.constant(array.view(dtype.as_numpy_dtype)) for array, dtype in zip(arrays, dtypes, strict=True)]
+            return [tf.Variable(_zeros((count, *leaf.shape), _stored_dtype(leaf.dtype))) for leaf in specs]
     except tf.errors.ResourceExhaustedError as error:
+        size = sum(count * leaf.shape.num_elements() * leaf.dtype.size for leaf in specs)
         raise DeviceMemoryError(
-            f"Expected room for {readable_bytes(sum(array.nbytes for array in arrays))} of examples on {device}. Found "
-            "that its memory is taken, perhaps by a model made after the plan. Pass cache='memory', or a smaller data "
-            "set."
+            f"Expected room for {readable_bytes(size)} of examples on {device}. Found that its memory is taken, "
+            "perhaps by a model made after the plan. Pass cache='memory', or a smaller data set."
         ) from error
+
+
+def _zeros(shape: Sequence[int], dtype: Any) -> Any:
+    # TensorFlow fills no uint32 and uint64 on a GPU.
+    filled = {tf.uint32: tf.float32, tf.uint64: tf.float64}.get(dtype, dtype)
+    zeros = tf.zeros(shape, filled)
+    return zeros if filled == dtype else tf.bitcast(zeros, dtype)
 
 
 def _stored_dtype(dtype: Any) -> Any:

@@ -16,7 +16,6 @@ from tfopt.pipelines.shared.elements import apply_stage, element_of
 from tfopt.pipelines.shared.layer_function import LayerFunction
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.text import readable_bytes
-from tfopt.warn import warn_once
 
 _MIB = 2**20
 # The divisor of the free device memory that examples may take. The model, whose needs are unknown yet, takes the rest;
@@ -114,11 +113,6 @@ def _place_on_device(options: PipelineOptions, facts: Facts) -> OnDevice:
             f"Expected data that fit on the device, for cache='device'. {reason}. Make the examples smaller in "
             "`transform` (images as uint8), or pass cache='auto'."
         )
-    # Only a warning: the memory of some containers and virtual machines grows on demand without being reported as free.
-    if reason := _host_shortage(size):
-        warn_once(
-            "host_memory_for_device_cache", f"cache='device': {reason}. If loading fails, give the job more memory."
-        )
     reason = f"asked for; {_fits(device, size, _ASKED_SHARE)}"
     obstacles = find_obstacles(options, _full_batch(options, facts))
     return OnDevice(device=device, bytes=size, reason=reason, only=True, obstacles=obstacles)
@@ -140,7 +134,7 @@ def _place_beside(options: PipelineOptions, facts: Facts, device: str) -> OnDevi
     for expected, found, _ in _conflicts(options, facts):
         return f"expects {expected}; found {found}"
     size = _size(facts)
-    reason = _shortage(device, size, _AUTO_SHARE) or _host_shortage(size)
+    reason = _shortage(device, size, _AUTO_SHARE)
     return reason or OnDevice(device=device, bytes=size, reason=_fits(device, size, _AUTO_SHARE), only=False)
 
 
@@ -214,16 +208,6 @@ def _shortage(device: str, size: float, share: int) -> str:
     if size > free / share:
         return f"{needed}, and exceed {_SHARES[share]} of the {readable_bytes(free)} free on {device}"
     return ""
-
-
-def _host_shortage(size: float) -> str:
-    """Returns why the data may not fit in host memory while they are loaded, or ""."""
-    # They are gathered in host memory first: joining them on the device would take twice the room.
-    free_mib = host().memory_available_mib
-    if free_mib is not None and size <= free_mib * _MIB:
-        return ""
-    found = "an unknown amount is" if free_mib is None else f"{free_mib:,.0f} MiB are"
-    return f"{readable_bytes(size)} of host memory are needed while the data are loaded, and {found} free"
 
 
 def _canonical(device: str) -> str:

@@ -11,7 +11,7 @@ from tfopt.model.batches import DEVICE_STAGE
 from tfopt.pipelines.cache.choice import MIB, CacheChoice
 from tfopt.pipelines.device.copying import copy_ahead
 from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached
-from tfopt.pipelines.device.placing import OnDevice, Placement
+from tfopt.pipelines.device.placing import OnDevice, Placement, is_gpu
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
 from tfopt.pipelines.shared.elements import pad_batch, without_autograph
@@ -20,7 +20,7 @@ from tfopt.pipelines.stages.example_stages import SMALL_BYTES, FunctionStage, Mi
 from tfopt.pipelines.stages.stage import Flow, Stage
 
 AHEAD_MIB = 1024  # for batches prepared ahead; tf.data would take half of the memory
-_CHUNK_BYTES = 64 * 2**20  # of examples on their way to the device
+_CHUNK_BYTES = 16 * 2**20  # of examples on their way to the device
 
 PADDING_NOTE = (
     "by repeating its own examples at weight 0, so that a loss that averages keeps its gradients; not preserved: "
@@ -294,7 +294,8 @@ def plan_overlap(
         reason = "tfopt.fit.overlap(model) makes the batches; without it `fit` is refused"
     else:
         setting = "on the device"
-        reason = f"with tfopt.fit.overlap the examples lie on {held.device}: {held.reason}; a plain `fit` goes as above"
+        reason = f"with tfopt.fit.overlap the examples lie on {held.device}: {held.reason}; "
+        reason += "a plain `fit` goes as above, and so does overlap if that memory is taken by then"
     return [
         Overlap(
             name="overlap",
@@ -328,12 +329,17 @@ def plan_order(options: PipelineOptions, cache: CacheChoice) -> Order:
 
 
 def plan_memory(
-    options: PipelineOptions, facts: Facts, cache: CacheChoice, shuffle: Shuffle, reading: list[Stage]
+    options: PipelineOptions,
+    facts: Facts,
+    cache: CacheChoice,
+    shuffle: Shuffle,
+    reading: list[Stage],
+    placement: Placement,
 ) -> Memory:
     """Returns the stage "memory"."""
     ahead_mib = max(AHEAD_MIB, math.ceil(8 * options.batch_size * facts.sample.example_bytes / MIB))
     mixing = sum(stage.buffer for stage in reading if isinstance(stage, Mix))
-    mib = _bound_mib(facts, cache, shuffle, mixing, ahead_mib)
+    mib = _bound_mib(facts, cache, shuffle, mixing, ahead_mib, on_gpu=is_gpu(placement.device))
     machine = host()
     allowed = math.ceil(machine.cpus)
     # In a container with a CPU quota TensorFlow would start a thread for each CPU that it sees.
@@ -349,13 +355,16 @@ def plan_memory(
     )
 
 
-def _bound_mib(facts: Facts, cache: CacheChoice, shuffle: Shuffle, mixing: int, ahead_mib: int) -> float | None:
+def _bound_mib(
+    facts: Facts, cache: CacheChoice, shuffle: Shuffle, mixing: int, ahead_mib: int, *, on_gpu: bool
+) -> float | None:
     sample = facts.sample
-    in_memory = cache.on in ("memory", "device")  # what is kept on the device is gathered in host memory first
+    whole = cache.on in ("memory", "device")
+    in_memory = whole and not (cache.on == "device" and on_gpu)
     if cache.on == "memory" and cache.bytes is None:
         return None
     cached = cache.bytes / MIB if in_memory and cache.bytes is not None else 0.0
     element = sample.raw_bytes if shuffle.first else max(sample.decoded_bytes, sample.example_bytes)
-    shuffled = 0.0 if in_memory else shuffle.buffer * max(element, SMALL_BYTES) / MIB
+    shuffled = 0.0 if whole else shuffle.buffer * max(element, SMALL_BYTES) / MIB
     mixed = mixing * max(sample.raw_bytes, SMALL_BYTES) / MIB
     return cached + shuffled + mixed + ahead_mib

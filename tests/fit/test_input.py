@@ -7,11 +7,13 @@ import tensorflow as tf
 from fitting import Pair, X, Y, dataset, dense_net
 
 from tfopt import fit
-from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.errors import DeviceMemoryError, PipelineError, UnsupportedError
 from tfopt.fit import overlapping
 from tfopt.measure import preserved
-from tfopt.pipelines import build_pipeline
+from tfopt.pipelines import build_pipeline, plan_pipeline
+from tfopt.pipelines.device import device_stage, placing
 from tfopt.pipelines.device.copying import copy_ahead
+from tfopt.warn import forget_warnings
 
 SILENT = {"verbose": 0, "shuffle": False}
 
@@ -139,6 +141,31 @@ def test_a_device_stage_goes_on_where_the_epoch_before_ended(pair):
         return model.fit(data, steps_per_epoch=2, epochs=2, **SILENT).history
 
     pair.train(train)
+
+
+def test_without_room_on_the_device_the_host_makes_the_batches(pair, monkeypatch, caplog):
+    """The memory was there when cache="auto" planned."""
+
+    def full(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+
+    forget_warnings()
+    monkeypatch.setattr(placing, "is_gpu", lambda device: device is not None)
+    plan = plan_pipeline((X, Y), batch_size=8, device="CPU:0", training=False)
+    assert plan.to_dict()["on_device"]
+    monkeypatch.setattr(device_stage.tf, "zeros", full)
+
+    def train(model):
+        data = plan.build() if model is pair.overlapped else dataset(batch=8)
+        fitted = model.fit(data, validation_data=data, epochs=2, **SILENT)
+        return fitted.history, model.evaluate(data, verbose=0)
+
+    pair.train(train)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("Expected room for 1.6 KiB of examples on CPU:0. Found that its memory is taken")
+    assert "The host makes the batches now" in warning
+    with pytest.raises(DeviceMemoryError, match="Expected room"):
+        pair.overlapped.fit(staged(), **SILENT)
 
 
 def test_a_device_stage_in_the_order_of_its_seed(pair):

@@ -14,7 +14,7 @@ from keras.callbacks import CallbackList
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfopt import checks
-from tfopt.errors import UnsupportedError
+from tfopt.errors import DeviceMemoryError, UnsupportedError
 from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
 from tfopt.model.batches import ends_on_device
@@ -24,6 +24,7 @@ from tfopt.pipelines.device.device_stage import NotAttached, stage_of
 from tfopt.pipelines.device.placing import choose_device
 from tfopt.repairs import Repair
 from tfopt.repairs.repair import Function
+from tfopt.warn import warn_once
 
 _FUNCTIONS = ("train_function", "test_function")
 _OVERRIDES = ("_make_function", "_maybe_symbolic_build", "predict")
@@ -182,13 +183,24 @@ class DeviceStageIterator(Iterator[Any]):
 def ahead(dataset: Any) -> Any:
     """Returns what to iterate instead of a dataset, so that its batches are on the device before they are needed.
 
-    A pipeline's device stage is attached. Any other dataset gets a copy to the GPU as its last stage, unless it ends
-    with one, there is no GPU, or a strategy copies the batches to its own devices.
+    A pipeline's device stage is attached, if its examples find room. Any other dataset gets a copy to the GPU as its
+    last stage, unless it ends with one, there is no GPU, or a strategy copies the batches to its own devices.
     """
     if not isinstance(dataset, tf.data.Dataset):  # prepared already, or distributed
         return dataset
     stage = stage_of(dataset)
-    return _copied_ahead(dataset) if stage is None else DeviceStageBatches(stage)
+    return _copied_ahead(dataset) if stage is None or not _has_room(stage) else DeviceStageBatches(stage)
+
+
+def _has_room(stage: Any) -> bool:
+    """Loads the examples of a pipeline that also works without; one with cache="device" raises at its first batch."""
+    if not stage.only:
+        try:
+            stage.load()
+        except DeviceMemoryError as error:
+            warn_once("examples_not_on_device", f"{error} The host makes the batches now, as in a plain `fit`.")
+            return False
+    return True
 
 
 def for_predict(data: Any) -> Any:

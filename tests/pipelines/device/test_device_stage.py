@@ -14,6 +14,7 @@ from tfopt.errors import DeviceMemoryError, PipelineError, UnsupportedError
 from tfopt.pipelines import Source, build_pipeline, per_batch, plan_pipeline, profile_pipeline
 from tfopt.pipelines.device import device_stage
 from tfopt.pipelines.device.device_stage import stage_of
+from tfopt.pipelines.stages import batch_stages
 
 X = np.random.default_rng(0).integers(0, 256, size=(22, 3, 3, 1)).astype("uint8")
 Y = np.arange(22, dtype="int32")
@@ -124,6 +125,13 @@ def test_shuffled_files_come_in_an_order_of_the_seed(photos):
     runs = [epoch(build_pipeline(photos, **chosen)) for _ in range(2)]
     assert_same(*runs)
     assert sorted(image[0, 1, 0] for batch, _ in runs[0] for image in batch[:, None, 1]) == list(range(12))
+
+
+def test_examples_of_many_chunks_lie_in_their_places(monkeypatch):
+    monkeypatch.setattr(batch_stages, "_CHUNK_BYTES", 4 * (X[0].nbytes + 4))
+    for options in ({}, {"transform": half, "seed": 1}):  # rows are gathered, examples are batched
+        for x, y in epoch(build_pipeline(DATA, batch_size=5, cache="device", **options)):
+            np.testing.assert_array_equal(x, X[y] // 2 if options else X[y])
 
 
 def test_every_type_of_number_comes_back_as_it_was():
@@ -247,7 +255,7 @@ def test_a_full_device_is_told(monkeypatch):
 
     stage = stage_of(build_pipeline(DATA, batch_size=5, cache="device"))
     element = next(iter(stage.elements))
-    monkeypatch.setattr(device_stage.tf, "constant", full)
+    monkeypatch.setattr(device_stage.tf, "zeros", full)
     with pytest.raises(DeviceMemoryError, match=r"Expected room for 286 B of examples on /device:CPU:0"):
         stage.batch(element)
 
