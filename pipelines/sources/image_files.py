@@ -1,5 +1,6 @@
 """Image files: what their first and last bytes say, and whether TensorFlow decodes them."""
 
+import contextlib
 import os
 import struct
 from collections.abc import Sequence
@@ -18,8 +19,9 @@ _SHOWN = 20
 _THREADS = 16  # for network file systems, where opening a file takes long
 _CHUNK = 64  # files per task: handing over a single one costs more than looking at it
 
-# The largest BMP header (124 bytes) and the palette of an 8-bit BMP fit.
-_HEAD_BYTES = 14 + 124 + 4 * 256
+# One page of a disk. The largest BMP header (124 bytes) and the palette of an 8-bit BMP fit, and the EXIF data's first
+# directory, which follows the beginning of a JPEG.
+_HEAD_BYTES = 4096
 _BMP_MASKS = struct.pack("<3I", 0xFF0000, 0xFF00, 0xFF)  # red, green and blue, where TensorFlow assumes them
 _BEGINNINGS = {
     b"\xff\xd8\xff": "JPEG",
@@ -29,6 +31,7 @@ _BEGINNINGS = {
     b"BM": "BMP",
     b"RIFF": "WebP",
 }
+_ORIENTATION = 0x0112  # EXIF's tag
 _JPEG_END = b"\xff\xd9"
 # In a graph: the first two bytes of each format, the last two, and which bits of these are certain.
 _FIRST = np.frombuffer(b"\xff\xd8\x89PGIBMRI", "<u2")
@@ -43,6 +46,8 @@ class ImageFile:
     format: str  # "JPEG", "PNG", "GIF", "BMP" or "WebP"; "" for none of these
     ends: bool  # whether its last bytes are those that end such a file; others may follow an image
     problem: Problem | None
+    turned: bool = False  # whether EXIF says that a JPEG is to be shown turned or mirrored
+    deep: bool = False  # whether it is a PNG of 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,16 @@ def listed(problems: Sequence[Problem]) -> str:
     return "\n".join([*(f"  {problem}" for problem in problems[:_SHOWN]), *more])
 
 
+def unhonoured(found: Sequence[ImageFile]) -> str:
+    """Returns what the plan says of files whose pixels are not used as they are meant."""
+    turned, deep = sum(each.turned for each in found), sum(each.deep for each in found)
+    files = f"of {len(found):,} files"
+    return "; ".join(
+        [f"{turned:,} {files} are to be shown turned, by EXIF, and come as stored: turn them beforehand"] * (turned > 0)
+        + [f"{deep:,} {files} have 16 bits, of which the upper 8 are kept"] * (deep > 0)
+    )
+
+
 def refusal(problems: Sequence[Problem]) -> PipelineError:
     """Returns the error that names the first file."""
     more = f" {len(problems) - 1:,} more do not decode either: verify_images lists them." if len(problems) > 1 else ""
@@ -150,11 +165,12 @@ def _look(path: str, *, decoding: bool) -> ImageFile:
             head = file.read(_HEAD_BYTES)
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - 2))
-            found = ImageFile(_format(head), ends := _ends(head, file.read(2), size), _wrong_head(path, head))
-            if found.problem is None and (decoding or not ends):
+            form, ends, problem = _format(head), _ends(head, file.read(2), size), _wrong_head(path, head)
+            if problem is None and (decoding or not ends):
                 file.seek(0)
-                return ImageFile(found.format, ends, _undecodable(path, found.format, file.read(), ends=ends))
-            return found
+                problem = _undecodable(path, form, file.read(), ends=ends)
+            deep = form == "PNG" and head[24:25] == b"\x10"
+            return ImageFile(form, ends, problem, turned=form == "JPEG" and _is_turned(head), deep=deep)
     except OSError as error:
         return ImageFile("", False, Problem(path, "unreadable", f"Cannot read it: {error.strerror}"))
 
@@ -198,6 +214,23 @@ def _undecodable(path: str, form: str, contents: bytes, *, ends: bool) -> Proble
             return Problem(path, "altered", f"a {form} that TensorFlow cannot decode: {first_line(error)}")
         return Problem(path, "cut", f"a {form} that is cut, and does not decode: {first_line(error)}")
     return None
+
+
+def _is_turned(head: bytes) -> bool:
+    """Whether the EXIF data of a JPEG have an orientation other than upright."""
+    at = head.find(b"Exif\0\0")
+    if at < 0:
+        return False
+    exif = head[at + 6 :]
+    order = "<" if exif.startswith(b"II") else ">"
+    with contextlib.suppress(struct.error):
+        (directory,) = struct.unpack_from(f"{order}I", exif, 4)
+        (entries,) = struct.unpack_from(f"{order}H", exif, directory)
+        for entry in range(directory + 2, directory + 2 + 12 * entries, 12):
+            tag, kind, count, value = struct.unpack_from(f"{order}HHIH", exif, entry)
+            if (tag, kind, count) == (_ORIENTATION, 3, 1):
+                return 2 <= value <= 8
+    return False
 
 
 def _bmp_decodes(head: bytes) -> bool:

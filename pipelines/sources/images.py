@@ -1,8 +1,8 @@
-"""Image files as a source: a folder with a subfolder per class."""
+"""Image files as a source: a folder with a subfolder per class, or paths and labels."""
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,34 +20,40 @@ from tfopt.pipelines.sources.image_files import (
     is_image,
     listed,
     refusal,
+    unhonoured,
 )
-from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.sources.source import Source, common_length
 from tfopt.pipelines.tfrecords.verify import Problem
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
 
 
-def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = None) -> Source:
+def images(files: Any, *, classes: Sequence[str] | None = None) -> Source:
     """Returns the images of a folder as a source of `(image, label)`.
 
-    Classes are the subfolders, and all files below them are images; names that begin with a dot are skipped. Use
-    `transform` or `crop` to bring images of different sizes to one.
+    Classes are the subfolders of a folder, and all files below them are images; names that begin with a dot are
+    skipped. Use `transform` or `crop` to bring images of different sizes to one.
 
     Args:
-        folder: The folder with a subfolder per class.
+        files: The folder with a subfolder per class, or with images and no folder; or `(paths, labels)`; or a table of
+            them, a dict or a pandas DataFrame with the columns "paths" and "labels". Labels are arrays of numbers, or
+            names of classes.
         classes: The class names in the order of their labels; a class may have no folder. For validation, pass the
-            training source's `class_names`, so that both number the classes alike. Default: the subfolders, sorted.
+            training source's `class_names`, so that both number the classes alike. Default: the subfolders, or the
+            names among the labels, sorted.
 
     Returns:
-        A source of `(image, label)`: `(height, width, 3)` uint8, and an int32 scalar. Reads JPEG, PNG, GIF (its first
+        A source of `(image, label)`: `(height, width, 3)` uint8, and an int32 scalar or what stands in `labels`; of
+        `(image, name)` for a folder without folders, with the file's name as a string. Reads JPEG, PNG, GIF (its first
         frame), BMP and WebP; grey becomes three equal channels, and transparency is dropped. The files themselves are
         checked when a pipeline is planned, by their first and last bytes; `on_bad_file` says what becomes of bad ones.
 
     Raises:
-        TypeError: If `folder` is not a path, or `classes` not a sequence of names.
-        ValueError: If `classes` names one twice.
+        TypeError: If `files` is none of these, or `classes` not a sequence of names.
+        ValueError: If `classes` names one twice, or a table lacks a column.
         PipelineError: If the folder does not exist, has no class, a class without images or one that is not among
-            `classes`, or holds splits, such as train and val, instead of classes; or if a folder cannot be read.
+            `classes`, or holds splits, such as train and val, instead of classes; or if a folder cannot be read, or
+            labels are not as many as paths or not among `classes`.
 
     Example:
         >>> from tfopt.pipelines import build_pipeline
@@ -55,7 +61,20 @@ def images(folder: str | os.PathLike[str], *, classes: Sequence[str] | None = No
         >>> held_out = images("photos/val", classes=train.class_names)  # doctest: +SKIP
         >>> dataset = build_pipeline(train, batch_size=64)  # doctest: +SKIP
     """
-    root = as_path("the path of a folder", folder)
+    if isinstance(files, tuple):
+        return _of_columns(files, classes)
+    if isinstance(files, Mapping) or hasattr(files, "columns"):
+        columns = [str(name) for name in files]
+        if not {"paths", "labels"}.issubset(columns):
+            raise ValueError(
+                "images() expects a table with the columns 'paths' and 'labels'. Received: "
+                f"{', '.join(map(repr, columns))}. Rename them."
+            )
+        return _of_columns((files["paths"], files["labels"]), classes)
+    root = as_path("the path of a folder", files)
+    flat = None if classes is not None else _flat(root)
+    if flat:
+        return _of_files(f"images in {root}", flat, np.array([os.path.basename(path) for path in flat], object), None)
     paths, labels, names = _list_images(root, classes)
     return _of_files(f"images in {root}", paths, np.array(labels, dtype=np.int32), tuple(names))
 
@@ -91,6 +110,42 @@ def verify_images(source: Source | str | os.PathLike[str]) -> ImagesReport:
     return ImagesReport(len(found), tuple(each.problem for each in found if each.problem is not None))
 
 
+def _of_columns(columns: tuple[Any, ...], classes: Sequence[str] | None) -> Source:
+    if len(columns) != 2:
+        raise TypeError(f"images() expects (paths, labels). Received a tuple of {len(columns)}. Pass these two.")
+    given, labels = columns
+    paths = [] if isinstance(given, str | os.PathLike) else list(given)
+    if isinstance(given, str | os.PathLike) or not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise TypeError("images() expects (paths, labels). Received other paths. Pass a sequence of strings or Paths.")
+    values = np.asarray(labels)
+    if values.ndim == 0:
+        raise TypeError(f"images() expects (paths, labels). Received as labels: {labels!r}. Pass one for each path.")
+    common_length({"paths": len(paths), "labels": len(values)})
+    names = None if classes is None else tuple(_expect_classes(classes))
+    if values.dtype.kind in "OUT":
+        for label in values.ravel():
+            if not isinstance(label, str):
+                raise TypeError(
+                    f"images() expects numbers or names as labels. Found among names: {type(label).__name__}. Pass one "
+                    "type, and leave out what has no label."
+                )
+        names = names or tuple(sorted(set(values.ravel())))
+        numbers = {name: number for number, name in enumerate(names)}
+        _expect_among(set(values.ravel()) - numbers.keys(), names)
+        values = np.array([numbers[label] for label in values.ravel()], np.int32).reshape(values.shape)
+    elif names is not None and values.dtype.kind in "iu":
+        _expect_among({int(label) for label in values.ravel() if not 0 <= label < len(names)}, names)
+    return _of_files(f"{len(paths):,} images by their paths", list(map(os.fspath, paths)), values, names)
+
+
+def _expect_among(others: set[Any], names: tuple[str, ...]) -> None:
+    if others:
+        raise PipelineError(
+            f"Expected only labels of the classes {list(names)}. Found {sorted(others)[0]!r}. Add it to `classes`, or "
+            "leave out its images."
+        )
+
+
 def _of_files(name: str, paths: Sequence[str], values: Any, class_names: tuple[str, ...] | None) -> Source:
     """Returns the images of these files as a source of `(image, value)`."""
     files = np.array([absolute(expect_utf8(path)) for path in paths], dtype=object)
@@ -101,23 +156,23 @@ def _of_files(name: str, paths: Sequence[str], values: Any, class_names: tuple[s
     def spread(numbers: Any, limit: int) -> Any:
         return numbers[np.unique(np.linspace(0, len(numbers) - 1, num=min(limit, len(numbers))).astype(int))]
 
-    def numbered(numbers: Any, left_out: str = "", *, only_jpeg: bool = False, ends: bool = False) -> Source:
+    def numbered(numbers: Any, note: str = "", *, only_jpeg: bool = False, ends: bool = False) -> Source:
         def checked(on_bad_file: str) -> Source:
             found = examine(files[numbers], decoding=on_bad_file == "skip")
             problems = [each.problem for each in found if each.problem is not None]
             if problems and on_bad_file == "raise":
                 raise refusal(problems)
             whole = [each for each in found if each.problem is None]
-            without = _without(problems, len(found), name) if problems else left_out
+            without = [_without(problems, len(found), name)] if problems else []
             return numbered(
                 numbers[[each.problem is None for each in found]],
-                without,
+                "; ".join(filter(None, [*without, unhonoured(whole)])),
                 only_jpeg=all(each.format == "JPEG" for each in whole),
                 ends=all(each.ends for each in whole),
             )
 
         return Source(
-            name=name + left_out,
+            name=name,
             dataset=lambda: keys(numbers),
             count=len(numbers),
             decode=partial(_read_and_decode, ends=ends, only_jpeg=only_jpeg),
@@ -127,7 +182,8 @@ def _of_files(name: str, paths: Sequence[str], values: Any, class_names: tuple[s
             only_jpeg=only_jpeg,
             fingerprint=lambda: [class_names, values[numbers], file_stamps(files[numbers])],
             class_names=class_names,
-            part=lambda index, parts: numbered(numbers[index::parts], left_out, only_jpeg=only_jpeg, ends=ends),
+            part=lambda index, parts: numbered(numbers[index::parts], note, only_jpeg=only_jpeg, ends=ends),
+            note=note,
             files=tuple(files[numbers]),
             checked=checked,
         )
@@ -136,12 +192,12 @@ def _of_files(name: str, paths: Sequence[str], values: Any, class_names: tuple[s
 
 
 def _without(problems: list[Problem], files: int, name: str) -> str:
-    """Warns of files that are left out; returns what the source's name says of them."""
+    """Warns of files that are left out; returns what the plan says of them."""
     if len(problems) == files:
         raise PipelineError(f"Expected at least one image that decodes in {name}. Found none:\n{listed(problems)}")
     found = f"{len(problems):,} of {files:,} files that do not decode"
     warnings.warn(f"on_bad_file='skip' leaves out {found}:\n{listed(problems)}", UserWarning, stacklevel=2)
-    return f", without {found}"
+    return f"without {found}"
 
 
 def _path_of(path: Any, value: Any) -> Any:
@@ -189,12 +245,25 @@ def _list_images(folder: str, classes: Sequence[str] | None) -> tuple[list[str],
     return paths, labels, names
 
 
-def _checked_classes(classes: Sequence[str], folder: str, folders: list[str]) -> list[str]:
+def _flat(folder: str) -> list[str]:
+    """Returns the images of a folder that holds no folders, sorted."""
+    entries = _entries(folder) if os.path.isdir(folder) else []
+    if any(map(os.path.isdir, entries)):
+        return []
+    return sorted(entry.path for entry in entries if os.path.isfile(entry) and is_image(entry.path))
+
+
+def _expect_classes(classes: Sequence[str]) -> list[str]:
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise TypeError(f"Expected a sequence of names for `classes`. Received: {classes!r}. Pass a list of strings.")
     names = list(classes)
     if len(set(names)) < len(names):
         raise ValueError(f"Expected each class once in `classes`. Received: {names}. Remove the second one.")
+    return names
+
+
+def _checked_classes(classes: Sequence[str], folder: str, folders: list[str]) -> list[str]:
+    names = _expect_classes(classes)
     for name in folders:
         if name not in names:
             raise PipelineError(

@@ -84,6 +84,9 @@ class Source:
     """Given `on_bad_file`, looks at the files when a pipeline is planned: returns the source without those that do not
     decode ("skip"), or raises an error that names one ("raise")."""
 
+    note: str = ""
+    """What the plan says besides, such as what of the data is left out or not used as it is meant."""
+
     def __post_init__(self) -> None:
         for field in ("dataset", "decode", "origin", "sample", "shuffled", "encoded", "fingerprint", "part", "checked"):
             value = getattr(self, field)

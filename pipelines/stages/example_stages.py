@@ -312,6 +312,7 @@ def _reason(options: PipelineOptions, facts: Facts, *, shuffled: bool) -> str:
     reason = f"{facts.count:,} examples{_classes(facts.source.class_names)}"
     if facts.used is not None and facts.used < facts.count:
         reason += f"; the last {facts.count - facts.used} fill no batch and are not read"
+    reason += f"; {facts.source.note}" if facts.source.note else ""
     return reason + ("; shuffled part by part, and several parts read side by side" if shuffled else "")
 
 
