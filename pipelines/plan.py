@@ -134,6 +134,9 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         batch_size: Examples in a batch.
         training: Sets `shuffle` and `remainder`: shuffled and without a smaller last batch, or in order and complete.
         crop: `RandomCrop` or `CentralCrop`. If nothing is cached before it, only the crop of a JPEG is decoded.
+        crop_with: Masks, further images and boxes that are cropped with the image: keys of a dict, positions in a
+            tuple, or paths such as "1/boxes". Boxes are normalised (ymin, xmin, ymax, xmax). Parts that look like one
+            and are not named are refused; a dict says False for those to leave as they are: {"features": False}.
         transform: A deterministic function of an example, called as `Dataset.map` calls its function.
         augment: A random function of a transformed example that runs again in each epoch, or a list of them;
             `per_batch` marks one that takes batches. A keyword `seed` gets an int32 tensor of shape (2,) for

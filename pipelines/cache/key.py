@@ -13,7 +13,7 @@ from tfopt.pipelines.cache.choice import CacheChoice
 from tfopt.pipelines.cache.fingerprint import fingerprint
 from tfopt.pipelines.cache.folder import FORMAT
 from tfopt.pipelines.inspection.facts import Facts
-from tfopt.pipelines.shared.crop import crop_example
+from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.shared.seeding import part_seed
 
@@ -30,7 +30,11 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
             "Pass cache_key='…', a text that you change whenever the data change, or a Source with fingerprint=."
         )
     data = "cache_key" if source.fingerprint is None else _fingerprint("source", source.fingerprint(), options)
-    crop = None if options.crop is None or options.crop.random else partial(crop_example, crop=options.crop)
+    crop = (
+        None
+        if options.crop is None or options.crop.random
+        else partial(crop_example, crop=options.crop, crop_with=options.crops_with)
+    )
     order = part_seed(options.seed or 0, "mix") if options.shuffle else None
     parts: list[Any] = [
         ("format", FORMAT),

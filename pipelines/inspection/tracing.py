@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.crop import crop_example, expect_image
+from tfopt.pipelines.shared.crop_elements import crop_example, expect_croppable
 from tfopt.pipelines.shared.elements import apply_stage, element_of
 from tfopt.pipelines.shared.frozen_draws import generator_states, refuse_frozen_draws
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_function
@@ -36,7 +36,7 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
     """Traces the stages on a few raw elements; refuses a function as `inspect_source` says."""
     _expect_tensors("read", source.name, raw)
     decoded, decode = _traced("decode", source.decode, raw)
-    cropped = decoded if options.crop is None else _cropped(source, options.crop, raw, decoded)
+    cropped = decoded if options.crop is None else _cropped(source, options.crop, options.crops_with, raw, decoded)
     examples, transform = _traced("transform", options.transform, cropped)
     augmented, augment, batched = examples, [], False
     for function in options.augmentations:
@@ -52,10 +52,11 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
     return Traced(raw, decoded, examples, augmented, in_decode, in_transform, in_augment)
 
 
-def _cropped(source: Source, crop: Any, raw: Any, decoded: Any) -> Any:
+def _cropped(source: Source, crop: Any, crop_with: dict[str, bool], raw: Any, decoded: Any) -> Any:
     before = decoded if source.encoded is None else _mapped(StageFunction("decode", source.encoded), raw)
-    expect_image(before.element_spec)
-    return _mapped(StageFunction("crop", partial(crop_example, crop=crop, seed=tf.zeros(2, tf.int32))), before)
+    expect_croppable(before.element_spec, crop_with)
+    seed = tf.zeros(2, tf.int32)
+    return _mapped(StageFunction("crop", partial(crop_example, crop=crop, crop_with=crop_with, seed=seed)), before)
 
 
 def _traced(stage: str, function: Any, dataset: Any, **keywords: Any) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,14 @@ _RESIZABLE = (
     *(tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64),
     *(tf.bfloat16, tf.float16, tf.float32, tf.float64),
 )
+
+
+class Window(NamedTuple):
+    """Where a crop was cut: int32 tensors of shape (3,), for height, width and channels."""
+
+    begin: Any
+    size: Any  # -1 for the channels: all of them
+    shape: Any  # of the whole image
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ class CentralCrop:
         """Returns the window as `RandomCrop.window` does, without using the seed."""
         del seed
         available = shape[:2]
-        target = tf.constant(_pair(self), tf.float64)
+        target = tf.constant(side_lengths(self), tf.float64)
         scale = self.fraction * tf.reduce_min(tf.cast(available, tf.float64) / target)
         size = tf.maximum(tf.cast(tf.round(scale * target), tf.int32), 1)
         return tf.pad((available - size) // 2, [[0, 1]]), tf.pad(size, [[0, 1]], constant_values=-1)
@@ -132,15 +140,22 @@ def crop_encoded(crop: RandomCrop | CentralCrop, contents: Any, seed: Any, *, on
         >>> crop_encoded(RandomCrop(32), picture, (1, 2)).shape.as_list()
         [32, 32, 3]
     """
+    return cut_encoded(crop, contents, seed, only_jpeg=only_jpeg)[0]
+
+
+@without_autograph
+def cut_encoded(crop: RandomCrop | CentralCrop, contents: Any, seed: Any, *, only_jpeg: bool) -> tuple[Any, Window]:
+    """Returns what `crop_encoded` does, and the window it was cut from."""
     # The decoder's own error names no file, but its operation.
     with tf.name_scope("verify_images_names_the_file"):
         if only_jpeg:
-            window = _of_jpeg(crop, contents, seed)
+            pixels, *window = _of_jpeg(crop, contents, seed)
         else:
             is_jpeg = tf.equal(tf.strings.substr(contents, 0, len(_JPEG)), _JPEG)
-            window = tf.cond(is_jpeg, lambda: _of_jpeg(crop, contents, seed), lambda: _of_other(crop, contents, seed))
-    window.set_shape((None, None, 3))
-    return _resize(window, _pair(crop))
+            ways = (lambda: _of_jpeg(crop, contents, seed), lambda: _of_other(crop, contents, seed))
+            pixels, *window = tf.cond(is_jpeg, *ways)
+    pixels.set_shape((None, None, 3))
+    return resize(pixels, crop), Window(*window)
 
 
 @without_autograph
@@ -162,52 +177,31 @@ def crop_decoded(crop: RandomCrop | CentralCrop, image: Any, seed: Any) -> Any:
         >>> crop_decoded(CentralCrop(32), tf.zeros((48, 64, 1)), None).shape.as_list()
         [32, 32, 1]
     """
+    return cut_decoded(crop, image, seed)[0]
+
+
+@without_autograph
+def cut_decoded(crop: RandomCrop | CentralCrop, image: Any, seed: Any) -> tuple[Any, Window]:
+    """Returns what `crop_decoded` does, and the window it was cut from."""
     if image.shape.rank != 3 or image.dtype not in _RESIZABLE:
         raise ValueError(
             "Expected an image of shape (height, width, channels) and a dtype that TensorFlow can resize. Found shape "
             f"{image.shape} and dtype {image.dtype.name}. Give it three dimensions, such as with "
             "tf.ensure_shape(image, (None, None, 3)), and cast it to uint8 or float32."
         )
-    resized = _resize(tf.slice(image, *crop.window(tf.shape(image), seed)), _pair(crop))
-    resized.set_shape((*_pair(crop), image.shape[2]))
-    return resized
+    window = Window(*crop.window(tf.shape(image), seed), tf.shape(image))
+    resized = resize(tf.slice(image, window.begin, window.size), crop)
+    resized.set_shape((*side_lengths(crop), image.shape[2]))
+    return resized, window
 
 
-# Called with the parts of an example spread, as `Dataset.map` calls its function.
-@without_autograph
-def crop_example(*parts: Any, crop: RandomCrop | CentralCrop, seed: Any = None, only_jpeg: bool = False) -> Any:
-    """Returns the example with its image cropped: the first item of a tuple, "image" of a dict, or the example itself.
-
-    The image is a scalar string, for `crop_encoded`, or has shape (height, width, channels), for `crop_decoded`.
-    """
-    first, rest = parts[0], parts[1:]
-    image = first["image"] if isinstance(first, dict) else first
-    encoded = image.dtype == tf.string
-    cropped = crop_encoded(crop, image, seed, only_jpeg=only_jpeg) if encoded else crop_decoded(crop, image, seed)
-    changed = {**first, "image": cropped} if isinstance(first, dict) else cropped
-    return (changed, *rest) if rest else changed
-
-
-def expect_image(spec: Any) -> None:
-    """Raises a ValueError unless examples of this spec hold an image where `crop_example` looks for one."""
-    first = spec[0] if isinstance(spec, tuple) else spec
-    image = first.get("image") if isinstance(first, dict) else first
-    if isinstance(image, tf.TensorSpec) and image.shape.rank == (0 if image.dtype == tf.string else 3):
-        return
-    raise ValueError(
-        "Expected an image to crop: the first of a tuple, or 'image' of a dict, of shape (height, width, channels) or "
-        f"an encoded one (a scalar string). Found examples {spec}. Put the image there in the source, or leave out "
-        "`crop`."
-    )
-
-
-def _of_jpeg(crop: RandomCrop | CentralCrop, contents: Any, seed: Any) -> Any:
+def _of_jpeg(crop: RandomCrop | CentralCrop, contents: Any, seed: Any) -> tuple[Any, Any, Any, Any]:
     shape = tf.io.extract_jpeg_shape(contents)
     begin, size = crop.window(shape, seed)
     if crop.random:  # its windows are wide enough already
-        return _decode_window(contents, begin, size)
+        return _decode_window(contents, begin, size), begin, size, shape
     first, wide = _widened(begin, size, shape)
-    return tf.slice(_decode_window(contents, first, wide), begin - first, size)
+    return tf.slice(_decode_window(contents, first, wide), begin - first, size), begin, size, shape
 
 
 def _decode_window(contents: Any, begin: Any, size: Any) -> Any:
@@ -215,9 +209,10 @@ def _decode_window(contents: Any, begin: Any, size: Any) -> Any:
     return tf.io.decode_and_crop_jpeg(contents, window, channels=3)
 
 
-def _of_other(crop: RandomCrop | CentralCrop, contents: Any, seed: Any) -> Any:
+def _of_other(crop: RandomCrop | CentralCrop, contents: Any, seed: Any) -> tuple[Any, Any, Any, Any]:
     image = tf.io.decode_image(contents, channels=3, expand_animations=False)
-    return tf.slice(image, *crop.window(tf.shape(image), seed))
+    begin, size = crop.window(tf.shape(image), seed)
+    return tf.slice(image, begin, size), begin, size, tf.shape(image)
 
 
 def _widened(begin: Any, size: Any, shape: Any) -> tuple[Any, Any]:
@@ -227,9 +222,10 @@ def _widened(begin: Any, size: Any, shape: Any) -> tuple[Any, Any]:
     return begin, end - begin
 
 
-def _resize(image: Any, size: tuple[int, int]) -> Any:
+def resize(image: Any, crop: RandomCrop | CentralCrop) -> Any:
+    """Returns the image, of shape (height, width, channels), bilinearly resized to the crop's size in its own dtype."""
     # What tf.image.resize calls, without its shape arithmetic, which takes 2 % of decoding and cropping a JPEG.
-    resized = tf.raw_ops.ResizeBilinear(images=image[tf.newaxis], size=size, half_pixel_centers=True)[0]
+    resized = tf.raw_ops.ResizeBilinear(images=image[tf.newaxis], size=side_lengths(crop), half_pixel_centers=True)[0]
     if image.dtype.is_floating:
         return tf.cast(resized, image.dtype)
     rounded = tf.round(resized)
@@ -238,7 +234,8 @@ def _resize(image: Any, size: tuple[int, int]) -> Any:
     return tf.cast(rounded, image.dtype)
 
 
-def _pair(crop: RandomCrop | CentralCrop) -> tuple[int, int]:
+def side_lengths(crop: RandomCrop | CentralCrop) -> tuple[int, int]:
+    """Returns the height and width of a crop's result."""
     return cast("tuple[int, int]", crop.size)  # one once made
 
 

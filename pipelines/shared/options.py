@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypedDict
 
@@ -16,6 +16,7 @@ from tfopt.pipelines.shared.layer_function import LayerFunction
 
 Cache = Literal["auto", "memory", "device"] | os.PathLike[str] | str | None
 CacheAfter = Literal["auto", "decode", "transform"]
+CropWith = str | int | Sequence[str | int] | Mapping[str | int, bool]
 Remainder = Literal["drop", "keep", "pad"]
 Prefetch = Literal["auto"] | int
 OnBadFile = Literal["raise", "skip"]
@@ -65,6 +66,7 @@ class Choices(TypedDict, total=False):
     batch_size: int
     training: bool
     crop: RandomCrop | CentralCrop | None
+    crop_with: CropWith
     transform: Callable[..., Any] | None
     augment: Callable[..., Any] | StageFunction | Sequence[Callable[..., Any] | StageFunction] | None
     cache: Cache
@@ -96,6 +98,7 @@ class PipelineOptions:
     batch_size: int = 256
     training: bool = True
     crop: RandomCrop | CentralCrop | None = None
+    crop_with: CropWith = ()
     transform: Callable[..., Any] | None = None
     augment: Callable[..., Any] | StageFunction | Sequence[Callable[..., Any] | StageFunction] | None = None
     cache: Cache = "auto"
@@ -120,6 +123,11 @@ class PipelineOptions:
         _expect_bool("shuffle", self.shuffle)
         _expect_name("remainder", self.remainder, ("drop", "keep", "pad"))
         _expect_crop(self.crop)
+        fill_in("crop_with", _crop_with(self.crop_with))
+        if self.crop_with and self.crop is None:
+            raise ValueError(
+                "Expected a `crop` for `crop_with`. Found crop=None. Pass crop=RandomCrop(224), or leave it out."
+            )
         if self.transform is not None and not callable(self.transform):
             raise TypeError(
                 f"Expected a function for `transform`. Received: {self.transform!r}. Pass a function of an example, or "
@@ -165,6 +173,11 @@ class PipelineOptions:
     def augmentations(self) -> tuple[StageFunction, ...]:
         """The functions of `augment`, in order."""
         return self.augment  # type: ignore[return-value]  # a tuple once made
+
+    @property
+    def crops_with(self) -> dict[str, bool]:
+        """The option `crop_with`: paths of parts of an example, and whether each moves with the image."""
+        return self.crop_with  # type: ignore[return-value]  # a dict once made
 
     @property
     def on_device(self) -> bool:
@@ -253,6 +266,17 @@ def _expect_crop(value: object) -> None:
             f"Expected RandomCrop or CentralCrop of tfopt.pipelines for `crop`. Received: {value!r}. Pass "
             "RandomCrop(224), or a function of your own as `transform` or `augment`."
         )
+
+
+def _crop_with(value: Any) -> dict[str, bool]:
+    """Returns the option `crop_with` as paths of parts of an example, and whether each moves with the image."""
+    names = (value,) if isinstance(value, str | int) else value
+    if not isinstance(names, Sequence | Mapping) or not all(isinstance(name, str | int) for name in names):
+        raise TypeError(
+            f"Expected names for `crop_with`. Received: {value!r}. Pass the keys of masks, images and boxes, or their "
+            "positions in a tuple, such as ('mask', 'boxes')."
+        )
+    return {str(name): bool(names[name]) if isinstance(names, Mapping) else True for name in names}
 
 
 def _expect_text(name: str, value: object) -> None:

@@ -12,7 +12,7 @@ from tfopt.pipelines.cache.key import cache_key, expect_one_order
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.device_stage import refusing
 from tfopt.pipelines.inspection.facts import Facts, ShapeCheck
-from tfopt.pipelines.shared.crop import crop_example
+from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.pipelines.shared.seeding import part_seed, shuffle
 from tfopt.pipelines.sources.source import Source
@@ -186,10 +186,13 @@ def plan_functions(
         stages.append(_stage(function, "parallel", "as many calls at once as pay", group))
     at = len(stages)
     if crop is not None:
-        function = StageFunction("crop", partial(crop_example, crop=crop, only_jpeg=source.only_jpeg), crop.random)
+        call = partial(crop_example, crop=crop, crop_with=options.crops_with, only_jpeg=source.only_jpeg)
+        function = StageFunction("crop", call, crop.random)
         height, width = getattr(crop, "size", (0, 0))
         setting = f"{'random' if crop.random else 'central'}, {height}×{width}"
         reason = "drawn again in each epoch" if crop.random else "the same in every epoch"
+        moved = ", ".join(sorted(name for name, moves in options.crops_with.items() if moves))
+        reason += f"; {moved} move with the image" if moved else ""
         reason += "; of a JPEG only the crop is decoded" if fused else ""
         stages.append(_stage(function, setting, reason, group))
         at += not crop.random

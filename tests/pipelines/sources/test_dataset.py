@@ -122,6 +122,7 @@ def test_what_was_batched_once_is_not_refused():
     windows = NUMBERS.batch(4, drop_remainder=True)
     pairs = build_pipeline(windows.map(lambda window: (window[:-1], window[-1])), batch_size=3)
     assert [leaf.shape.as_list() for leaf in pairs.element_spec] == [[3, 3], [3]]
+    assert build_pipeline(windows.map(lambda window: window[:3]), batch_size=3).element_spec.shape.as_list() == [3, 3]
     assert len(build_pipeline(windows.map(tf.reduce_sum), batch_size=3)) == 1
     wrapped = Source(name="windows", dataset=lambda: windows)
     assert build_pipeline(wrapped, batch_size=3).element_spec.shape.as_list() == [3, 4]
