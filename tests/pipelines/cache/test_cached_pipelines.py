@@ -259,7 +259,7 @@ def test_data_sets_of_one_cache_key_are_told_apart_by_what_was_sampled(folder):
 
 def test_the_code_of_the_crop_is_in_the_key(folder, photos, monkeypatch):
     before = key(photos, folder, crop=CentralCrop(4))
-    monkeypatch.setattr("tfopt.pipelines.shared.crop._resize", lambda image, size: tf.zeros((*size, 3), tf.uint8))
+    monkeypatch.setattr("tfopt.pipelines.shared.crop.resize", lambda image, crop: tf.zeros((*crop.size, 3), tf.uint8))
     assert key(photos, folder, crop=CentralCrop(4)) != before
 
 
