@@ -12,6 +12,8 @@ from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.text import readable_bytes
 
 MIB = 2**20
+# Fixed, not a share of the free memory: under a seed the order must not depend on what else runs.
+SHUFFLE_MIB = 1024
 _MEMORY_SHARE = 4  # a cache may take a quarter of the free memory
 _DISK_SHARE = 2  # and with cache="auto" half of the free disk
 _DISK_MIB_PER_SECOND = 500  # a plain SATA SSD; slower disks are not worth caching on
@@ -54,6 +56,8 @@ def choose_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | 
         if options.cache != "auto":
             raise ValueError(f"cache={options.cache!r} expects data that ends. The source is endless: pass cache=None.")
         return no("the source is endless")
+    if options.cache == "auto" and options.seed is not None and reads_by_position(options, facts):
+        return no("under a seed the order must not depend on free memory, and examples are read in one permutation")
     if options.cache != "auto":
         after = _steady_place(places, facts)
         size = _size(after, facts)
@@ -70,6 +74,14 @@ def choose_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | 
         return no("it would save less than half of the work, the part before `transform`")
     fitting = [choice for choice in in_memory if choice.on]
     return fitting[0] if fitting else _on_disk(options, facts, in_memory[0])
+
+
+def reads_by_position(options: PipelineOptions, facts: Facts) -> bool:
+    """Whether a shuffle draws one permutation of the source's elements, if no cache before it holds them."""
+    if not options.shuffle or options.service is not None or facts.source.at is None or facts.count is None:
+        return False
+    # Under a seed, the order must be that of a cache in memory, if there may be one: of what fits into the buffer.
+    return options.cache != "auto" or options.seed is None or facts.count * facts.sample.raw_bytes > SHUFFLE_MIB * MIB
 
 
 def _places(options: PipelineOptions) -> tuple[After, ...]:

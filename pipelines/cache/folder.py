@@ -25,7 +25,7 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.files import lock, sync
 
-FORMAT = 1  # of the files; a new number gives new keys
+FORMAT = 2  # of the files; a new number gives new keys
 ROWS, INDEX = "rows.tfrecord", "index.json"
 _KEY = re.compile("tfopt-[0-9a-f]{64}")
 _WRITING, _LOCK = ".writing-", ".lock"

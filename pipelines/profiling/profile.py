@@ -205,11 +205,12 @@ def _to_run(plan: PipelinePlan, sources: list[Any]) -> tuple[PipelinePlan, bool]
 
     def adapted(stage: Stage) -> Stage:
         if isinstance(stage, Read):
-            source, shuffled = stage.source, stage.source.shuffled
+            source, shuffled, at = stage.source, stage.source.shuffled, stage.source.at
             recording = replace(
                 source,
                 dataset=lambda: kept(source.dataset()),
                 shuffled=None if shuffled is None else lambda seed: kept(shuffled(seed)),
+                at=None if at is None else lambda positions: kept(at(positions)),
             )
             return replace(stage, source=recording)
         if isinstance(stage, Mix | Shuffle):

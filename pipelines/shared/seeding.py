@@ -49,6 +49,22 @@ def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = Tr
     return shuffled.with_options(dataset.options())
 
 
+def permutation(count: int, seed: int | None, *, reshuffle: bool = True) -> Any:
+    """Returns a dataset of the numbers below `count` in a random order, drawn at once when it is first read.
+
+    It holds 8 bytes a number; takes a seed and `reshuffle` as `shuffle` does.
+    """
+
+    @without_autograph
+    def drawn(number: Any, bits: Any) -> Any:
+        numbers = tf.range(count, dtype=tf.int64)
+        return tf.data.Dataset.from_tensor_slices(tf.random.experimental.stateless_shuffle(numbers, element_seed(bits)))
+
+    bits = _random_bits(seed) if reshuffle else tf.data.Dataset.from_tensors(tf.constant(seed, tf.int64))
+    order = tf.data.Dataset.zip(tf.data.Dataset.range(1), bits).flat_map(drawn)
+    return order.apply(tf.data.experimental.assert_cardinality(count))
+
+
 def with_random_bits(dataset: Any, seed: int | None) -> Any:
     """Pairs each element with the random bits `element_seed` makes its seed from: `(element, bits)`.
 

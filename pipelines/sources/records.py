@@ -32,6 +32,9 @@ from tfopt.pipelines.tfrecords.record_files import (
 from tfopt.pipelines.tfrecords.verify import Problem, Scan, scan
 
 _SIDE_BY_SIDE = 16  # files read at once; fixed, or the order under a seed would depend on the number of cores
+_RUN_BYTES = 2**20  # of neighbouring records that are read together: long enough for any disk
+_BY_OFFSET_BYTES = 32 * 2**10  # of a record on average: to open the file for each smaller one takes longer than to read
+_GROUP = 32  # records that one thread reads by their offsets
 _SHOWN = 50  # problems that the warning lists
 
 
@@ -61,7 +64,9 @@ def records(
             name them in one warning. Default: "error".
 
     Returns:
-        The source: in the order of the list (globs are sorted); if the pipeline shuffles, files are read side by side.
+        The source: in the order of the list (globs are sorted). If the pipeline shuffles, records of 32 KiB and more on
+        average are read one by one, in a permutation of all; smaller ones in runs of 1 MiB, and compressed or remote
+        files whole, 16 side by side.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -81,12 +86,15 @@ def records(
     chosen = _whole_only(files, compression) if on_bad_record == "skip" else _all(files, compression)
 
     def reading(chosen: _Chosen) -> Source:
+        runs = chosen.in_runs()
+        kind = f" ({chosen.kind}, which cannot be read by offset)" if chosen.kind else ""
         return Source(
-            name=f"records in {len(files)} file{'s' * (len(files) > 1)}{f' ({chosen.kind})' * bool(chosen.kind)}",
+            name=f"records in {len(files)} file{'s' * (len(files) > 1)}{kind}",
             dataset=partial(_in_order, chosen),
             count=chosen.count,
             decode=_decode(features, parse, index),
-            shuffled=lambda seed: side_by_side(chosen.dataset(), chosen.read, _SIDE_BY_SIDE, seed),
+            shuffled=lambda seed: side_by_side(runs.dataset(), runs.read, _SIDE_BY_SIDE, seed),
+            at=partial(_read_at, chosen) if chosen.mean_bytes >= _BY_OFFSET_BYTES else None,
             encoded=partial(unpack, index.spec) if index is not None and index.image else None,
             fingerprint=partial(_fingerprint, files, (features, parse, index, on_bad_record)),
             class_names=None if index is None else index.class_names,
@@ -104,10 +112,30 @@ class _Chosen:
     counts: tuple[int | None, ...]  # records of each piece, None if unknown
     pieces: tuple[Any, ...]  # the arguments of `read`, each a sequence over the pieces
     read: Callable[..., Any]  # returns the dataset of one piece
+    offsets: tuple[Any, ...] = ()  # `record_offsets` of each piece, if pieces are files that have them
 
     @property
     def count(self) -> int | None:
         return None if None in self.counts else sum(count or 0 for count in self.counts)
+
+    @property
+    def mean_bytes(self) -> float:
+        """Of a record; 0 without offsets."""
+        return sum(int(each[-1]) for each in self.offsets) / sum(len(each) - 1 for each in self.offsets or [[0, 0]])
+
+    def in_runs(self) -> "_Chosen":
+        """Cuts files into runs of records, so that a shuffle of the pieces mixes more than the order of the files."""
+        if not self.offsets:
+            return self
+        length = max(1, round(_RUN_BYTES / self.mean_bytes))
+        return _in_segments(
+            self.kind,
+            [
+                (path, int(offsets[first]), min(length, len(offsets) - 1 - first))
+                for path, offsets in zip(*self.pieces, self.offsets, strict=True)
+                for first in range(0, len(offsets) - 1, length)
+            ],
+        )
 
     def dataset(self) -> Any:
         return tf.data.Dataset.from_tensor_slices(self.pieces)
@@ -120,15 +148,27 @@ class _Chosen:
                 "train in fewer processes."
             )
         pieces = tuple(each[number::parts] for each in self.pieces)
-        return replace(self, counts=self.counts[number::parts], pieces=pieces)
+        counts, offsets = self.counts[number::parts], self.offsets[number::parts]
+        return replace(self, counts=counts, pieces=pieces, offsets=offsets)
 
 
 def _all(files: list[RecordFile], compression: str | None) -> _Chosen:
-    counts = tuple(check_file(file, compression) for file in files)
+    counts, offsets = zip(*(check_file(file, compression) for file in files), strict=True)
     kind = common_kind(files, compression)
     return _Chosen(
-        kind, counts, ([file.path for file in files],), partial(tf.data.TFRecordDataset, compression_type=kind)
+        kind,
+        counts,
+        ([file.path for file in files],),
+        partial(tf.data.TFRecordDataset, compression_type=kind),
+        () if any(each is None for each in offsets) else offsets,
     )
+
+
+def _in_segments(kind: str, segments: list[tuple[str, int, int]]) -> _Chosen:
+    """Returns segments, each given by its file's path, its first byte and its number of records."""
+    paths, offsets, counts = zip(*segments, strict=True)
+    pieces = np.array(paths, dtype=object), np.array(offsets, np.int64), np.array(counts, np.int64)
+    return _Chosen(kind, counts, pieces, partial(_read_segment, kind))
 
 
 def _whole_only(files: list[RecordFile], compression: str | None) -> _Chosen:
@@ -139,21 +179,20 @@ def _whole_only(files: list[RecordFile], compression: str | None) -> _Chosen:
     with ThreadPoolExecutor(max(1, math.ceil(host().cpus))) as threads:
         scans = list(threads.map(lambda file: scan(file.path, kind), files))
         problems = [problem for some in threads.map(_problems, files, scans) for problem in some]
-    segments = [(file.path, each) for file, found in zip(files, scans, strict=True) for each in found.segments]
+    segments = [
+        (file.path, each.offset, each.count)
+        for file, found in zip(files, scans, strict=True)
+        for each in found.segments
+    ]
     if not segments:
         raise PipelineError(
             f"Expected a whole record in {files[0].path!r}{' and the other files' if len(files) > 1 else ''}. Found "
             "none. Check that they are TFRecord files."
         )
-    counts = tuple(segment.count for _, segment in segments)
+    chosen = _in_segments(kind, segments)
     if problems:
-        warnings.warn(_message(problems, sum(counts)), UserWarning, stacklevel=3)
-    pieces = (
-        np.array([path for path, _ in segments], dtype=object),
-        np.array([segment.offset for _, segment in segments], np.int64),
-        np.array(counts, np.int64),
-    )
-    return _Chosen(kind, counts, pieces, partial(_read_segment, kind))
+        warnings.warn(_message(problems, chosen.count or 0), UserWarning, stacklevel=3)
+    return chosen
 
 
 def _problems(file: RecordFile, found: Scan) -> list[Problem]:
@@ -236,13 +275,34 @@ def _fingerprint(files: list[RecordFile], functions: Any) -> Any:
     }
 
 
+def _read_at(chosen: _Chosen, positions: Any) -> Any:
+    """Returns the records at these positions, as `Source.at` does."""
+    firsts = np.cumsum([0, *(len(offsets) - 1 for offsets in chosen.offsets)])[:-1]  # in each file
+    with tf.device("CPU:0"):  # captured, not copied into the graph
+        begins = tf.constant(np.concatenate([offsets[:-1] for offsets in chosen.offsets]))
+    (paths,) = chosen.pieces
+
+    @without_autograph
+    def read(position: Any) -> Any:
+        file = tf.searchsorted(firsts, [position], side="right")[0] - 1
+        return _read_segment("", tf.gather(paths, file), tf.gather(begins, position), 1, buffer=0)
+
+    @without_autograph
+    def read_all(some: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(some).flat_map(read)
+
+    # In groups: one by one, threads would cost more than the reading.
+    parallel = {"cycle_length": _SIDE_BY_SIDE, "block_length": _GROUP, "num_parallel_calls": tf.data.AUTOTUNE}
+    return positions.batch(_GROUP).interleave(read_all, **parallel)
+
+
 @without_autograph
-def _read_segment(compression: str, path: Any, offset: Any, count: Any) -> Any:
+def _read_segment(compression: str, path: Any, offset: Any, count: Any, buffer: int = 256 * 2**10) -> Any:
     """Returns the dataset of `count` records from byte `offset` on, in a graph."""
     # tf.data.TFRecordDataset starts at the beginning. The raw operation works only inside another dataset's function:
     # TensorFlow 2.21 loses byte_offsets when it serialises a dataset to a graph.
     variant = tf.raw_ops.TFRecordDatasetV2(
-        filenames=[path], compression_type=compression, buffer_size=256 * 2**10, byte_offsets=[offset]
+        filenames=[path], compression_type=compression, buffer_size=buffer, byte_offsets=[offset]
     )
     return tf.data.experimental.from_variant(variant, tf.TensorSpec((), tf.string)).take(count)
 

@@ -55,6 +55,10 @@ class Source:
     """Given a seed or None, returns the same raw elements in a coarse random order, read side by side (as files are),
     for pipelines that shuffle. With a seed every iteration has the same order. Default: `dataset`."""
 
+    at: Callable[[Any], Any] | None = None
+    """Given a dataset of positions (int64 scalars below `count`), returns one of the raw elements there, in that order,
+    for pipelines that shuffle: they draw a permutation of all positions. Default: a buffer mixes `shuffled`."""
+
     encoded: Callable[..., Any] | None = None
     """If `decode` decodes images: turns a raw element into a tuple of the image's encoded bytes (scalar string tensor)
     and the rest of the example, so that a crop decodes only its window."""
@@ -88,7 +92,8 @@ class Source:
     """What the plan says besides, such as what of the data is left out or not used as it is meant."""
 
     def __post_init__(self) -> None:
-        for field in ("dataset", "decode", "origin", "sample", "shuffled", "encoded", "fingerprint", "part", "checked"):
+        readers = ("dataset", "decode", "origin", "sample", "shuffled", "at", "encoded")
+        for field in (*readers, "fingerprint", "part", "checked"):
             value = getattr(self, field)
             if not callable(value) and (value is not None or field == "dataset"):
                 raise TypeError(

@@ -365,6 +365,7 @@ def _bound_mib(
         return None
     cached = cache.bytes / MIB if in_memory and cache.bytes is not None else 0.0
     element = sample.raw_bytes if shuffle.first else max(sample.decoded_bytes, sample.example_bytes)
+    element = 0.0 if shuffle.drawn else element  # positions
     shuffled = 0.0 if whole else shuffle.buffer * max(element, SMALL_BYTES) / MIB
     mixed = mixing * max(sample.raw_bytes, SMALL_BYTES) / MIB
     return cached + shuffled + mixed + ahead_mib

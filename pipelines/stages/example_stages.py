@@ -7,21 +7,19 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.cache.cached_dataset import cached
-from tfopt.pipelines.cache.choice import MIB, CacheChoice
+from tfopt.pipelines.cache.choice import MIB, SHUFFLE_MIB, CacheChoice, reads_by_position
 from tfopt.pipelines.cache.key import cache_key, expect_one_order
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.device_stage import refusing
 from tfopt.pipelines.inspection.facts import Facts, ShapeCheck
 from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
-from tfopt.pipelines.shared.seeding import part_seed, shuffle
+from tfopt.pipelines.shared.seeding import part_seed, permutation, shuffle
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.stage import Flow, MapGroup, Stage
 from tfopt.text import readable_bytes
 
 _CLASSES_SHOWN = 8
-# Fixed, not a share of the free memory: under a seed the order must not depend on what else runs.
-SHUFFLE_MIB = 1024
 _MOST_UNKNOWN = 1_000_000  # elements if the count is unknown; the buffer's table is allocated at once
 SMALL_BYTES = 64  # below this, the buffer's own entry takes the memory rather than the element
 
@@ -34,6 +32,7 @@ class Read(Stage):
     count: int | None
     used: int | None  # how many to read
     shuffled: bool  # whether the source reads its parts in random order
+    permuted: bool  # whether it reads its elements by position, in one permutation of all of them
     seed: int | None
     seed_part: str  # "files", or "mix" for the one order of a cache on disk
     asserts: bool  # whether to assert the count of a dataset that does not know its own
@@ -41,8 +40,11 @@ class Read(Stage):
     def apply(self, flow: Flow) -> None:
         """Starts the flow with the source's dataset."""
         source = self.source
-        if self.shuffled and source.shuffled is not None:
-            dataset = source.shuffled(part_seed(self.seed, self.seed_part))
+        seed = part_seed(self.seed, self.seed_part)
+        if self.permuted and source.at is not None:
+            dataset = source.at(permutation(self.count or 0, seed, reshuffle=self.seed_part == "files"))
+        elif self.shuffled and source.shuffled is not None:
+            dataset = source.shuffled(seed)
         else:
             dataset = source.dataset()
         if self.asserts and self.count is not None and int(dataset.cardinality()) < 0:
@@ -130,12 +132,12 @@ class Shuffle(Stage):
     buffer: int  # how many elements it draws from; 0 for no shuffle
     first: bool  # whether it comes before decoding, on raw elements
     seed: int | None
-    on_device: bool  # whether the device shuffles indices instead
+    drawn: bool  # whether all indices are drawn at once instead, on the device or where the source is read
     served: bool  # whether it runs on the workers of a tf.data service
 
     def apply(self, flow: Flow) -> None:
         """Shuffles, differently on every iteration."""
-        if self.buffer and not self.on_device:
+        if self.buffer and not self.drawn:
             seed = part_seed(self.seed, "shuffle")
             flow.dataset = shuffle(flow.flush(), self.buffer, seed, redraw=self.served)
 
@@ -150,7 +152,8 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
     # What is cached on disk has one order: mixed well once, and shuffled again after the cache.
     on_disk = cache.folder is not None
     seed = options.seed or 0 if on_disk else options.seed
-    shuffled = bool(options.shuffle) and source.shuffled is not None
+    permuted = cache.on not in ("memory", "device") and reads_by_position(options, facts)
+    shuffled = bool(options.shuffle) and source.shuffled is not None and not permuted
     read = Read(
         name="read",
         setting=source.name,
@@ -159,12 +162,15 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         count=count,
         used=facts.used,
         shuffled=shuffled,
+        permuted=permuted,
         seed=seed,
         seed_part="mix" if on_disk else "files",
         asserts=options.service is None,
     )
     if not on_disk or not options.shuffle:
         return [read]
+    if permuted:
+        return [replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions")]
     buffer = fitting_buffer(count, facts.sample.raw_bytes, shared=False)[0]
     reason = "shuffled once, in the order of the cache"
     return [read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)]
@@ -235,7 +241,8 @@ def plan_cache(options: PipelineOptions, facts: Facts, choice: CacheChoice) -> C
 def plan_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> Shuffle:
     """Returns the stage "shuffle"; without a shuffle, it says so."""
     buffer, reason, first = _decide_shuffle(options, facts, cache)
-    held = "all" if cache.on == "device" else "buffer of"
+    drawn = cache.on == "device" or (cache.on is None and reads_by_position(options, facts))
+    held = "all" if drawn else "buffer of"
     return Shuffle(
         name="shuffle",
         setting=f"{held} {buffer:,}" if buffer else "none",
@@ -243,7 +250,7 @@ def plan_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         buffer=buffer,
         first=first,
         seed=options.seed,
-        on_device=cache.on == "device",
+        drawn=drawn,
         served=options.service is not None,
     )
 
@@ -289,6 +296,9 @@ def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
         return 0, "shuffle=False" if options.training else "training=False keeps the order", False
     if cache.on == "device":
         return facts.count or 0, "indices: each epoch is one permutation of all examples, drawn at once", False
+    if cache.on is None and reads_by_position(options, facts):
+        reason = "each epoch is one permutation of all examples, drawn at once (8 bytes each), and read by position"
+        return facts.count or 0, reason, True
     # A random crop takes its seed from the example's place in the epoch, so it follows the shuffle in any case.
     random_crop = options.crop is not None and options.crop.random
     sizes = (sample.raw_bytes,) if random_crop else (sample.raw_bytes, sample.decoded_bytes, sample.example_bytes)

@@ -6,6 +6,7 @@ Source: tensorflow/core/lib/io/record_writer.h.
 
 import os
 import struct
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -84,10 +85,13 @@ def expect_compression(compression: Any) -> None:
         )
 
 
-def check_file(file: RecordFile, compression: str | None) -> int | None:
-    """Checks a file without reading it whole; returns its number of records, None if counting is not cheap."""
+def check_file(file: RecordFile, compression: str | None) -> tuple[int | None, Any]:
+    """Checks a file without reading it whole; returns its number of records and `record_offsets`.
+
+    Either is None if it takes more than the headers of a local file.
+    """
     if file.shard is not None:
-        return _count_indexed(file, file.shard, kind_of(file, compression))
+        return _check_indexed(file, file.shard, kind_of(file, compression))
     expect_contents(file.path)
     head = _head(file.path)
     if compression is None and not compression_of(head) and not is_header(head):
@@ -97,8 +101,10 @@ def check_file(file: RecordFile, compression: str | None) -> int | None:
         )
     if kind := kind_of(file, compression):
         _expect_readable(file.path, kind)
-        return None
-    return None if is_remote(file.path) else count_records(file.path)
+    if kind or is_remote(file.path):
+        return None, None
+    offsets = record_offsets(file.path)
+    return len(offsets) - 1, offsets
 
 
 def common_kind(files: list[RecordFile], compression: str | None) -> str:
@@ -161,20 +167,23 @@ def header_offsets(data: bytes) -> Any:
     return np.flatnonzero(_masked_crc32c(windows[:, :8]) == stored)
 
 
-def count_records(path: str) -> int:
-    """Counts the records of an uncompressed file by their headers; refuses one that ends inside a record."""
-    size, position, count = os.path.getsize(path), 0, 0
+def record_offsets(path: str) -> Any:
+    """Returns at which bytes the records of an uncompressed file begin, and the last one ends, int64; reads headers.
+
+    Refuses a file that ends inside a record.
+    """
+    size, position, offsets = os.path.getsize(path), 0, array("q", [0])
     with open(path, "rb") as file:
         while position < size:
             file.seek(position)
             header = file.read(HEADER.size)
             if len(header) < HEADER.size:
-                raise _cut(path, count, position)
+                raise _cut(path, len(offsets) - 1, position)
             position += HEADER.size + HEADER.unpack(header)[0] + FOOTER_BYTES
             if position > size:
-                raise _cut(path, count, size)
-            count += 1
-    return count
+                raise _cut(path, len(offsets) - 1, size)
+            offsets.append(position)
+    return np.array(offsets)
 
 
 def _expect_readable(path: str, kind: str) -> None:
@@ -195,16 +204,16 @@ def _head(path: str) -> bytes:
         return bytes(file.read(HEADER.size))
 
 
-def _count_indexed(file: RecordFile, expected: Shard, kind: str) -> int:
+def _check_indexed(file: RecordFile, expected: Shard, kind: str) -> tuple[int, Any]:
     size = tf.io.gfile.stat(file.path).length
     if size != expected.size_bytes:
         raise index_mismatch(file, f"{expected.size_bytes:,} bytes", f"{size:,}")
-    count = expected.count if kind or is_remote(file.path) else count_records(file.path)
-    if count != expected.count:
-        raise index_mismatch(file, f"{expected.count:,} records", f"{count:,}")
+    offsets = None if kind or is_remote(file.path) else record_offsets(file.path)
+    if offsets is not None and len(offsets) - 1 != expected.count:
+        raise index_mismatch(file, f"{expected.count:,} records", f"{len(offsets) - 1:,}")
     if ends_sha256(file.path) != expected.ends_sha256:
         raise index_mismatch(file, "the records that were written", "others, or damaged ones, at its beginning or end")
-    return count
+    return expected.count, offsets
 
 
 def _expand(paths: Any) -> list[str]:

@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from tfopt.pipelines.tfrecords.record_files import compression_of, count_records, header_offsets, is_header
+from tfopt.pipelines.tfrecords.record_files import compression_of, header_offsets, is_header, record_offsets
 
 FRAMED = [b"", b"a", b"bb" * 700, b"\x00" * 40]
 
@@ -19,8 +20,9 @@ def test_a_header_with_any_bit_flipped_is_none(plain_file):
     assert not is_header(head[:11])
 
 
-def test_records_are_counted(plain_file):
-    assert count_records(str(plain_file(FRAMED))) == 4
+def test_offsets_are_where_records_begin_and_the_last_ends(plain_file):
+    ends = np.cumsum([len(record) + 16 for record in FRAMED])
+    assert record_offsets(str(plain_file(FRAMED))).tolist() == [0, *ends]
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])

@@ -1,0 +1,193 @@
+"""The order in which records are read: in one permutation by their offsets, or in runs, and each once an epoch."""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.pipelines import RandomCrop, build_pipeline, images, plan_pipeline, profile_pipeline, records, write_records
+from tfopt.pipelines.cache.folder import ROWS
+
+COUNT, CLASSES = 4000, 1000
+
+
+@pytest.fixture
+def buffer_mib(monkeypatch):
+    """Sets the room for a shuffle's buffer."""
+
+    def set_mib(mib):
+        for module in ("cache.choice", "stages.example_stages"):
+            monkeypatch.setattr(f"tfopt.pipelines.{module}.SHUFFLE_MIB", mib)
+
+    return set_mib
+
+
+@pytest.fixture
+def by_class(tmp_path, monkeypatch, buffer_mib):
+    """Writes rows that lie sorted by class, too many for the shuffle's buffer; returns the folder."""
+    buffer_mib(0.01)
+
+    def write(count=COUNT, of=CLASSES, least_bytes=1, **options):
+        monkeypatch.setattr("tfopt.pipelines.sources.records._BY_OFFSET_BYTES", least_bytes)
+        labels = np.sort(np.arange(count) % of)
+        write_records((np.arange(count), labels), tmp_path / "rows", shards=3, shuffle_seed=None, **options)
+        return tmp_path / "rows"
+
+    return write
+
+
+def epochs(dataset, number=2):
+    """The rows of each epoch, in their order."""
+    return [[int(row) for rows, _ in dataset for row in rows] for _ in range(number)]
+
+
+def classes(dataset):
+    """How many classes a batch holds on average; 256 independent draws would give 226 of 1,000."""
+    return np.mean([len({*labels.numpy()}) for _, labels in dataset if len(labels) == 256])
+
+
+def test_a_batch_holds_as_many_classes_as_by_chance(by_class):
+    plan = plan_pipeline(by_class(), batch_size=256, remainder="keep", cache=None)
+    dataset = plan.build()
+    assert 215 < classes(dataset) < 237
+    first, second = epochs(dataset)
+    assert sorted(first) == sorted(second) == list(range(COUNT))
+    assert first != second
+    assert len(dataset) == 16
+    assert plan.stage("shuffle").setting == f"all {COUNT:,}"
+    assert "one permutation of all examples, drawn at once (8 bytes each), and read by position" in str(plan)
+    assert plan.to_dict()["memory_mib"] < plan.stage("memory").ahead_mib + 1
+
+
+def test_small_records_are_mixed_in_runs(by_class, buffer_mib, monkeypatch):
+    folder = by_class(of=20, least_bytes=10**9)
+    buffer_mib(0.002)
+    in_files = build_pipeline(folder, batch_size=256, remainder="keep", cache=None)
+    monkeypatch.setattr("tfopt.pipelines.sources.records._RUN_BYTES", 1000)
+    plan = plan_pipeline(folder, batch_size=256, remainder="keep", cache=None)
+    in_runs = plan.build()
+    assert sorted(epochs(in_runs, 1)[0]) == list(range(COUNT))
+    assert classes(in_runs) > 15 > 10 > classes(in_files)  # of 20
+    assert "several parts read side by side" in str(plan)
+
+
+@pytest.mark.parametrize("options", [{"compression": "GZIP"}, {"on_bad_record": "skip"}])
+def test_what_cannot_be_read_by_offset_is_read_as_before(by_class, options):
+    skip = {name: value for name, value in options.items() if name == "on_bad_record"}
+    source = records(by_class(**{name: value for name, value in options.items() if name not in skip}), **skip)
+    plan = plan_pipeline(source, batch_size=256, remainder="keep", cache=None)
+    assert source.at is None
+    assert ("(GZIP, which cannot be read by offset)" in str(plan)) is ("compression" in options)
+    assert plan.stage("shuffle").setting.startswith("buffer of")
+    assert sorted(epochs(plan.build(), 1)[0]) == list(range(COUNT))
+
+
+def test_positions_are_those_of_the_list(by_class):
+    paths = sorted(map(str, by_class().glob("*.tfrecord")))
+    source = records([paths[2], paths[0], paths[1]])
+    in_order = [record.numpy() for record in source.dataset()]
+    chosen = [0, 3999, 1332, 1333, 1334, 2666, 2667, 5, 5]
+    positions = tf.data.Dataset.from_tensor_slices(tf.constant(chosen, tf.int64))
+    assert [record.numpy() for record in source.at(positions)] == [in_order[position] for position in chosen]
+
+
+@pytest.mark.parametrize("room", [0.001, 1024])  # for the buffer: it holds a few records, or all of them
+@pytest.mark.parametrize("cache", [None, "auto", "memory", "folder"])
+def test_a_seed_gives_one_order_whatever_is_cached(by_class, buffer_mib, free_memory, tmp_path, cache, room):
+    folder = by_class(300)
+    buffer_mib(room)
+    where = tmp_path / "caches" if cache == "folder" else cache
+    options = {"batch_size": 100, "remainder": "keep", "cache": where, "seed": 3}
+    found = []
+    for mib in (16384.0, 16384.0, 1e-3):  # of free memory
+        free_memory(mib)
+        tf.random.set_seed(len(found))
+        found.append(epochs(build_pipeline(folder, **options)))
+    assert found[0] == found[1] == found[2]
+    assert all(sorted(epoch) == list(range(300)) for epoch in found[0])
+    assert found[0][0] != found[0][1]
+    assert epochs(build_pipeline(folder, **(options | {"seed": 4, "cache": None})), 1)[0] not in found[0]
+
+
+def test_a_cache_on_disk_holds_one_permutation_and_survives_damage(by_class, tmp_path, caplog):
+    options = {"batch_size": 256, "remainder": "keep", "cache": tmp_path / "caches"}
+    plan = plan_pipeline(by_class(), **options)
+    assert "in one random order, that of the cache" in plan.stage("read").reason
+    dataset = plan.build()
+    assert 215 < classes(dataset) < 237  # though the buffer behind it holds a few
+    (rows,) = (tmp_path / "caches").glob(f"*/{ROWS}")
+    with open(rows, "r+b") as file:
+        file.seek(rows.stat().st_size // 2)
+        file.write(b"damaged")
+    assert [sorted(epoch) for epoch in epochs(dataset)] == [list(range(COUNT))] * 2
+    assert "is damaged at example" in caplog.text
+
+
+def test_an_iterator_goes_on_where_it_was_saved(by_class, tmp_path):
+    options = {"batch_size": 100, "cache": None, "seed": 1}
+    folder = by_class()
+    batches = iter(build_pipeline(folder, **options))
+    for _ in range(3):
+        next(batches)
+    saved = tf.train.Checkpoint(batches=batches).save(str(tmp_path / "saved"))
+    expected = [batch[0].numpy().tolist() for batch in batches]
+    again = iter(build_pipeline(folder, **options))
+    tf.train.Checkpoint(batches=again).restore(saved)
+    assert [batch[0].numpy().tolist() for batch in again] == expected
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "longer"])
+def test_files_that_change_later_lose_nothing_in_silence(by_class, damage):
+    folder = by_class()
+    dataset = build_pipeline(folder, batch_size=100, remainder="keep", cache=None)
+    shard = sorted(folder.glob("*.tfrecord"))[1]
+    contents = shard.read_bytes()
+    size = len(contents)
+    if damage == "altered":
+        shard.write_bytes(contents[: size // 2] + b"damaged" + contents[size // 2 + 7 :])
+    else:
+        os.truncate(shard, size - size // 1333 if damage == "cut" else size + 1)
+    if damage == "longer":  # behind the records
+        assert sorted(epochs(dataset, 1)[0]) == list(range(COUNT))
+    else:
+        with pytest.raises((tf.errors.DataLossError, tf.errors.FailedPreconditionError)):
+            epochs(dataset, 1)
+
+
+def test_images_are_permuted_and_cropped(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("tfopt.pipelines.sources.records._BY_OFFSET_BYTES", 1)
+    write_records(images(photos), tmp_path / "shards", shards=2, shuffle_seed=None)
+    dataset = build_pipeline(tmp_path / "shards", batch_size=5, crop=RandomCrop(3), remainder="keep", cache=None)
+    for _ in range(2):
+        found = [
+            (int(np.median(image[..., 2])), int(label))
+            for batch in dataset
+            for image, label in zip(*batch, strict=True)
+        ]
+        assert len(found) == 12
+        assert sorted(label for _, label in found) == [0] * 4 + [1] * 4 + [2] * 4
+        assert found != sorted(found, key=lambda pair: pair[1])
+
+
+@pytest.mark.slow
+def test_a_training_sees_every_row_once_an_epoch(by_class):
+    seen = []
+
+    class Seen(keras.layers.Layer):
+        def call(self, rows):
+            tf.py_function(lambda batch: seen.extend(batch.numpy().tolist()), [rows], [])
+            return tf.zeros((tf.shape(rows)[0], 1))
+
+    dataset = build_pipeline(by_class(), batch_size=100, transform=lambda row, label: (row, [0.0]), cache=None)
+    model = keras.Sequential([keras.Input((), dtype="int64"), Seen(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(dataset, epochs=2, verbose=0, shuffle=False)
+    assert [sorted(seen[:COUNT]), sorted(seen[COUNT:])] == [list(range(COUNT))] * 2
+
+
+@pytest.mark.slow
+def test_a_profile_knows_what_is_reading(by_class):
+    plan = plan_pipeline(by_class(), batch_size=100, cache=None)
+    assert "read" in {stage.name for stage in profile_pipeline(plan, seconds=1).stages}
