@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfopt.errors import DeviceMemoryError, UnsupportedError
 from tfopt.hardware import host
 from tfopt.hardware.gpu_memory import in_use_bytes, limit_bytes
-from tfopt.pipelines.device.copying import BATCHES_AHEAD
+from tfopt.pipelines.device.copying import BATCHES_AHEAD, is_int32
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.elements import apply_stage, element_of
 from tfopt.pipelines.shared.layer_function import LayerFunction
@@ -81,7 +81,10 @@ def choose_device(asked: str | None, spec: Any) -> tuple[str | None, str]:
             return None, "the distribution strategy copies the batches to its devices"
         if not all(isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in tf.nest.flatten(spec)):
             return None, "texts, ragged and sparse tensors stay on the host"
-        return gpus[0], f"{BATCHES_AHEAD} batches are copied before they are asked for"
+        reason = f"{BATCHES_AHEAD} batches are copied before they are asked for"
+        if any(map(is_int32, tf.nest.flatten(spec))):
+            reason += "; without XLA their int32 parts come back on each step, unless tfopt.fit.overlap runs it"
+        return gpus[0], reason
     devices = [device.name for device in tf.config.list_logical_devices()]
     if _canonical(asked) not in [_canonical(device) for device in devices]:
         raise ValueError(

@@ -14,8 +14,18 @@ pytestmark = pytest.mark.gpu
 
 
 def test_batches_lie_on_the_device():
-    for batch in ahead(dataset()):
+    for batch in ahead(dataset(), jit=True):
         assert all("GPU:0" in part.device for part in batch)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_int32_parts_lie_where_the_step_takes_them(jit):
+    labels = Y.astype("int32")
+    batches = list(ahead(dataset(y=labels), jit=jit))
+    assert np.concatenate([y for _, y in batches]).tolist() == labels.tolist()
+    for x, y in batches:
+        assert "GPU:0" in x.device
+        assert ("GPU:0" in y.device) is jit
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -1,5 +1,10 @@
 """Where the batches come from: copied ahead, made by a pipeline's device stage, and counted right when they end."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -12,9 +17,10 @@ from tfopt.fit import overlapping
 from tfopt.measure import preserved
 from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.device import device_stage, placing
-from tfopt.pipelines.device.copying import copy_ahead
+from tfopt.pipelines.device.copying import CopiedAhead, copy_ahead
 from tfopt.warn import forget_warnings
 
+ROOT = Path(__file__).parents[2]
 SILENT = {"verbose": 0, "shuffle": False}
 
 
@@ -141,6 +147,55 @@ def test_a_device_stage_goes_on_where_the_epoch_before_ended(pair):
         return model.fit(data, steps_per_epoch=2, epochs=2, **SILENT).history
 
     pair.train(train)
+
+
+@pytest.mark.parametrize("count", [24, 40])
+def test_int32_parts_that_stay_on_the_host_train_the_same(pair, copies, monkeypatch, count):
+    monkeypatch.setattr(overlapping, "is_gpu", lambda device: True)
+    data = dataset(X[:count], Y[:count].astype("int32"))
+
+    def train(model):
+        ready = copy_ahead(data, "/cpu:0", None) if model is pair.overlapped else data
+        fitted = [model.fit(given, validation_data=data, epochs=2, **SILENT).history for given in (data, ready)]
+        return fitted, model.evaluate(data, verbose=0)
+
+    pair.train(train)
+    for given in (data, copy_ahead(data, "/cpu:0", None)):
+        assert isinstance(overlapping.ahead(given, jit=False), overlapping.DeviceStageBatches)
+        assert isinstance(overlapping.ahead(given, jit=True), CopiedAhead)
+
+
+ON_ANOTHER_DEVICE = """
+import numpy as np, tensorflow as tf
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from tfopt.fit import overlapping
+from tfopt.pipelines import build_pipeline
+
+overlapping.choose_device = lambda asked, spec: ("/cpu:1", "played")
+overlapping.is_gpu = lambda device: True
+
+def devices(dataset, jit):
+    (batch,) = overlapping.ahead(dataset, jit=jit)
+    return {name: part.device[-5:] for name, part in batch.items()}
+
+rows = {"image": np.zeros((4, 3), "uint8"), "wide": np.arange(4), "label": np.arange(4, dtype="int32")}
+host = tf.data.Dataset.from_tensor_slices(rows).batch(4)
+for dataset in (host, build_pipeline(rows, batch_size=4, device="CPU:1"), build_pipeline(rows, batch_size=4)):
+    assert devices(dataset, True) == {"image": "CPU:1", "wide": "CPU:1", "label": "CPU:1"}
+    assert devices(dataset, False) == {"image": "CPU:1", "wide": "CPU:1", "label": "CPU:0"}
+tokens = host.map(lambda batch: {"label": batch["label"]})
+assert devices(tokens, False) == {"label": "CPU:0"}
+assert devices(tokens, True) == {"label": "CPU:1"}
+"""
+
+
+@pytest.mark.slow
+def test_int32_parts_lie_on_the_host_unless_the_step_is_compiled():
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", ON_ANOTHER_DEVICE]
+    result = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_without_room_on_the_device_the_host_makes_the_batches(pair, monkeypatch, caplog):

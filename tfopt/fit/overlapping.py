@@ -19,9 +19,9 @@ from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, ov
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
 from tfopt.model.batches import ends_on_device
 from tfopt.model.layers import require_model
-from tfopt.pipelines.device.copying import copy_ahead
+from tfopt.pipelines.device.copying import CopiedAhead, IntegersOnHost, copy_ahead, is_int32
 from tfopt.pipelines.device.device_stage import NotAttached, stage_of
-from tfopt.pipelines.device.placing import choose_device
+from tfopt.pipelines.device.placing import choose_device, is_gpu
 from tfopt.repairs import Repair
 from tfopt.repairs.repair import Function
 from tfopt.warn import warn_once
@@ -121,7 +121,7 @@ def _attach(model: keras.Model, state: Overlap) -> None:
         kind._maybe_symbolic_build(model, iterator=iterator, data_batch=data_batch)
         # fit and evaluate call no other method with their iterator before they use it.
         if iterator is not None:
-            iterator._distributed_dataset = ahead(iterator._distributed_dataset)
+            iterator._distributed_dataset = ahead(iterator._distributed_dataset, jit=model.jit_compile)
 
     @functools.wraps(kind.predict)
     def predict(*args: Any, **kwargs: Any) -> Any:  # a subclass may take other arguments
@@ -180,16 +180,25 @@ class DeviceStageIterator(Iterator[Any]):
         return self._batch(next(self._elements))
 
 
-def ahead(dataset: Any) -> Any:
+def ahead(dataset: Any, *, jit: bool) -> Any:
     """Returns what to iterate instead of a dataset, so that its batches are on the device before they are needed.
 
     A pipeline's device stage is attached, if its examples find room. Any other dataset gets a copy to the GPU as its
-    last stage, unless it ends with one, there is no GPU, or a strategy copies the batches to its own devices.
+    last stage, unless it ends with one, there is no GPU, or a strategy copies the batches to its own devices. Where XLA
+    does not compile the step (`jit`), int32 parts stay on the host.
     """
     if not isinstance(dataset, tf.data.Dataset):  # prepared already, or distributed
         return dataset
     stage = stage_of(dataset)
-    return _copied_ahead(dataset) if stage is None or not _has_room(stage) else DeviceStageBatches(stage)
+    if stage is not None and _has_room(stage):
+        return DeviceStageBatches(stage)
+    copied = _copied_ahead(dataset)
+    if jit or not isinstance(copied, CopiedAhead) or not is_gpu(copied.device):
+        return copied
+    integers = [is_int32(leaf) for leaf in tf.nest.flatten(copied.element_spec)]
+    if all(integers):
+        return copied.host
+    return DeviceStageBatches(IntegersOnHost(copied)) if any(integers) else copied
 
 
 def _has_room(stage: Any) -> bool:

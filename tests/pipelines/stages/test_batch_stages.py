@@ -131,6 +131,8 @@ def test_what_cannot_be_copied_stays_on_the_host(monkeypatch):
         placing.tf.config, "list_logical_devices", lambda kind=None: [gpu] if kind == "GPU" else [*listed, gpu]
     )
     assert placing.choose_device("auto", (tf.TensorSpec((2,)),))[0] == "/device:GPU:0"
+    notes = [placing.choose_device("auto", tf.TensorSpec((2,), dtype))[1] for dtype in (tf.int32, tf.int64)]
+    assert ["come back on each step" in note for note in notes] == [True, False]
     assert placing.choose_device("auto", tf.TensorSpec((2,), tf.string))[0] is None
     assert placing.choose_device("auto", tf.RaggedTensorSpec((None, None)))[0] is None
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
