@@ -1,8 +1,10 @@
 """Traces each stage's function on a source's first elements, so that an error names its stage."""
 
 import inspect
+import re
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +16,9 @@ from tfopt.pipelines.shared.frozen_draws import generator_states, refuse_frozen_
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_function
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction, is_layer
 from tfopt.pipelines.sources.source import Source
+
+# AutoGraph lists the lines that led to an error: tfopt's own, and then the user's.
+_OWN_FRAME = re.compile(rf'^ *File "{re.escape(str(Path(__file__).parents[1]))}/.*\n.*\n', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ def _mapped(function: StageFunction, dataset: Any, **keywords: Any) -> Any:
         hint = f" Examples are tuples: a function of them takes {len(spec)} arguments." if spread else ""
         raise PipelineError(
             f"The pipeline's stage {function.stage!r} ({function.name}) failed while TensorFlow traced it, on "
-            f"elements {spec}.{hint} {type(error).__name__}: {error}"
+            f"elements {spec}.{hint} {type(error).__name__}: {_OWN_FRAME.sub('', str(error))}"
         ) from error
 
 

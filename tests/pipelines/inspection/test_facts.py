@@ -1,3 +1,4 @@
+import pathlib
 import random
 import re
 
@@ -241,6 +242,37 @@ def test_sources_of_none_or_of_datasets_are_refused():
     for source, found in ((numbers.map(lambda x: (x, None)), "None"), (numbers.window(2), "a dataset")):
         with pytest.raises(PipelineError, match=f"stage 'read'.*Found {found} in"):
             plan(source)
+
+
+def misshapen(image):
+    return tf.reshape(image, (7, 7))
+
+
+def by_helper(image):
+    if tf.reduce_sum(image) > 0:
+        image += 1
+    return misshapen(image)
+
+
+@pytest.mark.parametrize("stage", ["transform", "augment"])
+@pytest.mark.parametrize(
+    ("function", "lines"),
+    [
+        (by_helper, ["return misshapen(image)", "return tf.reshape(image, (7, 7))"]),
+        (tf.function(misshapen), ["return tf.reshape(image, (7, 7))"]),
+        (tf.autograph.experimental.do_not_convert(misshapen), ["return tf.reshape(image, (7, 7))"]),
+        (lambda image: image.nothing, ["image.nothing"]),
+    ],
+)
+def test_an_error_in_a_function_shows_its_lines_and_none_of_ours(stage, function, lines):
+    with pytest.raises(PipelineError, match=rf"stage '{stage}' .* failed .*Error: in user code") as caught:
+        plan(**{stage: function}, cache=None)
+    found = re.findall(r'File "(.*)", line (\d+), in .*\n\s+(.*)\n', str(caught.value))
+    assert [file for file, _, _ in found] == [__file__] * len(lines)
+    source = pathlib.Path(__file__).read_text().splitlines()
+    for (_, number, shown), line in zip(found, lines, strict=True):
+        assert line in shown
+        assert line in source[int(number) - 1]
 
 
 class Both(keras.layers.Layer):
