@@ -15,7 +15,7 @@ from tfopt import checks
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import apply, element_of, first_line, size_bytes
 from tfopt.pipelines.shared.paths import as_path, expect_utf8
-from tfopt.pipelines.shared.seeding import part_seed, shuffle
+from tfopt.pipelines.shared.seeding import part_seed, permutation, shuffle
 from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.image_files import expect_image_bytes
 from tfopt.pipelines.sources.source import Source
@@ -146,6 +146,8 @@ def _encoding(source: Source, shuffle_seed: int | None) -> _Encoding:
 
 def _mixed(source: Source, dataset: Any, count: int | None, seed: int) -> Any:
     """Returns the raw elements, which may be paths or row numbers, in an order shuffled as far as memory allows."""
+    if source.at is not None and count is not None:
+        return source.at(permutation(count, part_seed(seed, "mix"), reshuffle=False))
     try:
         sizes = [
             size_bytes(element) for element in (source.sample(_SAMPLED) if source.sample else dataset.take(_SAMPLED))

@@ -61,6 +61,14 @@ def test_a_batch_holds_as_many_classes_as_by_chance(by_class):
     assert plan.to_dict()["memory_mib"] < plan.stage("memory").ahead_mib + 1
 
 
+def test_records_are_written_again_in_one_permutation(by_class, tmp_path, monkeypatch):
+    monkeypatch.setattr("tfopt.pipelines.sources.write._MIXED_BYTES", 1)  # no room for a buffer
+    write_records(by_class(), tmp_path / "again", shards=2)
+    again = build_pipeline(tmp_path / "again", batch_size=256, training=False)
+    assert 215 < classes(again) < 237
+    assert sorted(epochs(again, 1)[0]) == list(range(COUNT))
+
+
 def test_small_records_are_mixed_in_runs(by_class, buffer_mib, monkeypatch):
     folder = by_class(of=20, least_bytes=10**9)
     buffer_mib(0.002)
