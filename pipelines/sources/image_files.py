@@ -1,22 +1,28 @@
 """Image files: what their first and last bytes say, and whether TensorFlow decodes them."""
 
 import contextlib
+import hashlib
+import json
 import os
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
+from tfopt.files import write_atomic
 from tfopt.pipelines.shared.elements import first_line, without_autograph
 from tfopt.pipelines.tfrecords.verify import Problem
 
 _SHOWN = 20
 _THREADS = 16  # for network file systems, where opening a file takes long
+_KEPT_FROM = 1000  # files; fewer are looked at in a moment
+_KEPT_FORMAT = 1
 _CHUNK = 64  # files per task: handing over a single one costs more than looking at it
 
 # One page of a disk. The largest BMP header (124 bytes) and the palette of an 8-bit BMP fit, and the EXIF data's first
@@ -48,6 +54,8 @@ class ImageFile:
     problem: Problem | None
     turned: bool = False  # whether EXIF says that a JPEG is to be shown turned or mirrored
     deep: bool = False  # whether it is a PNG of 16 bits
+    decoded: bool = False  # whether all of it was decoded
+    stamp: tuple[int, ...] = ()  # size and times; another file has another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +83,25 @@ class ImagesReport:
         return f"{files}: {len(self.problems):,} problem{'s' * (len(self.problems) != 1)}\n{listed(self.problems)}"
 
 
-def examine(paths: Sequence[str], *, decoding: bool) -> list[ImageFile]:
+def examine(paths: Sequence[str], *, decoding: bool, again: bool = False) -> list[ImageFile]:
     """Looks at the first and last bytes of each file, and decodes those that do not end as they should.
 
-    `decoding` decodes all of them, which finds whatever TensorFlow cannot decode.
+    `decoding` decodes all of them, which finds whatever TensorFlow cannot decode. What was found of many files is kept
+    for the next time, unless `again` looks anew.
     """
+    where = _kept_at(paths) if len(paths) >= _KEPT_FROM else None
+    known = {} if where is None or again else _kept(where)
     chunks = [paths[start : start + _CHUNK] for start in range(0, len(paths), _CHUNK)]
 
     def look(chunk: Sequence[str]) -> list[ImageFile]:
-        return [_look(path, decoding=decoding) for path in chunk]
+        return [_look(path, known.get(path), decoding=decoding) for path in chunk]
 
     with ThreadPoolExecutor(_THREADS) as threads:
-        return [found for some in threads.map(look, chunks) for found in some]
+        found = [each for some in threads.map(look, chunks) for each in some]
+    new = {path: each for path, each in zip(paths, found, strict=True) if each.stamp and known.get(path) != each}
+    if where is not None and new:
+        _keep(where, known | new)
+    return found
 
 
 def is_image(path: str) -> bool:
@@ -159,20 +174,73 @@ def expect_image_bytes(contents: Any, name: Any, *, ends: bool = False, only_jpe
         return tf.identity(contents)
 
 
-def _look(path: str, *, decoding: bool) -> ImageFile:
+def _look(path: str, known: ImageFile | None, *, decoding: bool) -> ImageFile:
     try:
+        if known is not None and known.stamp == _stamp(os.stat(path)) and (known.decoded or not decoding):
+            return known
         with open(path, "rb") as file:
-            head = file.read(_HEAD_BYTES)
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - 2))
-            form, ends, problem = _format(head), _ends(head, file.read(2), size), _wrong_head(path, head)
-            if problem is None and (decoding or not ends):
+            status, head = os.fstat(file.fileno()), file.read(_HEAD_BYTES)
+            file.seek(max(0, status.st_size - 2))
+            form, ends = _format(head), _ends(head, file.read(2), status.st_size)
+            problem = _wrong_head(path, head)
+            decodes = problem is None and (decoding or not ends)
+            if decodes:
                 file.seek(0)
                 problem = _undecodable(path, form, file.read(), ends=ends)
-            deep = form == "PNG" and head[24:25] == b"\x10"
-            return ImageFile(form, ends, problem, turned=form == "JPEG" and _is_turned(head), deep=deep)
     except OSError as error:
         return ImageFile("", False, Problem(path, "unreadable", f"Cannot read it: {error.strerror}"))
+    return ImageFile(
+        form,
+        ends,
+        problem,
+        turned=form == "JPEG" and _is_turned(head),
+        deep=form == "PNG" and head[24:25] == b"\x10",
+        decoded=decodes or problem is not None,
+        stamp=_stamp(status),
+    )
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _kept_at(paths: Sequence[str]) -> Path:
+    """Returns the file in which is kept what was found of files, by the folder that holds them all."""
+    folder = os.path.commonpath([os.path.abspath(path) for path in paths])
+    name = hashlib.sha256(folder.encode()).hexdigest()[:32]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return home / "tfopt" / "images" / f"{name}.json"
+
+
+def _kept(where: Path) -> dict[str, ImageFile]:
+    """Returns what was found of files by their paths; nothing if it was not kept, or by another TensorFlow."""
+    try:
+        kept = json.loads(where.read_text(encoding="utf-8"))
+        if kept["format"] != [_KEPT_FORMAT, tf.__version__]:
+            return {}
+        return {
+            path: ImageFile(form, ends, problem and Problem(path, *problem), turned, deep, decoded, tuple(stamp))
+            for path, (form, ends, problem, turned, deep, decoded, stamp) in kept["files"].items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _keep(where: Path, found: dict[str, ImageFile]) -> None:
+    files = {
+        path: [
+            each.format,
+            each.ends,
+            each.problem and [each.problem.kind, each.problem.what],
+            each.turned,
+            each.deep,
+            each.decoded,
+            each.stamp,
+        ]
+        for path, each in found.items()
+    }
+    with contextlib.suppress(OSError):  # the next plan looks again
+        write_atomic(where, json.dumps({"format": [_KEPT_FORMAT, tf.__version__], "files": files}))
 
 
 def _format(head: bytes) -> str:
@@ -193,7 +261,7 @@ def _wrong_head(path: str, head: bytes) -> Problem | None:
     """Returns why a file is not an image, or would decode to wrong colours."""
     form = _format(head)
     if not head:
-        return Problem(path, "empty", "an empty file", offset=0)
+        return Problem(path, "empty", "an empty file")
     if not form:
         what = f"a file that begins with {head[:8]!r}, unlike JPEG, PNG, GIF, BMP and WebP"
         return Problem(path, "no image", what)

@@ -106,7 +106,7 @@ def verify_images(source: Source | str | os.PathLike[str]) -> ImagesReport:
             f"verify_images() expects a folder of images, or what images() returned. Received: {source.name}. For "
             "files of records call verify_records."
         )
-    found = examine(source.files, decoding=True)
+    found = examine(source.files, decoding=True, again=True)
     return ImagesReport(len(found), tuple(each.problem for each in found if each.problem is not None))
 
 
@@ -158,7 +158,7 @@ def _of_files(name: str, paths: Sequence[str], values: Any, class_names: tuple[s
 
     def numbered(numbers: Any, note: str = "", *, only_jpeg: bool = False, ends: bool = False) -> Source:
         def checked(on_bad_file: str) -> Source:
-            found = examine(files[numbers], decoding=on_bad_file == "skip")
+            found = examine(files[numbers].tolist(), decoding=on_bad_file == "skip")
             problems = [each.problem for each in found if each.problem is not None]
             if problems and on_bad_file == "raise":
                 raise refusal(problems)

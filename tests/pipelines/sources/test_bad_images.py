@@ -25,6 +25,7 @@ from tfopt.pipelines import (
     write_records,
 )
 from tfopt.pipelines.device.device_stage import stage_of
+from tfopt.pipelines.sources import image_files
 
 
 def encoded(shade, form, size=(40, 48)):
@@ -268,3 +269,84 @@ def test_verify_images_finds_damage_inside(tmp_path):
     assert (problem.kind, problem.file) == ("altered", str(tmp_path / "a" / "x.png"))
     os.remove(tmp_path / "a" / "x.png")
     assert str(verify_images(tmp_path)) == "1 image: every one decodes"
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """What is found of any number of files is kept; returns the names of those that were looked into, and clears."""
+    monkeypatch.setattr(image_files, "_KEPT_FROM", 1)
+    names, look = [], image_files._wrong_head
+
+    def wrong_head(path, head):
+        names.append(os.path.basename(path))
+        return look(path, head)
+
+    monkeypatch.setattr(image_files, "_wrong_head", wrong_head)
+
+    def since():
+        found = sorted(names)
+        names.clear()
+        return found
+
+    return since
+
+
+def kept_files(tmp_path):
+    return list((tmp_path / "cache" / "tfopt" / "images").iterdir())
+
+
+def test_files_are_looked_into_once(damaged, opened, tmp_path):
+    def plan():
+        with pytest.warns(UserWarning, match="leaves out") as caught:
+            planned = plan_pipeline(damaged, batch_size=4, on_bad_file="skip")
+        return str(caught[0].message), planned.source
+
+    with pytest.raises(PipelineError, match=r"01\.jpg"):
+        plan_pipeline(damaged, batch_size=4)
+    assert len(opened()) == 80
+    first, source = plan()
+    assert len(opened()) == 77  # the others were found bad without decoding all files
+    again, same = plan()
+    assert (again, same.files, same.only_jpeg, opened()) == (first, source.files, True, [])
+    with pytest.raises(PipelineError, match=r"01\.jpg"):
+        plan_pipeline(damaged, batch_size=4)
+    assert opened() == []
+    (damaged / "a" / "01.jpg").write_bytes(encoded(2, "JPEG"))
+    cut(damaged / "b" / "70.jpg", 0.7)
+    assert "b/70.jpg" in plan()[0]
+    assert opened() == ["01.jpg", "70.jpg"]
+    assert not verify_images(damaged).passed
+    assert len(opened()) == 80
+
+
+def test_a_file_cut_in_place_with_its_time_set_back_is_looked_into(many, opened):
+    plan_pipeline(many, batch_size=4)
+    path = many / "a" / "01.jpg"
+    status, contents = path.stat(), path.read_bytes()
+    path.write_bytes(contents[: len(contents) // 2].ljust(len(contents), b"\0"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(PipelineError, match=re.escape(str(path))):
+        plan_pipeline(many, batch_size=4)
+
+
+@pytest.mark.parametrize("contents", ["", "{", "[]", "{}", "without formats", "of another TensorFlow"])
+def test_what_was_kept_may_be_damaged_or_old(many, opened, tmp_path, contents):
+    plan_pipeline(many, batch_size=4)
+    (kept,) = kept_files(tmp_path)
+    whole = kept.read_text()
+    changed = {
+        "without formats": whole.replace('"JPEG", ', ""),
+        "of another TensorFlow": whole.replace(f'"{tf.__version__}"', '"0.0"'),
+    }
+    kept.write_text(changed.get(contents, contents))
+    opened()
+    plan_pipeline(many, batch_size=4)
+    assert len(opened()) == 80
+    assert kept.read_text() == whole
+
+
+def test_nothing_is_kept_where_nothing_can_be_written(many, opened, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    for _ in range(2):
+        plan_pipeline(many, batch_size=4, cache=None)
+        assert len(opened()) == 80
