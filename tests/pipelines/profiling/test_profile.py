@@ -240,7 +240,13 @@ def test_of_a_dataset_of_unknown_making_the_nodes_are_told():
 
 @pytest.mark.slow
 def test_a_cache_on_disk_is_read_and_never_written(tmp_path):
-    options = {"transform": nap(2), "cache": str(tmp_path / "cache"), "cache_key": "naps", "batch_size": 8}
+    options = {
+        "transform": nap(2),
+        "cache": str(tmp_path / "cache"),
+        "cache_key": "naps",
+        "batch_size": 8,
+        "shuffle": False,
+    }
     plan = plan_pipeline(np.arange(64), **options)
     found = profile(plan, 0.6)
     assert (found.first_pass, found.limiting) == (True, "transform"), str(found)
