@@ -231,7 +231,8 @@ def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypa
     assert found.cases[0] == one
 
 
-@pytest.mark.parametrize("turn", [3, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", [3, 0])
 def test_a_case_whose_process_is_killed_keeps_its_turns(planned, tmp_path, turn):
     with started(tmp_path, planned_cases.second_pauses, PAUSE=str(turn)) as running:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

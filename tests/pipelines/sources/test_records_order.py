@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import first_quick
 
 from tfopt.pipelines import RandomCrop, build_pipeline, images, plan_pipeline, profile_pipeline, records, write_records
 from tfopt.pipelines.cache.folder import ROWS
@@ -102,7 +103,7 @@ def test_positions_are_those_of_the_list(by_class):
 
 
 @pytest.mark.parametrize("room", [0.001, 1024])  # for the buffer: it holds a few records, or all of them
-@pytest.mark.parametrize("cache", [None, "auto", "memory", "folder"])
+@pytest.mark.parametrize("cache", first_quick([None, "auto", "memory", "folder"]))
 def test_a_seed_gives_one_order_whatever_is_cached(by_class, buffer_mib, free_memory, tmp_path, cache, room):
     folder = by_class(300)
     buffer_mib(room)
@@ -119,6 +120,7 @@ def test_a_seed_gives_one_order_whatever_is_cached(by_class, buffer_mib, free_me
     assert epochs(build_pipeline(folder, **(options | {"seed": 4, "cache": None})), 1)[0] not in found[0]
 
 
+@pytest.mark.slow
 def test_a_cache_on_disk_holds_one_permutation_and_survives_damage(by_class, tmp_path, caplog):
     options = {"batch_size": 256, "remainder": "keep", "cache": tmp_path / "caches"}
     plan = plan_pipeline(by_class(), **options)
