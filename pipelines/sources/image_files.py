@@ -155,9 +155,8 @@ def expect_image_bytes(contents: Any, name: Any, *, ends: bool = False, only_jpe
     With `ends` also if they do not end like one: files are checked when a pipeline is planned, but may change later,
     and a crop above the cut would decode.
     """
-    if (
-        ends and only_jpeg
-    ):  # what does not end like a JPEG is none; half of the operations, and this runs for each image
+    if ends and only_jpeg:
+        # What does not end like a JPEG is none: half of the operations, and this runs for each image.
         with tf.name_scope("verify_images_names_the_file"):  # an empty one has no last bytes
             known = tf.equal(tf.strings.substr(contents, -2, 2), _JPEG_END)
     else:
