@@ -7,7 +7,7 @@ import os
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.files import write_atomic
 from tfopt.pipelines.shared.elements import first_line, without_autograph
-from tfopt.pipelines.tfrecords.verify import Problem
+from tfopt.pipelines.shared.problems import Problem, Report, listed
 
-_SHOWN = 20
 _THREADS = 16  # for network file systems, where opening a file takes long
 _KEPT_FROM = 1000  # files; fewer are looked at in a moment
 _KEPT_FORMAT = 1
@@ -59,22 +58,8 @@ class ImageFile:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagesReport:
-    """What `verify_images` found."""
-
-    files: int
-    """How many files were decoded."""
-    problems: tuple[Problem, ...]
-    """One for each file that does not decode."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether there is no problem."""
-        return not self.problems
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the report as JSON values."""
-        return asdict(self) | {"passed": self.passed, "problems": [asdict(problem) for problem in self.problems]}
+class ImagesReport(Report):
+    """What `verify_images` found: the number of files that it decoded, and a problem for each that does not decode."""
 
     def __str__(self) -> str:
         files = f"{self.files:,} image{'s' * (self.files != 1)}"
@@ -111,12 +96,6 @@ def is_image(path: str) -> bool:
             return bool(_format(file.read(12)))
     except OSError:
         return False
-
-
-def listed(problems: Sequence[Problem]) -> str:
-    """Returns a line for each of the first problems, and how many more there are."""
-    more = [f"  and {len(problems) - _SHOWN:,} more"] * (len(problems) > _SHOWN)
-    return "\n".join([*(f"  {problem}" for problem in problems[:_SHOWN]), *more])
 
 
 def unhonoured(found: Sequence[ImageFile]) -> str:

@@ -12,18 +12,17 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_utf8, file_stamps
+from tfopt.pipelines.shared.problems import Problem, listed
 from tfopt.pipelines.sources.image_files import (
     ImagesReport,
     decode_image,
     examine,
     expect_image_bytes,
     is_image,
-    listed,
     refusal,
     unhonoured,
 )
 from tfopt.pipelines.sources.source import Source, common_length
-from tfopt.pipelines.tfrecords.verify import Problem
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
 

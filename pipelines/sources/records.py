@@ -15,6 +15,7 @@ from tfopt.errors import PipelineError, unknown_name
 from tfopt.hardware import host
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, file_stamps
+from tfopt.pipelines.shared.problems import Problem
 from tfopt.pipelines.sources.image_files import decode_image
 from tfopt.pipelines.sources.source import Source, side_by_side
 from tfopt.pipelines.tfrecords.format import Index, file_sha256, unpack
@@ -29,7 +30,7 @@ from tfopt.pipelines.tfrecords.record_files import (
     find_files,
     index_mismatch,
 )
-from tfopt.pipelines.tfrecords.verify import Problem, Scan, scan
+from tfopt.pipelines.tfrecords.verify import Scan, scan
 
 _SIDE_BY_SIDE = 16  # files read at once; fixed, or the order under a seed would depend on the number of cores
 _RUN_BYTES = 2**20  # of neighbouring records that are read together: long enough for any disk

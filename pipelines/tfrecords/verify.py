@@ -8,7 +8,7 @@ import math
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ from tensorflow.python.lib.io import _pywrap_record_io as record_io  # reads at 
 from tfopt.errors import PipelineError
 from tfopt.hardware import host
 from tfopt.pipelines.shared.paths import is_remote, names_in
+from tfopt.pipelines.shared.problems import Problem, Report, listed
 from tfopt.pipelines.tfrecords.format import INDEX_NAME, Index, file_sha256, has_index, read_index
 from tfopt.pipelines.tfrecords.record_files import (
     FOOTER_BYTES,
@@ -31,30 +32,8 @@ from tfopt.pipelines.tfrecords.record_files import (
     missing_shards,
 )
 
-_SHOWN = 20
 _BLOCK_BYTES = 2**20
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with a file."""
-
-    file: str
-    """Its path."""
-    kind: str
-    """"missing", "empty", "cut", "altered", "longer", "extra", "index" or "unreadable"."""
-    what: str
-    """The problem in words."""
-    record: int | None = None
-    """Number of the record, from 0; None for the whole file, or if unknown."""
-    offset: int | None = None
-    """Byte at which the damage, or the damaged record, begins; None if unknown."""
-    size_bytes: int | None = None
-    """How many bytes do not read as records; None if unknown."""
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.file}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,32 +58,19 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsReport:
+class RecordsReport(Report):
     """What `verify_records` found."""
 
-    files: int
-    """How many files were looked for."""
     indexed: bool
-    """Whether an index says what each of them must be, so that nothing can be overlooked."""
-    problems: tuple[Problem, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether there is no problem."""
-        return not self.problems
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the report as JSON values."""
-        return asdict(self) | {"passed": self.passed, "problems": [asdict(problem) for problem in self.problems]}
+    """Whether an index says what each file must be, so that nothing can be overlooked."""
 
     def __str__(self) -> str:
         files = f"{self.files:,} file{'s' * (self.files != 1)} of records"
         limit = "" if self.indexed else "; without an index, a cut between two records or a missing file goes unnoticed"
         if self.passed:
             return f"{files}: {'as the index says' if self.indexed else 'every checksum matches'}{limit}"
-        lines = [f"{files}: {len(self.problems):,} problem{'s' * (len(self.problems) != 1)}{limit}"]
-        lines += [f"  {problem}" for problem in self.problems[:_SHOWN]]
-        return "\n".join(lines + [f"  and {len(self.problems) - _SHOWN:,} more"] * (len(self.problems) > _SHOWN))
+        count = f"{len(self.problems):,} problem{'s' * (len(self.problems) != 1)}"
+        return f"{files}: {count}{limit}\n{listed(self.problems)}"
 
 
 def verify_records(paths: Paths, *, compression: str | None = None) -> RecordsReport:
@@ -141,7 +107,7 @@ def verify_records(paths: Paths, *, compression: str | None = None) -> RecordsRe
     # Hashing and reading records release the GIL.
     with ThreadPoolExecutor(max(1, math.ceil(host().cpus))) as threads:
         found = [problem for each in threads.map(check, files) for problem in each]
-    return RecordsReport(len(files), all(file.shard for file in files), (*problems, *found))
+    return RecordsReport(len(files), (*problems, *found), all(file.shard for file in files))
 
 
 def scan(path: str, compression: str) -> Scan:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfopt.pipelines.shared.problems import Problem
 from tfopt.pipelines.tfrecords import verify as module
 from tfopt.pipelines.tfrecords.record_files import _masked_crc32c
-from tfopt.pipelines.tfrecords.verify import Problem, Segment, scan
+from tfopt.pipelines.tfrecords.verify import Segment, scan
 
 RECORDS = [b"first", b"", b"third " * 9, b"\x00" * 30, b"fifth"]
 STARTS = [0, 21, 37, 107, 153, 174]  # 16 bytes around each record

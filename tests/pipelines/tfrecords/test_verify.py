@@ -7,8 +7,9 @@ import shutil
 import pytest
 
 from tfopt.errors import PipelineError
+from tfopt.pipelines.shared.problems import Problem
 from tfopt.pipelines.tfrecords.format import INDEX_NAME
-from tfopt.pipelines.tfrecords.verify import Problem, RecordsReport, verify_records
+from tfopt.pipelines.tfrecords.verify import RecordsReport, verify_records
 
 RECORDS = [b"first", b"", b"third " * 9]
 STARTS = [0, 21, 37, 107]
@@ -22,7 +23,7 @@ def kinds(report):
 def test_a_whole_folder_passes(shards, compression):
     report = verify_records(shards(compression))
     assert report.passed
-    assert report == RecordsReport(3, True, ())
+    assert report == RecordsReport(3, (), True)
     assert str(report) == "3 files of records: as the index says"
 
 
@@ -174,7 +175,7 @@ def test_a_folder_in_the_place_of_a_file(shards):
 
 def test_the_report_is_json_and_reads_well():
     problems = tuple(Problem("f", "cut", f"at {number}", number, 7, 3) for number in range(22))
-    report = RecordsReport(1, False, problems)
+    report = RecordsReport(1, problems, False)
     assert json.loads(json.dumps(report.to_dict()))["problems"][3] == {
         "file": "f",
         "kind": "cut",
