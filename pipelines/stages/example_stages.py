@@ -198,7 +198,7 @@ def plan_functions(
         setting = f"{'random' if crop.random else 'central'}, {height}×{width}"
         reason = "drawn again in each epoch" if crop.random else "the same in every epoch"
         moved = ", ".join(sorted(name for name, moves in options.crops_with.items() if moves))
-        reason += f"; {moved} move with the image" if moved else ""
+        reason += f"; cropped with the image: {moved}" if moved else ""
         reason += "; of a JPEG only the crop is decoded" if fused else ""
         stages.append(_stage(function, setting, reason, group))
         at += not crop.random

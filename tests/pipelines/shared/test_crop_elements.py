@@ -131,7 +131,7 @@ def test_labels_and_features_are_not_taken_for_masks_or_boxes():
 
 def test_the_plan_says_what_moves():
     plan = plan_pipeline(examples(), batch_size=2, crop=RandomCrop(8), crop_with=ALL)
-    assert "boxes, flags, image_right, mask move with the image" in plan.stage("crop").reason
+    assert "cropped with the image: boxes, flags, image_right, mask" in plan.stage("crop").reason
     assert plan.to_dict()["options"]["crop_with"] == {**dict.fromkeys(ALL, True)}
 
 
