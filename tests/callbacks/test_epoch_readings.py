@@ -1,19 +1,13 @@
 import pytest
+from clock import Clock
 
 from tfopt.callbacks.utilization_logger import EpochReadings
 from tfopt.hardware import GpuSample
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(0.0)
 
 
 def row(elapsed=0.0, index=0, **fields):

@@ -12,11 +12,12 @@ import urllib.request
 import keras
 import numpy as np
 import pytest
+from clock import Clock
 from fake_nvml import FakeGpu
 from models import assert_same_state, state
 from prometheus_client.parser import text_string_to_metric_families
 from quick import first_quick
-from watched_fit import Clock, Forks, Interrupts, fit, gpus, net, shared_net, threads, told
+from watched_fit import Forks, Interrupts, fit, gpus, net, shared_net, threads, told
 
 import tfopt
 from tfopt import warn

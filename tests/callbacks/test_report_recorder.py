@@ -1,19 +1,10 @@
 from types import SimpleNamespace
 
 import pytest
+from clock import Clock
 
 from tfopt.callbacks.report_writer import Recorder
 from tfopt.hardware import GpuSample
-
-
-class Clock:
-    """Seconds that a test moves."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

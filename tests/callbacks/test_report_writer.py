@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import keras
 import pytest
 import tensorflow as tf
+from clock import Clock
 from fake_nvml import FakeGpu
 from models import assert_same_state, batch, small_net, state
 
@@ -124,16 +125,6 @@ def test_training_is_the_same_with_it_in_any_place_and_overlapped(tmp_path):
         assert_same_state(state(plain), state(fit(*callbacks, model=small_net())))
     overlapped = fit(ReportWriter(tmp_path / "report.html"), model=tfopt.fit.overlap(small_net()))
     assert_same_state(state(plain), state(overlapped))
-
-
-class Clock:
-    """Seconds that a test moves."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def test_times_come_from_the_clock(tmp_path):

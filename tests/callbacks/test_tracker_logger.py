@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+from clock import Clock
 from fake_nvml import FakeGpu
 from models import assert_same_state, state
-from watched_fit import Clock, Forks, Interrupts, fit, gpus, net, shared_net, threads, told
+from watched_fit import Forks, Interrupts, fit, gpus, net, shared_net, threads, told
 
 import tfopt
 from tfopt import warn

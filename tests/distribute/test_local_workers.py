@@ -3,22 +3,16 @@
 import os
 
 import pytest
+from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tfopt.distribute.local_workers import Prefixer, write_whole
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture

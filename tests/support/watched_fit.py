@@ -11,16 +11,6 @@ import numpy as np
 from tfopt.hardware import GpuSample
 
 
-class Clock:
-    """Seconds that a test lets pass."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 class Interrupts(keras.callbacks.Callback):
     """Ends fit as Ctrl-C does."""
 
