@@ -11,6 +11,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
@@ -217,6 +218,48 @@ def unpack(described: Any, record: Any) -> Any:
         for name, leaf in zip(names, tf.nest.flatten(spec), strict=True)
     ]
     return tf.nest.pack_sequence_as(spec, tensors)
+
+
+def unpacks_in_batches(described: Any) -> bool:
+    """Whether `unpack_batch` knows such examples: scalar strings, and numbers of known shapes."""
+    return all(
+        _is_scalar_string(leaf) or (leaf.dtype != tf.string and leaf.shape.is_fully_defined())
+        for leaf in tf.nest.flatten(restore(described))
+    )
+
+
+@without_autograph
+def unpack_batch(described: Any, records: Any) -> Any:
+    """Returns the examples in a vector of records as a batch, in a graph; `unpacks_in_batches` has seen the spec."""
+    spec, names = restore(described), features(described)
+    stored = tf.io.parse_example(records, {name: tf.io.FixedLenFeature((), tf.string) for name in names})
+    tensors, as_written = [], tf.constant(True)
+    for name, leaf in zip(names, tf.nest.flatten(spec), strict=True):
+        tensor = stored[name]
+        if not _is_scalar_string(leaf):
+            tensor, same = _contents(tensor, leaf)
+            as_written &= same
+        tensors.append(tensor)
+    batch = tf.nest.pack_sequence_as(spec, tensors)
+
+    def one_by_one() -> Any:  # for its errors, and for what another program wrote
+        return tf.map_fn(lambda record: unpack(described, record), records, fn_output_signature=spec)
+
+    return tf.cond(as_written, lambda: batch, one_by_one)
+
+
+def _contents(strings: Any, spec: Any) -> tuple[Any, Any]:
+    """Returns the tensors that are serialised in a vector, and whether they are: each is a fixed head and its bytes."""
+    with tf.init_scope():
+        blank = np.frombuffer(tf.io.serialize_tensor(tf.zeros(spec.shape, spec.dtype)).numpy(), np.uint8)
+    head = blank[: len(blank) - spec.dtype.size * spec.shape.num_elements()]
+    rows = tf.io.decode_raw(strings, tf.uint8, fixed_length=len(blank))  # pads and cuts where lengths differ
+    same_length = tf.reduce_all(tf.strings.length(strings) == len(blank))
+    same_head = tf.reduce_all(rows[:, : len(head)] == head)
+    item = [spec.dtype.size] * (spec.dtype.size > 1)
+    contents = tf.reshape(rows[:, len(head) :], [tf.shape(strings)[0], *spec.shape, *item])
+    tensors = tf.cast(contents, tf.bool) if spec.dtype == tf.bool else tf.bitcast(contents, spec.dtype)
+    return tensors, same_length & same_head
 
 
 def _text(values: dict[str, Any], version: int = _VERSION) -> str:

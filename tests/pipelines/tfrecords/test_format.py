@@ -18,6 +18,8 @@ from tfopt.pipelines.tfrecords.format import (
     restore,
     to_strings,
     unpack,
+    unpack_batch,
+    unpacks_in_batches,
     write_index,
 )
 
@@ -68,6 +70,108 @@ def test_another_shape_or_dtype_than_the_spec_is_refused():
     for value in (tf.zeros(3, tf.int32), tf.zeros(2, tf.float32)):
         with pytest.raises(tf.errors.InvalidArgumentError):
             unpack(described, pack(["value"], to_strings(value).numpy().tolist()))
+
+
+def packed(spec, examples):
+    """The records of examples, and the function of a vector of them that a pipeline calls."""
+    described = describe(spec)
+    assert unpacks_in_batches(described)
+    records = [pack(features(described), to_strings(example).numpy().tolist()) for example in examples]
+    return tf.constant(records), tf.function(lambda some: unpack_batch(described, some), reduce_retracing=True)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (2, 3), (200,)])
+def test_a_batch_holds_the_bytes_that_were_written(shape):
+    dtypes = {name: tf.as_dtype(name) for name in module._DTYPES - {"string"}}
+    written = {
+        name: np.random.default_rng(0)
+        .integers(0, 2 if name == "bool" else 256, (5, dtype.size * int(np.prod(shape))), np.uint8)
+        .view(dtype.as_numpy_dtype)
+        .reshape(5, *shape)
+        for name, dtype in dtypes.items()
+    }
+    spec = {name: tf.TensorSpec(shape, dtype) for name, dtype in dtypes.items()}
+    examples = [{name: tf.constant(rows[row], dtypes[name]) for name, rows in written.items()} for row in range(5)]
+    records, unpack_all = packed(spec, examples)
+    for count in (1, 5):
+        for name, batch in unpack_all(records[:count]).items():
+            assert batch.dtype == dtypes[name]
+            assert batch.shape == (count, *shape)
+            assert batch.numpy().tobytes() == written[name][:count].tobytes()  # the bits of a NaN, too
+
+
+def test_a_batch_keeps_structure_strings_and_static_shape():
+    spec = {"b": (tf.TensorSpec((), tf.string), tf.TensorSpec((2,), tf.int16)), "a": tf.TensorSpec((), tf.float32)}
+    texts, pairs, numbers = [b"", b"\xff\x00", b"x" * 1000], [[1, 2], [-3, 4], [5, 6]], [0.5, float("inf"), -0.0]
+    examples = [
+        {"b": (tf.constant(text), tf.constant(pair, tf.int16)), "a": tf.constant(number)}
+        for text, pair, number in zip(texts, pairs, numbers, strict=True)
+    ]
+    records, unpack_all = packed(spec, examples)
+    batch = unpack_all(records)
+    tf.nest.assert_same_structure(batch, spec)
+    assert batch["b"][0].numpy().tolist() == texts
+    np.testing.assert_array_equal(batch["b"][1].numpy(), np.array(pairs, np.int16), strict=True)
+    np.testing.assert_array_equal(batch["a"].numpy(), np.array(numbers, np.float32), strict=True)
+    dataset = tf.data.Dataset.from_tensor_slices(records)
+    for drop in (True, False):
+        single = dataset.map(lambda record: unpack(describe(spec), record)).batch(3, drop_remainder=drop)
+        assert dataset.batch(3, drop_remainder=drop).map(unpack_all).element_spec == single.element_spec
+
+
+def test_what_was_written_is_not_unpacked_one_by_one(monkeypatch):
+    spec = (tf.TensorSpec((), tf.string), tf.TensorSpec((2,), tf.bool), tf.TensorSpec((3, 0), tf.int8))
+    records, _ = packed(spec, [(tf.constant(b"x"), tf.constant([True, False]), tf.zeros((3, 0), tf.int8))] * 2)
+    monkeypatch.setattr(tf, "map_fn", lambda *_, **__: pytest.fail("one by one"))
+    assert unpack_batch(describe(spec), records)[1].numpy().tolist() == [[True, False]] * 2
+
+
+def test_a_batch_reads_what_another_program_wrote():
+    def encoded(numbers):  # as float_val, in place of the bytes; TensorFlow repeats the last one
+        return tf.make_tensor_proto(numbers, tf.float32, (3,)).SerializeToString()
+
+    described = describe(tf.TensorSpec((3,), tf.float32))
+    records = [pack(["value"], [encoded([number] * 3)]) for number in (1, 2)]
+    records.append(pack(["value"], to_strings(tf.constant([3.0, 4.0, 5.0])).numpy().tolist()))
+    batch = tf.function(unpack_batch)(described, tf.constant(records))
+    assert batch.numpy().tolist() == [[1, 1, 1], [2, 2, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (tf.zeros(3, tf.int32), r"Shape of tensor .* \[3\] is not compatible with expected shape \[2\]"),
+        (tf.zeros((2, 1), tf.int32), r"Shape of tensor .* \[2,1\] is not compatible with expected shape \[2\]"),
+        (tf.zeros(2, tf.float32), r"Type mismatch between parsed tensor \(float\) and dtype \(int32\)"),
+        (tf.zeros(2, tf.uint32), r"Type mismatch between parsed tensor \(uint32\) and dtype \(int32\)"),
+        (b"", "Cannot parse tensor from proto"),
+        (b"\x08\x03 no tensor", "Could not parse"),
+        (b"cut", "Could not parse"),
+        (b"longer", "Could not parse"),
+    ],
+)
+def test_one_bad_tensor_of_a_batch_raises_as_it_does_alone(value, found):
+    described = describe(tf.TensorSpec((2,), tf.int32))
+    whole = tf.io.serialize_tensor(tf.zeros(2, tf.int32)).numpy()
+    if not isinstance(value, bytes):
+        value = tf.io.serialize_tensor(value).numpy()
+    value = {b"cut": whole[:-1], b"longer": whole + b"\x00"}.get(value, value)
+    bad, good = pack(["value"], [value]), pack(["value"], [whole])
+    for function, given in ((unpack, bad), (unpack_batch, [good, bad, good])):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=found):
+            tf.function(function)(described, tf.constant(given))
+
+
+def test_a_feature_that_is_missing_from_a_batch_is_named():
+    described = describe((tf.TensorSpec((2,), tf.int32),))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Feature: 0.*required but could not be found"):
+        unpack_batch(described, tf.constant([pack(["other"], [b"x"])]))
+
+
+@pytest.mark.parametrize("shape", [None, (None, 2)])
+def test_unknown_shapes_and_vectors_of_strings_are_unpacked_one_by_one(shape):
+    assert not unpacks_in_batches(describe((tf.TensorSpec((), tf.int32), tf.TensorSpec(shape, tf.int32))))
+    assert not unpacks_in_batches(describe(tf.TensorSpec((2,), tf.string)))
 
 
 @pytest.mark.parametrize(
