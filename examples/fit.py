@@ -22,7 +22,7 @@ def train(overlapped):
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     if overlapped:
         tfopt.fit.overlap(model)
-    return model.fit(dataset, epochs=5, verbose=0, shuffle=False, callbacks=[ThroughputLogger()]).history
+    return model.fit(dataset, epochs=5, verbose=0, callbacks=[ThroughputLogger()]).history
 
 
 stock, overlapped = train(False), train(True)

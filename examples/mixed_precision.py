@@ -50,5 +50,4 @@ model.fit(
     epochs=5,
     callbacks=[LossScaleLogger(LOGS)] if policy == "mixed_float16" else [],  # bfloat16 needs no loss scale
     verbose=2,
-    shuffle=False,  # the pipeline has shuffled
 )

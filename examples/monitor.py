@@ -59,7 +59,6 @@ model.fit(
     dataset,
     epochs=20,
     verbose=0,
-    shuffle=False,
     callbacks=[
         UtilizationLogger(folder, 0.25, formats=("csv", "jsonl", "tensorboard")),
         ThroughputLogger(folder, formats=("csv", "jsonl", "tensorboard")),

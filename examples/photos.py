@@ -53,7 +53,6 @@ with tempfile.TemporaryDirectory() as caches:  # use a permanent folder to keep 
         validation_data=evaluation.build(),
         callbacks=[ThroughputLogger()],
         verbose=2,
-        shuffle=False,  # the pipeline has shuffled
     )
 
 # What holds the input back?

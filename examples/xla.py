@@ -36,6 +36,5 @@ history = model.fit(
     epochs=EPOCHS,
     callbacks=[CompilationLogger()],
     verbose=2,
-    shuffle=False,  # the pipeline has shuffled
 )
 print(f"compilations in each epoch: {history.history.get('xla_compilations', 'not reported')}")

@@ -27,6 +27,7 @@ from tfopt.pipelines.stages.batch_stages import (
 )
 from tfopt.pipelines.stages.example_stages import plan_augment, plan_cache, plan_functions, plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
+from tfopt.repairs.trainer import order_decided
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,7 +67,8 @@ class PipelinePlan:
         dataset = flow.flush().with_options(flow.settings)
         for ending in flow.endings:
             dataset = ending(dataset, flow.settings)
-        return dataset
+        # Training on a pipeline for evaluation, whose order stays the same, deserves Keras' warning.
+        return order_decided(dataset) if self.options.training or self.options.shuffle else dataset
 
     def stage(self, name: str) -> Stage:
         """Returns the first stage of this name.

@@ -1,11 +1,19 @@
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.trainers.epoch_iterator import EpochIterator
 from models import batch, small_net, state
 from quick import first_quick
+from snippets import ROOT
 
+from tfopt import repairs
+from tfopt.errors import UnsupportedError
 from tfopt.pipelines import build_pipeline
+from tfopt.repairs.trainer import order_decided
 
 
 def shift(image, label):
@@ -64,7 +72,7 @@ def test_fit_computes_what_keras_computes_on_the_same_batches(options):
 def test_fit_under_a_seed_is_the_same_again(options):
     def trained():
         model = small_net()
-        model.fit(build_pipeline(batch(50), batch_size=16, seed=5, **options), epochs=2, shuffle=False, verbose=0)
+        model.fit(build_pipeline(batch(50), batch_size=16, seed=5, **options), epochs=2, verbose=0)
         return state(model)
 
     for (name, found), (_, expected) in zip(trained(), trained(), strict=True):
@@ -83,5 +91,87 @@ def test_evaluate_and_predict_see_every_example_in_order():
 def test_the_optimizer_counts_the_steps_that_were_taken():
     model = small_net()
     dataset = build_pipeline(batch(50), batch_size=16)
-    model.fit(dataset, epochs=4, shuffle=False, verbose=0)
+    model.fit(dataset, epochs=4, verbose=0)
     assert int(model.optimizer.iterations) == 4 * len(dataset) == 12
+
+
+# Warnings are errors: what says nothing passes.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": False},
+        {"training": False, "shuffle": True},
+        {"remainder": "pad"},
+        {"device": "CPU:0"},
+        {"cache": "device"},
+        {"cache": "./cache", "transform": shift},
+    ],
+    ids=lambda options: " ".join(options) or "defaults",
+)
+def test_fit_says_nothing_of_its_shuffle_for_a_pipeline(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # As `fit` does, whose default is shuffle=True.
+    dataset = build_pipeline(batch(50), batch_size=16, **options)
+    assert EpochIterator(x=dataset, class_weight=None, shuffle=True).data_adapter.get_tf_dataset() is dataset
+
+
+def test_fit_says_nothing_with_validation_data_and_class_weights():
+    images, labels = batch(30)
+    train, validation = (build_pipeline((images, labels), batch_size=10, training=kind) for kind in (True, False))
+    small_net().fit(train, validation_data=validation, class_weight={9: 2.0}, verbose=0)
+
+
+def test_fit_says_nothing_for_a_pipeline_distributed_over_replicas():
+    dataset = build_pipeline(batch(50), batch_size=16)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        model = small_net()
+    model.fit(dataset, verbose=0)
+    apart = strategy.distribute_datasets_from_function(lambda context: dataset)
+    EpochIterator(x=order_decided(apart), steps_per_epoch=3, shuffle=True)
+
+
+def test_fit_warns_of_a_dataset_of_the_users_own_as_ever():
+    """If stock Keras no longer warns, the repair "shuffle_warning" may go."""
+
+    def warned(dataset):
+        with pytest.warns(UserWarning, match="`shuffle=True` was passed, but will be ignored") as found:
+            EpochIterator(x=dataset, shuffle=True)
+        return [(str(each.message), each.filename, each.lineno) for each in found]
+
+    own = tf.data.Dataset.from_tensor_slices(batch(50)).batch(16)
+    stock = warned(own)
+    pipeline = build_pipeline(batch(50), batch_size=16)
+    assert repairs.SHUFFLE_WARNING.installed
+    assert warned(own) == warned(pipeline.take(2)) == stock, "its text, and the place it points at"
+    assert warned(build_pipeline(batch(50), batch_size=16, training=False)) == stock, "trained on in one order"
+    repairs.remove("shuffle_warning")
+    assert warned(pipeline) == stock
+
+
+def test_a_keras_that_is_not_known_goes_on_warning(monkeypatch):
+    monkeypatch.setattr(repairs.SHUFFLE_WARNING, "broken", dict.fromkeys(repairs.SHUFFLE_WARNING.broken, frozenset()))
+    with pytest.raises(UnsupportedError, match="It stays unpatched, and this may still be wrong: fit warns"):
+        repairs.install("shuffle_warning")
+    dataset = build_pipeline(batch(50), batch_size=16)
+    with pytest.warns(UserWarning, match="`shuffle=True` was passed"):
+        EpochIterator(x=dataset, shuffle=True)
+
+
+@pytest.mark.slow
+def test_a_pipeline_built_before_keras_is_imported():
+    code = """
+import sys, warnings
+import numpy as np
+from tfopt.pipelines import build_pipeline
+dataset = build_pipeline((np.zeros((8, 1), "float32"), np.zeros(8)), batch_size=4)
+import keras
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse", run_eagerly=True)
+warnings.simplefilter("error", UserWarning)
+model.fit(dataset, verbose=0)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -20,6 +20,7 @@ NAMES = [
     "clipping",
     "accumulation",
     "replica_executions",
+    "shuffle_warning",
 ]
 
 

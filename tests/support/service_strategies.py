@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 import keras
@@ -20,6 +21,7 @@ from tfopt import distribute
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines import plan_pipeline, profile_pipeline, records
 from tfopt.pipelines.service.client import Part, distributed
+from tfopt.repairs.trainer import order_decided
 
 EXAMPLES, BATCH, EPOCHS = 203, 16, 3
 FEATURES = {"number": tf.io.FixedLenFeature((), tf.int64)}
@@ -51,9 +53,10 @@ def seen(dataset):
     """What each epoch of `fit` saw."""
     model = Recording()
     model.compile("sgd", "mse", jit_compile=False)
+    warnings.filterwarnings("error", "`shuffle=True` was passed")
     epochs = []
     take = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: (epochs.append([*model.seen]), model.seen.clear()))
-    history = model.fit(dataset, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[take])
+    history = model.fit(dataset, epochs=EPOCHS, verbose=0, callbacks=[take])
     return {"epochs": epochs, "loss": history.history["loss"], "iterations": int(model.optimizer.iterations.numpy())}
 
 
@@ -74,9 +77,7 @@ def killed(address, number):
 
     dataset = plan_pipeline(arrays(200_000), batch_size=BATCH, shuffle=False, service=address).build()
     try:
-        model.fit(
-            dataset, shuffle=False, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=kill)]
-        )
+        model.fit(dataset, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=kill)])
     except tf.errors.OpError as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -109,7 +110,7 @@ def on_two_devices(address):
     """What two replicas see: of all examples, and of a part, of which a step takes 16."""
     part = Part(index=0, parts=1, size=BATCH, replica_size=BATCH // 2, whole=EXAMPLES, batches=13, steps=13)
     here = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
-    return {"arrays": train(arrays(), address, remainder="keep"), "part": seen(distributed(here, part))}
+    return {"arrays": train(arrays(), address, remainder="keep"), "part": seen(order_decided(distributed(here, part)))}
 
 
 def main():

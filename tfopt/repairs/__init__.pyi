@@ -16,4 +16,5 @@ from .repair import Repair as Repair
 from .repair import fingerprint as fingerprint
 from .trainer import MULTI_WORKER as MULTI_WORKER
 from .trainer import REPLICA_EXECUTIONS as REPLICA_EXECUTIONS
+from .trainer import SHUFFLE_WARNING as SHUFFLE_WARNING
 from .uneven_batches import UNEVEN_BATCHES as UNEVEN_BATCHES

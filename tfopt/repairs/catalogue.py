@@ -7,7 +7,7 @@ from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.repairs.mixed_precision import CLEAR_SESSION, LOSS_SCALING, REPLICA_OVERFLOW, UNSCALED_LOSS
 from tfopt.repairs.optimizers import ACCUMULATION, CLIPPING
 from tfopt.repairs.repair import Repair
-from tfopt.repairs.trainer import MULTI_WORKER, REPLICA_EXECUTIONS
+from tfopt.repairs.trainer import MULTI_WORKER, REPLICA_EXECUTIONS, SHUFFLE_WARNING
 from tfopt.repairs.uneven_batches import UNEVEN_BATCHES
 
 REPAIRS = {
@@ -22,6 +22,7 @@ REPAIRS = {
         CLIPPING,
         ACCUMULATION,
         REPLICA_EXECUTIONS,
+        SHUFFLE_WARNING,
     )
 }
 """Every repair, by its name."""
@@ -56,7 +57,8 @@ class Status:
 def install(*names: str) -> Status:
     """Installs repairs for the rest of the process: all that are named, or none if one is refused.
 
-    You rarely need this: `tfopt.precision` and `tfopt.distribute` install what they need. A second call does nothing.
+    You rarely need this: `tfopt.precision`, `tfopt.distribute` and `tfopt.pipelines` install what they need. A second
+    call does nothing.
 
     Args:
         names: Which repairs to install; all of them if omitted.

@@ -1,8 +1,13 @@
-"""Defects of Keras' trainer under tf.distribute strategies: `fit`, `evaluate` and `predict` that fail."""
+"""Defects of Keras' trainer.
+
+- `multi_worker`, `replica_executions`: `fit`, `evaluate` and `predict` fail under tf.distribute strategies.
+- D20, `shuffle_warning`: `fit` warns of a shuffle that nobody asked for.
+"""
 
 import inspect
 import itertools
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -163,4 +168,41 @@ REPLICA_EXECUTIONS = Repair(
         f"{_TRAINER}.train_step": _differentiating,
     },
     without="Compile with jit_compile=False and steps_per_execution=1.",
+)
+
+
+_ORDER_DECIDED = "_tfopt_order_decided"  # an attribute of datasets
+
+
+def order_decided(dataset: Any) -> Any:
+    """Returns a dataset marked as one whose order was decided when it was made: `fit` no longer warns of its shuffle.
+
+    Installs the repair; a version of Keras that it does not know goes on warning.
+    """
+    with suppress(UnsupportedError):
+        SHUFFLE_WARNING.install()
+    setattr(dataset, _ORDER_DECIDED, True)
+    return dataset
+
+
+def _without_a_shuffle(original: Function) -> Function:
+    # Wraps the caller of the function that warns: the warning points at that caller, and still should.
+    def begin(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("shuffle") and getattr(x, _ORDER_DECIDED, False):
+            kwargs["shuffle"] = False  # which Keras ignores anyway
+        original(self, x, *args, **kwargs)
+
+    return begin
+
+
+SHUFFLE_WARNING = Repair(
+    name="shuffle_warning",
+    defect=(
+        "fit warns that `shuffle=True` was passed for every tf.data.Dataset, though it is "
+        "only the default and the dataset may be shuffled."
+    ),
+    reference="Keras, get_data_adapter in keras/src/trainers/data_adapters; no upstream report was found.",
+    broken={"keras.src.trainers.epoch_iterator:EpochIterator.__init__": frozenset({"0c220ae28381002f"})},
+    replace={"keras.src.trainers.epoch_iterator:EpochIterator.__init__": _without_a_shuffle},
+    without="Pass shuffle=False to fit.",
 )
