@@ -1,0 +1,93 @@
+"""What follows from the samples: speeds in times of that by hand, with intervals, and whether goals are met."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline_cases import CLOCKS, GRAIN, HAND, TFOPT, Goal
+from tfopt.measure import Comparison, StepTimes, compare
+
+JUDGED_BY = "wall_ms"
+"""The clock whose figure is held against the goal; the other stands beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case, as the table shows it."""
+
+    question: str
+    goal: str
+    wall: Comparison | None  # tfopt against tf.data by hand; None before both have samples
+    cpu: Comparison | None
+    grain: Comparison | None  # tfopt against Grain, by the wall
+    verdict: str  # "met", "missed", "no goal", or what went wrong
+
+
+def row(case: dict[str, Any]) -> Row:
+    """Returns the figures of a case's JSON."""
+    goal = case.get("goal")
+    wall, cpu = (speed(case, HAND, clock) for clock in CLOCKS)
+    judged = {"wall_ms": wall, "cpu_ms": cpu}[JUDGED_BY]
+    if case.get("error"):
+        verdict = f"failed: {case['error']}"
+    elif judged is None:
+        verdict = "not measured"
+    elif goal is None:
+        verdict = "no goal"
+    else:
+        verdict = "met" if Goal(**goal).met(judged.ratio) else "missed"
+    return Row(
+        question=case["question"],
+        goal=goal["text"] if goal else "–",
+        wall=wall,
+        cpu=cpu,
+        grain=speed(case, GRAIN, JUDGED_BY),
+        verdict=verdict,
+    )
+
+
+def speed(case: dict[str, Any], other: str, clock: str) -> Comparison | None:
+    """Returns the speed of tfopt in times of another way's, turn by turn; None if one of them has no samples."""
+    samples = {way["name"]: way.get(clock) for way in case.get("ways", ())}
+    if not samples.get(TFOPT) or not samples.get(other):
+        return None
+    times = [
+        StepTimes(repeats_ms=tuple((one,) for one in samples[name]), steps_per_sample=1, first_step_seconds=0.0)
+        for name in (other, TFOPT)
+    ]
+    return compare(*times)
+
+
+def _text(comparison: Comparison | None, of_time: bool, interval: bool = True) -> str:
+    if comparison is None:
+        return "–"
+    ratio, ends = comparison.ratio, comparison.interval
+    if of_time:
+        ratio, ends = 1 / ratio, (1 / ends[1], 1 / ends[0])
+    shown = f"{_number(ratio)}×"
+    return f"{shown} [{_number(ends[0])}–{_number(ends[1])}]" if interval else shown
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def cells(case: dict[str, Any]) -> list[str]:
+    """Returns a line of the table: question, goal, wall, CPU time, Grain, verdict."""
+    found, of_time = row(case), bool(case.get("goal") and case["goal"]["of_time"])
+    return [
+        found.question,
+        found.goal,
+        _text(found.wall, of_time),
+        _text(found.cpu, of_time),
+        _text(found.grain, False, interval=False),
+        found.verdict,
+    ]
+
+
+HEADERS = ("What", "Goal", "By the wall", "CPU time", "Of Grain's speed", "")
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """Returns the table of all cases as GitHub's Markdown."""
+    rows = [HEADERS, ("---", "---", "---:", "---:", "---:", "---"), *map(cells, document["cases"])]
+    return "".join(f"| {' | '.join(one)} |\n" for one in rows)
