@@ -97,6 +97,7 @@ def records(
             shuffled=lambda seed: side_by_side(runs.dataset(), runs.read, _SIDE_BY_SIDE, seed),
             at=partial(_read_at, chosen) if chosen.mean_bytes >= _BY_OFFSET_BYTES else None,
             encoded=partial(unpack, index.spec) if index is not None and index.image else None,
+            only_jpeg=all(file.index is not None and file.index.only_jpeg for file in files),
             fingerprint=partial(_fingerprint, files, (features, parse, index, on_bad_record)),
             class_names=None if index is None else index.class_names,
             part=lambda number, parts: reading(chosen.part(number, parts)),
@@ -284,13 +285,14 @@ def _read_at(chosen: _Chosen, positions: Any) -> Any:
     (paths,) = chosen.pieces
 
     @without_autograph
-    def read(position: Any) -> Any:
-        file = tf.searchsorted(firsts, [position], side="right")[0] - 1
-        return _read_segment("", tf.gather(paths, file), tf.gather(begins, position), 1, buffer=0)
+    def read(path: Any, begin: Any) -> Any:
+        return _read_segment("", path, begin, 1, buffer=0)
 
     @without_autograph
     def read_all(some: Any) -> Any:
-        return tf.data.Dataset.from_tensor_slices(some).flat_map(read)
+        files = tf.searchsorted(firsts, some, side="right") - 1
+        where = tf.gather(paths, files), tf.gather(begins, some)
+        return tf.data.Dataset.from_tensor_slices(where).flat_map(read)
 
     # In groups: one by one, threads would cost more than the reading.
     parallel = {"cycle_length": _SIDE_BY_SIDE, "block_length": _GROUP, "num_parallel_calls": tf.data.AUTOTUNE}

@@ -32,6 +32,7 @@ _MIXED_BYTES = 2**30  # of raw elements that the shuffle holds
 _LEAST_BYTES = 256  # what it takes for a smaller element
 _MOST_UNKNOWN = 1_000_000  # elements that it holds if their number is unknown
 _SAMPLED = 32
+_JPEG = b"\xff\xd8\xff"
 
 
 def write_records(
@@ -189,9 +190,11 @@ def _write(
 ) -> Index:
     names = features(encoding.spec)
     written = filled_bytes = 0
+    only_jpeg = encoding.image
     with _progress(encoding) as advance, ShardWriters(folder, compression) as writers:
         for rows in _rows(encoding):
             part: list[bytes] = []
+            only_jpeg = only_jpeg and all(row[0].startswith(_JPEG) for row in rows)
             for record in (pack(names, row) for row in rows):
                 if written in starts if starts else filled_bytes >= _SHARD_BYTES or not written:
                     writers.put(part)
@@ -209,6 +212,7 @@ def _write(
         spec=encoding.spec,
         compression=compression,
         image=encoding.image,
+        only_jpeg=only_jpeg,
         class_names=encoding.source.class_names,
         shuffle_seed=shuffle_seed,
     )

@@ -63,6 +63,8 @@ class Index:
     """"GZIP", "ZLIB", or "" for none."""
     image: bool = False
     """Whether the first tensor of an example is an encoded image."""
+    only_jpeg: bool = False
+    """Whether all of these images are JPEGs, so that a crop need not look."""
     class_names: tuple[str, ...] | None = None
     """Names of the classes, in the order of their labels; None if unknown."""
     shuffle_seed: int | None = None

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import Source, build_pipeline, dataset, images, records
+from tfopt.pipelines import CentralCrop, Source, build_pipeline, dataset, images, records
 from tfopt.pipelines.sources import write as module
 from tfopt.pipelines.sources.write import write_records
 from tfopt.pipelines.tfrecords.format import read_index
@@ -104,6 +104,23 @@ def test_images_are_written_encoded_and_read_decoded(photos, tmp_path):
     # Written again from records, they are still encoded.
     write_records(back, tmp_path / "again", shards=2, shuffle_seed=None)
     assert read_index(str(tmp_path / "again")) == index
+
+
+def test_the_index_says_whether_all_images_are_jpegs(tmp_path, picture):
+    for folder, suffixes in (("jpegs", ("jpg", "jpg")), ("mixed", ("jpg", "png", "jpg"))):
+        for shade, suffix in enumerate(suffixes):
+            picture(tmp_path / folder / "a" / f"{shade}.{suffix}", shade=50 + shade, size=(9, 9))
+        index = write_records(images(tmp_path / folder), tmp_path / "records" / folder, shuffle_seed=None)
+        assert index.only_jpeg is (folder == "jpegs")
+    paths = {name: sorted(map(str, (tmp_path / "records").glob(f"{name}/*.tfrecord"))) for name in ("jpegs", "mixed")}
+    assert records(paths["jpegs"]).only_jpeg
+    both = records(paths["jpegs"] + paths["mixed"])
+    assert not both.only_jpeg
+    files = [str(path) for name in paths for path in sorted((tmp_path / name / "a").iterdir())]
+    decoded = np.array([tf.io.decode_image(tf.io.read_file(path), channels=3) for path in files])
+    ((cropped, _),) = build_pipeline(both, batch_size=5, crop=CentralCrop(7, fraction=7 / 9), training=False)
+    np.testing.assert_array_equal(cropped, decoded[:, 1:8, 1:8])
+    assert not write_records(np.arange(3), tmp_path / "numbers").only_jpeg
 
 
 def test_written_records_train_like_their_source(tmp_path):

@@ -206,6 +206,13 @@ def test_an_index_is_read_back(tmp_path):
     assert json.loads((tmp_path / INDEX_NAME).read_text())["shards"][1]["sha256"] == "11ee"
 
 
+def test_an_index_without_a_later_field_is_read(tmp_path):
+    values = INDEX.to_dict()
+    del values["only_jpeg"]
+    (tmp_path / INDEX_NAME).write_text(module._text(values))
+    assert read_index(str(tmp_path)) == INDEX
+
+
 def test_every_altered_byte_and_every_cut_is_found(tmp_path):
     write_index(str(tmp_path), INDEX)
     path = tmp_path / INDEX_NAME
