@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from tfopt.pipelines.cache.choice import choose_cache
@@ -16,8 +16,8 @@ from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.batch_stages import (
     plan_batch,
     plan_batch_functions,
+    plan_decode_batches,
     plan_device,
-    plan_gather,
     plan_memory,
     plan_order,
     plan_overlap,
@@ -25,7 +25,14 @@ from tfopt.pipelines.stages.batch_stages import (
     plan_prefetch,
     plan_service,
 )
-from tfopt.pipelines.stages.example_stages import plan_augment, plan_cache, plan_functions, plan_reading, plan_shuffle
+from tfopt.pipelines.stages.example_stages import (
+    is_decode,
+    plan_augment,
+    plan_cache,
+    plan_functions,
+    plan_reading,
+    plan_shuffle,
+)
 from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.repairs.trainer import order_decided
 
@@ -43,7 +50,7 @@ class PipelinePlan:
         >>> import numpy as np
         >>> plan = plan_pipeline(np.zeros((100, 4)), batch_size=10)
         >>> [stage.name for stage in plan.stages]
-        ['read', 'shuffle', 'cache', 'batch', 'gather', 'prefetch', 'device', 'order', 'memory']
+        ['read', 'shuffle', 'cache', 'batch', 'decode', 'prefetch', 'device', 'order', 'memory']
         >>> plan.stage("cache").reason
         'it would save nothing: rows are read where they lie, and nothing is computed'
     """
@@ -217,18 +224,14 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
     """Decides which stages the pipeline has, and their order; each stage decides how it is set."""
     placement = choose_placement(options, facts)
     cache = plan_cache(options, facts, choose_cache(options, facts, placement.held))
-    shuffle = plan_shuffle(options, facts, cache.choice)
+    shuffle = plan_shuffle(options, facts, cache)
     reading = plan_reading(options, facts, cache.choice)
     before, after = plan_functions(options, facts, cache.choice)
     loading = (*reading, *before, cache if cache.choice.folder is not None else cache.without(), *after)
     augment = plan_augment(options, by_batch=False)
-    gather: list[Stage] = []
-    if facts.rows and cache.choice.on is None and (shuffle.first or not options.shuffle):
-        if not augment:
-            gather, after = [plan_gather(facts)], []
-        elif facts.check is None:
-            # One map for both: the row is gathered as part of its augmentation.
-            after = [replace(stage, group=augment[0].group) for stage in after]
+    decode: list[Stage] = []
+    if cache.choice.on is None and (shuffle.first or not options.shuffle) and not augment and is_decode(after):
+        decode, after = [plan_decode_batches(facts)], []
     if cache.choice.on is not None:
         examples: list[Stage] = [*before, cache, shuffle, *after]
     elif shuffle.first:
@@ -241,7 +244,7 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
         *examples,
         *augment,
         batch,
-        *gather,
+        *decode,
         *plan_service(options, facts, batch),
         *plan_batch_functions(options, placement.held),
         *plan_padding(options),

@@ -56,13 +56,11 @@ def choose_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | 
         if options.cache != "auto":
             raise ValueError(f"cache={options.cache!r} expects data that ends. The source is endless: pass cache=None.")
         return no("the source is endless")
-    if options.cache == "auto" and options.seed is not None and reads_by_position(options, facts):
-        return no("under a seed the order must not depend on free memory, and examples are read in one permutation")
     if options.cache != "auto":
         after = _steady_place(places, facts)
         size = _size(after, facts)
         return CacheChoice(str(options.cache), after, f"asked for; {_needed(size)}", size)
-    if facts.source.resident and (options.transform is None or places == ("decode",)):
+    if _saves_nothing(options, facts):
         nothing = "it would save nothing: rows are read where they lie, and nothing is computed"
         return no(nothing + (" before the crop" if options.crop is not None else ""))
     if facts.count is None:
@@ -77,11 +75,24 @@ def choose_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | 
 
 
 def reads_by_position(options: PipelineOptions, facts: Facts) -> bool:
-    """Whether a shuffle draws one permutation of the source's elements, if no cache before it holds them."""
-    if not options.shuffle or options.service is not None or facts.source.at is None or facts.count is None:
-        return False
-    # Under a seed, the order must be that of a cache in memory, if there may be one: of what fits into the buffer.
-    return options.cache != "auto" or options.seed is None or facts.count * facts.sample.raw_bytes > SHUFFLE_MIB * MIB
+    """Whether the source's elements are read in a permutation of all of them, in place of a buffer that mixes them."""
+    can = facts.positions or facts.source.at is not None
+    return can and bool(options.shuffle) and options.service is None and facts.count is not None
+
+
+def keeps_one_order(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> bool:
+    """Whether elements are read in the same permutation in each epoch, which is shuffled again from the second one on.
+
+    So are those that a cache holds. Under a seed, the order must be the same where cache="auto" finds no memory.
+    """
+    if cache.on is not None:
+        return cache.on != "device"
+    return options.cache == "auto" and options.seed is not None and not _saves_nothing(options, facts)
+
+
+def _saves_nothing(options: PipelineOptions, facts: Facts) -> bool:
+    """Whether a cache would hold what lies in memory anyway."""
+    return facts.source.resident and (options.transform is None or _places(options) == ("decode",))
 
 
 def _places(options: PipelineOptions) -> tuple[After, ...]:

@@ -19,6 +19,7 @@ from tfopt.pipelines.shared.options import PipelineOptions, function_name
 from tfopt.pipelines.sources.source import Source
 
 _SAMPLED = 32  # elements the planner looks at
+_LARGE_BYTES = 32 * 2**10  # of an example; a batch of smaller ones is copied quickly from any memory
 _DOUBTS = {
     "opaque": "calls Python, which may be random; cache='memory' says that it is not",
     "reading": "reads a variable, which may change; cache='memory' says that it does not",
@@ -102,7 +103,9 @@ class Facts:
     sample: Sample
     check: ShapeCheck | None  # of examples; None if TensorFlow knows their shapes
     raw_examples: bool  # whether raw elements are examples: nothing decodes, crops or transforms them
-    rows: bool  # whether examples are rows in memory that `decode` gathers by index alone
+    positions: bool  # whether raw elements are the numbers below the count, as of rows in memory
+    by_batch: bool  # whether `decode_batch` is quicker for these examples than `decode`
+    pinned: bool  # whether batches are worth the map-and-batch that makes them in memory pinned for the GPU
 
 
 def inspect_source(source: Source, options: PipelineOptions) -> Facts:
@@ -150,6 +153,7 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     # `augment` may bring images of any size to one, as a random crop does.
     static = _is_static(traced.examples) or bool(options.augmentations and _is_static(traced.augmented))
     bare = options.crop is None and options.transform is None
+    pinned = sample.example_bytes >= _LARGE_BYTES and _copies(options)
     return Facts(
         source=source,
         part=part,
@@ -163,7 +167,9 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         sample=sample,
         check=None if static else ShapeCheck(sample.common_shapes(), source.name, source.origin),
         raw_examples=bare and source.decode is None,
-        rows=bare and source.decode is not None and source.resident,
+        positions=source.resident and source.decode is not None,
+        by_batch=source.decode_batch is not None and not pinned,
+        pinned=pinned,
     )
 
 
@@ -200,6 +206,11 @@ def _expect_shape(leaf: Any, shape: tuple[int, ...], name: Any) -> Any:
         leaf = tf.identity(leaf)
     leaf.set_shape(shape)
     return leaf
+
+
+def _copies(options: PipelineOptions) -> bool:
+    """Whether batches are copied to a device, by the pipeline or by what trains on them."""
+    return options.device not in ("auto", None) or bool(tf.config.list_logical_devices("GPU"))
 
 
 def take_sample(source: Source, options: PipelineOptions, traced: Traced) -> Sample:

@@ -1,6 +1,6 @@
 """Derives the seeds of a pipeline's parts, and gives each element of each epoch its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ _PARTS = ("files", "shuffle", "augment", "crop", "batch", "mix")
 # Dataset.shuffle and Dataset.random mix tf.random.set_seed into their seed, so a second model in the process would see
 # another order. Their operations take both halves of a seed; this one stands for the global half.
 _FIRST_HALF = 87654321
+_IN_BATCHES = "_tfopt_in_batches"
 
 
 def part_seed(seed: int | None, part: str) -> int | None:
@@ -52,17 +53,70 @@ def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = Tr
 def permutation(count: int, seed: int | None, *, reshuffle: bool = True) -> Any:
     """Returns a dataset of the numbers below `count` in a random order, drawn at once when it is first read.
 
-    It holds 8 bytes a number; takes a seed and `reshuffle` as `shuffle` does.
+    It holds 8 bytes a number; takes a seed and `reshuffle` as `shuffle` does. `in_batches` gives many at once.
     """
+    if seed is None and not reshuffle:
+        seed = int(next(iter(_random_bits(None))))
+    bits = _random_bits(seed) if reshuffle else tf.data.Dataset.from_tensors(tf.constant(seed, tf.int64))
+
+    def drawn(size: int | None, *, full: bool = False) -> Any:
+        tail = count % (size or 1)
+
+        @without_autograph
+        def epoch(number: Any, bits: Any) -> Any:
+            numbers = tf.random.experimental.stateless_shuffle(tf.range(count, dtype=tf.int64), element_seed(bits))
+            if size is None:
+                return tf.data.Dataset.from_tensor_slices(numbers)
+            batches = tf.data.Dataset.from_tensor_slices(tf.reshape(numbers[: count - tail], (-1, size)))
+            return batches if full else batches.concatenate(_whole(numbers[count - tail :], tail))
+
+        order = tf.data.Dataset.zip(tf.data.Dataset.range(1), bits).flat_map(epoch)
+        return order.apply(tf.data.experimental.assert_cardinality(_steps(count, size or 1, full=full)))
+
+    return _numbers(drawn)
+
+
+def sequence(count: int) -> Any:
+    """Returns a dataset of the numbers below `count` in their order; `in_batches` gives many at once."""
+
+    def counted(size: int | None, *, full: bool = False) -> Any:
+        if size is None:
+            return tf.data.Dataset.range(count)
+        tail = count % size
+
+        @without_autograph
+        def batch(first: Any) -> Any:
+            return first + tf.range(size, dtype=tf.int64)
+
+        batches = tf.data.Dataset.range(0, count - tail, size).map(batch)
+        return batches if full else batches.concatenate(_whole(tf.range(count - tail, count, dtype=tf.int64), tail))
+
+    return _numbers(counted)
+
+
+def in_batches(dataset: Any, size: int, *, full: bool) -> Any:
+    """Returns a dataset in batches; `full` leaves out a smaller last one.
+
+    Those of `permutation` and `sequence`, if nothing followed them, come as they are, without a step for each number.
+    """
+    made = getattr(dataset, _IN_BATCHES, None)
+    return dataset.batch(size, drop_remainder=full, name="batch") if made is None else made(size, full=full)
+
+
+def in_turn(first: Any, later: Any) -> Any:
+    """Returns a dataset that is `first` on its first iteration, and `later` on all others."""
+    bits = _random_bits(0)
+    at_first = int(next(iter(_random_bits(0))))  # of another one: each iteration of `bits` counts
 
     @without_autograph
-    def drawn(number: Any, bits: Any) -> Any:
-        numbers = tf.range(count, dtype=tf.int64)
-        return tf.data.Dataset.from_tensor_slices(tf.random.experimental.stateless_shuffle(numbers, element_seed(bits)))
+    def chosen(number: Any, bits: Any) -> Any:
+        to_variant = tf.data.experimental.to_variant
+        variant = tf.cond(tf.equal(bits, at_first), lambda: to_variant(first), lambda: to_variant(later))
+        return tf.data.experimental.from_variant(variant, first.element_spec)
 
-    bits = _random_bits(seed) if reshuffle else tf.data.Dataset.from_tensors(tf.constant(seed, tf.int64))
-    order = tf.data.Dataset.zip(tf.data.Dataset.range(1), bits).flat_map(drawn)
-    return order.apply(tf.data.experimental.assert_cardinality(count))
+    dataset = tf.data.Dataset.zip(tf.data.Dataset.range(1), bits).flat_map(chosen)
+    count = int(first.cardinality())
+    return dataset.apply(tf.data.experimental.assert_cardinality(count)) if count >= 0 else dataset
 
 
 def with_random_bits(dataset: Any, seed: int | None) -> Any:
@@ -115,6 +169,21 @@ def call_in_turn(functions: Sequence[StageFunction], element: Any, bits: Any, nu
         number += function.seeded
         element = apply_stage(function.stage, function.call, element, **keywords)
     return element
+
+
+def _numbers(made: Callable[..., Any]) -> Any:
+    dataset = made(None)
+    setattr(dataset, _IN_BATCHES, made)  # datasets derived from this one have none
+    return dataset
+
+
+def _whole(numbers: Any, count: int) -> Any:
+    """Returns a dataset of these `count` numbers at once, or an empty one."""
+    return tf.data.Dataset.from_tensors(numbers).take(count)
+
+
+def _steps(count: int, size: int, *, full: bool) -> int:
+    return count // size if full else -(-count // size)
 
 
 def _random_bits(seed: int | None) -> Any:

@@ -16,7 +16,7 @@ from tfopt.pipelines.sources.hdf5 import dataset_names, hdf5
 from tfopt.pipelines.sources.images import images
 from tfopt.pipelines.sources.npy import npy
 from tfopt.pipelines.sources.records import records
-from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves
+from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves, nth
 from tfopt.pipelines.sources.tfds import is_builder, tfds
 from tfopt.pipelines.tfrecords.format import has_index
 
@@ -109,17 +109,19 @@ def arrays(data: Any) -> Source:
         copies = [tf.identity(_as_tensor(name, leaf)) for name, leaf in named]
     tensors = tf.nest.pack_sequence_as(data, copies)
 
-    @without_autograph
-    def rows(index: Any) -> Any:
-        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, index), held_on_host(lambda: tensors))
-
     def numbered(numbers: range) -> Source:
+        @without_autograph
+        def rows(index: Any) -> Any:
+            at = nth(numbers, index)
+            return tf.nest.map_structure(lambda tensor: tf.gather(tensor, at), held_on_host(lambda: tensors))
+
         return Source(
             name="arrays",
-            dataset=lambda: tf.data.Dataset.range(numbers.start, numbers.stop, numbers.step),
+            dataset=lambda: tf.data.Dataset.range(len(numbers)),
             count=len(numbers),
             decode=rows,
-            fingerprint=lambda: tensors,
+            decode_batch=rows,
+            fingerprint=lambda: [str(numbers), tensors],
             resident=True,
             part=lambda index, parts: numbered(numbers[index::parts]),
         )

@@ -20,6 +20,7 @@ from tfopt.pipelines.sources.source import (
     held_on_host,
     is_numeric,
     named_leaves,
+    nth,
 )
 
 _ALIGNMENT = 64  # bytes (EIGEN_MAX_ALIGN_BYTES); TensorFlow crashes on a tensor that starts elsewhere
@@ -72,11 +73,16 @@ def npy(paths: Any) -> Source:
     def numbered(numbers: range) -> Source:
         return Source(
             name=f"npy {', '.join(file.path for file in files)}",
-            dataset=partial(_indices, files, numbers),
+            dataset=partial(_indices, files, len(numbers)),
             count=len(numbers),
-            decode=partial(_read_rows, files, paths),
+            decode=partial(_read_rows, files, paths, numbers),
+            decode_batch=partial(_read_rows, files, paths, numbers),
             resident=True,
-            fingerprint=lambda: [[file.stamp for file in files], file_stamps(file.path for file in files)],
+            fingerprint=lambda: [
+                str(numbers),
+                [file.stamp for file in files],
+                file_stamps(file.path for file in files),
+            ],
             part=lambda index, parts: numbered(numbers[index::parts]),
         )
 
@@ -118,16 +124,17 @@ class _Claimed:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
-def _indices(files: list[_File], numbers: range) -> Any:
+def _indices(files: list[_File], count: int) -> Any:
     for file in files:  # here too: errors raised while `decode` is traced are buried in TensorFlow's
         expect_unchanged(file.path, file.stamp)
-    return tf.data.Dataset.range(numbers.start, numbers.stop, numbers.step)
+    return tf.data.Dataset.range(count)
 
 
 @without_autograph
-def _read_rows(files: list[_File], structure: Any, index: Any) -> Any:
+def _read_rows(files: list[_File], structure: Any, numbers: range, index: Any) -> Any:
     mapped = held_on_host(lambda: tuple(_map(file) for file in files))
-    read = [_rows(file, tensor, index) for file, tensor in zip(files, mapped, strict=True)]
+    at = nth(numbers, index)
+    read = [_rows(file, tensor, at) for file, tensor in zip(files, mapped, strict=True)]
     return tf.nest.pack_sequence_as(structure, read)
 
 

@@ -43,6 +43,10 @@ class Source:
     """Turns a raw element into an example: tensors in tuples and dicts. Called in parallel, as `Dataset.map` calls its
     function; must be deterministic. Default: raw elements are examples."""
 
+    decode_batch: Callable[..., Any] | None = None
+    """If that is quicker: turns a batch of raw elements into the batch of their examples, the same as `decode` gives.
+    Default: `decode` is called for each."""
+
     origin: Callable[..., Any] | None = None
     """Returns a scalar string tensor that names a raw element in errors, such as its path; called as `decode` is.
     Default: elements are numbered."""
@@ -75,7 +79,7 @@ class Source:
 
     resident: bool = False
     """Whether the examples are in memory or in mapped files, so that a cache without a `transform` saves nothing. With
-    `decode`, raw elements are then indices, and `decode` also takes a whole batch of them."""
+    `decode`, raw elements are then the numbers below `count` (int64), which a pipeline may draw in any order."""
 
     part: Callable[[int, int], "Source"] | None = None
     """Given i and n, returns the elements i, i+n, … as a source; files may be divided in place of elements. Needed
@@ -92,7 +96,7 @@ class Source:
     """What the plan says besides, such as what of the data is left out or not used as it is meant."""
 
     def __post_init__(self) -> None:
-        readers = ("dataset", "decode", "origin", "sample", "shuffled", "at", "encoded")
+        readers = ("dataset", "decode", "decode_batch", "origin", "sample", "shuffled", "at", "encoded")
         for field in (*readers, "fingerprint", "part", "checked"):
             value = getattr(self, field)
             if not callable(value) and (value is not None or field == "dataset"):
@@ -164,3 +168,8 @@ def held_on_host(tensors: Callable[[], Any]) -> Any:
     with tf.init_scope(), tf.device("CPU:0"):
         held = tf.data.Dataset.from_tensors(tensors())
     return held.get_single_element()
+
+
+def nth(numbers: range, index: Any) -> Any:
+    """Returns the numbers of a range at these indices, in a graph."""
+    return index if (numbers.start, numbers.step) == (0, 1) else numbers.start + numbers.step * index

@@ -14,8 +14,9 @@ from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached
 from tfopt.pipelines.device.placing import OnDevice, Placement, is_gpu
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
-from tfopt.pipelines.shared.elements import pad_batch, without_autograph
+from tfopt.pipelines.shared.elements import element_of, pad_batch, without_autograph
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
+from tfopt.pipelines.shared.seeding import in_batches
 from tfopt.pipelines.stages.example_stages import SMALL_BYTES, FunctionStage, Mix, Shuffle, plan_augment
 from tfopt.pipelines.stages.stage import Flow, Stage
 
@@ -36,11 +37,15 @@ class Batch(Stage):
     steps: int | None  # batches per epoch
     full: bool  # whether all batches are full once they leave this stage, or the service
     served: bool  # whether the batches come from a service, whose workers each have a last one
+    pinned: bool  # whether to make them by a map-and-batch, whose memory is pinned for the copy to a GPU
 
     def apply(self, flow: Flow) -> None:
         """Batches the dataset."""
-        drop = self.full and not self.served
-        flow.dataset = flow.flush().batch(self.size, drop_remainder=drop, name="batch")
+        waits = flow.maps
+        elements = flow.flush()
+        if self.pinned and not waits:
+            elements = elements.map(_checked(elements.element_spec), num_parallel_calls=tf.data.AUTOTUNE, name="batch")
+        flow.dataset = in_batches(elements, self.size, full=self.full and not self.served)
 
     def summary(self) -> dict[str, Any]:
         """Returns the number of steps."""
@@ -48,14 +53,14 @@ class Batch(Stage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gather(Stage):
-    """Decodes whole batches of indices at once."""
+class DecodeBatches(Stage):
+    """Decodes whole batches of raw elements."""
 
     decode: Any
 
     def apply(self, flow: Flow) -> None:
         """Maps `decode` over the batches."""
-        flow.dataset = flow.flush().map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, name="gather")
+        flow.dataset = flow.flush().map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, name="decode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,13 +140,11 @@ class Overlap(Stage):
         flow = Flow(description)
         for stage in self.loading:
             stage.apply(flow)
-        rows = flow.dataset
         examples = flow.flush()
         # No larger than the count: `batch` allocates a whole one at once.
         size = min(count, math.ceil(_CHUNK_BYTES / max(self.facts.sample.example_bytes, 1)))
-        chunks = rows.batch(size).map(self.facts.source.decode) if self.facts.rows else examples.batch(size)
         stage_of_device = DeviceStage(
-            chunks=chunks.prefetch(1).with_options(settings),
+            chunks=examples.batch(size).prefetch(1).with_options(settings),
             spec=examples.element_spec,
             element_spec=dataset.element_spec,
             count=count,
@@ -208,13 +211,22 @@ def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
     if facts.check is not None:
         reason += f"; shapes checked: {', '.join(map(str, facts.check.shapes))}"
     size, served = options.batch_size, options.service is not None
-    return Batch(name="batch", setting=f"{size:,}", reason=reason, size=size, steps=steps, full=full, served=served)
+    return Batch(
+        name="batch",
+        setting=f"{size:,}",
+        reason=reason,
+        size=size,
+        steps=steps,
+        full=full,
+        served=served,
+        pinned=facts.pinned and not served,
+    )
 
 
-def plan_gather(facts: Facts) -> Stage:
-    """Returns the stage "gather", in place of "decode"."""
-    reason = "rows in memory need no work one by one"
-    return Gather(name="gather", setting="whole batches", reason=reason, decode=facts.source.decode)
+def plan_decode_batches(facts: Facts) -> Stage:
+    """Returns the stage "decode" of batches, in place of the one of single examples."""
+    decode = facts.source.decode_batch
+    return DecodeBatches(name="decode", setting="whole batches", reason="quicker than one by one", decode=decode)
 
 
 def plan_batch_functions(options: PipelineOptions, held: OnDevice | str | None) -> list[Stage] | list[FunctionStage]:
@@ -369,3 +381,13 @@ def _bound_mib(
     shuffled = 0.0 if whole else shuffle.buffer * max(element, SMALL_BYTES) / MIB
     mixed = mixing * max(sample.raw_bytes, SMALL_BYTES) / MIB
     return cached + shuffled + mixed + ahead_mib
+
+
+def _checked(spec: Any) -> Any:
+    """Returns a function that gives an element as it is, which TensorFlow does not remove."""
+
+    @without_autograph
+    def checked(*element: Any) -> Any:
+        return tf.nest.map_structure(lambda leaf: tf.ensure_shape(leaf, leaf.shape), element_of(element, spec))
+
+    return checked

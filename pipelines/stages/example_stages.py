@@ -7,20 +7,21 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.cache.cached_dataset import cached
-from tfopt.pipelines.cache.choice import MIB, SHUFFLE_MIB, CacheChoice, reads_by_position
+from tfopt.pipelines.cache.choice import MIB, SHUFFLE_MIB, CacheChoice, keeps_one_order, reads_by_position
 from tfopt.pipelines.cache.key import cache_key, expect_one_order
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.device_stage import refusing
 from tfopt.pipelines.inspection.facts import Facts, ShapeCheck
 from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
-from tfopt.pipelines.shared.seeding import part_seed, permutation, shuffle
+from tfopt.pipelines.shared.seeding import in_turn, part_seed, permutation, sequence, shuffle
 from tfopt.pipelines.sources.source import Source
-from tfopt.pipelines.stages.stage import Flow, MapGroup, Stage
+from tfopt.pipelines.stages.stage import DecodeChunks, Flow, MapGroup, Stage
 from tfopt.text import readable_bytes
 
 _CLASSES_SHOWN = 8
-_MOST_UNKNOWN = 1_000_000  # elements if the count is unknown; the buffer's table is allocated at once
+_MOST_UNKNOWN = 10_000  # elements if the count is unknown: the first batch waits for all of them
+_CHUNK_BYTES = 2**20  # of examples that are decoded at once
 SMALL_BYTES = 64  # below this, the buffer's own entry takes the memory rather than the element
 
 
@@ -32,24 +33,39 @@ class Read(Stage):
     count: int | None
     used: int | None  # how many to read
     shuffled: bool  # whether the source reads its parts in random order
-    permuted: bool  # whether it reads its elements by position, in one permutation of all of them
+    permuted: (
+        str  # "" for the source's order, or else by position, in a permutation: another in "each" epoch, "one" for
+    )
+    # all, or one that is shuffled from the second epoch on, as it would be "behind" a cache
+    positions: bool  # whether raw elements are positions themselves
     seed: int | None
-    seed_part: str  # "files", or "mix" for the one order of a cache on disk
     asserts: bool  # whether to assert the count of a dataset that does not know its own
 
     def apply(self, flow: Flow) -> None:
         """Starts the flow with the source's dataset."""
         source = self.source
-        seed = part_seed(self.seed, self.seed_part)
-        if self.permuted and source.at is not None:
-            dataset = source.at(permutation(self.count or 0, seed, reshuffle=self.seed_part == "files"))
+        if self.permuted:
+            dataset = self._order()
+            dataset = dataset if source.at is None else source.at(dataset)
+        elif self.positions and self.used is not None:
+            source.dataset()  # looks at the files, if it reads any
+            dataset = sequence(self.used)
         elif self.shuffled and source.shuffled is not None:
-            dataset = source.shuffled(seed)
+            dataset = source.shuffled(part_seed(self.seed, "files"))
         else:
             dataset = source.dataset()
         if self.asserts and self.count is not None and int(dataset.cardinality()) < 0:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.count))
-        flow.dataset = dataset if self.used == self.count else dataset.take(self.used)
+        flow.dataset = dataset if self.used == self.count or self.positions else dataset.take(self.used)
+
+    def _order(self) -> Any:
+        count = self.count or 0
+        if self.permuted == "each":
+            return permutation(count, part_seed(self.seed, "files"))
+        order = permutation(count, part_seed(self.seed, "mix"), reshuffle=False)
+        if self.permuted == "one":
+            return order
+        return in_turn(order, shuffle(order, count, part_seed(self.seed, "shuffle")))
 
     def summary(self) -> dict[str, object]:
         """Returns the source's name and count."""
@@ -82,6 +98,18 @@ class FunctionStage(Stage):
         flow.call(self.function, self.group)
         if self.check is not None:
             flow.check = self.check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode(Stage):
+    """Decodes raw elements many at once, and makes single examples of them again."""
+
+    chunks: DecodeChunks
+
+    def apply(self, flow: Flow) -> None:
+        """Has the next map begin with it."""
+        flow.flush()
+        flow.chunks = self.chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +148,12 @@ class Cache(Stage):
         choice = self.choice
         return {"cache": choice.on, "cache_after": choice.after if choice.on else None, "cache_key": self.key}
 
+    @property
+    def is_old(self) -> bool:
+        """Whether an earlier run wrote it, which shuffled its first epoch as this one would without a seed."""
+        written = self.choice.folder is not None and self.key is not None and (self.choice.folder / self.key).is_dir()
+        return written and self.options.seed is None
+
     def without(self) -> "Cache":
         """Returns the stage without a cache."""
         return replace(self, choice=replace(self.choice, on=None), key=None)
@@ -133,13 +167,16 @@ class Shuffle(Stage):
     first: bool  # whether it comes before decoding, on raw elements
     seed: int | None
     drawn: bool  # whether all indices are drawn at once instead, on the device or where the source is read
+    rests: bool  # whether the first epoch keeps the order of the elements, which are shuffled as they come
     served: bool  # whether it runs on the workers of a tf.data service
 
     def apply(self, flow: Flow) -> None:
         """Shuffles, differently on every iteration."""
         if self.buffer and not self.drawn:
             seed = part_seed(self.seed, "shuffle")
-            flow.dataset = shuffle(flow.flush(), self.buffer, seed, redraw=self.served)
+            elements = flow.flush()
+            shuffled = shuffle(elements, self.buffer, seed, redraw=self.served)
+            flow.dataset = in_turn(elements, shuffled) if self.rests else shuffled
 
     def summary(self) -> dict[str, object]:
         """Returns the buffer's size."""
@@ -152,7 +189,10 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
     # What is cached on disk has one order: mixed well once, and shuffled again after the cache.
     on_disk = cache.folder is not None
     seed = options.seed or 0 if on_disk else options.seed
-    permuted = cache.on not in ("memory", "device") and reads_by_position(options, facts)
+    permuted = ""
+    if cache.on != "device" and reads_by_position(options, facts):
+        uncached = "behind" if keeps_one_order(options, facts, cache) else "each"
+        permuted = uncached if cache.on is None else "one"
     shuffled = bool(options.shuffle) and source.shuffled is not None and not permuted
     read = Read(
         name="read",
@@ -163,31 +203,31 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         used=facts.used,
         shuffled=shuffled,
         permuted=permuted,
+        positions=facts.positions and options.service is None,
         seed=seed,
-        seed_part="mix" if on_disk else "files",
         asserts=options.service is None,
     )
+    if permuted == "one":
+        return [replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions")]
     if not on_disk or not options.shuffle:
         return [read]
-    if permuted:
-        return [replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions")]
     buffer = fitting_buffer(count, facts.sample.raw_bytes, shared=False)[0]
     reason = "shuffled once, in the order of the cache"
     return [read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)]
 
 
-def plan_functions(
-    options: PipelineOptions, facts: Facts, cache: CacheChoice
-) -> tuple[list[FunctionStage], list[FunctionStage]]:
+def plan_functions(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> tuple[list[Stage], list[Stage]]:
     """Returns the stages up to the cache, and those after it; all of them after it if there is none."""
     source, crop = facts.source, options.crop
     cached = cache.on is not None
     group = MapGroup("crop", options.seed, served=options.service is not None)
     # A crop after the cache cuts from whole decoded images.
     fused = crop is not None and source.encoded is not None and not (crop.random and cached)
-    stages = []
+    stages: list[Stage] = []
     decode = source.encoded if fused else source.decode
-    if decode is not None:
+    if facts.by_batch and not fused and options.service is None:
+        stages.append(_decode_chunks(options, facts))
+    elif decode is not None:
         function = StageFunction("decode", decode)
         stages.append(_stage(function, "parallel", "as many calls at once as pay", group))
     at = len(stages)
@@ -205,13 +245,18 @@ def plan_functions(
     if options.transform is not None:
         function = StageFunction("transform", options.transform)
         stages.append(_stage(function, function.name, "deterministic, parallel", group))
-    if stages:
+    if stages and isinstance(stages[-1], FunctionStage):
         stages[-1] = replace(stages[-1], check=facts.check)
     if not cached:
         at = 0
     elif cache.after == "transform":
         at = len(stages)
     return stages[:at], stages[at:]
+
+
+def is_decode(stages: list[Stage]) -> bool:
+    """Whether these do no more than decode many elements at once."""
+    return len(stages) == 1 and isinstance(stages[0], Decode)
 
 
 def plan_cache(options: PipelineOptions, facts: Facts, choice: CacheChoice) -> Cache:
@@ -238,10 +283,12 @@ def plan_cache(options: PipelineOptions, facts: Facts, choice: CacheChoice) -> C
     return Cache(name="cache", setting=setting, reason=reason, choice=choice, key=key, options=options, facts=facts)
 
 
-def plan_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> Shuffle:
+def plan_shuffle(options: PipelineOptions, facts: Facts, cache: Cache) -> Shuffle:
     """Returns the stage "shuffle"; without a shuffle, it says so."""
-    buffer, reason, first = _decide_shuffle(options, facts, cache)
-    drawn = cache.on == "device" or (cache.on is None and reads_by_position(options, facts))
+    choice = cache.choice
+    buffer, reason, first = _decide_shuffle(options, facts, choice)
+    drawn = choice.on == "device" or (choice.on is None and reads_by_position(options, facts))
+    rests = choice.on not in (None, "device") and reads_by_position(options, facts) and not cache.is_old
     held = "all" if drawn else "buffer of"
     return Shuffle(
         name="shuffle",
@@ -251,6 +298,7 @@ def plan_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         first=first,
         seed=options.seed,
         drawn=drawn,
+        rests=rests,
         served=options.service is not None,
     )
 
@@ -296,20 +344,24 @@ def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
         return 0, "shuffle=False" if options.training else "training=False keeps the order", False
     if cache.on == "device":
         return facts.count or 0, "indices: each epoch is one permutation of all examples, drawn at once", False
-    if cache.on is None and reads_by_position(options, facts):
+    permuted = reads_by_position(options, facts)
+    if cache.on is None and permuted:
         reason = "each epoch is one permutation of all examples, drawn at once (8 bytes each), and read by position"
         return facts.count or 0, reason, True
     # A random crop takes its seed from the example's place in the epoch, so it follows the shuffle in any case.
     random_crop = options.crop is not None and options.crop.random
     sizes = (sample.raw_bytes,) if random_crop else (sample.raw_bytes, sample.decoded_bytes, sample.example_bytes)
     smaller = random_crop or sample.raw_bytes <= max(sample.example_bytes, SMALL_BYTES)
-    first = cache.on is None and not facts.raw_examples and smaller
+    # Whole batches are decoded only if nothing comes between them and the shuffle.
+    first = cache.on is None and not facts.raw_examples and (smaller or facts.by_batch)
     cached_bytes = sample.example_bytes if cache.after == "transform" else sample.decoded_bytes
     # Whether and where cache="auto" caches depends on free memory and on times: under a seed the buffer must not.
     certain = options.seed is None or options.cache not in ("auto", None)
-    size = cached_bytes if cache.on is not None and certain else min(sizes)
-    buffer, reason = fitting_buffer(facts.count, size, shared=cache.on == "memory" and certain)
-    return buffer, reason + ("; before decoding, where elements are smallest" if first else ""), first
+    size = cached_bytes if cache.on is not None and certain else sample.raw_bytes if first and certain else min(sizes)
+    buffer, reason = fitting_buffer(facts.count, size, shared=cache.on == "memory" and (certain or permuted))
+    reason += "; before decoding" if first else ""
+    reason += "; the first epoch comes in the random order that is cached" if permuted else ""
+    return buffer, reason + (", where elements are smallest" if first and smaller else ""), first
 
 
 def _reason(options: PipelineOptions, facts: Facts, *, shuffled: bool) -> str:
@@ -334,6 +386,14 @@ def _classes(names: tuple[str, ...] | None) -> str:
         return ""
     shown = names if len(names) <= _CLASSES_SHOWN else (*names[: _CLASSES_SHOWN - 1], "…", names[-1])
     return f" of {len(names):,} class{'es' * (len(names) > 1)}: {', '.join(shown)}"
+
+
+def _decode_chunks(options: PipelineOptions, facts: Facts) -> Decode:
+    """Returns the stage "decode" of a source that decodes many elements at once."""
+    size = max(1, min(options.batch_size, int(_CHUNK_BYTES / max(facts.sample.decoded_bytes, 1))))
+    assert facts.source.decode_batch is not None
+    chunks = DecodeChunks(facts.source.decode_batch, size)
+    return Decode(name="decode", setting=f"{size:,} at once", reason="quicker than one by one", chunks=chunks)
 
 
 def _stage(function: StageFunction, setting: str, reason: str, group: MapGroup) -> FunctionStage:

@@ -7,18 +7,18 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.inspection.facts import ShapeCheck
-from tfopt.pipelines.shared.elements import element_of
+from tfopt.pipelines.shared.elements import element_of, without_autograph
 from tfopt.pipelines.shared.nondeterminism import find_in_function, refuse_restarting
 from tfopt.pipelines.shared.options import StageFunction
-from tfopt.pipelines.shared.seeding import call_in_turn, part_seed, with_drawn_bits, with_random_bits
+from tfopt.pipelines.shared.seeding import call_in_turn, in_batches, part_seed, with_drawn_bits, with_random_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One stage of a pipeline, as the plan prints it and `build` applies it."""
 
-    # "read", "mix", "decode", "crop", "transform", "cache", "shuffle", "augment", "batch", "gather", "service", "pad",
-    # "prefetch", "device", "overlap", "order" or "memory"
+    # "read", "mix", "decode", "crop", "transform", "cache", "shuffle", "augment", "batch", "gather" (on the device),
+    # "service", "pad", "prefetch", "device", "overlap", "order" or "memory"
     name: str
     setting: str
     reason: str
@@ -44,6 +44,23 @@ class MapGroup:
     served: bool = False  # whether they run on the workers of a tf.data service
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeChunks:
+    """A source's `decode_batch`, for examples that are to be single ones again."""
+
+    decode: Callable[..., Any]
+    size: int  # examples that are decoded at once
+
+    def apply(self, dataset: Any, *, deterministic: bool | None) -> Any:
+        """Returns the dataset of examples."""
+        count = int(dataset.cardinality())
+        chunks = in_batches(dataset, self.size, full=False)
+        parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": deterministic}
+        chunks = chunks.map(self.decode, **parallel, name="decode")
+        examples = chunks.flat_map(_slices(chunks.element_spec))
+        return examples.apply(tf.data.experimental.assert_cardinality(count)) if count >= 0 else examples
+
+
 @dataclass(slots=True)
 class Flow:
     """A dataset on its way through the stages."""
@@ -54,6 +71,7 @@ class Flow:
     # Called with the finished batches and the settings, in turn: nothing may follow a copy to the device.
     endings: list[Callable[[Any, Any], Any]] = field(default_factory=list)
     check: ShapeCheck | None = None  # what the next map ends with
+    chunks: DecodeChunks | None = None  # what the next map begins with
     _functions: list[StageFunction] = field(default_factory=list)
     _group: MapGroup | None = None
     _is_raw: bool = True
@@ -64,6 +82,11 @@ class Flow:
             self.flush()
         self._functions.append(function)
         self._group = group
+
+    @property
+    def maps(self) -> bool:
+        """Whether a map of single examples waits."""
+        return bool(self._functions) or self.check is not None
 
     def flush(self) -> Any:
         """Applies the map that waits, and returns the dataset."""
@@ -81,9 +104,11 @@ class Flow:
         Args:
             deterministic: Whether it keeps the order. Default: as in the whole pipeline.
         """
-        group, functions = self._group, tuple(self._functions)
-        check = None if self.check is None else self.check.checker(is_raw=self._is_raw)
-        self._functions, self._group, self.check, self._is_raw = [], None, None, self._is_raw and not functions
+        group, functions, chunks = self._group, tuple(self._functions), self.chunks
+        is_raw = self._is_raw and chunks is None
+        check = None if self.check is None else self.check.checker(is_raw=is_raw)
+        self._functions, self._group, self.check, self.chunks = [], None, None, None
+        self._is_raw = is_raw and not functions
         name = "_and_".join(dict.fromkeys(function.stage for function in functions)) or "check"
 
         def called(element: Any, bits: Any) -> Any:
@@ -91,6 +116,8 @@ class Flow:
             return result if check is None else check(element, result)
 
         def mapped(dataset: Any) -> Any:
+            if chunks is not None:
+                dataset = chunks.apply(dataset, deterministic=deterministic)
             if not functions and check is None:
                 return dataset
             spec = dataset.element_spec
@@ -106,3 +133,13 @@ class Flow:
             return elements.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=deterministic, name=name)
 
         return mapped
+
+
+def _slices(spec: Any) -> Callable[..., Any]:
+    """Returns a function of a batch, as a dataset of this spec spreads it, that gives the dataset of its examples."""
+
+    @without_autograph
+    def sliced(*batch: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(element_of(batch, spec))
+
+    return sliced

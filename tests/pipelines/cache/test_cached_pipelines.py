@@ -162,7 +162,7 @@ def test_the_cache_mixes_what_lies_sorted(folder, monkeypatch):
     )  # two of the examples behind the cache
     wide = plan_pipeline(ROWS, batch_size=10, transform=lambda row: row + tf.zeros((32,), tf.int64), cache=folder)
     assert wide.to_dict()["shuffle_buffer"] == 2
-    assert wide.stage("mix").buffer == 60
+    assert wide.stage("read").permuted == "one"
     for _ in range(2):
         batches = [sorted(batch[:, 0].numpy()) for batch in wide.build()]
         assert all(batch[-1] - batch[0] > 20 for batch in batches)

@@ -220,7 +220,7 @@ def test_batches_without_examples_are_refused():
         (lambda: numbered().batch(8).prefetch(2), ["range", "batch", "prefetch"]),
         (
             lambda: plan_pipeline(np.zeros((512, 4)), batch_size=8, cache=None, prefetch=0, shuffle=False),
-            ["read", "batch", "gather"],
+            ["read", "decode"],
         ),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_shuffle_mixes_all_rows_and_a_seed_repeats_it(saved):
 
 def test_what_is_mapped_is_not_cached_again(saved):
     plan = plan_pipeline(npy(saved(np.zeros((8, 2)))), batch_size=4)
-    assert plan.stage("gather").setting == "whole batches"
+    assert plan.stage("decode").setting == "whole batches"
 
 
 def child(script, *arguments):
