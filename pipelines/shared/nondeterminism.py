@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import graph_pb2, types_pb2
+from tensorflow.core.framework.dataset_metadata_pb2 import Metadata
+from tensorflow.python.framework import op_def_registry
 
 from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.options import PipelineOptions
@@ -39,6 +41,13 @@ _ASSIGNING = frozenset(
 )
 _OPAQUE = ("EagerPyFunc", "PyFunc")  # PyFuncStateless is the caller's promise that it is not
 _READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+# Registered as stateful, and yet a saved iterator lacks nothing of theirs; what the first ones call is looked at too.
+_WITHOUT_STATE = frozenset(
+    [
+        *("Case", "If", "StatefulPartitionedCall", "While"),
+        *("Assert", "CheckNumerics", "CheckNumericsV2", "LookupTableFindV2", "LookupTableSizeV2", "Print", "PrintV2"),
+    ]
+)
 _INTERLEAVE = "ParallelInterleaveDataset"
 _IGNORE = 1  # tf.data.experimental.ExternalStatePolicy.IGNORE
 
@@ -91,6 +100,16 @@ def find_in_function(function: Any) -> list[Finding]:
 def find_in_dataset(dataset: Any) -> list[Finding]:
     """Finds such operations in the functions of a dataset and all datasets it reads from."""
     return [finding for stage in lineage(dataset) for finding in _in_stage(stage)]
+
+
+def find_states(dataset: Any) -> set[str]:
+    """Returns what functions of a dataset, or of those it reads from, keep that a saved iterator would lack.
+
+    An operation is given by its type; a look-up of a dataset's only element by the name `get_single_element` was given.
+    """
+    functions = (wrapped.function for stage in lineage(dataset) for wrapped in stage._functions())
+    found = (node for function in functions for node in nodes(function) if _has_state(node))
+    return {Metadata.FromString(node.attr["metadata"].s).name.decode() or node.op for node in found}
 
 
 def lineage(dataset: Any) -> Iterator[Any]:
@@ -176,6 +195,14 @@ def _refuse_unrepeatable(
 
 def _only(findings: list[Finding], *kinds: str) -> list[Finding]:
     return [finding for finding in findings if finding.kind in kinds]
+
+
+def _has_state(node: Any) -> bool:
+    definition = op_def_registry.get(node.op)  # none for a call of a function
+    if definition is None or not definition.is_stateful or node.op in _WITHOUT_STATE:
+        return False
+    # TensorFlow registers the operations that make datasets as stateful.
+    return [output.type for output in definition.output_arg] != [types_pb2.DT_VARIANT]
 
 
 def _in_stage(stage: Any) -> list[Finding]:

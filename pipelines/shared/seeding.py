@@ -115,6 +115,7 @@ def in_turn(first: Any, later: Any) -> Any:
         return tf.data.experimental.from_variant(variant, first.element_spec)
 
     dataset = tf.data.Dataset.zip(tf.data.Dataset.range(1), bits).flat_map(chosen)
+    dataset._inputs = lambda: [first, later]  # for those who look for their functions
     count = int(first.cardinality())
     return dataset.apply(tf.data.experimental.assert_cardinality(count)) if count >= 0 else dataset
 

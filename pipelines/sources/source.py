@@ -12,6 +12,8 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.paths import file_stamps
 from tfopt.pipelines.shared.seeding import shuffle
 
+HELD = "held_on_host"  # the name of what looks up tensors that are held for a function
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -163,11 +165,11 @@ def side_by_side(pieces: Any, read: Callable[..., Any], most: int, seed: int | N
 
 
 def held_on_host(tensors: Callable[[], Any]) -> Any:
-    """Returns tensors for the function that is being traced, without the copy per iterator that capturing costs."""
+    """Returns tensors for the function that is being traced, without the copy that capturing them costs."""
     # TensorFlow copies what a function captures, but not what lies in a dataset that it captures.
     with tf.init_scope(), tf.device("CPU:0"):
         held = tf.data.Dataset.from_tensors(tensors())
-    return held.get_single_element()
+    return held.get_single_element(name=HELD)
 
 
 def nth(numbers: range, index: Any) -> Any:

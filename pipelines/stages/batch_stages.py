@@ -15,8 +15,10 @@ from tfopt.pipelines.device.placing import OnDevice, Placement, is_gpu
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
 from tfopt.pipelines.shared.elements import element_of, pad_batch, without_autograph
+from tfopt.pipelines.shared.nondeterminism import find_states
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
 from tfopt.pipelines.shared.seeding import in_batches
+from tfopt.pipelines.sources.source import HELD
 from tfopt.pipelines.stages.example_stages import SMALL_BYTES, FunctionStage, Mix, Shuffle, plan_augment
 from tfopt.pipelines.stages.stage import Flow, Stage
 
@@ -160,13 +162,14 @@ class Overlap(Stage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order(Stage):
-    """Says whether parallel stages keep the order of elements."""
+    """Says whether parallel stages keep the order of elements, and lets iterators be saved."""
 
     deterministic: bool
 
     def apply(self, flow: Flow) -> None:
-        """Sets the option."""
+        """Sets the options."""
         flow.settings.deterministic = self.deterministic
+        flow.endings.insert(0, _with_savable_iterators)
 
     def summary(self) -> dict[str, Any]:
         """Returns whether the order is kept."""
@@ -191,6 +194,17 @@ class Memory(Stage):
     def summary(self) -> dict[str, Any]:
         """Returns the bound."""
         return {"memory_mib": self.mib}
+
+
+def _with_savable_iterators(dataset: Any, settings: Any) -> Any:
+    """Lets `tf.train.Checkpoint` save iterators over arrays, which TensorFlow takes for a state that would be lost."""
+    if find_states(dataset) == {HELD}:
+        policy = tf.data.Options()
+        policy.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+        options = dataset.options().merge(policy)
+        # Only where an iterator looks: datasets made of this one, whose functions may keep a state, do not inherit it.
+        dataset.options = lambda: options
+    return dataset
 
 
 def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:

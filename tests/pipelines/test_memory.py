@@ -59,6 +59,29 @@ print(peak_mib() - before)
 """
 
 
+ROWS = """
+import sys
+import numpy as np
+from tfopt.pipelines import build_pipeline
+from tfopt.pipelines.sources.as_source import as_source
+
+def own_mib():  # without the mapped file
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("RssAnon")]
+    return int(line.split()[1]) / 1024
+
+np.save("rows.npy", np.ones((100_000, 1000), "float32"))
+source = as_source(np.load("rows.npy") if sys.argv[1] == "arrays" else "rows.npy")
+before = own_mib()
+held = []
+for options in ({}, {"augment": lambda row: 2 * row}):
+    dataset = build_pipeline(source, batch_size=10, prefetch=2, **options)
+    held += [iter(dataset) for _ in range(2)]
+    for iterator in held:
+        next(iterator)
+print(own_mib() - before)
+"""
+
+
 def run(code, tmp_path, *arguments):
     """Returns the numbers that some code prints in a process of its own."""
     environ = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -73,6 +96,14 @@ def test_loading_takes_the_memory_of_the_examples_and_little_more(tmp_path):
     """800 MiB of them, which stay in host memory where there is no GPU."""
     (taken,) = run(LOAD, tmp_path)
     assert 800 < taken < 1.3 * 800
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["arrays", "npy"])
+def test_iterators_over_rows_do_not_copy_them(tmp_path, source):
+    """They take 381 MiB."""
+    (taken,) = run(ROWS, tmp_path, source)
+    assert taken < 190
 
 
 @pytest.mark.parametrize(
