@@ -15,12 +15,12 @@ import argparse
 import datetime
 import json
 import math
+import statistics
 import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 from pipeline_cases import (
     CLOCKS,
     TINY,
@@ -86,7 +86,7 @@ def show(case):
         if way["skipped"]:
             print(f"    {way['name']}: skipped: {way['skipped']}")
         elif way["wall_ms"]:
-            wall, cpu = (np.median(way[clock]) for clock in CLOCKS)
+            wall, cpu = (statistics.median(ms for ms in way[clock] if ms is not None) for clock in CLOCKS)
             print(f"    {way['name']}: {wall:.3f} ms a {case['unit'].split(',')[0]}, CPU {cpu:.3f} ms ({way['note']})")
     print(end="", flush=True)
 

@@ -6,7 +6,7 @@ Every example's label is its number, so that a pass can be checked: all examples
 import gc
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 TFOPT, HAND, GRAIN = "tfopt", "tf.data by hand", "Grain"
 CLOCKS = {"wall_ms": time.perf_counter, "cpu_ms": time.process_time}
 _SECONDS = 0.3  # a turn goes through whole epochs for at least as long
-_LONGEST = 4  # times that, after which an epoch is left
+_SLOW_SECONDS = 1.5  # a way whose pass takes longer takes part in one turn of three
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +116,10 @@ class _Watch:
 
 
 def _whole_epochs(way: Way, made: Any) -> dict[str, float]:
-    count, watch, started = 0, _Watch(), time.perf_counter()
-    while time.perf_counter() < started + _SECONDS:
-        for _ in made:
-            count += 1
-            if time.perf_counter() > started + _LONGEST * _SECONDS:
-                break
+    # Never a part of one: what a way reads ahead, or fills a buffer with, belongs to the batches that follow.
+    count, watch, due = 0, _Watch(), time.perf_counter() + _SECONDS
+    while time.perf_counter() < due:
+        count += sum(1 for _ in made)
     return watch.each(count)
 
 
@@ -153,12 +151,8 @@ TURNS = {
 }
 
 
-@dataclass(slots=True)
-class Measured:
-    """Samples of a way, a value for each turn."""
-
-    wall_ms: list[float] = field(default_factory=list)
-    cpu_ms: list[float] = field(default_factory=list)
+Samples = dict[str, dict[str, list[float | None]]]
+"""Milliseconds by way and by clock: a value for each turn, None for one that a slow way left out."""
 
 
 def measure(case: Case, turns: int, report: Callable[[dict[str, Any]], Any] = lambda found: None) -> dict[str, Any]:
@@ -167,21 +161,28 @@ def measure(case: Case, turns: int, report: Callable[[dict[str, Any]], Any] = la
     The pass also fills caches, so later turns are of later epochs.
     """
     kind, ways = TURNS[case.timed], [way for way in case.ways if not way.skipped]
-    made, specs = {}, {}
+    made, specs, slow = {}, {}, set()
     for way in ways:
         made[way.name] = way.make()
         if kind.checked:
             specs[way.name] = check(case, way, made[way.name])
+            started = time.perf_counter()
+            if kind.take is _whole_epochs and sum(1 for _ in made[way.name]):
+                slow |= {way.name} if time.perf_counter() - started > _SLOW_SECONDS else set()
     if len(set(specs.values())) > 1:
         raise AssertionError(f"{case.name}: batches differ: {specs}")
-    samples = {way.name: Measured() for way in ways}
-    for _ in range(turns):
+    samples: Samples = {way.name: {clock: [] for clock in CLOCKS} for way in ways}
+    for turn in range(turns):
         for way in ways:
-            if kind.anew:
-                made[way.name] = way.make()
-            gc.collect()
-            for clock, value in kind.take(way, made[way.name]).items():
-                getattr(samples[way.name], clock).append(value)
+            if way.name in slow and turn % 3:
+                found = dict.fromkeys(CLOCKS)
+            else:
+                if kind.anew:
+                    made[way.name] = way.make()
+                gc.collect()
+                found = kind.take(way, made[way.name])
+            for clock, value in found.items():
+                samples[way.name][clock].append(value)
         report(to_json(case, samples))
     return to_json(case, samples)
 
@@ -208,7 +209,7 @@ def check(case: Case, way: Way, made: Iterable[Any]) -> tuple[Any, ...]:
     return specs.pop()
 
 
-def to_json(case: Case, samples: dict[str, Measured]) -> dict[str, Any]:
+def to_json(case: Case, samples: Samples) -> dict[str, Any]:
     """The case and its samples as JSON values."""
     goal = case.goal
     return {
@@ -219,8 +220,7 @@ def to_json(case: Case, samples: dict[str, Measured]) -> dict[str, Any]:
         "examples": case.examples,
         "batch_size": case.batch,
         "ways": [
-            {"name": way.name, "note": way.note, "skipped": way.skipped}
-            | ({} if way.skipped else {clock: getattr(samples[way.name], clock) for clock in CLOCKS})
+            {"name": way.name, "note": way.note, "skipped": way.skipped} | samples.get(way.name, {})
             for way in case.ways
         ],
     }

@@ -9,6 +9,8 @@ from tfopt.measure import Comparison, StepTimes, compare
 JUDGED_BY = "wall_ms"
 """The clock whose figure is held against the goal; the other stands beside it."""
 
+_ONE: dict[str, Any] = {"steps_per_sample": 1, "first_step_seconds": 0.0}
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -47,14 +49,12 @@ def row(case: dict[str, Any]) -> Row:
 
 def speed(case: dict[str, Any], other: str, clock: str) -> Comparison | None:
     """Returns the speed of tfopt in times of another way's, turn by turn; None if one of them has no samples."""
-    samples = {way["name"]: way.get(clock) for way in case.get("ways", ())}
-    if not samples.get(TFOPT) or not samples.get(other):
+    samples = {way["name"]: way.get(clock, ()) for way in case.get("ways", ())}
+    turns = zip(samples.get(other, ()), samples.get(TFOPT, ()), strict=False)  # the last round may be cut short
+    both = [turn for turn in turns if None not in turn]
+    if not both:
         return None
-    times = [
-        StepTimes(repeats_ms=tuple((one,) for one in samples[name]), steps_per_sample=1, first_step_seconds=0.0)
-        for name in (other, TFOPT)
-    ]
-    return compare(*times)
+    return compare(*(StepTimes(repeats_ms=tuple((ms,) for ms in way), **_ONE) for way in zip(*both, strict=True)))
 
 
 def _text(comparison: Comparison | None, of_time: bool, interval: bool = True) -> str:

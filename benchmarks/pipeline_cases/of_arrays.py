@@ -1,5 +1,7 @@
 """Cases of rows in memory: large ones, small ones, and with a random function of each."""
 
+from functools import partial
+
 import numpy as np
 import tensorflow as tf
 
@@ -160,9 +162,19 @@ def small_rows(folder, scale):
     )
 
 
-def mirrored(image, label, seed):
+def mirrored(image, label):
+    """Mirrors every other image."""
+    return tf.image.random_flip_left_right(image), label
+
+
+def mirrored_by_seed(image, label, seed):
     """Mirrors every other image, by a stateless operation."""
     return tf.image.stateless_random_flip_left_right(image, seed), label
+
+
+def random_seed():
+    """A seed for stateless operations, drawn in a map."""
+    return tf.random.uniform((2,), maxval=2**31 - 1, dtype=tf.int32)
 
 
 def mirrored_batch(images, labels, seed):
@@ -171,24 +183,27 @@ def mirrored_batch(images, labels, seed):
     return tf.where(chosen, tf.reverse(images, [2]), images), labels
 
 
-def augment(folder, scale):
-    """A function of each element."""
+def augment(seeds, folder, scale):
+    """A function of each element, with a seed for each or without."""
     data, batch = noise(scale.images, 32, 32, 3), scale.batch
 
     def stock():
-        counter = tf.data.Dataset.counter()
-        rows = tf.data.Dataset.from_tensor_slices(data).shuffle(scale.images)
-        seeded = tf.data.Dataset.zip((rows, tf.data.Dataset.zip((counter, counter))))
-        return fused(seeded.map(lambda row, seed: mirrored(*row, seed), num_parallel_calls=AUTOTUNE), batch)
+        def seeded(image, label):
+            return mirrored_by_seed(image, label, random_seed())
 
+        rows = tf.data.Dataset.from_tensor_slices(data).shuffle(scale.images)
+        return fused(rows.map(seeded if seeds else mirrored, num_parallel_calls=AUTOTUNE), batch)
+
+    function = mirrored_by_seed if seeds else mirrored
+    question = "The same by a stateless operation, a seed for each"
     return Case(
-        name="augment",
-        question=f"{scale.images:,} images of 32×32 in arrays, each mirrored at random",
+        name=f"augment{', seeds' * seeds}",
+        question=question if seeds else f"{scale.images:,} images of 32×32 in arrays, each mirrored at random",
         timed="epoch",
         goal=at_least(1.0),
         ways=[
-            Way(name=TFOPT, note="augment=, a seed for each", make=lambda: tfopt(data, batch, augment=mirrored)),
-            Way(name=HAND, note="from_tensor_slices, shuffle, zipped with counters; map and batch, fused", make=stock),
+            Way(name=TFOPT, note="build_pipeline, augment=…", make=lambda: tfopt(data, batch, augment=function)),
+            Way(name=HAND, note="from_tensor_slices, shuffle, map and batch, fused", make=stock),
             by_grain("shuffle, random_map, batch", lambda: Rows(*data), batch, random_function=flip),
         ],
         examples=scale.images,
@@ -203,7 +218,7 @@ def augment_batches(folder, scale):
 
     def by_batches():
         def seeded(images, labels):
-            return mirrored_batch(images, labels, tf.random.uniform((2,), maxval=2**31 - 1, dtype=tf.int32))
+            return mirrored_batch(images, labels, random_seed())
 
         return permuted(data, batch, seeded)
 
@@ -231,6 +246,7 @@ CASES = {
     "large rows": large_rows,
     "large rows, cached": large_rows_cached,
     "small rows": small_rows,
-    "augment": augment,
+    "augment": partial(augment, False),
+    "augment, seeds": partial(augment, True),
     "augment, batches": augment_batches,
 }
