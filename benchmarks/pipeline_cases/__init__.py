@@ -21,7 +21,8 @@ _SLOW_SECONDS = 1.5  # a way whose pass takes longer takes part in one turn of t
 class Scale:
     """How large the data are."""
 
-    small_rows: int = 100_000
+    small_rows: int = 100_000  # of 64 bytes, in arrays
+    records: int = 40_000  # of 64 bytes, in files
     images: int = 20_000  # of 32×32
     large_rows: int = 2_000  # of 150 KB
     cached_rows: int = 1_000  # of 150 KB, on disk
@@ -33,7 +34,7 @@ class Scale:
 
 
 TINY = Scale(
-    small_rows=600, images=300, large_rows=20, cached_rows=20, files=1_200, photos=64, batch=8, photo_batch=8, turns=2
+    small_rows=600, records=600, images=300, large_rows=20, cached_rows=20, files=1_200, photos=64, batch=8, photo_batch=8, turns=2
 )
 
 

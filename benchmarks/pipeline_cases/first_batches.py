@@ -94,11 +94,11 @@ def arrays(folder, scale):
 
 def of_records(folder, scale):
     """TFRecord files."""
-    data, batch = floats(scale.small_rows), scale.batch
+    data, batch = floats(scale.records), scale.batch
     paths = write_plain(folder, map(serialised, *data))
     return Case(
         name="first batch, records",
-        question=f"First batch of {scale.small_rows:,} TFRecords",
+        question=f"First batch of {scale.records:,} TFRecords",
         timed="first batch",
         goal=GOAL,
         ways=[
@@ -114,7 +114,7 @@ def of_records(folder, scale):
             ),
             grains_way(folder, data, batch),
         ],
-        examples=scale.small_rows,
+        examples=scale.records,
         batch=batch,
         right=equal(data[0]),
     )
@@ -122,7 +122,7 @@ def of_records(folder, scale):
 
 def generator(folder, scale):
     """A generator of unknown length."""
-    data, batch = floats(scale.small_rows * 2 // 5), scale.batch
+    data, batch = floats(scale.records), scale.batch
     spec = tf.TensorSpec((16,), tf.float32), tf.TensorSpec((), tf.int64)
 
     def generated():

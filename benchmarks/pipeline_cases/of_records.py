@@ -61,11 +61,11 @@ def grains_way(folder, data, batch):
 
 def features(folder, scale):
     """TFRecord files of other programs."""
-    data, batch = floats(scale.small_rows), scale.batch
+    data, batch = floats(scale.records), scale.batch
     paths = write_plain(folder, map(serialised, *data))
     return Case(
         name="records, features",
-        question=f"{scale.small_rows:,} TFRecords of 16 floats and a label, in {FILES} files",
+        question=f"{scale.records:,} TFRecords of 16 floats and a label, in {FILES} files",
         timed="epoch",
         goal=at_least(0.95),
         ways=[
@@ -77,11 +77,11 @@ def features(folder, scale):
             Way(
                 name=HAND,
                 note="interleave, shuffle, batch, parse_example",
-                make=lambda: parsed_in_batches(paths, batch, scale.small_rows),
+                make=lambda: parsed_in_batches(paths, batch, scale.records),
             ),
             grains_way(folder, data, batch),
         ],
-        examples=scale.small_rows,
+        examples=scale.records,
         batch=batch,
         right=equal(data[0]),
     )
@@ -89,7 +89,7 @@ def features(folder, scale):
 
 def written(folder, scale):
     """The format of write_records."""
-    data, batch = floats(scale.small_rows), scale.batch
+    data, batch = floats(scale.records), scale.batch
     paths = write_plain(folder, map(serialised, *data))
     write_records(data, folder / "own", shards=FILES)
     return Case(
@@ -102,11 +102,11 @@ def written(folder, scale):
             Way(
                 name=HAND,
                 note="plain TFRecords: interleave, shuffle, batch, parse_example",
-                make=lambda: parsed_in_batches(paths, batch, scale.small_rows),
+                make=lambda: parsed_in_batches(paths, batch, scale.records),
             ),
             grains_way(folder, data, batch),
         ],
-        examples=scale.small_rows,
+        examples=scale.records,
         batch=batch,
         right=equal(data[0]),
     )

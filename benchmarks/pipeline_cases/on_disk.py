@@ -17,7 +17,7 @@ def doubled(row, label):
 
 def small(scale):
     """Rows of 64 bytes."""
-    data = floats(scale.small_rows)
+    data = floats(scale.records)
     return data, doubled, scale.batch, equal(2 * data[0]), "rows of 64 bytes"
 
 
