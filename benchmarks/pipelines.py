@@ -80,7 +80,7 @@ def _installed(name):
 
 def show(case):
     """Prints a case's figures."""
-    _, goal, wall, cpu, grain, verdict = figures.cells(case)
+    _, goal, _, _, wall, cpu, grain, verdict = figures.cells(case)
     print(f"{case['name']}: {verdict} (goal {goal}); wall {wall}, CPU {cpu}, of Grain's speed {grain}")
     for way in case.get("ways", ()):
         if way["skipped"]:

@@ -34,7 +34,16 @@ class Scale:
 
 
 TINY = Scale(
-    small_rows=600, records=600, images=300, large_rows=20, cached_rows=20, files=1_200, photos=64, batch=8, photo_batch=8, turns=2
+    small_rows=600,
+    records=600,
+    images=300,
+    large_rows=20,
+    cached_rows=20,
+    files=1_200,
+    photos=64,
+    batch=8,
+    photo_batch=8,
+    turns=2,
 )
 
 

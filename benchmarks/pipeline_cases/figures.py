@@ -1,9 +1,12 @@
 """What follows from the samples: speeds in times of that by hand, with intervals, and whether goals are met."""
 
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline_cases import CLOCKS, GRAIN, HAND, TFOPT, Goal
+from tfopt.bench.report import formatting
+from tfopt.bench.report.formatting import number
 from tfopt.measure import Comparison, StepTimes, compare
 
 JUDGED_BY = "wall_ms"
@@ -47,9 +50,14 @@ def row(case: dict[str, Any]) -> Row:
     )
 
 
+def samples_of(case: dict[str, Any], clock: str) -> dict[str, list[float | None]]:
+    """Returns the milliseconds of each turn by way, None for one that it left out."""
+    return {way["name"]: way.get(clock, []) for way in case.get("ways", ())}
+
+
 def speed(case: dict[str, Any], other: str, clock: str) -> Comparison | None:
     """Returns the speed of tfopt in times of another way's, turn by turn; None if one of them has no samples."""
-    samples = {way["name"]: way.get(clock, ()) for way in case.get("ways", ())}
+    samples = samples_of(case, clock)
     turns = zip(samples.get(other, ()), samples.get(TFOPT, ()), strict=False)  # the last round may be cut short
     both = [turn for turn in turns if None not in turn]
     if not both:
@@ -63,20 +71,22 @@ def _text(comparison: Comparison | None, of_time: bool, interval: bool = True) -
     ratio, ends = comparison.ratio, comparison.interval
     if of_time:
         ratio, ends = 1 / ratio, (1 / ends[1], 1 / ends[0])
-    shown = f"{_number(ratio)}×"
-    return f"{shown} [{_number(ends[0])}–{_number(ends[1])}]" if interval else shown
+    return formatting.ratio(ratio, ends) if interval else f"{number(ratio)}×"
 
 
-def _number(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+def _median(case: dict[str, Any], name: str) -> str:
+    turns = [ms for ms in samples_of(case, JUDGED_BY).get(name, ()) if ms is not None]
+    return number(statistics.median(turns)) if turns else "–"
 
 
 def cells(case: dict[str, Any]) -> list[str]:
-    """Returns a line of the table: question, goal, wall, CPU time, Grain, verdict."""
+    """Returns a line of the table, as HEADERS names its cells."""
     found, of_time = row(case), bool(case.get("goal") and case["goal"]["of_time"])
     return [
         found.question,
         found.goal,
+        _median(case, HAND),
+        _median(case, TFOPT),
         _text(found.wall, of_time),
         _text(found.cpu, of_time),
         _text(found.grain, False, interval=False),
@@ -84,10 +94,10 @@ def cells(case: dict[str, Any]) -> list[str]:
     ]
 
 
-HEADERS = ("What", "Goal", "By the wall", "CPU time", "Of Grain's speed", "")
+HEADERS = ("What", "Goal", "ms by hand", "ms", "By the wall", "By CPU time", "Of Grain's speed", "")
 
 
 def markdown(document: dict[str, Any]) -> str:
     """Returns the table of all cases as GitHub's Markdown."""
-    rows = [HEADERS, ("---", "---", "---:", "---:", "---:", "---"), *map(cells, document["cases"])]
+    rows = [HEADERS, ("---", "---", *["---:"] * 5, "---"), *map(cells, document["cases"])]
     return "".join(f"| {' | '.join(one)} |\n" for one in rows)

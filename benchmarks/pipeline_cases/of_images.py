@@ -177,7 +177,7 @@ def planning(first, folder, scale):
     which = "first" if first else "later"
     return Case(
         name=f"images, {which} plan",
-        question=f"To plan and build over {scale.files:,} image files, the {which} time",
+        question=f"Plan and build over {scale.files:,} image files, {'for the first time' if first else 'later'}",
         timed="plan",
         goal=None,
         ways=[

@@ -1,0 +1,87 @@
+"""benchmarks/pipelines.py: what it checks, how goals are judged, that every case runs, and the recorded table."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pipeline_cases
+import pytest
+from pipeline_cases import HAND, TFOPT, TINY, Case, Way, at_least, at_most, figures, measure, of_arrays
+
+ROOT = Path(pipeline_cases.__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "pipelines.py"
+
+
+def test_a_case_is_checked_and_measured_in_turn(tmp_path):
+    reported = []
+    found = measure(of_arrays.small_rows(tmp_path, TINY), 2, reported.append)
+    assert found == reported[-1]
+    assert len(reported) == 2
+    measured = {way["name"]: way for way in found["ways"] if not way["skipped"]}
+    assert {TFOPT, HAND} <= set(measured)
+    for way in measured.values():
+        assert len(way["wall_ms"]) == len(way["cpu_ms"]) == 2
+    assert figures.row(found).verdict in ("met", "missed")
+
+
+@pytest.mark.parametrize(
+    ("batches", "says"),
+    [
+        ([([1.0, 2.0], [3, 1]), ([3.0, 4.0], [3, 2])], "3 different"),
+        ([([1.0, 2.0], [3, 1])], "2 examples"),
+        ([([1.0, 2.0], [3, 1]), ([3.0], [0])], "3 examples"),
+        ([([1.0, 2.0], [0, 1]), ([3.0, 4.0], [2, 3])], "not shuffled"),
+        ([([1.0, 2.0], [3, 1]), ([3.0, 5.0], [0, 2])], "do not belong"),
+    ],
+)
+def test_ways_that_do_other_work_are_refused(batches, says):
+    inputs = {3: 1.0, 1: 2.0, 0: 3.0, 2: 4.0}
+    right = None if "belong" not in says else lambda x, labels: [inputs[label] for label in labels] == list(x)
+    way = Way(name=HAND, note="", make=list)
+    case = Case(name="c", question="", timed="epoch", goal=None, ways=[way], examples=4, batch=2, right=right)
+    with pytest.raises(AssertionError, match=says):
+        pipeline_cases.check(case, way, batches)
+
+
+def document(goal, hand, tfopt):
+    goal = goal and {"bound": goal.bound, "text": goal.text, "of_time": goal.of_time}
+    ways = [{"name": HAND, "wall_ms": hand, "cpu_ms": hand}, {"name": TFOPT, "wall_ms": tfopt, "cpu_ms": tfopt}]
+    return {"question": "q", "goal": goal, "ways": ways}
+
+
+@pytest.mark.parametrize(
+    ("goal", "hand", "tfopt", "cell", "verdict"),
+    [
+        (at_least(0.95), [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], "1.00× [1.00–1.00]", "met"),
+        (at_least(0.95), [1.0, 2.0, 9.0], [2.0, 4.0, 9.0], "0.50× [0.50–1.00]", "missed"),
+        (at_most(1.5), [1.0, 2.0, 3.0], [1.4, 2.8, 4.2], "1.40× [1.40–1.40]", "met"),
+        (at_most(1.5), [1.0, 2.0, 3.0], [1.6, 3.2, 4.8], "1.60× [1.60–1.60]", "missed"),
+        (None, [1.0], [2.0], "0.50× [0.50–0.50]", "no goal"),
+        # Turns that a slow way left out, and a last round that was cut short, are in no ratio.
+        (at_least(0.95), [1.0, 2.0, 4.0, 7.0], [1.0, None, 4.0], "1.00× [1.00–1.00]", "met"),
+        (at_least(0.95), [1.0], [], "–", "not measured"),
+    ],
+)
+def test_goals_are_judged_by_the_median_of_the_ratios(goal, hand, tfopt, cell, verdict):
+    cells = figures.cells(document(goal, hand, tfopt))
+    assert cells[4] == cells[5] == cell
+    assert cells[-1] == verdict
+
+
+def test_a_case_that_failed_says_so():
+    assert figures.row(document(at_least(1), [1.0], [1.0]) | {"error": "it broke"}).verdict == "failed: it broke"
+
+
+@pytest.mark.slow
+def test_every_case_runs(tmp_path):
+    results = tmp_path / "results.json"
+    command = [sys.executable, SCRIPT, results, "--tiny"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(results.read_text())
+    assert found["status"] == "complete"
+    listed = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [case["name"] for case in found["cases"]] == listed
+    for case in found["cases"]:
+        assert case.get("error") is None
+    assert ran.stdout.endswith(figures.markdown(found))
