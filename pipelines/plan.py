@@ -16,7 +16,6 @@ from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.batch_stages import (
     plan_batch,
     plan_batch_functions,
-    plan_decode_batches,
     plan_device,
     plan_memory,
     plan_order,
@@ -26,7 +25,7 @@ from tfopt.pipelines.stages.batch_stages import (
     plan_service,
 )
 from tfopt.pipelines.stages.example_stages import (
-    is_decode,
+    ManyAtOnce,
     plan_augment,
     plan_cache,
     plan_functions,
@@ -229,9 +228,11 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
     before, after = plan_functions(options, facts, cache.choice)
     loading = (*reading, *before, cache if cache.choice.folder is not None else cache.without(), *after)
     augment = plan_augment(options, by_batch=False)
-    decode: list[Stage] = []
-    if cache.choice.on is None and (shuffle.first or not options.shuffle) and not augment and is_decode(after):
-        decode, after = [plan_decode_batches(facts)], []
+    whole: list[Stage] = []
+    alone = cache.choice.on is not None or augment or facts.check is not None or (options.shuffle and not shuffle.first)
+    while not alone and after and isinstance(last := after[-1], ManyAtOnce):
+        # No single examples come between: the function gets the batches themselves.
+        after, whole = after[:-1], [last.with_batches(options), *whole]
     if cache.choice.on is not None:
         examples: list[Stage] = [*before, cache, shuffle, *after]
     elif shuffle.first:
@@ -244,7 +245,7 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
         *examples,
         *augment,
         batch,
-        *decode,
+        *whole,
         *plan_service(options, facts, batch),
         *plan_batch_functions(options, placement.held),
         *plan_padding(options),

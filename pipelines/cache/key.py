@@ -50,7 +50,9 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
         ("decode", _fingerprint("decode", source.encoded if crop and source.encoded else source.decode, options)),
     ]
     if cache.after == "transform":
-        parts.append(("transform", _fingerprint("transform", options.transform, options)))
+        transform = options.transformation
+        called = None if transform is None else [transform.by_batch, transform.call]
+        parts.append(("transform", _fingerprint("transform", called, options)))
     return "tfopt-" + hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

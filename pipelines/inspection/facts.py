@@ -8,14 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.inspection.tracing import Traced, trace
 from tfopt.pipelines.service.client import Part, refuse_unserved, take_part
-from tfopt.pipelines.shared.elements import apply, expect_paddable, first_line, size_bytes, without_autograph
+from tfopt.pipelines.shared.elements import (
+    apply,
+    expect_paddable,
+    first_line,
+    in_single_examples,
+    size_bytes,
+    without_autograph,
+)
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_dataset, refuse_draws
-from tfopt.pipelines.shared.options import PipelineOptions, function_name
+from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.pipelines.sources.source import Source
 
 _SAMPLED = 32  # elements the planner looks at
@@ -219,8 +227,10 @@ def take_sample(source: Source, options: PipelineOptions, traced: Traced) -> Sam
     decoded = _run(traced.decoded, names, "decode")
     examples = decoded
     if traced.examples is not traced.decoded:
-        stage = "crop" if options.transform is None else f"transform ({function_name(options.transform)})"
+        stage = "crop" if options.transformation is None else f"transform ({options.transformation.name})"
         examples = _run(traced.examples, names, stage)
+    if options.transformation is not None and options.transformation.by_batch:
+        _expect_one_by_one(traced, names, options.transformation)
     return Sample(
         names=tuple(names),
         digest=digest,
@@ -260,6 +270,34 @@ def _read(source: Source, traced: Traced) -> tuple[list[str], list[int], str]:
             "it filters out."
         )
     return names, sizes, digest.hexdigest()
+
+
+def _expect_one_by_one(traced: Traced, names: list[str], transform: StageFunction) -> None:
+    """Refuses a `transform` of batches whose examples depend on which others are in the batch."""
+    expected = f"Expected a per_batch transform to treat each example by itself. {transform.name}"
+    try:
+        together = list(in_single_examples(traced.in_one_batch))
+    except tf.errors.OpError as error:
+        raise PipelineError(f"{expected} failed on a batch of {len(names)}: {first_line(error)}.") from error
+    if len(together) != len(names):
+        raise PipelineError(f"{expected} makes {len(together)} examples of {len(names)}. Return as many as it gets.")
+    for name, *pair in zip(names, traced.examples, together, strict=True):
+        alone, among = ([part.numpy() for part in tf.nest.flatten(each, expand_composites=True)] for each in pair)
+        if not all(map(_about_equal, alone, among)):
+            raise PipelineError(
+                f"{expected} makes something else of {name} alone than in a batch of {len(names)}. Compute what "
+                "depends on the other examples in augment=per_batch(...), which gets the batches that are trained on."
+            )
+
+
+def _about_equal(a: Any, b: Any) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.kind in "SO":
+        return bool(np.all(a == b))
+    # Kernels add in another order where there are more rows; bfloat16 is of NumPy's kind "V".
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    return bool(np.allclose(a.astype(wide), b.astype(wide), rtol=1e-2, atol=1e-3, equal_nan=True))
 
 
 @dataclass(frozen=True, slots=True)

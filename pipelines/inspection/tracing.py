@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.crop_elements import crop_example, expect_croppable
-from tfopt.pipelines.shared.elements import apply_stage, element_of
+from tfopt.pipelines.shared.elements import apply_stage, element_of, in_single_examples
 from tfopt.pipelines.shared.frozen_draws import generator_states, refuse_frozen_draws
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_function
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction, is_layer
@@ -19,6 +19,9 @@ from tfopt.pipelines.sources.source import Source
 
 # AutoGraph lists the lines that led to an error: tfopt's own, and then the user's.
 _OWN_FRAME = re.compile(rf'^ *File "{re.escape(str(Path(__file__).parents[1]))}/.*\n.*\n', re.MULTILINE)
+
+
+_TOGETHER = 1024  # more than the elements that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Traced:
     raw: Any  # as the source reads them
     decoded: Any  # after `decode` and a central crop: what a cache before `transform` holds
     examples: Any  # after `transform`
+    in_one_batch: Any  # the same, as one batch; None unless `transform` takes batches
     augmented: Any  # after `augment`; batches if it has functions of batches
     in_decode: list[Finding]
     in_transform: list[Finding]
@@ -42,7 +46,14 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
     _expect_tensors("read", source.name, raw)
     decoded, decode = _traced("decode", source.decode, raw)
     cropped = decoded if options.crop is None else _cropped(source, options.crop, options.crops_with, raw, decoded)
-    examples, transform = _traced("transform", options.transform, cropped)
+    transformation = options.transformation
+    in_one_batch = None
+    if transformation is not None and transformation.by_batch:
+        batches, transform = _traced("transform", transformation.call, cropped.batch(1))
+        examples = in_single_examples(batches)
+        in_one_batch = _mapped(transformation, cropped.batch(_TOGETHER))
+    else:
+        examples, transform = _traced("transform", None if transformation is None else transformation.call, cropped)
     augmented, augment, batched = examples, [], False
     for function in options.augmentations:
         before = augmented.batch(options.batch_size) if function.by_batch and not batched else augmented
@@ -54,7 +65,7 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
         decoded = cropped
     graphs = (decode, transform, *augment)
     in_decode, in_transform, *in_augment = ([] if graph is None else find_in_function(graph) for graph in graphs)
-    return Traced(raw, decoded, examples, augmented, in_decode, in_transform, in_augment)
+    return Traced(raw, decoded, examples, in_one_batch, augmented, in_decode, in_transform, in_augment)
 
 
 def _cropped(source: Source, crop: Any, crop_with: dict[str, bool], raw: Any, decoded: Any) -> Any:

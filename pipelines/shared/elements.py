@@ -32,6 +32,18 @@ def element_of(arguments: tuple[Any, ...], spec: Any) -> Any:
     return arguments if type(spec) is tuple else arguments[0]
 
 
+def in_single_examples(batches: Any, name: str | None = None) -> Any:
+    """Returns the dataset of the examples in a dataset of batches."""
+    spec = batches.element_spec
+
+    @without_autograph
+    def spread(*batch: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(element_of(batch, spec))
+
+    # TensorFlow 2.21 never ends a flat_map on a tf.data service, and its unbatch crashes on rows without values.
+    return batches.interleave(spread, cycle_length=1, name=name)
+
+
 def size_bytes(element: Any) -> int:
     """Returns the memory an eager element takes; strings count their bytes."""
     return sum(_tensor_bytes(tensor) for tensor in tf.nest.flatten(element, expand_composites=True))

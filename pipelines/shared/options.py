@@ -41,11 +41,14 @@ class StageFunction:
 
 
 def per_batch(function: Callable[..., Any]) -> StageFunction:
-    """Marks a function of `augment` that takes a whole batch instead of one example, such as MixUp.
+    """Marks a function of `augment` or `transform` that takes a whole batch instead of one example.
+
+    In `augment` it sees the batches that are trained on, such as MixUp needs. In `transform` it must treat each example
+    by itself, since a batch may be any number of them; for small examples that is many times as fast as one by one.
 
     Args:
-        function: Takes a batch, called as `Dataset.map` calls its function; a keyword `seed` gets a seed for the
-            batch, as described for `augment`.
+        function: Takes a batch, called as `Dataset.map` calls its function; in `augment` a keyword `seed` gets a seed
+            for the batch, as described there.
 
     Raises:
         TypeError: If `function` is not callable.
@@ -67,7 +70,7 @@ class Choices(TypedDict, total=False):
     training: bool
     crop: RandomCrop | CentralCrop | None
     crop_with: CropWith
-    transform: Callable[..., Any] | None
+    transform: Callable[..., Any] | StageFunction | None
     augment: Callable[..., Any] | StageFunction | Sequence[Callable[..., Any] | StageFunction] | None
     cache: Cache
     cache_after: CacheAfter
@@ -99,7 +102,7 @@ class PipelineOptions:
     training: bool = True
     crop: RandomCrop | CentralCrop | None = None
     crop_with: CropWith = ()
-    transform: Callable[..., Any] | None = None
+    transform: Callable[..., Any] | StageFunction | None = None
     augment: Callable[..., Any] | StageFunction | Sequence[Callable[..., Any] | StageFunction] | None = None
     cache: Cache = "auto"
     cache_after: CacheAfter = "auto"
@@ -128,11 +131,7 @@ class PipelineOptions:
             raise ValueError(
                 "Expected a `crop` for `crop_with`. Found crop=None. Pass crop=RandomCrop(224), or leave it out."
             )
-        if self.transform is not None and not callable(self.transform):
-            raise TypeError(
-                f"Expected a function for `transform`. Received: {self.transform!r}. Pass a function of an example, or "
-                "None."
-            )
+        _expect_transform(self.transform)
         fill_in("cache", _cache(self.cache))
         fill_in("augment", _augment_functions(self.augment, on_device=self.on_device))
         for before, function in pairwise(self.augmentations):
@@ -164,7 +163,7 @@ class PipelineOptions:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values |= {
             "crop": None if self.crop is None else repr(self.crop),
-            "transform": None if self.transform is None else function_name(self.transform),
+            "transform": None if self.transformation is None else self.transformation.name,
             "augment": [function.name for function in self.augmentations],
         }
         return values
@@ -173,6 +172,15 @@ class PipelineOptions:
     def augmentations(self) -> tuple[StageFunction, ...]:
         """The functions of `augment`, in order."""
         return self.augment  # type: ignore[return-value]  # a tuple once made
+
+    @property
+    def transformation(self) -> StageFunction | None:
+        """The function of `transform`."""
+        if self.transform is None:
+            return None
+        by_batch = isinstance(self.transform, StageFunction)
+        call = self.transform.call if isinstance(self.transform, StageFunction) else self.transform
+        return StageFunction("transform", call, by_batch=by_batch)
 
     @property
     def crops_with(self) -> dict[str, bool]:
@@ -205,6 +213,19 @@ def function_name(function: Callable[..., Any]) -> str:
 def _expect_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"Expected a bool for `{name}`. Received: {value!r}. Pass True or False.")
+
+
+def _expect_transform(value: Any) -> None:
+    if isinstance(value, StageFunction) and value.seeded:
+        raise ValueError(
+            f"Expected a deterministic `transform`. {value.name} takes a seed. Pass it as an `augment`, which runs "
+            "again in each epoch."
+        )
+    if value is not None and not isinstance(value, StageFunction) and not callable(value):
+        raise TypeError(
+            f"Expected a function for `transform`. Received: {value!r}. Pass a function of an example, per_batch of "
+            "one of a batch, or None."
+        )
 
 
 def _augment_functions(value: Any, *, on_device: bool) -> tuple[StageFunction, ...]:

@@ -43,7 +43,7 @@ class Batch(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Batches the dataset."""
-        waits = flow.maps
+        waits = flow.waits
         elements = flow.flush()
         if self.pinned and not waits:
             elements = elements.map(_checked(elements.element_spec), num_parallel_calls=tf.data.AUTOTUNE, name="batch")
@@ -52,17 +52,6 @@ class Batch(Stage):
     def summary(self) -> dict[str, Any]:
         """Returns the number of steps."""
         return {"steps_per_epoch": self.steps}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeBatches(Stage):
-    """Decodes whole batches of raw elements."""
-
-    decode: Any
-
-    def apply(self, flow: Flow) -> None:
-        """Maps `decode` over the batches."""
-        flow.dataset = flow.flush().map(self.decode, num_parallel_calls=tf.data.AUTOTUNE, name="decode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,12 +224,6 @@ def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
         served=served,
         pinned=facts.pinned and not served,
     )
-
-
-def plan_decode_batches(facts: Facts) -> Stage:
-    """Returns the stage "decode" of batches, in place of the one of single examples."""
-    decode = facts.source.decode_batch
-    return DecodeBatches(name="decode", setting="whole batches", reason="quicker than one by one", decode=decode)
 
 
 def plan_batch_functions(options: PipelineOptions, held: OnDevice | str | None) -> list[Stage] | list[FunctionStage]:

@@ -16,7 +16,7 @@ from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.pipelines.shared.seeding import in_turn, part_seed, permutation, sequence, shuffle
 from tfopt.pipelines.sources.source import Source
-from tfopt.pipelines.stages.stage import DecodeChunks, Flow, MapGroup, Stage
+from tfopt.pipelines.stages.stage import Flow, MapGroup, Stage
 from tfopt.text import readable_bytes
 
 _CLASSES_SHOWN = 8
@@ -101,15 +101,22 @@ class FunctionStage(Stage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decode(Stage):
-    """Decodes raw elements many at once, and makes single examples of them again."""
+class ManyAtOnce(Stage):
+    """Calls a function with many examples at once, and makes single ones of them again; neighbours share a map."""
 
-    chunks: DecodeChunks
+    function: StageFunction
+    size: int
+    check: ShapeCheck | None = None  # of the examples that it returns
 
     def apply(self, flow: Flow) -> None:
-        """Has the next map begin with it."""
-        flow.flush()
-        flow.chunks = self.chunks
+        """Adds the function to the map."""
+        flow.call_with_many(self.function, self.size)
+        if self.check is not None:
+            flow.check = self.check
+
+    def with_batches(self, options: PipelineOptions) -> FunctionStage:
+        """Returns the stage that calls the function with the batches themselves."""
+        return _stage(self.function, "whole batches", self.reason, MapGroup("batch", options.seed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +138,7 @@ class Cache(Stage):
         elif choice.on == "memory":
             flow.dataset = flow.flush().cache()
         elif choice.folder is not None:
-            prepare = flow.take_map(deterministic=True)
+            prepare = flow.take_maps(deterministic=True)
             store = Store(
                 choice.folder,
                 # Not the planned key: the functions are traced now, and what they read may have changed since.
@@ -216,17 +223,20 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
     return [read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)]
 
 
-def plan_functions(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> tuple[list[Stage], list[Stage]]:
+def plan_functions(
+    options: PipelineOptions, facts: Facts, cache: CacheChoice
+) -> tuple[list[FunctionStage | ManyAtOnce], list[FunctionStage | ManyAtOnce]]:
     """Returns the stages up to the cache, and those after it; all of them after it if there is none."""
     source, crop = facts.source, options.crop
     cached = cache.on is not None
     group = MapGroup("crop", options.seed, served=options.service is not None)
     # A crop after the cache cuts from whole decoded images.
     fused = crop is not None and source.encoded is not None and not (crop.random and cached)
-    stages: list[Stage] = []
+    stages: list[FunctionStage | ManyAtOnce] = []
     decode = source.encoded if fused else source.decode
-    if facts.by_batch and not fused and options.service is None:
-        stages.append(_decode_chunks(options, facts))
+    if facts.by_batch and not fused and source.decode_batch is not None:
+        function = StageFunction("decode", source.decode_batch, by_batch=True)
+        stages.append(_many_at_once(function, options, facts, "quicker than one by one"))
     elif decode is not None:
         function = StageFunction("decode", decode)
         stages.append(_stage(function, "parallel", "as many calls at once as pay", group))
@@ -242,21 +252,19 @@ def plan_functions(options: PipelineOptions, facts: Facts, cache: CacheChoice) -
         reason += "; of a JPEG only the crop is decoded" if fused else ""
         stages.append(_stage(function, setting, reason, group))
         at += not crop.random
-    if options.transform is not None:
-        function = StageFunction("transform", options.transform)
-        stages.append(_stage(function, function.name, "deterministic, parallel", group))
-    if stages and isinstance(stages[-1], FunctionStage):
+    transform = options.transformation
+    if transform is not None and transform.by_batch:
+        reason = f"{transform.name}, deterministic, parallel"
+        stages.append(_many_at_once(transform, options, facts, reason))
+    elif transform is not None:
+        stages.append(_stage(transform, transform.name, "deterministic, parallel", group))
+    if stages:
         stages[-1] = replace(stages[-1], check=facts.check)
     if not cached:
         at = 0
     elif cache.after == "transform":
         at = len(stages)
     return stages[:at], stages[at:]
-
-
-def is_decode(stages: list[Stage]) -> bool:
-    """Whether these do no more than decode many elements at once."""
-    return len(stages) == 1 and isinstance(stages[0], Decode)
 
 
 def plan_cache(options: PipelineOptions, facts: Facts, choice: CacheChoice) -> Cache:
@@ -353,7 +361,8 @@ def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
     sizes = (sample.raw_bytes,) if random_crop else (sample.raw_bytes, sample.decoded_bytes, sample.example_bytes)
     smaller = random_crop or sample.raw_bytes <= max(sample.example_bytes, SMALL_BYTES)
     # Whole batches are decoded only if nothing comes between them and the shuffle.
-    first = cache.on is None and not facts.raw_examples and (smaller or facts.by_batch)
+    many = facts.by_batch or (options.transformation is not None and options.transformation.by_batch)
+    first = cache.on is None and not facts.raw_examples and (smaller or many)
     cached_bytes = sample.example_bytes if cache.after == "transform" else sample.decoded_bytes
     # Whether and where cache="auto" caches depends on free memory and on times: under a seed the buffer must not.
     certain = options.seed is None or options.cache not in ("auto", None)
@@ -388,12 +397,10 @@ def _classes(names: tuple[str, ...] | None) -> str:
     return f" of {len(names):,} class{'es' * (len(names) > 1)}: {', '.join(shown)}"
 
 
-def _decode_chunks(options: PipelineOptions, facts: Facts) -> Decode:
-    """Returns the stage "decode" of a source that decodes many elements at once."""
-    size = max(1, min(options.batch_size, int(_CHUNK_BYTES / max(facts.sample.decoded_bytes, 1))))
-    assert facts.source.decode_batch is not None
-    chunks = DecodeChunks(facts.source.decode_batch, size)
-    return Decode(name="decode", setting=f"{size:,} at once", reason="quicker than one by one", chunks=chunks)
+def _many_at_once(function: StageFunction, options: PipelineOptions, facts: Facts, reason: str) -> ManyAtOnce:
+    largest = max(facts.sample.decoded_bytes, facts.sample.example_bytes, 1)
+    size = max(1, min(options.batch_size, int(_CHUNK_BYTES / largest)))
+    return ManyAtOnce(name=function.stage, setting=f"{size:,} at once", reason=reason, function=function, size=size)
 
 
 def _stage(function: StageFunction, setting: str, reason: str, group: MapGroup) -> FunctionStage:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.inspection.facts import ShapeCheck
-from tfopt.pipelines.shared.elements import element_of, without_autograph
+from tfopt.pipelines.shared.elements import element_of, in_single_examples
 from tfopt.pipelines.shared.nondeterminism import find_in_function, refuse_restarting
 from tfopt.pipelines.shared.options import StageFunction
 from tfopt.pipelines.shared.seeding import call_in_turn, in_batches, part_seed, with_drawn_bits, with_random_bits
@@ -44,23 +44,6 @@ class MapGroup:
     served: bool = False  # whether they run on the workers of a tf.data service
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeChunks:
-    """A source's `decode_batch`, for examples that are to be single ones again."""
-
-    decode: Callable[..., Any]
-    size: int  # examples that are decoded at once
-
-    def apply(self, dataset: Any, *, deterministic: bool | None) -> Any:
-        """Returns the dataset of examples."""
-        count = int(dataset.cardinality())
-        chunks = in_batches(dataset, self.size, full=False)
-        parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": deterministic}
-        chunks = chunks.map(self.decode, **parallel, name="decode")
-        examples = chunks.flat_map(_slices(chunks.element_spec))
-        return examples.apply(tf.data.experimental.assert_cardinality(count)) if count >= 0 else examples
-
-
 @dataclass(slots=True)
 class Flow:
     """A dataset on its way through the stages."""
@@ -71,75 +54,121 @@ class Flow:
     # Called with the finished batches and the settings, in turn: nothing may follow a copy to the device.
     endings: list[Callable[[Any, Any], Any]] = field(default_factory=list)
     check: ShapeCheck | None = None  # what the next map ends with
-    chunks: DecodeChunks | None = None  # what the next map begins with
-    _functions: list[StageFunction] = field(default_factory=list)
-    _group: MapGroup | None = None
+    _functions: list[StageFunction] = field(default_factory=list)  # of the next map
+    _group: MapGroup | None = None  # of these
+    _at_once: int | None = None  # how many examples these take, if not one
+    _maps: list["_Map | _MapChunks"] = field(default_factory=list)  # those that wait
     _is_raw: bool = True
 
     def call(self, function: StageFunction, group: MapGroup) -> None:
         """Adds a function to the map that calls its group."""
         if self._group != group:
-            self.flush()
+            self._end_map()
         self._functions.append(function)
         self._group = group
 
+    def call_with_many(self, function: StageFunction, size: int) -> None:
+        """Adds a function to the map that takes so many examples at once, and makes single ones of them again."""
+        if self._at_once is None or self.check is not None:
+            self._end_map()
+        self._functions.append(function)
+        self._at_once = size
+
     @property
-    def maps(self) -> bool:
-        """Whether a map of single examples waits."""
-        return bool(self._functions) or self.check is not None
+    def waits(self) -> bool:
+        """Whether the last thing that waits is a map of single examples."""
+        return self._at_once is None and (bool(self._functions) or self.check is not None)
 
     def flush(self) -> Any:
-        """Applies the map that waits, and returns the dataset."""
-        augments = self._group is not None and self._group.part != "crop"
-        draws = augments and not all(each.seeded for each in self._functions)
-        self.dataset = self.take_map()(self.dataset)
-        if draws:
-            # The planner has looked; tf.random.set_seed may have been called since.
-            refuse_restarting("augment", find_in_function(self.dataset._map_func.function))
+        """Applies the maps that wait, and returns the dataset."""
+        self.dataset = self.take_maps()(self.dataset)
         return self.dataset
 
-    def take_map(self, *, deterministic: bool | None = None) -> Callable[[Any], Any]:
-        """Returns the map that waits, as a function of a dataset, in place of applying it.
+    def take_maps(self, *, deterministic: bool | None = None) -> Callable[[Any], Any]:
+        """Returns the maps that wait, as a function of a dataset, in place of applying them.
 
         Args:
-            deterministic: Whether it keeps the order. Default: as in the whole pipeline.
+            deterministic: Whether they keep the order. Default: as in the whole pipeline.
         """
-        group, functions, chunks = self._group, tuple(self._functions), self.chunks
-        is_raw = self._is_raw and chunks is None
-        check = None if self.check is None else self.check.checker(is_raw=is_raw)
-        self._functions, self._group, self.check, self.chunks = [], None, None, None
-        self._is_raw = is_raw and not functions
-        name = "_and_".join(dict.fromkeys(function.stage for function in functions)) or "check"
-
-        def called(element: Any, bits: Any) -> Any:
-            result = call_in_turn(functions, element, bits)
-            return result if check is None else check(element, result)
+        self._end_map()
+        maps, self._maps = tuple(self._maps), []
 
         def mapped(dataset: Any) -> Any:
-            if chunks is not None:
-                dataset = chunks.apply(dataset, deterministic=deterministic)
-            if not functions and check is None:
-                return dataset
-            spec = dataset.element_spec
-
-            def unseeded(*arguments: Any) -> Any:
-                return called(element_of(arguments, spec), None)
-
-            elements, call = dataset, unseeded
-            if group is not None and any(function.seeded for function in functions):
-                seed = part_seed(group.seed, group.part)
-                elements = with_drawn_bits(dataset) if group.served else with_random_bits(dataset, seed)
-                call = called
-            return elements.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=deterministic, name=name)
+            for each in maps:
+                dataset = each.apply(dataset, deterministic=deterministic)
+            return dataset
 
         return mapped
 
+    def _end_map(self) -> None:
+        functions, is_raw = tuple(self._functions), self._is_raw and self._at_once is None
+        if self._at_once is not None:
+            self._maps.append(_MapChunks(functions, self._at_once))
+            functions = ()
+        if functions or self.check is not None:
+            check = None if self.check is None else self.check.checker(is_raw=is_raw)
+            self._maps.append(_Map(functions, self._group, check))
+        self._functions, self._group, self._at_once, self.check = [], None, None, None
+        self._is_raw = is_raw and not functions
 
-def _slices(spec: Any) -> Callable[..., Any]:
-    """Returns a function of a batch, as a dataset of this spec spreads it, that gives the dataset of its examples."""
 
-    @without_autograph
-    def sliced(*batch: Any) -> Any:
-        return tf.data.Dataset.from_tensor_slices(element_of(batch, spec))
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """A parallel map of single examples, or of batches."""
 
-    return sliced
+    functions: tuple[StageFunction, ...]
+    group: MapGroup | None
+    check: Callable[[Any, Any], Any] | None  # of an element before and after them
+
+    def apply(self, dataset: Any, *, deterministic: bool | None) -> Any:
+        group, spec = self.group, dataset.element_spec
+
+        def called(element: Any, bits: Any) -> Any:
+            result = call_in_turn(self.functions, element, bits)
+            return result if self.check is None else self.check(element, result)
+
+        def unseeded(*arguments: Any) -> Any:
+            return called(element_of(arguments, spec), None)
+
+        elements, call = dataset, unseeded
+        if group is not None and any(function.seeded for function in self.functions):
+            elements = (
+                with_drawn_bits(dataset)
+                if group.served
+                else with_random_bits(dataset, part_seed(group.seed, group.part))
+            )
+            call = called
+        result = elements.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=deterministic, name=self._name)
+        if group is not None and group.part != "crop" and not all(function.seeded for function in self.functions):
+            # The planner has looked; tf.random.set_seed may have been called since.
+            refuse_restarting("augment", find_in_function(result._map_func.function))
+        return result
+
+    @property
+    def _name(self) -> str:
+        return _joined(self.functions) or "check"
+
+
+@dataclass(frozen=True, slots=True)
+class _MapChunks:
+    """A parallel map of chunks, of which single examples are made again."""
+
+    functions: tuple[StageFunction, ...]
+    size: int
+
+    def apply(self, dataset: Any, *, deterministic: bool | None) -> Any:
+        count = int(dataset.cardinality()) if tf.executing_eagerly() else -1
+        chunks = in_batches(dataset, self.size, full=False)
+        spec = chunks.element_spec
+
+        def called(*chunk: Any) -> Any:
+            return call_in_turn(self.functions, element_of(chunk, spec), None)
+
+        parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": deterministic}
+        chunks = chunks.map(called, **parallel, name=_joined(self.functions))
+        examples = in_single_examples(chunks, _joined(self.functions))
+        return examples.apply(tf.data.experimental.assert_cardinality(count)) if count >= 0 else examples
+
+
+def _joined(functions: tuple[StageFunction, ...]) -> str:
+    return "_and_".join(dict.fromkeys(function.stage for function in functions))

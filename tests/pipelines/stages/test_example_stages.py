@@ -134,5 +134,5 @@ def test_the_shuffle_buffer_holds_everything_that_fits():
 
 def test_the_shuffle_buffer_is_bounded_where_the_count_is_unknown():
     assert fitting_buffer(None, MIB, shared=True)[0] == 1024
-    assert fitting_buffer(None, 1, shared=False)[0] == 1_000_000
+    assert fitting_buffer(None, 1, shared=False)[0] == 10_000
     assert fitting_buffer(None, 10.0**12, shared=False)[0] == 1
