@@ -145,7 +145,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         crop_with: Masks, further images and boxes that are cropped with the image: keys of a dict, positions in a
             tuple, or paths such as "1/boxes". Boxes are normalised (ymin, xmin, ymax, xmax). Parts that look like one
             and are not named are refused; a dict says False for those to leave as they are: {"features": False}.
-        transform: A deterministic function of an example, called as `Dataset.map` calls its function.
+        transform: A deterministic function of an example, called as `Dataset.map` calls its function; `per_batch` marks
+            one that takes many examples at once.
         augment: A random function of a transformed example that runs again in each epoch, or a list of them;
             `per_batch` marks one that takes batches. A keyword `seed` gets an int32 tensor of shape (2,) for
             TensorFlow's stateless operations, different for each element and epoch. With cache="device" also Keras

@@ -76,8 +76,9 @@ def choose_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | 
 
 def reads_by_position(options: PipelineOptions, facts: Facts) -> bool:
     """Whether the source's elements are read in a permutation of all of them, in place of a buffer that mixes them."""
-    can = facts.positions or facts.source.at is not None
-    return can and bool(options.shuffle) and options.service is None and facts.count is not None
+    if facts.source.at is None or facts.count is None:
+        return False
+    return bool(options.shuffle) and options.service is None
 
 
 def keeps_one_order(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> bool:

@@ -111,7 +111,6 @@ class Facts:
     sample: Sample
     check: ShapeCheck | None  # of examples; None if TensorFlow knows their shapes
     raw_examples: bool  # whether raw elements are examples: nothing decodes, crops or transforms them
-    positions: bool  # whether raw elements are the numbers below the count, as of rows in memory
     by_batch: bool  # whether `decode_batch` is quicker for these examples than `decode`
     pinned: bool  # whether batches are worth the map-and-batch that makes them in memory pinned for the GPU
 
@@ -175,7 +174,6 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         sample=sample,
         check=None if static else ShapeCheck(sample.common_shapes(), source.name, source.origin),
         raw_examples=bare and source.decode is None,
-        positions=source.resident and source.decode is not None,
         by_batch=source.decode_batch is not None and not pinned,
         pinned=pinned,
     )

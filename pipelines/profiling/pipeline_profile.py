@@ -45,6 +45,8 @@ class PipelineProfile:
     """Whether this is the first pass over the data, which fills a cache, rather than later ones."""
     stages: tuple[StageProfile, ...]
     """In the order in which elements pass them. Stages before a full cache do not work, and are left out."""
+    remedy: str = ""
+    """What would make the limiting stage quicker, where that shows; else empty."""
 
     @property
     def examples_per_second_per_core(self) -> float:
@@ -81,7 +83,7 @@ class PipelineProfile:
             f"({self.examples_per_second_per_core:,.0f} per core, {self.cores:g} cores), {which}"
         )
         rows = [("stage", "ms/example", "at once", "busy", "without it"), *map(self._row, self.stages)]
-        return "\n".join([head, *aligned(rows, texts=1), self.verdict])
+        return "\n".join([head, *aligned(rows, texts=1), self.verdict, *filter(None, [self.remedy])])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the profile as JSON values."""

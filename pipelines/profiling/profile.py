@@ -19,7 +19,7 @@ from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StagePro
 from tfopt.pipelines.profiling.sampled_run import Node, Run, run_passes, run_unfused
 from tfopt.pipelines.profiling.stage_names import StageNames
 from tfopt.pipelines.stages.batch_stages import CopyToDevice, Service
-from tfopt.pipelines.stages.example_stages import Cache, Mix, Read, Shuffle
+from tfopt.pipelines.stages.example_stages import Cache, FunctionStage, Mix, Read, Shuffle
 from tfopt.pipelines.stages.stage import Stage
 
 _SPLITTING_SHARE = 0.3  # of the time, if stages are fused
@@ -27,6 +27,7 @@ _SPLITTING_SHARE = 0.3  # of the time, if stages are fused
 _SHUFFLE_BATCHES = 4
 _UNFUSED_BATCH = 32  # examples; small, since the time for that run is short
 _MOSTLY_SEEN = 0.5
+_MOSTLY_CALLS_MS = 0.05  # an example, below which TensorFlow's call of the function takes most of the time
 _HAND_OVER = ""  # stands for what is not a stage's work
 
 
@@ -183,7 +184,22 @@ def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
     sources: list[Any] = []
     adapted, unwritten = _to_run(plan, sources)
     profile = _profile(plan.source.name, adapted.build(), sources, seconds, unfused)
+    profile = replace(profile, remedy=remedy(plan, profile))
     return replace(profile, first_pass=True) if unwritten else profile  # later passes would have read the cache
+
+
+def remedy(plan: PipelinePlan, profile: PipelineProfile) -> str:
+    """Returns the advice to take batches, for a limiting function of the user's that does little for each example."""
+    for stage in plan.stages:
+        if stage.name != profile.limiting or stage.name not in ("transform", "augment"):
+            continue
+        each = isinstance(stage, FunctionStage) and not stage.function.by_batch
+        if each and next(one for one in profile.stages if one.name == stage.name).ms_per_example < _MOSTLY_CALLS_MS:
+            return (
+                f"{stage.name} is called for each example, and the call takes most of that: let the function take a "
+                f"batch, and pass {stage.name}=per_batch(function)."
+            )
+    return ""
 
 
 def _profile_dataset(dataset: Any, seconds: float) -> PipelineProfile:
@@ -214,7 +230,8 @@ def _to_run(plan: PipelinePlan, sources: list[Any]) -> tuple[PipelinePlan, bool]
             )
             return replace(stage, source=recording)
         if isinstance(stage, Mix | Shuffle):
-            return replace(stage, buffer=min(stage.buffer, _SHUFFLE_BATCHES * plan.options.batch_size))
+            small = replace(stage, buffer=min(stage.buffer, _SHUFFLE_BATCHES * plan.options.batch_size))
+            return replace(small, rests=False) if isinstance(small, Shuffle) else small
         if isinstance(stage, CopyToDevice):
             return replace(stage, device=None)  # a copy to the GPU leaves no figures on the host
         return stage.without() if isinstance(stage, Cache) and _would_write(stage) else stage

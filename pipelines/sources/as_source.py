@@ -121,6 +121,7 @@ def arrays(data: Any) -> Source:
             count=len(numbers),
             decode=rows,
             decode_batch=rows,
+            at=lambda positions: positions,
             fingerprint=lambda: [str(numbers), tensors],
             resident=True,
             part=lambda index, parts: numbered(numbers[index::parts]),

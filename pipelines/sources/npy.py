@@ -73,7 +73,8 @@ def npy(paths: Any) -> Source:
     def numbered(numbers: range) -> Source:
         return Source(
             name=f"npy {', '.join(file.path for file in files)}",
-            dataset=partial(_indices, files, len(numbers)),
+            dataset=lambda: _unchanged(files, tf.data.Dataset.range(len(numbers))),
+            at=partial(_unchanged, files),
             count=len(numbers),
             decode=partial(_read_rows, files, paths, numbers),
             decode_batch=partial(_read_rows, files, paths, numbers),
@@ -124,10 +125,10 @@ class _Claimed:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
-def _indices(files: list[_File], count: int) -> Any:
+def _unchanged(files: list[_File], positions: Any) -> Any:
     for file in files:  # here too: errors raised while `decode` is traced are buried in TensorFlow's
         expect_unchanged(file.path, file.stamp)
-    return tf.data.Dataset.range(count)
+    return positions
 
 
 @without_autograph

@@ -80,8 +80,7 @@ class Source:
     """Names of the classes, in the order of their labels. Default: unknown."""
 
     resident: bool = False
-    """Whether the examples are in memory or in mapped files, so that a cache without a `transform` saves nothing. With
-    `decode`, raw elements are then the numbers below `count` (int64), which a pipeline may draw in any order."""
+    """Whether the examples are in memory or in mapped files, so that a cache without a `transform` saves nothing."""
 
     part: Callable[[int, int], "Source"] | None = None
     """Given i and n, returns the elements i, i+n, … as a source; files may be divided in place of elements. Needed

@@ -33,30 +33,27 @@ class Read(Stage):
     count: int | None
     used: int | None  # how many to read
     shuffled: bool  # whether the source reads its parts in random order
-    permuted: (
-        str  # "" for the source's order, or else by position, in a permutation: another in "each" epoch, "one" for
-    )
-    # all, or one that is shuffled from the second epoch on, as it would be "behind" a cache
-    positions: bool  # whether raw elements are positions themselves
+    # The permutation it reads in, by position: another in "each" epoch, "one" for all, or one that is shuffled from the
+    # second epoch on, as it would be "behind" a cache. "" for the source's own order.
+    permuted: str
     seed: int | None
-    asserts: bool  # whether to assert the count of a dataset that does not know its own
+    local: bool  # whether it runs in this process, not on the workers of a tf.data service
 
     def apply(self, flow: Flow) -> None:
         """Starts the flow with the source's dataset."""
         source = self.source
-        if self.permuted:
-            dataset = self._order()
-            dataset = dataset if source.at is None else source.at(dataset)
-        elif self.positions and self.used is not None:
-            source.dataset()  # looks at the files, if it reads any
-            dataset = sequence(self.used)
+        if self.permuted and source.at is not None:
+            dataset = source.at(self._order())
         elif self.shuffled and source.shuffled is not None:
             dataset = source.shuffled(part_seed(self.seed, "files"))
+        elif source.resident and source.at is not None and self.used is not None and self.local:
+            flow.dataset = source.at(sequence(self.used))
+            return
         else:
             dataset = source.dataset()
-        if self.asserts and self.count is not None and int(dataset.cardinality()) < 0:
+        if self.local and self.count is not None and int(dataset.cardinality()) < 0:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.count))
-        flow.dataset = dataset if self.used == self.count or self.positions else dataset.take(self.used)
+        flow.dataset = dataset if self.used == self.count else dataset.take(self.used)
 
     def _order(self) -> Any:
         count = self.count or 0
@@ -210,9 +207,8 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         used=facts.used,
         shuffled=shuffled,
         permuted=permuted,
-        positions=facts.positions and options.service is None,
         seed=seed,
-        asserts=options.service is None,
+        local=options.service is None,
     )
     if permuted == "one":
         return [replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions")]

@@ -1,9 +1,12 @@
+import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
-from tfopt.pipelines import PipelineProfile, StageProfile
+from tfopt.pipelines import PipelineProfile, StageProfile, per_batch, plan_pipeline
+from tfopt.pipelines.profiling.profile import remedy
 
 
 def profile(**speedups):
@@ -85,3 +88,20 @@ def test_the_chart_marks_the_limiting_stage():
     assert '<li class="worse"><span class="name" title="decode">' in chart
     assert '<li class="baseline"><span class="name" title="read">' in chart
     assert "0.500 ms, busy 90 %" in chart
+
+
+@pytest.mark.parametrize(("name", "limits"), [("transform", "transform"), ("augment", "augment"), ("augment", "batch")])
+@pytest.mark.parametrize(("milliseconds", "quick"), [(0.01, True), (0.5, False)])
+def test_a_quick_function_of_single_examples_is_better_called_with_batches(name, limits, milliseconds, quick):
+    def negate(row):
+        return -row
+
+    found = profile(**{"read": 1.0, limits: 3.0})
+    stages = tuple(dataclasses.replace(stage, ms_per_example=milliseconds) for stage in found.stages)
+    found = dataclasses.replace(found, stages=stages)
+    single, batched = (plan_pipeline(np.zeros((8, 2)), batch_size=4, **{name: f}) for f in (negate, per_batch(negate)))
+    assert (f"pass {name}=per_batch(function)" in remedy(single, found)) is (quick and limits == name)
+    assert remedy(batched, found) == ""
+    told = dataclasses.replace(found, remedy="Do this.")
+    assert str(told).endswith("\nDo this.")
+    assert told.to_dict()["remedy"] == "Do this."
