@@ -18,7 +18,7 @@ from tfopt.pipelines.shared.paths import absolute, file_stamps
 from tfopt.pipelines.shared.problems import Problem
 from tfopt.pipelines.sources.image_files import decode_image
 from tfopt.pipelines.sources.source import Source, side_by_side
-from tfopt.pipelines.tfrecords.format import Index, file_sha256, unpack
+from tfopt.pipelines.tfrecords.format import Index, file_sha256, unpack, unpack_batch, unpacks_in_batches
 from tfopt.pipelines.tfrecords.record_files import (
     Paths,
     RecordFile,
@@ -84,6 +84,7 @@ def records(
     files = [replace(file, path=absolute(file.path)) for file in find_files(paths)]
     expect_all_shards(files)
     index = _common_index(files) if features is None and parse is None else None
+    decode, decode_batch = _decoding(features, parse, index)
     chosen = _whole_only(files, compression) if on_bad_record == "skip" else _all(files, compression)
 
     def reading(chosen: _Chosen) -> Source:
@@ -93,7 +94,8 @@ def records(
             name=f"records in {len(files)} file{'s' * (len(files) > 1)}{kind}",
             dataset=partial(_in_order, chosen),
             count=chosen.count,
-            decode=_decode(features, parse, index),
+            decode=decode,
+            decode_batch=decode_batch,
             shuffled=lambda seed: side_by_side(runs.dataset(), runs.read, _SIDE_BY_SIDE, seed),
             at=partial(_read_at, chosen) if chosen.mean_bytes >= _BY_OFFSET_BYTES else None,
             encoded=partial(unpack, index.spec) if index is not None and index.image else None,
@@ -249,14 +251,19 @@ def _common_index(files: list[RecordFile]) -> Index | None:
     return indexes[0] if len(kinds) == len(files) and all(kind == kinds[0] for kind in kinds) else None
 
 
-def _decode(
+def _decoding(
     features: dict[str, Any] | None, parse: Callable[[Any], Any] | None, index: Index | None
-) -> Callable[..., Any] | None:
+) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """Returns `decode` and `decode_batch` of the source."""
     if features is not None:
-        return partial(tf.io.parse_single_example, features=features)
-    if index is None:
-        return parse
-    return partial(_unpack_image if index.image else unpack, index.spec)
+        # Of other kinds, parse_example gives something else than a batch of what parse_single_example gives.
+        fixed = all(isinstance(feature, tf.io.FixedLenFeature) for feature in features.values())
+        together = partial(tf.io.parse_example, features=features) if fixed else None
+        return partial(tf.io.parse_single_example, features=features), together
+    if index is None or index.image:
+        return parse if index is None else partial(_unpack_image, index.spec), None
+    together = partial(unpack_batch, index.spec) if unpacks_in_batches(index.spec) else None
+    return partial(unpack, index.spec), together
 
 
 @without_autograph
