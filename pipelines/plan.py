@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from tfopt.pipelines.cache.choice import choose_cache
@@ -55,7 +55,7 @@ class PipelinePlan:
     """
 
     source: Source  # where the examples come from
-    options: PipelineOptions  # what was asked for
+    options: PipelineOptions  # what was asked for, and the `remainder` that suits the data
     stages: tuple[Stage, ...]  # in the order in which elements go through them; "order" and "memory" hold for all
 
     def build(self) -> Any:
@@ -140,7 +140,7 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             folder of images with a subfolder a class, or of one that `write_records` wrote; a path, glob or list of
             paths of TFRecord files; paths of .npy files; that of an HDF5 file with one dataset; "tfds:NAME".
         batch_size: Examples in a batch.
-        training: Sets `shuffle` and `remainder`: shuffled and without a smaller last batch, or in order and complete.
+        training: Whether to train on the batches. Sets `shuffle`, and with it `remainder`.
         crop: `RandomCrop` or `CentralCrop`. If nothing is cached before it, only the crop of a JPEG is decoded.
         crop_with: Masks, further images and boxes that are cropped with the image: keys of a dict, positions in a
             tuple, or paths such as "1/boxes". Boxes are normalised (ymin, xmin, ymax, xmax). Parts that look like one
@@ -166,7 +166,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             `tf.random.set_seed`, and different in each epoch. Default: random.
         remainder: "drop" leaves out the examples that do not fill a batch, "keep" makes a smaller last batch, "pad"
             fills it and returns sample weights that keep loss and gradients those of the smaller one. Default: "drop"
-            when training, else "keep".
+            when training on examples that are shuffled as a whole, so that each epoch leaves out others, of at most
+            5 %; else "keep".
         prefetch: Batches prepared ahead; "auto" leaves it to tf.data.
         device: Where batches are copied to ahead of use: "auto" for the GPU if there is one, a device's name, or None.
             With cache="device", where the examples are kept.
@@ -197,6 +198,7 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     """
     chosen = PipelineOptions(**options)
     facts = inspect_source(as_source(source, chosen.on_bad_file), chosen)
+    chosen = replace(chosen, remainder=facts.last_batch[0])
     return PipelinePlan(facts.source, chosen, _stages(chosen, facts))
 
 

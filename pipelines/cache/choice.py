@@ -7,13 +7,10 @@ from typing import Literal
 from tfopt.hardware import host
 from tfopt.pipelines.cache.folder import default_folder, free_bytes
 from tfopt.pipelines.device.placing import OnDevice
-from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.inspection.facts import MIB, Facts
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.text import readable_bytes
 
-MIB = 2**20
-# Fixed, not a share of the free memory: under a seed the order must not depend on what else runs.
-SHUFFLE_MIB = 1024
 _MEMORY_SHARE = 4  # a cache may take a quarter of the free memory
 _DISK_SHARE = 2  # and with cache="auto" half of the free disk
 _DISK_MIB_PER_SECOND = 500  # a plain SATA SSD; slower disks are not worth caching on

@@ -23,9 +23,13 @@ from tfopt.pipelines.shared.elements import (
     without_autograph,
 )
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_dataset, refuse_draws
-from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
+from tfopt.pipelines.shared.options import PipelineOptions, Remainder, StageFunction, choose_remainder
 from tfopt.pipelines.sources.source import Source
 
+MIB = 2**20
+# For the shuffle's buffer. Fixed, not a share of the free memory: under a seed the order must not depend on what else
+# runs.
+SHUFFLE_MIB = 1024
 _SAMPLED = 32  # elements the planner looks at
 _LARGE_BYTES = 32 * 2**10  # of an example; a batch of smaller ones is copied quickly from any memory
 _DOUBTS = {
@@ -104,6 +108,8 @@ class Facts:
     count: int | None  # examples of `source`; None if unknown
     used: int | None  # examples to read: without a shuffle, not those that fill no batch and would always be dropped
     steps: int | None  # batches per epoch; None if unknown or endless
+    last_batch: tuple[Remainder, str]  # what becomes of a smaller one, and why
+    mixed: bool  # whether each epoch is shuffled as a whole, so that a dropped remainder consists of others each time
     infinite: bool  # whether the source never ends
     in_source: list[Finding]  # in the source's dataset and its `decode`
     doubt: str  # why what a cache would hold may come out differently later; "" if it will not
@@ -136,7 +142,6 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     if options.remainder == "pad":
         expect_paddable(traced.augmented.element_spec)
     sample = take_sample(source, options, traced)
-    drops = options.remainder == "drop"
     if options.service is not None:
         sent = count if part is None else part.whole  # a process sends all its arrays, whatever it reads of them
         refuse_unserved(
@@ -148,13 +153,17 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
             decoded_bytes=sample.decoded_bytes * (sent or 0),
             infinite=infinite,
         )
+    tail = 0 if count is None else count % options.batch_size
+    mixed = _is_mixed(options, source, sample, count)
+    left_out = None if count is None and not infinite else tail
+    last_batch = choose_remainder(options, count, left_out, mixed=mixed) if part is None else part.last_batch
+    drops = last_batch[0] == "drop"
     if part is None and count is not None and drops and count < options.batch_size:
         raise PipelineError(
             f"Expected at least batch_size={options.batch_size} examples with remainder='drop'. {source.name} has "
             f"{count}: there would be zero steps. Pass a smaller batch_size, or remainder='keep'."
         )
     findings = in_source + traced.in_transform
-    tail = 0 if count is None else count % options.batch_size
     drops_tail = drops and not options.shuffle and options.service is None
     steps = None if count is None else (count - tail) // options.batch_size + (tail > 0 and not drops)
     # `augment` may bring images of any size to one, as a random crop does.
@@ -167,6 +176,8 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         count=count,
         used=count - tail if count is not None and drops_tail else count,
         steps=steps if part is None else part.steps,
+        last_batch=last_batch,
+        mixed=mixed,
         infinite=infinite,
         in_source=in_source,
         doubt=next((f"{found} {_DOUBTS[found.kind]}" for found in findings if found.kind in _DOUBTS), ""),
@@ -177,6 +188,21 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         by_batch=source.decode_batch is not None and not pinned,
         pinned=pinned,
     )
+
+
+def _is_mixed(options: PipelineOptions, source: Source, sample: Sample, count: int | None) -> bool:
+    """Whether an epoch is surely a permutation of all examples, so that it leaves out others than the one before.
+
+    With cache="auto" as without a cache: its choice differs with free memory, and the number of steps must not.
+    """
+    if not options.shuffle or count is None:
+        return False
+    by_position = source.at is not None and options.service is None and options.cache_folder is None
+    if by_position or options.cache in ("memory", "device"):
+        return True
+    # The largest that the shuffle's buffer may hold, wherever it stands.
+    each = max(sample.decoded_bytes, sample.example_bytes) if options.cache_folder else sample.raw_bytes
+    return count * each <= SHUFFLE_MIB * MIB
 
 
 def open_source(source: Source) -> tuple[Any, Any, int | None, bool]:

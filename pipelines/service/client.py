@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.service.relay import Relay, find_workers, relay_to
 from tfopt.pipelines.shared.nondeterminism import Finding, lineage
-from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_remainder
 from tfopt.pipelines.sources.source import Source
 
 _PREFIX = "grpc://"
@@ -57,6 +57,7 @@ class Part:
     whole: int  # examples of all parts
     batches: int  # batches of `size` in this part; the last one may be smaller
     steps: int  # per epoch, the same in all processes; a process whose part has ended contributes no examples
+    last_batch: tuple[Remainder, str]  # as in Facts
 
     def __str__(self) -> str:
         return f"this process has part {self.index + 1} of {self.parts}, {self.size:,} examples of each batch"
@@ -72,7 +73,10 @@ def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | 
     divided = _divided(source, parts)
     counts = [each.count or 0 for each in divided]
     size = options.batch_size // parts
-    drops = options.remainder == "drop"
+    full = min(counts) // size
+    # By the counts alone, which all processes share; samples of their parts differ.
+    last_batch = choose_remainder(options, sum(counts), sum(counts) - parts * full * size, mixed=True)
+    drops = last_batch[0] == "drop"
     batches = [count // size if drops else -(-count // size) for count in counts]
     steps = min(batches) if drops else max(batches)
     if not steps:
@@ -89,6 +93,7 @@ def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | 
         whole=sum(counts),
         batches=min(batches[index], steps),
         steps=steps,
+        last_batch=last_batch,
     )
     return divided[index], part
 

@@ -23,6 +23,7 @@ OnBadFile = Literal["raise", "skip"]
 
 _AUTOTUNE = -1  # tf.data.AUTOTUNE
 _CACHE_NAMES = ("auto", "memory", "device")
+_MOST_LEFT_OUT_PERCENT = 5  # of the examples of an epoch, unless remainder="drop" was asked for
 _SERVICE = re.compile(r"grpc://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[1-9][0-9]{0,4}")
 
 
@@ -87,15 +88,15 @@ class Choices(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """The options of `plan_pipeline`, which describes them; once made, `shuffle` and `remainder` are never None.
+    """The options of `plan_pipeline`, which describes them; once made, `shuffle` is never None.
 
     Raises:
         TypeError: If a value is of the wrong type.
         ValueError: If a value is out of range or an unknown name.
 
     Example:
-        >>> PipelineOptions(training=False).remainder
-        'keep'
+        >>> PipelineOptions(training=False).shuffle
+        False
     """
 
     batch_size: int = 256
@@ -121,10 +122,9 @@ class PipelineOptions:
         _expect_bool("training", self.training)
         if self.shuffle is None:
             fill_in("shuffle", self.training)
-        if self.remainder is None:
-            fill_in("remainder", "drop" if self.training else "keep")
         _expect_bool("shuffle", self.shuffle)
-        _expect_name("remainder", self.remainder, ("drop", "keep", "pad"))
+        if self.remainder is not None:
+            _expect_name("remainder", self.remainder, ("drop", "keep", "pad"))
         _expect_crop(self.crop)
         fill_in("crop_with", _crop_with(self.crop_with))
         if self.crop_with and self.crop is None:
@@ -196,6 +196,31 @@ class PipelineOptions:
     def cache_folder(self) -> str | None:
         """The folder that `cache` names, or None."""
         return self.cache if isinstance(self.cache, str) and self.cache not in _CACHE_NAMES else None
+
+
+def choose_remainder(
+    options: PipelineOptions, count: int | None, left_out: int | None, *, mixed: bool
+) -> tuple[Remainder, str]:
+    """Returns the option `remainder`, or what suits the data if it was not given; and why.
+
+    Args:
+        count: Examples in an epoch; None if unknown.
+        left_out: How many of them "drop" leaves out; None if unknown.
+        mixed: Whether each epoch leaves out others.
+    """
+    if options.remainder is not None:
+        return options.remainder, f"remainder={options.remainder!r}"
+    if not options.training:
+        return "keep", "training=False"
+    if not options.shuffle:
+        return "keep", "shuffle=False would leave out the same ones of every epoch"
+    if left_out is None:
+        return "keep", "their number is unknown"
+    if count and 100 * left_out > _MOST_LEFT_OUT_PERCENT * count:
+        return "keep", f"to drop {left_out:,} of {count:,} would be more than {_MOST_LEFT_OUT_PERCENT} % of each epoch"
+    if left_out and not mixed:
+        return "keep", "the shuffle's buffer does not hold them all, and would leave out mostly the last ones"
+    return "drop", "each epoch leaves out others"
 
 
 def is_layer(function: Any) -> bool:

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from tfopt.hardware import host
 from tfopt.model.batches import DEVICE_STAGE
-from tfopt.pipelines.cache.choice import MIB, CacheChoice
+from tfopt.pipelines.cache.choice import CacheChoice
 from tfopt.pipelines.device.copying import copy_ahead
 from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached
 from tfopt.pipelines.device.placing import OnDevice, Placement, is_gpu
-from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.inspection.facts import MIB, Facts
 from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
 from tfopt.pipelines.shared.elements import element_of, pad_batch, without_autograph
 from tfopt.pipelines.shared.nondeterminism import find_states
@@ -201,15 +201,9 @@ def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
     divides = facts.count is not None and facts.count % options.batch_size == 0
     # With several processes on a service, all of them trace their steps alike, whatever the size of their part.
     full = options.remainder == "drop" or (facts.part is None and divides)
-    if options.remainder == "drop":
-        reason = "remainder='drop': every batch is full, and its shape static"
-    elif full:
-        reason = "every batch is full, and its shape static: the size divides the number of examples"
-    elif options.remainder == "pad":
-        reason = "remainder='pad': every example is used, a smaller last batch is filled"
-    else:
-        reason = "remainder='keep': every example is used, the last batch may be smaller"
     steps = facts.steps
+    reason = "every batch is full, and its shape static" if full else _smaller_last(options, facts)
+    reason += _left_out(options, facts) if options.remainder == "drop" else ""
     reason += "" if steps is None else f"; {steps:,} steps an epoch"
     if facts.check is not None:
         reason += f"; shapes checked: {', '.join(map(str, facts.check.shapes))}"
@@ -224,6 +218,33 @@ def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
         served=served,
         pinned=facts.pinned and not served,
     )
+
+
+def _smaller_last(options: PipelineOptions, facts: Facts) -> str:
+    """Says why all examples are used, and what that costs."""
+    used = f"all examples are used: {facts.last_batch[1]}"
+    if options.remainder == "pad":
+        return f"{used}; a smaller last batch is filled"
+    if facts.count is None or facts.part is not None:
+        return f"{used}; the last batch may be smaller, and XLA would compile a second time for it"
+    last = facts.count % options.batch_size
+    if facts.steps == 1:
+        return f"{used}; the only batch has {last:,}"
+    return f"{used}; the last batch has {last:,}, and XLA compiles a second time for it"
+
+
+def _left_out(options: PipelineOptions, facts: Facts) -> str:
+    """Says how many examples are left out, and which."""
+    if facts.infinite:
+        return ""
+    if facts.count is None:
+        return "; examples that do not fill the last one are left out"
+    read = options.batch_size * (facts.steps or 0) if facts.part is None else facts.part.size * facts.part.batches
+    if read == facts.count:
+        return ""
+    which = "others in each epoch" if facts.mixed else "in each epoch mostly the last"
+    which = which if options.shuffle else "the last, in each epoch"
+    return f"; {facts.count - read:,} of {facts.count:,} examples are left out, {which}"
 
 
 def plan_batch_functions(options: PipelineOptions, held: OnDevice | str | None) -> list[Stage] | list[FunctionStage]:

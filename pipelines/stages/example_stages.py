@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.cache.cached_dataset import cached
-from tfopt.pipelines.cache.choice import MIB, SHUFFLE_MIB, CacheChoice, keeps_one_order, reads_by_position
+from tfopt.pipelines.cache.choice import CacheChoice, keeps_one_order, reads_by_position
 from tfopt.pipelines.cache.key import cache_key, expect_one_order
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.device_stage import refusing
-from tfopt.pipelines.inspection.facts import Facts, ShapeCheck
+from tfopt.pipelines.inspection.facts import MIB, SHUFFLE_MIB, Facts, ShapeCheck
 from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.pipelines.shared.seeding import in_turn, part_seed, permutation, sequence, shuffle

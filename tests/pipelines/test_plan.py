@@ -1,11 +1,16 @@
+import itertools
 import json
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import PipelinePlan, build_pipeline, plan_pipeline
+from tfopt.pipelines.inspection import facts
+from tfopt.pipelines.shared import options as options_module
+from tfopt.pipelines.stages import example_stages
 
 ROWS = np.arange(50, dtype=np.float32)
 
@@ -67,9 +72,116 @@ def test_build_pipeline_is_the_plan_built():
 
 def test_too_few_examples_for_a_batch_are_refused():
     with pytest.raises(PipelineError, match=r"batch_size=51 .*has 50.*zero steps.*remainder='keep'"):
-        plan_pipeline(ROWS, batch_size=51)
-    assert len(build_pipeline(ROWS, batch_size=51, remainder="keep")) == 1
+        plan_pipeline(ROWS, batch_size=51, remainder="drop")
+    assert len(build_pipeline(ROWS, batch_size=51)) == 1
     assert len(build_pipeline(ROWS, batch_size=50)) == 1
+
+
+def endless():
+    return tf.data.Dataset.range(50).repeat()
+
+
+def uncounted():
+    return tf.data.Dataset.range(50).filter(lambda row: row >= 0)
+
+
+KEPT, TWICE = "all examples are used: ", "and XLA compiles a second time for it"
+FULL = "every batch is full, and its shape static"
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "remainder", "line"),
+    [
+        (ROWS, {"batch_size": 8}, "drop", f"{FULL}; 2 of 50 examples are left out, others in each epoch; 6 steps"),
+        (ROWS, {"batch_size": 10}, "drop", f"{FULL}; 5 steps"),
+        (
+            ROWS,
+            {"batch_size": 9},
+            "keep",
+            f"{KEPT}to drop 5 of 50 would be more than 5 % of each epoch; the last batch",
+        ),
+        (ROWS, {"batch_size": 9}, "keep", f"; the last batch has 5, {TWICE}; 6 steps"),
+        (ROWS, {"batch_size": 51}, "keep", "; the only batch has 50; 1 steps"),
+        (ROWS, {"batch_size": 8, "shuffle": False}, "keep", f"same ones of every epoch; the last batch has 2, {TWICE}"),
+        (ROWS, {"batch_size": 8, "training": False}, "keep", f"{KEPT}training=False; the last batch has 2, {TWICE}; 7"),
+        (ROWS, {"batch_size": 10, "training": False}, "keep", f"{FULL}; 5 steps"),
+        (ROWS, {"batch_size": 8, "cache": "device"}, "drop", "2 of 50 examples are left out, others in each epoch"),
+        (endless(), {"batch_size": 8}, "drop", FULL),
+        (
+            uncounted(),
+            {"batch_size": 8},
+            "keep",
+            "their number is unknown; the last batch may be smaller, and XLA would",
+        ),
+        (ROWS, {"batch_size": 9, "remainder": "drop"}, "drop", "5 of 50 examples are left out, others in each epoch"),
+        (ROWS, {"batch_size": 9, "remainder": "drop", "shuffle": False}, "drop", "left out, the last, in each epoch"),
+        (
+            uncounted(),
+            {"batch_size": 8, "remainder": "drop"},
+            "drop",
+            f"{FULL}; examples that do not fill the last one",
+        ),
+        (
+            ROWS,
+            {"batch_size": 8, "remainder": "keep"},
+            "keep",
+            f"{KEPT}remainder='keep'; the last batch has 2, {TWICE}",
+        ),
+        ((ROWS, ROWS), {"batch_size": 8, "remainder": "pad"}, "pad", "remainder='pad'; a smaller last batch is filled"),
+    ],
+)
+def test_the_plan_says_what_becomes_of_the_last_batch(source, options, remainder, line):
+    plan = plan_pipeline(source, **options)
+    assert plan.options.remainder == plan.to_dict()["options"]["remainder"] == remainder
+    assert line in plan.stage("batch").reason
+
+
+@pytest.mark.parametrize(
+    ("room_mib", "cache", "seed"),
+    first_quick(
+        [
+            (0.0005, "./cache", None),
+            *itertools.product((0.0005, 1024.0), (None, "auto", "memory"), (None, 3)),
+            (0.0005, "./cache", 3),
+            (1024.0, "./cache", None),
+        ],
+        2,
+    ),
+)
+def test_the_default_drops_only_where_each_epoch_is_shuffled_as_a_whole(
+    photos, record_files, monkeypatch, tmp_path, cache, seed, room_mib
+):
+    monkeypatch.chdir(tmp_path)
+    for module in (facts, example_stages):
+        monkeypatch.setattr(module, "SHUFFLE_MIB", room_mib)
+    monkeypatch.setattr(options_module, "_MOST_LEFT_OUT_PERCENT", 50)  # of few examples
+    found = []
+    for source in (str(photos), record_files(), ROWS, endless().take(50)):
+        plan = plan_pipeline(source, batch_size=8, cache=cache, cache_key="1", seed=seed)
+        whole = plan.stage("shuffle").buffer >= plan.to_dict()["count"]
+        found.append(plan.options.remainder)
+        assert whole or found[-1] == "keep"
+    assert "drop" in found
+    assert ("keep" in found) == (room_mib < 1 and cache != "memory")
+
+
+def test_cache_auto_takes_the_same_steps_whatever_memory_is_free(free_memory, monkeypatch, record_files):
+    """Processes that train together would wait for each other for ever."""
+    monkeypatch.setattr(facts, "SHUFFLE_MIB", 0.0005)
+    monkeypatch.setattr(options_module, "_MOST_LEFT_OUT_PERCENT", 50)
+    steps = []
+    for mib in (16384.0, 0.0):
+        free_memory(mib)
+        plan = plan_pipeline(record_files(), batch_size=8, transform=lambda row: tf.strings.join([row, row]))
+        steps.append((plan.to_dict()["steps_per_epoch"], plan.options.remainder))
+    assert steps == [(4, "keep")] * 2
+
+
+def test_what_the_default_drops_is_seen_in_other_epochs():
+    dataset = build_pipeline(ROWS, batch_size=16, seed=1)
+    left_out = [set(ROWS) - {float(row) for batch in dataset for row in batch} for _ in range(60)]
+    assert {len(rows) for rows in left_out} == {2}
+    assert len(set.union(*left_out)) > 40  # 46 by chance
 
 
 def fail(row):

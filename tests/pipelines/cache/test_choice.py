@@ -7,8 +7,8 @@ import tensorflow as tf
 from tfopt.hardware import host
 from tfopt.pipelines import CentralCrop, RandomCrop, Source
 from tfopt.pipelines.cache import choice as choice_module
-from tfopt.pipelines.cache.choice import MIB, choose_cache
-from tfopt.pipelines.inspection.facts import Facts, Sample
+from tfopt.pipelines.cache.choice import choose_cache
+from tfopt.pipelines.inspection.facts import MIB, Facts, Sample
 from tfopt.pipelines.shared.options import PipelineOptions
 
 SAMPLE = Sample(
@@ -36,8 +36,9 @@ def decide(cache="auto", transform=tf.identity, sample=None, **given):
     source = Source(name="some", dataset=lambda: None, resident=given.pop("resident", False))
     facts = {"count": 100, "used": 100, "steps": None, "infinite": False, "in_source": [], "doubt": ""} | given
     measured = dataclasses.replace(SAMPLE, **(sample or {}))
-    facts |= {"sample": measured, "check": None, "raw_examples": transform is None, "rows": False}
-    known = Facts(source=source, part=None, traced=None, **facts)
+    facts |= {"sample": measured, "check": None, "raw_examples": transform is None}
+    facts |= {"by_batch": False, "pinned": False}
+    known = Facts(source=source, part=None, traced=None, last_batch=("keep", ""), mixed=True, **facts)
     return choose_cache(PipelineOptions(cache=cache, transform=transform, **chosen), known, None)
 
 

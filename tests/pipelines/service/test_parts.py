@@ -80,6 +80,25 @@ def test_unlike_files_take_the_steps_of_the_largest_part_or_of_the_smallest(plac
         assert (part.batches, part.steps) == (batches, steps)
 
 
+@pytest.mark.parametrize(
+    ("name", "batch_size", "steps", "remainder"),
+    [
+        ("arrays", 6, 8, "drop"),  # 2 of 50 left out
+        ("arrays", 9, 6, "keep"),  # 5 of 50
+        ("arrays", 60, 1, "keep"),  # a process has 16
+        ("records", 6, 10, "keep"),  # files of 20, 10 and 10: 10 of 40
+        ("records, skip", 30, 2, "keep"),
+    ],
+)
+def test_by_default_all_processes_take_the_same_steps_and_leave_out_little(
+    place, sources, name, batch_size, steps, remainder
+):
+    for index in range(3):
+        place(index, 3)
+        _, part = take_part(sources[name], PipelineOptions(batch_size=batch_size, service="grpc://a:1"))
+        assert (part.steps, part.last_batch[0]) == (steps, remainder)
+
+
 def gzipped(paths):
     with tf.io.TFRecordWriter(str(paths / "a.gz"), "GZIP") as writer, tf.io.TFRecordWriter(str(paths / "b.gz"), "GZIP"):
         writer.write(b"record")
@@ -92,7 +111,12 @@ def gzipped(paths):
         (lambda _: arrays(ROWS), {"batch_size": 7}, ValueError, "batch_size that splits evenly .*Found: 7.*pass 6"),
         (lambda _: arrays(ROWS), {"remainder": "pad"}, ValueError, "Found: 'pad'.*pass 'keep'"),
         (lambda _: arrays(ROWS), {"device": "CPU:0"}, ValueError, "Found: 'CPU:0'.*leave it out"),
-        (lambda _: arrays(ROWS), {"batch_size": 51}, PipelineError, "Expected 17 examples in each of 3.*Found|has 16"),
+        (
+            lambda _: arrays(ROWS),
+            {"batch_size": 51, "remainder": "drop"},
+            PipelineError,
+            "Expected 17 examples in each of 3.*Found|has 16",
+        ),
         (lambda _: arrays(ROWS[:2]), {}, PipelineError, "examples for each of 3 processes. Found: 2 in arrays"),
         (lambda _: Source(name="own", dataset=lambda: None), {}, UnsupportedError, "Found: own.*a `part`"),
         (gzipped, {}, UnsupportedError, "known number of examples.*Found: records in 3 files.*write_records"),

@@ -29,7 +29,7 @@ def noisy(x, y, seed):
 
 
 def test_functions_of_examples_and_of_batches():
-    plan = plan_pipeline((X, Y), batch_size=10, augment=[noisy, per_batch(mixed)], seed=1, cache=None)
+    plan = plan_pipeline((X, Y), batch_size=10, augment=[noisy, per_batch(mixed)], seed=1, cache=None, remainder="drop")
     batch = names(plan).index("batch")
     assert (names(plan)[batch - 1], names(plan)[batch + 1]) == ("augment", "augment")
     runs = [[np.asarray(x) for x, _ in plan.build()] for _ in range(2)]
@@ -46,7 +46,7 @@ def test_a_function_of_batches_gets_batches_and_another_seed_each_time():
         seen.append(x.shape)
         return tf.cast(seed, tf.float32)[None], y
 
-    dataset = build_pipeline((X, Y), batch_size=5, augment=per_batch(keeping))
+    dataset = build_pipeline((X, Y), batch_size=5, augment=per_batch(keeping), remainder="drop")
     assert seen[-1] == (5, 4)
     seeds = [tuple(x.numpy()[0]) for _ in range(2) for x, _ in dataset]
     assert len(set(seeds)) == len(seeds) == 8
