@@ -4,6 +4,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -17,6 +18,8 @@ _WHOLE_IMAGE = (((0.0, 0.0, 1.0, 1.0),),)
 # them at the sides of a window as if the image ended there, unless the window starts and ends on an odd column or at
 # the image's own side: in every other window, a column at the side was off by up to 16 of 255.
 _COLUMNS = (0, 1, 0)
+# Windows of at most so many times the result's pixels are converted to float32 before they are resized.
+_CONVERTED = 1.5
 _RESIZABLE = (
     *(tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64),
     *(tf.bfloat16, tf.float16, tf.float32, tf.float64),
@@ -225,7 +228,16 @@ def _widened(begin: Any, size: Any, shape: Any) -> tuple[Any, Any]:
 def resize(image: Any, crop: RandomCrop | CentralCrop) -> Any:
     """Returns the image, of shape (height, width, channels), bilinearly resized to the crop's size in its own dtype."""
     # What tf.image.resize calls, without its shape arithmetic, which takes 2 % of decoding and cropping a JPEG.
-    resized = tf.raw_ops.ResizeBilinear(images=image[tf.newaxis], size=side_lengths(crop), half_pixel_centers=True)[0]
+    height, width = side_lengths(crop)
+    at_size = partial(tf.raw_ops.ResizeBilinear, size=(height, width), half_pixel_centers=True)
+    whole = tf.expand_dims(image, 0)
+    if image.dtype == tf.uint8 and image.shape[2] == 3:
+        # It converts each pixel of the result four times, which takes longer than converting all of a small window.
+        small = tf.size(image) < int(_CONVERTED * height * width * 3)
+        resized = tf.cond(small, lambda: at_size(images=tf.cast(whole, tf.float32)), lambda: at_size(images=whole))
+    else:
+        resized = at_size(images=whole)
+    resized = tf.squeeze(resized, [0])
     if image.dtype.is_floating:
         return tf.cast(resized, image.dtype)
     rounded = tf.round(resized)
