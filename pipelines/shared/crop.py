@@ -19,7 +19,8 @@ _WHOLE_IMAGE = (((0.0, 0.0, 1.0, 1.0),),)
 # the image's own side: in every other window, a column at the side was off by up to 16 of 255.
 _COLUMNS = (0, 1, 0)
 # Windows of at most so many times the result's pixels are converted to float32 before they are resized.
-_CONVERTED = 1.5
+_CONVERTED = 2
+_NO_FRACTION = 1.5 * 2**23  # added to it, a small float32 keeps none: it is rounded, half to even as by tf.round
 _RESIZABLE = (
     *(tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64),
     *(tf.bfloat16, tf.float16, tf.float32, tf.float64),
@@ -233,13 +234,15 @@ def resize(image: Any, crop: RandomCrop | CentralCrop) -> Any:
     whole = tf.expand_dims(image, 0)
     if image.dtype == tf.uint8 and image.shape[2] == 3:
         # It converts each pixel of the result four times, which takes longer than converting all of a small window.
-        small = tf.size(image) < int(_CONVERTED * height * width * 3)
+        small = tf.size(image) < _CONVERTED * height * width * 3
         resized = tf.cond(small, lambda: at_size(images=tf.cast(whole, tf.float32)), lambda: at_size(images=whole))
     else:
         resized = at_size(images=whole)
     resized = tf.squeeze(resized, [0])
     if image.dtype.is_floating:
         return tf.cast(resized, image.dtype)
+    if image.dtype == tf.uint8:  # the lowest byte is the number: a third of the time of tf.round and tf.cast
+        return tf.cast(tf.bitcast(resized + _NO_FRACTION, tf.int32), tf.uint8)
     rounded = tf.round(resized)
     if image.dtype.size > 2:  # float32 cannot hold their maximum, and rounds it up out of range
         rounded = tf.minimum(rounded, np.nextafter(np.float32(image.dtype.max), np.float32(0)))

@@ -192,6 +192,23 @@ def test_pixels_are_those_of_resize_rounded_to_the_dtype(dtype):
     assert np.ptp(found.numpy().astype(float)) > 90
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (9, 7), (20, 40), (41, 61), (90, 120)])
+def test_pixels_are_rounded_half_to_even_whatever_the_size_of_the_window(shape):
+    """Small and large windows are resized in two ways; halves are frequent at a scale of 2."""
+    image, crop = tf.constant(photo(*shape)), CentralCrop((20, 30), fraction=1.0)
+    found = crop_decoded(crop, image, None)
+    begin, size = crop.window(tf.shape(image), None)
+    exact = tf.image.resize(tf.slice(image, begin, size), (20, 30)).numpy()
+    np.testing.assert_array_equal(found, np.rint(exact).astype(np.uint8))
+
+
+def test_halves_are_rounded_to_even():
+    image = np.stack([np.arange(0, 255), np.arange(1, 256)], axis=0).repeat(2, axis=0)[1:3]  # means n + 0.5
+    image = tf.constant(image[..., None].repeat(3, axis=-1), tf.uint8)
+    found = crop_decoded(RandomCrop((1, 255), area=(1.0, 1.0), aspect_ratio=(127.5, 127.5)), image, (1, 2))
+    np.testing.assert_array_equal(found[0, :, 0], np.rint(np.arange(255) + 0.5))
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64"])
 def test_the_largest_numbers_do_not_wrap(dtype):
     largest = tf.fill((5, 5, 1), tf.as_dtype(dtype).max)
