@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.files import lock, sync
+from tfopt.pipelines.sources.image_files import kept_folder
 
 FORMAT = 2  # of the files; a new number gives new keys
 ROWS, INDEX = "rows.tfrecord", "index.json"
@@ -123,7 +124,8 @@ def clear_cache(
     stay.
 
     Args:
-        folder: The folder that was passed as `cache`. Default: the one cache="auto" uses.
+        folder: The folder that was passed as `cache`. Default: the one cache="auto" uses, and, unless `keep_gib` is
+            given, what plans have kept of image files.
         older_than: Remove only caches unused for this long.
         keep_gib: Remove only as many as it takes for the rest to fit into this size in GiB.
 
@@ -157,7 +159,8 @@ def clear_cache(
     whole = list(whole_caches(where))
     caches = [cache for cache in whole if cache.used_seconds <= latest]
     excess = None if keep_gib is None else sum(cache.bytes for cache in whole) - keep_gib * 2**30
-    return _remove(caches, excess) + _remove_leftovers(where)
+    freed = _remove(caches, excess) + _remove_leftovers(where)
+    return freed + (_remove_files(kept_folder(), latest) if folder is None and keep_gib is None else 0)
 
 
 def whole_caches(folder: Path) -> Iterator[WholeCache]:
@@ -212,6 +215,18 @@ def _remove(caches: list[WholeCache], excess: float | None) -> int:
             break
         _remove_cache(cache.path)
         freed += cache.bytes
+    return freed
+
+
+def _remove_files(folder: Path, latest: float) -> int:
+    """Removes the files in a folder that were written by then; they are written again when they are missed."""
+    freed = 0
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            if status.st_mtime <= latest:
+                path.unlink()
+                freed += status.st_size
     return freed
 
 

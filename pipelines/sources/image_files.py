@@ -89,6 +89,11 @@ def examine(paths: Sequence[str], *, decoding: bool, again: bool = False) -> lis
     return found
 
 
+def kept_folder() -> Path:
+    """Returns the folder of what is kept: `tfopt/images` in XDG_CACHE_HOME, by default ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tfopt" / "images"
+
+
 def is_image(path: str) -> bool:
     """Whether a file begins like an image; False for one that cannot be read."""
     try:
@@ -184,10 +189,9 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 def _kept_at(paths: Sequence[str]) -> Path:
     """Returns the file in which is kept what was found of files, by the folder that holds them all."""
-    folder = os.path.commonpath([os.path.abspath(path) for path in paths])
+    folder = os.path.dirname(os.path.commonprefix(paths))
     name = hashlib.sha256(folder.encode()).hexdigest()[:32]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return home / "tfopt" / "images" / f"{name}.json"
+    return kept_folder() / f"{name}.json"
 
 
 def _kept(where: Path) -> dict[str, ImageFile]:
