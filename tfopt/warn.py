@@ -1,10 +1,13 @@
-"""Logs one warning per cause for the whole process.
+"""Warnings: logged once per cause for the whole process, or raised at the user's own line.
 
-Uses `logging`, not `warnings`: under `-W error` a warning raises, and in a sampler's thread nobody would catch it.
+`warn_once` uses `logging`, not `warnings`: under `-W error` a warning raises, and in a sampler's thread nobody would
+catch it.
 """
 
 import logging
+import sys
 import threading
+import warnings
 
 _logger = logging.getLogger("tfopt")
 _lock = threading.Lock()
@@ -24,6 +27,14 @@ def warn_once(cause: str, text: str, *, error: BaseException | None = None) -> N
             return
         _given.add(cause)
     _logger.warning("%s", text, exc_info=error)
+
+
+def warn_caller(text: str) -> None:
+    """Gives a `UserWarning` that shows the line of the user's code that led here, not one of tfopt's."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tfopt":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)
 
 
 def forget_warnings() -> None:

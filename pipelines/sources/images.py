@@ -1,9 +1,8 @@
 """Image files as a source: a folder with a subfolder per class, or paths and labels."""
 
 import os
-import warnings
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_utf8, file_stamps
 from tfopt.pipelines.shared.problems import Problem, listed
+from tfopt.pipelines.shared.seeding import in_batches
 from tfopt.pipelines.sources.image_files import (
     ImagesReport,
     decode_image,
@@ -22,8 +22,10 @@ from tfopt.pipelines.sources.image_files import (
     refusal,
     unhonoured,
 )
-from tfopt.pipelines.sources.source import Source, common_length
+from tfopt.pipelines.sources.source import Source, common_length, held_on_host
+from tfopt.warn import warn_caller
 
+_GATHERED = 1024  # paths at once: a call for each would cost more than the path
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
 
 
@@ -150,12 +152,15 @@ def _of_files(name: str, paths: Sequence[str], values: Any, class_names: tuple[s
     files = np.array([absolute(expect_utf8(path)) for path in paths], dtype=object)
 
     def keys(numbers: Any) -> Any:
-        return tf.data.Dataset.from_tensor_slices((files[numbers], values[numbers]))
+        with tf.device("CPU:0"):
+            return tf.constant(files[numbers]), tf.constant(values[numbers])
 
     def spread(numbers: Any, limit: int) -> Any:
         return numbers[np.unique(np.linspace(0, len(numbers) - 1, num=min(limit, len(numbers))).astype(int))]
 
     def numbered(numbers: Any, note: str = "", *, only_jpeg: bool = False, ends: bool = False) -> Source:
+        all_keys = cache(partial(keys, numbers))  # once, though several datasets are made of them
+
         def checked(on_bad_file: str) -> Source:
             found = examine(files[numbers].tolist(), decoding=on_bad_file == "skip")
             problems = [each.problem for each in found if each.problem is not None]
@@ -172,11 +177,12 @@ def _of_files(name: str, paths: Sequence[str], values: Any, class_names: tuple[s
 
         return Source(
             name=name,
-            dataset=lambda: keys(numbers),
+            dataset=lambda: tf.data.Dataset.from_tensor_slices(all_keys()),
             count=len(numbers),
             decode=partial(_read_and_decode, ends=ends, only_jpeg=only_jpeg),
             origin=_path_of,
-            sample=lambda limit: keys(spread(numbers, limit)),
+            sample=lambda limit: tf.data.Dataset.from_tensor_slices(keys(spread(numbers, limit))),
+            at=partial(_keys_at, all_keys),
             encoded=partial(_read, ends=ends, only_jpeg=only_jpeg),
             only_jpeg=only_jpeg,
             fingerprint=lambda: [class_names, values[numbers], file_stamps(files[numbers])],
@@ -190,12 +196,23 @@ def _of_files(name: str, paths: Sequence[str], values: Any, class_names: tuple[s
     return numbered(np.arange(len(files)))
 
 
+def _keys_at(all_keys: Callable[[], Any], positions: Any) -> Any:
+    """Returns the paths and values at these positions, as `Source.at` does."""
+
+    @without_autograph
+    def gathered(some: Any) -> Any:
+        paths, values = held_on_host(all_keys)
+        return tf.data.Dataset.from_tensor_slices((tf.gather(paths, some), tf.gather(values, some)))
+
+    return in_batches(positions, _GATHERED, full=False).flat_map(gathered)
+
+
 def _without(problems: list[Problem], files: int, name: str) -> str:
     """Warns of files that are left out; returns what the plan says of them."""
     if len(problems) == files:
         raise PipelineError(f"Expected at least one image that decodes in {name}. Found none:\n{listed(problems)}")
     found = f"{len(problems):,} of {files:,} files that do not decode"
-    warnings.warn(f"on_bad_file='skip' leaves out {found}:\n{listed(problems)}", UserWarning, stacklevel=2)
+    warn_caller(f"on_bad_file='skip' leaves out {found}:\n{listed(problems)}")
     return f"without {found}"
 
 

@@ -155,6 +155,14 @@ def test_skipped_images_are_left_out_counted_and_named(damaged, tmp_path, cache,
         assert shuffle or found == WHOLE
 
 
+def test_the_warning_shows_the_users_line(damaged):
+    source = images(damaged)
+    for given in (damaged, source):
+        with pytest.warns(UserWarning, match="leaves out 3") as caught:
+            build_pipeline(given, batch_size=4, on_bad_file="skip")
+        assert [os.path.basename(warning.filename) for warning in caught] == ["test_bad_images.py"]
+
+
 def test_a_cut_image_is_skipped_whatever_its_windows(many):
     """A window above the cut would decode: the example would come and go by chance."""
     cut(many / "a" / "01.jpg", 0.9)

@@ -36,6 +36,40 @@ def test_each_image_once_an_epoch(photos, cache):
         assert sorted(shades(dataset)) == [(index, index // 4) for index in range(12)]
 
 
+def by_position(source, positions):
+    return [(path.numpy(), int(label)) for path, label in source.at(tf.data.Dataset.from_tensor_slices(positions))]
+
+
+@pytest.mark.parametrize("chunk", [2, 1024])
+def test_paths_are_read_by_their_positions(photos, monkeypatch, chunk):
+    monkeypatch.setattr("tfopt.pipelines.sources.images._GATHERED", chunk)
+    source = images(photos)
+    for some in (source, source.part(1, 3), source.checked("raise"), source.checked("raise").part(0, 2)):
+        raw = [(path.numpy(), int(label)) for path, label in some.dataset()]
+        positions = np.random.default_rng(0).permutation(some.count)
+        assert by_position(some, positions) == [raw[position] for position in positions]
+        assert by_position(some, np.array([1, 1, 0])) == [raw[1], raw[1], raw[0]]
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        by_position(source, np.array([12]))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_an_epoch_is_one_permutation_of_the_files(photos, seed):
+    def epochs():
+        dataset = build_pipeline(photos, batch_size=3, cache=None, seed=seed)
+        return [shades(dataset) for _ in range(3)]
+
+    assert "permutation of all" in plan_pipeline(photos, batch_size=3, cache=None, seed=seed).stage("shuffle").reason
+    first, again = epochs(), epochs()
+    whole = [(index, index // 4) for index in range(12)]
+    assert [sorted(epoch) for epoch in first + again] == [whole] * 6
+    assert first[0] != first[1]
+    assert (first == again) is (seed is not None)
+    for number in (0, 1):
+        part = build_pipeline(images(photos).part(number, 2), batch_size=3, cache=None, seed=seed)
+        assert sorted(shades(part)) == whole[number::2]
+
+
 @pytest.mark.parametrize(
     ("name", "mode"),
     [("a.png", m) for m in ("RGB", "L", "RGBA", "P", "LA", "1")]

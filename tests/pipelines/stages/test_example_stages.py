@@ -57,15 +57,17 @@ def test_a_central_crop_is_that_of_the_decoded_image(jpegs, tmp_path, cache):
     assert dataset.element_spec[0] == tf.TensorSpec((None, 24, 32, 3), tf.uint8)
 
 
-def test_under_a_seed_a_random_crop_is_the_same_whatever_is_cached(jpegs):
+def test_under_a_seed_a_random_crop_is_the_same_whatever_is_cached(jpegs, free_memory):
     folder, _ = jpegs
-    options = {"batch_size": 4, "crop": RandomCrop(16), "seed": 3}
-    epochs = {}
-    for cache in (None, "memory"):
-        dataset = build_pipeline(folder, cache=cache, **options)
-        epochs[cache] = [images(dataset) for _ in range(2)]
-    np.testing.assert_array_equal(epochs[None], epochs["memory"])
-    assert not np.array_equal(*epochs[None])
+    epochs = []
+    for free_mib, on in ((10_000.0, "memory"), (0.0, None)):
+        free_memory(free_mib)
+        plan = plan_pipeline(folder, batch_size=4, crop=RandomCrop(16), seed=3)
+        assert plan.to_dict()["cache"] == on
+        dataset = plan.build()
+        epochs.append([images(dataset) for _ in range(3)])
+    np.testing.assert_array_equal(*epochs)
+    assert not np.array_equal(*epochs[0][:2])
 
 
 def test_a_random_crop_is_another_for_each_image_and_epoch(jpegs):

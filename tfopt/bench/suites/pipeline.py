@@ -148,7 +148,7 @@ def _cropped(folder: _Folder, crop: RandomCrop | CentralCrop, times: int) -> tf.
 
 def _repeated(folder: _Folder, times: int) -> Source:
     once = images(folder())
-    return replace(once, dataset=lambda: once.dataset().repeat(times), count=times * (once.count or 0))
+    return replace(once, dataset=lambda: once.dataset().repeat(times), at=None, count=times * (once.count or 0))
 
 
 def _profile(folder: _Folder) -> dict[str, Any]:
