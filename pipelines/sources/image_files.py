@@ -189,7 +189,7 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 def _kept_at(paths: Sequence[str]) -> Path:
     """Returns the file in which is kept what was found of files, by the folder that holds them all."""
-    folder = os.path.commonpath([min(paths), max(paths)])
+    folder = os.path.commonpath([os.path.abspath(path) for path in (min(paths), max(paths))])  # of all between, too
     name = hashlib.sha256(folder.encode()).hexdigest()[:32]
     return kept_folder() / f"{name}.json"
 
