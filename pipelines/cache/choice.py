@@ -1,11 +1,18 @@
 """Decides where examples are cached, on what, and why."""
 
+import statistics
+import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import tensorflow as tf
 
 from tfopt.hardware import host
-from tfopt.pipelines.cache.folder import default_folder, free_bytes
+from tfopt.pipelines.cache.cached_dataset import cached
+from tfopt.pipelines.cache.folder import default_folder, free_bytes, read_index
+from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.placing import OnDevice
 from tfopt.pipelines.inspection.facts import MIB, Facts
 from tfopt.pipelines.shared.options import PipelineOptions
@@ -14,6 +21,13 @@ from tfopt.text import readable_bytes
 _MEMORY_SHARE = 4  # a cache may take a quarter of the free memory
 _DISK_SHARE = 2  # and with cache="auto" half of the free disk
 _DISK_MIB_PER_SECOND = 500  # a plain SATA SSD; slower disks are not worth caching on
+
+_CLEARLY = 2  # times faster must reading be
+_PROBE_MIB = 32
+_PROBED = 1024  # examples, if so many fit; the sampled ones are repeated
+_PROBES = 3  # passes, whose median counts
+_LONG_SECONDS = 0.3  # to compute the sampled examples once
+_PROBE_KEY = "tfopt-" + "0" * 64
 
 After = Literal["decode", "transform"]
 
@@ -147,18 +161,66 @@ def _on_disk(options: PipelineOptions, facts: Facts, refused: CacheChoice) -> Ca
         room = min(room, options.cache_limit_gib * 1024 * MIB)
     if size > room:
         return no(f"on disk they exceed the {readable_bytes(room)} that they may take in {folder}")
-    sample = facts.sample
-    saved = sample.decode_seconds + (sample.transform_seconds if after == "transform" else 0)
-    computed_ms = 1000 * saved / host().cpus
-    read_ms = 1000 * size / (facts.count or 1) / (_DISK_MIB_PER_SECOND * MIB)
-    if computed_ms < 2 * read_ms:
+    each = size / (facts.count or 1)
+    # A probe that was just written is read from memory: the disk itself bounds how fast a large cache is read.
+    computed, read = facts.sample.seconds(after) / host().cpus, each / (_DISK_MIB_PER_SECOND * MIB)
+    if computed >= _CLEARLY * read:
+        try:
+            examples = facts.traced.examples if after == "transform" else facts.traced.decoded
+            probed, again = _probe(folder, examples, each)
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            return no(f"writing the sampled examples to {folder} failed ({type(error).__name__}: {error})")
+        computed, read = min(computed, again / host().cpus), max(read, probed)
+    computed_ms, read_ms = 1000 * computed, 1000 * read
+    if computed < _CLEARLY * read:
         return no(f"on disk it would hardly pay: {computed_ms:.2g} ms to compute one, {read_ms:.2g} ms to read it")
     return CacheChoice(
         str(folder),
         after,
-        f"{refused.reason}; from disk one is read in about {read_ms:.2g} ms and computed in {computed_ms:.2g} ms",
+        f"{refused.reason}; from disk one is read in about {read_ms:.2g} ms and computed in {computed_ms:.2g} ms, as "
+        "measured on sampled examples",
         size,
     )
+
+
+def _probe(folder: Path, examples: Any, each_bytes: float) -> tuple[float, float]:
+    """Returns the seconds to read one of the sampled examples from a cache in this folder, and to compute one.
+
+    Raises OSError if the folder cannot be written.
+    """
+    fitting = int(_PROBE_MIB * MIB / max(each_bytes, 1))
+    few = examples.take(max(1, fitting)).cache()  # computed once, and read many times
+    count = sum(1 for _ in few)
+    repeats = -(-min(max(fitting, 8), _PROBED) // count)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Named as what a killed writer leaves, which `clear_cache` removes, should this process be killed.
+    with tempfile.TemporaryDirectory(prefix=_PROBE_KEY + ".writing-", dir=folder, ignore_cleanup_errors=True) as path:
+        total = count * repeats
+        store = Store(
+            Path(path), lambda: _PROBE_KEY, count=total, expected_bytes=None, limit_bytes=None, what="a probe"
+        )
+        dataset = cached(store, few.element_spec, few.repeat(repeats), lambda elements: elements, at_once=total)
+        _seconds_each(dataset, total)
+        if read_index(store.path) is None:
+            raise OSError(f"{path} could not be written")
+        read = statistics.median(_seconds_each(dataset, total) for _ in range(_PROBES))
+    one_by_one = tf.data.Options()
+    one_by_one.experimental_optimization.map_parallelization = False
+    one_by_one.autotune.enabled = False
+    again = examples.repeat().with_options(one_by_one)
+    started = time.perf_counter()
+    sum(1 for _ in again.take(count))
+    # Handing examples to Python takes longer than computing cheap ones: those are computed again, many at a time.
+    if time.perf_counter() - started > _LONG_SECONDS:
+        return read, float("inf")
+    return read, statistics.median(_seconds_each(again.take(_PROBED), _PROBED) for _ in range(_PROBES))
+
+
+def _seconds_each(examples: Any, count: int) -> float:
+    """Returns the time per example of a pass over them, without that to start it."""
+    part = max(1, count // 8)  # batches of numbers: examples may differ in shape, and Python would take longer
+    times = [time.perf_counter() for _ in examples.map(lambda *_: 0).batch(part)]
+    return (times[-1] - times[0]) / max(1, count - part)
 
 
 def _size(after: After, facts: Facts) -> float | None:

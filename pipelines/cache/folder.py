@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 import weakref
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from tfopt import checks
 from tfopt.files import lock, sync
 from tfopt.pipelines.sources.image_files import kept_folder
 
-FORMAT = 2  # of the files; a new number gives new keys
+FORMAT = 3  # of the files; a new number gives new keys
 ROWS, INDEX = "rows.tfrecord", "index.json"
 _KEY = re.compile("tfopt-[0-9a-f]{64}")
 _WRITING, _LOCK = ".writing-", ".lock"
@@ -75,12 +76,14 @@ class Writer:
         self._path = Path(tempfile.mkdtemp(prefix=key + _WRITING, dir=folder))
         self._remove = weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
         self._file = tf.io.TFRecordWriter(str(self._path / ROWS))
-        self.count = self.size = 0  # records and bytes written
+        self.count = self.size = 0  # examples and bytes written
+        self._rows = 1  # examples in each record but the last
 
-    def write(self, record: bytes) -> None:
-        """Writes a record; raises an OSError or tf.errors.OpError if it cannot."""
+    def write(self, record: bytes, count: int) -> None:
+        """Writes a record of so many examples; raises an OSError or tf.errors.OpError if it cannot."""
         self._file.write(record)
-        self.count += 1
+        self.count += count
+        self._rows = max(self._rows, count)
         self.size += len(record)
 
     def publish(self, what: str) -> None:
@@ -91,7 +94,8 @@ class Writer:
         self._file.close()
         rows = self._path / ROWS
         sync(rows)
-        index = {"format": FORMAT, "count": self.count, "bytes": rows.stat().st_size, "what": what, "made": time.time()}
+        counts = {"format": FORMAT, "count": self.count, "rows": self._rows, "bytes": rows.stat().st_size}
+        index = counts | {"checksum": _checksum(self._target, counts), "what": what, "made": time.time()}
         (self._path / INDEX).write_text(json.dumps(index), encoding="utf-8")
         sync(self._path / INDEX)
         os.chmod(self._path, 0o755)  # others may read it; mkdtemp allows nobody
@@ -201,10 +205,15 @@ def read_index(path: Path) -> dict[str, Any] | None:
     """Returns the index of a cache, or None if it is missing, or its file has the wrong size."""
     try:
         index = json.loads((path / INDEX).read_text(encoding="utf-8"))
-        whole = index["format"] == FORMAT and (path / ROWS).stat().st_size == index["bytes"]
-        return index if whole and isinstance(index["count"], int) else None
+        whole = index["checksum"] == _checksum(path, index) and (path / ROWS).stat().st_size == index["bytes"]
+        return index if whole and index["format"] == FORMAT else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _checksum(path: Path, index: dict[str, Any]) -> int:
+    """Returns the checksum of what an index says of the records, for the cache of this path."""
+    return zlib.crc32(repr([path.name, *(index[name] for name in ("format", "count", "rows", "bytes"))]).encode())
 
 
 def _remove(caches: list[WholeCache], excess: float | None) -> int:

@@ -44,7 +44,7 @@ class Store:
         self._find_key = find_key
         self._expected_bytes, self._limit_bytes = expected_bytes, limit_bytes
         self._sessions = 0
-        self._given: dict[int, int] = {}  # how many examples a session's file gave, until the session goes on
+        self._given: dict[int, int] = {}  # how many examples a damaged file gave, until the session goes on
         self._lock: Lock | None = None
         self._writers: dict[int, Writer] = {}
         self._given_up = self._warned = False
@@ -52,45 +52,54 @@ class Store:
 
     @property
     def tag(self) -> int:
-        """A number in each of its records, and in no other cache's."""
-        return int.from_bytes(hashlib.sha256(self._key.encode()).digest()[:7])
+        """A number to which each of its records adds its position."""
+        return int.from_bytes(hashlib.sha256(self._key.encode()).digest()[:8]) >> 2
 
     @property
     def path(self) -> Path:
         """The folder of this cache."""
         return self._folder / self._key
 
-    def begin(self) -> tuple[int, Any, int]:
-        """Begins a session; returns its number, an array of the file to read, and how many examples that holds.
+    def begin(self) -> tuple[int, Any, int, int, int]:
+        """Begins a session.
 
-        Without a whole cache, the array is empty and the number of examples -1.
+        Returns its number; an array of the file to read; how many examples that holds; the end of its records' marks,
+        which begin with the tag; and how far these are apart. Without a whole cache, the array is empty and the number
+        of examples -1.
         """
         with _guard:
             self._sessions += 1
-            count = self._whole()
-            if count is None:
-                return self._sessions, np.array([], dtype=object), -1
+            whole = self._whole()
+            if whole is None:
+                return self._sessions, np.array([], dtype=object), -1, self.tag, 1
             with contextlib.suppress(OSError):
                 os.utime(self.path / INDEX)  # the caches used least recently make room first
-            return self._sessions, np.array([os.fsencode(self.path / ROWS)], dtype=object), count
+            count, step = whole
+            return (
+                self._sessions,
+                np.array([os.fsencode(self.path / ROWS)], dtype=object),
+                count,
+                self.tag + count,
+                step,
+            )
 
-    def end_of_rows(self, session: int, position: int) -> bool:
-        """Notes how many examples the file of a session gave; returns False."""
+    def end_of_rows(self, session: int, mark: int) -> bool:
+        """Notes that the record of this mark is damaged or missing in the file of a session; returns False."""
         with _guard:
-            self._given[session] = position
+            self._given[session] = mark - self.tag
         return False
 
-    def go_on(self, session: int, held: int) -> tuple[int, bool]:
-        """Returns where in the source a session goes on, -1 if nothing is left, and whether it writes.
+    def go_on(self, session: int, held: int) -> tuple[Any, bool]:
+        """Returns where in the source a session goes on, an empty array if nothing is left, and whether it writes.
 
         `held` is how many examples its file holds, -1 if there was none.
         """
         with _guard:
-            position = self._given.pop(session)
+            position = self._given.pop(session, None)
             if held < 0:
-                return 0, self._start_writing(session)
-            if held == position:
-                return -1, False
+                return np.array([0]), self._start_writing(session)
+            if position is None:
+                return np.array([], np.int64), False
             _log.warning(
                 "The cache %s is damaged at example %d: the source is read from there on, and the cache will be "
                 "rewritten.",
@@ -99,10 +108,10 @@ class Store:
             )
             with contextlib.suppress(OSError):
                 (self.path / INDEX).unlink()
-            return position, False
+            return np.array([position]), False
 
-    def write(self, session: int, record: bytes) -> None:
-        """Writes the next record of a session, if it still writes."""
+    def write(self, session: int, record: bytes, count: int) -> None:
+        """Writes the next record of a session, of so many examples, if it still writes."""
         with _guard:
             writer = self._writers.get(session)
             if writer is None:
@@ -110,7 +119,7 @@ class Store:
             try:
                 if self._limit_bytes is not None and writer.size + len(record) > self._limit_bytes:
                     raise OSError(f"it exceeds the limit of {self._limit_bytes:,} bytes")
-                writer.write(record)
+                writer.write(record, count)
                 if writer.count == self.count:
                     self._publish(writer)
             except _FAILURES as error:
@@ -138,10 +147,12 @@ class Store:
                 self._lock.release()
                 self._lock = None
 
-    def _whole(self) -> int | None:
-        """Returns the number of examples of the whole cache, or None."""
+    def _whole(self) -> tuple[int, int] | None:
+        """Returns how many examples the whole cache and each of its records hold, or None."""
         index = read_index(self.path)
-        return None if index is None or self.count not in (None, index["count"]) else int(index["count"])
+        if index is None or self.count not in (None, index["count"]):
+            return None
+        return index["count"], index["rows"]
 
     def _start_writing(self, session: int) -> bool:
         if self._given_up or self._whole() is not None:  # another session was first

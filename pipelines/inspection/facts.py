@@ -56,6 +56,10 @@ class Sample:
     decode_seconds: float  # to read and decode one
     transform_seconds: float  # what `transform` adds to that
 
+    def seconds(self, after: str) -> float:
+        """Returns the time to compute what a cache after "decode" or "transform" holds of an example."""
+        return self.decode_seconds + (self.transform_seconds if after == "transform" else 0.0)
+
     def common_shapes(self) -> Shapes:
         """Returns the shapes all sampled examples have.
 

@@ -22,6 +22,7 @@ from tfopt.text import readable_bytes
 _CLASSES_SHOWN = 8
 _MOST_UNKNOWN = 10_000  # elements if the count is unknown: the first batch waits for all of them
 _CHUNK_BYTES = 2**20  # of examples that are decoded at once
+_AT_ONCE_SECONDS = 0.1  # to compute the examples of a cache on disk that are written together
 SMALL_BYTES = 64  # below this, the buffer's own entry takes the memory rather than the element
 
 
@@ -145,7 +146,11 @@ class Cache(Stage):
                 limit_bytes=None if options.cache_limit_gib is None else int(options.cache_limit_gib * 2**30),
                 what=flow.description,
             )
-            flow.dataset = cached(store, prepare(flow.dataset).element_spec, flow.dataset, prepare)
+            saved = facts.sample.seconds(choice.after)
+            # No batch waits for more examples than its own, or for more than a moment.
+            at_once = max(options.batch_size, int(_AT_ONCE_SECONDS / max(saved, 1e-9)))
+            spec = prepare(flow.dataset).element_spec
+            flow.dataset = cached(store, spec, flow.dataset, prepare, at_once=at_once)
 
     def summary(self) -> dict[str, Any]:
         """Returns where the cache is, and its key."""

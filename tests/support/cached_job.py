@@ -14,8 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.pipelines import plan_pipeline
+from tfopt.pipelines.stages import example_stages
 
 COUNT = 300
+ROWS = 10  # examples in a record: those of a batch, however quick they are
+RECORD_BYTES = 12 + 64 + ROWS * 64 * 8 + 4
+example_stages._AT_ONCE_SECONDS = 0.0
 EXPECTED = [2 * row for row in range(COUNT)]
 
 
@@ -30,7 +34,7 @@ def twice(row):
 
 def plan(folder, first=0):
     rows = np.arange(first, first + COUNT, dtype=np.int64)
-    return plan_pipeline(rows, batch_size=10, training=False, transform=twice, cache=os.fspath(folder))
+    return plan_pipeline(rows, batch_size=ROWS, training=False, transform=twice, cache=os.fspath(folder))
 
 
 def numbers(dataset):

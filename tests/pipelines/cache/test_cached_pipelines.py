@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import logging
 import os
 
@@ -18,6 +19,12 @@ ROWS = np.arange(60, dtype=np.int64)
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "caches"
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Each batch is written by itself, however quick its examples are."""
+    monkeypatch.setattr("tfopt.pipelines.stages.example_stages._AT_ONCE_SECONDS", 0.0)
 
 
 def key(source, folder, **options):
@@ -48,6 +55,22 @@ def test_the_source_is_read_once(folder):
         before = next(calls)
         assert epochs(dataset) == [list(range(1, 61))] * 3
         assert next(calls) - before - 1 == expected
+
+
+@pytest.mark.parametrize(("seconds", "rows"), [(0.0, 10), (1000.0, 60)])
+def test_quick_examples_are_written_together_and_slow_ones_batch_by_batch(folder, monkeypatch, seconds, rows):
+    monkeypatch.setattr("tfopt.pipelines.stages.example_stages._AT_ONCE_SECONDS", seconds)
+    assert (
+        epochs(build_pipeline(ROWS, batch_size=10, training=False, transform=add(1), cache=folder))
+        == [list(range(1, 61))] * 3
+    )
+    index = json.loads(next(folder.glob("*/index.json")).read_text())
+    assert (index["count"], index["rows"]) == (60, rows)
+    # Whatever the batches and the times of the next run are.
+    monkeypatch.setattr("tfopt.pipelines.stages.example_stages._AT_ONCE_SECONDS", 0.0)
+    again = build_pipeline(ROWS, batch_size=7, training=False, transform=add(1), cache=folder)
+    assert epochs(again, 1) == [list(range(1, 61))]
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_another_closure_another_cache(folder):
@@ -113,6 +136,34 @@ def test_what_cannot_be_fingerprinted_is_refused_with_the_way_out(folder):
     assert key(tf.data.Dataset.range(59), folder, cache_key="a") != first
     # What can be fingerprinted still is.
     assert len({key(ROWS, folder, cache_key="a"), key(ROWS + 1, folder, cache_key="a")}) == 2
+
+
+@pytest.mark.slow
+def test_auto_caches_on_disk_what_is_slow_to_compute_and_not_what_is_quick(free_memory, tmp_path, monkeypatch):
+    """Decided by a probe of the sampled examples, which is removed."""
+    free_memory(0.0)
+    folder = tmp_path / "cache/tfopt/pipelines"
+    rows = np.arange(3000, dtype=np.int64)
+
+    def costly(row):
+        square = tf.ones((200, 200)) * tf.cast(row, tf.float32)
+        for _ in range(100):
+            square = tf.linalg.matmul(square, square) / 200
+        return tf.reduce_sum(square)
+
+    for transform, on in ((costly, str(folder)), (add(1), None)):
+        plan = plan_pipeline(rows, batch_size=8, transform=transform)
+        assert plan.to_dict()["cache"] == on, plan
+        assert not list(folder.iterdir())
+    assert "hardly pay" in plan.stage("cache").reason
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tfopt.pipelines.cache.choice.read_index", stopped)  # between writing and reading it
+    with pytest.raises(KeyboardInterrupt):
+        plan_pipeline(rows, batch_size=8, transform=costly)
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.slow
@@ -191,10 +242,10 @@ def test_an_unknown_number_of_examples(folder):
 def test_a_limit_that_is_exceeded_stops_the_writing_and_not_the_epoch(folder, caplog):
     source = Source(name="some", dataset=lambda: tf.data.Dataset.range(60).filter(lambda i: i >= 0))
     options = {"batch_size": 10, "training": False, "cache": folder, "cache_key": "some"}
-    dataset = build_pipeline(source, **options, cache_limit_gib=1000 / 2**30)
+    dataset = build_pipeline(source, **options, cache_limit_gib=100 / 2**30)
     with caplog.at_level(logging.WARNING, "tfopt"):
         assert epochs(dataset, 2) == [list(range(60))] * 2
-    assert caplog.text.count("exceeds the limit of 1,000 bytes") == 1
+    assert caplog.text.count("exceeds the limit of 100 bytes") == 1
     assert not list(folder.iterdir())
 
 
@@ -320,7 +371,7 @@ def test_the_memory_stated_holds_what_is_mixed(folder):
     assert mixed.to_dict()["memory_mib"] >= mixed.stage("memory").ahead_mib + 2 * 60  # before the cache and behind it
 
 
-def test_what_changes_while_the_cache_is_written_is_not_published(folder, caplog):
+def test_what_changes_while_the_cache_is_written_is_not_published(folder, caplog, one_by_one):
     """The helper is called as rows are read: half of them with the factor of the fingerprint, half with another."""
     factor = [1]
 
@@ -344,7 +395,7 @@ def test_what_changes_while_the_cache_is_written_is_not_published(folder, caplog
     assert epochs(dataset, 1) == [ROWS.tolist()]
 
 
-def test_files_that_change_while_the_cache_is_written_are_not_published(folder, photos, picture, caplog):
+def test_files_that_change_while_the_cache_is_written_are_not_published(folder, photos, picture, caplog, one_by_one):
     dataset = build_pipeline(photos, batch_size=3, training=False, cache=folder, prefetch=0)
     batches = iter(dataset)
     next(batches)

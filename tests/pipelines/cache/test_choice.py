@@ -1,5 +1,6 @@
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
@@ -31,6 +32,17 @@ def free_disk(monkeypatch):
     return lambda mib: monkeypatch.setattr(choice_module, "free_bytes", lambda folder: mib * MIB)
 
 
+@pytest.fixture(autouse=True)
+def probe(monkeypatch):
+    """Sets the seconds that reading and computing one take in the probe; at first reading takes none."""
+
+    def give(read, computed):
+        monkeypatch.setattr(choice_module, "_probe", lambda folder, examples, size: (read, computed))
+
+    give(0.0, float("inf"))
+    return give
+
+
 def decide(cache="auto", transform=tf.identity, sample=None, **given):
     chosen = {name: given.pop(name) for name in ("crop", "cache_after", "seed", "cache_limit_gib") if name in given}
     source = Source(name="some", dataset=lambda: None, resident=given.pop("resident", False))
@@ -38,7 +50,8 @@ def decide(cache="auto", transform=tf.identity, sample=None, **given):
     measured = dataclasses.replace(SAMPLE, **(sample or {}))
     facts |= {"sample": measured, "check": None, "raw_examples": transform is None}
     facts |= {"by_batch": False, "pinned": False}
-    known = Facts(source=source, part=None, traced=None, last_batch=("keep", ""), mixed=True, **facts)
+    traced = SimpleNamespace(decoded=None, examples=None)  # which only the probe reads
+    known = Facts(source=source, part=None, traced=traced, last_batch=("keep", ""), mixed=True, **facts)
     return choose_cache(PipelineOptions(cache=cache, transform=transform, **chosen), known, None)
 
 
@@ -143,6 +156,37 @@ def test_auto_does_not_go_to_disk_for_little_work(free_memory, free_disk):
     choice = decide(sample={"decode_seconds": 1e-5, "transform_seconds": 0.0})
     assert choice.on is None
     assert "on disk it would hardly pay" in choice.reason
+
+
+def test_auto_goes_to_disk_only_where_the_probe_shows_a_clear_advantage(free_memory, free_disk, probe):
+    free_memory(20.0)
+    free_disk(10_000.0)
+    cpus = host().cpus
+    slow = {"decode_seconds": 1.0 * cpus, "transform_seconds": 0.0}
+    for read, computed, on_disk in [
+        (0.49, float("inf"), True),
+        (0.51, float("inf"), False),  # of the planner's own measurement
+        (0.01, 0.03 * cpus, True),
+        (0.01, 0.015 * cpus, False),  # which is the larger for cheap examples
+        (0.0, 1e-6, False),  # the disk is slower than the probe
+    ]:
+        probe(read, computed)
+        choice = decide(sample=slow)
+        assert (choice.folder is not None) is on_disk, (read, computed)
+        assert ("as measured on sampled examples" if on_disk else "would hardly pay") in choice.reason
+
+
+def test_auto_does_not_go_to_disk_where_the_probe_fails(free_memory, free_disk, monkeypatch):
+    def fail(*_):
+        raise PermissionError(13, "Permission denied")
+
+    free_memory(20.0)
+    free_disk(10_000.0)
+    monkeypatch.setattr(choice_module, "_probe", fail)
+    choice = decide()
+    assert choice.on is None
+    assert "writing the sampled examples to" in choice.reason
+    assert "Permission denied" in choice.reason
 
 
 def test_auto_does_not_go_to_disk_under_a_seed(free_memory, free_disk):

@@ -1,5 +1,6 @@
 """The cache under kills, full disks, damage and company: the data are always right, and no training ends of it."""
 
+import json
 import logging
 import os
 import random
@@ -95,34 +96,54 @@ def test_a_flipped_byte(cache, share, caplog):
     dataset = cached_job.plan(cache.parent).build()
     with caplog.at_level(logging.WARNING, "tfopt"):
         assert serves(dataset)
-    assert f"damaged at example {int(share * cached_job.COUNT)}" in caplog.text
+    assert f"damaged at example {int(share * cached_job.COUNT) // 10 * 10}" in caplog.text
     assert read_index(cache) is None
     assert serves(dataset)  # writes it anew
     assert read_index(cache) is not None
     assert bytes(data) != rows.read_bytes()
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "every", [pytest.param(10, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.campaign)]
+    "every", [pytest.param(97, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.campaign)]
 )
-def test_every_byte_of_a_record(cache, every):
+def test_bytes_of_a_record(cache, every, caplog):
+    """Any of its framing and its header, and some of each of its ten examples."""
     rows = cache / ROWS
     whole = rows.read_bytes()
     index = (cache / INDEX).read_bytes()
-    size = len(whole) // cached_job.COUNT
-    for position in range(7 * size, 8 * size, every):
+    size = cached_job.RECORD_BYTES
+    edges = [*range(0, 84, 1 + every // 10), *range(size - 4, size, 1 + every // 50)]
+    for position in (*edges, *range(84, size - 4, every)):
         data = bytearray(whole)
-        data[position] ^= 1 << position % 8
+        data[7 * size + position] ^= 1 << position % 8
         rows.write_bytes(data)
         (cache / INDEX).write_bytes(index)
-        assert serves(cached_job.plan(cache.parent).build()), position
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "tfopt"):
+            assert serves(cached_job.plan(cache.parent).build()), position
+        assert "damaged at example 70:" in caplog.text
 
 
-@pytest.mark.parametrize("keep", first_quick([592, 1, 0, 12, 593, 592 * 299], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [[1, 0], [0, 0], [0, 2]])
+def test_records_out_of_place(cache, order, caplog):
+    rows, size = cache / ROWS, cached_job.RECORD_BYTES
+    whole = rows.read_bytes()
+    records = [whole[start : start + size] for start in range(0, len(whole), size)]
+    records[:2] = [records[index] for index in order]
+    rows.write_bytes(b"".join(records))
+    with caplog.at_level(logging.WARNING, "tfopt"):
+        assert serves(cached_job.plan(cache.parent).build())
+    assert f"damaged at example {10 * (order[0] == 0)}:" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "keep", first_quick([cached_job.RECORD_BYTES * each for each in (1, 29)] + [1, 0, 12, 5201], 1)
+)
 def test_a_cut(cache, keep):
     with open(cache / ROWS, "rb+") as file:
-        assert file.seek(0, 2) == 592 * cached_job.COUNT
+        assert file.seek(0, 2) == cached_job.RECORD_BYTES * cached_job.COUNT // 10
         file.truncate(keep)
     dataset = cached_job.plan(cache.parent).build()
     for _ in range(2):
@@ -134,7 +155,7 @@ def test_a_cut_while_it_is_read(cache):
     batches = iter(cached_job.plan(cache.parent).build())
     found = next(batches).numpy()[:, 0].tolist()
     with open(cache / ROWS, "rb+") as file:
-        file.truncate(592 * 200)
+        file.truncate(cached_job.RECORD_BYTES * 20)
     assert found + cached_job.numbers(batches) == cached_job.EXPECTED
 
 
@@ -154,6 +175,18 @@ def test_a_damaged_index(cache, text):
     (cache / INDEX).write_text(text)
     assert serves(cached_job.plan(cache.parent).build())
     assert read_index(cache)["count"] == cached_job.COUNT
+
+
+@pytest.mark.parametrize(("name", "value"), [("rows", 20), ("rows", 0), ("count", 290), ("count", 310)])
+def test_an_index_that_tells_other_numbers(cache, name, value):
+    """Its count alone says where the last record ends, if the pipeline does not know."""
+    index = json.loads((cache / INDEX).read_text())
+    assert index["rows"] == 10
+    (cache / INDEX).write_text(json.dumps(index | {name: value}))
+    assert read_index(cache) is None
+    if name == "rows":
+        assert serves(cached_job.plan(cache.parent).build())
+        assert read_index(cache)["count"] == cached_job.COUNT
 
 
 @pytest.mark.parametrize("name", [INDEX, ROWS])

@@ -17,7 +17,7 @@ def publish(folder, letter, size=1000, age_days=0.0):
     """A cache with one record; returns what it takes."""
     lock = Lock.take(folder, key(letter))
     writer = Writer(folder, key(letter))
-    writer.write(bytes(size))
+    writer.write(bytes(size), 1)
     writer.publish("a test")
     lock.release()
     used = time.time() - 24 * 3600 * age_days
@@ -32,7 +32,7 @@ def left(folder):
 def test_all_are_removed_and_nothing_else(tmp_path):
     freed = publish(tmp_path, "a") + publish(tmp_path, "b")
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / INDEX).write_text('{"format": 1, "count": 0, "bytes": 0}')
+    (tmp_path / "mine" / INDEX).write_text('{"format": 1, "count": 0, "rows": 1, "bytes": 0}')
     (tmp_path / "mine" / ROWS).write_text("")
     (tmp_path / "notes.txt").write_text("")
     assert clear_cache(tmp_path) == freed
@@ -60,7 +60,7 @@ def test_what_dead_writers_left_is_removed_and_what_is_written_stays(tmp_path):
     (dead / ROWS).write_text("12345")
     lock = Lock.take(tmp_path, key("b"))
     writer = Writer(tmp_path, key("b"))
-    writer.write(b"x")
+    writer.write(b"x", 1)
     assert clear_cache(tmp_path) == 5
     assert not dead.exists()
     writer.publish("a test")
@@ -127,7 +127,7 @@ def test_a_lock_keeps_others_out_until_it_is_released(tmp_path):
 def test_a_writer_that_is_forgotten_leaves_nothing(tmp_path):
     lock = Lock.take(tmp_path, key("a"))
     writer = Writer(tmp_path, key("a"))
-    writer.write(b"x")
+    writer.write(b"x", 1)
     del writer, lock
     assert not list(tmp_path.glob("*.writing-*"))
     assert Lock.take(tmp_path, key("a")) is not None
