@@ -69,6 +69,8 @@ AUGMENTED = {"augment": [plus_noise, per_batch(scaled)]}
             {"seed": 1, **AUGMENTED, "remainder": "keep", "prefetch": 2},
             {"seed": 1},
             {"seed": 1, "transform": doubled, "cache": None, "augment": plus_noise},
+            {"seed": 1, "transform": per_batch(doubled), "augment": plus_noise},
+            {"seed": 1, "transform": per_batch(doubled), "cache": None, "remainder": "keep"},
             {"seed": 1, "transform": doubled, "cache": "memory", **AUGMENTED, "remainder": "pad"},
             {"seed": 1, "cache": "memory", "augment": per_batch(scaled)},
             {"seed": 1, "shuffle": False, "transform": doubled, "cache": None, **AUGMENTED, "remainder": "keep"},
