@@ -20,6 +20,7 @@ from tfopt.pipelines.stages.stage import Flow, MapGroup, Stage
 from tfopt.text import readable_bytes
 
 _CLASSES_SHOWN = 8
+_MOST = 100_000  # elements, if these are read or computed for it
 _MOST_UNKNOWN = 10_000  # elements if the count is unknown: the first batch waits for all of them
 _CHUNK_BYTES = 2**20  # of examples that are decoded at once
 _AT_ONCE_SECONDS = 0.1  # to compute the examples of a cache on disk that are written together
@@ -219,7 +220,7 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         return [replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions")]
     if not on_disk or not options.shuffle:
         return [read]
-    buffer = fitting_buffer(count, facts.sample.raw_bytes, shared=False)[0]
+    buffer = fitting_buffer(count, facts.sample.raw_bytes, resident=source.resident)[0]
     reason = "shuffled once, in the order of the cache"
     return [read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)]
 
@@ -312,14 +313,19 @@ def plan_shuffle(options: PipelineOptions, facts: Facts, cache: Cache) -> Shuffl
     )
 
 
-def fitting_buffer(count: int | None, element_bytes: float, *, shared: bool) -> tuple[int, str]:
+def fitting_buffer(
+    count: int | None, element_bytes: float, *, shared: bool = False, resident: bool = False
+) -> tuple[int, str]:
     """Returns how many of `count` elements the shuffle draws from, and why.
 
-    `shared` says that the pipeline's cache holds the elements anyway, so that the buffer takes no memory.
+    The first batch of each epoch waits until they are read. `shared` says that the pipeline's cache holds the elements
+    anyway, so that the buffer takes no memory; `resident`, that they are in memory, so that reading takes no time.
     """
     if shared and count is not None:
         return count, "all examples: the cache holds them anyway"
     room = max(1, int(SHUFFLE_MIB * MIB / max(element_bytes, 1)))
+    if not resident and count is not None and min(count, room) > _MOST:
+        return _MOST, f"{_MOST:,} of {count:,} elements: the first batch waits for them; others far apart are not mixed"
     if count is not None and count <= room:
         return count, f"all elements: {readable_bytes(count * element_bytes)}, within the {SHUFFLE_MIB:,} MiB for it"
     held = f"of {readable_bytes(element_bytes)} each, as many as {SHUFFLE_MIB:,} MiB hold"
@@ -368,7 +374,8 @@ def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
     # Whether and where cache="auto" caches depends on free memory and on times: under a seed the buffer must not.
     certain = options.seed is None or options.cache not in ("auto", None)
     size = cached_bytes if cache.on is not None and certain else sample.raw_bytes if first and certain else min(sizes)
-    buffer, reason = fitting_buffer(facts.count, size, shared=cache.on == "memory" and (certain or permuted))
+    shared = cache.on == "memory" and (certain or permuted)
+    buffer, reason = fitting_buffer(facts.count, size, shared=shared, resident=facts.source.resident)
     reason += "; before decoding" if first else ""
     reason += "; the first epoch comes in the random order that is cached" if permuted else ""
     return buffer, reason + (", where elements are smallest" if first and smaller else ""), first

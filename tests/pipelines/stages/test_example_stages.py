@@ -126,15 +126,23 @@ def test_an_image_that_is_damaged_is_named(jpegs):
 
 
 def test_the_shuffle_buffer_holds_everything_that_fits():
-    assert fitting_buffer(1024, MIB, shared=False) == (1024, "all elements: 1.0 GiB, within the 1,024 MiB for it")
+    assert fitting_buffer(1024, MIB) == (1024, "all elements: 1.0 GiB, within the 1,024 MiB for it")
     assert fitting_buffer(10**6, MIB, shared=True)[0] == 10**6
-    buffer, reason = fitting_buffer(2000, MIB, shared=False)
+    buffer, reason = fitting_buffer(2000, MIB)
     assert buffer == 1024
     assert "1,024 of 2,000 elements of 1.0 MiB each" in reason
     assert "not mixed" in reason
 
 
+def test_the_first_batch_does_not_wait_for_more_than_is_mixed_well():
+    assert fitting_buffer(100_000, 1)[0] == 100_000
+    buffer, reason = fitting_buffer(10**6, 1)
+    assert buffer == 100_000
+    assert "the first batch waits for them" in reason
+    assert fitting_buffer(10**6, 1, resident=True)[0] == fitting_buffer(10**6, 1, shared=True)[0] == 10**6
+
+
 def test_the_shuffle_buffer_is_bounded_where_the_count_is_unknown():
     assert fitting_buffer(None, MIB, shared=True)[0] == 1024
-    assert fitting_buffer(None, 1, shared=False)[0] == 10_000
-    assert fitting_buffer(None, 10.0**12, shared=False)[0] == 1
+    assert fitting_buffer(None, 1)[0] == 10_000
+    assert fitting_buffer(None, 10.0**12)[0] == 1
