@@ -34,7 +34,9 @@ from tfopt.pipelines.tfrecords.verify import Scan, scan
 
 _SIDE_BY_SIDE = 16  # files read at once; fixed, or the order under a seed would depend on the number of cores
 _RUN_BYTES = 2**20  # of neighbouring records that are read together: long enough for any disk
-_BY_OFFSET_BYTES = 32 * 2**10  # of a record on average: to open the file for each smaller one takes longer than to read
+# Of a record on average. To open the file for each smaller one takes longer than to read it; larger ones would be
+# copied once more if a batch of them was parsed at once.
+_LARGE_BYTES = 32 * 2**10
 _GROUP = 32  # records that one thread reads by their offsets
 _SHOWN = 50  # problems that the warning lists
 
@@ -56,7 +58,7 @@ def records(
     Args:
         paths: A folder that `write_records` wrote, a path, a glob, or a list of paths.
         features: The description of a serialised `tf.train.Example`, as `tf.io.parse_single_example` takes it; examples
-            are then dicts of tensors.
+            are then dicts of tensors. If all are `tf.io.FixedLenFeature`, small records are parsed a batch at a time.
         parse: Instead of `features`, a deterministic function from a serialised record (scalar string tensor) to an
             example. Default, without either: the examples that were written, or the serialised records if there is no
             index.
@@ -88,16 +90,16 @@ def records(
     chosen = _whole_only(files, compression) if on_bad_record == "skip" else _all(files, compression)
 
     def reading(chosen: _Chosen) -> Source:
-        runs = chosen.in_runs()
+        runs, large = chosen.in_runs(), chosen.mean_bytes >= _LARGE_BYTES
         kind = f" ({chosen.kind}, which cannot be read by offset)" if chosen.kind else ""
         return Source(
             name=f"records in {len(files)} file{'s' * (len(files) > 1)}{kind}",
             dataset=partial(_in_order, chosen),
             count=chosen.count,
             decode=decode,
-            decode_batch=decode_batch,
+            decode_batch=None if large else decode_batch,
             shuffled=lambda seed: side_by_side(runs.dataset(), runs.read, _SIDE_BY_SIDE, seed),
-            at=partial(_read_at, chosen) if chosen.mean_bytes >= _BY_OFFSET_BYTES else None,
+            at=partial(_read_at, chosen) if large else None,
             encoded=partial(unpack, index.spec) if index is not None and index.image else None,
             only_jpeg=all(file.index is not None and file.index.only_jpeg for file in files),
             fingerprint=partial(_fingerprint, files, (features, parse, index, on_bad_record)),

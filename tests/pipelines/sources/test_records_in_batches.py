@@ -128,6 +128,13 @@ def test_nothing_else_is_parsed_in_batches(record_files, photos, tmp_path, kind)
         assert source.decode_batch is None
 
 
+def test_large_records_are_parsed_one_by_one(tmp_path):
+    for size in (32_000, 33_000):
+        write_records(np.zeros((3, size), np.uint8), tmp_path / str(size))
+        source = records(tmp_path / str(size))
+        assert (source.decode_batch is None) is (source.at is not None) is (size == 33_000)
+
+
 @pytest.mark.parametrize("transform", [None, same])
 def test_a_record_without_the_feature_is_an_error_that_names_it(tmp_path, transform):
     path = str(tmp_path / "some.tfrecord")

@@ -31,7 +31,7 @@ def by_class(tmp_path, monkeypatch, buffer_mib):
     buffer_mib(0.01)
 
     def write(count=COUNT, of=CLASSES, least_bytes=1, **options):
-        monkeypatch.setattr("tfopt.pipelines.sources.records._BY_OFFSET_BYTES", least_bytes)
+        monkeypatch.setattr("tfopt.pipelines.sources.records._LARGE_BYTES", least_bytes)
         labels = np.sort(np.arange(count) % of)
         write_records((np.arange(count), labels), tmp_path / "rows", shards=3, shuffle_seed=None, **options)
         return tmp_path / "rows"
@@ -167,7 +167,7 @@ def test_files_that_change_later_lose_nothing_in_silence(by_class, damage):
 
 
 def test_images_are_permuted_and_cropped(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfopt.pipelines.sources.records._BY_OFFSET_BYTES", 1)
+    monkeypatch.setattr("tfopt.pipelines.sources.records._LARGE_BYTES", 1)
     write_records(images(photos), tmp_path / "shards", shards=2, shuffle_seed=None)
     dataset = build_pipeline(tmp_path / "shards", batch_size=5, crop=RandomCrop(3), remainder="keep", cache=None)
     for _ in range(2):
