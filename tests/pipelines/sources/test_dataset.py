@@ -57,7 +57,8 @@ def test_shapes_that_agree_become_static_and_the_structure_stays(wrap):
         return (wrap([number] * 3) for number in range(6))
 
     spec = wrap(tf.TensorSpec([None], tf.int32))
-    built = build_pipeline(tf.data.Dataset.from_generator(generate, output_signature=spec), batch_size=2)
+    given = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    built = build_pipeline(given, batch_size=2, remainder="drop")
     tf.nest.assert_same_structure(built.element_spec, spec)
     assert tf.nest.flatten(built.element_spec)[0].shape.as_list() == [2, 3]
     assert sum(1 for _ in built) == 3
@@ -118,7 +119,7 @@ def test_what_was_batched_once_is_not_refused():
     apart = NUMBERS.batch(4).interleave(tf.data.Dataset.from_tensor_slices, num_parallel_calls=2)
     assert sorted(row for batch in build_pipeline(apart, batch_size=6) for row in batch.numpy()) == [*range(12)]
     grouped = NUMBERS.group_by_window(lambda number: number % 2, lambda _, window: window, window_size=3)
-    assert build_pipeline(grouped, batch_size=6).element_spec.shape.as_list() == [6]
+    assert build_pipeline(grouped, batch_size=6, remainder="drop").element_spec.shape.as_list() == [6]
     windows = NUMBERS.batch(4, drop_remainder=True)
     pairs = build_pipeline(windows.map(lambda window: (window[:-1], window[-1])), batch_size=3)
     assert [leaf.shape.as_list() for leaf in pairs.element_spec] == [[3, 3], [3]]

@@ -39,7 +39,7 @@ def test_each_record_once_an_epoch_when_shuffled(record_files, compression, cach
 def test_the_count_is_known_where_records_are_plain(record_files):
     plain, packed = record_files(), record_files(compression="GZIP")
     assert records(plain).count == 30
-    assert len(build_pipeline(records(plain), batch_size=7)) == 4
+    assert len(build_pipeline(records(plain), batch_size=7)) == 5
     assert records(packed).count is None
     plan = plan_pipeline(packed, batch_size=7)
     assert int(plan.build().cardinality()) == tf.data.UNKNOWN_CARDINALITY

@@ -38,7 +38,7 @@ def numbers(source):
 def test_count_and_examples_are_known(folder, compression):
     source = records(folder(compression=compression))
     assert (source.count, numbers(source)) == (20, list(range(20)))
-    assert len(build_pipeline(source, batch_size=6)) == 3
+    assert len(build_pipeline(source, batch_size=6)) == 4
 
 
 @pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
