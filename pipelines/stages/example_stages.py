@@ -236,7 +236,8 @@ def plan_functions(
     fused = crop is not None and source.encoded is not None and not (crop.random and cached)
     stages: list[FunctionStage | ManyAtOnce] = []
     decode = source.encoded if fused else source.decode
-    if facts.by_batch and not fused and source.decode_batch is not None:
+    # On the workers of a service, files of records in chunks lost examples and gave others twice.
+    if facts.by_batch and not fused and source.decode_batch is not None and options.service is None:
         function = StageFunction("decode", source.decode_batch, by_batch=True)
         stages.append(_many_at_once(function, options, facts, "quicker than one by one"))
     elif decode is not None:
