@@ -93,13 +93,15 @@ def reads_by_position(options: PipelineOptions, facts: Facts) -> bool:
 
 
 def keeps_one_order(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> bool:
-    """Whether elements are read in the same permutation in each epoch, which is shuffled again from the second one on.
+    """Whether elements are read in the same random order in each epoch, and shuffled again from the second one on.
 
     So are those that a cache holds. Under a seed, the order must be the same where cache="auto" finds no memory.
     """
-    if cache.on is not None:
-        return cache.on != "device"
-    return options.cache == "auto" and options.seed is not None and not _saves_nothing(options, facts)
+    if not options.shuffle or cache.on is not None:
+        return bool(options.shuffle) and cache.on != "device"
+    if options.cache != "auto" or options.seed is None or options.service is not None:
+        return False
+    return facts.count is not None and not facts.infinite and not facts.doubt and not _saves_nothing(options, facts)
 
 
 def _saves_nothing(options: PipelineOptions, facts: Facts) -> bool:

@@ -73,7 +73,7 @@ class Read(Stage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix(Stage):
-    """Shuffles raw elements once, into the one order of a cache on disk."""
+    """Shuffles raw elements once, into the one order of a cache."""
 
     buffer: int
     seed: int | None
@@ -194,11 +194,10 @@ class Shuffle(Stage):
 
 
 def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> list[Stage]:
-    """Returns the stage "read", and "mix" before a cache on disk that is shuffled."""
+    """Returns the stage "read", and "mix" before a cache that is shuffled."""
     source, count = facts.source, facts.count
-    # What is cached on disk has one order: mixed well once, and shuffled again after the cache.
-    on_disk = cache.folder is not None
-    seed = options.seed or 0 if on_disk else options.seed
+    # What is cached on disk has one order, for later runs too.
+    seed = options.seed or 0 if cache.folder is not None else options.seed
     permuted = ""
     if cache.on != "device" and reads_by_position(options, facts):
         uncached = "behind" if keeps_one_order(options, facts, cache) else "each"
@@ -218,10 +217,10 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
     )
     if permuted == "one":
         return [replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions")]
-    if not on_disk or not options.shuffle:
+    if not _mixes(options, facts, cache):
         return [read]
     buffer = fitting_buffer(count, facts.sample.raw_bytes, resident=source.resident)[0]
-    reason = "shuffled once, in the order of the cache"
+    reason = "shuffled once: the order of the first epoch, and of a cache"
     return [read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)]
 
 
@@ -299,7 +298,7 @@ def plan_shuffle(options: PipelineOptions, facts: Facts, cache: Cache) -> Shuffl
     choice = cache.choice
     buffer, reason, first = _decide_shuffle(options, facts, choice)
     drawn = choice.on == "device" or (choice.on is None and reads_by_position(options, facts))
-    rests = choice.on not in (None, "device") and reads_by_position(options, facts) and not cache.is_old
+    rests = _rests(options, facts, choice) and not cache.is_old
     held = "all" if drawn else "buffer of"
     return Shuffle(
         name="shuffle",
@@ -378,8 +377,22 @@ def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
     shared = cache.on == "memory" and (certain or permuted)
     buffer, reason = fitting_buffer(facts.count, size, shared=shared, resident=facts.source.resident)
     reason += "; before decoding" if first else ""
-    reason += "; the first epoch comes in the random order that is cached" if permuted else ""
+    reason += "; the first epoch comes in the order of the mix" if _rests(options, facts, cache) else ""
     return buffer, reason + (", where elements are smallest" if first and smaller else ""), first
+
+
+def _mixes(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> bool:
+    """Whether a buffer of raw elements mixes them into the one order that they keep."""
+    if reads_by_position(options, facts) or not keeps_one_order(options, facts, cache):
+        return False
+    # If the source itself computes the examples, they are waited for whether they are mixed before a cache or after it.
+    return cache.folder is not None or not facts.raw_examples
+
+
+def _rests(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> bool:
+    """Whether the first epoch needs no shuffle, since its elements come in a random order of their own."""
+    permuted = cache.on is not None and reads_by_position(options, facts)
+    return keeps_one_order(options, facts, cache) and (permuted or _mixes(options, facts, cache))
 
 
 def _reason(options: PipelineOptions, facts: Facts, *, shuffled: bool) -> str:
