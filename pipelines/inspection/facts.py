@@ -30,6 +30,7 @@ MIB = 2**20
 # For the shuffle's buffer. Fixed, not a share of the free memory: under a seed the order must not depend on what else
 # runs.
 SHUFFLE_MIB = 1024
+SHUFFLE_MOST = 100_000  # elements in that buffer, if these are read or computed for it
 _SAMPLED = 32  # elements the planner looks at
 _LARGE_BYTES = 32 * 2**10  # of an example; a batch of smaller ones is copied quickly from any memory
 _DOUBTS = {
@@ -206,7 +207,7 @@ def _is_mixed(options: PipelineOptions, source: Source, sample: Sample, count: i
         return True
     # The largest that the shuffle's buffer may hold, wherever it stands.
     each = max(sample.decoded_bytes, sample.example_bytes) if options.cache_folder else sample.raw_bytes
-    return count * each <= SHUFFLE_MIB * MIB
+    return count * each <= SHUFFLE_MIB * MIB and (source.resident or count <= SHUFFLE_MOST)
 
 
 def open_source(source: Source) -> tuple[Any, Any, int | None, bool]:

@@ -11,7 +11,7 @@ from tfopt.pipelines.cache.choice import CacheChoice, keeps_one_order, reads_by_
 from tfopt.pipelines.cache.key import cache_key, expect_one_order
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.device_stage import refusing
-from tfopt.pipelines.inspection.facts import MIB, SHUFFLE_MIB, Facts, ShapeCheck
+from tfopt.pipelines.inspection.facts import MIB, SHUFFLE_MIB, SHUFFLE_MOST, Facts, ShapeCheck
 from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.pipelines.shared.seeding import in_turn, part_seed, permutation, sequence, shuffle
@@ -20,7 +20,6 @@ from tfopt.pipelines.stages.stage import Flow, MapGroup, Stage
 from tfopt.text import readable_bytes
 
 _CLASSES_SHOWN = 8
-_MOST = 100_000  # elements, if these are read or computed for it
 _MOST_UNKNOWN = 10_000  # elements if the count is unknown: the first batch waits for all of them
 _CHUNK_BYTES = 2**20  # of examples that are decoded at once
 _AT_ONCE_SECONDS = 0.1  # to compute the examples of a cache on disk that are written together
@@ -324,8 +323,11 @@ def fitting_buffer(
     if shared and count is not None:
         return count, "all examples: the cache holds them anyway"
     room = max(1, int(SHUFFLE_MIB * MIB / max(element_bytes, 1)))
-    if not resident and count is not None and min(count, room) > _MOST:
-        return _MOST, f"{_MOST:,} of {count:,} elements: the first batch waits for them; others far apart are not mixed"
+    if not resident and count is not None and min(count, room) > SHUFFLE_MOST:
+        return (
+            SHUFFLE_MOST,
+            f"{SHUFFLE_MOST:,} of {count:,} elements: the first batch waits for them; others far apart are not mixed",
+        )
     if count is not None and count <= room:
         return count, f"all elements: {readable_bytes(count * element_bytes)}, within the {SHUFFLE_MIB:,} MiB for it"
     held = f"of {readable_bytes(element_bytes)} each, as many as {SHUFFLE_MIB:,} MiB hold"

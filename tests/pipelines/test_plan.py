@@ -177,6 +177,13 @@ def test_cache_auto_takes_the_same_steps_whatever_memory_is_free(free_memory, mo
     assert steps == [(4, "keep")] * 2
 
 
+def test_more_elements_than_the_buffer_takes_are_kept():
+    read = tf.data.Dataset.range(100_001).map(lambda row: row + 1)
+    plan = plan_pipeline(read, batch_size=100, cache=None)
+    assert plan.stage("shuffle").buffer == 100_000
+    assert plan.options.remainder == "keep"
+
+
 def test_what_the_default_drops_is_seen_in_other_epochs():
     dataset = build_pipeline(ROWS, batch_size=16, seed=1)
     left_out = [set(ROWS) - {float(row) for batch in dataset for row in batch} for _ in range(60)]
