@@ -164,10 +164,10 @@ def test_auto_goes_to_disk_only_where_the_probe_shows_a_clear_advantage(free_mem
     cpus = host().cpus
     slow = {"decode_seconds": 1.0 * cpus, "transform_seconds": 0.0}
     for read, computed, on_disk in [
-        (0.49, float("inf"), True),
-        (0.51, float("inf"), False),  # of the planner's own measurement
-        (0.01, 0.03 * cpus, True),
-        (0.01, 0.015 * cpus, False),  # which is the larger for cheap examples
+        (0.33, float("inf"), True),
+        (0.34, float("inf"), False),  # of the planner's own measurement
+        (0.01, 0.04 * cpus, True),
+        (0.01, 0.025 * cpus, False),  # which is the larger for cheap examples
         (0.0, 1e-6, False),  # the disk is slower than the probe
     ]:
         probe(read, computed)
