@@ -236,6 +236,9 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
     while not alone and after and isinstance(last := after[-1], ManyAtOnce):
         # No single examples come between: the function gets the batches themselves.
         after, whole = after[:-1], [last.with_batches(options), *whole]
+    if options.service is not None:
+        # On its workers, chunks of records lost examples and gave others twice.
+        after = [stage.one_by_one(options) if isinstance(stage, ManyAtOnce) else stage for stage in after]
     if cache.choice.on is not None:
         examples: list[Stage] = [*before, cache, shuffle, *after]
     elif shuffle.first:

@@ -116,6 +116,18 @@ class ManyAtOnce(Stage):
         """Returns the stage that calls the function with the batches themselves."""
         return _stage(self.function, "whole batches", self.reason, MapGroup("batch", options.seed))
 
+    def one_by_one(self, options: PipelineOptions) -> FunctionStage:
+        """Returns the stage that calls the function with batches of one."""
+
+        # Not marked do_not_convert: AutoGraph must reach the user's function.
+        def alone(*parts: Any) -> Any:
+            batch = self.function.call(*tf.nest.map_structure(lambda part: part[tf.newaxis], parts))
+            return tf.nest.map_structure(lambda part: part[0], batch)
+
+        group = MapGroup("crop", options.seed, served=True)
+        function = StageFunction(self.function.stage, alone)
+        return replace(_stage(function, "parallel", self.reason, group), check=self.check)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache(Stage):
@@ -234,8 +246,7 @@ def plan_functions(
     fused = crop is not None and source.encoded is not None and not (crop.random and cached)
     stages: list[FunctionStage | ManyAtOnce] = []
     decode = source.encoded if fused else source.decode
-    # On the workers of a service, files of records in chunks lost examples and gave others twice.
-    if facts.by_batch and not fused and source.decode_batch is not None and options.service is None:
+    if facts.by_batch and not fused and source.decode_batch is not None:
         function = StageFunction("decode", source.decode_batch, by_batch=True)
         stages.append(_many_at_once(function, options, facts, "quicker than one by one"))
     elif decode is not None:

@@ -27,6 +27,13 @@ def test_each_element_comes_once_an_epoch(service, training):
         assert elements(dataset) == (2 * ROWS).tolist()
 
 
+@pytest.mark.parametrize("augment", [None, double])
+def test_a_transform_of_batches_sees_each_element_once(service, augment):
+    options = {"batch_size": 7, "remainder": "keep", "transform": per_batch(double), "service": service}
+    dataset = build_pipeline(ROWS, augment=augment, **options)
+    assert elements(dataset) == ((2 if augment is None else 4) * ROWS).tolist()
+
+
 def test_batches_are_full_whatever_the_workers_end_with(service):
     batches = list(build_pipeline(ROWS, batch_size=64, service=service))
     assert [len(batch) for batch in batches] == [64] * 15
