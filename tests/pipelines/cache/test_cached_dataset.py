@@ -144,6 +144,6 @@ def test_an_example_that_is_kept_does_not_keep_its_record(tmp_path):
         store, tf.TensorSpec((64,), tf.int64), rows, lambda rows: rows.map(lambda i: tf.fill((64,), i)), at_once=64
     )
     for _ in range(2):
-        starts = [row.numpy().__array_interface__["data"][0] for row in list(dataset)]
+        starts = [row._numpy().__array_interface__["data"][0] for row in list(dataset)]
         assert len(starts) == 64
         assert len({after - before for before, after in itertools.pairwise(starts)}) > 1 or starts[1] - starts[0] != 512
