@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.shared.elements import without_autograph
 
-_READ_AHEAD = 4 * 2**20  # bytes; small reads from network disks are slow
+_READ_AHEAD = 4 * 2**20  # bytes, of small records; small reads from network disks are slow
 _RECORD = 2**20  # bytes of stacked examples; twice as much reads no faster
 _ALIGNED_BYTES = 64  # EIGEN_MAX_ALIGN_BYTES
 _PLAIN = frozenset(
@@ -49,7 +49,7 @@ def cached(store: Store, spec: Any, elements: Any, prepare: Callable[[Any], Any]
             scalar.set_shape(())
         files.set_shape([None])
         rest = tf.data.Dataset.from_tensors((session, held)).flat_map(go_on)
-        return _from_file(store, records, session, files, end, step).concatenate(rest)
+        return _from_file(store, records, session, files, end, step, stacked=stacked).concatenate(rest)
 
     @without_autograph
     def go_on(session: Any, held: Any) -> Any:
@@ -160,7 +160,9 @@ def _stack(leaf: Any) -> Any:
     return tf.TensorSpec((None, *leaf.shape), leaf.dtype)
 
 
-def _from_file(store: Store, form: RecordFormat, session: Any, files: Any, end: Any, step: Any) -> Any:
+def _from_file(
+    store: Store, form: RecordFormat, session: Any, files: Any, end: Any, step: Any, *, stacked: bool
+) -> Any:
     """Returns the elements of the file up to the first record that is damaged, missing or out of place.
 
     The records of a whole file have the marks from the store's tag up to `end`, `step` apart.
@@ -180,7 +182,7 @@ def _from_file(store: Store, form: RecordFormat, session: Any, files: Any, end: 
         return form.unpack(record)
 
     # A damaged record ends the file; the record at no position after it then ends the reading.
-    records = tf.data.TFRecordDataset(files, buffer_size=_READ_AHEAD).ignore_errors(log_warning=False)
+    records = tf.data.TFRecordDataset(files, buffer_size=0 if stacked else _READ_AHEAD).ignore_errors(log_warning=False)
     records = records.concatenate(tf.data.Dataset.from_tensors(form.nowhere()))
     marked = tf.data.Dataset.zip(tf.data.Dataset.range(store.tag, end, step), records)
     return marked.take_while(good).map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True, name="cache")
