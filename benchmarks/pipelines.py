@@ -61,7 +61,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="begins so; may be repeated")
-    parser.add_argument("--turns", type=int, metavar="N", help="of each way; default 9")
+    parser.add_argument("--turns", type=int, metavar="N", help="of each way; default 11")
     parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="begin no case after this")
     parser.add_argument("--tiny", action="store_true", help="little data and two turns, to see whether it runs")
     parser.add_argument("--list", action="store_true", help="list the cases")

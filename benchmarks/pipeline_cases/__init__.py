@@ -30,7 +30,7 @@ class Scale:
     photos: int = 512  # JPEG files
     batch: int = 256
     photo_batch: int = 32
-    turns: int = 9
+    turns: int = 11
 
 
 TINY = Scale(

@@ -1,6 +1,7 @@
 """benchmarks/pipelines.py: what it checks, how goals are judged, that every case runs, and the recorded table."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pipeline_cases import HAND, TFOPT, TINY, Case, Way, at_least, at_most, figu
 
 ROOT = Path(pipeline_cases.__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "pipelines.py"
+RESULTS = ROOT / "benchmarks" / "results" / "pipelines-cpu.json"
 
 
 def test_a_case_is_checked_and_measured_in_turn(tmp_path):
@@ -85,3 +87,16 @@ def test_every_case_runs(tmp_path):
     for case in found["cases"]:
         assert case.get("error") is None
     assert ran.stdout.endswith(figures.markdown(found))
+
+
+def test_the_recorded_run_is_whole_and_in_the_docs():
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert found["status"] == "complete"
+    page = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    assert figures.markdown(found) in page
+    host, beside = found["environment"]["host"], found["environment"]["beside"]
+    assert f"Grain {beside['grain']}, on {host['cpu_model']} ({host['cpus']:g} CPUs" in " ".join(page.split())
+    verdicts = [figures.row(case).verdict for case in found["cases"]]
+    assert set(verdicts) <= {"met", "missed", "no goal"}
+    (met, missed) = re.search(r"(\d+) goals are met, (\d+) missed", " ".join(page.split())).groups()
+    assert (int(met), int(missed)) == (verdicts.count("met"), verdicts.count("missed"))
