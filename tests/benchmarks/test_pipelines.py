@@ -100,3 +100,7 @@ def test_the_recorded_run_is_whole_and_in_the_docs():
     assert set(verdicts) <= {"met", "missed", "no goal"}
     (met, missed) = re.search(r"(\d+) goals are met, (\d+) missed", " ".join(page.split())).groups()
     assert (int(met), int(missed)) == (verdicts.count("met"), verdicts.count("missed"))
+    cases = {case["name"]: case for case in found["cases"]}
+    sliced = figures.speed(cases["large rows"], "by hand, slices", figures.JUDGED_BY)
+    cached = figures.speed(cases["large rows, cached"], "by hand, batch", figures.JUDGED_BY)
+    assert f"{sliced.ratio:.2f}× of their speed, and {cached.ratio:.2f}× behind the cache" in " ".join(page.split())
