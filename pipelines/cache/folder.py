@@ -87,13 +87,12 @@ class Writer:
         self.size += len(record)
 
     def publish(self, what: str) -> None:
-        """Makes the whole cache visible, once it is on the disk; raises an OSError or tf.errors.OpError if it cannot.
+        """Makes the whole cache visible; raises an OSError or tf.errors.OpError if it cannot.
 
         `what` describes the content, for readers of the folder.
         """
         self._file.close()
-        rows = self._path / ROWS
-        sync(rows)
+        rows = self._path / ROWS  # not synced: of what a crash of the machine takes of it, the checksums tell
         counts = {"format": FORMAT, "count": self.count, "rows": self._rows, "bytes": rows.stat().st_size}
         index = counts | {"checksum": _checksum(self._target, counts), "what": what, "made": time.time()}
         (self._path / INDEX).write_text(json.dumps(index), encoding="utf-8")

@@ -1,6 +1,7 @@
 """Finds the source for whatever a user passes to a pipeline, and makes sources of arrays and datasets."""
 
 import difflib
+import functools
 import os
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2
 
 from tfopt.errors import PipelineError
+from tfopt.pipelines.cache.fingerprint import fingerprint
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.shared.paths import is_remote
@@ -109,6 +111,10 @@ def arrays(data: Any) -> Source:
         copies = [tf.identity(_as_tensor(name, leaf)) for name, leaf in named]
     tensors = tf.nest.pack_sequence_as(data, copies)
 
+    @functools.cache
+    def contents() -> str:
+        return fingerprint(tensors, name="data")  # once: nobody else holds these copies
+
     def numbered(numbers: range) -> Source:
         @without_autograph
         def rows(index: Any) -> Any:
@@ -122,7 +128,7 @@ def arrays(data: Any) -> Source:
             decode=rows,
             decode_batch=rows,
             at=lambda positions: positions,
-            fingerprint=lambda: [str(numbers), tensors],
+            fingerprint=lambda: [str(numbers), contents()],
             resident=True,
             part=lambda index, parts: numbered(numbers[index::parts]),
         )
