@@ -33,7 +33,7 @@ from tfopt.pipelines.stages.example_stages import (
     plan_shuffle,
 )
 from tfopt.pipelines.stages.stage import Flow, Stage
-from tfopt.repairs.trainer import order_decided
+from tfopt.repairs.trainer import mark_order_decided
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,7 +74,7 @@ class PipelinePlan:
         for ending in flow.endings:
             dataset = ending(dataset, flow.settings)
         # Training on a pipeline for evaluation, whose order stays the same, deserves Keras' warning.
-        return order_decided(dataset) if self.options.training or self.options.shuffle else dataset
+        return mark_order_decided(dataset) if self.options.training or self.options.shuffle else dataset
 
     def stage(self, name: str) -> Stage:
         """Returns the first stage of this name.
@@ -152,10 +152,10 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             TensorFlow's stateless operations, different for each element and epoch. With cache="device" also Keras
             layers, which take whole batches and draw from the pipeline's seeds.
         cache: "memory" keeps the examples in memory; the path of a folder keeps them on disk, for later runs too;
-            None keeps nothing. "auto" uses up to a quarter of the free memory, or else up to half of the free disk if
-            reading is faster than computing. "device" keeps them on the device, in up to half of its free memory;
-            batches are made there, and `fit` needs `tfopt.fit.overlap`. With "auto" `overlap` finds them there too, in
-            up to a quarter of the GPU's free memory, and a plain `fit` works as well.
+            None keeps nothing. "auto" uses up to a quarter of the free memory, or else, without a seed, up to half of
+            the free disk if reading is three times as fast as computing. "device" keeps them on the device, in up to
+            half of its free memory; batches are made there, and `fit` needs `tfopt.fit.overlap`. With "auto" `overlap`
+            finds them there too, in up to a quarter of the GPU's free memory, and a plain `fit` works as well.
         cache_after: "decode" caches before `transform`, "transform" after it; "auto" chooses.
         cache_key: Stands in the key of a cache on disk for what cannot be fingerprinted. Change it whenever the
             examples would change.

@@ -31,11 +31,12 @@ def cached(store: Store, spec: Any, elements: Any, prepare: Callable[[Any], Any]
 
     Records carry a checksum and their position. If one is damaged or missing, the dataset goes on with the source at
     that position, so that every iteration gives every example once, in one order. `elements` gives raw elements in the
-    same order on every iteration, of which `prepare` makes examples of the spec, in the same order; at most `at_once`
-    of them wait for each other to be written.
+    same order on every iteration, of which `prepare` makes examples of the spec, in the same order; up to `at_once`
+    of them are collected for one record.
     """
-    rows = min(at_once, _stackable(spec))
-    stacked = rows > 1
+    most = _stackable(spec)
+    rows = min(at_once, most)
+    stacked = most > 1  # whatever `at_once` is: a run of another batch size or speed reads the same file
     records = RecordFormat(tf.nest.map_structure(_stack, spec) if stacked else spec, store.tag)
 
     # TensorFlow sets up each function anew for each epoch, node by node, which takes longer than reading a small cache.
@@ -64,7 +65,7 @@ def cached(store: Store, spec: Any, elements: Any, prepare: Callable[[Any], Any]
         examples = prepare(elements.skip(start))
         examples = (examples.batch(rows, name="cache") if stacked else examples).enumerate()
         end = tf.data.Dataset.from_tensors(session).flat_map(lambda session: examples.take(_ended(store, session)))
-        written = _writer(store, records, session, writes, rows)
+        written = _writer(store, records, session, writes, rows, stacked=stacked)
         return examples.map(written, name="cache").concatenate(end.map(last))
 
     @without_autograph
@@ -188,11 +189,13 @@ def _from_file(
     return marked.take_while(good).map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True, name="cache")
 
 
-def _writer(store: Store, form: RecordFormat, session: Any, writes: Any, rows: int) -> Callable[..., Any]:
+def _writer(
+    store: Store, form: RecordFormat, session: Any, writes: Any, rows: int, *, stacked: bool
+) -> Callable[..., Any]:
     """Returns a function of index and element that writes the element, of up to `rows` examples, and returns it."""
 
     def write(number: Any, index: Any, *tensors: Any) -> Any:
-        count = len(tensors[0]) if rows > 1 else 1
+        count = len(tensors[0]) if stacked else 1
         store.write(number, form.pack(rows * index, tensors), count)
         return 0
 

@@ -27,7 +27,7 @@ from tfopt import checks
 from tfopt.files import lock, sync
 from tfopt.pipelines.sources.image_files import kept_folder
 
-FORMAT = 3  # of the files; a new number gives new keys
+FORMAT = 4  # of the files; a new number gives new keys
 ROWS, INDEX = "rows.tfrecord", "index.json"
 _KEY = re.compile("tfopt-[0-9a-f]{64}")
 _WRITING, _LOCK = ".writing-", ".lock"
@@ -92,7 +92,7 @@ class Writer:
         `what` describes the content, for readers of the folder.
         """
         self._file.close()
-        rows = self._path / ROWS  # not synced: of what a crash of the machine takes of it, the checksums tell
+        rows = self._path / ROWS  # not synced: after a crash of the machine, checksums reveal lost records
         counts = {"format": FORMAT, "count": self.count, "rows": self._rows, "bytes": rows.stat().st_size}
         index = counts | {"checksum": _checksum(self._target, counts), "what": what, "made": time.time()}
         (self._path / INDEX).write_text(json.dumps(index), encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.cache.choice import CacheChoice
+from tfopt.pipelines.cache.choice import CacheChoice, reads_by_position
 from tfopt.pipelines.cache.fingerprint import fingerprint
 from tfopt.pipelines.cache.folder import FORMAT
 from tfopt.pipelines.inspection.facts import Facts
@@ -35,7 +35,11 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
         if options.crop is None or options.crop.random
         else partial(crop_example, crop=options.crop, crop_with=options.crops_with)
     )
-    order = part_seed(options.seed or 0, "mix") if options.shuffle else None
+    by_position = reads_by_position(options, facts)
+    order = [part_seed(options.seed or 0, "mix"), by_position] if options.shuffle else None
+    decode = [source.encoded if crop and source.encoded else source.decode]
+    if source.decode_batch is not source.decode:
+        decode.append(source.decode_batch)
     parts: list[Any] = [
         ("format", FORMAT),
         ("TensorFlow", tf.__version__),
@@ -47,7 +51,7 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
         ("crop", _fingerprint("crop", crop, options)),
         ("key", options.cache_key),
         ("source", data),
-        ("decode", _fingerprint("decode", source.encoded if crop and source.encoded else source.decode, options)),
+        ("decode", _fingerprint("decode", decode, options)),
     ]
     if cache.after == "transform":
         transform = options.transformation

@@ -23,7 +23,7 @@ from tfopt.pipelines.shared.elements import (
     without_autograph,
 )
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_dataset, refuse_draws
-from tfopt.pipelines.shared.options import PipelineOptions, Remainder, StageFunction, choose_remainder
+from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_remainder
 from tfopt.pipelines.sources.source import Source
 
 MIB = 2**20
@@ -174,7 +174,8 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     # `augment` may bring images of any size to one, as a random crop does.
     static = _is_static(traced.examples) or bool(options.augmentations and _is_static(traced.augmented))
     bare = options.crop is None and options.transform is None
-    pinned = sample.example_bytes >= _LARGE_BYTES and _copies(options)
+    dense = all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(traced.augmented.element_spec))
+    pinned = sample.example_bytes >= _LARGE_BYTES and dense and _copies(options)
     return Facts(
         source=source,
         part=part,
@@ -207,7 +208,7 @@ def _is_mixed(options: PipelineOptions, source: Source, sample: Sample, count: i
         return True
     # The largest that the shuffle's buffer may hold, wherever it stands.
     each = max(sample.decoded_bytes, sample.example_bytes) if options.cache_folder else sample.raw_bytes
-    return count * each <= SHUFFLE_MIB * MIB and (source.resident or count <= SHUFFLE_MOST)
+    return count * each <= SHUFFLE_MIB * MIB and (source.is_at_hand or count <= SHUFFLE_MOST)
 
 
 def open_source(source: Source) -> tuple[Any, Any, int | None, bool]:
@@ -258,8 +259,8 @@ def take_sample(source: Source, options: PipelineOptions, traced: Traced) -> Sam
     if traced.examples is not traced.decoded:
         stage = "crop" if options.transformation is None else f"transform ({options.transformation.name})"
         examples = _run(traced.examples, names, stage)
-    if options.transformation is not None and options.transformation.by_batch:
-        _expect_one_by_one(traced, names, options.transformation)
+    for name, alone, batch in traced.together:
+        _expect_one_by_one(name, alone, batch, names)
     return Sample(
         names=tuple(names),
         digest=digest,
@@ -301,18 +302,21 @@ def _read(source: Source, traced: Traced) -> tuple[list[str], list[int], str]:
     return names, sizes, digest.hexdigest()
 
 
-def _expect_one_by_one(traced: Traced, names: list[str], transform: StageFunction) -> None:
-    """Refuses a `transform` of batches whose examples depend on which others are in the batch."""
-    expected = f"Expected a per_batch transform to treat each example by itself. {transform.name}"
+def _expect_one_by_one(function: str, alone: Any, batch: Any, names: list[str]) -> None:
+    """Refuses a function of batches whose examples depend on which others are in the batch."""
+    expected = f"Expected {function} to treat each example of a batch by itself. It"
     try:
-        together = list(in_single_examples(traced.in_one_batch))
+        together = list(in_single_examples(batch))
     except tf.errors.OpError as error:
-        raise PipelineError(f"{expected} failed on a batch of {len(names)}: {first_line(error)}.") from error
+        raise PipelineError(
+            f"{expected} failed on a batch of {len(names)}: {first_line(error)}. Bring examples to one shape "
+            "before it, such as with `crop`, or pass a function of single examples."
+        ) from error
     if len(together) != len(names):
         raise PipelineError(f"{expected} makes {len(together)} examples of {len(names)}. Return as many as it gets.")
-    for name, *pair in zip(names, traced.examples, together, strict=True):
-        alone, among = ([part.numpy() for part in tf.nest.flatten(each, expand_composites=True)] for each in pair)
-        if not all(map(_about_equal, alone, among)):
+    for name, *pair in zip(names, alone, together, strict=True):
+        parts = [[part.numpy() for part in tf.nest.flatten(each, expand_composites=True)] for each in pair]
+        if not all(map(_about_equal, *parts)):
             raise PipelineError(
                 f"{expected} makes something else of {name} alone than in a batch of {len(names)}. Compute what "
                 "depends on the other examples in augment=per_batch(...), which gets the batches that are trained on."
@@ -326,7 +330,8 @@ def _about_equal(a: Any, b: Any) -> bool:
         return bool(np.all(a == b))
     # Kernels add in another order where there are more rows; bfloat16 is of NumPy's kind "V".
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    return bool(np.allclose(a.astype(wide), b.astype(wide), rtol=1e-2, atol=1e-3, equal_nan=True))
+    a, b = a.astype(wide), b.astype(wide)
+    return bool(np.allclose(a, b, rtol=1e-2, atol=1e-3 * np.nanmax(np.abs(a), initial=0), equal_nan=True))
 
 
 @dataclass(frozen=True, slots=True)

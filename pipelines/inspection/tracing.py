@@ -34,7 +34,9 @@ class Traced:
     raw: Any  # as the source reads them
     decoded: Any  # after `decode` and a central crop: what a cache before `transform` holds
     examples: Any  # after `transform`
-    in_one_batch: Any  # the same, as one batch; None unless `transform` takes batches
+    # What functions of many make of all elements as one batch, and what it should be: their names, the examples of each
+    # element alone, and the batch.
+    together: list[tuple[str, Any, Any]]
     augmented: Any  # after `augment`; batches if it has functions of batches
     in_decode: list[Finding]
     in_transform: list[Finding]
@@ -45,13 +47,16 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
     """Traces the stages on a few raw elements; refuses a function as `inspect_source` says."""
     _expect_tensors("read", source.name, raw)
     decoded, decode = _traced("decode", source.decode, raw)
+    together, decode_batch = [], None
+    if source.decode_batch is not None:
+        batch, decode_batch = _traced("decode", source.decode_batch, raw.batch(_TOGETHER))
+        together.append((f"decode_batch of {source.name}", decoded, batch))
     cropped = decoded if options.crop is None else _cropped(source, options.crop, options.crops_with, raw, decoded)
     transformation = options.transformation
-    in_one_batch = None
     if transformation is not None and transformation.by_batch:
         batches, transform = _traced("transform", transformation.call, cropped.batch(1))
         examples = in_single_examples(batches)
-        in_one_batch = _mapped(transformation, cropped.batch(_TOGETHER))
+        together.append((transformation.name, examples, _mapped(transformation, cropped.batch(_TOGETHER))))
     else:
         examples, transform = _traced("transform", None if transformation is None else transformation.call, cropped)
     augmented, augment, batched = examples, [], False
@@ -63,9 +68,11 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
         augment.append(graph)
     if options.crop is not None and not options.crop.random:
         decoded = cropped
-    graphs = (decode, transform, *augment)
-    in_decode, in_transform, *in_augment = ([] if graph is None else find_in_function(graph) for graph in graphs)
-    return Traced(raw, decoded, examples, in_one_batch, augmented, in_decode, in_transform, in_augment)
+    graphs = (decode, decode_batch, transform, *augment)
+    in_decode, in_many, in_transform, *in_augment = (
+        [] if graph is None else find_in_function(graph) for graph in graphs
+    )
+    return Traced(raw, decoded, examples, together, augmented, in_decode + in_many, in_transform, in_augment)
 
 
 def _cropped(source: Source, crop: Any, crop_with: dict[str, bool], raw: Any, decoded: Any) -> Any:

@@ -49,7 +49,7 @@ def per_batch(function: Callable[..., Any]) -> StageFunction:
 
     Args:
         function: Takes a batch, called as `Dataset.map` calls its function; in `augment` a keyword `seed` gets a seed
-            for the batch, as described there.
+            for the batch, as `plan_pipeline` describes.
 
     Raises:
         TypeError: If `function` is not callable.

@@ -97,7 +97,7 @@ def sequence(count: int) -> Any:
 def in_batches(dataset: Any, size: int, *, full: bool) -> Any:
     """Returns a dataset in batches; `full` leaves out a smaller last one.
 
-    Those of `permutation` and `sequence`, if nothing followed them, come as they are, without a step for each number.
+    Numbers straight from `permutation` or `sequence` are sliced into batches, with no step per number.
     """
     made = getattr(dataset, _IN_BATCHES, None)
     return dataset.batch(size, drop_remainder=full, name="batch") if made is None else made(size, full=full)
@@ -106,7 +106,9 @@ def in_batches(dataset: Any, size: int, *, full: bool) -> Any:
 def in_turn(first: Any, later: Any) -> Any:
     """Returns a dataset that is `first` on its first iteration, and `later` on all others."""
     bits = _random_bits(0)
-    at_first = int(next(iter(_random_bits(0))))  # of another one: each iteration of `bits` counts
+    at_first = int(
+        next(iter(_random_bits(0)))
+    )  # of an equal dataset: iterating `bits` would use up its first iteration
 
     @without_autograph
     def chosen(number: Any, bits: Any) -> Any:

@@ -71,13 +71,14 @@ def npy(paths: Any) -> Source:
     count = common_length({repr(file.path): file.shape[0] for file in files})
 
     def numbered(numbers: range) -> Source:
+        read = partial(_read_rows, files, paths, numbers)
         return Source(
             name=f"npy {', '.join(file.path for file in files)}",
             dataset=lambda: _unchanged(files, tf.data.Dataset.range(len(numbers))),
             at=partial(_unchanged, files),
             count=len(numbers),
-            decode=partial(_read_rows, files, paths, numbers),
-            decode_batch=partial(_read_rows, files, paths, numbers),
+            decode=read,
+            decode_batch=read,
             resident=True,
             fingerprint=lambda: [
                 str(numbers),

@@ -32,6 +32,7 @@ from tfopt.pipelines.tfrecords.record_files import (
 )
 from tfopt.pipelines.tfrecords.verify import Scan, scan
 
+_BLOCK = 8  # small records that are taken of one file in turn
 _SIDE_BY_SIDE = 16  # files read at once; fixed, or the order under a seed would depend on the number of cores
 _RUN_BYTES = 2**20  # of neighbouring records that are read together: long enough for any disk
 # Of a record on average. To open the file for each smaller one takes longer than to read it; larger ones would be
@@ -98,7 +99,7 @@ def records(
             count=chosen.count,
             decode=decode,
             decode_batch=None if large else decode_batch,
-            shuffled=lambda seed: side_by_side(runs.dataset(), runs.read, _SIDE_BY_SIDE, seed),
+            shuffled=lambda seed: side_by_side(runs.dataset(), runs.read, _SIDE_BY_SIDE, seed, block=_BLOCK),
             at=partial(_read_at, chosen) if large else None,
             encoded=partial(unpack, index.spec) if index is not None and index.image else None,
             only_jpeg=all(file.index is not None and file.index.only_jpeg for file in files),

@@ -14,7 +14,6 @@ from tfopt.pipelines.shared.seeding import shuffle
 
 _QUICKLY_COPIED = 16 * 2**20  # bytes
 _TEXT_BYTES = 128  # of a text, such as a path
-_BLOCK = 8  # elements that are taken of one piece in turn
 HELD = "held_on_host"  # the name of what looks up tensors that are held for a function
 
 
@@ -49,8 +48,8 @@ class Source:
     function; must be deterministic. Default: raw elements are examples."""
 
     decode_batch: Callable[..., Any] | None = None
-    """If that is quicker: turns a batch of raw elements into the batch of their examples, the same as `decode` gives.
-    Default: `decode` is called for each."""
+    """Optional, for speed: turns a batch of raw elements into a batch of the examples that `decode` returns, which the
+    planner compares on its sample. Default: `decode` is called for each."""
 
     origin: Callable[..., Any] | None = None
     """Returns a scalar string tensor that names a raw element in errors, such as its path; called as `decode` is.
@@ -98,6 +97,11 @@ class Source:
 
     note: str = ""
     """What the plan says besides, such as what of the data is left out or not used as it is meant."""
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether raw elements are in memory, or keys by which something is read later."""
+        return self.resident or self.at is not None
 
     def __post_init__(self) -> None:
         readers = ("dataset", "decode", "decode_batch", "origin", "sample", "shuffled", "at", "encoded")
@@ -156,15 +160,16 @@ def expect_unchanged(path: str, stamp: list[str | int]) -> None:
         )
 
 
-def side_by_side(pieces: Any, read: Callable[..., Any], most: int, seed: int | None) -> Any:
+def side_by_side(pieces: Any, read: Callable[..., Any], most: int, seed: int | None, *, block: int = 1) -> Any:
     """Shuffles pieces of the data and interleaves what `read` gives of each, at most so many at once.
+
+    `block` elements are taken of one piece in turn: threads that wake for each small one would cost more than reading.
 
     With a seed, the order is the same on every iteration.
     """
     count = int(pieces.cardinality())
     order = shuffle(pieces, count, seed, reshuffle=seed is None)
-    # In blocks: threads that wake for each record would cost more than the reading.
-    parallel = {"cycle_length": min(count, most), "block_length": _BLOCK, "num_parallel_calls": tf.data.AUTOTUNE}
+    parallel = {"cycle_length": min(count, most), "block_length": block, "num_parallel_calls": tf.data.AUTOTUNE}
     return order.interleave(read, **parallel)
 
 

@@ -242,7 +242,7 @@ def _left_out(options: PipelineOptions, facts: Facts) -> str:
     read = options.batch_size * (facts.steps or 0) if facts.part is None else facts.part.size * facts.part.batches
     if read == facts.count:
         return ""
-    which = "others in each epoch" if facts.mixed else "in each epoch mostly the last"
+    which = "different ones in each epoch" if facts.mixed else "mostly the last ones in each epoch"
     which = which if options.shuffle else "the last, in each epoch"
     return f"; {facts.count - read:,} of {facts.count:,} examples are left out, {which}"
 

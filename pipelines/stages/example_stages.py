@@ -103,6 +103,7 @@ class ManyAtOnce(Stage):
     """Calls a function with many examples at once, and makes single ones of them again; neighbours share a map."""
 
     function: StageFunction
+    single: Any  # the same for one example
     size: int
     check: ShapeCheck | None = None  # of the examples that it returns
 
@@ -117,16 +118,10 @@ class ManyAtOnce(Stage):
         return _stage(self.function, "whole batches", self.reason, MapGroup("batch", options.seed))
 
     def one_by_one(self, options: PipelineOptions) -> FunctionStage:
-        """Returns the stage that calls the function with batches of one."""
-
-        # Not marked do_not_convert: AutoGraph must reach the user's function.
-        def alone(*parts: Any) -> Any:
-            batch = self.function.call(*tf.nest.map_structure(lambda part: part[tf.newaxis], parts))
-            return tf.nest.map_structure(lambda part: part[0], batch)
-
-        group = MapGroup("crop", options.seed, served=True)
-        function = StageFunction(self.function.stage, alone)
-        return replace(_stage(function, "parallel", self.reason, group), check=self.check)
+        """Returns the stage that calls the function with one example at a time."""
+        group = MapGroup("crop", options.seed, served=options.service is not None)
+        stage = _stage(StageFunction(self.name, self.single), "parallel", self.reason, group)
+        return replace(stage, check=self.check)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +165,8 @@ class Cache(Stage):
         return {"cache": choice.on, "cache_after": choice.after if choice.on else None, "cache_key": self.key}
 
     @property
-    def is_old(self) -> bool:
-        """Whether an earlier run wrote it, which shuffled its first epoch as this one would without a seed."""
+    def repeats_first_epoch(self) -> bool:
+        """Whether a first epoch in the cache's own order would repeat that of the run that wrote it."""
         written = self.choice.folder is not None and self.key is not None and (self.choice.folder / self.key).is_dir()
         return written and self.options.seed is None
 
@@ -230,7 +225,7 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         return [replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions")]
     if not _mixes(options, facts, cache):
         return [read]
-    buffer = fitting_buffer(count, facts.sample.raw_bytes, resident=source.resident)[0]
+    buffer = fitting_buffer(count, facts.sample.raw_bytes, at_hand=source.is_at_hand)[0]
     reason = "shuffled once: the order of the first epoch, and of a cache"
     return [read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)]
 
@@ -246,9 +241,9 @@ def plan_functions(
     fused = crop is not None and source.encoded is not None and not (crop.random and cached)
     stages: list[FunctionStage | ManyAtOnce] = []
     decode = source.encoded if fused else source.decode
-    if facts.by_batch and not fused and source.decode_batch is not None:
+    if facts.by_batch and not fused and source.decode_batch is not None and decode is not None:
         function = StageFunction("decode", source.decode_batch, by_batch=True)
-        stages.append(_many_at_once(function, options, facts, "quicker than one by one"))
+        stages.append(_many_at_once(function, decode, options, facts, "quicker than one by one"))
     elif decode is not None:
         function = StageFunction("decode", decode)
         stages.append(_stage(function, "parallel", "as many calls at once as pay", group))
@@ -267,7 +262,7 @@ def plan_functions(
     transform = options.transformation
     if transform is not None and transform.by_batch:
         reason = f"{transform.name}, deterministic, parallel"
-        stages.append(_many_at_once(transform, options, facts, reason))
+        stages.append(_many_at_once(transform, _alone(transform.call), options, facts, reason))
     elif transform is not None:
         stages.append(_stage(transform, transform.name, "deterministic, parallel", group))
     if stages:
@@ -306,9 +301,10 @@ def plan_cache(options: PipelineOptions, facts: Facts, choice: CacheChoice) -> C
 def plan_shuffle(options: PipelineOptions, facts: Facts, cache: Cache) -> Shuffle:
     """Returns the stage "shuffle"; without a shuffle, it says so."""
     choice = cache.choice
+    rests = _rests(options, facts, choice) and not cache.repeats_first_epoch
     buffer, reason, first = _decide_shuffle(options, facts, choice)
+    reason += "; the first epoch comes in the order of the mix" if rests else ""
     drawn = choice.on == "device" or (choice.on is None and reads_by_position(options, facts))
-    rests = _rests(options, facts, choice) and not cache.is_old
     held = "all" if drawn else "buffer of"
     return Shuffle(
         name="shuffle",
@@ -324,17 +320,17 @@ def plan_shuffle(options: PipelineOptions, facts: Facts, cache: Cache) -> Shuffl
 
 
 def fitting_buffer(
-    count: int | None, element_bytes: float, *, shared: bool = False, resident: bool = False
+    count: int | None, element_bytes: float, *, shared: bool = False, at_hand: bool = False
 ) -> tuple[int, str]:
     """Returns how many of `count` elements the shuffle draws from, and why.
 
     The first batch of each epoch waits until they are read. `shared` says that the pipeline's cache holds the elements
-    anyway, so that the buffer takes no memory; `resident`, that they are in memory, so that reading takes no time.
+    anyway, so that the buffer takes no memory; `at_hand`, that reading them takes no time.
     """
     if shared and count is not None:
         return count, "all examples: the cache holds them anyway"
     room = max(1, int(SHUFFLE_MIB * MIB / max(element_bytes, 1)))
-    if not resident and count is not None and min(count, room) > SHUFFLE_MOST:
+    if not at_hand and count is not None and min(count, room) > SHUFFLE_MOST:
         return (
             SHUFFLE_MOST,
             f"{SHUFFLE_MOST:,} of {count:,} elements: the first batch waits for them; others far apart are not mixed",
@@ -388,9 +384,8 @@ def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
     certain = options.seed is None or options.cache not in ("auto", None)
     size = cached_bytes if cache.on is not None and certain else sample.raw_bytes if first and certain else min(sizes)
     shared = cache.on == "memory" and (certain or permuted)
-    buffer, reason = fitting_buffer(facts.count, size, shared=shared, resident=facts.source.resident)
+    buffer, reason = fitting_buffer(facts.count, size, shared=shared, at_hand=facts.source.is_at_hand)
     reason += "; before decoding" if first else ""
-    reason += "; the first epoch comes in the order of the mix" if _rests(options, facts, cache) else ""
     return buffer, reason + (", where elements are smallest" if first and smaller else ""), first
 
 
@@ -432,10 +427,30 @@ def _classes(names: tuple[str, ...] | None) -> str:
     return f" of {len(names):,} class{'es' * (len(names) > 1)}: {', '.join(shown)}"
 
 
-def _many_at_once(function: StageFunction, options: PipelineOptions, facts: Facts, reason: str) -> ManyAtOnce:
+def _alone(function: Any) -> Any:
+    """Returns a function of one example that calls one of batches."""
+
+    # Not marked do_not_convert: AutoGraph must reach the user's function.
+    def alone(*parts: Any) -> Any:
+        batch = function(*tf.nest.map_structure(lambda part: part[tf.newaxis], parts))
+        return tf.nest.map_structure(lambda part: part[0], batch)
+
+    return alone
+
+
+def _many_at_once(
+    function: StageFunction, single: Any, options: PipelineOptions, facts: Facts, reason: str
+) -> ManyAtOnce:
     largest = max(facts.sample.decoded_bytes, facts.sample.example_bytes, 1)
     size = max(1, min(options.batch_size, int(_CHUNK_BYTES / largest)))
-    return ManyAtOnce(name=function.stage, setting=f"{size:,} at once", reason=reason, function=function, size=size)
+    return ManyAtOnce(
+        name=function.stage,
+        setting=f"{size:,} at once",
+        reason=reason,
+        function=function,
+        single=single,
+        size=size,
+    )
 
 
 def _stage(function: StageFunction, setting: str, reason: str, group: MapGroup) -> FunctionStage:

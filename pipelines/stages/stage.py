@@ -39,7 +39,7 @@ class Stage:
 class MapGroup:
     """Functions that one parallel map calls: those of neighbouring stages with equal groups."""
 
-    part: str  # of the pipeline: "crop"; "augment" or "batch" for functions of `augment`
+    part: str  # of the pipeline: "crop", "augment", or "batch" for functions of whole batches
     seed: int | None  # the pipeline's
     served: bool = False  # whether they run on the workers of a tf.data service
 
@@ -141,7 +141,7 @@ class _Map:
         result = elements.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=deterministic, name=self._name)
         if group is not None and group.part != "crop" and not all(function.seeded for function in self.functions):
             # The planner has looked; tf.random.set_seed may have been called since.
-            refuse_restarting("augment", find_in_function(result._map_func.function))
+            refuse_restarting(self._name, find_in_function(result._map_func.function))
         return result
 
     @property

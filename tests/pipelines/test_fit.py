@@ -13,7 +13,7 @@ from snippets import ROOT
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines import build_pipeline
-from tfopt.repairs.trainer import order_decided
+from tfopt.repairs.trainer import mark_order_decided
 
 
 def shift(image, label):
@@ -148,7 +148,7 @@ def test_fit_says_nothing_for_a_pipeline_distributed_over_replicas():
         model = small_net()
     model.fit(dataset, verbose=0)
     apart = strategy.distribute_datasets_from_function(lambda context: dataset)
-    EpochIterator(x=order_decided(apart), steps_per_epoch=3, shuffle=True)
+    EpochIterator(x=mark_order_decided(apart), steps_per_epoch=3, shuffle=True)
 
 
 def test_fit_warns_of_a_dataset_of_the_users_own_as_ever():

@@ -92,7 +92,12 @@ FULL = "every batch is full, and its shape static"
 @pytest.mark.parametrize(
     ("source", "options", "remainder", "line"),
     [
-        (ROWS, {"batch_size": 8}, "drop", f"{FULL}; 2 of 50 examples are left out, others in each epoch; 6 steps"),
+        (
+            ROWS,
+            {"batch_size": 8},
+            "drop",
+            f"{FULL}; 2 of 50 examples are left out, different ones in each epoch; 6 steps",
+        ),
         (ROWS, {"batch_size": 10}, "drop", f"{FULL}; 5 steps"),
         (
             ROWS,
@@ -105,7 +110,12 @@ FULL = "every batch is full, and its shape static"
         (ROWS, {"batch_size": 8, "shuffle": False}, "keep", f"same ones of every epoch; the last batch has 2, {TWICE}"),
         (ROWS, {"batch_size": 8, "training": False}, "keep", f"{KEPT}training=False; the last batch has 2, {TWICE}; 7"),
         (ROWS, {"batch_size": 10, "training": False}, "keep", f"{FULL}; 5 steps"),
-        (ROWS, {"batch_size": 8, "cache": "device"}, "drop", "2 of 50 examples are left out, others in each epoch"),
+        (
+            ROWS,
+            {"batch_size": 8, "cache": "device"},
+            "drop",
+            "2 of 50 examples are left out, different ones in each epoch",
+        ),
         (endless(), {"batch_size": 8}, "drop", FULL),
         (
             uncounted(),
@@ -113,7 +123,12 @@ FULL = "every batch is full, and its shape static"
             "keep",
             "their number is unknown; the last batch may be smaller, and XLA would",
         ),
-        (ROWS, {"batch_size": 9, "remainder": "drop"}, "drop", "5 of 50 examples are left out, others in each epoch"),
+        (
+            ROWS,
+            {"batch_size": 9, "remainder": "drop"},
+            "drop",
+            "5 of 50 examples are left out, different ones in each epoch",
+        ),
         (ROWS, {"batch_size": 9, "remainder": "drop", "shuffle": False}, "drop", "left out, the last, in each epoch"),
         (
             uncounted(),

@@ -21,7 +21,7 @@ from tfopt import distribute
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines import plan_pipeline, profile_pipeline, records
 from tfopt.pipelines.service.client import Part, distributed
-from tfopt.repairs.trainer import order_decided
+from tfopt.repairs.trainer import mark_order_decided
 
 EXAMPLES, BATCH, EPOCHS = 203, 16, 3
 FEATURES = {"number": tf.io.FixedLenFeature((), tf.int64)}
@@ -111,7 +111,10 @@ def on_two_devices(address):
     half, kept = BATCH // 2, ("keep", "")
     part = Part(index=0, parts=1, size=BATCH, replica_size=half, whole=EXAMPLES, batches=13, steps=13, last_batch=kept)
     here = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
-    return {"arrays": train(arrays(), address, remainder="keep"), "part": seen(order_decided(distributed(here, part)))}
+    return {
+        "arrays": train(arrays(), address, remainder="keep"),
+        "part": seen(mark_order_decided(distributed(here, part))),
+    }
 
 
 def main():

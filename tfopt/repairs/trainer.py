@@ -174,7 +174,7 @@ REPLICA_EXECUTIONS = Repair(
 _ORDER_DECIDED = "_tfopt_order_decided"  # an attribute of datasets
 
 
-def order_decided(dataset: Any) -> Any:
+def mark_order_decided(dataset: Any) -> Any:
     """Returns a dataset marked as one whose order was decided when it was made: `fit` no longer warns of its shuffle.
 
     Installs the repair; a version of Keras that it does not know goes on warning.

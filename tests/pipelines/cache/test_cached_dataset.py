@@ -120,6 +120,9 @@ def test_examples_come_back_in_order_many_to_a_record_or_alone(tmp_path, parts, 
         pairs = list(zip(dataset, plain, strict=True))
         assert len(pairs) == 60
         assert all(same(found, expected) for found, expected in pairs)
+    for another in (1, 5, 1000):  # another batch size, or another time for each, when it is read
+        read = cached(store, plain.element_spec, tf.data.Dataset.range(60), counted, at_once=another)
+        assert all(same(found, expected) for found, expected in zip(read, plain, strict=True))
     assert next(calls) == 60
     assert read_index(store.path)["rows"] == (1 if parts[-1] in ALONE else min(at_once, 60))
 

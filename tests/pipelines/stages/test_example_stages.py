@@ -139,7 +139,7 @@ def test_the_first_batch_does_not_wait_for_more_than_is_mixed_well():
     buffer, reason = fitting_buffer(10**6, 1)
     assert buffer == 100_000
     assert "the first batch waits for them" in reason
-    assert fitting_buffer(10**6, 1, resident=True)[0] == fitting_buffer(10**6, 1, shared=True)[0] == 10**6
+    assert fitting_buffer(10**6, 1, at_hand=True)[0] == fitting_buffer(10**6, 1, shared=True)[0] == 10**6
 
 
 def test_the_shuffle_buffer_is_bounded_where_the_count_is_unknown():

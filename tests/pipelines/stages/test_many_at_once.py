@@ -1,11 +1,14 @@
 """`transform=per_batch(...)`: the same examples in the same order as one by one, wherever it stands."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import CentralCrop, Source, build_pipeline, per_batch, plan_pipeline, records, write_records
+from tfopt.pipelines.sources.as_source import as_source
 
 COUNT = 50
 X, Y = np.random.default_rng(0).random((COUNT, 3)).astype("float32"), np.arange(COUNT)
@@ -111,4 +114,43 @@ def test_a_transform_takes_no_seed():
 def test_what_is_cached_under_either_has_a_key_of_its_own(tmp_path):
     options = {"cache": str(tmp_path), "batch_size": 8}
     keys = [plan_pipeline((X, Y), transform=each, **options).stage("cache").key for each in (double, per_batch(double))]
+    assert keys[0] != keys[1]
+
+
+def test_a_source_that_decodes_batches_otherwise_is_refused():
+    source = Source(
+        name="keys",
+        dataset=lambda: tf.data.Dataset.range(COUNT),
+        decode=lambda key: 2 * key,
+        decode_batch=lambda keys: 3 * keys,
+    )
+    with pytest.raises(PipelineError, match=r"decode_batch of keys .* something else of element 1 alone"):
+        plan_pipeline(source, batch_size=8)
+
+
+def test_what_decodes_batches_is_in_the_key_and_searched(tmp_path):
+    def source(function):
+        return Source(
+            name="keys",
+            dataset=lambda: tf.data.Dataset.range(COUNT),
+            decode=lambda key: 2 * key,
+            decode_batch=function,
+            fingerprint=lambda: 1,
+        )
+
+    options = {"batch_size": 8, "cache": str(tmp_path)}
+    functions = [lambda keys: 2 * keys, lambda keys: keys + keys]
+    keys = [plan_pipeline(source(function), **options).stage("cache").key for function in functions]
+    assert keys[0] != keys[1]
+    drawn = source(lambda keys: 2 * keys + tf.random.uniform((), 0, 1, tf.int64))
+    with pytest.raises(ValueError, match="random"):
+        plan_pipeline(drawn, **options)
+
+
+def test_sources_of_another_order_have_a_cache_of_their_own(tmp_path):
+    source = as_source((X, Y))
+    keys = [
+        plan_pipeline(each, batch_size=8, cache=str(tmp_path), transform=double).stage("cache").key
+        for each in (source, dataclasses.replace(source, at=None))
+    ]
     assert keys[0] != keys[1]
