@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.files import lock, sync
-from tfopt.pipelines.sources.image_files import kept_folder
+from tfopt.pipelines.shared.paths import kept, kept_of_images
 
 FORMAT = 4  # of the files; a new number gives new keys
 ROWS, INDEX = "rows.tfrecord", "index.json"
@@ -112,7 +112,7 @@ class Writer:
 
 def default_folder() -> Path:
     """Returns the folder for cache="auto": `tfopt/pipelines` in XDG_CACHE_HOME, by default ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tfopt" / "pipelines"
+    return kept() / "pipelines"
 
 
 def clear_cache(
@@ -163,7 +163,7 @@ def clear_cache(
     caches = [cache for cache in whole if cache.used_seconds <= latest]
     excess = None if keep_gib is None else sum(cache.bytes for cache in whole) - keep_gib * 2**30
     freed = _remove(caches, excess) + _remove_leftovers(where)
-    return freed + (_remove_files(kept_folder(), latest) if folder is None and keep_gib is None else 0)
+    return freed + (_remove_files(kept_of_images(), latest) if folder is None and keep_gib is None else 0)
 
 
 def whole_caches(folder: Path) -> Iterator[WholeCache]:

@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -111,3 +112,13 @@ def _remote(path: str) -> list[str | int]:
 
 def _folder(path: str) -> PipelineError:
     return PipelineError(f"Expected a file at {path!r}. Found a folder. Pass the files in it.")
+
+
+def kept() -> Path:
+    """Returns the folder of what is kept between runs: `tfopt` in XDG_CACHE_HOME, by default ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tfopt"
+
+
+def kept_of_images() -> Path:
+    """Returns the folder of what plans found of image files."""
+    return kept() / "images"

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.files import write_atomic
 from tfopt.pipelines.shared.elements import first_line, without_autograph
+from tfopt.pipelines.shared.paths import kept_of_images
 from tfopt.pipelines.shared.problems import Problem, Report, listed
 
 _THREADS = 16  # for network file systems, where opening a file takes long
@@ -87,11 +88,6 @@ def examine(paths: Sequence[str], *, decoding: bool, again: bool = False) -> lis
     if where is not None and new:
         _keep(where, known | new)
     return found
-
-
-def kept_folder() -> Path:
-    """Returns the folder of what is kept: `tfopt/images` in XDG_CACHE_HOME, by default ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tfopt" / "images"
 
 
 def is_image(path: str) -> bool:
@@ -191,7 +187,7 @@ def _kept_at(paths: Sequence[str]) -> Path:
     """Returns the file in which is kept what was found of files, by the folder that holds them all."""
     folder = os.path.commonpath([os.path.abspath(path) for path in (min(paths), max(paths))])  # of all between, too
     name = hashlib.sha256(folder.encode()).hexdigest()[:32]
-    return kept_folder() / f"{name}.json"
+    return kept_of_images() / f"{name}.json"
 
 
 def _kept(where: Path) -> dict[str, ImageFile]:

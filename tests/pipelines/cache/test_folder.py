@@ -6,7 +6,7 @@ import pytest
 
 from tfopt.pipelines import clear_cache
 from tfopt.pipelines.cache.folder import INDEX, ROWS, Lock, Writer, default_folder, free_bytes, make_room, whole_caches
-from tfopt.pipelines.sources.image_files import kept_folder
+from tfopt.pipelines.shared.paths import kept_of_images
 
 
 def key(letter):
@@ -78,7 +78,7 @@ def test_the_default_folder_is_the_users(tmp_path, monkeypatch):
 
 
 def test_what_was_found_of_images_goes_with_the_default_folder(tmp_path):
-    kept = kept_folder() / "a.json"
+    kept = kept_of_images() / "a.json"
     kept.parent.mkdir(parents=True)
     kept.write_text("[1]")
     assert clear_cache(tmp_path) == clear_cache(keep_gib=0) == clear_cache(older_than=datetime.timedelta(1)) == 0
