@@ -315,7 +315,7 @@ def _expect_one_by_one(function: str, alone: Any, batch: Any, names: list[str]) 
     if len(together) != len(names):
         raise PipelineError(f"{expected} makes {len(together)} examples of {len(names)}. Return as many as it gets.")
     for name, *pair in zip(names, alone, together, strict=True):
-        parts = [[part.numpy() for part in tf.nest.flatten(each, expand_composites=True)] for each in pair]
+        parts = [[np.asarray(part) for part in tf.nest.flatten(each, expand_composites=True)] for each in pair]
         if not all(map(_about_equal, *parts)):
             raise PipelineError(
                 f"{expected} makes something else of {name} alone than in a batch of {len(names)}. Compute what "

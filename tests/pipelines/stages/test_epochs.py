@@ -114,12 +114,10 @@ def counting(calls):
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_the_first_batch_waits_for_no_more_than_itself(tmp_path, on_disk, seed):
+def test_the_first_batch_waits_for_no_more_than_itself(seed):
     calls = []
-    cache = str(tmp_path / "cache") if on_disk else "memory"
     dataset = build_pipeline(
-        np.arange(400), batch_size=4, transform=counting(calls), cache=cache, cache_key="1", prefetch=1, seed=seed
+        np.arange(400), batch_size=4, transform=counting(calls), cache="memory", prefetch=1, seed=seed
     )
     calls.clear()
     batches = iter(dataset)
