@@ -56,7 +56,6 @@ def _cleared_session():
             {"transform": shift, "cache": None},
             {"batch_size": 64},
             {"shuffle": False},
-            {"batch_size": 9, "transform": shift, "device": "CPU:0"},
         ],
         2,
     ),
