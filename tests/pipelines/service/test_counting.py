@@ -27,6 +27,7 @@ def test_each_element_comes_once_an_epoch(service, training):
         assert elements(dataset) == (2 * ROWS).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augment", [None, double])
 def test_a_transform_of_batches_sees_each_element_once(service, augment):
     options = {"batch_size": 7, "remainder": "keep", "transform": per_batch(double), "service": service}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import first_quick
 
 from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.shared.seeding import in_batches, in_turn, permutation, sequence
@@ -65,7 +66,7 @@ CHUNKED = [
 
 
 @pytest.mark.parametrize("options", CHUNKED)
-@pytest.mark.parametrize("batch_size", [8, 10, 50])
+@pytest.mark.parametrize("batch_size", first_quick([8, 10, 50]))
 def test_rows_are_those_of_the_arrays(options, batch_size):
     """In whole batches, in chunks and one by one; the order is that in which the numbers come."""
     dataset = build_pipeline(ROWS, **{"remainder": "keep", "batch_size": batch_size} | options)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import CentralCrop, Source, build_pipeline, per_batch, plan_pipeline, records, write_records
@@ -56,8 +57,8 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("source", first_quick(SOURCES))
+@pytest.mark.parametrize("options", first_quick(OPTIONS, 4))
 def test_batches_are_those_of_a_transform_of_single_examples(tmp_path, source, options):
     options = {"batch_size": 8, "seed": 3, "remainder": "keep", "cache_key": "1"} | options
     if options["cache"] == "caches":
