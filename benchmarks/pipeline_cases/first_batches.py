@@ -109,8 +109,8 @@ def of_records(folder, scale):
             ),
             Way(
                 name=HAND,
-                note="interleave, shuffle of all, as tfopt's up to 100,000, batch, parse_example",
-                make=lambda: parsed_in_batches(paths, batch, scale.records),
+                note=f"interleave, shuffle of {BUFFER:,}, batch, parse_example",
+                make=lambda: parsed_in_batches(paths, batch, BUFFER),
             ),
             grains_way(folder, data, batch),
         ],

@@ -15,26 +15,21 @@ def doubled(row, label):
     return 2 * row, label
 
 
-# An epoch of ours first sets up functions of TensorFlow, which takes 0.1 to 0.2 s: as long as a short epoch itself.
-LATER = 10  # times as many small rows for later epochs as for the first, in which each takes longer
-LATER_LARGE = 4
-
-
-def small(scale, first):
+def small(scale):
     """Rows of 64 bytes."""
-    data = floats(scale.records * (1 if first else LATER))
+    data = floats(scale.records)
     return data, doubled, scale.batch, equal(2 * data[0]), "rows of 64 bytes"
 
 
-def large(scale, first):
+def large(scale):
     """Rows of 150 KB."""
-    data = noise(scale.cached_rows * (1 if first else LATER_LARGE), 224, 224, 3)
+    data = noise(scale.cached_rows, 224, 224, 3)
     return data, inverted, scale.batch // 8, equal(255 - data[0]), "rows of 150 KB"
 
 
 def cache(kind, first, folder, scale):
     """tfopt's cache on disk beside stock `cache(file)`."""
-    data, function, batch, right, rows = kind(scale, first)
+    data, function, batch, right, rows = kind(scale)
     count, numbers = len(data[0]), itertools.count()
 
     def where(name):
