@@ -98,6 +98,11 @@ def test_unequal_examples_are_named(photos, picture):
         (lambda x, y: (x[:, :2] + tf.cast(tf.shape(x)[0], tf.float32), y), "something else of element 0 alone"),
         (lambda x, y: (x[:1], y[:1]), "makes 1 examples of 32"),
         (lambda x, y: (x, y[::-1]), "something else of element 0 alone"),
+        (
+            lambda x, y: (x, y + 2**60 + y % tf.cast(tf.shape(y)[0], tf.int64)),
+            "something else of element 1 alone",
+        ),
+        (lambda x, y: (1e-6 * (x - tf.reduce_mean(x, axis=0)), y), "something else of element 0 alone"),
     ],
 )
 def test_what_mixes_examples_is_refused(function, found):
@@ -155,3 +160,17 @@ def test_sources_of_another_order_have_a_cache_of_their_own(tmp_path):
         for each in (source, dataclasses.replace(source, at=None))
     ]
     assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64", "bool", "uint64"])
+def test_scalars_of_every_type_are_compared(dtype):
+    values = tf.cast(np.arange(COUNT), dtype)
+    assert plan_pipeline({"value": values}, batch_size=8).stage("decode").setting == "whole batches"
+
+
+@pytest.mark.filterwarnings("error")
+def test_examples_without_a_finite_number_are_compared():
+    rows = np.array([[np.nan], [np.inf], [1.0], [-np.inf]], "float32")
+    assert len(list(build_pipeline(rows, batch_size=2, transform=per_batch(lambda row: row * 2)))) == 2
+    with pytest.raises(PipelineError, match="something else of element 2 alone"):
+        plan_pipeline(rows, batch_size=2, transform=per_batch(lambda row: row + tf.cast(tf.shape(row)[0], row.dtype)))
