@@ -16,22 +16,20 @@ from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.batch_stages import (
     plan_batch,
     plan_batch_functions,
-    plan_device,
     plan_memory,
     plan_order,
-    plan_overlap,
     plan_padding,
     plan_prefetch,
     plan_service,
 )
+from tfopt.pipelines.stages.device_stages import plan_device, plan_overlap
 from tfopt.pipelines.stages.example_stages import (
     ManyAtOnce,
     plan_augment,
     plan_cache,
     plan_functions,
-    plan_reading,
-    plan_shuffle,
 )
+from tfopt.pipelines.stages.order_stages import plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.repairs.trainer import mark_order_decided
 

@@ -110,7 +110,7 @@ class Timed:
 
     unit: str
     take: Callable[[Way, Any], dict[str, float]]  # from the way, and what it made once
-    anew: bool  # whether each turn makes a new input
+    fresh: bool  # whether the input is rebuilt for each turn
     checked: bool = True  # whether one pass is checked
 
 
@@ -154,10 +154,10 @@ def _making(way: Way, made: Any) -> dict[str, float]:
 
 
 TURNS = {
-    "epoch": Timed("batch, in whole epochs after the first", _whole_epochs, anew=False),
-    "first epoch": Timed("batch of the first epoch", _one_epoch, anew=True),
-    "first batch": Timed("first batch, from iter() on", _first_batch, anew=True),
-    "plan": Timed("plan and build", _making, anew=False, checked=False),
+    "epoch": Timed("batch, in whole epochs after the first", _whole_epochs, fresh=False),
+    "first epoch": Timed("batch of the first epoch", _one_epoch, fresh=True),
+    "first batch": Timed("first batch, from iter() on", _first_batch, fresh=True),
+    "plan": Timed("plan and build", _making, fresh=False, checked=False),
 }
 
 
@@ -187,7 +187,7 @@ def measure(case: Case, turns: int, report: Callable[[dict[str, Any]], Any] = la
             if way.name in slow and turn % 3:
                 found = dict.fromkeys(CLOCKS)
             else:
-                if kind.anew:
+                if kind.fresh:
                     made[way.name] = way.make()
                 gc.collect()
                 found = kind.take(way, made[way.name])

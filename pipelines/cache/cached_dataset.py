@@ -39,7 +39,7 @@ def cached(store: Store, spec: Any, elements: Any, prepare: Callable[[Any], Any]
     stacked = most > 1  # whatever `at_once` is: a run of another batch size or speed reads the same file
     records = RecordFormat(tf.nest.map_structure(_stack, spec) if stacked else spec, store.tag)
 
-    # TensorFlow sets up each function anew for each epoch, node by node, which takes longer than reading a small cache.
+    # TensorFlow sets up each function again in each epoch, node by node, which takes longer than reading a small cache.
     # So there are few functions, with few nodes, and those that a whole cache does not need come last.
     @without_autograph
     def iteration(_: Any) -> Any:

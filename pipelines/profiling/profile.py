@@ -18,8 +18,10 @@ from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile
 from tfopt.pipelines.profiling.sampled_run import Node, Run, run_passes, run_unfused
 from tfopt.pipelines.profiling.stage_names import StageNames
-from tfopt.pipelines.stages.batch_stages import CopyToDevice, Service
-from tfopt.pipelines.stages.example_stages import Cache, FunctionStage, Mix, Read, Shuffle
+from tfopt.pipelines.stages.batch_stages import Service
+from tfopt.pipelines.stages.device_stages import CopyToDevice
+from tfopt.pipelines.stages.example_stages import Cache, FunctionStage
+from tfopt.pipelines.stages.order_stages import Mix, Read, Shuffle
 from tfopt.pipelines.stages.stage import Stage
 
 _SPLITTING_SHARE = 0.3  # of the time, if stages are fused

@@ -1,4 +1,4 @@
-"""The stages of batches: batch, gather, service, pad, prefetch and device; and what holds for all: order and memory."""
+"""The stages of batches: batch, service, pad and prefetch; and what holds for all: order and memory."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,10 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.hardware import host
-from tfopt.model.batches import DEVICE_STAGE
 from tfopt.pipelines.cache.choice import CacheChoice
-from tfopt.pipelines.device.copying import copy_ahead
-from tfopt.pipelines.device.device_stage import DeviceStage, NotAttached
 from tfopt.pipelines.device.placing import OnDevice, Placement, is_gpu
 from tfopt.pipelines.inspection.facts import MIB, Facts
 from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
@@ -19,11 +16,11 @@ from tfopt.pipelines.shared.nondeterminism import find_states
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
 from tfopt.pipelines.shared.seeding import in_batches
 from tfopt.pipelines.sources.source import HELD
-from tfopt.pipelines.stages.example_stages import SMALL_BYTES, FunctionStage, Mix, Shuffle, plan_augment
+from tfopt.pipelines.stages.example_stages import FunctionStage, plan_augment
+from tfopt.pipelines.stages.order_stages import SMALL_BYTES, Mix, Shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
 
 AHEAD_MIB = 1024  # for batches prepared ahead; tf.data would take half of the memory
-_CHUNK_BYTES = 16 * 2**20  # of examples on their way to the device
 
 PADDING_NOTE = (
     "by repeating its own examples at weight 0, so that a loss that averages keeps its gradients; not preserved: "
@@ -92,61 +89,6 @@ class PrefetchBatches(Stage):
         """Prefetches, unless the option says 0."""
         if self.batches != 0:
             flow.dataset = flow.flush().prefetch(tf.data.AUTOTUNE if self.batches == "auto" else self.batches)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyToDevice(Stage):
-    """Copies batches to a device before they are asked for."""
-
-    device: str | None
-    held: OnDevice | str | None  # as in Placement
-    steps: int | None
-
-    def apply(self, flow: Flow) -> None:
-        """Has the flow end in a copy, unless batches are made on the device."""
-        device, made_there = self.device, isinstance(self.held, OnDevice) and self.held.only
-        if device is not None and not made_there:
-            flow.endings.append(lambda dataset, settings: copy_ahead(dataset, device, self.steps))
-
-    def summary(self) -> dict[str, Any]:
-        """Returns the device."""
-        return {"device": self.device, "on_device": isinstance(self.held, OnDevice)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap(Stage):
-    """Attaches what makes batches on the device, for `tfopt.fit.overlap` to find."""
-
-    held: OnDevice
-    loading: tuple[Stage, ...]  # the stages that make examples, without a shuffle
-    options: PipelineOptions
-    facts: Facts
-
-    def apply(self, flow: Flow) -> None:
-        """Has the flow end in the device stage."""
-        flow.endings.append(lambda dataset, settings: self._attached(dataset, settings, flow.description))
-
-    def _attached(self, dataset: Any, settings: Any, description: str) -> Any:
-        count = self.facts.used or 0
-        flow = Flow(description)
-        for stage in self.loading:
-            stage.apply(flow)
-        examples = flow.flush()
-        # No larger than the count: `batch` allocates a whole one at once.
-        size = min(count, math.ceil(_CHUNK_BYTES / max(self.facts.sample.example_bytes, 1)))
-        stage_of_device = DeviceStage(
-            chunks=examples.batch(size).prefetch(1).with_options(settings),
-            spec=examples.element_spec,
-            element_spec=dataset.element_spec,
-            count=count,
-            options=self.options,
-            held=self.held,
-            settings=settings,
-            steps=self.facts.steps or 0,
-        )
-        batches = NotAttached(dataset) if self.held.only else dataset
-        setattr(batches, DEVICE_STAGE, stage_of_device)  # for `stage_of`; datasets derived from this one have none
-        return batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,47 +238,6 @@ def plan_prefetch(options: PipelineOptions) -> Stage:
     else:
         setting, reason = f"{options.prefetch} batches", "asked for"
     return PrefetchBatches(name="prefetch", setting=setting, reason=reason, batches=options.prefetch)
-
-
-def plan_device(placement: Placement, facts: Facts) -> CopyToDevice:
-    """Returns the stage "device", which also says whether all examples are kept there."""
-    return CopyToDevice(
-        name="device",
-        setting=placement.device or "none",
-        reason=placement.reason,
-        device=placement.device,
-        held=placement.held,
-        steps=facts.steps,
-    )
-
-
-def plan_overlap(
-    options: PipelineOptions, facts: Facts, held: OnDevice | str | None, loading: tuple[Stage, ...]
-) -> list[Stage]:
-    """Returns the stage "overlap", what `tfopt.fit.overlap` makes of the pipeline; none if it changes nothing."""
-    if held is None:
-        return []
-    if isinstance(held, str):
-        reason = f"the examples are not kept on the device: {held}"
-        return [Stage(name="overlap", setting="as above", reason=reason)]
-    if held.only:
-        setting = "needed"
-        reason = "tfopt.fit.overlap(model) makes the batches; without it `fit` is refused"
-    else:
-        setting = "on the device"
-        reason = f"with tfopt.fit.overlap the examples lie on {held.device}: {held.reason}; "
-        reason += "a plain `fit` goes as above, and so does overlap if that memory is taken by then"
-    return [
-        Overlap(
-            name="overlap",
-            setting=setting,
-            reason=reason,
-            held=held,
-            loading=loading,
-            options=options,
-            facts=facts,
-        )
-    ]
 
 
 def plan_order(options: PipelineOptions, cache: CacheChoice) -> Order:

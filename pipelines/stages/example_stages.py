@@ -1,4 +1,4 @@
-"""The stages of single examples: read, mix, decode, crop, transform, cache, shuffle and augment."""
+"""The stages of single examples: decode, crop, transform, cache and augment."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -7,80 +7,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.pipelines.cache.cached_dataset import cached
-from tfopt.pipelines.cache.choice import CacheChoice, keeps_one_order, reads_by_position
+from tfopt.pipelines.cache.choice import CacheChoice
 from tfopt.pipelines.cache.key import cache_key, expect_one_order
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.device_stage import refusing
-from tfopt.pipelines.inspection.facts import MIB, SHUFFLE_MIB, SHUFFLE_MOST, Facts, ShapeCheck
+from tfopt.pipelines.inspection.facts import Facts, ShapeCheck
 from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
-from tfopt.pipelines.shared.seeding import in_turn, part_seed, permutation, sequence, shuffle
-from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.stage import Flow, MapGroup, Stage
-from tfopt.text import readable_bytes
 
-_CLASSES_SHOWN = 8
-_MOST_UNKNOWN = 10_000  # elements if the count is unknown: the first batch waits for all of them
 _CHUNK_BYTES = 2**20  # of examples that are decoded at once
 _AT_ONCE_SECONDS = 0.1  # to compute the examples of a cache on disk that are written together
-SMALL_BYTES = 64  # below this, the buffer's own entry takes the memory rather than the element
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read(Stage):
-    """Reads raw elements."""
-
-    source: Source
-    count: int | None
-    used: int | None  # how many to read
-    shuffled: bool  # whether the source reads its parts in random order
-    # The permutation it reads in, by position: another in "each" epoch, "one" for all, or one that is shuffled from the
-    # second epoch on, as it would be "behind" a cache. "" for the source's own order.
-    permuted: str
-    seed: int | None
-    local: bool  # whether it runs in this process, not on the workers of a tf.data service
-
-    def apply(self, flow: Flow) -> None:
-        """Starts the flow with the source's dataset."""
-        source = self.source
-        if self.permuted and source.at is not None:
-            dataset = source.at(self._order())
-        elif self.shuffled and source.shuffled is not None:
-            dataset = source.shuffled(part_seed(self.seed, "files"))
-        elif source.resident and source.at is not None and self.used is not None and self.local:
-            flow.dataset = source.at(sequence(self.used))
-            return
-        else:
-            dataset = source.dataset()
-        if self.local and self.count is not None and int(dataset.cardinality()) < 0:
-            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.count))
-        flow.dataset = dataset if self.used == self.count else dataset.take(self.used)
-
-    def _order(self) -> Any:
-        count = self.count or 0
-        if self.permuted == "each":
-            return permutation(count, part_seed(self.seed, "files"))
-        order = permutation(count, part_seed(self.seed, "mix"), reshuffle=False)
-        if self.permuted == "one":
-            return order
-        return in_turn(order, shuffle(order, count, part_seed(self.seed, "shuffle")))
-
-    def summary(self) -> dict[str, object]:
-        """Returns the source's name and count."""
-        return {"source": self.source.name, "count": self.count}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mix(Stage):
-    """Shuffles raw elements once, into the one order of a cache."""
-
-    buffer: int
-    seed: int | None
-
-    def apply(self, flow: Flow) -> None:
-        """Shuffles the elements in the same way on every iteration."""
-        seed = part_seed(self.seed, "mix")
-        flow.dataset = shuffle(flow.dataset, self.buffer, seed, reshuffle=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,61 +112,6 @@ class Cache(Stage):
         return replace(self, choice=replace(self.choice, on=None), key=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shuffle(Stage):
-    """Shuffles raw elements or examples."""
-
-    buffer: int  # how many elements it draws from; 0 for no shuffle
-    first: bool  # whether it comes before decoding, on raw elements
-    seed: int | None
-    drawn: bool  # whether all indices are drawn at once instead, on the device or where the source is read
-    rests: bool  # whether the first epoch keeps the order of the elements, which are shuffled as they come
-    served: bool  # whether it runs on the workers of a tf.data service
-
-    def apply(self, flow: Flow) -> None:
-        """Shuffles, differently on every iteration."""
-        if self.buffer and not self.drawn:
-            seed = part_seed(self.seed, "shuffle")
-            elements = flow.flush()
-            shuffled = shuffle(elements, self.buffer, seed, redraw=self.served)
-            flow.dataset = in_turn(elements, shuffled) if self.rests else shuffled
-
-    def summary(self) -> dict[str, object]:
-        """Returns the buffer's size."""
-        return {"shuffle_buffer": self.buffer}
-
-
-def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> list[Stage]:
-    """Returns the stage "read", and "mix" before a cache that is shuffled."""
-    source, count = facts.source, facts.count
-    # What is cached on disk has one order, for later runs too.
-    seed = options.seed or 0 if cache.folder is not None else options.seed
-    permuted = ""
-    if cache.on != "device" and reads_by_position(options, facts):
-        uncached = "behind" if keeps_one_order(options, facts, cache) else "each"
-        permuted = uncached if cache.on is None else "one"
-    shuffled = bool(options.shuffle) and source.shuffled is not None and not permuted
-    read = Read(
-        name="read",
-        setting=source.name,
-        reason=_reason(options, facts, shuffled=shuffled),
-        source=source,
-        count=count,
-        used=facts.used,
-        shuffled=shuffled,
-        permuted=permuted,
-        seed=seed,
-        local=options.service is None,
-    )
-    if permuted == "one":
-        return [replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions")]
-    if not _mixes(options, facts, cache):
-        return [read]
-    buffer = fitting_buffer(count, facts.sample.raw_bytes, at_hand=source.is_at_hand)[0]
-    reason = "shuffled once: the order of the first epoch, and of a cache"
-    return [read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)]
-
-
 def plan_functions(
     options: PipelineOptions, facts: Facts, cache: CacheChoice
 ) -> tuple[list[FunctionStage | ManyAtOnce], list[FunctionStage | ManyAtOnce]]:
@@ -298,52 +180,6 @@ def plan_cache(options: PipelineOptions, facts: Facts, choice: CacheChoice) -> C
     return Cache(name="cache", setting=setting, reason=reason, choice=choice, key=key, options=options, facts=facts)
 
 
-def plan_shuffle(options: PipelineOptions, facts: Facts, cache: Cache) -> Shuffle:
-    """Returns the stage "shuffle"; without a shuffle, it says so."""
-    choice = cache.choice
-    rests = _rests(options, facts, choice) and not cache.repeats_first_epoch
-    buffer, reason, first = _decide_shuffle(options, facts, choice)
-    reason += "; the first epoch comes in the order of the mix" if rests else ""
-    drawn = choice.on == "device" or (choice.on is None and reads_by_position(options, facts))
-    held = "all" if drawn else "buffer of"
-    return Shuffle(
-        name="shuffle",
-        setting=f"{held} {buffer:,}" if buffer else "none",
-        reason=reason,
-        buffer=buffer,
-        first=first,
-        seed=options.seed,
-        drawn=drawn,
-        rests=rests,
-        served=options.service is not None,
-    )
-
-
-def fitting_buffer(
-    count: int | None, element_bytes: float, *, shared: bool = False, at_hand: bool = False
-) -> tuple[int, str]:
-    """Returns how many of `count` elements the shuffle draws from, and why.
-
-    The first batch of each epoch waits until they are read. `shared` says that the pipeline's cache holds the elements
-    anyway, so that the buffer takes no memory; `at_hand`, that reading them takes no time.
-    """
-    if shared and count is not None:
-        return count, "all examples: the cache holds them anyway"
-    room = max(1, int(SHUFFLE_MIB * MIB / max(element_bytes, 1)))
-    if not at_hand and count is not None and min(count, room) > SHUFFLE_MOST:
-        return (
-            SHUFFLE_MOST,
-            f"{SHUFFLE_MOST:,} of {count:,} elements: the first batch waits for them; others far apart are not mixed",
-        )
-    if count is not None and count <= room:
-        return count, f"all elements: {readable_bytes(count * element_bytes)}, within the {SHUFFLE_MIB:,} MiB for it"
-    held = f"of {readable_bytes(element_bytes)} each, as many as {SHUFFLE_MIB:,} MiB hold"
-    if count is None:
-        limit = min(room, _MOST_UNKNOWN)
-        return limit, f"elements {held}, at most {_MOST_UNKNOWN:,}; the number of examples is unknown"
-    return room, f"{room:,} of {count:,} elements {held}: elements far apart are not mixed"
-
-
 def plan_augment(options: PipelineOptions, *, by_batch: bool) -> list[FunctionStage]:
     """Returns the stages "augment" of functions that take single examples, or of those that take batches."""
     served = options.service is not None and not by_batch
@@ -359,72 +195,6 @@ def plan_augment(options: PipelineOptions, *, by_batch: bool) -> list[FunctionSt
         for function in options.augmentations
         if function.by_batch is by_batch
     ]
-
-
-def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> tuple[int, str, bool]:
-    """Returns the buffer, the reason, and whether to shuffle raw elements."""
-    sample = facts.sample
-    if not options.shuffle:
-        return 0, "shuffle=False" if options.training else "training=False keeps the order", False
-    if cache.on == "device":
-        return facts.count or 0, "indices: each epoch is one permutation of all examples, drawn at once", False
-    permuted = reads_by_position(options, facts)
-    if cache.on is None and permuted:
-        reason = "each epoch is one permutation of all examples, drawn at once (8 bytes each), and read by position"
-        return facts.count or 0, reason, True
-    # A random crop takes its seed from the example's place in the epoch, so it follows the shuffle in any case.
-    random_crop = options.crop is not None and options.crop.random
-    sizes = (sample.raw_bytes,) if random_crop else (sample.raw_bytes, sample.decoded_bytes, sample.example_bytes)
-    smaller = random_crop or sample.raw_bytes <= max(sample.example_bytes, SMALL_BYTES)
-    # Whole batches are decoded only if nothing comes between them and the shuffle.
-    many = facts.by_batch or (options.transformation is not None and options.transformation.by_batch)
-    first = cache.on is None and not facts.raw_examples and (smaller or many)
-    cached_bytes = sample.example_bytes if cache.after == "transform" else sample.decoded_bytes
-    # Whether and where cache="auto" caches depends on free memory and on times: under a seed the buffer must not.
-    certain = options.seed is None or options.cache not in ("auto", None)
-    size = cached_bytes if cache.on is not None and certain else sample.raw_bytes if first and certain else min(sizes)
-    shared = cache.on == "memory" and (certain or permuted)
-    buffer, reason = fitting_buffer(facts.count, size, shared=shared, at_hand=facts.source.is_at_hand)
-    reason += "; before decoding" if first else ""
-    return buffer, reason + (", where elements are smallest" if first and smaller else ""), first
-
-
-def _mixes(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> bool:
-    """Whether a buffer of raw elements mixes them into the one order that they keep."""
-    if reads_by_position(options, facts) or not keeps_one_order(options, facts, cache):
-        return False
-    # If the source itself computes the examples, they are waited for whether they are mixed before a cache or after it.
-    return cache.folder is not None or not facts.raw_examples
-
-
-def _rests(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> bool:
-    """Whether the first epoch needs no shuffle, since its elements come in a random order of their own."""
-    permuted = cache.on is not None and reads_by_position(options, facts)
-    return keeps_one_order(options, facts, cache) and (permuted or _mixes(options, facts, cache))
-
-
-def _reason(options: PipelineOptions, facts: Facts, *, shuffled: bool) -> str:
-    if facts.infinite:
-        return "endless: give fit its steps_per_epoch"
-    if facts.count is None and not options.training:
-        return "number of examples unknown"
-    if facts.count is None:
-        return (
-            "number of examples unknown: Keras' fit counts one optimizer iteration too many in each epoch "
-            "(docs/sources.md); if you know it, use tf.data.experimental.assert_cardinality or Source(count=...)"
-        )
-    reason = f"{facts.count:,} examples{_classes(facts.source.class_names)}"
-    if facts.used is not None and facts.used < facts.count:
-        reason += f"; the last {facts.count - facts.used} fill no batch and are not read"
-    reason += f"; {facts.source.note}" if facts.source.note else ""
-    return reason + ("; shuffled part by part, and several parts read side by side" if shuffled else "")
-
-
-def _classes(names: tuple[str, ...] | None) -> str:
-    if not names:
-        return ""
-    shown = names if len(names) <= _CLASSES_SHOWN else (*names[: _CLASSES_SHOWN - 1], "…", names[-1])
-    return f" of {len(names):,} class{'es' * (len(names) > 1)}: {', '.join(shown)}"
 
 
 def _alone(function: Any) -> Any:

@@ -13,9 +13,9 @@ EPOCH = """
 import sys
 import numpy as np, tensorflow as tf
 from tfopt.pipelines import plan_pipeline
-from tfopt.pipelines.stages import batch_stages, example_stages
+from tfopt.pipelines.stages import batch_stages, order_stages
 
-example_stages.SHUFFLE_MIB, batch_stages.AHEAD_MIB = 128, 64
+order_stages.SHUFFLE_MIB, batch_stages.AHEAD_MIB = 128, 64
 def large(row):
     return tf.fill((512, 1024), row)  # 2 MiB
 

@@ -10,7 +10,7 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines import PipelinePlan, build_pipeline, plan_pipeline
 from tfopt.pipelines.inspection import facts
 from tfopt.pipelines.shared import options as options_module
-from tfopt.pipelines.stages import example_stages
+from tfopt.pipelines.stages import order_stages
 
 ROWS = np.arange(50, dtype=np.float32)
 
@@ -167,7 +167,7 @@ def test_the_default_drops_only_where_each_epoch_is_shuffled_as_a_whole(
     photos, record_files, monkeypatch, tmp_path, cache, seed, room_mib
 ):
     monkeypatch.chdir(tmp_path)
-    for module in (facts, example_stages):
+    for module in (facts, order_stages):
         monkeypatch.setattr(module, "SHUFFLE_MIB", room_mib)
     monkeypatch.setattr(options_module, "_MOST_LEFT_OUT_PERCENT", 50)  # of few examples
     found = []

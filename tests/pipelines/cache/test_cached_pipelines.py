@@ -209,7 +209,7 @@ def test_under_a_seed_writing_and_reading_give_one_order(folder, photos):
 
 def test_the_cache_mixes_what_lies_sorted(folder, monkeypatch):
     monkeypatch.setattr(
-        "tfopt.pipelines.stages.example_stages.SHUFFLE_MIB", 0.0005
+        "tfopt.pipelines.stages.order_stages.SHUFFLE_MIB", 0.0005
     )  # two of the examples behind the cache
     wide = plan_pipeline(ROWS, batch_size=10, transform=lambda row: row + tf.zeros((32,), tf.int64), cache=folder)
     assert wide.to_dict()["shuffle_buffer"] == 2

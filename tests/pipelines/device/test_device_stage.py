@@ -14,7 +14,7 @@ from tfopt.errors import DeviceMemoryError, PipelineError, UnsupportedError
 from tfopt.pipelines import Source, build_pipeline, per_batch, plan_pipeline, profile_pipeline
 from tfopt.pipelines.device import device_stage
 from tfopt.pipelines.device.device_stage import stage_of
-from tfopt.pipelines.stages import batch_stages
+from tfopt.pipelines.stages import device_stages
 
 X = np.random.default_rng(0).integers(0, 256, size=(22, 3, 3, 1)).astype("uint8")
 Y = np.arange(22, dtype="int32")
@@ -128,7 +128,7 @@ def test_shuffled_files_come_in_an_order_of_the_seed(photos):
 
 
 def test_examples_of_many_chunks_lie_in_their_places(monkeypatch):
-    monkeypatch.setattr(batch_stages, "_CHUNK_BYTES", 4 * (X[0].nbytes + 4))
+    monkeypatch.setattr(device_stages, "_CHUNK_BYTES", 4 * (X[0].nbytes + 4))
     for options in ({}, {"transform": half, "seed": 1}):  # rows are gathered, examples are batched
         for x, y in epoch(build_pipeline(DATA, batch_size=5, cache="device", **options)):
             np.testing.assert_array_equal(x, X[y] // 2 if options else X[y])

@@ -12,7 +12,7 @@ import tfopt
 from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.inspection import facts
 from tfopt.pipelines.shared.seeding import part_seed
-from tfopt.pipelines.stages import example_stages
+from tfopt.pipelines.stages import order_stages
 
 ROWS = np.arange(50, dtype=np.float32)
 
@@ -84,7 +84,7 @@ def test_files_read_side_by_side_under_a_seed_agree(photos, record_files):
 def test_the_order_under_a_seed_does_not_follow_the_free_memory(
     record_files, free_memory, monkeypatch, count_known, shuffle_mib
 ):
-    for module in (facts, example_stages):
+    for module in (facts, order_stages):
         monkeypatch.setattr(module, "SHUFFLE_MIB", shuffle_mib)
 
     def parse(serialized):

@@ -19,7 +19,7 @@ def buffer_mib(monkeypatch):
     """Sets the room for a shuffle's buffer."""
 
     def set_mib(mib):
-        for module in ("inspection.facts", "stages.example_stages"):
+        for module in ("inspection.facts", "stages.order_stages"):
             monkeypatch.setattr(f"tfopt.pipelines.{module}.SHUFFLE_MIB", mib)
 
     return set_mib

@@ -35,10 +35,10 @@ def test_numbers_come_in_the_batches_of_batch(make, size, full):
                 np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_permutation_is_drawn_anew_unless_it_is_to_stay():
+def test_a_permutation_changes_with_each_iteration_unless_it_is_to_stay():
     for seed in (None, 3):
-        anew, same = permutation(COUNT, seed), permutation(COUNT, seed, reshuffle=False)
-        drawn = [numbers_of(dataset) for dataset in (anew, anew, same, same)]
+        changing, same = permutation(COUNT, seed), permutation(COUNT, seed, reshuffle=False)
+        drawn = [numbers_of(dataset) for dataset in (changing, changing, same, same)]
         assert all(sorted(each) == list(range(COUNT)) for each in drawn)
         assert drawn[0] != drawn[1]
         assert drawn[2] == drawn[3]

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfopt.pipelines import CentralCrop, RandomCrop, build_pipeline, plan_pipeline
 from tfopt.pipelines.inspection.facts import MIB
 from tfopt.pipelines.shared.crop import crop_decoded
-from tfopt.pipelines.stages.example_stages import fitting_buffer
+from tfopt.pipelines.stages.order_stages import fitting_buffer
 
 
 @pytest.fixture
