@@ -21,6 +21,7 @@ NAMES = [
     "accumulation",
     "replica_executions",
     "shuffle_warning",
+    "recomputation",
 ]
 
 

@@ -12,6 +12,9 @@ from .mixed_precision import UNSCALED_LOSS as UNSCALED_LOSS
 from .mixed_precision import computes_in_float16 as computes_in_float16
 from .optimizers import ACCUMULATION as ACCUMULATION
 from .optimizers import CLIPPING as CLIPPING
+from .recomputation import RECOMPUTATION as RECOMPUTATION
+from .recomputation import recomputation_refused as recomputation_refused
+from .recomputation import recomputes as recomputes
 from .repair import Repair as Repair
 from .repair import fingerprint as fingerprint
 from .trainer import MULTI_WORKER as MULTI_WORKER

@@ -6,6 +6,7 @@ from typing import Any
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.repairs.mixed_precision import CLEAR_SESSION, LOSS_SCALING, REPLICA_OVERFLOW, UNSCALED_LOSS
 from tfopt.repairs.optimizers import ACCUMULATION, CLIPPING
+from tfopt.repairs.recomputation import RECOMPUTATION
 from tfopt.repairs.repair import Repair
 from tfopt.repairs.trainer import MULTI_WORKER, REPLICA_EXECUTIONS, SHUFFLE_WARNING
 from tfopt.repairs.uneven_batches import UNEVEN_BATCHES
@@ -23,6 +24,7 @@ REPAIRS = {
         ACCUMULATION,
         REPLICA_EXECUTIONS,
         SHUFFLE_WARNING,
+        RECOMPUTATION,
     )
 }
 """Every repair, by its name."""

@@ -73,6 +73,8 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
             shape of the model's inputs is unknown.
         TypeError: If `model` is not a Keras model, or `data` is neither a dataset nor a batch.
         tfopt.errors.PipelineError: If the dataset is empty.
+        tfopt.errors.UnsupportedError: If the step recomputes a part (keras.remat) that computes something else the
+            second time.
 
     Example:
         >>> print(tfopt.xla.explain(model, dataset))

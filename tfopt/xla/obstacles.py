@@ -15,6 +15,8 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from tfopt.repairs import recomputation_refused
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
@@ -116,7 +118,7 @@ _OTHERWISE = f"Move it {_PIPELINE} if it needs no weights, write it with other o
 def obstacles_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]:
     """Returns what keeps XLA from compiling a step, each with its layer; raises ValueError if it rejects the batch."""
     function = tf.function(tf.autograph.experimental.do_not_convert(step), jit_compile=True)
-    with _recorded_scopes() as scopes, batch_refused():
+    with _recorded_scopes() as scopes, recomputation_refused(), batch_refused():
         graph = function.get_concrete_function(batch).graph
     hlo, refusal = _translated(function, batch)
     if refusal:

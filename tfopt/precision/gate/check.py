@@ -48,7 +48,7 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
             of at least 1.
         tfopt.errors.PipelineError: If the dataset or its first batch is empty, or a batch holds NaN or infinity.
         tfopt.errors.UnsupportedError: If the model does not compute under the policy, or in float32, as with quantized
-            layers or 16-bit weights.
+            layers or 16-bit weights, or if it recomputes a part that computes something else the second time.
 
     Example:
         >>> report = tfopt.precision.check(model, dataset, "mixed_float16")
@@ -61,6 +61,8 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
     few = first_alike_batches(data, count)
     try:
         build(model, few[0])
+    except UnsupportedError:
+        raise
     except Exception as error:  # whatever the user's layers and loss raise
         raise _not_taken(few[0], error) from error
     try:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfopt.model.layers import RecordedCall, computing_layers, floating_tensors, graph_operations, recorded_calls
 from tfopt.precision.gate.layer_table import Deviation
 from tfopt.precision.layer_policies import current_policy, under_policies
+from tfopt.repairs import recomputation_refused, recomputes
 from tfopt.text import listed
 
 _16_BIT = (tf.float16, tf.bfloat16)
@@ -193,9 +194,23 @@ def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
 
 
 def build(model: keras.Model, batch: Any) -> None:
-    """Builds a model by tracing it and its loss, which raises whatever they raise for a batch they do not take."""
+    """Builds a model by tracing it and its loss, which raises whatever they raise for a batch they do not take.
+
+    If it recomputes activations, its gradients are traced too, which raises if a second run computes something else.
+    """
+
+    def differentiate(batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = forward(model, batch)[1]
+        return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+
+    def trace(function: Any) -> tf.Graph:
+        return tf.function(function, autograph=False).get_concrete_function(batch).graph
+
     try:
-        tf.function(lambda batch: forward(model, batch)[1], autograph=False).get_concrete_function(batch)
+        if recomputes(trace(lambda batch: forward(model, batch)[1])):
+            with recomputation_refused():
+                trace(differentiate)
     finally:
         model._clear_losses()  # they would keep tensors of that graph
 
