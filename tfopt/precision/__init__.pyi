@@ -3,6 +3,9 @@ from .apply_policy import apply as apply
 from .gate.check import check as check
 from .gate.layer_table import LayerPrecision as LayerPrecision
 from .gate.precision_report import PrecisionReport as PrecisionReport
+from .per_layer.assigning import AssignedLayer as AssignedLayer
+from .per_layer.assigning import PrecisionAssignment as PrecisionAssignment
+from .per_layer.assigning import assign as assign
 from .policies import POLICIES as POLICIES
 from .policies import Recommendation as Recommendation
 from .policies import policy as policy
