@@ -13,7 +13,7 @@ def noted(model, x):
     found = []
 
     def run(x):
-        with recorded_calls(model, lambda tensors: None) as calls:
+        with recorded_calls(model) as calls:
             model(x, training=True)
         found.extend((call.layer.name, [tuple(out.shape) for out in call.outputs]) for call in calls)
 
@@ -73,7 +73,7 @@ def test_layers_come_back_as_they_were_whatever_happens_inside():
     hooked = []
 
     def inside():
-        with recorded_calls(model, lambda tensors: None):
+        with recorded_calls(model):
             hooked.append(head.call)
             raise ZeroDivisionError
 

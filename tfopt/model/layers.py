@@ -243,6 +243,15 @@ def calls_wrapped(layers: Iterable[keras.Layer], wrapper: Callable[[keras.Layer,
             layer.__dict__.update(own)
 
 
+class LayerError(Exception):
+    """A layer of the user's model does not compute; holds the layer, and is raised from what it raised."""
+
+    @property
+    def layer(self) -> keras.Layer:
+        """The layer."""
+        return self.args[0]
+
+
 class RecordedCall(NamedTuple):
     """One call of a layer with its floating-point tensors."""
 
@@ -252,31 +261,42 @@ class RecordedCall(NamedTuple):
 
 
 @contextmanager
-def recorded_calls(model: keras.Model, watch: Callable[[list[tf.Tensor]], None]) -> Iterator[list[RecordedCall]]:
-    """Records the calls of all layers in a model, in the order in which they end, and lets a tape watch their tensors.
+def recorded_calls(model: keras.Model) -> Iterator[list[RecordedCall]]:
+    """Records the calls of all layers in a model, in the order in which they end.
 
     Calls inside a loop or a nested function (an RNN's cell) are left out, since their tensors cannot be read from
-    outside; so is a model that only returns the outputs of a layer inside it.
+    outside; so is a model that only returns the outputs of a layer inside it. A LayerError names the innermost layer
+    whose call raises.
     """
     graph = tf.compat.v1.get_default_graph()
     calls: list[RecordedCall] = []
+    failed: list[keras.Layer] = []
 
     def recorded(layer: keras.Layer, method: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
+            try:
+                result = method(*args, **kwargs)
+            except Exception:
+                failed.append(layer)
+                raise
+            failed.clear()  # the user's code caught it
             inputs, outputs = floating_tensors((args, kwargs)), floating_tensors(result)
             passes_on = isinstance(layer, keras.Model) and {
                 id(tensor) for one in calls for tensor in one.outputs
             }.issuperset(map(id, outputs))
             if tf.compat.v1.get_default_graph() is graph and not passes_on:
-                watch(inputs + outputs)
                 calls.append(RecordedCall(layer, inputs, outputs))
             return result
 
         return call
 
     with calls_wrapped(model._flatten_layers(), recorded):
-        yield calls
+        try:
+            yield calls
+        except Exception as error:
+            if failed:
+                raise LayerError(failed[0]) from error
+            raise
 
 
 def floating_tensors(values: Any) -> list[tf.Tensor]:

@@ -9,6 +9,14 @@ from keras.src.utils.tracking import no_automatic_dependency_tracking
 from tfopt.errors import UnsupportedError
 from tfopt.repairs.mixed_precision import AUTOMATIC, automatic_wrapper
 
+INITIAL_SCALE = 2.0**15
+"""Where Keras' LossScaleOptimizer starts."""
+
+
+def wants_scaling(model: keras.Model) -> bool:
+    """Whether `scale_loss` wraps the plain optimizer of a compiled model: it has one, and its user did not object."""
+    return model.optimizer is not None and model._compile_config.config.get("auto_scale_loss", True)
+
 
 def scale_loss(model: keras.Model) -> bool:
     """Wraps the model's optimizer in a LossScaleOptimizer, unless it is wrapped or was compiled without scaling.
@@ -21,7 +29,7 @@ def scale_loss(model: keras.Model) -> bool:
             optimizer.name = AUTOMATIC
             _set_optimizer(model, optimizer)
         return True
-    if optimizer is None or not model._compile_config.config.get("auto_scale_loss", True):
+    if not wants_scaling(model):
         return False
     _set_optimizer(model, _wrapped(model, optimizer))
     return True

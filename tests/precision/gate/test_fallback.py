@@ -128,3 +128,18 @@ def test_a_layer_with_the_models_name_is_another():
     report = check(functional(body, name="a"), (X, Y), "mixed_float16")
     assert report.fallback == {"/a": "mixed_float16", "a": "float32", "quiet_0": "float32"}
     assert apply(functional(body, name="a"), report.fallback).changed == {"b": "mixed_float16"}
+
+
+def test_constants_among_the_worst_layers_are_left_out():
+    def body(x):
+        constants = layers.Normalization(mean=[0.0] * 8, variance=[1.0] * 8, name="constants")
+        shares = layers.Softmax(name="shares")(constants(layers.Dense(8, name="first")(x)))
+        tiny = layers.Rescaling(1e-9, name="tiny")(shares)
+        return layers.Dense(3, name="head")(layers.Add(name="add")([tiny, layers.Dense(8, name="main")(x)]))
+
+    report = check(functional(body), (X, Y), "mixed_float16")
+    assert not report.passed
+    assert report.fallback is not None
+    assert "constants" not in report.fallback
+    assert check(functional(body), (X, Y), report.fallback).passed
+    apply(functional(body), report.fallback)

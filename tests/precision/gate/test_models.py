@@ -9,8 +9,9 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from models import assert_same_state, state
 from precision_nets import X, Y, cross_entropy, functional
 
+from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
-from tfopt.precision import check
+from tfopt.precision import apply, check
 
 layers = keras.layers
 
@@ -230,3 +231,48 @@ def test_under_a_strategy():
     assert check(model, (X, Y), "mixed_float16").passed
     assert_same_state(before, state(model))
     assert len(layer_paths(model)) == 5
+
+
+def augmented(*front):
+    """Keras' augmentation, whose rotation and zoom have no gradient in bfloat16."""
+    keras.utils.set_random_seed(1)
+    body = [*front, layers.Rescaling(0.5), layers.RandomZoom(0.1), layers.RandomRotation(0.1, name="turn")]
+    head = [layers.Conv2D(2, 3, name="trained"), layers.GlobalAveragePooling2D(), layers.Dense(3, name="head")]
+    model = keras.Sequential([keras.Input((8, 8, 3)), keras.Sequential(body, name="before"), *head])
+    model.compile("sgd", cross_entropy(), jit_compile=False)
+    return model
+
+
+IMAGES = np.random.default_rng(0).random((4, 8, 8, 3)).astype("float32")
+
+
+def test_augmentation_needs_no_gradient():
+    model = augmented()
+    report = check(model, (IMAGES, Y[:4]), "mixed_bfloat16")
+    assert report.passed, str(report)
+    apply(model, "mixed_bfloat16")
+    model.fit(IMAGES, Y[:4], verbose=0)
+    assert rows(report)["trained"].weight_gradient
+    assert rows(report)["before/turn"].output
+    assert rows(report)["before/turn"].output_gradient is None
+
+
+def test_a_layer_without_a_gradient_is_named_where_training_takes_it():
+    model = augmented(layers.Conv2D(3, 3, name="early"))
+    with pytest.raises(UnsupportedError, match=r"Found: 'before/turn': Invalid dtype"):
+        check(model, (IMAGES, Y[:4]), "mixed_bfloat16")
+    apply(model, "mixed_bfloat16")
+    with pytest.raises(TypeError, match="Invalid dtype"):
+        model.fit(IMAGES, Y[:4], verbose=0)
+
+
+class InFloat32(layers.Layer):
+    def call(self, x):
+        return tf.add(x, tf.ones([4]))
+
+
+def test_a_layer_that_does_not_compute_is_named():
+    block = keras.Sequential([layers.Dense(4), InFloat32(name="adds")], name="block")
+    model = functional(lambda x: layers.Dense(3)(block(x)))
+    with pytest.raises(UnsupportedError, match=r"Found: 'block/adds': .*type float32.* type float16"):
+        check(model, (X, Y), "mixed_float16")

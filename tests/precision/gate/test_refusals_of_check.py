@@ -117,7 +117,7 @@ class OnlyFloat32(layers.Layer):
 def test_a_layer_that_does_not_take_the_dtype():
     model = functional(lambda x: layers.Dense(3)(OnlyFloat32(name="strict")(layers.Dense(8)(x))))
     before = [layer._dtype_policy for layer in model._flatten_layers()]
-    with pytest.raises(UnsupportedError, match=r"Found: in OnlyFloat32\.call\(\)\..* a policy per layer"):
+    with pytest.raises(UnsupportedError, match=r"Found: 'strict': in OnlyFloat32\.call\(\)\..* a policy per layer"):
         check(model, (X, Y), "mixed_float16")
     assert all(layer._dtype_policy is its for layer, its in zip(model._flatten_layers(), before, strict=True))
 

@@ -142,7 +142,9 @@ def _find_fallback(
         if comparison.report.passed:
             named = policy if isinstance(policy, Mapping) else {paths[model]: policy}
             short = {key: name_of(named[key]) for key in named}
-            short |= {path: "float32" for path in sorted(back) if path.rpartition("/")[0] not in back}
+            # Others cannot change: Normalization, or a layer of integers inside one that goes back.
+            taken = back & floating
+            short |= {path: "float32" for path in sorted(taken) if path.rpartition("/")[0] not in taken}
             one, other = assign_policies(model, short), comparison.assigned
             same = (one.policies, one.quantized) == (other.policies, other.quantized)
             return short if same else attempt

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError, summarize_error
-from tfopt.model.layers import layer_paths, output_layers
+from tfopt.model.layers import LayerError, layer_paths, output_layers
 from tfopt.model.state import preserved, without_dropout
 from tfopt.precision.gate.layer_table import LayerPrecision, LayerTable
 from tfopt.precision.gate.precision_report import PrecisionReport
@@ -28,7 +28,7 @@ from tfopt.precision.layer_policies import (
     quantize,
     set_policies,
 )
-from tfopt.precision.optimizer_swap import scale_loss
+from tfopt.precision.optimizer_swap import INITIAL_SCALE, scale_loss, wants_scaling
 from tfopt.precision.policies import tf32
 from tfopt.repairs import computes_in_float16
 
@@ -65,7 +65,8 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
             except Exception as error:  # whatever the user's layers raise on tensors of this dtype
                 raise _does_not_compute(assigned, error) from error
             with preserved(model, also=probe.variables):
-                measured, scale = probe.measure(batches)
+                first = _first_scale(model, probe, as_it_stands=not policy)
+                measured, scale = probe.measure(batches, first)
     except tf.errors.ResourceExhaustedError:
         raise
     except tf.errors.OpError as error:
@@ -74,7 +75,7 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
             for batch in batches:
                 alone(batch, 1.0)  # if this raises too, the policy is not at fault
         raise _does_not_compute(assigned, error) from error
-    return _judged(probe, measured, scale, assigned)
+    return _judged(probe, measured, scale, assigned, unscaled=first == 1)
 
 
 def _in_float32(model: keras.Model) -> Variant:
@@ -172,17 +173,34 @@ def _settle_scales(clone: keras.Model, batches: Sequence[Any], assigned: Assignm
 
 
 def _does_not_compute(assigned: Assignment, error: Exception) -> UnsupportedError:
+    cause = summarize_error(error)
+    if isinstance(error, LayerError):
+        cause = f"{assigned.paths.get(error.layer, error.layer.name)!r}: {summarize_error(error.__cause__ or error)}"
     return UnsupportedError(
-        f"Expected a model that computes under {assigned.description}. Found: {summarize_error(error)}. Exclude the "
+        f"Expected a model that computes under {assigned.description}. Found: {cause}. Exclude the "
         'layers concerned with a policy per layer, such as {"encoder/.*": "mixed_bfloat16"}.'
     )
 
 
-def _judged(probe: Probe, measured: Sequence[Measurement], scale: float, assigned: Assignment) -> Comparison:
+def _first_scale(model: keras.Model, probe: Probe, *, as_it_stands: bool) -> float:
+    """What training would multiply the loss by at first: in a model as it stands, or after `apply`."""
+    if all(policy.compute_dtype != "float16" for policy in probe.computing):
+        return 1.0
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return float(optimizer.dynamic_scale.numpy() if optimizer.built else optimizer.initial_scale)
+    if not as_it_stands and wants_scaling(model):
+        return INITIAL_SCALE
+    return float(getattr(optimizer, "loss_scale_factor", None) or 1.0)
+
+
+def _judged(
+    probe: Probe, measured: Sequence[Measurement], scale: float, assigned: Assignment, *, unscaled: bool
+) -> Comparison:
     """Tabulates and judges what a probe measured."""
     layers = _rows(probe, [row._replace(call=0) for row in probe.rows], measured)
     heads = _16_bit_heads(probe) if probe.has_16_bit_output else ()
-    notes = tuple(_notes(probe, layers))
+    notes = tuple(_notes(probe, layers, unscaled))
     table = LayerTable(
         calls=_rows(probe, probe.rows, measured),
         layers=layers,
@@ -192,6 +210,7 @@ def _judged(probe: Probe, measured: Sequence[Measurement], scale: float, assigne
         softmaxes=tuple(path for path in _answering_softmaxes(probe.rows, measured) if path not in heads),
         reference_loss=float(np.mean([one.reference_loss for one in measured])),
         candidate_loss=float(np.mean([one.candidate_loss for one in measured])),
+        loss_scale=scale,
     )
     problems = find_problems(table)
     first = first_overflow(table)
@@ -248,11 +267,16 @@ def _16_bit_heads(probe: Probe) -> tuple[str, ...]:
     return tuple(outermost) or (paths[model],)
 
 
-def _notes(probe: Probe, layers: Sequence[LayerPrecision]) -> Iterator[str]:
+def _notes(probe: Probe, layers: Sequence[LayerPrecision], unscaled: bool) -> Iterator[str]:
     if type(probe.reference.model).train_step is not keras.Model.train_step:
         yield (
             "The model has a custom train_step, which was not run: its call, compute_loss and their gradients were "
             "compared."
+        )
+    if unscaled and any(policy.compute_dtype == "float16" for policy in probe.computing):
+        yield (
+            "Training would not scale this model's loss, because its optimizer is no LossScaleOptimizer. "
+            + ("apply adds one." if wants_scaling(probe.reference.model) else "auto_scale_loss=False keeps it so.")
         )
     if probe.draws_differ:
         yield "The model draws different random numbers in each dtype, beyond dropout; part of the error is theirs."

@@ -97,6 +97,8 @@ class LayerTable:
     """Mean loss in float32."""
     candidate_loss: float
     """Mean loss under the policy."""
+    loss_scale: float = 1.0
+    """Factor of the loss in the backward pass."""
 
 
 def as_json(value: Any) -> Any:

@@ -9,15 +9,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.model.layers import RecordedCall, computing_layers, floating_tensors, graph_operations, recorded_calls
+from tfopt.model.layers import (
+    LayerError,
+    RecordedCall,
+    computing_layers,
+    floating_tensors,
+    graph_operations,
+    recorded_calls,
+)
 from tfopt.precision.gate.layer_table import Deviation
 from tfopt.precision.layer_policies import current_policy, under_policies
 from tfopt.repairs import recomputation_refused, recomputes
 from tfopt.text import listed
 
 _16_BIT = (tf.float16, tf.bfloat16)
-# Where Keras' LossScaleOptimizer starts.
-_INITIAL_SCALE = 2.0**15
 # Operations that draw from their own state, such as those of tf.random.Generator.
 _DRAWING = ("Rng", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
 
@@ -91,7 +96,7 @@ class Probe:
         values, losses = self._function(batch, tf.constant(scale, tf.float32))
         return Measurement(values.numpy(), float(losses[0]), float(losses[1]))
 
-    def measure(self, batches: Sequence[Any]) -> tuple[list[Measurement], float]:
+    def measure(self, batches: Sequence[Any], scale: float) -> tuple[list[Measurement], float]:
         """Compares the variants on batches, with the loss scale halved while a gradient overflows, as in training.
 
         Returns the measurements and the last loss scale.
@@ -99,7 +104,6 @@ class Probe:
         Raises:
             NotFiniteError: If the loss or a gradient is not finite in float32.
         """
-        scale = self._first_scale()
         weights = [row.role == "weight_gradient" for row in self.rows]
         measured = []
         for batch in batches:
@@ -113,15 +117,6 @@ class Probe:
                 raise NotFiniteError(next(found, None))
             measured.append(one)
         return measured, scale
-
-    def _first_scale(self) -> float:
-        """What training would multiply the loss by at first."""
-        if all(policy.compute_dtype != "float16" for policy in self.computing):
-            return 1.0
-        optimizer = self.reference.model.optimizer
-        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            return _INITIAL_SCALE
-        return float(optimizer.dynamic_scale.numpy()) if optimizer.built else float(optimizer.initial_scale)
 
     def _compare(self, batch: Any, scale: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
         reference = _step(self.reference, batch, tf.constant(1.0))
@@ -164,7 +159,9 @@ def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
     variables = model.variables
     values = [tf.convert_to_tensor(variable.value) for variable in variables]
     value_of = {id(variable): value for variable, value in zip(variables, values, strict=True)}
-    with under_policies(model, policies), tf.GradientTape() as tape, recorded_calls(model, tape.watch) as calls:
+    # Layers' tensors are not watched: training takes no gradients upstream of every trainable weight, and some
+    # operations, such as those of Keras' augmentation in bfloat16, have none.
+    with under_policies(model, policies), tf.GradientTape() as tape, recorded_calls(model) as calls:
         tape.watch([value_of[id(variable)] for variable in model.trainable_variables])
         # Both variants start from the same state, seeds included, and neither assigns anything.
         with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
@@ -178,9 +175,13 @@ def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
     tensors = _tensors_of_calls(calls, paths)
     weights = {key: value_of[id(weight)] for key, weight in _weights_by_layer(model, calls, paths).items()}
     sources = {id(tensor): tensor for tensor in (tensors | weights).values()}
+    try:
+        taken = tape.gradient(scaled, [*sources.values()])
+    except Exception as error:  # whatever an operation's gradient raises on tensors of this dtype
+        raise _without_gradient(scaled, calls, error) from error
     gradients = {
         name: tf.cast(tf.convert_to_tensor(gradient), tf.float32) / scale
-        for name, gradient in zip(sources, tape.gradient(scaled, [*sources.values()]), strict=True)
+        for name, gradient in zip(sources, taken, strict=True)
         if gradient is not None
     }
     found = tensors | {
@@ -191,6 +192,19 @@ def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
     softmaxes = [(paths[call.layer], output) for call in calls if _is_softmax(call.layer) for output in call.outputs]
     # Of a loss per example, the tape takes the sum and Keras shows the mean.
     return _Step(tf.reduce_mean(loss), floating_tensors(outputs), found, softmaxes)
+
+
+def _without_gradient(loss: tf.Tensor, calls: Iterable[RecordedCall], error: Exception) -> Exception:
+    """Names the layer that takes a gradient and raises instead of passing it on; else the error as it is."""
+
+    def passes(tensors: list[tf.Tensor]) -> bool:
+        try:
+            tf.gradients(loss, tensors)  # a tape would go on upstream of the tensors
+        except Exception:  # noqa: BLE001 - the one that is being named
+            return False
+        return True
+
+    return next((LayerError(call.layer) for call in calls if passes(call.outputs) and not passes(call.inputs)), error)
 
 
 def build(model: keras.Model, batch: Any) -> None:

@@ -152,10 +152,12 @@ def _lost_gradients(table: LayerTable) -> Iterator[Problem]:
         for layer in table.layers[::-1]
         if any(part and part.lost > 0.5 for part in (layer.output_gradient, layer.input_gradient))
     ]
+    scaled = table.loss_scale > 1 or all(policy.compute_dtype != "float16" for policy in table.computing)
     yield Problem(
-        f"The gradient of {_listed(lost)} underflows even with loss scaling: {percent(worst.lost)} of its norm becomes "
-        f"zero; in float32 it is at most {worst.largest:.2g}. Keep the layer in float32, and the layers its gradient "
-        "passes through.",
+        f"The gradient of {_listed(lost)} underflows {'even with' if scaled else 'without'} loss scaling: "
+        f"{percent(worst.lost)} of its norm becomes zero; in float32 it is at most {worst.largest:.2g}. "
+        f"{'Keep' if scaled else 'Scale the loss with a LossScaleOptimizer, or keep'} the layer in float32, and the "
+        "layers its gradient passes through.",
         tuple(lost),
         tuple(passed),
     )
