@@ -32,6 +32,7 @@ from tfopt.pipelines.stages.example_stages import (
 from tfopt.pipelines.stages.order_stages import plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.repairs.trainer import mark_order_decided
+from tfopt.text import Shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,8 +40,8 @@ R = TypeVar("R")
 _RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"'}
 
 
-@dataclass(frozen=True, slots=True)
-class PipelinePlan:
+@dataclass(frozen=True, slots=True, repr=False)
+class PipelinePlan(Shown):
     """A pipeline that is decided and not yet built. Made by `plan_pipeline`.
 
     Example:

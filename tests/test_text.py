@@ -1,4 +1,25 @@
-from tfopt.text import aligned, listed, readable_bytes
+import ast
+from pathlib import Path
+
+from tfopt.measure import StepTimes
+from tfopt.text import Shown, aligned, listed, readable_bytes
+
+ROOT = Path(__file__).parent.parent
+# Parts of results, or what no verb returns.
+PARTS = {
+    "Alert",
+    "BatchShapes",
+    "Compilation",
+    "CpuBinding",
+    "Gpu",
+    "Host",
+    "LayerPath",
+    "Miss",
+    "Obstacle",
+    "Pad",
+    "Remark",
+    "VisibleDevices",
+}
 
 
 def test_of_many_names_the_first_ones():
@@ -19,3 +40,31 @@ def test_texts_start_together_and_figures_end_together():
 def test_sizes_are_readable():
     sizes = (3, 2048, 1.5 * 2**20, 2**31)
     assert [readable_bytes(size) for size in sizes] == ["3 B", "2.0 KiB", "1.5 MiB", "2.0 GiB"]
+
+
+class Result(Shown):
+    def __str__(self):
+        return "2 < 3\nand more"
+
+
+def test_a_result_is_a_line_in_a_console_and_a_text_in_a_notebook():
+    assert repr(Result()) == "<Result: 2 < 3>"
+    assert Result()._repr_html_() == "<pre>2 &lt; 3\nand more</pre>"
+    times = StepTimes(repeats_ms=(tuple(map(float, range(1, 2000))),), steps_per_sample=1, first_step_seconds=1)
+    assert repr(times) == f"<StepTimes: {times}>"
+
+
+def test_every_result_that_reads_as_text_is_shown_so():
+    """A dataclass would make a repr of its own."""
+    found = set()
+    for folder in ("tfopt", "callbacks", "pipelines"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.ClassDef) or node.name.startswith("_") or "bench" in path.parts:
+                    continue
+                names = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+                if {"to_dict", "__str__"} <= names and node.name not in PARTS:
+                    found.add(node.name)
+                    assert "Shown" in {ast.unparse(base) for base in node.bases}, (path, node.name)
+                    assert all("repr=False" in ast.unparse(one) for one in node.decorator_list), (path, node.name)
+    assert {"PrecisionReport", "Explanation", "JitDecision", "PipelineProfile", "Compilations"} <= found

@@ -1,6 +1,19 @@
-"""Formats names and figures: lists cut short, and tables."""
+"""Formats names and figures: lists cut short, tables, and results as a console and a notebook show them."""
 
+import html
 from collections.abc import Sequence
+
+
+class Shown:
+    """A result whose `str` is meant to be read: its `repr` is one line, and a notebook shows the whole text."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {str(self).partition(chr(10))[0]}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def listed(names: Sequence[str], most: int) -> str:

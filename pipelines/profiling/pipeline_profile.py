@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfopt.page import Bar, bar_chart
-from tfopt.text import aligned
+from tfopt.text import Shown, aligned
 
 # A stage limits the pipeline if leaving it out gains more than a tenth, and clearly more than leaving out any other.
 _WORTHWHILE = 1.1
@@ -28,8 +28,8 @@ class StageProfile:
     """How many times as fast the pipeline would be without it; infinite if nothing else works."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineProfile:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PipelineProfile(Shown):
     """What `profile_pipeline` measured."""
 
     name: str

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tfopt.text import Shown
+
 _SHOWN = 20
 
 
@@ -28,8 +30,8 @@ class Problem:
         return f"{self.kind}: {self.file}: {self.what}"
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(Shown):
     """What a look at files found; the base of the public reports."""
 
     files: int

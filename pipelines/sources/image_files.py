@@ -58,7 +58,7 @@ class ImageFile:
     stamp: tuple[int, ...] = ()  # size and times; another file has another one
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ImagesReport(Report):
     """What `verify_images` found: the number of files that it decoded, and a problem for each that does not decode."""
 

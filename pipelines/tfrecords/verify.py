@@ -57,7 +57,7 @@ class Scan:
         return sum(segment.count for segment in self.segments)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RecordsReport(Report):
     """What `verify_records` found."""
 

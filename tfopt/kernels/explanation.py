@@ -9,10 +9,11 @@ import keras
 from tfopt.kernels import attention, batch_norm
 from tfopt.kernels.replacing import LayerPath
 from tfopt.model.layers import require_model
+from tfopt.text import Shown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Shown):
     """Which layers of a model run through a kernel, and what keeps the others on Keras' path."""
 
     layers: tuple[LayerPath, ...]

@@ -7,12 +7,14 @@ from typing import Any, Self
 
 import numpy as np
 
+from tfopt.text import Shown
+
 _RESAMPLES = 2000
 _ENDS = (2.5, 97.5)  # percentiles: 95 % lie between
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StepTimes(Shown):
     """The time of a training step, as raw samples."""
 
     repeats_ms: tuple[tuple[float, ...], ...]
@@ -76,8 +78,8 @@ class StepTimes:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(Shown):
     """How many times as fast the second of two measurements ran as the first."""
 
     ratio: float

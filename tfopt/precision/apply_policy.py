@@ -16,13 +16,15 @@ from tfopt.model.layers import computing_layers, is_keras_own, require_model
 from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
 from tfopt.precision.layer_policies import Policy, assign_policies, current_policy, quantize, set_policies
 from tfopt.precision.optimizer_swap import rebuilt_optimizer, replace_optimizer, scale_loss, unscale_loss
+from tfopt.text import Shown, listed
 
 _SPATIAL_DROPOUT = (keras.layers.SpatialDropout1D, keras.layers.SpatialDropout2D, keras.layers.SpatialDropout3D)
+_NAMED = 4
 _OPTIMIZER, _SCALING = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+@dataclass(frozen=True, slots=True, repr=False)
+class Applied(Shown):
     """What `apply` changed."""
 
     changed: Mapping[str, str]
@@ -43,7 +45,7 @@ class Applied:
         if self.loss_scaled is not None:
             parts.append("the loss is scaled" if self.loss_scaled else "the loss is not scaled")
         if self.unsaved:
-            parts.append(f"apply again after loading a saved model, for {', '.join(self.unsaved)}")
+            parts.append(f"apply again after loading a saved model, for {listed(self.unsaved, _NAMED)}")
         return f"{'; '.join(parts)}."
 
 

@@ -12,6 +12,7 @@ from keras.src.backend.common import global_state
 from tfopt import hardware, repairs
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.hardware import Gpu
+from tfopt.text import Shown
 from tfopt.warn import warn_once
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16", "float64")
@@ -26,8 +27,8 @@ _QUANTIZED = ("int8", "int4", "float8", "gptq", "awq")
 _XLA = "XLA (jit_compile=True) for models with batch normalisation, which Keras does not fuse without it"
 
 
-@dataclass(frozen=True, slots=True)
-class Recommendation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Recommendation(Shown):
     """A policy for a device, with the reason."""
 
     policy: str

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.model.layers import require_model
 from tfopt.model.products import Dimension, LayerCall, Products, has_kernel, layer_calls, matrix_products
-from tfopt.text import aligned, listed
+from tfopt.text import Shown, aligned, listed
 
 # NVIDIA, "Matrix Multiplication Background User's Guide", Tensor Core Requirements: M, N and K should be multiples of
 # 16 bytes, and are most efficient at multiples of 128 bytes on an A100. "Transformer Engine" wants 16 for FP8 as well.
@@ -61,8 +61,8 @@ class Remark:
         return f"{self.reason}: {listed(self.layers, _NAMES_LISTED)}."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlignmentReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class AlignmentReport(Shown):
     """Sizes that keep layers off the fast Tensor Core kernels, as `alignment` found them. Its `str` is a table."""
 
     model: str

@@ -10,6 +10,7 @@ from tfopt.repairs.recomputation import RECOMPUTATION
 from tfopt.repairs.repair import Repair
 from tfopt.repairs.trainer import MULTI_WORKER, REPLICA_EXECUTIONS, SHUFFLE_WARNING
 from tfopt.repairs.uneven_batches import UNEVEN_BATCHES
+from tfopt.text import Shown
 
 REPAIRS = {
     repair.name: repair
@@ -36,8 +37,8 @@ REPLICAS = ("replica_overflow", "multi_worker", "uneven_batches", "clipping", "a
 """Repairs that training on several replicas needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+@dataclass(frozen=True, slots=True, repr=False)
+class Status(Shown):
     """State of each defect in this process."""
 
     states: dict[str, str]

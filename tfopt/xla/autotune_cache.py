@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpus
+from tfopt.text import Shown
 from tfopt.warn import warn_once
 from tfopt.xla.xla_flags import flags, knows, parse
 
@@ -21,8 +22,8 @@ from tfopt.xla.xla_flags import flags, knows, parse
 _FLAGS = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_experimental_autotuner_cache_dir")
 
 
-@dataclass(frozen=True, slots=True)
-class PersistentCache:
+@dataclass(frozen=True, slots=True, repr=False)
+class PersistentCache(Shown):
     """Where XLA keeps its autotuning results."""
 
     folder: Path

@@ -19,6 +19,7 @@ from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave,
 from tfopt.model.batches import not_finite_parts
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import without_dropout
+from tfopt.text import Shown
 from tfopt.xla.explaining import explain
 from tfopt.xla.obstacles import standing_obstacles
 from tfopt.xla.shapes import BatchShapes, Pad, batch_shapes, padded, shape_of
@@ -33,8 +34,8 @@ Timers = Mapping[str, StepTimer]
 """Timers of the step without and with XLA, named "off" and "on"."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JitDecision:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class JitDecision(Shown):
     """Whether XLA should be on for a model, and the measurement behind it."""
 
     enabled: bool

@@ -11,13 +11,14 @@ from tfopt.errors import UnsupportedError
 from tfopt.model.batches import Data, as_dataset, first_batch, on_device
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import trace_train_step
+from tfopt.text import Shown
 from tfopt.xla.obstacles import Obstacle, batch_refused, device, obstacles_of, standing_obstacles
 
 _EXAMPLES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Shown):
     """Whether XLA can compile a model's training step, and what prevents it."""
 
     obstacles: tuple[Obstacle, ...]

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from tfopt.errors import UnsupportedError
+from tfopt.text import Shown
 from tfopt.xla.log.compilations import Compilation, History, LogParser
 from tfopt.xla.log.framework import Verbosity
 from tfopt.xla.log.stderr_tap import StderrTap
@@ -54,7 +55,7 @@ def watch() -> Iterator["Compilations"]:
         watching.stop()
 
 
-class Compilations:
+class Compilations(Shown):
     """What XLA compiled during a watch."""
 
     source: str

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 
 from tfopt.errors import UnsupportedError
+from tfopt.text import Shown
 from tfopt.xla.log.framework import framework_library, mapped
 
 # What `flags` set while XLA could still read it.
@@ -32,8 +33,8 @@ _CANNOT_TELL = 3
 _TIMEOUT_SECONDS = 60
 
 
-@dataclass(frozen=True, slots=True)
-class XlaFlags:
+@dataclass(frozen=True, slots=True, repr=False)
+class XlaFlags(Shown):
     """The flags XLA runs with in this process and its children."""
 
     in_force: Mapping[str, str]

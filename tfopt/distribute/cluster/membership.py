@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.errors import ClusterError
-from tfopt.text import listed
+from tfopt.text import Shown, listed
 
 ONE_PROCESS = "one process"
 
@@ -84,8 +84,8 @@ def _fault(*, ipv6: str | None, name: str | None, port: str) -> str:
     return "" if _HOST.fullmatch(name or "") else f"{brief(name)} is not a host name"
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+@dataclass(frozen=True, slots=True, repr=False)
+class Cluster(Shown):
     """The workers that train one model together, one process each.
 
     `tfopt.distribute.resolve()` creates it from the environment. Create one yourself only for a scheduler that tfopt

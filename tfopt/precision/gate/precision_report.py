@@ -7,15 +7,15 @@ from typing import Any
 from tfopt.page import Bar, bar_chart
 from tfopt.precision.gate.layer_table import LayerPrecision, as_json, percent
 from tfopt.precision.gate.verdict import relative
-from tfopt.text import aligned
+from tfopt.text import Shown, aligned
 
 _HEAD = ("layer", "class", "policy", "error", "own error", "gradients", "overflow", "lost gradient")
 _ROWS = 12
 _BARS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrecisionReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PrecisionReport(Shown):
     """Whether a model may train under a dtype policy, as `check` found it. Its `str` is a table."""
 
     policy: str
