@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UnsupportedError, summarize_error
-from tfopt.text import aligned
+from tfopt.text import Shown, aligned
 
 _OPERATIONS = 10
 # XProf's columns of a step, in milliseconds.
@@ -51,8 +51,8 @@ class Operation:
     """Its share of the time of all operations in that place."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceSummary:
+@dataclass(frozen=True, slots=True, repr=False)
+class TraceSummary(Shown):
     """A trace's steps: their mean time, the shares of that time, and its costliest operations. None: unknown."""
 
     folder: str

@@ -28,7 +28,7 @@ from tfopt.precision.optimizer_swap import scale_loss, unscale_loss
 from tfopt.precision.per_layer.layer_times import measure_layers
 from tfopt.precision.per_layer.search import LayerFacts, fastest
 from tfopt.repairs import computes_in_float16
-from tfopt.text import aligned
+from tfopt.text import Shown, aligned
 
 _BATCHES = 3  # as `check` takes
 _ROUNDS = 3
@@ -60,8 +60,8 @@ class AssignedLayer:
     """Why it could only be float32, if so."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrecisionAssignment:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PrecisionAssignment(Shown):
     """The fastest dtype policies found for a model's layers, and the measurements behind them."""
 
     policy: Mapping[str, str]
