@@ -1,5 +1,7 @@
 from .compilation_logger import CompilationLogger as CompilationLogger
 from .loss_scale_logger import LossScaleLogger as LossScaleLogger
+from .precision_monitor import PrecisionMonitor as PrecisionMonitor
+from .precision_monitor import PrecisionReading as PrecisionReading
 from .profiler.trace_summary import TraceSummary as TraceSummary
 from .prometheus_exporter import PrometheusExporter as PrometheusExporter
 from .report_writer import ReportWriter as ReportWriter

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 from snippets import ROOT, run_snippets
 
-from tfopt.callbacks import loss_scale_logger, throughput_logger
+from tfopt.callbacks import loss_scale_logger, precision_monitor, throughput_logger
 from tfopt.callbacks.utilization_logger import _AVERAGED
 from tfopt.hardware import GpuSample
 
@@ -16,6 +16,7 @@ KEYS = {
     "UtilizationLogger": [*(field.name for field in fields(GpuSample)), *_AVERAGED, *PEAKS],
     "ThroughputLogger": [*throughput_logger._COLUMNS, "first_step_seconds"],
     "LossScaleLogger": loss_scale_logger._COLUMNS,
+    "PrecisionMonitor": precision_monitor.KEYS,
     "CompilationLogger": ["xla_compilations", "xla_compilation_seconds"],
 }
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.layers import LayerError, layer_paths, output_layers
 from tfopt.model.state import preserved, without_dropout
-from tfopt.precision.gate.layer_table import LayerPrecision, LayerTable
+from tfopt.precision.gate.layer_table import AtFirst, LayerPrecision, LayerTable
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Measurement, Probe, Row, Variant, worst_deviation
 from tfopt.precision.gate.verdict import cancelled, find_problems, first_overflow
@@ -54,7 +54,7 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
 
     Raises NotFiniteError if float32 is not finite, and tf.errors.OpError if it cannot be computed for these batches.
     """
-    reference = _in_float32(model)
+    reference = in_float32(model)
     assigned = assign_policies(model, policy)
     in_place = nullcontext(Variant(model, assigned.paths, assigned.policies | assigned.heads_in_16_bits))
     under_policy = _on_clone(model, batches, assigned) if assigned.quantized else in_place
@@ -65,8 +65,7 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
             except Exception as error:  # whatever the user's layers raise on tensors of this dtype
                 raise _does_not_compute(assigned, error) from error
             with preserved(model, also=probe.variables):
-                first = _first_scale(model, probe, as_it_stands=not policy)
-                measured, scale = probe.measure(batches, first)
+                return measure(probe, batches, assigned, as_it_stands=not policy)
     except tf.errors.ResourceExhaustedError:
         raise
     except tf.errors.OpError as error:
@@ -75,10 +74,29 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
             for batch in batches:
                 alone(batch, 1.0)  # if this raises too, the policy is not at fault
         raise _does_not_compute(assigned, error) from error
-    return _judged(probe, measured, scale, assigned, unscaled=first == 1)
 
 
-def _in_float32(model: keras.Model) -> Variant:
+def measure(
+    probe: Probe,
+    batches: Sequence[Any],
+    assigned: Assignment,
+    *,
+    as_it_stands: bool,
+    at_first: AtFirst | None = None,
+) -> Comparison:
+    """Runs a probe on some batches and judges what it measured; the caller restores the model.
+
+    Args:
+        as_it_stands: Whether the loss is scaled as the model's optimizer does now, or as it would after `apply`.
+        at_first: What the first comparison of a training found, if this is a later one.
+    """
+    first = _first_scale(probe.reference.model, probe, as_it_stands=as_it_stands)
+    measured, scale = probe.measure(batches, first)
+    return _judged(probe, measured, scale, assigned, unscaled=first == 1, at_first=at_first)
+
+
+def in_float32(model: keras.Model) -> Variant:
+    """A model in float32, the reference; raises an UnsupportedError if its weights or layers cannot compute in it."""
     try:
         assigned = assign_policies(model, "float32")
     except UnsupportedError as error:
@@ -195,7 +213,13 @@ def _first_scale(model: keras.Model, probe: Probe, *, as_it_stands: bool) -> flo
 
 
 def _judged(
-    probe: Probe, measured: Sequence[Measurement], scale: float, assigned: Assignment, *, unscaled: bool
+    probe: Probe,
+    measured: Sequence[Measurement],
+    scale: float,
+    assigned: Assignment,
+    *,
+    unscaled: bool,
+    at_first: AtFirst | None,
 ) -> Comparison:
     """Tabulates and judges what a probe measured."""
     layers = _rows(probe, [row._replace(call=0) for row in probe.rows], measured)
@@ -211,6 +235,7 @@ def _judged(
         reference_loss=float(np.mean([one.reference_loss for one in measured])),
         candidate_loss=float(np.mean([one.candidate_loss for one in measured])),
         loss_scale=scale,
+        at_first=at_first,
     )
     problems = find_problems(table)
     first = first_overflow(table)

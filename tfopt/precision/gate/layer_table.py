@@ -77,6 +77,19 @@ class LayerPrecision:
         return as_json(asdict(self) | {"own_error": self.own_error})
 
 
+@dataclass(frozen=True, slots=True)
+class AtFirst:
+    """What the first comparison of a training found: the loss and the gradient of a trained model are small.
+
+    Then rounding is large beside them, and harmless.
+    """
+
+    loss: float
+    """Magnitude of the loss in float32."""
+    gradient: float
+    """Norm of all weight gradients in float32."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable:
     """A model under a policy compared with float32, layer by layer; the verdict rests on this alone."""
@@ -99,6 +112,8 @@ class LayerTable:
     """Mean loss under the policy."""
     loss_scale: float = 1.0
     """Factor of the loss in the backward pass."""
+    at_first: AtFirst | None = None
+    """None for `check`, which sees one moment only."""
 
 
 def as_json(value: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import keras
 
-from tfopt.precision.gate.layer_table import Deviation, LayerPrecision, LayerTable, percent
+from tfopt.precision.gate.layer_table import AtFirst, Deviation, LayerPrecision, LayerTable, percent
 from tfopt.text import listed
 
 # Any overflow is one too many. Micikevicius et al. ("Mixed Precision Training", ICLR 2018, section 3.2) count the
@@ -23,6 +23,8 @@ WRONG = 2.0
 # A gradient must also be off by this share of the norm of all gradients: one that is close to zero in float32, as
 # behind a saturated softmax, has large relative errors that change nothing.
 MATTERS = 0.01
+# While training, also by this share of the norm of all gradients in the first comparison.
+MATTERS_LATER = 0.1
 # Limit of the loss drift in roundings of the dtype: 3 % in float16, 25 % in bfloat16. Measured on healthy nets: up to
 # 1 % and 12 % (ResNet-50 at initialisation, on noise); below 0.1 % and 1 % for nets of a few layers.
 DRIFT_ROUNDINGS = 32
@@ -70,6 +72,13 @@ def relative(value: float, reference: float) -> float:
     if not math.isfinite(difference):
         return math.inf
     return difference / abs(reference) if reference else (math.inf if difference else 0.0)
+
+
+def loss_drift(value: float, reference: float, at_first: AtFirst | None) -> float:
+    """The distance of a loss from float32's, relative to it or, if that is larger, to the loss at first."""
+    drift = relative(value, reference)
+    smaller = at_first is not None and abs(reference) < at_first.loss and math.isfinite(drift)
+    return abs(value - reference) / at_first.loss if at_first and smaller else drift
 
 
 def drift_limit(policies: Collection[keras.DTypePolicy]) -> float:
@@ -165,6 +174,8 @@ def _lost_gradients(table: LayerTable) -> Iterator[Problem]:
 
 def _wrong_gradients(table: LayerTable) -> Iterator[Problem]:
     least = MATTERS * math.hypot(*(layer.weight_gradient.norm for layer in table.layers if layer.weight_gradient))
+    if table.at_first:
+        least = max(least, MATTERS_LATER * table.at_first.gradient)
     above = _gradients_above(table, lambda gradient: gradient.error, WRONG)
     wrong = {path: gradient for path, gradient in above.items() if gradient.difference > least}
     if wrong:
@@ -177,7 +188,7 @@ def _wrong_gradients(table: LayerTable) -> Iterator[Problem]:
 
 
 def _drift(table: LayerTable) -> Iterator[Problem]:
-    drift = relative(table.candidate_loss, table.reference_loss)
+    drift = loss_drift(table.candidate_loss, table.reference_loss, table.at_first)
     limit = drift_limit(table.computing)
     if drift > limit:
         worst = _suspects(table)
