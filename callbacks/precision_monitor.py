@@ -49,7 +49,7 @@ class PrecisionReading:
     own_error: float
     """Error of its output beyond what it inherits, relative to the output's norm."""
     loss_drift: float
-    """Distance of the loss from float32's, relative to it or, if that is larger, to the loss of the first comparison."""
+    """Distance of the loss from float32's, relative to it or, if larger, to the loss of the first comparison."""
     seconds: float
     """How long the comparison took, without tracing."""
     problems: tuple[str, ...]
