@@ -1,0 +1,59 @@
+"""What the matrix takes for right is known without the gate."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+from precision_matrix.cases import ALL
+from precision_matrix.formulas import FINE, FORMULAS, WRONG, wrong_share
+from precision_matrix.judged import DISPUTED, NOT_YET, QUICK
+from quick import first_quick
+
+LARGEST = {"float16": 2048, "bfloat16": 256}
+
+
+def test_the_matrix_is_whole():
+    names = Counter(case.id for case in ALL)
+    assert [name for name, count in names.items() if count > 1] == []
+    assert len(names) - len(NOT_YET) >= 120
+    assert len(DISPUTED) <= 2
+    assert {*DISPUTED, *QUICK, *NOT_YET} <= names.keys()
+    assert {case.id for case in ALL if case.verdict == "pass"} >= DISPUTED.keys()  # no wrong pass is one
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", first_quick([*FORMULAS], 3))
+def test_a_formula_is_clearly_wrong_or_clearly_right(name, dtype):
+    share = wrong_share(FORMULAS[name], dtype)
+    assert share >= WRONG if dtype in FORMULAS[name].wrong_in.split() else share <= FINE
+
+
+@pytest.mark.parametrize(("dtype", "type_"), [("float16", np.float16), ("bfloat16", bfloat16)])
+def test_whole_numbers_end(dtype, type_):
+    largest = LARGEST[dtype]
+    exact = np.arange(largest + 1, dtype="float32")
+    assert (exact.astype(type_).astype("float32") == exact).all()
+    assert float(type_(largest + 1)) == float(type_(largest) + type_(1)) == largest
+
+
+@pytest.mark.parametrize("type_", [np.float16, bfloat16])
+def test_a_moving_average_sticks(type_):
+    average, mean, momentum = (type_(value) for value in (1.0, 0.1, 0.9999))
+    for _ in range(100):
+        average = average * momentum + mean * (type_(1) - momentum)
+    assert average == 1
+
+
+def test_float16_has_nothing_left_of_a_faint_gradient():
+    smallest = np.float16(2.0**-24)
+    assert np.float16(1e-6 * 1e-2) == 0 < smallest
+    assert np.float16(2.0**15 * 1e-6 * 1e-2) > 1000 * smallest
+
+
+def test_a_softmax_of_16_bits_is_saturated_where_float32s_is_not():
+    logits = np.array([0.0, 9.0])
+    probabilities = (np.exp(logits) / np.exp(logits).sum()).astype("float32")
+    assert 0 < 1 - probabilities[1] < 1e-3
+    for type_ in (np.float16, bfloat16):
+        assert probabilities.astype(type_)[1] == 1  # so that no gradient is left

@@ -1,0 +1,74 @@
+"""Trains the healthy cases of the matrix in float32 and under their policies, and records how far the losses fall.
+
+Run from the repository, for all cases or those whose names begin with an argument:
+
+    PYTHONPATH=.:tests/support python -m precision_matrix.both_ways [NAME ...]
+
+It writes `both_ways.json` beside this file, which the tests of the matrix compare with the verdicts that they expect.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from precision_matrix import cases
+from precision_matrix.case import Case
+from tfopt.precision import apply
+
+RECORD = Path(__file__).with_name("both_ways.json")
+SEEDS, EPOCHS = (1, 2), 10
+
+
+def share_of_fall(record):
+    """How much of the fall of the loss in float32 is reached under the policy: 1 if it trains alike."""
+    first, float32, policy = (float(np.mean(record[part])) for part in ("first", "float32", "policy"))
+    return (first - policy) / (first - float32)
+
+
+def losses(case: Case, seed: int, *, policy) -> list[float]:
+    """The loss after each epoch."""
+    model, data = case.build(seed)
+    if policy:
+        apply(model, policy)
+    model.jit_compile = False
+    parts = data if isinstance(data, tuple) else (data,)
+    options = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+    history = model.fit(**options, batch_size=32, epochs=EPOCHS, verbose=0).history
+    return [float(value) for value in history.get("loss", history.get("generator"))]
+
+
+def trained(case: Case, known) -> dict[str, list[float]]:
+    """The loss of the first epoch and of the last, in float32 and under the policy, for each seed."""
+    if case.name not in known:
+        plain = Case(name=case.name, make=case.make, policy=None, verdict="pass", truth="")
+        known[case.name] = [losses(plain, seed, policy=None) for seed in SEEDS]
+    both = known[case.name], [losses(case, seed, policy=case.policy) for seed in SEEDS]
+    found = {"first": [one[0] for one in both[0]], "float32": [one[-1] for one in both[0]]}
+    found["policy"] = [one[-1] for one in both[1]]
+    return {part: [float(f"{value:.4g}") for value in values] for part, values in found.items()}
+
+
+def main():
+    wanted = [case for case in cases.ALL if case.truth == cases.TRAINED]
+    records = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    known: dict[str, list[list[float]]] = {}
+    for case in wanted:
+        if sys.argv[1:] and not case.name.startswith(tuple(sys.argv[1:])):
+            continue
+        keras.backend.clear_session()
+        keras.config.set_dtype_policy("float32")
+        try:
+            records[case.id] = trained(case, known)
+        except Exception as error:
+            print(f"{case.id}: {type(error).__name__}: {error}"[:400], flush=True)
+            continue
+        print(f"{case.id}: {share_of_fall(records[case.id]):.3f} {records[case.id]}", flush=True)
+        kept = {case.id: records[case.id] for case in wanted if case.id in records}
+        RECORD.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The table: every case of the matrix by group."""
+
+import keras
+
+from precision_matrix import nets, own_steps, sequence_nets, structures
+from precision_matrix.case import HALVES, Case
+from precision_matrix.formulas import FORMULAS, between_layers, in_a_block, in_a_layer, in_its_call
+from precision_matrix.published_nets import APPLICATIONS, HAS_HUB, HUB
+from precision_matrix.structures import trained
+
+F16, BF16 = HALVES
+TRAINED = "trained both ways: both_ways.json"
+SMALL = (
+    nets.mlp, nets.deep_mlp, nets.activations, nets.conv_net, nets.residual_net, nets.depthwise_net,
+    nets.normalisations, nets.bytes_as_images, nets.bright_images, nets.augmented, nets.augmented_colours, nets.noisy,
+    nets.noise_of_its_dtype, nets.stochastic_depth, nets.unet, nets.autoencoder, nets.variational, nets.siamese,
+    nets.several, nets.tabular, nets.subclassed, nets.frozen_backbone, nets.weighted, nets.accumulating,
+    nets.sparse_features, nets.heavy_tails, nets.zero_at_the_start, nets.large_targets, nets.focal,
+    nets.mixture_of_experts, nets.quantised_codes, nets.binarised, nets.dead_units, *sequence_nets.HEALTHY,
+)  # fmt: skip
+AFTER_TRAINING = (nets.mlp, nets.conv_net, nets.residual_net, nets.normalisations, sequence_nets.encoder)
+
+
+def healthy(named, policies=HALVES):
+    return [
+        Case(name=name, make=make, policy=policy, verdict="pass", truth=TRAINED)
+        for name, make in named
+        for policy in policies
+    ]
+
+
+def _formula_cases(name, formula):
+    """In a layer under both policies; where one is wrong, in other places too, and in float32 by a mapping."""
+    found = []
+    for policy in HALVES:
+        wrong = policy.removeprefix("mixed_") in formula.wrong_in.split()
+        truth = "the formula itself in eager mode, in 16 bits and in float64"
+        verdict, names = ("fail", ("planted",)) if wrong else ("pass", ())
+        found.append(
+            Case(name=name, make=in_a_layer(formula), policy=policy, verdict=verdict, names=names, truth=truth)
+        )
+        if name in ELSEWHERE and wrong:
+            for place, make in (
+                ("in a block", in_a_block),
+                ("between layers", between_layers),
+                ("in call", in_its_call),
+            ):
+                made = make(formula)
+                named = ("block/planted",) if make is in_a_block else ()
+                case = Case(name=f"{name}, {place}", make=made, policy=policy, verdict="fail", names=named, truth=truth)
+                found.append(case)
+            mapping = {".*": policy, "planted": "float32"}
+            found.append(
+                Case(
+                    name=f"{name}, kept in float32 beside {policy}",
+                    make=in_a_layer(formula),
+                    policy=mapping,
+                    verdict="pass",
+                    truth="float32 is its own reference",
+                )
+            )
+    return found
+
+
+ELSEWHERE = ("positions of 1,024", "years", "running mean", "variance from squares", "mask of -1e9 that is added")
+
+
+def _case(name, make, policy, verdict, truth, names=(), made_under="float32"):
+    return Case(name=name, make=make, policy=policy, verdict=verdict, truth=truth, names=names, made_under=made_under)
+
+
+def _ids():
+    count = "the ids that the embedding gets, beside those of the batch"
+    found = []
+    for policy in HALVES:
+        for made, asked in ((policy, {}), (policy, policy), ("float32", policy)):
+            for vocabulary in (5000, 200):
+                name = f"ids below {vocabulary} without an Input"
+                make = structures.ids_without_an_input(vocabulary)
+                found.append(_case(name, make, asked, "by ids", count, made_under=made))
+        largest = {F16: 2048, BF16: 256}[policy]
+        for vocabulary in (200, 2000, 2500):
+            for kind in (structures.ids_with_an_input, structures.ids_into_a_subclassed_model):
+                exact = vocabulary <= largest
+                name = f"{kind.__name__.replace('_', ' ')} as floats, below {vocabulary}"
+                truth = f"{policy} holds every whole number up to {largest}, and not the next"
+                make = kind(vocabulary, "float32")
+                found.append(_case(name, make, policy, "pass" if exact else "fail", truth))
+        make = structures.ids_with_an_input(5000, "int64")
+        found.append(_case("ids of int64", make, policy, "pass", "whole numbers are not cast"))
+    return found
+
+
+def _heads():
+    late = "a probability of 16 bits is zero or one where float32's is not; docs/precision.md"
+    found = []
+    for policy in HALVES:
+        for name, make in structures.LATE.items():
+            found.append(_case(name, make, {}, "fail", late, made_under=policy))
+        for name, make in structures.HEADS.items():
+            found.append(_case(name, make, {}, "fail", late, made_under=policy))
+            found.append(_case(name, make, policy, "fail", "and stock Keras trains it so", made_under=policy))
+        for name, make in structures.LOGITS.items():
+            found.append(_case(name, make, {}, "pass", TRAINED, made_under=policy))
+    return found
+
+
+def _ranges():
+    found = []
+    for value, wrong in ((1e6, (F16,)), (1e3, ()), (1e38, HALVES)):
+        for policy in HALVES:
+            right = "fail" if policy in wrong else "pass"
+            truth = "float16 ends at 65504, bfloat16 at 3.4e38; the layer's values are some 2.5 times as large"
+            if value == 1e38 and policy == BF16:
+                continue  # float32 ends there, too
+            found.append(_case(f"values of {value:g}", structures.loud(value), policy, right, truth, ("loud",)))
+    for policy in HALVES:
+        right = "fail" if policy == F16 else "pass"
+        truth = "10⁵ times a weight times a feature, of which several are added, is beyond 65504 of float16"
+        found.append(_case("weights that grew", structures.loud_weights, policy, right, truth, ("up",)))
+    for factor, right in ((1e-13, "fail"), (1e-3, "pass")):
+        truth = "2¹⁵ times the factor, beside float16's smallest number of 6e-8"
+        make = structures.faint_branch(factor)
+        found.append(_case(f"a branch of {factor:g}", make, F16, right, truth, ("branch",)))
+        found.append(_case(f"a branch of {factor:g}", make, BF16, "pass", "the range of float32"))
+    return found
+
+
+def _values():
+    found = []
+    count = "whole numbers from 1,024 on are 8 apart in bfloat16"
+    for policy in HALVES:
+        wrong = "fail" if policy == BF16 else "pass"
+        make = structures.years_and(keras.layers.BatchNormalization)
+        found.append(_case("years through batch norm", make, policy, wrong, count))
+        make = structures.years_and(keras.layers.Normalization)
+        found.append(_case("years through Normalization", make, policy, "pass", "apply leaves it in float32"))
+        found.append(_case("years through Normalization", make, {}, wrong, count, made_under=policy))
+        truth = "seconds from 1.6e9 on are 8e6 apart in bfloat16 and infinite in float16"
+        found.append(_case("seconds as integers", structures.seconds_as_integers, policy, "fail", truth, ("days",)))
+        found.append(_case("converged", structures.converged, policy, "pass", "the loss is below 0.01 in both"))
+    truth = "1e-12 is zero in float16, and the root's gradient at zero infinite"
+    found.append(_case("root of squares", structures.root_of_squares, F16, "fail", truth, ("root",)))
+    found.append(_case("root of squares", structures.root_of_squares, BF16, "pass", "the range of float32"))
+    truth = "1e-7 + p, and so the logarithm, is saturated as in a 16-bit head"
+    found.append(_case("loss inside of a layer", structures.loss_inside, F16, "fail", truth))
+    return found
+
+
+def _states():
+    found = []
+    stuck = "1 times the momentum, rounded, plus (1 - momentum) times a mean below 1, rounded, is 1"
+    for policy in HALVES:
+        for momentum, autocast, right, truth in (
+            (0.9999, True, "fail", stuck),
+            (0.9999, False, "pass", "the average is computed in float32"),
+        ):
+            name = f"moving average, {'of its dtype' if autocast else 'of float32'}"
+            make = structures.moving_average(momentum, autocast=autocast)
+            found.append(_case(name, make, policy, right, truth, ("averaged",)))
+        largest = {F16: 2048, BF16: 256}[policy]
+        truth = f"{largest} + 1 is {largest} in {policy.removeprefix('mixed_')}"
+        found.append(_case("counter that is full", structures.counter(largest), policy, "fail", truth, ("counting",)))
+        found.append(_case("counter of integers", structures.counter(5000, "int32"), policy, "pass", "not cast"))
+    return found
+
+
+def _scales():
+    lost = "the gradient is 10⁻⁶ of some 10⁻², below half of float16's smallest number of 6e-8"
+    own, faint, plain = own_steps.own, own_steps.faint, lambda: keras.optimizers.Adam(3e-3)
+    fixed = own_steps.healthy_body
+    found = [
+        _case("faint gradient", faint(), F16, "pass", "2¹⁵ times that is above"),
+        _case("faint gradient", faint(), BF16, "pass", "the range of float32"),
+        _case("faint gradient, not scaled", faint(auto_scale_loss=False), F16, "fail", lost, ("body",)),
+        _case("faint gradient, not scaled", faint(auto_scale_loss=False), BF16, "pass", "the range of float32"),
+        _case("own step", own("scaled"), F16, "pass", "2¹⁵ times that is above"),
+        _case("own step", own("scaled", optimizer=plain), BF16, "pass", "the range of float32"),
+        _case("own step, scaled by hand", own("by hand"), F16, "pass", "2¹⁵ times that is above"),
+        _case("own step, scaled by a constant", own("by a constant", optimizer=plain), F16, "fail",
+              "1,024 times 10⁻⁸ is still below"),
+        _case("own step, scaled by a constant that suffices", own("by a constant", fixed, optimizer=plain), F16, "pass",
+              TRAINED),
+        _case("own step, not scaled", own("not"), F16, "fail or refuse", "divided by a scale never multiplied by"),
+        _case("own step, result dropped", own("dropped"), F16, "fail or refuse",
+              "divided by a scale never multiplied by"),
+        _case("own step, not scaled", own("not", optimizer=plain), BF16, "pass", "nothing to scale"),
+        _case("GAN, plain optimizers", own_steps.gan(), F16, "fail or refuse", "no optimizer scales a loss"),
+        _case("GAN, plain optimizers", own_steps.gan(), BF16, "pass", "the range of float32"),
+        _case("GAN", own_steps.scaling_gan, F16, "pass", TRAINED),
+        _case("GAN, by a mapping", own_steps.scaling_gan, {"generator": F16, "discriminator": F16}, "pass", TRAINED),
+        _case("GAN, half of it", own_steps.gan(), {"generator": BF16}, "pass", TRAINED),
+    ]  # fmt: skip
+    for policy in HALVES:
+        found.append(_case("contrastive", own_steps.contrastive, policy, "pass", TRAINED))
+        found.append(_case("gradient penalty", own_steps.penalty, policy, "pass", TRAINED))
+    return found
+
+
+def _refused():
+    found = []
+    for policy in HALVES:
+        found += [
+            _case("Cholesky", structures.factorised, policy, "refuse", "TensorFlow has no kernel for 16 bits",
+                  ("Factorised",)),
+            _case("added loss of 16 bits", structures.penalised, policy, "refuse", "stock fit raises a TypeError",
+                  ("penalised adds a 16-bit loss",)),
+            _case("NaN in the data", structures.not_finite, policy, "refuse", "planted", ("Clean the data",)),
+            _case("NaN in a weight", structures.diverged, policy, "refuse", "planted", ("finite weights",)),
+        ]  # fmt: skip
+    found.append(_case("weights of 16 bits", nets.mlp, {}, "refuse", "no float32 weights", made_under="bfloat16"))
+    found.append(_case("nothing to quantize", structures.without_products, "float8", "refuse", "no Dense layers"))
+    return found
+
+
+def _float8():
+    makes = (nets.mlp, nets.autoencoder, nets.several, sequence_nets.encoder, sequence_nets.decoder)
+    return [_case(make.__name__, make, "float8_from_mixed_bfloat16", "pass", TRAINED) for make in makes]
+
+
+HEALTHY = [
+    *healthy((make.__name__, make) for make in SMALL),
+    *healthy((f"{make.__name__} after training", trained(make)) for make in AFTER_TRAINING),
+    *_float8(),
+]
+PUBLISHED = [*healthy(APPLICATIONS.items()), *(healthy(HUB.items()) if HAS_HUB else ())]
+COMPUTED = [case for name, formula in FORMULAS.items() for case in _formula_cases(name, formula)]
+PLANTED = [*_ids(), *_heads(), *_ranges(), *_values(), *_states(), *_scales(), *_refused()]
+ALL = [*HEALTHY, *PUBLISHED, *COMPUTED, *PLANTED]
