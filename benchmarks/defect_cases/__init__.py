@@ -1,0 +1,107 @@
+"""What a case of benchmarks/defects.py is: a figure that shows a defect, its right value, and how it is measured."""
+
+import multiprocessing
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfopt import repairs
+from tfopt.errors import TfoptError
+
+STOCK, TFOPT = "stock", "tfopt"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A figure that shows a defect."""
+
+    defect: str
+    """Its number in docs/repairs.md."""
+
+    figure: str
+    """What is measured, for the table."""
+
+    right: float | str
+    """What it should be, by arithmetic."""
+
+    measure: Callable[[bool, Path], float | str]
+    """Measures it, with tfopt or in stock Keras; the path is an empty folder."""
+
+    tolerance: float = 0.0
+    """By how much a number may differ from the right one."""
+
+    handled: bool = True
+    """Whether tfopt does anything about it; if not, only stock Keras is measured."""
+
+    def verdict(self, value: float | str) -> str:
+        """Returns "right" or "wrong"."""
+        if isinstance(value, str) or isinstance(self.right, str):
+            return "right" if value == self.right else "wrong"
+        return "right" if abs(value - self.right) <= self.tolerance else "wrong"
+
+
+class RefusedError(Exception):
+    """What tfopt says of the defect, where it is no error of tfopt's own."""
+
+
+def run(send: Callable[[Any], None], case: Case, with_tfopt: bool, folder: Path) -> dict[str, Any]:
+    """Measures a case in this process: the value and its verdict, or what refused it, or the error that ended it."""
+    try:
+        value = case.measure(with_tfopt, folder)
+        found = {"verdict": case.verdict(value), "value": value}
+    except (TfoptError, RefusedError) as error:
+        found = {"verdict": "refused", "message": str(error).replace(str(folder), "FOLDER")}
+    except Exception as error:  # noqa: BLE001  a defect may show as an error
+        found = {"verdict": "failed", "message": f"{type(error).__name__}: {error}"}
+    if not with_tfopt and any(repair.installed for repair in repairs.REPAIRS.values()):
+        raise AssertionError("A repair is installed in what should be stock Keras.")
+    return found
+
+
+def forked(function: Callable[..., Any], *arguments: Any) -> int:
+    """Calls a function in a fork of this process, where TensorFlow must not have run yet; returns its exit code.
+
+    It is 0, or 1 if the function raised, or the negative number of the signal that killed it.
+    """
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join(60)
+    process.kill()
+    process.join()
+    return process.exitcode
+
+
+def filled(page: str, document: dict[str, Any]) -> str:
+    """Returns a page with the recorded figures in the rows of its table that begin with a defect's number."""
+    lines = []
+    for line in page.split("\n"):
+        defect = re.match(r"\| (D\d+) \|", line)
+        if defect:
+            number, happens, *_, answer = line[2:-2].split(" | ")
+            first, *others = [_cells(case) for case in document["cases"] if case["defect"] == defect[1]]
+            lines.append(f"| {number} | {happens} | {first} | {answer} |")
+            lines += [f"| | | {other} | |" for other in others]
+        elif not line.startswith("| | |"):
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _cells(case: dict[str, Any]) -> str:
+    cells = case["figure"], _number(case["right"]), _outcome(case[STOCK]), _outcome(case[TFOPT])
+    return " | ".join(cells)
+
+
+def _outcome(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "not handled"
+    if found["verdict"] in ("right", "wrong"):
+        return _number(found["value"])
+    return found["verdict"]
+
+
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
