@@ -1,5 +1,6 @@
 from .apply_policy import Applied as Applied
 from .apply_policy import apply as apply
+from .float8_margins import Float8Margin as Float8Margin
 from .gate.check import check as check
 from .gate.layer_table import LayerPrecision as LayerPrecision
 from .gate.precision_report import PrecisionReport as PrecisionReport

@@ -14,6 +14,7 @@ from tfopt import repairs
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import computing_layers, is_keras_own, require_model
 from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
+from tfopt.precision.float8_margins import Float8Margin, recorded_margins
 from tfopt.precision.layer_policies import Policy, assign_policies, current_policy, quantize, set_policies
 from tfopt.precision.optimizer_swap import rebuilt_optimizer, replace_optimizer, scale_loss, unscale_loss
 from tfopt.text import Shown, listed
@@ -34,9 +35,12 @@ class Applied(Shown):
     unsaved: tuple[str, ...] = ()
     """Paths of layers whose policy saving does not preserve: user code makes them, or Keras drops it. Apply again."""
 
+    float8: tuple[Float8Margin, ...] = ()
+    """The amax history and margin of each float8 layer's inputs, kernel and output gradient so far in training."""
+
     def to_dict(self) -> dict[str, Any]:
         """JSON."""
-        return asdict(self)
+        return asdict(self) | {"float8": [one.to_dict() for one in self.float8]}
 
     def __str__(self) -> str:
         counts = Counter(self.changed.values())
@@ -46,6 +50,9 @@ class Applied(Shown):
             parts.append("the loss is scaled" if self.loss_scaled else "the loss is not scaled")
         if self.unsaved:
             parts.append(f"apply again after loading a saved model, for {listed(self.unsaved, _NAMED)}")
+        if seen := [one for one in self.float8 if one.margin is not None]:
+            least = min(seen, key=lambda one: one.margin or 0.0)
+            parts.append(f"float8's smallest margin is {least.margin:.3g}×, in the {least.tensor} of {least.path!r}")
         return f"{'; '.join(parts)}."
 
 
@@ -121,7 +128,7 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
     changed = {
         paths[layer]: current_policy(layer).name for layer in computing if current_policy(layer) != before[layer]
     }
-    return Applied(changed, scaled[model], tuple(paths[layer] for layer in _unsaved(model)))
+    return Applied(changed, scaled[model], tuple(paths[layer] for layer in _unsaved(model)), recorded_margins(paths))
 
 
 def _check_other_models(paths: Mapping[keras.Layer, str], changing: set[keras.Layer]) -> None:

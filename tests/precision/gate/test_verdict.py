@@ -5,6 +5,7 @@ from dataclasses import replace
 import keras
 import pytest
 
+from tfopt.precision.float8_margins import Float8Margin
 from tfopt.precision.gate.layer_table import Deviation, LayerPrecision, LayerTable
 from tfopt.precision.gate.verdict import drift_limit, find_problems
 
@@ -64,6 +65,38 @@ def test_beyond(parts, said):
 )
 def test_within(parts):
     assert judged(layer(**parts), layer("b")) == []
+
+
+MARGIN = Float8Margin(
+    path="a",
+    tensor="inputs",
+    format="E4M3",
+    scale=1.0,
+    amax_history=(),
+    largest=448.0,
+    clipped=0.0,
+    vanished=0.0,
+    lost=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"clipped": 0.21}, "Values saturate: 21 % of the norm of the inputs of 'a' in float8 (E4M3)"),
+        ({"clipped": 0.19}, None),
+        ({"vanished": 0.11}, "Values vanish: 11 % of the nonzero values of the inputs of 'a'"),
+        ({"vanished": 0.09}, None),
+        ({"tensor": "kernel", "vanished": 0.11}, "Values vanish: 11 % of the nonzero values of the kernel of 'a'"),
+        ({"lost": 0.11}, None),  # zeros among inputs count by their number
+        ({"tensor": "output gradient", "lost": 0.11}, "Values vanish: 11 % of the norm of the output gradient of 'a'"),
+        ({"tensor": "output gradient", "lost": 0.09, "vanished": 0.9}, None),
+    ],
+)
+def test_float8(parts, said):
+    found = judged(layer("a"), float8=(replace(MARGIN, **parts),))
+    assert [problem.blamed for problem in found] == [("a",)] * (said is not None)
+    assert all(problem.sentence.startswith(said) for problem in found)
 
 
 def test_what_follows_an_overflow_is_no_problem_of_its_own():

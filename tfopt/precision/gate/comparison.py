@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.layers import LayerError, layer_paths, output_layers
 from tfopt.model.state import preserved, without_dropout
+from tfopt.precision.float8_margins import measured_margins, scales_and_amax
 from tfopt.precision.gate.layer_table import AtFirst, LayerPrecision, LayerTable
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Measurement, Probe, Row, Variant, worst_deviation
@@ -121,7 +122,7 @@ def _on_clone(model: keras.Model, batches: Sequence[Any], assigned: Assignment) 
 def quantized_clone(
     model: keras.Model, policies: Mapping[keras.Layer, keras.DTypePolicy], layers: Iterable[keras.Layer]
 ) -> keras.Model:
-    """A copy of a built model to measure on: the same weights, loss and layer names, with plain SGD.
+    """A copy of a built model to measure on: the same weights, loss and layer names, with an SGD that moves nothing.
 
     In the copy, `layers` of the model are quantized to float8, and the others have their `policies` or keep their own.
     """
@@ -132,7 +133,7 @@ def quantized_clone(
     if model.compiled:
         options = model._compile_config.config
         # Keras' own compile, since a custom one may take anything. No metrics: the copy would update the model's.
-        keras.Model.compile(clone, "sgd", options["loss"], loss_weights=options["loss_weights"])
+        keras.Model.compile(clone, keras.optimizers.SGD(0.0), options["loss"], loss_weights=options["loss_weights"])
     return clone
 
 
@@ -172,7 +173,10 @@ def _compute_alike(one: keras.Layer | None, other: keras.Layer | None) -> bool:
 
 
 def _settle_scales(clone: keras.Model, batches: Sequence[Any], assigned: Assignment) -> None:
-    """Trains a quantized clone until its scales fit, and restores its weights."""
+    """Trains a quantized clone, whose weights stay, until its scales fit.
+
+    The last of several batches is kept back: what exceeds the scales there would saturate in training too.
+    """
     kept = [variable for variable in clone.variables if not getattr(variable, "overwrite_with_gradient", False)]
     values = [variable.numpy() for variable in kept]
     if computes_in_float16(clone):
@@ -184,10 +188,21 @@ def _settle_scales(clone: keras.Model, batches: Sequence[Any], assigned: Assignm
         step.get_concrete_function(batches[0])
     except Exception as error:  # as for the probe
         raise _does_not_compute(assigned, error) from error
-    for batch in islice(cycle(batches), max(_FLOAT8_STEPS, len(batches))):
+    seen: list[np.ndarray[Any, Any]] = []
+    # A gradient that vanishes at first reaches the layer before in every other step.
+    most = max(_FLOAT8_STEPS, len(batches)) + 2 * len(assigned.quantized)
+    for batch in islice(cycle(batches[:-1] or batches), most):
         step(batch)
+        seen.append(scales_and_amax(layer_paths(clone)))
+        if len(seen) >= max(_FLOAT8_STEPS, len(batches)) and all(map(_alike, seen[-3:-1], seen[-2:])):
+            break
     for variable, value in zip(kept, values, strict=True):
         variable.assign(value)
+
+
+def _alike(before: np.ndarray[Any, Any], now: np.ndarray[Any, Any]) -> bool:
+    """Whether none has doubled or halved."""
+    return bool(np.all((before <= 2 * now) & (now <= 2 * before)))
 
 
 def _does_not_compute(assigned: Assignment, error: Exception) -> UnsupportedError:
@@ -236,6 +251,7 @@ def _judged(
         candidate_loss=float(np.mean([one.candidate_loss for one in measured])),
         loss_scale=scale,
         at_first=at_first,
+        float8=measured_margins(probe.candidate.paths, probe.quantized, [one.quantized for one in measured]),
     )
     problems = find_problems(table)
     first = first_overflow(table)
@@ -251,6 +267,7 @@ def _judged(
         candidate_loss=table.candidate_loss,
         loss_scale=scale,
         batches=len(measured),
+        float8=table.float8,
     )
     to_float32 = dict.fromkeys(path for problem in problems for path in problem.to_float32)
     return Comparison(report, assigned, probe.policies, tuple(to_float32))

@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from tfopt.precision.float8_margins import Float8Margin
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
@@ -114,6 +116,8 @@ class LayerTable:
     """Factor of the loss in the backward pass."""
     at_first: AtFirst | None = None
     """None for `check`, which sees one moment only."""
+    float8: tuple[Float8Margin, ...] = ()
+    """How what is rounded to float8 fits into it."""
 
 
 def as_json(value: Any) -> Any:

@@ -5,11 +5,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfopt.page import Bar, bar_chart
+from tfopt.precision.float8_margins import Float8Margin
 from tfopt.precision.gate.layer_table import LayerPrecision, as_json, percent
 from tfopt.precision.gate.verdict import relative
 from tfopt.text import Shown, aligned
 
 _HEAD = ("layer", "class", "policy", "error", "own error", "gradients", "overflow", "lost gradient")
+_FLOAT8_HEAD = ("layer", "rounded to float8", "format", "scale", "largest", "margin", "saturated", "vanished")
 _ROWS = 12
 _BARS = 16
 
@@ -41,6 +43,8 @@ class PrecisionReport(Shown):
     """Factor of the loss in the backward pass; 1 if nothing computes in float16."""
     batches: int
     """How many batches were compared."""
+    float8: tuple[Float8Margin, ...] = ()
+    """How the inputs, kernel and output gradient of each float8 layer fit into it."""
 
     @property
     def passed(self) -> bool:
@@ -62,7 +66,11 @@ class PrecisionReport(Shown):
     def to_dict(self) -> dict[str, Any]:
         """JSON, with null for numbers that are not finite."""
         verdict = {"passed": self.passed, "verdict": self.verdict, "loss_drift": self.loss_drift}
-        return as_json(asdict(self) | verdict | {"layers": [layer.to_dict() for layer in self.layers]})
+        return as_json(
+            asdict(self)
+            | verdict
+            | {name: [one.to_dict() for one in getattr(self, name)] for name in ("layers", "float8")}
+        )
 
     def chart(self) -> str:
         """Returns an HTML figure with a bar per layer, for `tfopt.page.Section(charts=...)`."""
@@ -78,6 +86,11 @@ class PrecisionReport(Shown):
         lines += aligned([_HEAD, *map(_row, ranked[:_ROWS])], texts=3)
         if len(ranked) > _ROWS:
             lines.append(f"  ({len(ranked) - _ROWS} layers closer to float32 not shown)")
+        if self.float8:
+            tightest = sorted(self.float8, key=lambda one: (-max(one.clipped or 0, one.vanished or 0), one.margin or 1))
+            lines += aligned([_FLOAT8_HEAD, *map(_float8_row, tightest[:_ROWS])], texts=3)
+            if len(tightest) > _ROWS:
+                lines.append(f"  ({len(tightest) - _ROWS} tensors that fit better into float8 not shown)")
         return "\n".join(lines)
 
 
@@ -118,4 +131,17 @@ def _row(layer: LayerPrecision) -> tuple[str, ...]:
         percent(gradient.error) if gradient and gradient.overflow < 1 else "",
         percent(output.overflow) if output else "",
         percent(gradient.lost) if gradient else "",
+    )
+
+
+def _float8_row(one: Float8Margin) -> tuple[str, ...]:
+    return (
+        one.path,
+        one.tensor,
+        one.format,
+        f"{one.scale:.3g}",
+        f"{one.largest:.3g}",
+        "" if one.margin is None else f"{one.margin:.3g}×",
+        "" if one.saturated is None else percent(one.saturated),
+        "" if one.vanished is None else percent(one.vanished),
     )

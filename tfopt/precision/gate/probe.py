@@ -17,6 +17,7 @@ from tfopt.model.layers import (
     graph_operations,
     recorded_calls,
 )
+from tfopt.precision.float8_margins import quantization_recorded
 from tfopt.precision.gate.layer_table import Deviation
 from tfopt.precision.layer_policies import current_policy, under_policies
 from tfopt.repairs import recomputation_refused, recomputes
@@ -46,6 +47,8 @@ class Measurement(NamedTuple):
     moments: np.ndarray[Any, Any]
     reference_loss: float
     candidate_loss: float
+    quantized: np.ndarray[Any, Any]
+    """The sums of each tensor rounded to float8, as `measured_margins` takes them."""
 
 
 class Row(NamedTuple):
@@ -73,6 +76,8 @@ class Probe:
         self.candidate = candidate
         self.rows: list[Row] = []
         """What the rows of moments are of, by calls in the order in which they end."""
+        self.quantized: list[tuple[str, str]] = []
+        """Layer and tensor of each tensor that the candidate rounds to float8."""
         self.has_16_bit_output = False
         """Whether the candidate outputs float16 or bfloat16."""
         self._function = tf.function(self._compare, autograph=False)
@@ -93,8 +98,8 @@ class Probe:
 
     def __call__(self, batch: Any, scale: float) -> Measurement:
         """Compares the variants on a batch; the candidate's loss is scaled in the backward pass, then unscaled."""
-        values, losses = self._function(batch, tf.constant(scale, tf.float32))
-        return Measurement(values.numpy(), float(losses[0]), float(losses[1]))
+        values, quantized, losses = self._function(batch, tf.constant(scale, tf.float32))
+        return Measurement(values.numpy(), float(losses[0]), float(losses[1]), np.array(quantized))
 
     def measure(self, batches: Sequence[Any], scale: float) -> tuple[list[Measurement], float]:
         """Compares the variants on batches, with the loss scale halved while a gradient overflows, as in training.
@@ -118,9 +123,11 @@ class Probe:
             measured.append(one)
         return measured, scale
 
-    def _compare(self, batch: Any, scale: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+    def _compare(self, batch: Any, scale: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
         reference = _step(self.reference, batch, tf.constant(1.0))
-        candidate = _step(self.candidate, batch, scale)
+        with quantization_recorded(self.candidate.paths) as quantized:
+            candidate = _step(self.candidate, batch, scale)
+        self.quantized = [(one.path, one.tensor) for one in quantized]
         self.has_16_bit_output = any(output.dtype in _16_BIT for output in candidate.outputs)
         pairs = [
             (row, expected, tensor)
@@ -138,7 +145,8 @@ class Probe:
         # One layer's output is the next one's input: each pair of tensors is compared once.
         distinct = {(id(a), id(b)): (a, b) for _, a, b in pairs}
         compared = {ids: moments(*tensors) for ids, tensors in distinct.items()}
-        return tf.stack([compared[id(a), id(b)] for _, a, b in pairs]), (reference.loss, candidate.loss)
+        values = tf.stack([compared[id(a), id(b)] for _, a, b in pairs])
+        return values, [one.sums for one in quantized], (reference.loss, candidate.loss)
 
 
 # A row, and which of its tensors: a position or the name of a variable.

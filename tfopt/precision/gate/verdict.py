@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import keras
 
+from tfopt.precision.float8_margins import Float8Margin
 from tfopt.precision.gate.layer_table import AtFirst, Deviation, LayerPrecision, LayerTable, percent
 from tfopt.text import listed
 
@@ -30,11 +31,18 @@ MATTERS_LATER = 0.1
 DRIFT_ROUNDINGS = 32
 # float8's E4M3 has 3 bits of mantissa (NVIDIA, "Using FP8 with Transformer Engine"): 32 roundings would bound nothing.
 FLOAT8_DRIFT = 0.5
+# Share of a tensor's norm that float8's limit may cut off in a batch its scale was not taken from; measured on healthy
+# nets: up to 4 %.
+SATURATED = 0.2
+# Share of the nonzero inputs or weights that may become zero in float8. Unlike the norm, it shows an outlier that
+# leaves no room for the other values. Measured on healthy nets: none.
+VANISHED = 0.1
 # Eight roundings of float32. A value this small next to its source is what rounding leaves of a sum that is zero, such
 # as the gradient of a bias before batch normalisation.
 _CANCELLED = 8 * 2.0**-23
 _ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38}
+_SMALLEST_FLOAT16 = 2.0**-24
 _NAMED = 4
 
 
@@ -57,7 +65,7 @@ class Problem:
 def find_problems(table: LayerTable) -> list[Problem]:
     """Judges a table: problems in order of gravity, none if the policy passes."""
     # Whatever follows from an overflow or a wrong output is not a problem of its own.
-    found = [*_overflow(table)] or [*_wrong_outputs(table)] or [*_gradient_overflow(table)]
+    found = [*_overflow(table)] or [*_wrong_outputs(table)] or [*_float8(table)] or [*_gradient_overflow(table)]
     return [*(found or [*_lost_gradients(table), *_wrong_gradients(table), *_drift(table)]), *_heads(table)]
 
 
@@ -114,6 +122,35 @@ def _overflow(table: LayerTable) -> Iterator[Problem]:
             (),
             tuple(beyond or _suspects(table)),
         )
+
+
+def _float8(table: LayerTable) -> Iterator[Problem]:
+    for margin in table.float8:
+        what = f"the {margin.tensor} of {margin.path!r} in float8 ({margin.format})"
+        if margin.clipped and margin.clipped > SATURATED:
+            yield Problem(
+                f"Values saturate: {percent(margin.clipped)} of the norm of {what} is cut off. The scale, taken from "
+                f"earlier batches, fits up to {margin.limit:.3g}; the largest value is {margin.largest:.3g}. Normalise "
+                "the values, or keep the layer out of float8.",
+                (margin.path,),
+            )
+        is_gradient = margin.tensor == "output gradient"
+        share, limit = (margin.lost, LOST) if is_gradient else (margin.vanished, VANISHED)
+        if share and share > limit:
+            yield Problem(
+                f"Values vanish: {percent(share)} of the {'norm' if is_gradient else 'nonzero values'} of {what} "
+                f"becomes zero at a scale of {margin.scale:.2g}. {_why_vanished(table, margin)}, or keep the layer out "
+                "of float8.",
+                (margin.path,),
+            )
+
+
+def _why_vanished(table: LayerTable, margin: Float8Margin) -> str:
+    if _dtype(table, margin.path) == "float16" and margin.scale < _SMALLEST_FLOAT16:
+        return f"float16 rounds a scale below {_SMALLEST_FLOAT16:.2g} to zero: use float8_from_mixed_bfloat16"
+    return (
+        f"The largest value so far sets the scale, and the others are too small beside {margin.limit:.3g}: rescale them"
+    )
 
 
 def _gradient_overflow(table: LayerTable) -> Iterator[Problem]:
