@@ -184,6 +184,21 @@ def test_what_xla_computes_wrongly_is_off(timed):
     assert decide(net(ScaledUnderXla(-3.0)), batch(32), steps=5, tolerance=None).enabled
 
 
+def test_what_xla_is_known_to_get_wrong_never_runs():
+    """Under XLA a cumulative sum of a mask ends the process."""
+
+    class Masked(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs + tf.reduce_max(tf.cumsum(tf.boolean_mask(inputs, inputs > 0)))
+
+    model = keras.Sequential([keras.Input((8, 8, 1)), Masked(name="culprit"), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(10))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    decision = decide(model, batch(), tolerance=None)
+    assert not decision.enabled
+    assert f"XLA gets Cumsum in layer {model.name}/culprit" in decision.reason
+
+
 def test_what_cannot_be_compared_is_off(timed):
     timed(off=10.0, on=5.0)
     decision = decide(net(Noise()), batch(), steps=5)
