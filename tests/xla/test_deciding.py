@@ -14,7 +14,7 @@ from planted_layers import Noise, Opaque, ScaledUnderXla, SlowUnderXla, SlowWith
 
 from tfopt.errors import PipelineError
 from tfopt.measure import StepTimer, StepTimes, compare
-from tfopt.xla import decide, deciding, shapes
+from tfopt.xla import decide, deciding, drift, shapes
 from tfopt.xla.shapes import batch_shapes
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -54,6 +54,7 @@ def timed(monkeypatch):
         first = deciding._first_call
         monkeypatch.setattr(deciding, "StepTimer", Timer)
         monkeypatch.setattr(deciding, "_first_call", first_call)
+        monkeypatch.setattr(drift, "StepTimer", Timer)
         monkeypatch.setattr(shapes, "StepTimer", Timer)
         # All batches are read, however slow the machine.
         monkeypatch.setattr(deciding, "batch_shapes", lambda data, seconds: batch_shapes(data, seconds=600.0))

@@ -301,7 +301,7 @@ def test_what_keras_does_by_itself(monkeypatch, gpu, model, reason):
     model = model()
     devices = [*tf.config.list_physical_devices("CPU"), *[tf.config.PhysicalDevice("GPU:0", "GPU")] * gpu]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: devices)
-    found = explain(model, batch())
+    found = explain(model)
     model.compile("sgd", "mse", jit_compile="auto")
     assert found.auto == model.jit_compile
     assert reason in found.auto_reason

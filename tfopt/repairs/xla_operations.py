@@ -1,4 +1,4 @@
-"""D22, `explain`: operations that XLA gets wrong where a size depends on values. They are refused, since tfopt cannot patch XLA.
+"""D22, `explain`: operations that XLA gets wrong where a size depends on values. tfopt cannot patch XLA, only refuse.
 
 `tf.boolean_mask`, `tf.where` and `tf.unique` return as many elements as the values ask for. XLA computes with the
 largest number there may be and keeps the true one beside it. The operations below ignore the true number. They were

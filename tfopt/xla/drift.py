@@ -133,7 +133,7 @@ def _recording(model: keras.Model) -> Iterator[list[_Recorded]]:
     recorded: list[_Recorded] = []
 
     def train_step(data: Any) -> list[Any]:
-        with recorded_calls(model, lambda tensors: None) as calls, _recorded_gradients(model) as gradients:
+        with recorded_calls(model) as calls, _recorded_gradients(model) as gradients:
             logs = stock(data)
         outputs = [(call.layer.path or call.layer.name, tensor) for call in calls for tensor in call.outputs]
         losses = {name: logs[name] for name in logs if "loss" in name} if isinstance(logs, dict) else {}
