@@ -15,14 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from defect_cases import STOCK, TFOPT, data, filled, fitting, float16, recomputation, replicas, run
+from defect_cases import STOCK, TFOPT, data, filled, fitting, float16, recomputation, replicas, run, xla
 
 from tfopt.bench import isolated
 from tfopt.files import write_atomic
 from tfopt.measure import environment
 
 CASES = sorted(
-    replicas.CASES + recomputation.CASES + float16.CASES + data.CASES + fitting.CASES,
+    replicas.CASES + recomputation.CASES + float16.CASES + data.CASES + fitting.CASES + xla.CASES,
     key=lambda case: int(case.defect[1:]),
 )
 LIMIT_SECONDS = 180.0  # after which a case counts as hung

@@ -52,7 +52,8 @@ def run(send: Callable[[Any], None], case: Case, with_tfopt: bool, folder: Path)
         value = case.measure(with_tfopt, folder)
         found = {"verdict": case.verdict(value), "value": value}
     except (TfoptError, RefusedError) as error:
-        found = {"verdict": "refused", "message": str(error).replace(str(folder), "FOLDER")}
+        message = str(error).replace(str(folder), "FOLDER").replace(f"{Path(__file__).parents[2]}/", "")
+        found = {"verdict": "refused", "message": message}
     except Exception as error:  # noqa: BLE001  a defect may show as an error
         found = {"verdict": "failed", "message": f"{type(error).__name__}: {error}"}
     if not with_tfopt and any(repair.installed for repair in repairs.REPAIRS.values()):

@@ -14,7 +14,7 @@ from planted_layers import Noise, Opaque, ScaledUnderXla, SlowUnderXla, SlowWith
 
 from tfopt.errors import PipelineError
 from tfopt.measure import StepTimer, StepTimes, compare
-from tfopt.xla import decide, deciding, shapes
+from tfopt.xla import decide, deciding, drift, shapes
 from tfopt.xla.shapes import batch_shapes
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -54,6 +54,7 @@ def timed(monkeypatch):
         first = deciding._first_call
         monkeypatch.setattr(deciding, "StepTimer", Timer)
         monkeypatch.setattr(deciding, "_first_call", first_call)
+        monkeypatch.setattr(drift, "StepTimer", Timer)
         monkeypatch.setattr(shapes, "StepTimer", Timer)
         # All batches are read, however slow the machine.
         monkeypatch.setattr(deciding, "batch_shapes", lambda data, seconds: batch_shapes(data, seconds=600.0))
@@ -182,6 +183,21 @@ def test_what_xla_computes_wrongly_is_off(timed):
     assert decision.drift > 0.1
     assert "XLA computes something else" in decision.reason
     assert decide(net(ScaledUnderXla(-3.0)), batch(32), steps=5, tolerance=None).enabled
+
+
+def test_what_xla_is_known_to_get_wrong_never_runs():
+    """Under XLA a cumulative sum of a mask ends the process."""
+
+    class Masked(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs + tf.reduce_max(tf.cumsum(tf.boolean_mask(inputs, inputs > 0)))
+
+    model = keras.Sequential([keras.Input((8, 8, 1)), Masked(name="culprit"), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(10))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    decision = decide(model, batch(), tolerance=None)
+    assert not decision.enabled
+    assert f"XLA gets Cumsum in layer {model.name}/culprit" in decision.reason
 
 
 def test_what_cannot_be_compared_is_off(timed):

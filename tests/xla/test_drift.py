@@ -1,21 +1,23 @@
 """What XLA computes is compared with what the step computes without it."""
 
 import math
+import re
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
-from planted_layers import Noise, ScaledUnderXla
+from planted_layers import Noise, ScaledUnderXla, under_xla
 from quick import first_quick
 
 from tfopt.measure import StepTimer
-from tfopt.xla import deciding
-from tfopt.xla.deciding import measure_drift
+from tfopt.xla import drift
+from tfopt.xla.drift import both_timers, compare_results, measure_drift
 
 
 def drift_of(model, data):
-    return measure_drift(model, data, deciding._timers(model, data))
+    return measure_drift(model, data, both_timers(model, data))
 
 
 def net(*layers, optimizer="sgd"):
@@ -46,14 +48,14 @@ def test_with_dropout_in_place_the_masks_would_drift(monkeypatch):
 
 def test_without_random_draws_nothing_is_traced_again(monkeypatch):
     model = small_net(dropout=0.0)
-    timers = deciding._timers(model, batch(32))
+    timers = both_timers(model, batch(32))
 
     def again(model, data):
         raise AssertionError("traced again")
 
-    monkeypatch.setattr(deciding, "_timers", again)
-    drift, _ = measure_drift(model, batch(32), timers)
-    assert drift < 1e-3
+    monkeypatch.setattr(drift, "both_timers", again)
+    found, _ = measure_drift(model, batch(32), timers)
+    assert found < 1e-3
 
 
 @pytest.mark.slow
@@ -101,3 +103,81 @@ def test_another_computation_drifts(factor, optimizer, policy):
     model = net(ScaledUnderXla(factor), optimizer=keras.optimizers.SGD(**optimizer))
     drift, _ = drift_of(model, batch(32))
     assert drift > 0.1 or math.isnan(drift)
+
+
+class GradientScaledUnderXla(keras.layers.Layer):
+    """Its output is the same with and without XLA, its gradient is not."""
+
+    def call(self, inputs):
+        factor = 3.0 if under_xla() else 1.0
+
+        @tf.custom_gradient
+        def scaled(x):
+            return tf.identity(x), lambda upstream: upstream * factor
+
+        return scaled(inputs)
+
+
+class GradientStep(keras.Model):
+    """A train_step of its own that updates only half of what it should under XLA."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True)[:, 0] - tf.cast(y, "float32")) ** 2)
+        variables = [variable.value for variable in self.trainable_variables]
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(gradient * (0.001 if under_xla() else 0.002))
+        return {"loss": loss}
+
+
+def own_step():
+    inputs = keras.Input((8, 8, 1))
+    model = GradientStep(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(inputs)))
+    model.compile("sgd")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "where"),
+    first_quick(
+        [
+            (lambda: net(keras.layers.Conv2D(2, 3), ScaledUnderXla(1.1)), "the output of layer {}/scaled_under_xla"),
+            (
+                lambda: net(keras.layers.Conv2D(2, 3), GradientScaledUnderXla(), keras.layers.Conv2D(2, 3)),
+                "the gradient of {}/conv2d",
+            ),
+            (own_step, "the weights after four training steps"),
+        ],
+        2,
+    ),
+)
+def test_the_first_result_that_differs_is_named(model, where):
+    model = model()
+    before = state(model)
+    compared = compare_results(model, batch(32))
+    assert re.sub(r"_\d+", "", compared.where).startswith(re.sub(r"_\d+", "", where.format(model.name)))
+    assert compared.distance > compared.tolerance == 0.01
+    assert_same_state(before, state(model))
+    assert not {"train_step", "call"} & vars(model).keys()
+    assert "apply" not in vars(model.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("policy", "optimizer"),
+    first_quick([("float32", "adam"), ("mixed_float16", "sgd"), ("mixed_bfloat16", "adam")]),
+)
+def test_what_computes_the_same_is_within_rounding(policy, optimizer):
+    keras.config.set_dtype_policy(policy)
+    model = small_net(policy, optimizer=optimizer)
+    compared = compare_results(model, batch(32))
+    assert (compared.where, compared.unknown) == (None, None)
+    assert 0 < compared.distance < compared.tolerance == (0.01 if policy == "float32" else 0.1)
+
+
+def test_what_is_not_finite_in_the_same_places_is_the_same():
+    images, labels = batch()
+    images[0] = np.nan
+    compared = compare_results(net(), (images, labels))
+    assert compared.where is None
+    assert "no finite numbers" in compared.unknown

@@ -1,5 +1,7 @@
 import json
 import random
+import re
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -8,7 +10,7 @@ import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
 
 from tfopt.errors import PipelineError
-from tfopt.xla import explain, explaining, jit, watch
+from tfopt.xla import explain, explaining, jit, set_jit, watch
 from tfopt.xla.obstacles import obstacles_of
 
 
@@ -81,10 +83,67 @@ def test_operations_are_named_with_their_layer_and_fail_on_stock_keras(function,
     assert {obstacle.layer for obstacle in found.obstacles} == {f"{model.name}/block/culprit"}
     assert {obstacle.kind for obstacle in found.obstacles} == {"operation"}
     assert operations is None or {obstacle.operation for obstacle in found.obstacles} <= operations
+    assert all(re.fullmatch(rf"{re.escape(__file__)}:\d+", obstacle.line) for obstacle in found.obstacles)
     assert any(remedy in obstacle.remedy for obstacle in found.obstacles)
     with pytest.raises(tf.errors.InvalidArgumentError) as raised, jit(model, True):
         model.train_on_batch(*batch())
     assert any(obstacle.operation in str(raised.value) for obstacle in found.obstacles)
+
+
+def line(function, text):
+    """File and line of a text in a function's source, read from the file."""
+    first = function.__code__.co_firstlineno
+    source = Path(__file__).read_text().splitlines()
+    return f"{__file__}:{next(n for n in range(first, first + 20) if text in source[n - 1])}"
+
+
+@pytest.mark.parametrize(
+    ("function", "at", "operation"),
+    [
+        (printing, (printing, "tf.print"), "PrintV2"),
+        (cropped, (cropped, "crop_and_resize"), "CropAndResizeGradImage"),  # a gradient
+        (in_a_loop, (opaque, "py_function"), "EagerPyFunc"),
+        (tf.function(opaque), (opaque, "py_function"), "EagerPyFunc"),
+    ],
+)
+def test_operations_are_named_with_the_line_that_made_them(function, at, operation):
+    model = net(keras.layers.Conv2D(1, 1), Computes(function))
+    found = {obstacle.operation: obstacle for obstacle in explain(model, batch()).obstacles}
+    assert found[operation].line == line(*at)
+    assert f" at {line(*at)})" in str(found[operation])
+
+
+def test_operations_of_keras_layers_have_no_line_of_the_caller():
+    (obstacle,) = explain(net(keras.layers.Resizing(4, 4, interpolation="bicubic")), batch()).obstacles[:1]
+    assert (obstacle.operation, obstacle.line) == ("ResizeBicubic", None)
+
+
+def masked_ones(inputs):
+    ones = tf.ones_like(tf.boolean_mask(inputs, inputs > 0))
+    return inputs + tf.reduce_sum(ones)
+
+
+@pytest.mark.parametrize("data", [batch(), None])
+def test_an_operation_that_xla_gets_wrong_is_named(data):
+    """Without tfopt the loss under XLA is another one; NumPy says which is right."""
+    model = net(Computes(masked_ones, name="culprit"))
+    (obstacle,) = explain(model, data).obstacles
+    assert (obstacle.kind, obstacle.operation, obstacle.line) == (
+        "results",
+        "OnesLike",
+        line(masked_ones, "tf.ones_like"),
+    )
+    assert obstacle.layer == f"{model.name}/culprit"
+    assert str(explain(model, data)).startswith("XLA computes something else for this model on a ")
+    x = batch()[0]
+    outputs = {}
+    for on in (False, True):
+        set_jit(model, on)
+        outputs[on] = model.predict(x, verbose=0)
+    weights, bias = (weight.numpy() for weight in model.layers[-1].weights)
+    expected = (x + np.sum(x > 0)).reshape(len(x), -1) @ weights + bias
+    np.testing.assert_allclose(outputs[False], expected, rtol=1e-3, atol=1e-2)
+    assert np.linalg.norm(outputs[True] - expected) > 0.3 * np.linalg.norm(expected)
 
 
 def test_every_culprit_is_named_not_the_first_one():
@@ -242,7 +301,7 @@ def test_what_keras_does_by_itself(monkeypatch, gpu, model, reason):
     model = model()
     devices = [*tf.config.list_physical_devices("CPU"), *[tf.config.PhysicalDevice("GPU:0", "GPU")] * gpu]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: devices)
-    found = explain(model, batch())
+    found = explain(model)
     model.compile("sgd", "mse", jit_compile="auto")
     assert found.auto == model.jit_compile
     assert reason in found.auto_reason

@@ -3,9 +3,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
+from planted_layers import Noise, ScaledUnderXla
 
 from tfopt.errors import UnsupportedError
 from tfopt.xla import set_jit, watch
+
+
+class Masked(keras.layers.Layer):
+    """An operation that XLA gets wrong."""
+
+    def call(self, inputs):
+        return inputs * tf.reduce_sum(tf.ones_like(tf.boolean_mask(inputs, inputs > 0)))
+
+
+def net(layer):
+    model = keras.Sequential([keras.Input((8, 8, 1)), layer, keras.layers.Flatten(), keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=False)
+    return model
 
 
 def compiled_steps(model, size):
@@ -53,3 +68,36 @@ def test_what_cannot_run_under_xla_is_refused():
 def test_only_true_and_false_switch(on):
     with pytest.raises(TypeError, match="Expected True or False"):
         set_jit(small_net(), on)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            lambda: ScaledUnderXla(1.1),
+            "the output of layer .*scaled_under_xla.* is the first result that differs, by 0.1 ",
+        ),
+        (Noise, "the model draws random numbers.*switch it on without data"),
+        (Masked, r"XLA gets OnesLike in layer .*masked.* at .*test_set_jit\.py:\d+"),
+    ],
+)
+def test_with_data_what_is_not_known_to_be_the_same_is_refused(layer, message):
+    model = net(layer())
+    model.fit(*batch(), verbose=0)
+    before, function = state(model), model.train_function
+    with pytest.raises(UnsupportedError, match=message):
+        set_jit(model, True, data=batch())
+    assert_same_state(before, state(model))
+    assert (model.jit_compile, model.train_function) == (False, function)
+    set_jit(model, True)  # nothing is compared
+    assert model.jit_compile
+
+
+def test_with_data_what_computes_the_same_is_switched_on():
+    model = small_net(jit_compile=False)
+    model.fit(*batch(), verbose=0)
+    before = state(model)
+    set_jit(model, True, data=tf.data.Dataset.from_tensors(batch()))
+    assert model.jit_compile
+    assert_same_state(before, state(model))
+    set_jit(model, False, data="whatever")  # nothing to compare

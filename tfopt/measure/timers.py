@@ -142,6 +142,16 @@ class StepTimer:
         drawing = ("Random", "TruncatedNormal", "Multinomial")
         return any(name in node.op for node in graph_operations(self._graph) for name in drawing)
 
+    @property
+    def graph(self) -> tf.Graph:
+        """The traced step."""
+        return self._graph
+
+    def results(self) -> Any:
+        """Runs one step, restores the model, and returns what the step returned, as arrays."""
+        with self._state.preserved():
+            return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._step(self._batch))
+
     def state_after(self, steps: int) -> tuple[list[Any], list[Any]]:
         """Runs `steps` steps and restores the model.
 

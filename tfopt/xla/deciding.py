@@ -3,14 +3,12 @@
 import math
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfopt import checks
@@ -18,20 +16,16 @@ from tfopt.errors import PipelineError, summarize_error
 from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave, one_batch
 from tfopt.model.batches import not_finite_parts
 from tfopt.model.layers import require_compiled
-from tfopt.model.state import without_dropout
 from tfopt.text import Shown
+from tfopt.xla.drift import Timers, measure_drift
 from tfopt.xla.explaining import explain
-from tfopt.xla.obstacles import standing_obstacles
+from tfopt.xla.obstacles import standing_obstacles, wrong_operations
 from tfopt.xla.shapes import BatchShapes, Pad, batch_shapes, padded, shape_of
 from tfopt.xla.toggles import set_jit
+from tfopt.xla.traced_graph import recorded_scopes, traced_operations
 
 _REPEATS = 5
 _FIRST_STEPS = 2
-# Weights may not move at first: float16 skips steps until its loss scale fits, accumulation updates every n-th step.
-_DRIFT_STEPS = (4, 64)
-
-Timers = Mapping[str, StepTimer]
-"""Timers of the step without and with XLA, named "off" and "on"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -134,8 +128,10 @@ def decide(
             f"Expected a batch of finite numbers. Found NaN or infinity in {' and '.join(wrong)}. "
             "Clean the data, or decide by speed alone with tolerance=None if the model expects such values."
         )
-    off = _without_xla(model, batch)
-    standing = standing_obstacles(model)
+    with recorded_scopes() as scopes:
+        off = _without_xla(model, batch)
+    # Some operations that are wrong under XLA end the process, so they must not run.
+    standing = standing_obstacles(model) or wrong_operations(traced_operations(off.graph, scopes))
     if standing:
         return JitDecision(enabled=False, reason=" ".join(map(str, standing)))
     first_off = _first_call(off)  # outside the try: a failure here is not due to XLA
@@ -230,10 +226,6 @@ def _judged(
     return replace(by_speed, enabled=same, reason=f"{by_speed.reason}; {found}.", drift=drift)
 
 
-def _timers(model: keras.Model, batch: Any) -> Timers:
-    return {name: StepTimer(model, batch, jit_compile=on) for name, on in (("off", False), ("on", True))}
-
-
 def _first_call(timer: StepTimer) -> float:
     """Seconds of the first steps, which compile; the step is already traced."""
     started = time.perf_counter()
@@ -280,38 +272,3 @@ def _check(model: keras.Model, steps: int, planned_steps: int | None, tolerance:
             f"Expected a model with weights to train. Received: {model.name!r}, which has none. "
             "Add layers, or set trainable = True on some."
         )
-
-
-def measure_drift(model: keras.Model, batch: Any, timers: Timers) -> tuple[float | None, str]:
-    """Trains from one state with and without XLA; returns the distance between the results over the distance moved.
-
-    The distance is measured on the optimizer's slots, which hold gradients, or on the weights if there are no slots:
-    Adam moves a weight whose gradient is rounding noise as far as any other. `JitDecision.drift` lists typical values.
-    If the step draws random numbers, both steps are traced again without dropout, because XLA draws different masks
-    from the same seed.
-
-    Returns:
-        The drift and "", or None and why it is unknown. NaN if only XLA's numbers are not finite.
-    """
-    with ExitStack() as stack:
-        if timers["off"].draws_random_numbers:
-            stack.enter_context(without_dropout(model))
-            timers = _timers(model, batch)
-        if timers["off"].draws_random_numbers:
-            return None, "the model draws random numbers outside dropout"
-        start = timers["off"].state_after(0)
-        for steps in _DRIFT_STEPS:
-            off = timers["off"].state_after(steps)
-            for part in range(len(start)):
-                travelled = _distance(off[part], start[part])
-                if not math.isfinite(travelled):
-                    return None, "the training gives no finite numbers without XLA either"
-                if travelled:
-                    return _distance(timers["on"].state_after(steps)[part], off[part]) / travelled, ""
-    return None, "its weights did not move"
-
-
-def _distance(a: list[Any], b: list[Any]) -> float:
-    return math.sqrt(
-        sum(float(np.sum((x.astype("float64") - y.astype("float64")) ** 2)) for x, y in zip(a, b, strict=True))
-    )

@@ -1,5 +1,6 @@
-"""Explains, before the first step, why a model cannot run under XLA."""
+"""Explains, before the first step, why a model cannot run under XLA, and whether it computes the same there."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.errors import UnsupportedError
+from tfopt.errors import UnsupportedError, summarize_error
+from tfopt.measure import StepTimer
 from tfopt.model.batches import Data, as_dataset, first_batch, on_device
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import trace_train_step
 from tfopt.text import Shown
+from tfopt.xla.drift import compare_results
 from tfopt.xla.obstacles import Obstacle, batch_refused, device, obstacles_of, standing_obstacles
 
 _EXAMPLES = 8
@@ -19,12 +22,18 @@ _EXAMPLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Shown):
-    """Whether XLA can compile a model's training step, and what prevents it."""
+    """Whether XLA can run a model's training step, computes the same, and what stands in its way."""
 
     obstacles: tuple[Obstacle, ...]
-    """What prevents it, each with its layer, operation and remedy. Empty if XLA can compile what was examined."""
+    """What stands in its way, each with its layer, operation, line and remedy. Empty if XLA can compile what was
+    examined and, where results were compared, computes the same."""
     examined: str
     """What was examined: "the training step"."""
+    results: str
+    """Whether XLA's results were compared with those without it, as a sentence."""
+    distance: float | None
+    """Distance between the results over their norm: of the first that differs by more than rounding, or of the farthest
+    ones. Infinite if shapes differ. None if they were not compared."""
     device: str
     """Target device: "GPU" or "CPU"."""
     auto: bool
@@ -34,19 +43,25 @@ class Explanation(Shown):
 
     @property
     def supported(self) -> bool:
-        """Whether XLA can compile the model."""
+        """Whether XLA can compile the model and, where results were compared, computes the same."""
         return not self.obstacles
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values."""
-        plain = {name: getattr(self, name) for name in ("supported", "examined", "device", "auto", "auto_reason")}
-        return plain | {"obstacles": [obstacle.to_dict() for obstacle in self.obstacles]}
+        """Returns JSON values. A distance that is not finite becomes null."""
+        names = ("supported", "examined", "results", "device", "auto", "auto_reason")
+        distance = self.distance if self.distance is not None and math.isfinite(self.distance) else None
+        obstacles = [obstacle.to_dict() for obstacle in self.obstacles]
+        return {name: getattr(self, name) for name in names} | {"distance": distance, "obstacles": obstacles}
 
     def __str__(self) -> str:
-        verdict = "can compile this model" if self.supported else "cannot compile this model"
+        kinds = {obstacle.kind for obstacle in self.obstacles}
+        verdict = (
+            "can compile" if not kinds else "computes something else for" if kinds == {"results"} else "cannot compile"
+        )
         return "\n".join(
             [
-                f"XLA {verdict} on a {self.device} (examined: {self.examined}).",
+                f"XLA {verdict} this model on a {self.device} (examined: {self.examined}).",
+                *([self.results] if self.supported else []),
                 *(f"- {obstacle}" for obstacle in self.obstacles),
                 f'jit_compile="auto" is {"on" if self.auto else "off"}: {self.auto_reason}.',
             ]
@@ -54,20 +69,23 @@ class Explanation(Shown):
 
 
 def explain(model: keras.Model, data: Data | None = None) -> Explanation:
-    """Names every layer and operation that keeps XLA off for a model or would fail under it, each with its remedy.
+    """Names every layer and operation that keeps XLA off for a model, fails or computes something else under it.
 
-    Use it before the first step, or after XLA failed. The training step is traced and lowered, but nothing is compiled
-    to machine code and nothing runs: weights, metrics, seeds and what `fit` has compiled do not change. (An unbuilt
-    model is built.) It cannot see problems that XLA finds when it generates code; `tfopt.xla.decide(model, data)` runs
-    the step.
+    Use it before the first step, or after XLA failed. The training step is traced and lowered. If nothing stands in
+    XLA's way and there is data, a few steps run with and without XLA, without dropout. The first layer whose outputs or
+    gradients differ by more than rounding is named: by 1 % of their norm, or 10 % if a layer computes in 16 bits.
+    Weights, metrics, seeds and what `fit` has compiled do not change. (An unbuilt model is built.)
+
+    Without data nothing is compiled to machine code and nothing runs: operations known to be wrong under XLA are found
+    ([repairs](repairs.md), D22), but no results are compared.
 
     Args:
         model: A compiled model.
         data: A tf.data.Dataset of batches, whose first batch is used, or one batch (x, y[, sample_weight]). None: zeros
-            in the shape of the model's inputs, without loss, metrics and optimizer.
+            in the shape of the model's inputs, without loss, metrics and optimizer, and nothing is compared.
 
     Returns:
-        What prevents XLA on this machine's device.
+        What stands in XLA's way on this machine's device.
 
     Raises:
         ValueError: If the model is not compiled, has no layers or cannot take the batch, or if `data` is None and the
@@ -80,7 +98,7 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
     Example:
         >>> print(tfopt.xla.explain(model, dataset))
         XLA cannot compile this model on a CPU (examined: the training step).
-        - XLA has no kernel for PrintV2 in layer sequential/noisy (sequential_1/noisy_1/PrintV2). Remove the print …
+        - XLA has no kernel for PrintV2 in layer sequential/noisy (sequential_1/noisy_1/PrintV2 at net.py:41). …
         jit_compile="auto" is off: TensorFlow sees no GPU.
     """
     require_compiled(model)
@@ -94,19 +112,55 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
         examined = "the forward pass and its gradient; loss, metrics and optimizer need data"
         found = obstacles_of(_gradients_of(model), _batch_of_zeros(model))
     else:
-        examined, found = "the training step", _obstacles_in_training(model, data)
+        examined, batch = "the training step", on_device(model, first_batch(model, as_dataset(data)))
+        found = _obstacles_in_training(model, batch)
     covered = {obstacle.layer for obstacle in standing if obstacle.layer}
+    obstacles = (*standing, *(obstacle for obstacle in found if not _inside(obstacle.layer, covered)))
+    results, distance = "Its results were not compared with those without XLA", None
+    if obstacles or data is None:
+        results += "." if obstacles else "; pass data for that."
+    else:
+        results, distance, obstacles = _compared(model, batch)
     return Explanation(
-        obstacles=(*standing, *(obstacle for obstacle in found if not _inside(obstacle.layer, covered))),
+        obstacles=obstacles,
         examined=examined,
+        results=results,
+        distance=distance,
         device=device(),
         auto=bool(not model.run_eagerly and model._resolve_auto_jit_compile()),
         auto_reason=_auto_reason(model, standing),
     )
 
 
-def _obstacles_in_training(model: keras.Model, data: Data) -> tuple[Obstacle, ...]:
-    batch = on_device(model, first_batch(model, as_dataset(data)))
+def _compared(model: keras.Model, batch: Any) -> tuple[str, float | None, tuple[Obstacle, ...]]:
+    """What `Explanation.results` says, the distance, and the obstacles found by running the step."""
+    try:
+        compared = compare_results(model, batch)
+    except tf.errors.ResourceExhaustedError:
+        return "Its results were not compared with those without XLA: there is too little memory for it.", None, ()
+    except tf.errors.OpError as error:
+        with batch_refused():
+            StepTimer(model, batch, jit_compile=False).results()  # raises if the step fails without XLA too
+        found = f"XLA cannot run the training step: {summarize_error(error)}"
+        failed = Obstacle(kind="compilation", found=found, remedy="Leave XLA off.")
+        return "Its results were not compared with those without XLA.", None, (failed,)
+    if compared.unknown:
+        return f"Its results cannot be compared with those without XLA: {compared.unknown}.", None, ()
+    if compared.where is None:
+        rounding = f"results differ by at most {compared.distance:.1g} of their norm, which is rounding"
+        return f"It computes the same as without XLA on this batch: {rounding}.", compared.distance, ()
+    how = "in shape" if compared.distance == math.inf else f"by {compared.distance:.1g} of its norm"
+    different = Obstacle(
+        kind="results",
+        found=f"XLA computes something else: {compared.where} is the first result that differs, {how}, on this batch "
+        f"({compared.tolerance:g} would count as rounding)",
+        remedy="Write that layer with other operations, or leave XLA off.",
+        layer=compared.layer,
+    )
+    return f"Its results differ from those without XLA: {compared.where}, {how}.", compared.distance, (different,)
+
+
+def _obstacles_in_training(model: keras.Model, batch: Any) -> tuple[Obstacle, ...]:
     if model.run_eagerly or model._distribute_strategy:  # everything must be built before it is traced
         try:
             with batch_refused():

@@ -5,7 +5,7 @@ To find operations, a step is lowered to HLO, which neither compiles nor runs it
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +16,10 @@ from tensorflow.python.framework import kernels
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from tfopt.repairs import recomputation_refused
+from tfopt.repairs.xla_operations import wrong_under_xla
+from tfopt.xla.traced_graph import TracedOperation, layer_of, recorded_scopes, traced_operations
+
+_Where = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,8 @@ class Obstacle:
 
     kind: str
     """A setting ("run_eagerly", "replicas", "determinism"), a "layer" for which Keras keeps XLA off, an "operation"
-    without an XLA kernel, or a "compilation" that fails although there are kernels."""
+    without an XLA kernel, a "compilation" that fails although there are kernels, or "results": an operation that is
+    wrong under XLA, or a result that differs."""
     found: str
     """What was found, as a sentence."""
     remedy: str
@@ -33,6 +38,8 @@ class Obstacle:
     """Path of the layer at fault; None outside all layers."""
     operation: str | None = None
     """Type of the operation at fault, such as "EagerPyFunc"; None if there is no single one."""
+    line: str | None = None
+    """File and line of the user's code that made the operation: "/home/me/net.py:41". None if unknown."""
 
     def to_dict(self) -> dict[str, str | None]:
         """Returns JSON values."""
@@ -118,12 +125,14 @@ _OTHERWISE = f"Move it {_PIPELINE} if it needs no weights, write it with other o
 def obstacles_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]:
     """Returns what keeps XLA from compiling a step, each with its layer; raises ValueError if it rejects the batch."""
     function = tf.function(tf.autograph.experimental.do_not_convert(step), jit_compile=True)
-    with _recorded_scopes() as scopes, recomputation_refused(), batch_refused():
+    with recorded_scopes() as scopes, recomputation_refused(), batch_refused():
         graph = function.get_concrete_function(batch).graph
     hlo, refusal = _translated(function, batch)
+    operations = list(traced_operations(graph, scopes))
     if refusal:
-        return _unsupported_operations(graph, scopes) or (_refused(refusal, scopes),)
-    return tuple(_recompiled(part) for part in _constants(function, batch, len(graph.captures), hlo))
+        return _unsupported_operations(operations) or (_refused(refusal, operations, scopes),)
+    recompiled = (_recompiled(part) for part in _constants(function, batch, len(graph.captures), hlo))
+    return (*wrong_operations(operations), *recompiled)
 
 
 def device() -> str:
@@ -155,16 +164,19 @@ def _translated(function: Any, batch: Any) -> tuple[str, str | None]:
             return "", str(error)
 
 
-def _refused(refusal: str, scopes: Mapping[str, keras.Layer]) -> Obstacle:
+def _refused(refusal: str, operations: Iterable[TracedOperation], scopes: Mapping[str, keras.Layer]) -> Obstacle:
     """The obstacle if XLA has a kernel for every operation but refuses to compile."""
     node = re.search(r"\{\{node ([^}]+)\}\}", refusal)
-    layer = _layer_of(node[1], scopes) if node else None
+    layer = layer_of(node[1], scopes) if node else None
+    line = next((one.line for one in operations if node and one.operation.name == node[1]), None)
     first = refusal.removeprefix("Failed getting HLO text: '").split("\n")[0].rstrip(" '")
+    where = (f"layer {layer}" if layer else "the step") + _at(line)
     return Obstacle(
         kind="compilation",
-        found=f"XLA cannot compile {f'layer {layer}' if layer else 'the step'}: {first}",
+        found=f"XLA cannot compile {where}: {first}",
         remedy="Use shapes that do not depend on values, or leave XLA off.",
         layer=layer,
+        line=line,
     )
 
 
@@ -200,83 +212,50 @@ def _recompiled(part: int) -> Obstacle:
     )
 
 
-@contextmanager
-def _recorded_scopes() -> Iterator[dict[str, keras.Layer]]:
-    """Records which layer opens which name scope during a trace.
-
-    A scope's name is ambiguous: Keras opens each scope twice and TensorFlow numbers the second, so `dense_1` may belong
-    to layer `dense` or to one called `dense_1`.
-    """
-    original = keras.layers.Layer._open_name_scope
-    layers: dict[str, keras.Layer] = {}
-
-    @contextmanager
-    def opened(layer: keras.Layer) -> Iterator[Any]:
-        with original(layer) as scope:
-            layers[tf.get_current_name_scope()] = layer
-            yield scope
-
-    keras.layers.Layer._open_name_scope = opened
-    try:
-        yield layers
-    finally:
-        keras.layers.Layer._open_name_scope = original
-
-
-def _unsupported_operations(graph: tf.Graph, scopes: Mapping[str, keras.Layer]) -> tuple[Obstacle, ...]:
-    """Operations without an XLA kernel, in a graph and the functions it calls.
+def _unsupported_operations(operations: Iterable[TracedOperation]) -> tuple[Obstacle, ...]:
+    """Operations without an XLA kernel.
 
     The graph must have been lowered once, because XLA registers its kernels on first use.
     """
     compiler = f"XLA_{device()}_JIT"
-    found: dict[tuple[str, str | None], Obstacle] = {}
-    for operation, node, layer in _walk(graph.as_graph_def(), scopes):
-        if all(kernel.device_type != compiler for kernel in kernels.get_registered_kernels_for_op(operation).kernel):
-            found.setdefault((operation, layer), _obstacle(operation, node, layer))
+    found: dict[_Where, Obstacle] = {}
+    for one in operations:
+        kind = one.operation.type
+        if all(kernel.device_type != compiler for kernel in kernels.get_registered_kernels_for_op(kind).kernel):
+            remedy = next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, kind)), _OTHERWISE)
+            _keep(found, _obstacle("operation", "XLA has no kernel for", one, "", remedy))
     return tuple(found.values())
 
 
-def _layer_of(node: str, scopes: Mapping[str, keras.Layer]) -> str | None:
-    """Path of the innermost layer in whose scope a node, or the gradient of one, lies."""
-    parts = node.removeprefix("gradient_tape/").split("/")
-    for length in range(len(parts) - 1, 0, -1):
-        layer = scopes.get("/".join(parts[:length]))
-        if layer is not None:
-            return layer.path or layer.name
-    return None
+def wrong_operations(operations: Iterable[TracedOperation]) -> tuple[Obstacle, ...]:
+    """Operations that XLA runs and gets wrong, as tfopt.repairs lists them."""
+    found: dict[_Where, Obstacle] = {}
+    for one in operations:
+        wrong = wrong_under_xla(one.operation)
+        if wrong:
+            _keep(found, _obstacle("results", "XLA gets", one, f" wrong: {wrong.defect}", wrong.remedy))
+    return tuple(found.values())
 
 
-def _obstacle(operation: str, node: str, layer: str | None) -> Obstacle:
-    where = f"in layer {layer}" if layer else "outside every layer"
+def _keep(found: dict[_Where, Obstacle], obstacle: Obstacle) -> None:
+    """Keeps the first obstacle of an operation's type in a layer whose line is known, else the first."""
+    where = obstacle.operation, obstacle.layer
+    if where not in found or (found[where].line is None and obstacle.line):
+        found[where] = obstacle
+
+
+def _obstacle(kind: str, what: str, one: TracedOperation, why: str, remedy: str) -> Obstacle:
+    where = f"in layer {one.layer}" if one.layer else "outside every layer"
+    operation = one.operation
     return Obstacle(
-        kind="operation",
-        found=f"XLA has no kernel for {operation} {where} ({node})",
-        remedy=next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, operation)), _OTHERWISE),
-        layer=layer,
-        operation=operation,
+        kind=kind,
+        found=f"{what} {operation.type} {where} ({operation.name}{_at(one.line)}){why}",
+        remedy=remedy,
+        layer=one.layer,
+        operation=operation.type,
+        line=one.line,
     )
 
 
-def _walk(definition: Any, scopes: Mapping[str, keras.Layer]) -> Iterator[tuple[str, str, str | None]]:
-    """Yields type, name and layer of every operation. A function belongs to the layer that calls it."""
-    functions = {function.signature.name: function for function in definition.library.function}
-    callers: dict[str, str | None] = {}
-    pending: list[tuple[Any, str | None]] = [(definition.node, None)]
-    while pending:
-        nodes, caller = pending.pop()
-        for node in nodes:
-            layer = _layer_of(node.name, scopes) or caller
-            for name in sorted({node.op, *_named_functions(node)} & functions.keys() - callers.keys()):
-                # A function's gradient is called outside all scopes.
-                forward = functions[name].attr["forward_function_name"].s.decode()
-                callers[name] = layer or callers.get(forward)
-                pending.append((functions[name].node_def, callers[name]))
-            # A placeholder is an argument of the step, not an operation.
-            if node.op not in functions and node.op != "Placeholder":
-                yield node.op, node.name, layer
-
-
-def _named_functions(node: Any) -> Iterator[str]:
-    for attribute in node.attr.values():
-        for function in (attribute.func, *attribute.list.func):
-            yield function.name
+def _at(line: str | None) -> str:
+    return f" at {line}" if line else ""
