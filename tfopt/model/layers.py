@@ -106,7 +106,14 @@ def output_layers(model: keras.Model) -> frozenset[keras.Layer]:
     elif (graph := _graph_of(model)) is not None:
         found = set().union(*(_makers(tensor) for tensor in graph.outputs))
     else:
-        found = _traced_on_built_shapes(model)
+        # A GAN's networks each make outputs of their own, and the model itself need not have a call.
+        parts = [
+            part for part in model._flatten_layers(include_self=False, recursive=False) if isinstance(part, keras.Model)
+        ]
+        own_step = type(model).train_step is not keras.Model.train_step
+        found = set().union(*(output_layers(part) for part in parts)) if own_step else set()
+        if not found or type(model).call is not keras.Model.call:
+            found |= _traced_on_built_shapes(model)
     return frozenset(inner for layer in found for inner in layer._flatten_layers())
 
 
@@ -297,6 +304,19 @@ def recorded_calls(model: keras.Model) -> Iterator[list[RecordedCall]]:
             if failed:
                 raise LayerError(failed[0]) from error
             raise
+
+
+def layer_without_gradient(loss: tf.Tensor, calls: Iterable[RecordedCall]) -> keras.Layer | None:
+    """The layer that takes the gradient of a loss, in a graph, and raises instead of passing it on."""
+
+    def passes(tensors: list[tf.Tensor]) -> bool:
+        try:
+            tf.gradients(loss, tensors)  # a tape would go on upstream of the tensors
+        except Exception:  # noqa: BLE001 - its layer is being looked for
+            return False
+        return True
+
+    return next((call.layer for call in calls if passes(call.outputs) and not passes(call.inputs)), None)
 
 
 def floating_tensors(values: Any) -> list[tf.Tensor]:

@@ -18,6 +18,24 @@ def wants_scaling(model: keras.Model) -> bool:
     return model.optimizer is not None and model._compile_config.config.get("auto_scale_loss", True)
 
 
+def first_scale(model: keras.Model, optimizer: keras.optimizers.Optimizer | None, *, applied: bool) -> float | None:
+    """What training in float16 will multiply the loss by at first and then adapt; None if an optimizer does not.
+
+    Args:
+        model: A compiled model.
+        optimizer: One of its optimizers.
+        applied: Whether `apply` will have wrapped the model's own optimizer.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return float(optimizer.dynamic_scale.numpy() if optimizer.built else optimizer.initial_scale)
+    own = any(x.optimizer is optimizer and wants_scaling(x) for x in _compiled_models(model)) if applied else False
+    return INITIAL_SCALE if own else None
+
+
+def _compiled_models(model: keras.Model) -> list[keras.Model]:
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model) and layer.compiled]
+
+
 def scale_loss(model: keras.Model) -> bool:
     """Wraps the model's optimizer in a LossScaleOptimizer, unless it is wrapped or was compiled without scaling.
 

@@ -45,6 +45,19 @@ def computes_in_float16(model: keras.Model) -> bool:
     return any(layer.compute_dtype == "float16" for layer in computing_layers(model) or [model])
 
 
+def optimizers_of(model: keras.Model) -> dict[keras.optimizers.Optimizer, str]:
+    """The optimizers that a model and the models in it hold, and where: "'d_optimizer' of 'gan'"."""
+    found: dict[keras.optimizers.Optimizer, str] = {}
+    for holder in [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)]:
+        for name, value in vars(holder).items():
+            if not name.startswith("_self_"):  # TensorFlow's tracking records
+                inside = value.values() if isinstance(value, dict) else value
+                for one in inside if isinstance(value, (dict, list, tuple)) else [value]:
+                    if isinstance(one, keras.optimizers.Optimizer):
+                        found.setdefault(one, f"{name!r} of {holder.name!r}")
+    return found
+
+
 def _scaling_compile(original: Function) -> Function:
     """Wraps the optimizer before Keras sees it, so that the saved compile options contain the wrapper."""
     signature = inspect.signature(original)

@@ -96,19 +96,6 @@ def test_several_inputs_and_outputs_with_sample_weights():
     )
 
 
-class OwnStep(keras.Sequential):
-    def train_step(self, data):
-        return super().train_step(data)
-
-
-def test_a_train_step_of_its_own_is_noted():
-    model = OwnStep([keras.Input((8,)), layers.Dense(8, kernel_regularizer="l2"), layers.Dense(3)])
-    model.compile("adam", cross_entropy())
-    report = check(model, (X, Y), "mixed_float16")
-    assert report.passed
-    assert "custom train_step" in report.notes[0]
-
-
 def test_regularizers_and_added_losses_count():
     class Adding(layers.Layer):
         def call(self, x):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from precision_nets import X, Y, cross_entropy, functional, overflowing, underflowing, with_head, with_late_cast
 from quick import first_quick
 
+from tfopt import repairs
 from tfopt.precision import apply, check
 
 layers = keras.layers
@@ -141,11 +142,18 @@ def test_an_operation_that_makes_the_output_is_told_by_the_model():
     assert report.layers[-1].path == "net"
 
 
-def test_gradients_that_overflow_without_any_scale():
-    model = functional(lambda x: layers.Dense(3, name="head")(layers.Dense(8, name="body")(x)), loss_weights=[1e9])
+@pytest.mark.parametrize("scales", [True, False])
+def test_gradients_that_overflow_without_any_scale(scales):
+    repairs.install("loss_scaling")  # which keeps the option
+    body = [layers.Dense(8, name="body"), layers.Dense(3, name="head")]
+    model = functional(lambda x: body[1](body[0](x)), loss_weights=[1e9], auto_scale_loss=scales)
     report = check(model, (X, Y), "mixed_float16")
-    assert report.problems[0].startswith("Gradients overflow even without loss scaling")
-    assert report.loss_scale == 1
+    assert report.passed == scales
+    if scales:  # Keras halves its scale below 1 too
+        assert report.loss_scale < 1
+    else:
+        assert report.loss_scale == 1
+        assert report.problems[0].startswith("Gradients overflow even without loss scaling")
 
 
 def test_the_scale_is_halved_until_gradients_are_finite():

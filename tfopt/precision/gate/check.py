@@ -26,8 +26,8 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
     Use it before `tfopt.precision.apply`, and again later in training, since values may grow until they overflow. The
     model comes back unchanged, bit for bit; one that is not built yet is built.
 
-    It compares what Keras' own `train_step` computes: the call with training=True, `compute_loss` and the gradients,
-    with the loss scaled as in training and TF32 switched off. Dropout is taken out, since masks differ between dtypes.
+    It compares what the model's `train_step` computes: the call with training=True, the loss and the gradients, with
+    the loss scaled as in training and TF32 switched off. Dropout is taken out, since masks differ between dtypes.
     Layers inside a loop, such as an RNN's cell, are judged with the layer around them. docs/precision.md lists what
     does not pass; tfopt/precision/gate/verdict.py says where those limits come from.
 
@@ -73,7 +73,7 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
         raise
     except tf.errors.OpError as error:
         raise _not_taken(few[0], error) from error
-    if comparison.report.passed:
+    if comparison.report.passed or not comparison.mends:
         return comparison.report
     return replace(comparison.report, fallback=_find_fallback(model, few, policy, comparison))
 

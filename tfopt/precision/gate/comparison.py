@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError, summarize_error
-from tfopt.model.layers import LayerError, layer_paths, output_layers
+from tfopt.model.layers import LayerError, layer_paths
 from tfopt.model.state import preserved, without_dropout
 from tfopt.precision.float8_margins import measured_margins, scales_and_amax
 from tfopt.precision.gate.layer_table import AtFirst, LayerPrecision, LayerTable
 from tfopt.precision.gate.precision_report import PrecisionReport
-from tfopt.precision.gate.probe import Measurement, Probe, Row, Variant, worst_deviation
+from tfopt.precision.gate.probe import Measurement, Probe, Row, Variant, heads_of, worst_deviation
 from tfopt.precision.gate.verdict import cancelled, find_problems, first_overflow
 from tfopt.precision.layer_policies import (
     Assignment,
@@ -29,9 +29,9 @@ from tfopt.precision.layer_policies import (
     quantize,
     set_policies,
 )
-from tfopt.precision.optimizer_swap import INITIAL_SCALE, scale_loss, wants_scaling
+from tfopt.precision.optimizer_swap import scale_loss, wants_scaling
 from tfopt.precision.policies import tf32
-from tfopt.repairs import computes_in_float16
+from tfopt.repairs import computes_in_float16, optimizers_of
 
 # A float8 layer takes its scales from earlier steps: the first has none, the second uses the first one's.
 _FLOAT8_STEPS = 3
@@ -48,6 +48,8 @@ class Comparison(NamedTuple):
     """The policy of every layer by path."""
     to_float32: tuple[str, ...]
     """The layers to take back to float32 first."""
+    mends: bool = True
+    """Whether taking layers back can help: not where train_step forgets to scale the loss."""
 
 
 def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Comparison:
@@ -62,38 +64,31 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
     try:
         with without_dropout(model), tf32(False), under_policy as candidate:
             try:
-                probe = Probe(reference, candidate, batches[0])
+                # {} is the model as it stands, whose optimizer `apply` does not wrap before training.
+                probe = Probe(reference, candidate, batches[0], applied=policy != {})
             except Exception as error:  # whatever the user's layers raise on tensors of this dtype
                 raise _does_not_compute(assigned, error) from error
             with preserved(model, also=probe.variables):
-                return measure(probe, batches, assigned, as_it_stands=not policy)
+                return measure(probe, batches, assigned)
     except tf.errors.ResourceExhaustedError:
         raise
     except tf.errors.OpError as error:
-        alone = Probe(reference, reference, batches[0])
+        alone = Probe(reference, reference, batches[0], applied=False)
         with preserved(model, also=alone.variables):
             for batch in batches:
-                alone(batch, 1.0)  # if this raises too, the policy is not at fault
+                alone(batch, [])  # if this raises too, the policy is not at fault
         raise _does_not_compute(assigned, error) from error
 
 
 def measure(
-    probe: Probe,
-    batches: Sequence[Any],
-    assigned: Assignment,
-    *,
-    as_it_stands: bool,
-    at_first: AtFirst | None = None,
+    probe: Probe, batches: Sequence[Any], assigned: Assignment, *, at_first: AtFirst | None = None
 ) -> Comparison:
     """Runs a probe on some batches and judges what it measured; the caller restores the model.
 
-    Args:
-        as_it_stands: Whether the loss is scaled as the model's optimizer does now, or as it would after `apply`.
-        at_first: What the first comparison of a training found, if this is a later one.
+    `at_first` is what the first comparison of a training found, if this is a later one.
     """
-    first = _first_scale(probe.reference.model, probe, as_it_stands=as_it_stands)
-    measured, scale = probe.measure(batches, first)
-    return _judged(probe, measured, scale, assigned, unscaled=first == 1, at_first=at_first)
+    measured, scale = probe.measure(batches)
+    return _judged(probe, measured, scale, assigned, at_first=at_first)
 
 
 def in_float32(model: keras.Model) -> Variant:
@@ -215,31 +210,13 @@ def _does_not_compute(assigned: Assignment, error: Exception) -> UnsupportedErro
     )
 
 
-def _first_scale(model: keras.Model, probe: Probe, *, as_it_stands: bool) -> float:
-    """What training would multiply the loss by at first: in a model as it stands, or after `apply`."""
-    if all(policy.compute_dtype != "float16" for policy in probe.computing):
-        return 1.0
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return float(optimizer.dynamic_scale.numpy() if optimizer.built else optimizer.initial_scale)
-    if not as_it_stands and wants_scaling(model):
-        return INITIAL_SCALE
-    return float(getattr(optimizer, "loss_scale_factor", None) or 1.0)
-
-
 def _judged(
-    probe: Probe,
-    measured: Sequence[Measurement],
-    scale: float,
-    assigned: Assignment,
-    *,
-    unscaled: bool,
-    at_first: AtFirst | None,
+    probe: Probe, measured: Sequence[Measurement], scale: float, assigned: Assignment, *, at_first: AtFirst | None
 ) -> Comparison:
     """Tabulates and judges what a probe measured."""
     layers = _rows(probe, [row._replace(call=0) for row in probe.rows], measured)
     heads = _16_bit_heads(probe) if probe.has_16_bit_output else ()
-    notes = tuple(_notes(probe, layers, unscaled))
+    notes = tuple(_notes(probe, layers))
     table = LayerTable(
         calls=_rows(probe, probe.rows, measured),
         layers=layers,
@@ -250,6 +227,7 @@ def _judged(
         reference_loss=float(np.mean([one.reference_loss for one in measured])),
         candidate_loss=float(np.mean([one.candidate_loss for one in measured])),
         loss_scale=scale,
+        unscaled=tuple(probe.unscaled),
         at_first=at_first,
         float8=measured_margins(probe.candidate.paths, probe.quantized, [one.quantized for one in measured]),
     )
@@ -270,7 +248,7 @@ def _judged(
         float8=table.float8,
     )
     to_float32 = dict.fromkeys(path for problem in problems for path in problem.to_float32)
-    return Comparison(report, assigned, probe.policies, tuple(to_float32))
+    return Comparison(report, assigned, probe.policies, tuple(to_float32), mends=not probe.unscaled)
 
 
 def _rows(probe: Probe, rows: Sequence[Row], measured: Sequence[Measurement]) -> tuple[LayerPrecision, ...]:
@@ -300,26 +278,31 @@ def _answering_softmaxes(rows: Sequence[Row], measured: Sequence[Measurement]) -
 def _16_bit_heads(probe: Probe) -> tuple[str, ...]:
     """The layers that make the model's outputs in 16 bits, or the model itself if they cannot be found."""
     model, paths, _ = probe.candidate
-    try:
-        making = output_layers(model)
-    except UnsupportedError:
-        making = frozenset()
+    making = heads_of(model)
     found = [path for layer, path in paths.items() if layer in making and is_16_bit(probe.policies[path])]
     outermost = [path for path in found if path.rpartition("/")[0] not in found]
     return tuple(outermost) or (paths[model],)
 
 
-def _notes(probe: Probe, layers: Sequence[LayerPrecision], unscaled: bool) -> Iterator[str]:
-    if type(probe.reference.model).train_step is not keras.Model.train_step:
+def _notes(probe: Probe, layers: Sequence[LayerPrecision]) -> Iterator[str]:
+    if probe.not_run:
         yield (
-            "The model has a custom train_step, which was not run: its call, compute_loss and their gradients were "
-            "compared."
+            f"The model has a custom train_step, which was not run ({probe.not_run}): its call, compute_loss and their "
+            "gradients were compared."
         )
-    if unscaled and any(policy.compute_dtype == "float16" for policy in probe.computing):
+    if probe.updates > 1:
         yield (
-            "Training would not scale this model's loss, because its optimizer is no LossScaleOptimizer. "
-            + ("apply adds one." if wants_scaling(probe.reference.model) else "auto_scale_loss=False keeps it so.")
+            f"train_step updates weights {probe.updates} times; all gradients were compared for the weights before the "
+            "first update."
         )
+    for optimizer in probe.plain:
+        model = probe.reference.model
+        if optimizer is not None and optimizer is not model.optimizer:
+            where = optimizers_of(model).get(optimizer, repr(optimizer.name))
+            yield f"{where} is no LossScaleOptimizer: its gradients were taken as train_step computes them."
+        else:
+            instead = "apply adds one" if wants_scaling(model) else "auto_scale_loss=False keeps it so"
+            yield f"The model's optimizer is no LossScaleOptimizer: its loss was checked as it is. {instead}."
     if probe.draws_differ:
         yield "The model draws different random numbers in each dtype, beyond dropout; part of the error is theirs."
     if probe.assigns:

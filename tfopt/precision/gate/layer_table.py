@@ -114,6 +114,8 @@ class LayerTable:
     """Mean loss under the policy."""
     loss_scale: float = 1.0
     """Factor of the loss in the backward pass."""
+    unscaled: tuple[str, ...] = ()
+    """Names of the optimizers that would divide by a loss scale which no loss was multiplied by."""
     at_first: AtFirst | None = None
     """None for `check`, which sees one moment only."""
     float8: tuple[Float8Margin, ...] = ()

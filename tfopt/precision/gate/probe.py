@@ -2,28 +2,36 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.layers import (
     LayerError,
     RecordedCall,
     computing_layers,
     floating_tensors,
     graph_operations,
+    layer_without_gradient,
+    output_layers,
     recorded_calls,
 )
 from tfopt.precision.float8_margins import quantization_recorded
 from tfopt.precision.gate.layer_table import Deviation
+from tfopt.precision.gate.own_step import Optimizer, OwnStep, has_own_step, run, touched_variables, without_scaling
 from tfopt.precision.layer_policies import current_policy, under_policies
+from tfopt.precision.optimizer_swap import first_scale
 from tfopt.repairs import recomputation_refused, recomputes
 from tfopt.text import listed
 
 _16_BIT = (tf.float16, tf.bfloat16)
+# Training halves the loss scale below 1 too, as long as gradients overflow.
+_LEAST_SCALE = 2.0**-24
 # Operations that draw from their own state, such as those of tf.random.Generator.
 _DRAWING = ("Rng", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
 
@@ -67,11 +75,11 @@ class Row(NamedTuple):
 class Probe:
     """Runs two variants on a batch, from the same weights, without changing a Keras variable.
 
-    Both must have the same layers. Gradients are those of `compute_loss`, as in Keras' own `train_step`. The caller
-    switches dropout off, since masks differ between dtypes.
+    Both must have the same layers. Gradients are those of `compute_loss`, as in Keras' own `train_step`, or those that
+    a model's own `train_step` hands to its optimizers. The caller switches dropout off: masks differ between dtypes.
     """
 
-    def __init__(self, reference: Variant, candidate: Variant, batch: Any):
+    def __init__(self, reference: Variant, candidate: Variant, batch: Any, *, applied: bool):
         self.reference = reference
         self.candidate = candidate
         self.rows: list[Row] = []
@@ -80,53 +88,112 @@ class Probe:
         """Layer and tensor of each tensor that the candidate rounds to float8."""
         self.has_16_bit_output = False
         """Whether the candidate outputs float16 or bfloat16."""
-        self._function = tf.function(self._compare, autograph=False)
-        graph = self._function.get_concrete_function(batch, tf.TensorSpec([], tf.float32)).graph
-        self.variables = tuple(graph.variables)
-        """Every variable the step may touch."""
-        operations = graph_operations(graph)
-        random = [op for op in operations if "Random" in op.op or op.op.startswith(_DRAWING)]
-        self.draws_differ = any("Stateless" not in op.op or op.attr["dtype"].type in _16_BIT for op in random)
-        """Whether random numbers are drawn that no seed makes equal in both dtypes."""
-        self.assigns = any(op.op.startswith("Assign") for op in operations)
-        """Whether a variable unknown to Keras is assigned, so that the variants start from different states."""
         model, paths, policies = candidate
         self.policies = {path: policies.get(layer, current_policy(layer)) for layer, path in paths.items()}
         """The candidate's policy of every layer, by path."""
         self.computing = [self.policies[paths[layer]] for layer in computing_layers(model)]
         """The policies of its layers that compute."""
+        self._applied = applied
+        self._optimizers: list[Optimizer | None] = []
+        self.updates = 0
+        """How often a model's own train_step updates weights."""
+        self.unscaled: list[str] = []
+        """Names of the optimizers that would divide by a loss scale which no loss was multiplied by."""
+        self._state: tuple[tf.Variable, ...] = ()
+        self.not_run = ""
+        """Why the model's own train_step was not run, if it has one."""
+        self._own = has_own_step(reference.model)
+        if self._own:
+            self._look_at_own_step(batch)
+        self._function = tf.function(self._compare, autograph=False)
+        graph = self._function.get_concrete_function(batch, tf.TensorSpec([None], tf.float32)).graph
+        self.variables = (*graph.variables, *self._state)
+        """Every variable the step may touch."""
+        operations = graph_operations(graph)
+        random = [op for op in operations if "Random" in op.op or op.op.startswith(_DRAWING)]
+        # A model's own step draws from tf.random with seeds, and all variables are put back between its two runs.
+        stateful = [op for op in random if "Stateless" not in op.op and not self._own]
+        self.draws_differ = bool(stateful) or any(op.attr["dtype"].type in _16_BIT for op in random)
+        """Whether random numbers are drawn that no seed makes equal in both dtypes."""
+        self.assigns = not self._own and any(op.op.startswith("Assign") for op in operations)
+        """Whether a variable unknown to Keras is assigned, so that the variants start from different states."""
 
-    def __call__(self, batch: Any, scale: float) -> Measurement:
-        """Compares the variants on a batch; the candidate's loss is scaled in the backward pass, then unscaled."""
-        values, quantized, losses = self._function(batch, tf.constant(scale, tf.float32))
+    def __call__(self, batch: Any, scales: Sequence[float]) -> Measurement:
+        """Compares the variants on a batch; the candidate's losses are scaled for the backward pass, then unscaled."""
+        values, quantized, losses = self._function(batch, tf.constant(scales, tf.float32, [len(scales)]))
         return Measurement(values.numpy(), float(losses[0]), float(losses[1]), np.array(quantized))
 
-    def measure(self, batches: Sequence[Any], scale: float) -> tuple[list[Measurement], float]:
+    def measure(self, batches: Sequence[Any]) -> tuple[list[Measurement], float]:
         """Compares the variants on batches, with the loss scale halved while a gradient overflows, as in training.
 
-        Returns the measurements and the last loss scale.
+        Returns the measurements and the last loss scale, the largest if there are several.
 
         Raises:
             NotFiniteError: If the loss or a gradient is not finite in float32.
         """
         weights = [row.role == "weight_gradient" for row in self.rows]
+        firsts = [self._first_scale(optimizer) for optimizer in self._optimizers]
+        scales = [scale or _constant_scale(x) for x, scale in zip(self._optimizers, firsts, strict=True)]
         measured = []
         for batch in batches:
-            one = self(batch, scale)
-            while scale > 1 and math.isfinite(one.candidate_loss) and worst_deviation([one.moments[weights]]).overflow:
-                scale /= 2
-                one = self(batch, scale)
+            one = self(batch, scales)
+            while (
+                any(scale and now > _LEAST_SCALE for scale, now in zip(firsts, scales, strict=True))
+                and math.isfinite(one.candidate_loss)
+                and worst_deviation([one.moments[weights]]).overflow
+            ):
+                scales = [now / 2 if scale else now for scale, now in zip(firsts, scales, strict=True)]
+                one = self(batch, scales)
             if not math.isfinite(one.reference_loss) or not_finite(one.moments[weights]):
                 outputs = [place for place, row in enumerate(self.rows) if row.role == "output"]
                 found = (self.rows[place].path for place in outputs if not_finite(one.moments[[place]]))
                 raise NotFiniteError(next(found, None))
             measured.append(one)
-        return measured, scale
+        return measured, max(scales, default=1.0)
 
-    def _compare(self, batch: Any, scale: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-        reference = _step(self.reference, batch, tf.constant(1.0))
+    @property
+    def plain(self) -> list[Optimizer | None]:
+        """The optimizers that train float16 layers without adapting a loss scale."""
+        return [optimizer for optimizer in self._optimizers if self._first_scale(optimizer) is None]
+
+    def _look_at_own_step(self, batch: Any) -> None:
+        """Finds out whether the model's own train_step can be run, and which variables it touches."""
+        if self.candidate.model is not self.reference.model:
+            self.not_run = "float8 is checked on a copy"
+        else:
+            try:
+                with under_policies(self.reference.model, self.reference.policies):
+                    self._state = touched_variables(self.reference.model, batch)
+            except Exception as error:  # noqa: BLE001 - whatever the user's train_step raises outside of fit
+                self.not_run = summarize_error(error)
+        self._own = not self.not_run
+
+    def _first_scale(self, optimizer: Optimizer | None) -> float | None:
+        with tf.init_scope():  # while it traces, too, the scale is read as it is now
+            return first_scale(self.reference.model, optimizer, applied=self._applied)
+
+    def _scale(self, optimizer: Optimizer | None, scales: tf.Tensor) -> tf.Tensor:
+        """The candidate's loss scale for an optimizer."""
+        if all(policy.compute_dtype != "float16" for policy in self.computing):
+            return tf.ones([])
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        return scales[self._optimizers.index(optimizer)]
+
+    def _keras_steps(self, batch: Any, scales: tf.Tensor) -> tuple["_Step", "_Step"]:
+        scale = self._scale(self.reference.model.optimizer, scales)
+        return _step(self.reference, batch, tf.constant(1.0)), _step(self.candidate, batch, scale)
+
+    def _own_steps(self, batch: Any, scales: tf.Tensor) -> tuple["_Step", "_Step"]:
+        reference, _ = _own_step(self.reference, batch, lambda _: tf.ones([]), self._state)
+        candidate, step = _own_step(self.candidate, batch, lambda one: self._scale(one, scales), self._state)
+        adapting = [optimizer for optimizer in self._optimizers if self._first_scale(optimizer)]
+        self.updates, self.unscaled = len(step.updates), without_scaling(step, adapting, scales)
+        return reference, candidate
+
+    def _compare(self, batch: Any, scales: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
         with quantization_recorded(self.candidate.paths) as quantized:
-            candidate = _step(self.candidate, batch, scale)
+            reference, candidate = self._own_steps(batch, scales) if self._own else self._keras_steps(batch, scales)
         self.quantized = [(one.path, one.tensor) for one in quantized]
         self.has_16_bit_output = any(output.dtype in _16_BIT for output in candidate.outputs)
         pairs = [
@@ -181,12 +248,16 @@ def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
         loss = tf.cast(loss, tf.float32)
         scaled = loss * scale
     tensors = _tensors_of_calls(calls, paths)
-    weights = {key: value_of[id(weight)] for key, weight in _weights_by_layer(model, calls, paths).items()}
+    by_layer = _weights_by_layer(model.trainable_variables, calls, paths)
+    weights = {key: value_of[id(weight)] for key, weight in by_layer.items()}
     sources = {id(tensor): tensor for tensor in (tensors | weights).values()}
     try:
         taken = tape.gradient(scaled, [*sources.values()])
     except Exception as error:  # whatever an operation's gradient raises on tensors of this dtype
-        raise _without_gradient(scaled, calls, error) from error
+        layer = layer_without_gradient(scaled, calls)
+        if layer is None:
+            raise
+        raise LayerError(layer) from error
     gradients = {
         name: tf.cast(tf.convert_to_tensor(gradient), tf.float32) / scale
         for name, gradient in zip(sources, taken, strict=True)
@@ -202,21 +273,40 @@ def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
     return _Step(tf.reduce_mean(loss), floating_tensors(outputs), found, softmaxes)
 
 
-def _without_gradient(loss: tf.Tensor, calls: Iterable[RecordedCall], error: Exception) -> Exception:
-    """Names the layer that takes a gradient and raises instead of passing it on; else the error as it is."""
-
-    def passes(tensors: list[tf.Tensor]) -> bool:
-        try:
-            tf.gradients(loss, tensors)  # a tape would go on upstream of the tensors
-        except Exception:  # noqa: BLE001 - the one that is being named
-            return False
-        return True
-
-    return next((LayerError(call.layer) for call in calls if passes(call.outputs) and not passes(call.inputs)), error)
+def _own_step(
+    variant: Variant, batch: Any, scales: Callable[[Optimizer], tf.Tensor], state: Iterable[tf.Variable]
+) -> tuple[_Step, OwnStep]:
+    """The model's own train_step; `state` is every variable it touches, put back afterwards."""
+    model, paths, policies = variant
+    before = [(variable, tf.identity(variable)) for variable in state]
+    with under_policies(model, policies), recorded_calls(model) as calls:
+        step = run(model, batch, calls, scales)
+    model._clear_losses()  # they would keep tensors of this graph
+    for variable, value in before:
+        variable.assign(value)
+    found = _tensors_of_calls(calls, paths)
+    places: dict[int, list[tuple[Row, str]]] = {}
+    for key, tensor in found.items():
+        places.setdefault(id(tensor), []).append(key)
+    gradients = {}
+    for number, tensor, gradient in step.of_calls:
+        for row, which in places[id(tensor)]:
+            gradients[row._replace(role=f"{row.role}_gradient"), f"{which} {number}"] = gradient
+    variables = [variable for _, pairs in step.updates for variable, _ in pairs]
+    keys = {id(variable): key for key, variable in _weights_by_layer(variables, calls, paths).items()}
+    for number, (_, pairs) in enumerate(step.updates):
+        for variable, gradient in pairs:
+            if id(variable) in keys:
+                row, which = keys[id(variable)]
+                gradients[row._replace(role="weight_gradient"), f"{which} {number}"] = gradient
+    making = heads_of(model)
+    outputs = [output for call in calls if call.layer in making for output in call.outputs]
+    softmaxes = [(paths[call.layer], output) for call in calls if _is_softmax(call.layer) for output in call.outputs]
+    return _Step(step.loss, outputs, found | gradients, softmaxes), step
 
 
 def build(model: keras.Model, batch: Any) -> None:
-    """Builds a model by tracing it and its loss, which raises whatever they raise for a batch they do not take.
+    """Builds a model by tracing its step, which raises whatever that raises for a batch it does not take.
 
     If it recomputes activations, its gradients are traced too, which raises if a second run computes something else.
     """
@@ -226,13 +316,32 @@ def build(model: keras.Model, batch: Any) -> None:
             loss = forward(model, batch)[1]
         return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
 
+    def own(batch: Any) -> None:
+        run(model, batch, [], lambda _: tf.ones([]))
+
     def trace(function: Any) -> tf.Graph:
         return tf.function(function, autograph=False).get_concrete_function(batch).graph
 
-    try:
+    def trace_keras_step() -> None:
         if recomputes(trace(lambda batch: forward(model, batch)[1])):
             with recomputation_refused():
                 trace(differentiate)
+
+    try:
+        if not has_own_step(model):
+            trace_keras_step()
+            return
+        try:
+            if recomputes(trace(own)):
+                with recomputation_refused():
+                    trace(own)
+        except UnsupportedError:
+            raise
+        except Exception as error:
+            with suppress(Exception):
+                trace_keras_step()
+                return
+            raise error
     finally:
         model._clear_losses()  # they would keep tensors of that graph
 
@@ -266,11 +375,11 @@ def _tensors_of_calls(calls: list[RecordedCall], paths: Mapping[keras.Layer, str
 
 
 def _weights_by_layer(
-    model: keras.Model, calls: list[RecordedCall], paths: Mapping[keras.Layer, str]
+    variables: Iterable[keras.Variable], calls: list[RecordedCall], paths: Mapping[keras.Layer, str]
 ) -> dict[tuple[Row, str], keras.Variable]:
     """Trainable weights; those of a layer without a recorded call count for the nearest recorded one around it."""
     recorded = {paths[call.layer] for call in calls}
-    trainable = {id(variable) for variable in model.trainable_variables}
+    trainable = {id(variable) for variable in variables}
     found = {}
     for layer, path in paths.items():
         owner = path
@@ -281,6 +390,18 @@ def _weights_by_layer(
             if id(variable) in trainable and not getattr(variable, "overwrite_with_gradient", False):
                 found[Row(owner, "weight"), f"{path}/{variable.name}"] = variable
     return found
+
+
+def _constant_scale(optimizer: Optimizer | None) -> float:
+    return float(getattr(optimizer, "loss_scale_factor", None) or 1.0)
+
+
+def heads_of(model: keras.Model) -> frozenset[keras.Layer]:
+    """The layers that make the model's outputs; none if they cannot be found."""
+    try:
+        return output_layers(model)
+    except UnsupportedError:
+        return frozenset()
 
 
 def _is_softmax(layer: keras.Layer) -> bool:

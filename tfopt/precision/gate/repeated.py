@@ -97,7 +97,7 @@ class RepeatedComparison:
         reference = in_float32(model)
         candidate = Variant(model, self._assigned.paths, self._assigned.policies | self._assigned.heads_in_16_bits)
         with without_dropout(model), tf32(False):
-            self._probe = Probe(reference, candidate, batch)
+            self._probe = Probe(reference, candidate, batch, applied=False)
             self._states = _States(reference, candidate, batch)
         self._preserver = StatePreserver(model, also=(*self._probe.variables, *self._states.variables))
         self._first: AtFirst | None = None
@@ -110,7 +110,7 @@ class RepeatedComparison:
     def __call__(self) -> Repeated:
         """Compares once; a loss drifts relative to that of the first comparison, if it is smaller by now."""
         with tf32(False), self._preserver.preserved():
-            found = measure(self._probe, [self._batch], self._assigned, as_it_stands=True, at_first=self._first)
+            found = measure(self._probe, [self._batch], self._assigned, at_first=self._first)
             states = list(self._states.follow(self._batch))
         report = found.report
         if self._first is None:

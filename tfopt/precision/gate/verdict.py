@@ -66,7 +66,8 @@ def find_problems(table: LayerTable) -> list[Problem]:
     """Judges a table: problems in order of gravity, none if the policy passes."""
     # Whatever follows from an overflow or a wrong output is not a problem of its own.
     found = [*_overflow(table)] or [*_wrong_outputs(table)] or [*_float8(table)] or [*_gradient_overflow(table)]
-    return [*(found or [*_lost_gradients(table), *_wrong_gradients(table), *_drift(table)]), *_heads(table)]
+    found = found or [*_lost_gradients(table), *_wrong_gradients(table), *_drift(table)]
+    return [*_unscaled(table), *found, *_heads(table)]
 
 
 def first_overflow(table: LayerTable) -> LayerPrecision | None:
@@ -98,6 +99,16 @@ def drift_limit(policies: Collection[keras.DTypePolicy]) -> float:
 def cancelled(part: Deviation, source: Deviation | None) -> bool:
     """Whether a tensor is zero up to float32 rounding, compared with the tensor it is computed from."""
     return source is not None and part.norm <= _CANCELLED * source.norm
+
+
+def _unscaled(table: LayerTable) -> Iterator[Problem]:
+    for name in table.unscaled:
+        yield Problem(
+            f"The optimizer {name!r} would divide gradients by the loss scale, but train_step takes them of a loss "
+            "that was not multiplied by it: the weights would hardly move. Inside the tf.GradientTape, write "
+            "`loss = optimizer.scale_loss(loss)`, and take the gradients of that.",
+            (),
+        )
 
 
 def _overflow(table: LayerTable) -> Iterator[Problem]:
