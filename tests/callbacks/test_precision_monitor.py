@@ -18,6 +18,7 @@ from tfopt import fit as tfopt_fit
 from tfopt import precision
 from tfopt.callbacks import PrecisionMonitor, precision_monitor
 from tfopt.errors import UnsupportedError
+from tfopt.precision.gate.repeated import RepeatedComparison
 
 layers = keras.layers
 _random = np.random.default_rng(0)
@@ -102,6 +103,34 @@ class OwnStep(keras.Model):
         return {"loss": self._loss_tracker.result()}
 
 
+class TwoNets(keras.Model):
+    """Two nets with an optimizer each, as in a GAN, and nothing to call."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(7)
+        self.one, self.other = small_net("mixed_bfloat16", compiled=False), small_net("float32", compiled=False)
+        self.optimizers = [keras.optimizers.Adam(), keras.optimizers.SGD(0.1)]
+
+    def train_step(self, data):
+        x, y = data
+        losses = {}
+        for name, net, optimizer in zip("ab", (self.one, self.other), self.optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                outputs = net(x, training=True)
+                loss = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+                losses[name] = keras.ops.mean(loss)
+            gradients = tape.gradient(losses[name], net.trainable_variables)
+            optimizer.apply(gradients, net.trainable_variables)
+        return losses
+
+
+def two_nets():
+    model = TwoNets()
+    model.compile("sgd", jit_compile=False)
+    return model
+
+
 class Noise(layers.Layer):
     """Draws from Keras' global seed generator, and from a tf.random.Generator of its own."""
 
@@ -160,6 +189,7 @@ CASES = {
         {"class_weight": {label: 0.5 + label for label in range(10)}},
     ),
     "own train_step, float16": (with_own_step, {}),
+    "two nets": (two_nets, {}),
     "global seed, tf.random.Generator": (noisy, {}),
     "eager": (lambda: small_net("mixed_bfloat16", run_eagerly=True), {}),
     "gradient accumulation": (
@@ -243,6 +273,23 @@ def test_averages_that_move(make):
     monitor = always()
     assert fit(net(make()), monitor, epochs=20)[1] == []
     assert len(monitor.readings) == 40
+
+
+@pytest.mark.parametrize(
+    ("momentum", "off", "stuck"),
+    [(0.99, 1.15, True), (0.99, 30.0, False), (0.9, 1.01, False)],
+    ids=["too slow for bfloat16", "far from its goal", "within a rounding of its goal"],
+)
+@pytest.mark.slow
+def test_where_an_average_would_end(momentum, off, stuck):
+    """In bfloat16, steps of a hundredth of less than a fifth are lost; those of a tenth of 1 % are too, and small."""
+    model = net(Average(momentum))
+    goal = np.square(X).mean(0)
+    model.get_layer("average").squares.assign(off * goal)
+    (found,) = RepeatedComparison(model, (tf.constant(X), tf.constant(Y)))().states
+    assert found.path == "average/squares"
+    assert bool(found.problem) == stuck
+    assert (found.error > 0.5) == (off < 2)
 
 
 def test_a_count_is_right_until_it_is_256():

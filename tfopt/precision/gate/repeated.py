@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfopt.model.state import StatePreserver, without_dropout
 from tfopt.precision.gate.comparison import in_float32, measure
 from tfopt.precision.gate.layer_table import AtFirst, percent
+from tfopt.precision.gate.own_step import has_own_step
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Probe, Variant, forward
 from tfopt.precision.gate.verdict import loss_drift
@@ -146,7 +147,14 @@ class _States:
         """Every variable the forward passes may touch."""
         if self._owners:
             start = self._start()
-            self.variables = tuple(self._function.get_concrete_function(batch, (start, start)).graph.variables)
+            try:
+                graph = self._function.get_concrete_function(batch, (start, start)).graph
+            except Exception:
+                if not has_own_step(candidate.model):
+                    raise
+                self._moving.clear()  # a GAN, for one, has nothing to call; the comparison sees one step of its states
+            else:
+                self.variables = tuple(graph.variables)
 
     def follow(self, batch: Any) -> Iterator[StateDrift]:
         """Goes a few forward passes from the present state, in both dtypes apart."""
