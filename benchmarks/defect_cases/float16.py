@@ -109,6 +109,23 @@ def cleared(with_tfopt, folder):
     return keras.config.dtype_policy().name
 
 
+IDS = 5_000
+
+
+def wrong_ids(with_tfopt, folder):
+    """The share of ids whose embedding is another id's, in a Sequential without Input."""
+    set_policy(with_tfopt, "mixed_bfloat16")
+    # A row holds its number, in digits that bfloat16 holds.
+    table = np.stack([np.arange(IDS) // 100, np.arange(IDS) % 100], axis=1)
+    model = keras.Sequential([keras.layers.Embedding(IDS, 2)])
+    ids = np.arange(IDS)[:, None]
+    model.compile("sgd", "mse", jit_compile=False)
+    model.build((None, 1))
+    model.set_weights([table])
+    found = model.predict(ids, verbose=0)[:, 0]
+    return float(np.mean(np.any(found != table, axis=1)))
+
+
 CASES = (
     Case("D7", "a step of 1 moves the weight of a float16 layer by", 1, layer_policy, 1e-3),
     Case("D8", "optimizer steps after loading a model trained for 8", 8, loaded_steps),
@@ -116,4 +133,5 @@ CASES = (
     Case("D9", "a step of 1 without `scale_loss` moves the weight by", 1, forgotten, 1e-3),
     Case("D10", "loss of an example 30 logits wrong", float(np.log1p(np.exp(30))), saturated, 0.01),
     Case("D18", "policy after `clear_session`, set to mixed_bfloat16", "mixed_bfloat16", cleared),
+    Case("D21", "share of 5,000 ids looked up wrong in bfloat16", 0, wrong_ids),
 )

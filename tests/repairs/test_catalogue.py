@@ -15,6 +15,7 @@ NAMES = [
     "loss_scaling",
     "unscaled_loss",
     "clear_session",
+    "rounded_ids",
     "multi_worker",
     "uneven_batches",
     "clipping",

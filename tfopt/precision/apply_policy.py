@@ -15,8 +15,16 @@ from tfopt.errors import UnsupportedError
 from tfopt.model.layers import computing_layers, is_keras_own, require_model
 from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
 from tfopt.precision.float8_margins import Float8Margin, recorded_margins
-from tfopt.precision.layer_policies import Policy, assign_policies, current_policy, quantize, set_policies
+from tfopt.precision.layer_policies import (
+    Policy,
+    assign_policies,
+    current_policy,
+    is_16_bit,
+    quantize,
+    set_policies,
+)
 from tfopt.precision.optimizer_swap import rebuilt_optimizer, replace_optimizer, scale_loss, unscale_loss
+from tfopt.precision.policies import keep_ids
 from tfopt.text import Shown, listed
 
 _SPATIAL_DROPOUT = (keras.layers.SpatialDropout1D, keras.layers.SpatialDropout2D, keras.layers.SpatialDropout3D)
@@ -77,8 +85,9 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
       themselves; all other layers keep their policy (or get the default of a `DTypePolicyMap`);
     - layers that make outputs change only if a path or a name selects them, not an expression.
 
-    Inputs, layers of integers and text, and `Normalization` (whose constants keep the dtype it was built in) do not
-    change. docs/precision.md covers saving, float8 and what is refused.
+    Layers of integers and text, and `Normalization` (whose constants keep the dtype it was built in) do not change.
+    Inputs of 16 bits become float32, so that ids are not rounded, and `tfopt.repairs.ROUNDED_IDS` is installed.
+    docs/precision.md covers saving, float8 and what is refused.
 
     Args:
         model: A Keras model in any state; a subclassed one must have been called on data, to find its outputs.
@@ -115,6 +124,8 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
     if any(policies[layer].compute_dtype == "float16" for layer in computing if layer in policies):
         _check_other_optimizers(paths)
         repairs.install(*repairs.FLOAT16)
+    if any(is_16_bit(policies[layer]) for layer in computing if layer in policies):
+        keep_ids()
     set_policies(policies)
     quantize(quantized)
     if optimizer is not None:

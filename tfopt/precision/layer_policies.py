@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
+import tensorflow as tf
 
+from tfopt import repairs
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths, output_layers
 from tfopt.precision.policies import as_policy
@@ -17,6 +19,8 @@ Policy: TypeAlias = str | keras.DTypePolicy | Mapping[str, str | keras.DTypePoli
 
 _Assigned: TypeAlias = dict[keras.Layer, keras.DTypePolicy]
 _FLOAT8 = keras.dtype_policies.QuantizedFloat8DTypePolicy("float8", "float32")
+# Of a Normalization layer.
+_CONSTANTS = ("mean", "variance")
 _QUANTIZABLE = (keras.layers.Dense, keras.layers.EinsumDense)
 
 
@@ -31,8 +35,9 @@ class Assignment(NamedTuple):
     """Of the layers that compute in floating point, the model itself included."""
     quantized: list[keras.Layer]
     """Layers to quantize to float8 besides, unless they are already."""
-    heads_in_16_bits: dict[keras.Layer, keras.DTypePolicy]
-    """Output layers in 16 bits today, which `policies` puts into float32, with what they would get otherwise."""
+    in_16_bits_today: dict[keras.Layer, keras.DTypePolicy]
+    """What `policies` puts into float32 by itself: 16-bit output layers, with the policy they would get otherwise, and
+    inputs and Normalization of 16 bits, which round the batch."""
 
 
 def assign_policies(model: keras.Model, policy: Policy) -> Assignment:
@@ -48,7 +53,7 @@ def assign_policies(model: keras.Model, policy: Policy) -> Assignment:
     else:
         asked, exact = dict.fromkeys(paths, as_policy(base)), set()
     floating = [layer for layer in paths if _computes_in_floating_point(layer)]
-    if floating in ([], [model]):
+    if all(layer is model or _rounds_inputs(layer) for layer in floating):
         raise ValueError(
             f"Expected a model with layers that compute in floating point. Received: {model.name!r}, which has none. "
             "Add layers first; a subclassed model must hold its layers as attributes."
@@ -67,6 +72,12 @@ def assign_policies(model: keras.Model, policy: Policy) -> Assignment:
             policies[layer] = present if present.compute_dtype == "float32" else keras.DTypePolicy("float32")
             if is_16_bit(present) and asked[layer].compute_dtype != "float32":
                 heads[layer] = asked[layer]
+    for layer in filter(_rounds_inputs, floating):
+        if layer in exact:
+            is_input = isinstance(layer, keras.layers.InputLayer)
+            policies[layer] = keras.DTypePolicy(asked[layer].compute_dtype) if is_input else asked[layer]
+        else:
+            policies[layer], heads[layer] = keras.DTypePolicy("float32"), current_policy(layer)
     _check_in_place(paths, policies)
     return Assignment(description, paths, policies, quantized, heads)
 
@@ -145,21 +156,34 @@ def under_policies(model: keras.Model, policies: Mapping[keras.Layer, keras.DTyp
     Weights are not touched. A function keeps the policies it was traced under: trace a new one inside the block, since
     those Keras holds (`model.train_function` …) are not affected.
     """
-    before = {layer: layer._dtype_policy for layer in model._flatten_layers()}
+    layers = model._flatten_layers()
+    before = {layer: layer._dtype_policy for layer in layers}
+    inputs = {layer: current_policy(layer) for layer in layers if _rounds_inputs(layer)}
+    constants = {layer: {name: vars(layer)[name] for name in _CONSTANTS if name in vars(layer)} for layer in inputs}
     try:
         set_policies(policies)
         yield
     finally:
         for layer, policy in before.items():
             layer._dtype_policy = policy
+        for layer, policy in inputs.items():
+            if isinstance(layer, keras.layers.InputLayer):
+                repairs.set_input_dtype(layer, policy.compute_dtype)
+            vars(layer).update(constants[layer])
 
 
 def set_policies(policies: Mapping[keras.Layer, keras.DTypePolicy]) -> None:
     """Gives each layer its policy, unless it has it already."""
     for layer, policy in policies.items():
-        if current_policy(layer) != policy:
+        if current_policy(layer) == policy:
+            continue
+        if isinstance(layer, keras.layers.InputLayer):
+            repairs.set_input_dtype(layer, policy.compute_dtype)
+        else:
             # Not through the property, which would write into a DTypePolicyMap that several layers may share.
             layer._dtype_policy = policy
+            if isinstance(layer, keras.layers.Normalization) and layer.built:
+                _make_constants(layer)
 
 
 def quantize(layers: Iterable[keras.Layer]) -> None:
@@ -170,7 +194,9 @@ def quantize(layers: Iterable[keras.Layer]) -> None:
 
 
 def current_policy(layer: keras.Layer) -> keras.DTypePolicy:
-    """The policy a layer computes under: its own entry if it holds a DTypePolicyMap."""
+    """The policy a layer computes under: its own entry if it holds a DTypePolicyMap; of a 16-bit input, its dtype."""
+    if isinstance(layer, keras.layers.InputLayer) and layer.dtype in ("float16", "bfloat16"):
+        return keras.DTypePolicy(layer.dtype)
     policy = layer._dtype_policy
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
         return policy[layer.path] if layer.path else policy.default_policy
@@ -247,8 +273,24 @@ def _unmatched(key: str, names: set[str]) -> ValueError:
 
 def _computes_in_floating_point(layer: keras.Layer) -> bool:
     if isinstance(layer, (keras.layers.InputLayer, keras.layers.Normalization)):
-        return False
+        return _rounds_inputs(layer)
     return bool(keras.backend.is_float_dtype(current_policy(layer).compute_dtype))
+
+
+def _rounds_inputs(layer: keras.Layer) -> bool:
+    """Whether a layer that stays in float32 otherwise was made in 16 bits."""
+    if isinstance(layer, keras.layers.Normalization):
+        return is_16_bit(current_policy(layer))
+    return isinstance(layer, keras.layers.InputLayer) and is_16_bit(current_policy(layer))
+
+
+def _make_constants(layer: keras.layers.Normalization) -> None:
+    """Makes mean and variance again in the dtype that the layer computes in."""
+    with tf.init_scope():
+        if layer.input_mean is None:
+            layer.finalize_state()
+        else:
+            keras.layers.Normalization.build(layer, layer._build_input_shape)
 
 
 def _check_in_place(paths: Mapping[keras.Layer, str], asked: Mapping[keras.Layer, keras.DTypePolicy]) -> None:

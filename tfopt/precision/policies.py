@@ -94,9 +94,9 @@ def as_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
 def set_policy(policy: str | keras.DTypePolicy = "auto") -> str:
     """Sets Keras' global dtype policy for the rest of the process; layers made afterwards take it.
 
-    It also installs, for the rest of the process, the repairs without which the policy would not last:
-    `keras.utils.clear_session()` keeps it, and under a policy with float16 `tfopt.repairs.FLOAT16` makes sure that the
-    loss is scaled in every layer, replica and saved model.
+    It also installs, for the rest of the process, the repairs that the policy needs: `keras.utils.clear_session()`
+    keeps it; under a 16-bit policy, no Sequential rounds its ids; and under a policy with float16
+    `tfopt.repairs.FLOAT16` makes sure that the loss is scaled in every layer, replica and saved model.
 
     Keras keeps the policy in a `threading.local`, so every other thread has float32 until it sets a policy itself.
 
@@ -117,7 +117,7 @@ def set_policy(policy: str | keras.DTypePolicy = "auto") -> str:
         'mixed_bfloat16'
     """
     chosen = _global_policy(policy)
-    if _can_repair_clear_session():
+    if _can_repair(repairs.CLEAR_SESSION):
         repairs.CLEAR_SESSION.install()
     keras.config.set_dtype_policy(chosen)
     return str(chosen.name)
@@ -128,7 +128,7 @@ def policy(policy: str | keras.DTypePolicy = "auto") -> Iterator[str]:
     """Sets Keras' global dtype policy for a block of code, and restores the previous policy object.
 
     It takes, yields and raises what `set_policy` takes, returns and raises. Inside the block,
-    `keras.utils.clear_session()` keeps the policy. The repairs that float16 needs stay installed afterwards, since the
+    `keras.utils.clear_session()` keeps the policy. The repairs that 16 bits need stay installed afterwards, since the
     models made in the block outlive it.
 
     Example:
@@ -139,7 +139,7 @@ def policy(policy: str | keras.DTypePolicy = "auto") -> Iterator[str]:
     # None if no policy was ever set; Keras then makes the default one on demand.
     before = global_state.get_global_attribute("dtype_policy")
     with ExitStack() as stack:
-        if _can_repair_clear_session():
+        if _can_repair(repairs.CLEAR_SESSION):
             stack.enter_context(repairs.CLEAR_SESSION.during())
         stack.callback(global_state.set_global_attribute, "dtype_policy", before)
         keras.config.set_dtype_policy(chosen)
@@ -166,15 +166,23 @@ def _global_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
     parts = [chosen.default_policy, *(chosen[key] for key in chosen)] if is_map else [chosen]
     if any(part.compute_dtype == "float16" for part in parts):
         repairs.install(*repairs.FLOAT16)
+    if any(part.compute_dtype in ("float16", "bfloat16") for part in parts):
+        keep_ids()
     return chosen
 
 
-def _can_repair_clear_session() -> bool:
-    """Whether clear_session can be repaired; if not, the policy holds until someone calls it."""
+def keep_ids() -> None:
+    """Installs the repair that keeps ids from being rounded to 16 bits, or warns that it does not know this Keras."""
+    if _can_repair(repairs.ROUNDED_IDS):
+        repairs.ROUNDED_IDS.install()
+
+
+def _can_repair(repair: repairs.Repair) -> bool:
+    """Whether a defect that only some models or calls meet can be repaired; warns once if not."""
     try:
-        repairs.CLEAR_SESSION.applies()
+        repair.applies()
     except UnsupportedError as error:
-        warn_once("clear_session", str(error))
+        warn_once(repair.name, str(error))
         return False
     return True
 

@@ -18,6 +18,8 @@ from .recomputation import recomputation_refused as recomputation_refused
 from .recomputation import recomputes as recomputes
 from .repair import Repair as Repair
 from .repair import fingerprint as fingerprint
+from .rounded_ids import ROUNDED_IDS as ROUNDED_IDS
+from .rounded_ids import set_input_dtype as set_input_dtype
 from .trainer import MULTI_WORKER as MULTI_WORKER
 from .trainer import REPLICA_EXECUTIONS as REPLICA_EXECUTIONS
 from .trainer import SHUFFLE_WARNING as SHUFFLE_WARNING

@@ -8,6 +8,7 @@ from tfopt.repairs.mixed_precision import CLEAR_SESSION, LOSS_SCALING, REPLICA_O
 from tfopt.repairs.optimizers import ACCUMULATION, CLIPPING
 from tfopt.repairs.recomputation import RECOMPUTATION
 from tfopt.repairs.repair import Repair
+from tfopt.repairs.rounded_ids import ROUNDED_IDS
 from tfopt.repairs.trainer import MULTI_WORKER, REPLICA_EXECUTIONS, SHUFFLE_WARNING
 from tfopt.repairs.uneven_batches import UNEVEN_BATCHES
 from tfopt.text import Shown
@@ -19,6 +20,7 @@ REPAIRS = {
         LOSS_SCALING,
         UNSCALED_LOSS,
         CLEAR_SESSION,
+        ROUNDED_IDS,
         MULTI_WORKER,
         UNEVEN_BATCHES,
         CLIPPING,

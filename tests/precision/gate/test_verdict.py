@@ -6,7 +6,15 @@ import keras
 import pytest
 
 from tfopt.precision.float8_margins import Float8Margin
-from tfopt.precision.gate.layer_table import Deviation, LayerPrecision, LayerTable
+from tfopt.precision.gate.layer_table import (
+    Deviation,
+    Grid,
+    LateCast,
+    LayerPrecision,
+    LayerTable,
+    StatePrecision,
+    TensorPrecision,
+)
 from tfopt.precision.gate.verdict import drift_limit, find_problems
 
 FINE = Deviation(error=0.001, overflow=0.0, underflow=0.0, lost=0.0, largest=1.0, norm=1.0, difference=0.001)
@@ -20,7 +28,8 @@ def layer(path="a", **parts):
 
 
 def judged(*layers, policies=None, **arguments):
-    arguments = {"heads": (), "softmaxes": (), "reference_loss": 1.0, "candidate_loss": 1.0} | arguments
+    tensors = tuple(TensorPrecision(path=x.path, error=x.output, sources=(x.input,)) for x in layers)
+    arguments = {"heads": (), "tensors": tensors, "reference_loss": 1.0, "candidate_loss": 1.0} | arguments
     policies = policies or {x.path: HALF for x in layers}
     computing = policies.values()
     return find_problems(LayerTable(calls=layers, layers=layers, policies=policies, computing=computing, **arguments))
@@ -38,6 +47,7 @@ def test_nothing():
         ({"weight_gradient": {"overflow": 1e-6}}, "Gradients overflow"),
         ({"output": {"lost": 0.91}}, "The output of 'a' loses 91 %"),
         ({"output": {"error": 2.1}}, "The output of 'a' differs from float32 by 2.1 times its norm"),
+        ({"output": {"error": 0.16}, "input": {"error": 0.04}}, "The output of 'a' differs from float32 by 15.5 %"),
         ({"weight_gradient": {"lost": 0.11}}, "The gradient of 'a' underflows"),
         (
             {"weight_gradient": {"error": 2.1, "difference": 2.1}},
@@ -54,7 +64,8 @@ def test_beyond(parts, said):
     "parts",
     [
         {"output": {"underflow": 0.9, "lost": 0.89}},
-        {"output": {"error": 1.9}},
+        {"output": {"error": 1.9}, "input": {"error": 0.06}},
+        {"output": {"error": 0.14}},
         {"output": {"lost": 1.0, "norm": 1e-7}},  # beside an input of 1: what rounding leaves of zero
         {"output": {"lost": 1.0}, "input": {"lost": 1.0}},  # that comes from elsewhere
         {"weight_gradient": {"underflow": 0.9, "lost": 0.09}},
@@ -146,7 +157,7 @@ def test_drift_is_bounded_by_the_coarsest_dtype(names, limit):
 def test_the_largest_error_of_its_own_is_blamed_for_drift():
     layers = [
         layer("heir", input={"error": 0.5}, output={"error": 0.5}),
-        layer("root", output={"error": 0.4}),
+        layer("root", output={"error": 0.14}),
         *(layer(str(number)) for number in range(14)),
     ]
     [problem] = judged(*layers, candidate_loss=2.0)
@@ -155,6 +166,74 @@ def test_the_largest_error_of_its_own_is_blamed_for_drift():
 
 
 def test_heads_are_named_beside_anything_else():
-    found = judged(layer(output={"overflow": 1.0}), layer("head"), heads=("head",), softmaxes=("a",))
+    late = LateCast(path="a", kind="softmax", dtype="float16", before=())
+    found = judged(layer(output={"overflow": 1.0}), layer("head"), heads=("head",), late_casts=(late,))
     assert ["overflows" in found[0].sentence, "'head' outputs" in found[1].sentence] == [True, True]
     assert "'a' computes the model's softmax" in found[2].sentence
+
+
+def test_an_error_between_layers_is_that_of_the_layer_around_them():
+    off = replace(FINE, error=0.3)
+    tensor = TensorPrecision(path="block", error=off, sources=(FINE, FINE), neighbours=("block/a", "block/b"))
+    [problem] = judged(layer("block"), tensors=(tensor,))
+    assert problem.sentence.startswith("What 'block' computes between its layers differs from float32 by 30 %")
+    assert problem.to_float32 == ("block", "block/a", "block/b")
+
+
+def test_float8_is_coarse_by_design():
+    policies = {"a": keras.dtype_policies.get("float8_from_mixed_bfloat16")}
+    assert judged(layer("a", output={"error": 1.9}), policies=policies) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "inherited", "wrong"),
+    [
+        ({"error": 0.51}, {}, 0.04, True),
+        ({"error": 0.49}, {}, 0.04, False),
+        ({"error": 1.0}, {}, 0.06, False),  # that comes from elsewhere
+        ({"error": 1.0, "norm": 1e-7}, {}, 0.0, False),  # beside a value of 1: what rounding leaves of no change
+    ],
+)
+def test_the_update_of_a_variable(change, value, inherited, wrong):
+    state = StatePrecision(
+        path="a", name="mean", change=replace(FINE, **change), value=replace(FINE, **value), inherited=inherited
+    )
+    found = judged(layer("a"), states=(state,))
+    said = "'a' updates its variable 'mean' in float16: what this step adds differs from float32 by 51 %"
+    assert [problem.sentence.startswith(said) for problem in found] == [True] * wrong
+
+
+def grid(**options):
+    options = {"hidden": 0.0, "changed_ids": 0.0, "is_input": True, "blamed": ("a",)} | options
+    return Grid(path="a", dtype="bfloat16", feature=3, largest=2026.0, spread=10.4, **options)
+
+
+def test_a_hidden_feature_and_changed_ids():
+    assert judged(layer("a"), grids=(grid(hidden=0.09),)) == []
+    [problem] = judged(layer("a"), grids=(grid(hidden=0.22),))
+    said = "'a' rounds the batch to bfloat16, which hides feature 3: it reaches 2026 and varies by 10.4, of which"
+    assert problem.sentence.startswith(said)
+    [problem] = judged(layer("a"), grids=(grid(changed_ids=0.01, blamed=("input",)),))
+    assert problem.sentence.startswith(
+        "'a' gets ids rounded to bfloat16: 1 % of them become others, since bfloat16 holds"
+    )
+    assert problem.blamed == ("input",)
+    # What a layer computes is its own error first.
+    hidden = grid(hidden=0.22, is_input=False)
+    assert "The output of 'a' differs" in judged(layer("a", output={"error": 0.3}), grids=(hidden,))[0].sentence
+    assert "'a' rounds" in judged(layer("a"), grids=(hidden,))[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("constants", "said"),
+    [
+        ([0.5, -1e9], "Its constant -1e+09 is beyond 65504"),
+        ([1.0, 1e-12], "Its constant 1e-12 becomes zero"),
+        ([2.0], ""),
+    ],
+)
+def test_a_constant_is_named(constants, said):
+    for parts in ({"overflow": 1e-6}, {"error": 0.3}):
+        [problem] = judged(layer("a", output=parts), constants={"a": constants, "b": [1e30]})
+        assert said in problem.sentence
+        assert ("constant" in problem.sentence) == bool(said)

@@ -1,7 +1,7 @@
 """A model under a policy against the same model in float32: measured on a few batches, tabulated and judged."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,16 @@ from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.layers import LayerError, layer_paths
 from tfopt.model.state import preserved, without_dropout
 from tfopt.precision.float8_margins import measured_margins, scales_and_amax
-from tfopt.precision.gate.layer_table import AtFirst, LayerPrecision, LayerTable
+from tfopt.precision.gate.layer_table import (
+    AtFirst,
+    Deviation,
+    Grid,
+    LateCast,
+    LayerPrecision,
+    LayerTable,
+    StatePrecision,
+    TensorPrecision,
+)
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Measurement, Probe, Row, Variant, heads_of, worst_deviation
 from tfopt.precision.gate.verdict import cancelled, find_problems, first_overflow
@@ -59,7 +68,7 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
     """
     reference = in_float32(model)
     assigned = assign_policies(model, policy)
-    in_place = nullcontext(Variant(model, assigned.paths, assigned.policies | assigned.heads_in_16_bits))
+    in_place = nullcontext(Variant(model, assigned.paths, assigned.policies | assigned.in_16_bits_today))
     under_policy = _on_clone(model, batches, assigned) if assigned.quantized else in_place
     try:
         with without_dropout(model), tf32(False), under_policy as candidate:
@@ -217,13 +226,18 @@ def _judged(
     layers = _rows(probe, [row._replace(call=0) for row in probe.rows], measured)
     heads = _16_bit_heads(probe) if probe.has_16_bit_output else ()
     notes = tuple(_notes(probe, layers))
+    tensors = [worst_deviation([one.moments[[place]] for one in measured]) for place in range(len(probe.rows))]
     table = LayerTable(
         calls=_rows(probe, probe.rows, measured),
         layers=layers,
         policies=probe.policies,
         computing=probe.computing,
         heads=heads,
-        softmaxes=tuple(path for path in _answering_softmaxes(probe.rows, measured) if path not in heads),
+        late_casts=tuple(_late_casts(probe, heads)),
+        tensors=tuple(_tensors(probe, tensors)),
+        states=tuple(_states(probe, tensors)),
+        grids=tuple(_grids(probe, measured)),
+        constants=probe.constants,
         reference_loss=float(np.mean([one.reference_loss for one in measured])),
         candidate_loss=float(np.mean([one.candidate_loss for one in measured])),
         loss_scale=scale,
@@ -257,7 +271,7 @@ def _rows(probe: Probe, rows: Sequence[Row], measured: Sequence[Measurement]) ->
     places: dict[tuple[str, int], dict[str, list[int]]] = {}
     for place, row in enumerate(rows):
         roles = places.setdefault((row.path, row.call), {})
-        if row.role != "answer":
+        if row.role not in ("state", "change"):
             roles.setdefault(row.role, []).append(place)
     found = []
     for (path, _), roles in places.items():
@@ -266,13 +280,78 @@ def _rows(probe: Probe, rows: Sequence[Row], measured: Sequence[Measurement]) ->
     return tuple(found)
 
 
-def _answering_softmaxes(rows: Sequence[Row], measured: Sequence[Measurement]) -> Iterator[str]:
-    """Paths of 16-bit softmaxes with the values of the model's output."""
-    for path in dict.fromkeys(row.path for row in rows if row.role == "answer"):
-        where = [place for place, row in enumerate(rows) if (row.path, row.role) == (path, "answer")]
-        answer = worst_deviation([one.moments[where] for one in measured])
-        if answer.norm and not answer.error and not answer.overflow:
-            yield path
+def _tensors(probe: Probe, found: Sequence[Deviation]) -> Iterator[TensorPrecision]:
+    """The tensors of the candidate's calls, with the errors of those they are computed from."""
+    paths = probe.candidate.paths
+    # The error of a cast counts for the layer that casts its input: if it matters, it shows in the output.
+    casts = {id(one.tensor): one.sources for one in probe.origins if one.is_cast}
+    for one in probe.origins:
+        if one.is_cast:
+            continue
+        sources = [before for source in one.sources for before in casts.get(id(source), [source])]
+        taken, between = paths[one.layer], one.is_input or bool(one.layer._layers)
+        around = (taken.rpartition("/")[0] or paths[probe.candidate.model]) if one.is_input else taken
+        neighbours = dict.fromkeys([*(paths[layer] for layer in one.makers), taken])
+        yield TensorPrecision(
+            path=around,
+            error=found[probe.places[id(one.tensor)]],
+            sources=tuple(found[probe.places[id(source)]] for source in sources if id(source) in probe.places),
+            neighbours=tuple(path for path in neighbours if path != around) if between else (),
+        )
+
+
+def _states(probe: Probe, found: Sequence[Deviation]) -> Iterator[StatePrecision]:
+    """The variables that the forward pass assigns."""
+    rows = probe.rows
+    for place, row in enumerate(rows):
+        if row.role == "change":
+            given = [found[at].error for at, one in enumerate(rows) if (one.path, one.role) == (row.path, "input")]
+            before = rows.index(row._replace(role="state"))
+            yield StatePrecision(
+                path=row.path,
+                name=row.name,
+                change=found[place],
+                value=found[before],
+                inherited=max(given, default=0.0),
+            )
+
+
+def _grids(probe: Probe, measured: Sequence[Measurement]) -> Iterator[Grid]:
+    """What the candidate leaves of the batch's values, where that is worse than in the tensors before."""
+    paths = probe.candidate.paths
+    worst = {place: max((one.grids[at] for one in measured), key=list) for at, place in enumerate(probe.grids)}
+    inputs = [layer for layer in paths if isinstance(layer, keras.layers.InputLayer)]
+    halves = [layer for layer in inputs if layer.dtype in ("float16", "bfloat16")]
+    rounding = tuple(paths[layer] for layer in halves if is_16_bit(probe.policies[paths[layer]]))
+    ids = {id(source): one for one in probe.origins if one.makes_integers for source in one.sources}
+    for one in probe.origins:
+        place = probe.places[id(one.tensor)]
+        if place in worst:
+            hidden, feature, largest, spread, changed = map(float, worst[place])
+            before = [worst[probe.places[id(x)]][0] for x in one.sources if probe.places.get(id(x)) in worst]
+            taker = ids.get(id(one.tensor))
+            path = paths[taker.layer if taker else one.layer]
+            yield Grid(
+                path=path,
+                blamed=rounding or (path,),
+                dtype=one.tensor.dtype.name,
+                is_input=one.is_input,
+                hidden=hidden if one.is_data and hidden > 2 * max(before, default=0.0) else 0.0,
+                feature=int(feature),
+                largest=largest,
+                spread=spread,
+                changed_ids=changed if taker else 0.0,
+            )
+
+
+def _late_casts(probe: Probe, heads: Collection[str]) -> Iterator[LateCast]:
+    """The probabilities in 16 bits that are cast before they leave the model."""
+    paths = probe.candidate.paths
+    for one in probe.late_casts:
+        path = paths[one.layer or probe.candidate.model]
+        if path not in heads:
+            before = tuple(dict.fromkeys(paths[layer] for layer in one.before))
+            yield LateCast(path=path, kind=one.kind, dtype=one.dtype, before=before)
 
 
 def _16_bit_heads(probe: Probe) -> tuple[str, ...]:

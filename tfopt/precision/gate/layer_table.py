@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import keras
@@ -93,6 +93,76 @@ class AtFirst:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPrecision:
+    """How far a tensor is from float32, and those it was computed from."""
+
+    path: str
+    """The layer that computes it: the outer one, for what is computed between the layers inside it."""
+    error: Deviation
+    sources: tuple[Deviation, ...]
+    neighbours: tuple[str, ...] = ()
+    """If it is computed between layers, those that made its sources and the one that takes it."""
+
+    @property
+    def inherited(self) -> float:
+        """The largest error of its sources."""
+        return max((source.error for source in self.sources), default=0.0)
+
+    @property
+    def own_error(self) -> float:
+        """Error beyond the inherited one, for independent errors."""
+        return math.sqrt(max(0.0, self.error.error**2 - self.inherited**2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePrecision:
+    """How far the update of a variable by the forward pass is from float32's."""
+
+    path: str
+    """Its layer."""
+    name: str
+    change: Deviation
+    value: Deviation
+    """Of its value before, the same in both."""
+    inherited: float
+    """The largest error of what goes into the layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What 16 bits leave of the batch's values in a tensor that is computed from them alone."""
+
+    path: str
+    """The layer that takes or makes it."""
+    blamed: tuple[str, ...]
+    """What rounds it."""
+    dtype: str
+    is_input: bool
+    """Whether its layer takes it."""
+    hidden: float
+    """Rounding error of the worst feature (last axis), relative to its spread over the batch."""
+    feature: int
+    largest: float
+    """The worst feature's largest magnitude."""
+    spread: float
+    """Its standard deviation over the batch."""
+    changed_ids: float
+    """Share of the whole numbers in it that change, if they are used as integers; otherwise 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateCast:
+    """Probabilities that are computed in 16 bits and cast afterwards."""
+
+    path: str
+    """The layer that computes them."""
+    kind: str
+    dtype: str
+    before: tuple[str, ...]
+    """If it is computed between layers, those that made its input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable:
     """A model under a policy compared with float32, layer by layer; the verdict rests on this alone."""
 
@@ -106,8 +176,14 @@ class LayerTable:
     """The policies of the layers that compute."""
     heads: tuple[str, ...]
     """Layers that make the model's outputs in 16 bits; the model's own path if an operation does."""
-    softmaxes: tuple[str, ...]
-    """Softmaxes in 16 bits whose result becomes a model output in another dtype."""
+    late_casts: tuple[LateCast, ...] = ()
+    """Probabilities in 16 bits that become a model output in another dtype."""
+    tensors: tuple[TensorPrecision, ...] = ()
+    """What goes in and out of the calls, each tensor once."""
+    states: tuple[StatePrecision, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    constants: Mapping[str, Collection[float]] = field(default_factory=dict)
+    """The extreme constants each layer computes with, by path."""
     reference_loss: float
     """Mean loss in float32."""
     candidate_loss: float

@@ -22,6 +22,7 @@ from tfopt.model.layers import (
     recorded_calls,
 )
 from tfopt.precision.float8_margins import quantization_recorded
+from tfopt.precision.gate.graph import Origin, Probability, late_casts, origins
 from tfopt.precision.gate.layer_table import Deviation
 from tfopt.precision.gate.own_step import Optimizer, OwnStep, has_own_step, run, touched_variables, without_scaling
 from tfopt.precision.layer_policies import current_policy, under_policies
@@ -32,6 +33,10 @@ from tfopt.text import listed
 _16_BIT = (tf.float16, tf.bfloat16)
 # Training halves the loss scale below 1 too, as long as gradients overflow.
 _LEAST_SCALE = 2.0**-24
+# Fewer values of a feature say nothing about its spread.
+_LEAST_ROWS = 8
+# Spread over magnitude of a feature that is constant but for float32's rounding.
+_CONSTANT = 1e-5
 # Operations that draw from their own state, such as those of tf.random.Generator.
 _DRAWING = ("Rng", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
 
@@ -50,9 +55,10 @@ class NotFiniteError(Exception):
 
 
 class Measurement(NamedTuple):
-    """One batch: the moments of each row of the probe, and both losses."""
+    """One batch: the moments of each row of the probe, the grids, and both losses."""
 
     moments: np.ndarray[Any, Any]
+    grids: np.ndarray[Any, Any]
     reference_loss: float
     candidate_loss: float
     quantized: np.ndarray[Any, Any]
@@ -62,14 +68,16 @@ class Measurement(NamedTuple):
 class Row(NamedTuple):
     """What a row of moments compares: a tensor of a layer.
 
-    The role is "input", "output", "input_gradient", "output_gradient", "weight_gradient", or "answer": a softmax
-    against a model output of its shape.
+    The role is "input", "output", "input_gradient", "output_gradient", "weight_gradient", or of a variable that the
+    forward pass assigns "state", its value before, or "change", what is added to it.
     """
 
     path: str
     role: str
     call: int = 0
-    """Which call of the layer, for all but weight gradients and answers."""
+    """Which call of the layer; 0 for weight gradients and variables."""
+    name: str = ""
+    """Of a variable that is assigned."""
 
 
 class Probe:
@@ -86,6 +94,16 @@ class Probe:
         """What the rows of moments are of, by calls in the order in which they end."""
         self.quantized: list[tuple[str, str]] = []
         """Layer and tensor of each tensor that the candidate rounds to float8."""
+        self.origins: list[Origin] = []
+        """Where the candidate's tensors come from."""
+        self.places: dict[int, int] = {}
+        """The first row of each of its tensors, by id."""
+        self.grids: list[int] = []
+        """The rows whose features are compared one by one: 16-bit tensors of the batch, and what becomes integers."""
+        self.constants: dict[str, list[float]] = {}
+        """The extreme constants that float32 computes each layer's tensors with, by path."""
+        self.late_casts: list[Probability] = []
+        """The softmaxes and the like that the candidate computes in 16 bits to make an output."""
         self.has_16_bit_output = False
         """Whether the candidate outputs float16 or bfloat16."""
         model, paths, policies = candidate
@@ -120,8 +138,8 @@ class Probe:
 
     def __call__(self, batch: Any, scales: Sequence[float]) -> Measurement:
         """Compares the variants on a batch; the candidate's losses are scaled for the backward pass, then unscaled."""
-        values, quantized, losses = self._function(batch, tf.constant(scales, tf.float32, [len(scales)]))
-        return Measurement(values.numpy(), float(losses[0]), float(losses[1]), np.array(quantized))
+        values, grids, quantized, losses = self._function(batch, tf.constant(scales, tf.float32, [len(scales)]))
+        return Measurement(values.numpy(), grids.numpy(), float(losses[0]), float(losses[1]), np.array(quantized))
 
     def measure(self, batches: Sequence[Any]) -> tuple[list[Measurement], float]:
         """Compares the variants on batches, with the loss scale halved while a gradient overflows, as in training.
@@ -191,7 +209,9 @@ class Probe:
         self.updates, self.unscaled = len(step.updates), without_scaling(step, adapting, scales)
         return reference, candidate
 
-    def _compare(self, batch: Any, scales: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    def _compare(
+        self, batch: Any, scales: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
         with quantization_recorded(self.candidate.paths) as quantized:
             reference, candidate = self._own_steps(batch, scales) if self._own else self._keras_steps(batch, scales)
         self.quantized = [(one.path, one.tensor) for one in quantized]
@@ -202,18 +222,28 @@ class Probe:
             if (expected := reference.tensors.get((row, which))) is not None
             and expected.shape.is_compatible_with(tensor.shape)
         ]
-        pairs += [
-            (Row(path, "answer"), softmax, output)
-            for path, softmax in candidate.softmaxes
-            for output in candidate.outputs
-            if softmax.dtype in _16_BIT and softmax.shape.is_compatible_with(output.shape)
-        ]
         self.rows = [row for row, _, _ in pairs]
+        self.late_casts = late_casts(candidate.outputs, candidate.calls)
+        for origin in origins(reference.calls):
+            self.constants.setdefault(self.reference.paths[origin.layer], []).extend(origin.constants)
+        self.places = {id(tensor): place for place, (_, _, tensor) in reversed([*enumerate(pairs)])}
+        self.origins = [one for one in origins(candidate.calls) if id(one.tensor) in self.places]
+        data = [one for one in self.origins if one.is_data and one.tensor.dtype in _16_BIT]
+        # Normalization casts its input by itself; its output has one feature for each of its input.
+        inexact = [one.tensor for one in data if one.is_input or isinstance(one.layer, keras.layers.Normalization)]
+        ids = [source for one in self.origins if one.makes_integers for source in one.sources]
+        self.grids = sorted({self.places[id(tensor)] for tensor in inexact + ids if id(tensor) in self.places})
         # One layer's output is the next one's input: each pair of tensors is compared once.
         distinct = {(id(a), id(b)): (a, b) for _, a, b in pairs}
         compared = {ids: moments(*tensors) for ids, tensors in distinct.items()}
         values = tf.stack([compared[id(a), id(b)] for _, a, b in pairs])
-        return values, [one.sums for one in quantized], (reference.loss, candidate.loss)
+        grids = [grid(*pairs[place][1:]) for place in self.grids]
+        return (
+            values,
+            tf.stack(grids) if grids else tf.zeros([0, 5]),
+            [one.sums for one in quantized],
+            (reference.loss, candidate.loss),
+        )
 
 
 # A row, and which of its tensors: a position or the name of a variable.
@@ -226,7 +256,7 @@ class _Step(NamedTuple):
     loss: tf.Tensor
     outputs: list[tf.Tensor]
     tensors: _Tensors
-    softmaxes: list[tuple[str, tf.Tensor]]
+    calls: list[RecordedCall]
 
 
 def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
@@ -245,6 +275,7 @@ def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
             except TypeError as error:
                 raise _added_loss_error(paths, scope.losses, error) from error
         model._clear_losses()  # they would keep tensors of this graph
+        after = {id(one): scope.get_current_value(one) for one in variables}
         loss = tf.cast(loss, tf.float32)
         scaled = loss * scale
     tensors = _tensors_of_calls(calls, paths)
@@ -268,9 +299,9 @@ def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
         for (row, which), tensor in (tensors | weights).items()
         if id(tensor) in gradients
     }
-    softmaxes = [(paths[call.layer], output) for call in calls if _is_softmax(call.layer) for output in call.outputs]
     # Of a loss per example, the tape takes the sum and Keras shows the mean.
-    return _Step(tf.reduce_mean(loss), floating_tensors(outputs), found, softmaxes)
+    changed = {key: (value_of[key], value) for key, value in after.items() if value is not None}
+    return _Step(tf.reduce_mean(loss), floating_tensors(outputs), found | _states(paths, changed), calls)
 
 
 def _own_step(
@@ -282,6 +313,12 @@ def _own_step(
     with under_policies(model, policies), recorded_calls(model) as calls:
         step = run(model, batch, calls, scales)
     model._clear_losses()  # they would keep tensors of this graph
+    old = {id(variable): value for variable, value in before}
+    changed = {
+        id(one): (old[id(one._value)], tf.identity(one._value))
+        for one in model.non_trainable_variables
+        if id(one._value) in old
+    }
     for variable, value in before:
         variable.assign(value)
     found = _tensors_of_calls(calls, paths)
@@ -301,8 +338,7 @@ def _own_step(
                 gradients[row._replace(role="weight_gradient"), f"{which} {number}"] = gradient
     making = heads_of(model)
     outputs = [output for call in calls if call.layer in making for output in call.outputs]
-    softmaxes = [(paths[call.layer], output) for call in calls if _is_softmax(call.layer) for output in call.outputs]
-    return _Step(step.loss, outputs, found | gradients, softmaxes), step
+    return _Step(step.loss, outputs, found | gradients | _states(paths, changed), calls), step
 
 
 def build(model: keras.Model, batch: Any) -> None:
@@ -404,8 +440,22 @@ def heads_of(model: keras.Model) -> frozenset[keras.Layer]:
         return frozenset()
 
 
-def _is_softmax(layer: keras.Layer) -> bool:
-    return isinstance(layer, keras.layers.Softmax) or getattr(layer, "activation", None) is keras.activations.softmax
+def _states(paths: Mapping[keras.Layer, str], values: Mapping[int, tuple[tf.Tensor, tf.Tensor]]) -> _Tensors:
+    """The variables in floating point that the forward pass assigns: their values before, and what is added.
+
+    `values` holds those before and after it by the id of the variable.
+    """
+    found: _Tensors = {}
+    for layer, path in paths.items():
+        for variable in layer._non_trainable_variables:
+            before, after = values.get(id(variable), (None, None))
+            if before is None or after is before or not before.dtype.is_floating:
+                continue
+            if after.graph is before.graph:  # not assigned inside a loop
+                old, new = tf.cast(before, tf.float32), tf.cast(after, tf.float32)
+                found[Row(path, "state", name=variable.name), ""] = old
+                found[Row(path, "change", name=variable.name), ""] = new - old
+    return found
 
 
 @tf.function(
@@ -441,6 +491,29 @@ def moments(reference: Any, candidate: Any) -> tf.Tensor:
     """What `worst_deviation` needs of a tensor in two dtypes, shape (10,), so that no tensor leaves the graph."""
     flat = [tf.reshape(tf.cast(tf.convert_to_tensor(value), tf.float32), [-1]) for value in (reference, candidate)]
     return _moments(*flat)
+
+
+def grid(reference: tf.Tensor, candidate: tf.Tensor) -> tf.Tensor:
+    """Compares the features (last axis) of a tensor of the batch: which one rounding hides most.
+
+    Returns, of that feature, the rounding error over its spread, both as standard deviations over the batch, its
+    number, its largest magnitude and its spread; and the share of elements that change if all are whole numbers.
+    """
+    width = reference.shape[-1] if reference.shape.rank and reference.shape.rank > 1 else 1
+    values, found = (tf.reshape(tf.cast(x, tf.float32), [-1, width or 1]) for x in (reference, candidate))
+    known = tf.math.is_finite(values)
+    values = tf.where(known, values, 0.0)
+    off = tf.where(known, found - values, 0.0)
+    spread = tf.math.reduce_std(values, axis=0)
+    # A feature that hardly varies beside the others, such as the background of an image, tells little.
+    tells = (spread >= 0.1 * tf.sqrt(tf.reduce_mean(spread**2))) & (tf.shape(values)[0] >= _LEAST_ROWS)
+    tells &= spread > _CONSTANT * tf.reduce_max(tf.abs(values), axis=0)
+    error = tf.sqrt(tf.reduce_mean(tf.where(tf.math.is_finite(off), off, np.inf) ** 2, axis=0))
+    ratio = tf.where(tells, error / spread, 0.0)
+    worst = tf.argmax(ratio)
+    changed = tf.reduce_mean(tf.cast(off != 0, tf.float32))
+    parts = [ratio[worst], tf.cast(worst, tf.float32), tf.reduce_max(tf.abs(values[:, worst])), spread[worst]]
+    return tf.stack([*parts, tf.where(tf.reduce_all(values == tf.round(values)), changed, 0.0)])
 
 
 def worst_deviation(batches: Iterable[np.ndarray[Any, Any]]) -> Deviation:

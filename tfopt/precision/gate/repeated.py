@@ -96,7 +96,7 @@ class RepeatedComparison:
         self._policies = self._present_policies()
         self._assigned = assign_policies(model, {})
         reference = in_float32(model)
-        candidate = Variant(model, self._assigned.paths, self._assigned.policies | self._assigned.heads_in_16_bits)
+        candidate = Variant(model, self._assigned.paths, self._assigned.policies | self._assigned.in_16_bits_today)
         with without_dropout(model), tf32(False):
             self._probe = Probe(reference, candidate, batch, applied=False)
             self._states = _States(reference, candidate, batch)

@@ -1,0 +1,196 @@
+"""What the graph of a step tells about its tensors: what each was computed from, and in which operations."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.model.layers import RecordedCall
+
+_16_BIT = (tf.float16, tf.bfloat16)
+# Operations that hand on their inputs' values, or a simple function of them, one element from one element.
+_PASSING = {
+    *("Cast", "Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "CheckNumerics"),
+    *("Reshape", "Squeeze", "ExpandDims", "Transpose", "Pack", "Unpack", "ConcatV2", "Split", "SplitV"),
+    *("StridedSlice", "Slice", "GatherV2", "GatherNd", "Tile", "BroadcastTo", "Pad", "PadV2", "ReverseV2"),
+    *("Log", "Log1p", "Neg", "ClipByValue", "Mean"),
+}
+# Those that do so if all other inputs are constants, or all are probabilities.
+_PASSING_WITH_CONSTANTS = {"Mul", "AddV2", "Add", "Sub", "RealDiv", "Maximum", "Minimum", "SelectV2"}
+_PROBABILITIES = {"Softmax": "softmax", "LogSoftmax": "log-softmax", "Sigmoid": "sigmoid"}
+
+
+class Origin(NamedTuple):
+    """The computation of one recorded tensor from the recorded tensors before it."""
+
+    tensor: tf.Tensor
+    layer: Any
+    """The layer that computes it; if it is computed between layers, the one that takes it."""
+    is_input: bool
+    """Whether the layer takes it."""
+    sources: list[tf.Tensor]
+    operations: list[tf.Operation]
+    """Those in between."""
+    makers: list[Any]
+    """The layers that made the sources."""
+    is_data: bool
+    """Whether it is computed from the batch alone, without a variable."""
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the layer that takes it only casts it."""
+        return self.is_input and all(op.type in ("Cast", "Identity") for op in self.operations)
+
+    @property
+    def makes_integers(self) -> bool:
+        """Whether floats are cast to integers, as ids are."""
+        casts = [op for op in self.operations if op.type == "Cast"]
+        return any(op.inputs[0].dtype.is_floating and op.outputs[0].dtype.is_integer for op in casts)
+
+    @property
+    def constants(self) -> list[float]:
+        """Of each of its constants in floating point the smallest and the largest number, by magnitude."""
+        found: list[float] = []
+        for op in self.operations:
+            if op.type == "Const" and op.outputs[0].dtype.is_floating:
+                size = op.outputs[0].shape.num_elements()
+                values = tf.get_static_value(op.outputs[0]).astype("float64").ravel() if size else np.zeros(0)
+                values = values[np.isfinite(values) & (values != 0)]
+                found += [float(values[at]) for at in np.argsort(np.abs(values))[[0, -1]]] if values.size else []
+        return found
+
+
+def origins(calls: Sequence[RecordedCall]) -> list[Origin]:
+    """The origin of each tensor that recorded calls take or return."""
+    made = _makers(calls)
+    known = {id(tensor) for call in calls for tensor in call.inputs + call.outputs}
+    found: dict[int, Origin] = {}
+    for call in calls:
+        for is_input, tensors in ((True, call.inputs), (False, call.outputs)):
+            for tensor in tensors:
+                if id(tensor) not in found and not (is_input and id(tensor) in made):
+                    sources, operations = _stretch(tensor, known)
+                    makers = [made[id(one)].layer for one in sources if id(one) in made]
+                    found[id(tensor)] = Origin(tensor, call.layer, is_input, sources, operations, makers, False)
+    learned = {key for key, one in found.items() if _reads_variable(one.operations)}
+    before = -1
+    while len(learned) > before:  # calls end in another order than they compute
+        before = len(learned)
+        learned |= {key for key, one in found.items() if not learned.isdisjoint(map(id, one.sources))}
+    return [one._replace(is_data=key not in learned) for key, one in found.items()]
+
+
+def _reads_variable(operations: Iterable[tf.Operation]) -> bool:
+    return any(one.dtype == tf.resource for op in operations for one in op.inputs)
+
+
+def _makers(calls: Sequence[RecordedCall]) -> dict[int, RecordedCall]:
+    made: dict[int, RecordedCall] = {}
+    for call in calls:
+        for tensor in call.outputs:
+            made.setdefault(id(tensor), call)  # of nested calls, the innermost ends first
+    return made
+
+
+def _stretch(tensor: tf.Tensor, known: Collection[int]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+    """Walks from a tensor back to the nearest known ones, given by id; returns those and the operations between."""
+    sources: dict[int, tf.Tensor] = {}
+    operations = {tensor.op: None}
+    waiting = [*tensor.op.inputs]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in known:
+            sources[id(one)] = one
+        elif one.op not in operations:
+            operations[one.op] = None
+            waiting += one.op.inputs
+    return [*sources.values()], [*operations]
+
+
+class Probability(NamedTuple):
+    """A softmax, sigmoid or the like in 16 bits whose result becomes a model output."""
+
+    kind: str
+    dtype: str
+    layer: Any
+    """The layer whose call computes it, or None if that is the model itself."""
+    before: list[Any]
+    """If it is computed between layers, those that made its input."""
+
+
+def late_casts(outputs: Iterable[tf.Tensor], calls: Sequence[RecordedCall]) -> list[Probability]:
+    """The probabilities in 16 bits behind a model's outputs, found through operations that only hand values on."""
+    made = _makers(calls)
+    found: list[Probability] = []
+    seen: set[int] = set()
+    waiting: list[tuple[_Place, RecordedCall | None]] = [(_Place(output), None) for output in outputs]
+    while waiting:
+        place, call = waiting.pop()
+        tensor = place.tensor
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        call = made.get(id(tensor), call)
+        if call and any(tensor is one for one in call.inputs):
+            call = None  # computed before the call
+        kind = _probability(tensor)
+        if kind and tensor.dtype in _16_BIT:
+            between = call is None or bool(call.layer._layers)
+            before = [made[id(one)].layer for one in _stretch(place.outermost, made)[0]] if between else []
+            found.append(Probability(kind, tensor.dtype.name, call.layer if call else None, before))
+        elif not kind:
+            waiting += [(one, call) for one in place.handed_on()]
+    return found
+
+
+class _Place(NamedTuple):
+    """A tensor, and the calls of functions it is inside of, each with the function's graph, outermost first."""
+
+    tensor: tf.Tensor
+    inside: tuple[tuple[tf.Operation, Any], ...] = ()
+
+    @property
+    def outermost(self) -> tf.Tensor:
+        """The tensor, or an output of the outermost call it is inside of."""
+        return self.inside[0][0].outputs[0] if self.inside else self.tensor
+
+    def handed_on(self) -> "list[_Place]":
+        """The tensors whose values the operation that made this one hands on."""
+        op, index = self.tensor.op, self.tensor.value_index
+        if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
+            body = op.graph._get_function(op.get_attr("f").name).graph
+            return [_Place(body.outputs[index], (*self.inside, (op, body)))]
+        if op.type == "Placeholder" and self.inside:
+            *outer, (caller, body) = self.inside
+            at = next(at for at, one in enumerate(body.inputs) if one is self.tensor)
+            return [_Place(caller.inputs[at], tuple(outer))]
+        inputs = [one for one in op.inputs if one.dtype.is_floating]
+        if op.type == "IdentityN":
+            inputs = [op.inputs[index]]
+        elif op.type in _PASSING_WITH_CONSTANTS:
+            inputs = [one for one in inputs if not _is_constant(one)]
+            if len(inputs) > 1 and not all(_Place(one, self.inside)._is_probability() for one in inputs):
+                inputs = []
+        elif op.type not in _PASSING:
+            inputs = []
+        return [_Place(one, self.inside) for one in inputs]
+
+    def _is_probability(self) -> bool:
+        return bool(_probability(self.tensor) or [one for one in self.handed_on() if one._is_probability()])
+
+
+def _probability(tensor: tf.Tensor) -> str | None:
+    """What a tensor is if its operation makes probabilities or their logarithms."""
+    op = tensor.op
+    if op.type == "RealDiv":  # exp(x) / sum(exp(x)), 1 / (1 + exp(-x))
+        above, below = op.inputs[0].op, op.inputs[1].op
+        inner = [*below.inputs] if below.type in ("Sum", "AddV2") else []
+        if "Exp" in (above.type, *(one.op.type for one in inner)):
+            return "softmax"
+    return _PROBABILITIES.get(op.type)
+
+
+def _is_constant(tensor: tf.Tensor) -> bool:
+    op = tensor.op
+    return op.type == "Const" or (op.type in ("Cast", "Identity", "Reshape") and _is_constant(op.inputs[0]))
