@@ -10,10 +10,10 @@ import tensorflow as tf
 from models import assert_same_state, state
 
 from tfopt.callbacks import CompilationLogger
-from tfopt.callbacks.compilation_logger import repeated_compilation
-from tfopt.errors import UnsupportedError
+from tfopt.errors import TfoptError, UnsupportedError
 from tfopt.xla import set_jit, watch, watching
 from tfopt.xla.log.compilations import History
+from tfopt.xla.recompilation import repeated_compilation
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data")
 
@@ -65,7 +65,7 @@ def test_each_epoch_logs_what_was_compiled_in_it():
     assert history["xla_compilations"] == [3, 0]
     assert history["xla_compilation_seconds"][0] == pytest.approx(logger.compilations.seconds)
     assert history["xla_compilation_seconds"][1] == 0.0
-    assert logger.compilations.events[1].cause.startswith("input 0: (8, 3, 4) → (4, 3, 4)")
+    assert logger.compilations.events[1].cause.startswith("x: (8, 3, 4) → (4, 3, 4)")
 
 
 def test_without_jit_there_are_none():
@@ -74,13 +74,13 @@ def test_without_jit_there_are_none():
 
 
 def test_a_storm_of_lengths_is_warned_of_once():
-    with pytest.warns(UserWarning, match=r"Expected at most 2 XLA compilations of one_step_on_data .* Found") as caught:
+    with pytest.warns(UserWarning, match=r"Expected at most 2 XLA compilations of the training step.* Found") as caught:
         history = fit(CompilationLogger(max_compilations=2), dataset=lengths(3, 4, 5, 6), epochs=2)
     assert history["xla_compilations"] == [4, 0]
     (warning,) = (str(one.message) for one in caught if "XLA" in str(one.message))
-    assert "Found 4 in" in warning  # after the fourth step, not at the epoch's end
-    assert "input 0: (2, 5, 4) → (2, 6, 4)" in warning
-    assert "Input 0 is to blame. Give it one shape: pad to a fixed length" in warning
+    assert "Found 3 in" in warning  # after the third step, not at the epoch's end
+    assert "x: (2, 4, 4) → (2, 5, 4)" in warning
+    assert "The cause is x. Give it one shape: pad to a fixed length" in warning
 
 
 @pytest.mark.slow
@@ -97,17 +97,17 @@ def events(*shapes, dtype="float32"):
 
 
 def test_the_remedy_fits_the_cause():
-    batches = repeated_compilation(events("(8, 3)", "(7, 3)", "(6, 3)"), 2)
-    assert "Expected at most 2 XLA compilations of f in one training. Found 3 in 3 s" in batches
+    batches = str(repeated_compilation(events("(8, 3)", "(7, 3)", "(6, 3)"), 2))
+    assert "Expected at most 2 XLA compilations of f. Found 3 in 3 s" in batches
     assert "input 1: (7, 3) → (6, 3)" in batches
-    assert 'Input 1 is to blame. Give every batch the same size: build_pipeline(..., remainder="drop")' in batches
-    assert "pad to a fixed length or size" in repeated_compilation(events("(8, 3)", "(8, 4)", "(7, 5)"), 2)
-    assert "make no tf.function inside the training loop" in repeated_compilation(
-        events("(8, 3)", "(8, 3)", "(8, 3)"), 2
+    assert 'The cause is input 1. Give every batch the same size: build_pipeline(..., remainder="drop")' in batches
+    assert "pad to a fixed length or size" in str(repeated_compilation(events("(8, 3)", "(8, 4)", "(7, 5)"), 2))
+    assert "make no tf.function inside the training loop" in str(
+        repeated_compilation(events("(8, 3)", "(8, 3)", "(8, 3)"), 2)
     )
     types = SimpleNamespace(add=History().add)
     mixed = [types.add("f", "f_1", None, {0: f"{dtype} (4,)"}) for dtype in ("float32", "float16", "float64")]
-    assert "Cast it to one dtype" in repeated_compilation(mixed, 2)
+    assert "Cast it to one dtype" in str(repeated_compilation(mixed, 2))
     assert repeated_compilation(events("(8, 3)", "(7, 3)"), 2) is None
     assert repeated_compilation([], 1) is None
 
@@ -267,3 +267,43 @@ def test_evaluate_alone_is_not_followed():
     model = linear()
     model.evaluate(data(8), verbose=0, callbacks=[CompilationLogger()])
     assert not watched(model.test_function)
+
+
+def steps_under_xla(model, seen):
+    """A callback that notes after each step whether the model runs under XLA."""
+    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(model.jit_compile))
+
+
+def test_an_error_ends_fit_at_the_step_that_exceeded_the_limit():
+    model, logger, seen = linear(), CompilationLogger(max_compilations=2, on_recompile="error"), []
+    with pytest.raises(TfoptError, match=r"Expected at most 2 XLA compilations of the training step\. Found 3 .* x: "):
+        fit(logger, model, lengths(3, 4, 5, 6, 7), [steps_under_xla(model, seen)])
+    assert model.optimizer.iterations.numpy() == 3
+    assert seen == [True, True]  # its callback did not run after the third step
+    assert not watched(model.train_function)
+    assert watching._COMPILER._watches == 0
+
+
+def test_eager_trains_on_without_xla_to_the_same_weights():
+    model, plain, seen = linear(), linear(jit_compile=False), []
+    logger = CompilationLogger(max_compilations=2, on_recompile="eager")
+    with pytest.warns(UserWarning, match="Found 3 .* From now on .* runs without XLA"):
+        history = fit(logger, model, lengths(3, 4, 5, 6, 7, 8), [steps_under_xla(model, seen)])
+    assert history["xla_compilations"] == [3]
+    assert (seen, model.jit_compile) == ([True, True, False, False, False, False], False)
+    plain.fit(lengths(3, 4, 5, 6, 7, 8), verbose=0, shuffle=False)
+    for (name, value), (_, expected) in zip(state(model), state(plain), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, err_msg=name)
+    assert not watched(model.train_function)
+
+
+def test_validation_that_recompiles_ends_fit_too():
+    model, logger = linear(), CompilationLogger(max_compilations=2, on_recompile="error")
+    with pytest.raises(TfoptError, match="of the evaluation step"):
+        fit(logger, model, data(16), validation_data=lengths(3, 4, 5, 6))
+    assert not watched(model.test_function)
+
+
+def test_what_to_do_must_be_known():
+    with pytest.raises(ValueError, match="Expected on_recompile to be one of 'warn', 'error', 'eager'"):
+        CompilationLogger(on_recompile="stop")

@@ -109,7 +109,7 @@ def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path
     assert "GPU utilisation" in page
     assert "mean 80.0 %" in page
     assert "GPU 0 GPU 1" in page
-    assert re.search(r"compilation one_step_on_data", page)
+    assert re.search(r"compilation training step", page)
     assert alert.alerts
     assert str(alert.alerts[0])[:50] in page
     assert re.search(r"3 epochs in .* 1 compilation", page)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from tfopt.errors import UnsupportedError
+from tfopt.errors import TfoptError, UnsupportedError
 from tfopt.xla import watch
 from tfopt.xla import watching as watching_module
 from tfopt.xla.log import framework
@@ -73,7 +73,7 @@ def test_compilations_are_counted_with_their_cause():
     assert compilations.source == "compilations"
     first, second = compilations.events
     assert (first.inputs, first.changed) == ({0: "float32 (4, 5)"}, ())
-    assert (second.cause, second.changed) == ("input 0: (4, 5) → (7, 5)", (0,))
+    assert (second.cause, second.changed) == ("x: (4, 5) → (7, 5)", (0,))
     assert compilations.seconds == first.seconds + second.seconds > 0
     assert str(compilations).startswith("2 XLA compilations, ")
     assert json.loads(json.dumps(compilations.to_dict()))["count"] == 2
@@ -100,7 +100,7 @@ def test_other_dtypes_constants_and_traces():
             g(tf.ones(12), tf.constant(n))
         total()(tf.ones(3))
     causes = [event.cause for event in compilations.events]
-    assert causes[1] == "input 0: float32 (3,) → float16 (3,)"
+    assert causes[1] == "x: float32 (3,) → float16 (3,)"
     assert "treats as constant" in causes[3]
     assert "retraced" in causes[4]
 
@@ -113,12 +113,54 @@ def test_under_fit_the_batches_that_a_dataset_yields_are_seen(steps):
         model.fit(data(20), epochs=2, verbose=0, shuffle=False)
         assert [event.cause for event in compilations.events] == [
             "its first compilation here",
-            "input 0: (8, 4) → (4, 4), input 1: (8, 1) → (4, 1)",
+            "x: (8, 4) → (4, 4), y: (8, 1) → (4, 1)",
         ]
         model.evaluate(data(8), verbose=0)
         model.predict(np.ones((8, 4), "float32"), verbose=0)
     assert [event.function for event in compilations.events] == ["one_step_on_data"] * 4
     assert [event.cause for event in compilations.events[2:]] == ["its first compilation here"] * 2
+    steps = ["training step", "training step", "evaluation step", "prediction step"]
+    assert [event.step for event in compilations.events] == steps
+    assert [line.split(":")[0].strip() for line in str(compilations).splitlines()[1:]] == steps
+
+
+def test_the_argument_that_changed_is_named():
+    """Two inputs of the same shapes, whose keys sort in another order than they were given, and weights."""
+    txt, img = keras.Input((None,), name="txt"), keras.Input((None,), name="img")
+    both = keras.ops.concatenate([keras.ops.sum(x, -1, keepdims=True) for x in (txt, img)], -1)
+    model = keras.Model({"txt": txt, "img": img}, keras.layers.Dense(1)(both))
+    model.compile("sgd", "mse", jit_compile=True)
+
+    def step(txt=3, img=3, weights=()):
+        x = {"txt": np.ones((4, txt), "float32"), "img": np.ones((4, img), "float32")}
+        model.train_on_batch(x, np.ones((4, 1), "float32"), *weights)
+
+    with watch() as compilations:
+        step()
+        step(txt=5)
+        step(img=6)
+        step(weights=[np.ones(4, "float32")])
+    assert [event.cause for event in compilations.events] == [
+        "its first compilation here",
+        'x["txt"]: (4, 3) → (4, 5)',
+        'x["img"]: (4, 3) → (4, 6)',
+        "its first compilation here",
+    ]
+    assert list(compilations.events[3].names.values()) == ['x["img"]', 'x["txt"]', "y", "sample_weight"]
+    assert {event.step for event in compilations.events} == {"training step"}
+    assert json.loads(json.dumps(compilations.events[1].to_dict()))["names"]["0"] == 'x["img"]'
+
+
+def test_functions_traced_before_the_watch_and_those_of_ones_own():
+    model = linear()
+    model.fit(data(8), verbose=0, shuffle=False)
+    f = tf.function(lambda batch, scale: batch["a"] * scale + batch["b"][0], jit_compile=True, reduce_retracing=True)
+    with watch() as compilations:
+        model.fit(data(7, size=7), verbose=0, shuffle=False)
+        for size in (2, 3):
+            f({"b": (tf.ones(2), 1), "a": tf.ones((size, 2))}, scale=tf.constant(2.0))
+    assert [event.step for event in compilations.events] == ["training step", None, None]
+    assert compilations.events[2].cause == 'batch["a"]: (2, 2) → (3, 2)'
 
 
 def test_without_jit_there_are_none():
@@ -321,3 +363,90 @@ def test_a_function_that_is_missing_is_refused(monkeypatch):
         Verbosity()
     assert isinstance(caught.value.__cause__, AttributeError)
     assert ctypes.CDLL(None)
+
+
+def called(f, *sizes):
+    for size in sizes:
+        f(tf.ones(size))
+
+
+def fitted(model, *sizes):
+    for size in sizes:
+        model.fit(data(size, size), verbose=0, shuffle=False)
+
+
+def test_an_error_is_raised_at_the_call_that_exceeded_the_limit():
+    f = total()
+    traced = r"Expected at most 2 XLA compilations of .*\. Found 3 .* The cause is x\. "
+    with pytest.raises(TfoptError, match=traced), watch(on_recompile="error", limit=2) as compilations:
+        called(f, 101, 102, 102, 103, 104)
+    assert [event.inputs[0] for event in compilations.events] == [f"float32 ({size},)" for size in (101, 102, 103)]
+    called(f, 105, 106, 107)  # after the block
+
+
+def test_a_warning_is_given_once():
+    limited = watch(on_recompile="warn", limit=2)
+    with pytest.warns(UserWarning, match="Expected at most 2 XLA compilations") as warned, limited as compilations:
+        called(total(), 2, 3, 4, 5, 6)
+    assert (len(warned), compilations.count) == (1, 5)
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_each_function_has_its_limit():
+    with watch(on_recompile="error", limit=2) as compilations:
+        called(total(), 2, 3)
+        linear().fit(data(12), verbose=0, shuffle=False, validation_data=data(12))
+    assert compilations.count == 6
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_eager_takes_only_the_model_that_recompiles_off_xla():
+    storm, calm = linear(), linear()
+    found, limited = f"Found 3 .*From now on '{storm.name}' runs without XLA", watch(on_recompile="eager", limit=2)
+    fitted(calm, 16)
+    with pytest.warns(UserWarning, match=found), limited as compilations:
+        fitted(storm, 2, 3, 4, 5, 6)
+    assert (storm.jit_compile, calm.jit_compile) == (False, True)
+    assert compilations.count == 3
+
+
+def test_a_function_of_no_model_stays_under_xla():
+    limited = watch(on_recompile="eager", limit=1)
+    with pytest.warns(UserWarning, match="It is no step of a Keras model: XLA stays on"), limited:
+        called(total(), 2, 3)
+
+
+def test_only_the_thread_of_the_block_is_interrupted():
+    ended = []
+
+    def work():
+        called(total(), 2, 3, 4)
+        ended.append(True)
+
+    def work_elsewhere():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert ended == [True]
+        tf.function(lambda: tf.constant(1))()  # the next call in this thread
+
+    with pytest.raises(TfoptError, match="Found 3"), watch(on_recompile="error", limit=2):
+        work_elsewhere()
+
+
+def test_watches_that_overlap_leave_nothing_behind():
+    first, second = watch(on_recompile="error"), watch(on_recompile="warn")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    called(total(), 2)
+    second.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [({"on_recompile": "eagerly"}, ValueError), ({"limit": 0}, ValueError), ({"limit": 1.5}, TypeError)],
+)
+def test_bad_arguments(arguments, error):
+    with pytest.raises(error, match="Expected"), watch(**arguments):
+        pass

@@ -5,7 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -16,14 +16,15 @@ from tfopt.text import Shown
 from tfopt.xla.log.compilations import Compilation, History, LogParser
 from tfopt.xla.log.framework import Verbosity
 from tfopt.xla.log.stderr_tap import StderrTap
+from tfopt.xla.recompilation import Reactor, check_stance, reacting
 
 _SHOWN = 10
 _PLAIN = (bool, int, float, str, type(None))
 
 
 @contextmanager
-def watch() -> Iterator["Compilations"]:
-    """Counts XLA's compilations in the block, with the duration and cause of each.
+def watch(*, on_recompile: str | None = None, limit: int = 4) -> Iterator["Compilations"]:
+    """Counts XLA's compilations in the block, with the duration and cause of each, and can act on repeated ones.
 
     Use it when training stalls now and then: XLA compiles every new input shape, for seconds or minutes, and neither
     Keras nor `experimental_get_tracing_count()` shows it. It adds nothing to a step. Blocks can be nested and see the
@@ -36,6 +37,20 @@ def watch() -> Iterator["Compilations"]:
     functions with `jit_compile=True` instead, and `str()` says so. That undercounts under `fit`, whose batches never
     pass through Python.
 
+    Args:
+        on_recompile: What to do once a function has been compiled more than `limit` times in the block. "warn": warn
+            once. "error": raise. "eager": warn, and run the Keras model whose step it is without XLA from its next step
+            on, as `set_jit(model, False)` does; a function of no model keeps XLA. None: only count. It acts in the
+            thread of the block, when the call of a `tf.function`, such as a step of `fit`, has ended. By then the
+            compilation that exceeded the limit has happened: TensorFlow reports it when it is done.
+        limit: Compilations allowed for one function. Training, evaluation and prediction are counted apart, and a
+            smaller last batch takes one more.
+
+    Raises:
+        ValueError: If `on_recompile` is none of these, or `limit` is below 1.
+        TypeError: If `limit` is not an integer.
+        tfopt.errors.TfoptError: At the end of the step in which the limit was exceeded, with on_recompile="error".
+
     Yields:
         The `Compilations`, readable inside the block and after it.
 
@@ -44,13 +59,15 @@ def watch() -> Iterator["Compilations"]:
         ...     model.fit(dataset)
         >>> print(compilations)
         2 XLA compilations, 3.36 s
-          one_step_on_data: 1.91 s, its first compilation here
-          one_step_on_data: 1.45 s, input 0: (32, 8, 8, 1) → (17, 8, 8, 1), input 1: (32,) → (17,)
+          training step: 1.91 s, its first compilation here
+          training step: 1.45 s, x: (32, 8, 8, 1) → (17, 8, 8, 1), y: (32,) → (17,)
     """
+    check_stance(on_recompile, limit)
     watching = Watch()
     try:
         watching.resume()
-        yield watching.compilations
+        with reacting(Reactor(watching.compilations, on_recompile, limit)) if on_recompile else nullcontext():
+            yield watching.compilations
     finally:
         watching.stop()
 
@@ -77,6 +94,11 @@ class Compilations(Shown):
         if self._end is None:
             self._listener.sync()
         return tuple(self._listener.events[self._start : self._end])
+
+    @property
+    def changed(self) -> bool:
+        """Whether `events` may have more than when it was last read. Takes a microsecond, but a report may be late."""
+        return self._end is None and self._listener.has_news()
 
     @property
     def count(self) -> int:
@@ -202,6 +224,11 @@ class _CompilerListener:
             if self._tap:
                 self.events += self._parser.parse(self._tap.lines())
 
+    def has_news(self) -> bool:
+        """Whether the log may have more."""
+        tap = self._tap
+        return tap is not None and tap.has_lines()
+
     def close(self) -> None:
         with self._lock:
             self._watches -= 1
@@ -243,6 +270,10 @@ class _SignatureListener:
 
     def sync(self) -> None:
         """Does nothing; signatures are noted at once."""
+
+    def has_news(self) -> bool:
+        """Returns True; asking is cheap."""
+        return True
 
     def close(self) -> None:
         """Does nothing; there is nothing to release."""

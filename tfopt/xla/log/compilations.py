@@ -12,11 +12,13 @@ Only variables have a name. Loops and branches are logged as inner functions.
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from tfopt.text import listed
+from tfopt.xla.log.traced_functions import TracedFunction, traced_function
 
 _SHAPE = re.compile(r"([a-z]+\d*)\[([\d,<=?]*)\](?:\{[\d,]*\})?")
 _DTYPES = {"pred": "bool", "bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
@@ -28,7 +30,8 @@ class Compilation:
     """One compilation by XLA."""
 
     function: str
-    """Name of the Python function. Under Keras it is `one_step_on_data` for training, evaluation and prediction."""
+    """Name of the Python function. Under Keras it is `one_step_on_data` for training, evaluation and prediction, which
+    `step` tells apart."""
     module: str
     """TensorFlow's name for the traced function that was compiled."""
     seconds: float | None
@@ -41,17 +44,33 @@ class Compilation:
     changed: tuple[int, ...]
     """Numbers of the inputs whose shape or dtype differs from the nearest earlier compilation of the function."""
     cause: str
-    """Why it was compiled: "input 0: (32, 8, 8, 1) → (17, 8, 8, 1)"."""
+    """Why it was compiled: "x: (32, 8, 8, 1) → (17, 8, 8, 1)"."""
+    step: str | None = None
+    """ "training step", "evaluation step" or "prediction step" of a Keras model; None for another function."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Names of the inputs by number: `x`, `y`, `x["image"]`, or the function's own arguments. Empty if the function was
+    gone when its compilation was read."""
+
+    @property
+    def label(self) -> str:
+        """What was compiled: the step, or the function's name."""
+        return f"the {self.step}" if self.step else self.function
+
+    def name_of(self, number: int) -> str:
+        """The name of an input, or "input 3" if it is unknown."""
+        return _name(self.names, number)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
         plain = {"function": self.function, "module": self.module, "seconds": self.seconds, "cause": self.cause}
         inputs = {str(number): shape for number, shape in self.inputs.items()}
-        return plain | {"inputs": inputs, "variables": [*self.variables], "changed": [*self.changed]}
+        names = {str(number): name for number, name in self.names.items()}
+        lists = {"variables": [*self.variables], "changed": [*self.changed]}
+        return plain | lists | {"inputs": inputs, "step": self.step, "names": names}
 
     def __str__(self) -> str:
         seconds = "" if self.seconds is None else f" {self.seconds:.3g} s,"
-        return f"{self.function}:{seconds} {self.cause}"
+        return f"{self.step or self.function}:{seconds} {self.cause}"
 
 
 class History:
@@ -69,12 +88,14 @@ class History:
         *,
         variables: tuple[str, ...] = (),
         owner: Hashable = None,
+        step: str | None = None,
+        names: Mapping[int, str] = MappingProxyType({}),
     ) -> Compilation:
         """Returns the compilation with its cause. Arguments are the fields of `Compilation`.
 
         `owner` tells this function from others of the same name.
         """
-        earlier = self._seen.setdefault((function, variables, frozenset(inputs), owner), [])
+        earlier = self._seen.setdefault((function, step, variables, frozenset(inputs), owner), [])
         # Of equally near ones the latest, since the user has its shape in mind.
         near = min(reversed(earlier), key=lambda other: len(_changed(other[1], inputs)), default=None)
         changed = _changed(near[1], inputs) if near else ()
@@ -86,7 +107,9 @@ class History:
             inputs=inputs,
             variables=variables,
             changed=changed,
-            cause=_cause(near, module, inputs, changed),
+            cause=_cause(near, module, inputs, changed, names),
+            step=step,
+            names=names,
         )
 
 
@@ -111,15 +134,24 @@ def _changed(before: Mapping[int, str], now: Mapping[int, str]) -> tuple[int, ..
 
 
 def _cause(
-    near: tuple[str, Mapping[int, str]] | None, module: str, inputs: Mapping[int, str], changed: tuple[int, ...]
+    near: tuple[str, Mapping[int, str]] | None,
+    module: str,
+    inputs: Mapping[int, str],
+    changed: tuple[int, ...],
+    names: Mapping[int, str],
 ) -> str:
     if near is None:
         return "its first compilation here"
     if changed:
-        return listed([f"input {number}: {_step(near[1][number], inputs[number])}" for number in changed], _NAMED)
+        steps = [f"{_name(names, number)}: {_step(near[1][number], inputs[number])}" for number in changed]
+        return listed(steps, _NAMED)
     if near[0] == module:
         return "inputs of the same shapes; another device, or another value of an input that XLA treats as constant"
     return "inputs of the same shapes; retraced, for another Python argument or by a new tf.function"
+
+
+def _name(names: Mapping[int, str], number: int) -> str:
+    return names.get(number, f"input {number}")
 
 
 def _step(before: str, now: str) -> str:
@@ -153,8 +185,9 @@ class _Started:
 class LogParser:
     """Turns XLA's log lines into compilations."""
 
-    def __init__(self, history: History) -> None:
-        self._history = history
+    def __init__(self, history: History, lookup: Callable[[str], TracedFunction | None] = traced_function) -> None:
+        self._history, self._lookup = history, lookup
+        self._known: dict[str, tuple[str | None, dict[int, str]]] = {}
         self._threads: dict[str, list[_Started]] = defaultdict(list)
 
     def parse(self, lines: Iterable[str]) -> list[Compilation]:
@@ -196,4 +229,16 @@ class LogParser:
             return []
         function = _TRACED.fullmatch(outermost.module)[1]  # type: ignore[index]
         variables = tuple(outermost.variables)
-        return [self._history.add(function, outermost.module, seconds, outermost.inputs, variables=variables)]
+        step, names = self._described(outermost.module)
+        return [
+            self._history.add(
+                function, outermost.module, seconds, outermost.inputs, variables=variables, step=step, names=names
+            )
+        ]
+
+    def _described(self, module: str) -> tuple[str | None, dict[int, str]]:
+        """The step and the inputs' names of a traced function, looked up once."""
+        if module not in self._known:
+            found = self._lookup(module)
+            self._known[module] = (found.step, dict(enumerate(found.inputs))) if found else (None, {})
+        return self._known[module]

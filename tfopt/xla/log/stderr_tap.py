@@ -53,6 +53,10 @@ class StderrTap:
         """Routes standard error to where it went before."""
         os.dup2(self._stderr, 2)
 
+    def has_lines(self) -> bool:
+        """Whether lines have arrived that nobody has read; others may be on their way."""
+        return os.fstat(self._file.fileno()).st_size > self._read
+
     def lines(self) -> list[str]:
         """Waits for the forwarder to catch up, and returns XLA's lines since the last call."""
         self._marks += 1
