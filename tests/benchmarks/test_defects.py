@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import defect_cases
@@ -47,6 +49,21 @@ def test_nothing_fails_and_with_tfopt_nothing_is_wrong():
     for case in RECORDED["cases"]:
         assert case[STOCK]["verdict"] in ("right", "wrong"), case
         assert case[TFOPT] is None or case[TFOPT]["verdict"] in ("right", "refused"), case
+
+
+@pytest.mark.slow
+def test_the_script_measures_writes_and_stops(tmp_path):
+    results, page = tmp_path / "results.json", tmp_path / "page.md"
+    page.write_text("| D18 | clears | keeps |\n")
+    script = [sys.executable, defects.__file__, results]
+    for options, status, measured in (["--defect", "D18"], "complete", 1), (["--budget", "0"], "out of budget", 0):
+        subprocess.run([*script, *options], check=True, capture_output=True)
+        found = json.loads(results.read_text())
+        assert (found["status"], len(found["cases"])) == (status, measured)
+        assert found["environment"]["packages"]["keras"]
+        if measured:
+            subprocess.run([*script, "--page", page], check=True, capture_output=True)
+            assert "| mixed_bfloat16 | float32 | mixed_bfloat16 | keeps |" in page.read_text()
 
 
 def no_number(with_tfopt, folder):
