@@ -316,6 +316,7 @@ def test_what_was_changed_reads_well():
         "changed": {conv: "mixed_float16"},
         "loss_scaled": True,
         "unsaved": [],
+        "float8": [],
     }
     assert str(apply(model, {conv: "mixed_float16"})) == "Changed nothing; the loss is scaled."
     assert str(apply(small_net(compiled=False), "mixed_bfloat16")) == "Changed 5 layers to mixed_bfloat16."
