@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from tfopt.errors import TfoptError, UnsupportedError
+from tfopt.fit import overlap
 from tfopt.xla import watch
 from tfopt.xla import watching as watching_module
 from tfopt.xla.log import framework
@@ -45,7 +47,7 @@ def _left_as_found():
     """Each test leaves standard error and TensorFlow's log as they were."""
 
     def found():
-        return os.fstat(2).st_ino, levels(), polymorphic_function.Function.__call__
+        return os.fstat(2).st_ino, levels(), polymorphic_function.Function.__call__, ConcreteFunction._call_flat
 
     before = found()
     yield
@@ -397,6 +399,20 @@ def test_each_function_has_its_limit():
         called(total(), 2, 3)
         linear().fit(data(12), verbose=0, shuffle=False, validation_data=data(12))
     assert compilations.count == 6
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_model_whose_steps_overlap_goes_on_without_xla_too(steps):
+    model = linear(steps_per_execution=steps)
+    if steps == 1:
+        overlap(model)
+    limited = watch(on_recompile="eager", limit=2)
+    with pytest.warns(UserWarning, match="Found 3 .* runs without XLA"), limited as compilations:
+        fitted(model, 2, 3, 4, 5, 6)
+    assert (model.jit_compile, compilations.count) == (False, 3)
+    assert {event.step for event in compilations.events} == {"training step"}
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")

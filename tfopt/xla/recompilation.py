@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from tfopt import checks
 from tfopt.errors import TfoptError
@@ -153,7 +153,7 @@ class Reactor:
 
 _reactors: list[Reactor] = []
 _lock = threading.Lock()
-_original = polymorphic_function.Function.__call__
+_original = ConcreteFunction._call_flat
 
 
 @contextlib.contextmanager
@@ -162,8 +162,8 @@ def reacting(reactor: Reactor) -> Iterator[None]:
     global _original
     with _lock:
         if not _reactors:
-            _original = polymorphic_function.Function.__call__
-            polymorphic_function.Function.__call__ = _calling(_original)
+            _original = ConcreteFunction._call_flat
+            ConcreteFunction._call_flat = _calling(_original)
         _reactors.append(reactor)
     try:
         yield
@@ -171,7 +171,7 @@ def reacting(reactor: Reactor) -> Iterator[None]:
         with _lock:
             _reactors.remove(reactor)
             if not _reactors:
-                polymorphic_function.Function.__call__ = _original
+                ConcreteFunction._call_flat = _original
 
 
 def _calling(original: Any) -> Any:
