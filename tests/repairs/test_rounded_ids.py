@@ -101,6 +101,16 @@ def test_check_names_the_cause_until_it_is_mended(policy, nested):
     assert check(model, BATCH, policy).passed
 
 
+def test_an_input_of_float32_under_a_policy_of_16_bits_rounds_nothing():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    head = layers.Dense(3, dtype="float32")
+    model = keras.Sequential([keras.Input((10,)), layers.Embedding(5200, 4), layers.Flatten(), head])
+    keras.config.set_dtype_policy("float32")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert wrong_rows(model) == 0
+    assert check(model, BATCH, {}).passed
+
+
 def test_check_passes_whole_numbers():
     for model in (built("float32"), keras.Sequential([keras.Input((10,), dtype="int32"), *new("float32").layers])):
         model.compile("sgd", "sparse_categorical_crossentropy")

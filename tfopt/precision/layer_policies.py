@@ -195,7 +195,7 @@ def quantize(layers: Iterable[keras.Layer]) -> None:
 
 def current_policy(layer: keras.Layer) -> keras.DTypePolicy:
     """The policy a layer computes under: its own entry if it holds a DTypePolicyMap; of a 16-bit input, its dtype."""
-    if isinstance(layer, keras.layers.InputLayer) and layer.dtype in ("float16", "bfloat16"):
+    if _is_16_bit_input(layer):
         return keras.DTypePolicy(layer.dtype)
     policy = layer._dtype_policy
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
@@ -281,7 +281,12 @@ def _rounds_inputs(layer: keras.Layer) -> bool:
     """Whether a layer that stays in float32 otherwise was made in 16 bits."""
     if isinstance(layer, keras.layers.Normalization):
         return is_16_bit(current_policy(layer))
-    return isinstance(layer, keras.layers.InputLayer) and is_16_bit(current_policy(layer))
+    return _is_16_bit_input(layer)
+
+
+def _is_16_bit_input(layer: keras.Layer) -> bool:
+    """By its dtype: its policy is the global one of its creation, and says nothing."""
+    return isinstance(layer, keras.layers.InputLayer) and layer.dtype in ("float16", "bfloat16")
 
 
 def _make_constants(layer: keras.layers.Normalization) -> None:

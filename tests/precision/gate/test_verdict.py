@@ -1,11 +1,14 @@
 """The thresholds, each from both sides."""
 
+import re
 from dataclasses import replace
 
 import keras
 import pytest
+from snippets import ROOT
 
 from tfopt.precision.float8_margins import Float8Margin
+from tfopt.precision.gate import verdict
 from tfopt.precision.gate.layer_table import (
     Deviation,
     Grid,
@@ -65,7 +68,7 @@ def test_beyond(parts, said):
     [
         {"output": {"underflow": 0.9, "lost": 0.89}},
         {"output": {"error": 1.9}, "input": {"error": 0.06}},
-        {"output": {"error": 0.14}},
+        {"output": {"error": 0.09}},
         {"output": {"lost": 1.0, "norm": 1e-7}},  # beside an input of 1: what rounding leaves of zero
         {"output": {"lost": 1.0}, "input": {"lost": 1.0}},  # that comes from elsewhere
         {"weight_gradient": {"underflow": 0.9, "lost": 0.09}},
@@ -157,7 +160,7 @@ def test_drift_is_bounded_by_the_coarsest_dtype(names, limit):
 def test_the_largest_error_of_its_own_is_blamed_for_drift():
     layers = [
         layer("heir", input={"error": 0.5}, output={"error": 0.5}),
-        layer("root", output={"error": 0.14}),
+        layer("root", output={"error": 0.09}),
         *(layer(str(number)) for number in range(14)),
     ]
     [problem] = judged(*layers, candidate_loss=2.0)
@@ -188,7 +191,9 @@ def test_float8_is_coarse_by_design():
 @pytest.mark.parametrize(
     ("change", "value", "inherited", "wrong"),
     [
-        ({"error": 0.51}, {}, 0.04, True),
+        ({"error": 0.51, "difference": 0.001}, {}, 0.04, True),
+        ({"error": 0.51, "difference": 1e-5}, {}, 0.04, False),  # beside a value of 1: no rounding of that
+        ({"error": 0.51, "difference": 1e-5, "lost": 0.91}, {}, 0.04, True),  # it stands still
         ({"error": 0.49}, {}, 0.04, False),
         ({"error": 1.0}, {}, 0.06, False),  # that comes from elsewhere
         ({"error": 1.0, "norm": 1e-7}, {}, 0.0, False),  # beside a value of 1: what rounding leaves of no change
@@ -237,3 +242,23 @@ def test_a_constant_is_named(constants, said):
         [problem] = judged(layer("a", output=parts), constants={"a": constants, "b": [1e30]})
         assert said in problem.sentence
         assert ("constant" in problem.sentence) == bool(said)
+
+
+def test_the_page_states_the_limits():
+    page = (ROOT / "docs" / "precision.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", page, re.M))
+    share = "{:.0%}".format
+
+    def stated(start):
+        [limit] = [limit for what, limit in rows.items() if what.startswith(start)]
+        return [part.replace(" %", "%") for part in re.findall(r"[0-9]+ %|twice", limit)]
+
+    assert verdict.WRONG == 2
+    assert stated("a layer's output underflows") == [share(verdict.LOST_OUTPUT)]
+    assert stated("a weight gradient underflows") == [share(verdict.LOST)]
+    assert stated("a layer's output differs") == [share(verdict.OWN_ERROR), share(verdict.CLEAN), "twice"]
+    assert stated("a weight gradient differs") == ["twice", share(verdict.MATTERS)]
+    assert stated("what a layer adds") == [share(verdict.STATE_ERROR)]
+    assert stated("a layer rounds a feature") == [share(verdict.HIDDEN)]
+    halves = [drift_limit([keras.DTypePolicy(f"mixed_{dtype}")]) for dtype in ("float16", "bfloat16")]
+    assert stated("the loss drifts") == [share(limit) for limit in (*halves, verdict.FLOAT8_DRIFT)]

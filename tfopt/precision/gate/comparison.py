@@ -233,10 +233,11 @@ def _judged(
         policies=probe.policies,
         computing=probe.computing,
         heads=heads,
+        always_16_bits=tuple(dict.fromkeys(probe.always_16_bits)),
         late_casts=tuple(_late_casts(probe, heads)),
         tensors=tuple(_tensors(probe, tensors)),
         states=tuple(_states(probe, tensors)),
-        grids=tuple(_grids(probe, measured)),
+        grids=tuple(_grids(probe, measured, tensors)),
         constants=probe.constants,
         reference_loss=float(np.mean([one.reference_loss for one in measured])),
         candidate_loss=float(np.mean([one.candidate_loss for one in measured])),
@@ -316,7 +317,7 @@ def _states(probe: Probe, found: Sequence[Deviation]) -> Iterator[StatePrecision
             )
 
 
-def _grids(probe: Probe, measured: Sequence[Measurement]) -> Iterator[Grid]:
+def _grids(probe: Probe, measured: Sequence[Measurement], found: Sequence[Deviation]) -> Iterator[Grid]:
     """What the candidate leaves of the batch's values, where that is worse than in the tensors before."""
     paths = probe.candidate.paths
     worst = {place: max((one.grids[at] for one in measured), key=list) for at, place in enumerate(probe.grids)}
@@ -330,13 +331,15 @@ def _grids(probe: Probe, measured: Sequence[Measurement]) -> Iterator[Grid]:
             hidden, feature, largest, spread, changed = map(float, worst[place])
             before = [worst[probe.places[id(x)]][0] for x in one.sources if probe.places.get(id(x)) in worst]
             taker = ids.get(id(one.tensor))
+            given = [found[probe.places[id(x)]].error for x in one.sources if id(x) in probe.places]
+            rounds = found[place].error > 2 * max(given, default=0.0)  # rather than takes what is wrong already
             path = paths[taker.layer if taker else one.layer]
             yield Grid(
                 path=path,
                 blamed=rounding or (path,),
                 dtype=one.tensor.dtype.name,
                 is_input=one.is_input,
-                hidden=hidden if one.is_data and hidden > 2 * max(before, default=0.0) else 0.0,
+                hidden=hidden if one.is_data and hidden > 2 * max(before, default=0.0) and rounds else 0.0,
                 feature=int(feature),
                 largest=largest,
                 spread=spread,

@@ -43,6 +43,12 @@ class Origin(NamedTuple):
         return self.is_input and all(op.type in ("Cast", "Identity") for op in self.operations)
 
     @property
+    def computes_in_16_bits(self) -> bool:
+        """Whether 16 bits are more than handed on."""
+        made = [op.outputs[0].dtype for op in self.operations if op.outputs and op.type not in _PASSING | {"Const"}]
+        return any(dtype in _16_BIT for dtype in made)
+
+    @property
     def makes_integers(self) -> bool:
         """Whether floats are cast to integers, as ids are."""
         casts = [op for op in self.operations if op.type == "Cast"]

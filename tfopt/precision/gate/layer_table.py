@@ -176,6 +176,8 @@ class LayerTable:
     """The policies of the layers that compute."""
     heads: tuple[str, ...]
     """Layers that make the model's outputs in 16 bits; the model's own path if an operation does."""
+    always_16_bits: tuple[str, ...] = ()
+    """Layers that take or return what operations between layers compute in 16 bits whatever the policy."""
     late_casts: tuple[LateCast, ...] = ()
     """Probabilities in 16 bits that become a model output in another dtype."""
     tensors: tuple[TensorPrecision, ...] = ()

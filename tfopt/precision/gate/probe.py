@@ -102,6 +102,8 @@ class Probe:
         """The rows whose features are compared one by one: 16-bit tensors of the batch, and what becomes integers."""
         self.constants: dict[str, list[float]] = {}
         """The extreme constants that float32 computes each layer's tensors with, by path."""
+        self.always_16_bits: list[str] = []
+        """The layers that take or return what float32 computes in 16 bits, too, in operations between layers."""
         self.late_casts: list[Probability] = []
         """The softmaxes and the like that the candidate computes in 16 bits to make an output."""
         self.has_16_bit_output = False
@@ -225,7 +227,10 @@ class Probe:
         self.rows = [row for row, _, _ in pairs]
         self.late_casts = late_casts(candidate.outputs, candidate.calls)
         for origin in origins(reference.calls):
-            self.constants.setdefault(self.reference.paths[origin.layer], []).extend(origin.constants)
+            path = self.reference.paths[origin.layer]
+            self.constants.setdefault(path, []).extend(origin.constants)
+            if origin.computes_in_16_bits and (origin.is_input or origin.layer._layers):
+                self.always_16_bits.append(path)
         self.places = {id(tensor): place for place, (_, _, tensor) in reversed([*enumerate(pairs)])}
         self.origins = [one for one in origins(candidate.calls) if id(one.tensor) in self.places]
         data = [one for one in self.origins if one.is_data and one.tensor.dtype in _16_BIT]

@@ -25,7 +25,7 @@ WRONG = 2.0
 # its input and weights explains a few per cent. Measured: at most 0.07 in healthy nets; 0.30 and more where positions,
 # ids or years are computed in 16 bits. float8, coarser by design, only has the limit above.
 CLEAN = 0.05
-OWN_ERROR = 0.15
+OWN_ERROR = 0.1
 # The same for what the forward pass adds to a variable. A moving average that stands still is off by 1.
 STATE_ERROR = 0.5
 # A feature of the batch is hidden if rounding adds noise of a tenth of its spread: a year in bfloat16, whose numbers
@@ -77,7 +77,7 @@ class Problem:
 def find_problems(table: LayerTable) -> list[Problem]:
     """Judges a table: problems in order of gravity, none if the policy passes."""
     # Whatever follows from an overflow or a wrong output is not a problem of its own.
-    found = [*_overflow(table)] or [*_rounded_batch(table)] or [*_wrong_outputs(table)]
+    found = [*_always_16_bits(table)] or [*_overflow(table)] or [*_rounded_batch(table)] or [*_wrong_outputs(table)]
     found = found or [*_rounded_batch(table, computed=True)] or [*_float8(table)] or [*_gradient_overflow(table)]
     found = found or [*_wrong_states(table), *_lost_gradients(table), *_wrong_gradients(table), *_drift(table)]
     return [*_unscaled(table), *found, *_heads(table)]
@@ -203,6 +203,17 @@ def _gradient_overflow(table: LayerTable) -> Iterator[Problem]:
     )
 
 
+def _always_16_bits(table: LayerTable) -> Iterator[Problem]:
+    """A dtype that is written into a model when it is made, as by `ops.cast(x, other.dtype)` between layers."""
+    if paths := table.always_16_bits:
+        yield Problem(
+            f"Operations between layers, at {_listed(paths)}, compute in 16 bits whatever the policy: they took their "
+            "dtype when the model was made under a 16-bit policy, and there is no float32 to compare with. Make the "
+            "model under float32 and apply the policy, or put the operations into a layer.",
+            paths,
+        )
+
+
 def _rounded_batch(table: LayerTable, *, computed: bool = False) -> Iterator[Problem]:
     """Ids and features of the batch that 16 bits cannot tell apart, as layers take them or as they compute them."""
     found: dict[tuple[str, ...], Problem] = {}
@@ -257,9 +268,12 @@ def _wrong_outputs(table: LayerTable) -> Iterator[Problem]:
 
 def _wrong_states(table: LayerTable) -> Iterator[Problem]:
     for state in table.states:
-        change = state.change
-        if state.inherited < CLEAN and change.error > STATE_ERROR and not cancelled(change, state.value):
-            dtype = _dtype(table, state.path)
+        change, dtype = state.change, _dtype(table, state.path)
+        if not state.value.norm or state.inherited >= CLEAN or cancelled(change, state.value):
+            continue
+        # What rounding leaves of it, rather than of what it is updated with.
+        rounded = change.difference > _ROUNDING.get(dtype, 0.0) / 32 * state.value.norm
+        if change.lost > LOST_OUTPUT or (change.error > STATE_ERROR and rounded):
             yield Problem(
                 f"{state.path!r} updates its variable {state.name!r} in {dtype}: what this step adds differs from "
                 f"float32 by {percent(change.error)}, so it drifts or stands still in training. Compute the update in "
