@@ -444,3 +444,31 @@ def test_the_tensor_whose_values_are_a_shape_is_told_from_others_of_its_shape(st
 
     found = obstacles_of(training, ((tf.ones((2, 3)), extra), tf.constant([1, 2])))
     assert [f"its tensor {part}" in obstacle.found for obstacle in found] == ([] if part is None else [True])
+
+
+def test_a_step_that_only_fails_while_it_is_recorded_is_not_refused(monkeypatch):
+    def fails(model, batch):
+        raise tf.errors.InternalError(None, None, "a bug of XLA")
+
+    monkeypatch.setattr(explaining, "compare_results", fails)
+    found = explain(net(), batch())
+    assert found.supported
+    assert "Its results cannot be compared with those without XLA: " in str(found)
+    assert "a bug of XLA" in found.results
+    assert found.distance is None
+
+
+@pytest.mark.slow
+def test_what_xla_refuses_only_when_it_generates_code():
+    """TensorFlow 2.21 on a CPU: the gradient of pooling after a normalisation in groups, in 16 bits."""
+    pooled = [keras.layers.SeparableConv2D(8, 3), keras.layers.GroupNormalization(4), keras.layers.MaxPooling2D()]
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = net(*pooled, keras.layers.Conv2DTranspose(4, 3, strides=2))
+    found = explain(model, batch())
+    failed = False
+    try:
+        with jit(model, True):
+            model.train_on_batch(*batch())
+    except tf.errors.OpError:
+        failed = True
+    assert found.supported is not failed

@@ -139,11 +139,7 @@ def _compared(model: keras.Model, batch: Any) -> tuple[str, float | None, tuple[
     except tf.errors.ResourceExhaustedError:
         return "Its results were not compared with those without XLA: there is too little memory for it.", None, ()
     except tf.errors.OpError as error:
-        with batch_refused():
-            StepTimer(model, batch, jit_compile=False).results()  # raises if the step fails without XLA too
-        found = f"XLA cannot run the training step: {summarize_error(error)}"
-        failed = Obstacle(kind="compilation", found=found, remedy="Leave XLA off.")
-        return "Its results were not compared with those without XLA.", None, (failed,)
+        return _failed(model, batch, summarize_error(error))
     if compared.unknown:
         return f"Its results cannot be compared with those without XLA: {compared.unknown}.", None, ()
     if compared.where is None:
@@ -158,6 +154,19 @@ def _compared(model: keras.Model, batch: Any) -> tuple[str, float | None, tuple[
         layer=compared.layer,
     )
     return f"Its results differ from those without XLA: {compared.where}, {how}.", compared.distance, (different,)
+
+
+def _failed(model: keras.Model, batch: Any, error: str) -> tuple[str, float | None, tuple[Obstacle, ...]]:
+    """As `_compared`, if the step failed while its results were recorded, which XLA fuses otherwise."""
+    with batch_refused():
+        StepTimer(model, batch, jit_compile=False).results()
+    try:
+        StepTimer(model, batch, jit_compile=True).results()
+    except tf.errors.OpError:
+        found = f"XLA cannot run the training step: {error}"
+        failed = Obstacle(kind="compilation", found=found, remedy="Leave XLA off.")
+        return "Its results were not compared with those without XLA.", None, (failed,)
+    return f"Its results cannot be compared with those without XLA: {error}.", None, ()
 
 
 def _obstacles_in_training(model: keras.Model, batch: Any) -> tuple[Obstacle, ...]:
