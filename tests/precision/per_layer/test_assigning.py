@@ -74,6 +74,28 @@ def chain():
     return functional(body)
 
 
+class Subclassed(keras.Model):
+    """Not built, and made in another order than it computes."""
+
+    def __init__(self):
+        super().__init__(name="net")
+        self.head, self.body = layers.Dense(3, name="head"), layers.Dense(8, name="one")
+        self.drop = layers.Dropout(0.5, name="drop")
+
+    def call(self, x, training=None):
+        return self.head(self.body(self.drop(x, training=training)) + 1.0)
+
+
+def test_a_subclassed_model_is_built_and_taken_apart(monkeypatch):
+    model = Subclassed()
+    model.compile("adam", cross_entropy())
+    Planted(monkeypatch, model, {"one": 1.0})
+    found = assign(model, (X, Y))
+    assert [row.path for row in found.layers] == ["drop", "one", "head"]
+    assert found.policy["net"] == "mixed_bfloat16"
+    assert {row.path: row.policy for row in found.layers}["one"] == "mixed_bfloat16"
+
+
 def test_layers_of_one_kind_are_timed_once(monkeypatch):
     timed = []
     monkeypatch.setattr(layer_times, "_timed", lambda model, layer, *_: timed.append(layer.name) or (1.0, 1.0))

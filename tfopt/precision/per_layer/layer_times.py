@@ -51,7 +51,8 @@ class _Recording:
     """The calls of a model's layers in one step, with the inputs that they have there."""
 
     def __init__(self, model: keras.Model, batch: Any):
-        self.calls: dict[keras.Layer, list[_Call]] = {layer: [] for layer in _outermost(model)}
+        self.calls: dict[keras.Layer, list[_Call]] = {}
+        """In the order in which they compute."""
         self.links: list[tuple[keras.Layer | None, keras.Layer, int]] = []
         self._made: dict[int, keras.Layer] = {}
         self._kept: list[Any] = []  # keeps tensors alive, so that ids stay unique
@@ -60,7 +61,7 @@ class _Recording:
 
         def run(batch: Any) -> Any:
             self._graph = tf.compat.v1.get_default_graph()
-            with keras.StatelessScope(), calls_wrapped(self.calls, self._recorded):
+            with keras.StatelessScope(), calls_wrapped(dict.fromkeys(_outermost(model)), self._recorded):
                 forward(model, batch)
             return [call.tensors for calls in self.calls.values() for call in calls]
 
@@ -69,9 +70,7 @@ class _Recording:
         finally:
             model._clear_losses()  # they would keep tensors of that graph
         self.calls = {
-            layer: [call._replace(tensors=next(values)) for call in calls]
-            for layer, calls in self.calls.items()
-            if calls
+            layer: [call._replace(tensors=next(values)) for call in calls] for layer, calls in self.calls.items()
         }
 
     def _recorded(self, layer: keras.Layer, method: Any) -> Any:
@@ -95,7 +94,7 @@ class _Recording:
         gradients = [any(self._trains[source] for source in those) for those in sources]
         self._trains[layer] = self._trains.get(layer, False) or bool(layer.trainable_weights) or any(gradients)
         empty = keras.tree.map_structure(lambda leaf: None if tf.is_tensor(leaf) else leaf, arguments)
-        self.calls[layer].append(_Call(empty, places, tensors, gradients))
+        self.calls.setdefault(layer, []).append(_Call(empty, places, tensors, gradients))
         for tensor, those in zip(tensors, sources, strict=True):
             self.links += [(source, layer, tensor.shape.num_elements() or 0) for source in those]
 
