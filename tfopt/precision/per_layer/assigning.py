@@ -54,7 +54,7 @@ class AssignedLayer:
     float32_ms: float | None
     """Milliseconds it takes of a step in float32, alone; None if it could not be timed outside the model."""
     half_ms: float | None
-    """The same in 16 bits."""
+    """The same in 16 bits; None also where `apply` keeps it in float32."""
     own_error: float
     """The error it adds in 16 bits: as `LayerPrecision.own_error`."""
     fixed: str = ""
@@ -232,7 +232,7 @@ class _Candidates:
                 kind=type(cost.layer).__name__,
                 policy=self._half if in_half else _FLOAT32,
                 float32_ms=cost.ms and cost.ms[0],
-                half_ms=cost.ms and cost.ms[1],
+                half_ms=cost.ms[1] if cost.ms and self._changes(cost.layer) else None,
                 own_error=self._error(cost.layer),
                 fixed=self._why_fixed(cost.layer),
             )
