@@ -40,35 +40,6 @@ def test_a_compiled_model_inside_is_scaled_too():
     assert isinstance(inner.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-class TwoOptimizers(keras.Model):
-    def __init__(self):
-        super().__init__(name="gan")
-        self.one, self.head = layers.Dense(4, name="one"), layers.Dense(2)
-
-    def call(self, inputs):
-        return self.head(self.one(inputs))
-
-    def compile(self, *optimizers):
-        super().compile(loss="mse")
-        self.one_optimizer, self.others = optimizers[0], list(optimizers[1:])
-
-
-@pytest.mark.parametrize("scaled", [0, 1, 2])
-def test_optimizers_beside_the_model_s(scaled):
-    model = TwoOptimizers()
-    model(X)
-    scaling = keras.optimizers.LossScaleOptimizer
-    optimizers = [keras.optimizers.SGD() for _ in range(2)]
-    model.compile(*[scaling(x) if number < scaled else x for number, x in enumerate(optimizers)])
-    if scaled == 2:
-        assert apply(model, "mixed_float16").loss_scaled
-        return
-    with pytest.raises(UnsupportedError, match=rf"Found '{['one_optimizer', 'others'][scaled]}' of 'gan'.*Wrap it"):
-        apply(model, "mixed_float16")
-    assert model.one.compute_dtype == "float32"
-    assert apply(model, "mixed_bfloat16").changed == {"one": "mixed_bfloat16", "gan": "mixed_bfloat16"}
-
-
 @pytest.mark.parametrize("hook", first_quick(["on_train_batch_end", "on_train_begin", "on_epoch_end", "on_test_begin"]))
 def test_inside_of_fit(hook):
     model = net()

@@ -128,3 +128,88 @@ def test_under_a_strategy():
     losses(model, epochs=2)
     with pytest.raises(UnsupportedError, match="scale_loss was never called"):
         losses(forgetful, epochs=1)
+
+
+class Held(keras.Sequential):
+    """Trains with an optimizer that Keras does not know of."""
+
+    scaling = "none"
+
+    def compile(self, optimizer, **options):
+        super().compile(loss="mse", **options)
+        self.held = {"only": optimizer}
+
+    def train_step(self, data):
+        x, y = data
+        optimizer = self.held["only"]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            scaled = loss
+            if self.scaling == "dropped":
+                optimizer.scale_loss(loss)
+            elif self.scaling == "by its variable":
+                scaled = loss * optimizer.dynamic_scale if optimizer.built else loss
+            elif self.scaling == "by a constant":
+                scaled = loss * 64.0
+            elif self.scaling == "by a variable":
+                scaled = loss * self.factor
+        gradients = tape.gradient(scaled, self.trainable_variables)
+        if self.scaling == "by a constant":
+            gradients = [gradient * (1 / 64.0) for gradient in gradients]
+        elif self.scaling == "by a variable":
+            gradients = [tf.clip_by_norm(gradient / self.factor, 1e6) for gradient in gradients]
+        elif self.scaling == "clipped":
+            gradients, _ = tf.clip_by_global_norm(gradients, 1e6)
+        optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"own_loss": loss}
+
+
+def held(scaling, optimizer, policy="mixed_float16", **options):
+    repairs.install("loss_scaling", "unscaled_loss")
+    keras.utils.set_random_seed(1)
+    model = Held([keras.Input((4,)), *(keras.layers.Dense(n, dtype=policy) for n in (8, 1))], name="net")
+    model.scaling, model.factor = scaling, tf.Variable(64.0, trainable=False)
+    model.compile(optimizer(), **{"jit_compile": False} | options)
+    return model
+
+
+def plain():
+    return keras.optimizers.SGD(0.1)
+
+
+def wrapped():
+    return LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=64.0)
+
+
+RIGHT = [("by its variable", wrapped), ("by a constant", plain), ("by a variable", plain)]
+WRONG = [("dropped", wrapped), ("none", plain), ("clipped", plain)]
+SETTINGS = [{}, {"jit_compile": True}]
+
+
+@pytest.mark.parametrize("options", first_quick(SETTINGS), ids=str)
+@pytest.mark.parametrize(("scaling", "optimizer"), RIGHT)
+def test_a_loss_scaled_by_hand_trains_as_in_float32(scaling, optimizer, options):
+    found = held(scaling, optimizer, **options).fit(X, Y, epochs=3, verbose=0, shuffle=False).history["own_loss"]
+    keras.utils.clear_session()
+    expected = held("none", plain, "float32").fit(X, Y, epochs=3, verbose=0, shuffle=False).history["own_loss"]
+    np.testing.assert_allclose(found, expected, rtol=0.02)
+
+
+@pytest.mark.parametrize("options", first_quick([*SETTINGS, {"run_eagerly": True}]), ids=str)
+@pytest.mark.parametrize(("scaling", "optimizer"), WRONG)
+def test_a_loss_that_is_not_scaled_is_refused(scaling, optimizer, options):
+    model = held(scaling, optimizer, **options)
+    before = model.get_weights()
+    said = "its result was not used" if optimizer is wrapped else "'held' of 'net' is a plain SGD"
+    with pytest.raises(UnsupportedError, match=said):
+        model.fit(X, Y, verbose=0)
+    assert all((a == b).all() for a, b in zip(model.get_weights(), before, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_plain_optimizers_train_other_dtypes(policy):
+    held("none", plain, policy).fit(X, Y, verbose=0)
+
+
+def test_a_users_own_choice_not_to_scale_stands():
+    held("none", plain, auto_scale_loss=False).fit(X, Y, verbose=0)

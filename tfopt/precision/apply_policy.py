@@ -3,7 +3,7 @@
 import gc
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,7 +29,6 @@ from tfopt.text import Shown, listed
 
 _SPATIAL_DROPOUT = (keras.layers.SpatialDropout1D, keras.layers.SpatialDropout2D, keras.layers.SpatialDropout3D)
 _NAMED = 4
-_OPTIMIZER, _SCALING = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -106,8 +105,7 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
             a layer, or the model has no layers. The model is then unchanged, as after the next error.
         tfopt.errors.UnsupportedError: If a built layer keeps its weights in another dtype than the policy, a layer is
             quantized, the output layers cannot be found, another compiled model shares layers that change, or the
-            repairs do not know the installed Keras. For float16 also if an optimizer besides `model.optimizer` does not
-            scale the loss; for float8 if the optimizer cannot be rebuilt from its config.
+            repairs do not know the installed Keras. For float8 also if the optimizer cannot be rebuilt from its config.
 
     Example:
         >>> print(tfopt.precision.apply(model, "mixed_float16"))
@@ -122,8 +120,8 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
     optimizer = rebuilt_optimizer(model) if quantized else None
     computing = computing_layers(model)
     if any(policies[layer].compute_dtype == "float16" for layer in computing if layer in policies):
-        _check_other_optimizers(paths)
         repairs.install(*repairs.FLOAT16)
+        repairs.refuse_unscaled(model)
     if any(is_16_bit(policies[layer]) for layer in computing if layer in policies):
         keep_ids()
     set_policies(policies)
@@ -160,24 +158,6 @@ def _check_other_models(paths: Mapping[keras.Layer, str], changing: set[keras.La
             "its loss would not be scaled, and its traced functions would not change. Apply the policy to the outer "
             "model, with a mapping that names the layers by path; or compile the other model afterwards."
         )
-
-
-def _check_other_optimizers(paths: Iterable[keras.Layer]) -> None:
-    """Refuses optimizers besides `model.optimizer` that do not scale the loss, like those of a GAN."""
-    for model in [layer for layer in paths if isinstance(layer, keras.Model)]:
-        for name, value in vars(model).items():
-            inside = (
-                value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-            )
-            plain = [x for x in inside if isinstance(x, _OPTIMIZER) and not isinstance(x, _SCALING)]
-            # `optimizer` is Keras' own attribute, _self_… are TensorFlow's tracking records.
-            if plain and name != "optimizer" and not name.startswith("_self_"):
-                raise UnsupportedError(
-                    f"Expected model.optimizer to be the only optimizer, which apply wraps in a LossScaleOptimizer. "
-                    f"Found {name!r} of {model.name!r}, which would train in float16 without loss scaling. Wrap it "
-                    "yourself in keras.optimizers.LossScaleOptimizer, with scale_loss in train_step, or use "
-                    "mixed_bfloat16."
-                )
 
 
 def _scale_or_not(model: keras.Model) -> bool | None:

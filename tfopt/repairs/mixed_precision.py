@@ -16,6 +16,7 @@ from keras.src.backend.common import global_state
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import computing_layers
+from tfopt.repairs import gradient_graph
 from tfopt.repairs.repair import Function, Repair, in_several_replicas
 
 _COMPILE = "keras.src.trainers.trainer:Trainer.compile"
@@ -28,8 +29,10 @@ AUTOMATIC = "automatic_loss_scale_optimizer"
 
 # Models whose optimizer stayed plain because no layer computed in float16 when they were compiled.
 _plain: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-# Wrappers whose scale_loss was called.
-_scaled: weakref.WeakSet[keras.optimizers.LossScaleOptimizer] = weakref.WeakSet()
+# Models with other optimizers than Keras' own attribute may hold them anywhere.
+_watched: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+# Optimizers whose gradients a graph showed to be scaled, one way or another.
+_scaled: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
 
 
 def automatic_wrapper(inner: keras.optimizers.Optimizer) -> keras.optimizers.LossScaleOptimizer:
@@ -58,6 +61,11 @@ def optimizers_of(model: keras.Model) -> dict[keras.optimizers.Optimizer, str]:
     return found
 
 
+def refuse_unscaled(model: keras.Model) -> None:
+    """Lets the repair `loss_scaling` look at all optimizers of a model that was compiled before it was installed."""
+    _watched.add(model)
+
+
 def _scaling_compile(original: Function) -> Function:
     """Wraps the optimizer before Keras sees it, so that the saved compile options contain the wrapper."""
     signature = inspect.signature(original)
@@ -77,16 +85,27 @@ def _scaling_compile(original: Function) -> Function:
         if not scale:
             self._compile_config.config["auto_scale_loss"] = False  # or loading would wrap the saved model
         (_plain.add if scale and plain else _plain.discard)(self)
+        (_watched.add if scale else _watched.discard)(self)
 
     return compile
 
 
 def _refusing_apply(original: Function) -> Function:
-    """Refuses to train float16 layers that were added, or became float16, after compile."""
+    """Refuses to train float16 layers without loss scaling: added after compile, or with another optimizer."""
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        for model in list(_watched):
+            held = optimizers_of(model)
+            where = held.get(self) if self is not model.optimizer and not _is_scaling(self) else None
+            if where and computes_in_float16(model) and _in_float16(grads) and not _scaled_by_hand(self, grads):
+                raise UnsupportedError(
+                    "Expected every optimizer of a model with float16 layers to scale the loss, or train_step to do it "
+                    f"by hand. Found: {where} is a plain {type(self).__name__}, and small gradients would become zero. "
+                    "Wrap it in keras.optimizers.LossScaleOptimizer, and in train_step, inside the tf.GradientTape, "
+                    "write `loss = optimizer.scale_loss(loss)`; or use mixed_bfloat16."
+                )
         for model in list(_plain):
-            if model.optimizer is self and computes_in_float16(model):
+            if model.optimizer is self and computes_in_float16(model) and not _scaled_by_hand(self, grads):
                 raise UnsupportedError(
                     f"Expected all float16 layers to exist when model {model.name!r} is compiled, so that its loss is "
                     "scaled. Found: some were created, or became float16, afterwards. Build the model before compile "
@@ -96,6 +115,24 @@ def _refusing_apply(original: Function) -> Function:
         return original(self, grads, trainable_variables)
 
     return apply
+
+
+def _is_scaling(optimizer: keras.optimizers.Optimizer) -> bool:
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def _in_float16(grads: Any) -> bool:
+    return tf.executing_eagerly() or gradient_graph.in_float16(grads)
+
+
+def _scaled_by_hand(optimizer: keras.optimizers.Optimizer, grads: Any) -> bool:
+    """Whether a plain optimizer applies gradients that are divided by what the loss was multiplied by.
+
+    Only a graph shows that; what it has shown holds for eager steps too.
+    """
+    if not tf.executing_eagerly() and gradient_graph.scaled_by_hand(grads):
+        _scaled.add(optimizer)
+    return optimizer in _scaled
 
 
 LOSS_SCALING = Repair(
@@ -114,24 +151,39 @@ LOSS_SCALING = Repair(
 
 def _noting_scale_loss(original: Function) -> Function:
     def scale_loss(self: Any, loss: Any) -> Any:
-        _scaled.add(self)
-        return original(self, loss)
+        @tf.custom_gradient
+        def noted(scaled: tf.Tensor) -> Any:
+            def backward(upstream: tf.Tensor) -> tf.Tensor:
+                _scaled.add(self)  # it was not only called: gradients of its result are taken
+                return upstream
+
+            return tf.identity(scaled), backward
+
+        return noted(tf.convert_to_tensor(original(self, loss)))
 
     return scale_loss
 
 
 def _asking_apply(original: Function) -> Function:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if self not in _scaled:
+        grads = list(grads)
+        if self not in _scaled and not _multiplied(self, grads):
             raise UnsupportedError(
                 "Expected the loss to be scaled before its gradients are taken, because LossScaleOptimizer divides "
                 f"them by the scale ({self.initial_scale:g} at first). Found: scale_loss was never called on "
-                f"{self.name!r}, so the weights would hardly move. In train_step, inside the tf.GradientTape and after "
-                "the loss, write `loss = self.optimizer.scale_loss(loss)`."
+                f"{self.name!r}, or its result was not used, so the weights would hardly move. In train_step, inside "
+                "the tf.GradientTape and after the loss, write `loss = self.optimizer.scale_loss(loss)`."
             )
         return original(self, grads, trainable_variables)
 
     return apply
+
+
+def _multiplied(optimizer: keras.optimizers.LossScaleOptimizer, grads: list[Any]) -> bool:
+    """Whether train_step itself multiplies by the optimizer's scale, which exists from its second trace on."""
+    if tf.executing_eagerly():
+        return False
+    return not optimizer.built or gradient_graph.depends_on(grads, optimizer.dynamic_scale.value)
 
 
 UNSCALED_LOSS = Repair(
