@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from precision_nets import cross_entropy
+from quick import first_quick
 
 from tfopt.precision import apply, check
 
@@ -64,7 +65,7 @@ def pooled(layer):
     return lambda x: layers.GlobalAveragePooling1D()(layer(layers.Dense(8, name="first")(x)))
 
 
-@pytest.mark.parametrize("layer", [Positions, Rotary])
+@pytest.mark.parametrize("layer", first_quick([Positions, Rotary]))
 def test_positions_of_16_bits_are_named(layer):
     model = net(SEQUENCES, pooled(layer(name="positions")))
     report = check(model, (SEQUENCES, LABELS), BF16)
@@ -75,6 +76,7 @@ def test_positions_of_16_bits_are_named(layer):
     assert report.fallback == {"net": BF16, "positions": "float32"}
 
 
+@pytest.mark.slow
 def test_positions_of_float32_pass():
     model = net(SEQUENCES, pooled(Positions("float32")))
     assert check(model, (SEQUENCES, LABELS), BF16).passed
@@ -94,6 +96,7 @@ class Between(keras.Model):
         return self.head(self.body(self.pool(x + ops.sin(places))))
 
 
+@pytest.mark.slow
 def test_what_is_computed_between_layers_is_named():
     model = Between()
     model.compile("adam", cross_entropy())
@@ -133,6 +136,7 @@ def test_a_year_is_hidden_by_bfloat16(first):
     assert report.passed, report.problems
 
 
+@pytest.mark.slow
 def test_a_year_in_a_normalization_made_in_16_bits():
     """Its constants have the dtype it was built in, also in the reference of old."""
     x, y = years()
@@ -188,6 +192,7 @@ def test_the_constant_of_a_mask_is_named():
     assert "Its constant -1e+09 is beyond 65504, float16's largest value" in report.problems[0]
 
 
+@pytest.mark.slow
 def test_a_dtype_that_the_model_was_made_with_cannot_be_judged():
     keras.config.set_dtype_policy(BF16)
 

@@ -74,6 +74,7 @@ def test_beyond(parts, said):
         {"weight_gradient": {"underflow": 0.9, "lost": 0.09}},
         {"weight_gradient": {"lost": 1.0, "norm": 1e-7}},
         {"weight_gradient": {"error": 1.9, "difference": 1.9}},
+        {"weight_gradient": {"error": 2.1, "difference": 2.1}, "output_gradient": {"error": 0.6}},  # it came like that
         {"weight_gradient": {"error": 1e5, "difference": 0.005}},  # of a whole of 1 and more
     ],
 )
