@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
@@ -175,3 +176,29 @@ def without_dropout(model: keras.Model) -> Iterator[None]:
     finally:
         for layer, name, rate in rates:
             setattr(layer, name, rate)
+
+
+@contextmanager
+def draws_in_float32() -> Iterator[None]:
+    """Lets `keras.random` draw its 16-bit numbers in float32 and cast them, so that every dtype draws the same.
+
+    A layer of the user's that draws in its own dtype, such as stochastic depth, otherwise drops other examples.
+    """
+    names = ("normal", "uniform", "truncated_normal")
+    originals = {name: getattr(backend_random, name) for name in names}
+
+    def in_float32(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def drawn(*args: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
+            if dtype not in ("float16", "bfloat16"):
+                return draw(*args, dtype=dtype, **kwargs)
+            return tf.cast(draw(*args, dtype="float32", **kwargs), dtype)
+
+        return drawn
+
+    try:
+        for name, draw in originals.items():
+            setattr(backend_random, name, in_float32(draw))
+        yield
+    finally:
+        for name, draw in originals.items():
+            setattr(backend_random, name, draw)

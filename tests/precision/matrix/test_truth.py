@@ -5,7 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from precision_matrix.cases import ALL
+from precision_matrix.both_ways import share_of_fall
+from precision_matrix.case import RECORDS
+from precision_matrix.cases import ALL, TRAINED
 from precision_matrix.formulas import FINE, FORMULAS, WRONG, wrong_share
 from precision_matrix.judged import DISPUTED, NOT_YET, QUICK
 from quick import first_quick
@@ -22,11 +24,23 @@ def test_the_matrix_is_whole():
     assert {case.id for case in ALL if case.verdict == "pass"} >= DISPUTED.keys()  # no wrong pass is one
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", first_quick([*FORMULAS], 3))
 def test_a_formula_is_clearly_wrong_or_clearly_right(name, dtype):
-    share = wrong_share(FORMULAS[name], dtype)
-    assert share >= WRONG if dtype in FORMULAS[name].wrong_in.split() else share <= FINE
+    share, hidden = wrong_share(FORMULAS[name], dtype)
+    if dtype in FORMULAS[name].wrong_in.split():
+        assert share >= WRONG
+    else:
+        assert share <= FINE
+        assert hidden <= 2 * FINE
+
+
+def test_healthy_nets_learn_as_in_float32():
+    names = {case.id for case in ALL if case.truth is TRAINED}
+    assert names >= RECORDS.keys()
+    assert RECORDS
+    assert {name: share for name, record in RECORDS.items() if not (share := share_of_fall(record)) >= 0.9} == {}
 
 
 @pytest.mark.parametrize(("dtype", "type_"), [("float16", np.float16), ("bfloat16", bfloat16)])

@@ -5,11 +5,12 @@ import pytest
 from precision_matrix.case import run
 from precision_matrix.not_yet import NOT_YET
 
-DISPUTED: dict[str, str] = {}
+DISPUTED = {"quantised_codes, bfloat16": "one row of 32 gets another code; distances belong into float32"}
 """Healthy cases that are refused all the same, and why: at most two."""
 QUICK = (
     "mlp, float16",
     "encoder, bfloat16",
+    "stochastic_depth, float16",
     "positions of 1,024, bfloat16",
     "years, bfloat16",
     "mask of -1e9 that is added, float16",
@@ -31,4 +32,4 @@ def parameters(cases):
 def assert_judged_right(case):
     found = run(case)
     expected = "wrong refusal" if case.id in DISPUTED else "right"
-    assert found.outcome == expected, f"{found.outcome}; right is {case.verdict} ({case.truth})\n{found.said}"
+    assert found.outcome == expected, f"{found.outcome}; right is {case.verdict} ({case.ground})\n{found.said}"

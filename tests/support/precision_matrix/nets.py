@@ -1,4 +1,4 @@
-"""Healthy nets of dense layers, convolutions and tables, with data that they can learn."""
+"""Healthy nets of dense layers and tables, with data that they can learn."""
 
 import keras
 import numpy as np
@@ -27,26 +27,11 @@ def rows(features=8, classes=3):
     return x, (x @ random(1).normal(size=(features, classes))).argmax(-1).astype("int32")
 
 
-def images(size=16, channels=3, classes=4):
-    """Noise with a bright square, in the quarter that is the class."""
-    x = 0.3 * random().normal(size=(ROWS, size, size, channels)).astype("float32")
-    y = random(1).integers(classes, size=ROWS).astype("int32")
-    half = size // 2
-    for image, quarter in zip(x, y, strict=True):
-        row, column = quarter // 2 * half, quarter % 2 * half
-        image[row : row + half, column : column + half] += 1.0
-    return x, y
-
-
 def of_rows(body, data=None, *, classes=3, **options):
     """A classifier of rows, from the function of a symbolic tensor that makes its features."""
     x, y = data or rows()
     inputs = keras.Input(x.shape[1:], dtype=x.dtype.name)
     return compiled(inputs, layers.Dense(classes, name="head", dtype="float32")(body(inputs)), **options), (x, y)
-
-
-def of_images(body, data=None, **options):
-    return of_rows(lambda x: layers.GlobalAveragePooling2D()(body(x)), data or images(), classes=4, **options)
 
 
 def mlp():
@@ -76,88 +61,6 @@ def activations():
         return layers.Concatenate()([layers.Dense(4, activation=name)(x) for name in names])
 
     return of_rows(body)
-
-
-def conv_net():
-    def body(x):
-        for filters in (8, 16):
-            x = layers.MaxPooling2D()(layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(filters, 3)(x))))
-        return x
-
-    return of_images(body)
-
-
-def residual_net():
-    """Its branches begin at zero, as the scale of their last batch norm does."""
-
-    def body(x):
-        x = layers.Conv2D(8, 3, padding="same")(x)
-        for _ in range(4):
-            y = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same")(x)))
-            y = layers.BatchNormalization(gamma_initializer="zeros")(layers.Conv2D(8, 3, padding="same")(y))
-            x = layers.ReLU()(x + y)
-        return x
-
-    return of_images(body)
-
-
-def depthwise_net():
-    def body(x):
-        for _ in range(2):
-            y = layers.DepthwiseConv2D(3, padding="same")(layers.Conv2D(12, 1, activation="relu6")(x))
-            gate = layers.Dense(12, activation="sigmoid")(layers.GlobalAveragePooling2D(keepdims=True)(y))
-            x = layers.Conv2D(8, 1)(y * gate)
-        return layers.SeparableConv2D(8, 3)(x)
-
-    return of_images(body)
-
-
-def normalisations():
-    def body(x):
-        x = layers.GroupNormalization(4)(layers.Conv2D(8, 3)(x))
-        x = layers.RMSNormalization()(layers.SpectralNormalization(layers.Conv2D(8, 3))(x))
-        return layers.UnitNormalization()(layers.LayerNormalization()(x))
-
-    return of_images(body)
-
-
-def bytes_as_images():
-    """Whole numbers up to 255, scaled inside of the model."""
-    x, y = images()
-    x = np.clip(x * 60 + 80, 0, 255).astype("uint8")
-    return of_images(lambda x: layers.Conv2D(8, 3, activation="relu")(layers.Rescaling(1 / 127.5, -1)(x)), (x, y))
-
-
-def bright_images():
-    """Floats up to 255, that go into the convolution as they are."""
-    x, y = images()
-    return of_images(lambda x: layers.Conv2D(8, 3, activation="relu")(x), (np.clip(x * 60 + 80, 0, 255).round(), y))
-
-
-def augmented():
-    def body(x):
-        for layer in (
-            layers.RandomFlip(),
-            layers.RandomRotation(0.02),
-            layers.RandomZoom(0.1),
-            layers.RandomTranslation(0.05, 0.05),
-            layers.RandomContrast(0.1),
-            layers.RandomBrightness(0.1, value_range=(0, 1)),
-        ):
-            x = layer(x)
-        return layers.Conv2D(8, 3, activation="relu")(x)
-
-    return of_images(body)
-
-
-def augmented_colours():
-    def body(x):
-        x = layers.RandomHue(0.1, value_range=(0, 1))(x)
-        x = layers.RandomSaturation(0.5, value_range=(0, 1))(x)
-        return layers.Conv2D(8, 3, activation="relu")(layers.RandomCrop(12, 12)(layers.Resizing(14, 14)(x)))
-
-    x, y = images()
-    return of_images(body, (np.clip(x * 0.3 + 0.3, 0, 1), y))
 
 
 def noisy():
@@ -197,17 +100,6 @@ def stochastic_depth():
         return x
 
     return of_rows(body)
-
-
-def unet():
-    x, _ = images(channels=1)
-    inputs = keras.Input(x.shape[1:])
-    one = layers.Conv2D(8, 3, padding="same", activation="relu")(inputs)
-    two = layers.Conv2D(16, 3, padding="same", activation="relu")(layers.MaxPooling2D()(one))
-    up = layers.Concatenate()([one, layers.Conv2DTranspose(8, 2, strides=2)(two)])
-    up = layers.Concatenate()([up, layers.UpSampling2D(interpolation="bilinear")(two)])
-    outputs = layers.Conv2D(1, 1, name="head")(layers.Conv2D(8, 3, padding="same", activation="relu")(up))
-    return compiled(inputs, outputs, keras.losses.BinaryCrossentropy(from_logits=True)), (x, (x > 0.5).astype("int32"))
 
 
 def autoencoder():
@@ -271,17 +163,21 @@ def tabular():
     numbers = layers.Normalization()
     numbers.adapt(np.concatenate([x, years], -1))
     lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
-    bins = layers.Discretization([2000.0, 2010.0, 2020.0], output_mode="one_hot")
+    bins = layers.Discretization([-1.0, 0.0, 1.0], output_mode="one_hot")
     inputs = {
         "numbers": keras.Input((9,), name="numbers"),
         "word": keras.Input((1,), dtype="string", name="word"),
-        "year": keras.Input((1,), name="year"),
         "hashed": keras.Input((1,), dtype="int64", name="hashed"),
     }
     hashed = layers.Embedding(50, 4)(layers.Hashing(50)(inputs["hashed"]))
-    found = [numbers(inputs["numbers"]), lookup(inputs["word"]), bins(inputs["year"]), layers.Flatten()(hashed)]
+    found = [
+        numbers(inputs["numbers"]),
+        lookup(inputs["word"]),
+        layers.Flatten()(bins(inputs["numbers"][:, :8])),
+        layers.Flatten()(hashed),
+    ]
     outputs = layers.Dense(3, name="head")(layers.Dense(16, activation="relu")(layers.Concatenate()(found)))
-    given = {"numbers": np.concatenate([x, years], -1), "word": words, "year": years}
+    given = {"numbers": np.concatenate([x, years], -1), "word": words}
     given["hashed"] = random().integers(10**12, size=(ROWS, 1))
     return compiled(inputs, outputs), (given, y)
 
@@ -303,16 +199,6 @@ def subclassed():
     model = Subclassed()
     model.compile(keras.optimizers.Adam(3e-3), cross_entropy())
     return model, rows()
-
-
-def frozen_backbone():
-    def body(x):
-        for at in range(3):
-            x = layers.Conv2D(8, 3, padding="same", activation="relu", trainable=False, name=f"frozen_{at}")(x)
-            x = layers.BatchNormalization(trainable=False)(x)
-        return x
-
-    return of_images(body)
 
 
 def weighted():
@@ -429,3 +315,10 @@ def dead_units():
         return layers.Concatenate()([dead, layers.Dense(16, activation="relu")(x)])
 
     return of_rows(body)
+
+
+HEALTHY = (
+    mlp, deep_mlp, activations, noisy, noise_of_its_dtype, stochastic_depth, autoencoder, variational, siamese,
+    several, tabular, subclassed, weighted, accumulating, sparse_features, heavy_tails, zero_at_the_start,
+    large_targets, focal, mixture_of_experts, quantised_codes, binarised, dead_units,
+)  # fmt: skip

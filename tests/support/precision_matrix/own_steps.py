@@ -1,25 +1,24 @@
 """Models with a train_step of their own, and how they scale the loss."""
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from precision_matrix.nets import cross_entropy, of_rows, random, rows
+from precision_matrix.nets import cross_entropy, of_rows, rows
+from tfopt import repairs
 
 layers, ops = keras.layers, keras.ops
 Scaling = keras.optimizers.LossScaleOptimizer
 
 
-@tf.custom_gradient
-def _faint(x):
-    return tf.identity(x), lambda gradient: gradient * 1e-6
-
-
 class Faint(layers.Layer):
-    """Hands on a millionth of the gradient: without a scaled loss, float16 has nothing left of it."""
+    """Hands on a small part of the gradient: without a scaled loss, float16 has nothing left of it."""
+
+    def __init__(self, share=1e-6, **options):
+        super().__init__(**options)
+        self.share = share
 
     def call(self, x):
-        return _faint(x)
+        return tf.custom_gradient(lambda x: (tf.identity(x), lambda gradient: gradient * self.share))(x)
 
 
 def faint_body(x):
@@ -27,7 +26,11 @@ def faint_body(x):
 
 
 def faint(**options):
-    return lambda: of_rows(faint_body, **options)
+    def make():
+        repairs.install(*repairs.FLOAT16)  # keeps auto_scale_loss, which Keras forgets
+        return of_rows(faint_body, **options)
+
+    return make
 
 
 class Own(keras.Model):
@@ -45,7 +48,7 @@ class Own(keras.Model):
             elif self.scaled == "dropped":
                 self.optimizer.scale_loss(loss)
             elif self.scaled == "by hand":
-                scaled = loss * getattr(self.optimizer, "dynamic_scale", 1.0)
+                scaled = loss * self.optimizer.dynamic_scale
             elif self.scaled == "by a constant":
                 scaled = loss * 1024.0
         gradients = tape.gradient(scaled, self.trainable_variables)
@@ -59,13 +62,17 @@ def own(scaled, body=faint_body, **options):
     """With a LossScaleOptimizer, unless options say otherwise."""
 
     def make():
+        repairs.install(*repairs.FLOAT16)
+
         def kind(*arguments, **options):
             model = Own(*arguments, **options)
             model.scaled = scaled
             return model
 
         given = options.get("optimizer", lambda: Scaling(keras.optimizers.Adam(3e-3)))
-        return of_rows(body, kind=kind, optimizer=given(), auto_scale_loss=False)
+        model, data = of_rows(body, kind=kind, optimizer=given(), auto_scale_loss=False)
+        model.optimizer.build(model.trainable_variables)  # which makes the scale
+        return model, data
 
     return make
 
@@ -77,10 +84,10 @@ def healthy_body(x):
 class Gan(keras.Model):
     """As in Keras' guide: two networks, two optimizers, and no call."""
 
-    def __init__(self):
+    def __init__(self, between):
         super().__init__(name="net")
         self.generator = keras.Sequential(
-            [keras.Input((4,)), layers.Dense(16, "relu", name="hidden"), layers.Dense(8, dtype="float32")],
+            [keras.Input((4,)), layers.Dense(16, "relu", name="hidden"), between(), layers.Dense(8, dtype="float32")],
             name="generator",
         )
         self.discriminator = keras.Sequential(
@@ -121,9 +128,9 @@ class Gan(keras.Model):
         return {"discriminator": one, "generator": other}
 
 
-def gan(make_optimizer=lambda: keras.optimizers.Adam(1e-3)):
+def gan(make_optimizer=lambda: keras.optimizers.Adam(1e-3), between=layers.Identity):
     def make():
-        model = Gan()
+        model = Gan(between)
         model.compile(make_optimizer)
         x, _ = rows()
         return model, (x,)
@@ -133,6 +140,11 @@ def gan(make_optimizer=lambda: keras.optimizers.Adam(1e-3)):
 
 def scaling_gan():
     return gan(lambda: Scaling(keras.optimizers.Adam(1e-3)))()
+
+
+def faint_gan(*, scaled):
+    adam = keras.optimizers.Adam
+    return gan((lambda: Scaling(adam(1e-3))) if scaled else adam, lambda: Faint(1e-7))
 
 
 class Contrastive(keras.Model):
@@ -191,10 +203,3 @@ def penalty():
         optimizer=Scaling(keras.optimizers.Adam(3e-3)),
         auto_scale_loss=False,
     )
-
-
-def labels_as_weights():
-    """The data's third part, which a train_step may take for anything."""
-    x, y = rows()
-    model, _ = own("scaled", healthy_body)()
-    return model, (x, y + 0 * random().integers(1, size=y.shape).astype(np.int32))

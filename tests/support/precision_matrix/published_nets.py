@@ -4,8 +4,10 @@ import importlib.util
 
 import keras
 import numpy as np
+from keras.src.applications import convnext, densenet, resnet  # their makers are not public
 
-from precision_matrix.nets import compiled, images, random
+from precision_matrix.image_nets import images
+from precision_matrix.nets import compiled, random
 
 layers, ops = keras.layers, keras.ops
 apps = keras.applications
@@ -23,22 +25,26 @@ def of_application(make, size=32, **options):
 
 
 def small_dense_net(**options):
-    return apps.densenet.DenseNet([2, 2, 2, 2], **options)
+    return densenet.DenseNet([2, 2, 2, 2], **options)
 
 
-def _stack(x):
-    x = apps.resnet.stack_residual_blocks_v1(x, 16, 2, stride1=1, name="a")
-    return apps.resnet.stack_residual_blocks_v1(x, 32, 2, name="b")
+def small_res_net(**options):
+    def stack(x):
+        x = resnet.stack_residual_blocks_v1(x, 8, 2, stride1=1, name="a")
+        return resnet.stack_residual_blocks_v1(x, 16, 2, name="b")
+
+    return resnet.ResNet(stack, preact=False, use_bias=True, **options)
 
 
 APPLICATIONS = {
+    "ResNet": of_application(small_res_net),
     "ResNet50": of_application(apps.ResNet50),
     "DenseNet": of_application(small_dense_net),
     "MobileNetV2": of_application(apps.MobileNetV2, alpha=0.35),
     "MobileNetV3": of_application(apps.MobileNetV3Small, alpha=0.75, minimalistic=True),
     "EfficientNetB0": of_application(apps.EfficientNetB0),
     "ConvNeXt": of_application(
-        lambda **options: apps.convnext.ConvNeXt([1, 1, 2, 1], [16, 32, 64, 128], name="convnext", **options)
+        lambda **options: convnext.ConvNeXt([1, 1, 2, 1], [16, 32, 64, 128], name="convnext", **options)
     ),
 }
 
@@ -113,6 +119,6 @@ HUB = {
     "ViT": of_vision("ViTBackbone", image_shape=(32, 32, 3), patch_size=8, num_layers=2, num_heads=2, hidden_dim=16,
                      mlp_dim=32),
     "ResNet of KerasHub": of_vision(
-        "ResNetBackbone", input_conv_filters=[8], input_conv_kernel_sizes=[3], stackwise_num_filters=[16, 32],
+        "ResNetBackbone", input_conv_filters=[8], input_conv_kernel_sizes=[3], stackwise_num_filters=[64, 64],
         stackwise_num_blocks=[1, 1], stackwise_num_strides=[1, 2], block_type="basic_block", image_shape=(32, 32, 3)),
 }  # fmt: skip

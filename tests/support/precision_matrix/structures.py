@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from precision_matrix.nets import ROWS, compiled, cross_entropy, images, mlp, of_rows, random, rows
+from precision_matrix.image_nets import images
+from precision_matrix.nets import ROWS, compiled, cross_entropy, mlp, of_rows, random, rows
 
 layers, ops = keras.layers, keras.ops
 
@@ -36,7 +37,7 @@ def ids_without_an_input(vocabulary, dtype="int32"):
 
     def make():
         x, y = ids(vocabulary, dtype)
-        parts = [layers.Embedding(vocabulary, 8), layers.GlobalAveragePooling1D()]
+        parts = [layers.Embedding(vocabulary + 16, 8), layers.GlobalAveragePooling1D()]
         model = keras.Sequential([*parts, layers.Dense(3, name="head", dtype="float32")], name="net")
         model.compile("adam", cross_entropy())
         model.build((None, 8))
@@ -46,12 +47,25 @@ def ids_without_an_input(vocabulary, dtype="int32"):
 
 
 def ids_with_an_input(vocabulary, dtype):
-    """Floating-point ids are cast to the compute dtype on their way into the embedding."""
+    """An embedding takes floating-point ids as they come."""
 
     def make():
         data = ids(vocabulary, dtype)
         return of_rows(
-            lambda x: layers.GlobalAveragePooling1D()(layers.Embedding(vocabulary, 8, name="tokens")(x)), data
+            lambda x: layers.GlobalAveragePooling1D()(layers.Embedding(vocabulary + 16, 8, name="tokens")(x)), data
+        )
+
+    return make
+
+
+def ids_reshaped(vocabulary, dtype):
+    """The embedding casts nothing, and the layer before it does."""
+
+    def make():
+        tokens = layers.Embedding(vocabulary + 16, 8, name="tokens")
+        return of_rows(
+            lambda x: layers.GlobalAveragePooling1D()(tokens(layers.Reshape((8,), name="flat")(x))),
+            ids(vocabulary, dtype),
         )
 
     return make
@@ -62,7 +76,7 @@ class Reads(keras.Model):
 
     def __init__(self, vocabulary):
         super().__init__(name="net")
-        self.tokens = layers.Embedding(vocabulary, 8, name="tokens")
+        self.tokens = layers.Embedding(vocabulary + 16, 8, name="tokens")
         self.body, self.head = layers.Dense(8, name="body"), layers.Dense(3, name="head", dtype="float32")
 
     def call(self, x):
@@ -258,22 +272,9 @@ def years_and(normalise):
     return make
 
 
-class LossInside(layers.Layer):
-    """Adds the loss itself, of probabilities in its dtype."""
-
-    def call(self, scores):
-        probabilities = ops.softmax(scores)
-        self.add_loss(ops.cast(-ops.mean(ops.log(probabilities[:, 0] + 1e-7)), "float32"))
-        return scores
-
-
-def loss_inside():
-    x, _ = rows()
-    inputs = keras.Input((8,))
-    scores = layers.Dense(3, name="logits")(layers.Dense(16, activation="relu")(inputs))
-    model = keras.Model(inputs, layers.Activation("linear", dtype="float32")(LossInside(name="loss")(scores)))
-    model.compile("adam")
-    return model, (x,)
+def years_into_buckets():
+    """In a graph, preprocessing layers cast what they get; outside of one, they do not."""
+    return years_and(lambda: layers.Discretization([2005.0, 2010.0, 2015.0, 2020.0], output_mode="one_hot"))()
 
 
 def converged():
@@ -317,12 +318,6 @@ def diverged():
 def without_products():
     """Nothing to quantize."""
     return of_rows(lambda x: layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3)(x)), images(), classes=4)
-
-
-def constant_batch():
-    """All examples are alike, so that batch norm divides by almost nothing."""
-    model, (x, y) = mlp()
-    return model, (np.repeat(x[:1], ROWS, 0), np.repeat(y[:1], ROWS))
 
 
 def trained(make, epochs=6):

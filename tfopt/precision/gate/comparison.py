@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.layers import LayerError, layer_paths
-from tfopt.model.state import preserved, without_dropout
+from tfopt.model.state import draws_in_float32, preserved, without_dropout
 from tfopt.precision.float8_margins import measured_margins, scales_and_amax
 from tfopt.precision.gate.layer_table import (
     AtFirst,
@@ -71,7 +71,7 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
     in_place = nullcontext(Variant(model, assigned.paths, assigned.policies | assigned.in_16_bits_today))
     under_policy = _on_clone(model, batches, assigned) if assigned.quantized else in_place
     try:
-        with without_dropout(model), tf32(False), under_policy as candidate:
+        with without_dropout(model), draws_in_float32(), tf32(False), under_policy as candidate:
             try:
                 # {} is the model as it stands, whose optimizer `apply` does not wrap before training.
                 probe = Probe(reference, candidate, batches[0], applied=policy != {})

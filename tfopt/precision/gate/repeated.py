@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.model.state import StatePreserver, without_dropout
+from tfopt.model.state import StatePreserver, draws_in_float32, without_dropout
 from tfopt.precision.gate.comparison import in_float32, measure
 from tfopt.precision.gate.layer_table import AtFirst, percent
 from tfopt.precision.gate.own_step import has_own_step
@@ -97,7 +97,7 @@ class RepeatedComparison:
         self._assigned = assign_policies(model, {})
         reference = in_float32(model)
         candidate = Variant(model, self._assigned.paths, self._assigned.policies | self._assigned.in_16_bits_today)
-        with without_dropout(model), tf32(False):
+        with without_dropout(model), draws_in_float32(), tf32(False):
             self._probe = Probe(reference, candidate, batch, applied=False)
             self._states = _States(reference, candidate, batch)
         self._preserver = StatePreserver(model, also=(*self._probe.variables, *self._states.variables))
