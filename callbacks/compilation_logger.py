@@ -17,7 +17,7 @@ from tfopt.xla.watching import Compilations, Watch
 
 
 class CompilationLogger(keras.callbacks.Callback):
-    """Logs what XLA compiles during `model.fit`, and warns, stops or goes on without XLA if it keeps recompiling.
+    """Logs what XLA compiles during `model.fit`; if it keeps recompiling, warns, stops, or trains on without XLA.
 
     XLA recompiles a step for every new shape of a batch, for seconds or minutes, without a word from Keras. A training
     needs one compilation, two with validation, and as many again if the last batch is smaller. If one function is
@@ -35,7 +35,7 @@ class CompilationLogger(keras.callbacks.Callback):
             on, until `tfopt.xla.set_jit(model, True)`. The compilation that exceeded the limit has happened by then.
 
     Raises:
-        ValueError: If `max_compilations` is below 1, or `on_recompile` is none of these.
+        ValueError: If `max_compilations` is below 1, or `on_recompile` is none of the above.
         TypeError: If `max_compilations` is not an integer.
 
     Example:

@@ -61,16 +61,16 @@ class PrecisionMonitor(keras.callbacks.Callback):
 
     Use it for what `tfopt.precision.check` cannot see before the first step: values that grow, a moving average that
     stops in bfloat16, a counter beyond 256. After the first step and then every `every_steps` steps, it runs the same
-    batch through the present weights, forward and backward, in float32 and as the model stands. It warns of whatever
-    `check` does not pass, of a layer whose own error has become 4 times that of the first comparison, and of states
-    (moving averages) that do not move as in float32.
+    batch through the current weights, forward and backward, in float32 and under the model's own policies. It warns of
+    whatever `check` does not pass, of a layer whose own error has become 4 times that of the first comparison, and of
+    variables such as moving averages that do not move as in float32.
 
     Training stays the same, bit for bit. Comparisons take at most 1 % of the time: if they would take more, they are
-    made less often, and `str` says how often. Tracing, once, is not part of it and takes as long as for `check`. The
-    comparison needs about three times the memory of a float32 step on the batch.
+    made less often, and `str` says how often. Tracing happens once, takes as long as for `check`, and does not count
+    towards that share. The comparison needs about three times the memory of a float32 step on the batch.
 
-    In `logs`, and so in Keras' history and later loggers, of epochs with a comparison: `precision_own_error_percent`,
-    `precision_loss_drift_percent` and `precision_monitor_percent`, its share of the time.
+    Epochs with a comparison add to `logs`, and so to Keras' history and later loggers: `precision_own_error_percent`,
+    `precision_loss_drift_percent` and `precision_monitor_percent`, the share of the time.
 
     Args:
         data: One batch, (x, y[, sample_weight]), or a tf.data.Dataset whose first batch is read here. It must not be
@@ -122,7 +122,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
             self._due = math.inf
             warnings.warn(
                 "Expected layers that compute in 16 bits, for PrecisionMonitor to compare with float32. Found none. "
-                "Remove PrecisionMonitor, or apply a policy before fit.",
+                "Remove PrecisionMonitor, or apply a 16-bit policy before fit.",
                 stacklevel=2,
             )
 
@@ -152,7 +152,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
         return self._spent / elapsed if elapsed > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON: what was asked, the share of the time, and the comparisons, with null for numbers not finite."""
+        """JSON: `every_steps`, the share of the time, and the comparisons; null for numbers that are not finite."""
         readings = [asdict(reading) for reading in self.readings]
         document: dict[str, Any] = as_json(
             {"every_steps": self._every_steps, "share": self.share, "readings": readings}
@@ -178,12 +178,12 @@ class PrecisionMonitor(keras.callbacks.Callback):
         return self._spent + self._cost <= LARGEST_SHARE * (self._clock() - self._since)
 
     def _compare(self) -> None:
-        steps_trained(self.model)  # waits for steps that were launched, whose time is not spent here
+        steps_trained(self.model)  # waits for launched steps, whose time is not the comparison's
         started = self._clock()
         try:
             traced = self._trace()
             if traced:
-                started = self._clock()  # the second one shows what it costs
+                started = self._clock()  # the run after tracing shows what one costs
             found = self._comparison() if self._comparison else None
         except NotFiniteError as error:
             where = f", from {error.args[0]!r} on" if error.args[0] else ""
@@ -250,7 +250,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
             return
         self._warned = True
         warnings.warn(
-            f"Expected the model to compute what it would in float32, but for rounding. Found after step "
+            f"Expected the model to compute the same as in float32, apart from rounding. Found after step "
             f"{self._steps:,}: {found.rstrip('.')}. Look at the table of tfopt.precision.check(model, batch, {{}}), "
             "apply its fallback, and go on from weights saved before.",
             stacklevel=4,
@@ -258,5 +258,5 @@ class PrecisionMonitor(keras.callbacks.Callback):
 
 
 def _right(found: Repeated) -> list[LayerPrecision]:
-    """The layers whose own error means something, since their input is right."""
+    """The layers whose input is right, so that their own error means something."""
     return [x for x in found.report.layers if x.output and (not x.input or x.input.error <= _INPUT_IS_RIGHT)]

@@ -27,7 +27,7 @@ class Case:
     """What it should be, by arithmetic."""
 
     measure: Callable[[bool, Path], float | str]
-    """Measures it, with tfopt or in stock Keras; the path is an empty folder."""
+    """Measures it: with tfopt (True) or in stock Keras (False), in an empty folder."""
 
     tolerance: float = 0.0
     """By how much a number may differ from the right one."""
@@ -43,7 +43,7 @@ class Case:
 
 
 class RefusedError(Exception):
-    """What tfopt says of the defect, where it is no error of tfopt's own."""
+    """tfopt reports the defect without raising an error of its own."""
 
 
 def run(send: Callable[[Any], None], case: Case, with_tfopt: bool, folder: Path) -> dict[str, Any]:

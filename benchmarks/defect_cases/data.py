@@ -1,4 +1,4 @@
-"""Input pipelines that deliver something else than what was asked for."""
+"""Input pipelines that deliver something other than what was asked for."""
 
 import os
 import signal
@@ -18,12 +18,12 @@ ROWS = np.arange(50, dtype=np.int64)
 
 
 def add_one(row):
-    """What a first run caches."""
+    """The transform of the first run."""
     return row + 1
 
 
 def times_ten(row):
-    """What a second run asks for."""
+    """The transform of the second run."""
     return row * 10
 
 
@@ -145,7 +145,7 @@ def examples_per_device(with_tfopt, folder):
 
 
 def copied_to(with_tfopt, folder):
-    """Where batches lie that were asked for on a GPU that is not there."""
+    """The device that holds batches copied to a GPU that does not exist."""
     if with_tfopt:
         try:
             dataset = build_pipeline(ROWS, batch_size=5, device="/gpu:0")

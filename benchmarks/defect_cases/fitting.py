@@ -38,12 +38,12 @@ def save_as(model, kind, folder):
 
 
 def save_once(kind, folder):
-    """Saves, and lives."""
+    """Saves without being killed."""
     save_as(large_net(), kind, folder)()
 
 
 def killed_save(kind, folder, fraction):
-    """Saves twice, and dies that far through the third time."""
+    """Saves twice, and is killed when that fraction of the third save has passed."""
     save = save_as(large_net(), kind, folder)
     save()
     started = time.monotonic()
@@ -106,7 +106,7 @@ def failed_restart(with_tfopt, folder):
 
 
 def lost_as(kind):
-    """Measures the kills of a kind of saving."""
+    """Returns `lost` for one kind of save."""
     return partial(lost, kind=kind)
 
 

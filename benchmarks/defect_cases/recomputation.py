@@ -96,5 +96,5 @@ CASES = (
     Case("D4", "share of dropped elements with a wrong gradient", 0, other_mask),
     Case("D4", "moving mean at momentum 0.9 after a batch of mean 1", 0.1, averaged_twice, 1e-6),
     Case("D5", "tanh in XLA's program for 8, each recomputed by `keras.remat`", 16, with_keras),
-    Case("D5", "by a `tf.custom_gradient` of one's own", 16, with_custom_gradient, handled=False),
+    Case("D5", "by a `tf.custom_gradient` written by hand", 16, with_custom_gradient, handled=False),
 )

@@ -134,7 +134,7 @@ def test_an_operation_that_xla_gets_wrong_is_named(data):
         line(masked_ones, "tf.ones_like"),
     )
     assert obstacle.layer == f"{model.name}/culprit"
-    assert str(explain(model, data)).startswith("XLA computes something else for this model on a ")
+    assert str(explain(model, data)).startswith("XLA gives wrong results for this model on a ")
     x = batch()[0]
     outputs = {}
     for on in (False, True):

@@ -428,7 +428,7 @@ def test_eager_takes_only_the_model_that_recompiles_off_xla():
 
 def test_a_function_of_no_model_stays_under_xla():
     limited = watch(on_recompile="eager", limit=1)
-    with pytest.warns(UserWarning, match="It is no step of a Keras model: XLA stays on"), limited:
+    with pytest.warns(UserWarning, match="It is not a step of a Keras model, so XLA stays on"), limited:
         called(total(), 2, 3)
 
 

@@ -251,7 +251,7 @@ def calls_wrapped(layers: Iterable[keras.Layer], wrapper: Callable[[keras.Layer,
 
 
 class LayerError(Exception):
-    """A layer of the user's model does not compute; holds the layer, and is raised from what it raised."""
+    """A layer of the user's model raised an error, which is the cause of this one."""
 
     @property
     def layer(self) -> keras.Layer:
@@ -307,7 +307,7 @@ def recorded_calls(model: keras.Model) -> Iterator[list[RecordedCall]]:
 
 
 def layer_without_gradient(loss: tf.Tensor, calls: Iterable[RecordedCall]) -> keras.Layer | None:
-    """The layer that takes the gradient of a loss, in a graph, and raises instead of passing it on."""
+    """The layer whose own gradient raises an error, given a loss in a graph; None if there is none."""
 
     def passes(tensors: list[tf.Tensor]) -> bool:
         try:

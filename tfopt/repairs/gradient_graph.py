@@ -6,13 +6,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
-# TensorFlow names the operations of tape.gradient so.
+# How TensorFlow names the operations of tape.gradient.
 _BACKWARD = "gradient_tape/"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def depends_on(tensors: Iterable[Any], variable: Any) -> bool:
-    """Whether tensors of a graph are computed from a variable."""
+    """Whether any of some tensors of a graph is computed from a variable."""
     graph = tf.compat.v1.get_default_graph()
     chain: list[Any] = []
     while isinstance(graph, FuncGraph):
@@ -53,7 +53,7 @@ def _operations(tensors: Iterable[Any]) -> list[Any]:
 
 
 def _before(ends: Iterable[Any], *, until_backward: bool = False) -> list[Any]:
-    """The operations that some others depend on, those included; of one graph, not of functions it calls."""
+    """Some operations and all that they depend on, in one graph, without the functions it calls."""
     found: dict[int, Any] = {}
     waiting = list(ends)
     while waiting:

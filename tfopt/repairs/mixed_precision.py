@@ -29,7 +29,7 @@ AUTOMATIC = "automatic_loss_scale_optimizer"
 
 # Models whose optimizer stayed plain because no layer computed in float16 when they were compiled.
 _plain: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-# Models with other optimizers than Keras' own attribute may hold them anywhere.
+# Models whose optimizers are all looked at: a GAN may hold them under any attribute.
 _watched: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 # Optimizers whose gradients a graph showed to be scaled, one way or another.
 _scaled: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()

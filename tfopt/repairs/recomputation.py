@@ -1,4 +1,4 @@
-"""D4: gradient checkpointing that computes something else the second time.
+"""D4: gradient checkpointing whose second run differs from the first.
 
 `keras.remat` and `tf.recompute_grad` run a function again in the backward pass, outside the call of the model: a layer
 that is not passed `training` falls back to inference, and Dropout and BatchNormalization are computed differently. With
@@ -59,7 +59,7 @@ def _refusing_seed(original: Function) -> Function:
 
 
 def _depends_on_training(layer: keras.Layer) -> bool:
-    """Whether a layer may compute something else in training. Most of Keras' own take the flag and ignore it."""
+    """Whether a layer may compute differently in training. Most of Keras' own take the flag and ignore it."""
     stateful = bool(layer._seed_generators or layer._non_trainable_variables)
     return layer._call_has_training_arg and (stateful or not is_keras_own(layer))
 

@@ -10,7 +10,7 @@ _SEQUENTIAL = "keras.src.models.sequential:Sequential"
 
 
 def set_input_dtype(layer: keras.layers.InputLayer, dtype: str) -> None:
-    """Lets an InputLayer hand on another dtype, also in the models that hold it already."""
+    """Changes the dtype that an InputLayer passes on, also in models that already contain it."""
     layer._dtype = layer._input_tensor._dtype = dtype
 
 
@@ -29,15 +29,15 @@ ROUNDED_IDS = Repair(
     name="rounded_ids",
     defect=(
         "Sequential.build adds an InputLayer with the first layer's compute dtype: under a 16-bit policy it rounds "
-        "ids, of which bfloat16 holds those up to 256 and float16 those up to 2048, before an Embedding looks them up, "
-        "and most rows of a large vocabulary are mistaken for others."
+        "ids before an Embedding looks them up (bfloat16 holds integers up to 256, float16 up to 2048), so most ids of "
+        "a large vocabulary get another id's row."
     ),
     reference="Keras, Sequential.build; no upstream report was found.",
     broken={
         f"{_SEQUENTIAL}.build": frozenset({"958bc878a2b2301e"}),
         f"{_SEQUENTIAL}._maybe_build": frozenset({"78da3709ad2dabc0"}),
     },
-    # An instance binds its build when it is made, so the call that builds one made earlier is mended too.
+    # An instance binds its build when it is made, so _maybe_build is replaced for those made earlier.
     replace={f"{_SEQUENTIAL}.build": _with_float32_input, f"{_SEQUENTIAL}._maybe_build": _with_float32_input},
     without="Begin the model with keras.Input(shape, dtype='int32').",
 )

@@ -15,10 +15,10 @@ _FIXED = "Keep the size fixed, with tf.where(mask, x, 0) in place of tf.boolean_
 
 @dataclass(frozen=True, slots=True)
 class WrongOperation:
-    """An operation that computes something else under XLA."""
+    """An operation that XLA gets wrong."""
 
     defect: str
-    """What it does, after "XLA gets … wrong:"."""
+    """What goes wrong; completes "XLA gets … wrong:"."""
     remedy: str
     """What to do."""
     applies: Callable[[tf.Operation], bool]

@@ -18,7 +18,7 @@ from tfopt.model.state import without_dropout
 _DRIFT_STEPS = (4, 64)
 _TOLERANCE = 0.01
 _TOLERANCE_16_BIT = 0.1
-# Smaller ones may be rounding noise: a gradient beside all gradients, an output beside the output before it.
+# Anything smaller may be rounding noise: a gradient relative to all gradients, an output relative to the one before it.
 _SMALL_GRADIENT = 0.1
 _SMALL_OUTPUT = 1e-4
 
@@ -72,7 +72,7 @@ class ResultComparison:
     tolerance: float
     """Largest distance that counts as rounding: 0.01, or 0.1 if a layer computes in 16 bits."""
     distance: float = 0.0
-    """Distance over norm of the first result beyond `tolerance`, or of the farthest one if there is none."""
+    """Distance over norm of the first result beyond `tolerance`, or the largest one if all are within it."""
     where: str | None = None
     """The first result beyond `tolerance`: "the output of layer dense"; None if all are within it."""
     layer: str | None = None
@@ -97,7 +97,7 @@ def compare_results(model: keras.Model, batch: Any) -> ResultComparison:
         with _recording(model) as recorded:
             timers = both_timers(model, batch)
         if timers["off"].draws_random_numbers:
-            unknown = "the model draws random numbers outside dropout, and XLA draws others"
+            unknown = "the model draws random numbers outside dropout, and XLA draws different ones"
             return ResultComparison(tolerance=tolerance, unknown=unknown)
         off, on = timers["off"].results(), timers["on"].results()
         norms = [_norm(value) for value in off]
@@ -119,7 +119,7 @@ def compare_results(model: keras.Model, batch: Any) -> ResultComparison:
 
 
 class _Recorded(NamedTuple):
-    """What a tensor is that a recorded step returns."""
+    """Describes a tensor that a recorded step returns."""
 
     name: str
     layer: str | None
@@ -128,7 +128,7 @@ class _Recorded(NamedTuple):
 
 @contextmanager
 def _recording(model: keras.Model) -> Iterator[list[_Recorded]]:
-    """Makes training steps traced in the block return their layers' outputs, losses and gradients, which it lists."""
+    """Makes training steps traced in the block return their layers' outputs, losses and gradients; yields a list."""
     stock = model.train_step
     recorded: list[_Recorded] = []
 

@@ -22,18 +22,18 @@ _EXAMPLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Shown):
-    """Whether XLA can run a model's training step, computes the same, and what stands in its way."""
+    """Whether XLA can run a model's training step and gives the same results, and what stands in its way."""
 
     obstacles: tuple[Obstacle, ...]
     """What stands in its way, each with its layer, operation, line and remedy. Empty if XLA can compile what was
-    examined and, where results were compared, computes the same."""
+    examined and, where results were compared, gives the same ones."""
     examined: str
     """What was examined: "the training step"."""
     results: str
-    """Whether XLA's results were compared with those without it, as a sentence."""
+    """A sentence that says whether results with and without XLA were compared, and what came of it."""
     distance: float | None
-    """Distance between the results over their norm: of the first that differs by more than rounding, or of the farthest
-    ones. Infinite if shapes differ. None if they were not compared."""
+    """Distance between the results relative to their norm: of the first result that differs by more than rounding, or
+    the largest distance if none does. Infinite if shapes differ. None if results were not compared."""
     device: str
     """Target device: "GPU" or "CPU"."""
     auto: bool
@@ -43,7 +43,7 @@ class Explanation(Shown):
 
     @property
     def supported(self) -> bool:
-        """Whether XLA can compile the model and, where results were compared, computes the same."""
+        """Whether XLA can compile the model and, where results were compared, gives the same ones."""
         return not self.obstacles
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Explanation(Shown):
     def __str__(self) -> str:
         kinds = {obstacle.kind for obstacle in self.obstacles}
         verdict = (
-            "can compile" if not kinds else "computes something else for" if kinds == {"results"} else "cannot compile"
+            "can compile" if not kinds else "gives wrong results for" if kinds == {"results"} else "cannot compile"
         )
         return "\n".join(
             [
@@ -69,12 +69,12 @@ class Explanation(Shown):
 
 
 def explain(model: keras.Model, data: Data | None = None) -> Explanation:
-    """Names every layer and operation that keeps XLA off for a model, fails or computes something else under it.
+    """Names every layer and operation that keeps XLA off for a model, fails under XLA, or gives wrong results there.
 
     Use it before the first step, or after XLA failed. The training step is traced and lowered. If nothing stands in
-    XLA's way and there is data, a few steps run with and without XLA, without dropout. The first layer whose outputs or
-    gradients differ by more than rounding is named: by 1 % of their norm, or 10 % if a layer computes in 16 bits.
-    Weights, metrics, seeds and what `fit` has compiled do not change. (An unbuilt model is built.)
+    XLA's way and there is data, a few steps run with and without XLA, without dropout, and the first layer is named
+    whose outputs or gradients differ by more than rounding: by 1 % of their norm, or 10 % if a layer computes in 16
+    bits. Weights, metrics, seeds and what `fit` has compiled do not change. (An unbuilt model is built.)
 
     Without data nothing is compiled to machine code and nothing runs: operations known to be wrong under XLA are found
     ([repairs](repairs.md), D22), but no results are compared.
@@ -92,8 +92,8 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
             shape of the model's inputs is unknown.
         TypeError: If `model` is not a Keras model, or `data` is neither a dataset nor a batch.
         tfopt.errors.PipelineError: If the dataset is empty.
-        tfopt.errors.UnsupportedError: If the step recomputes a part (keras.remat) that computes something else the
-            second time.
+        tfopt.errors.UnsupportedError: If the step recomputes activations (keras.remat) and the second run would differ
+            from the first, as with dropout.
 
     Example:
         >>> print(tfopt.xla.explain(model, dataset))
@@ -133,7 +133,7 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
 
 
 def _compared(model: keras.Model, batch: Any) -> tuple[str, float | None, tuple[Obstacle, ...]]:
-    """What `Explanation.results` says, the distance, and the obstacles found by running the step."""
+    """`Explanation.results`, the distance, and the obstacles found by running the step."""
     try:
         compared = compare_results(model, batch)
     except tf.errors.ResourceExhaustedError:
@@ -144,12 +144,12 @@ def _compared(model: keras.Model, batch: Any) -> tuple[str, float | None, tuple[
         return f"Its results cannot be compared with those without XLA: {compared.unknown}.", None, ()
     if compared.where is None:
         rounding = f"results differ by at most {compared.distance:.1g} of their norm, which is rounding"
-        return f"It computes the same as without XLA on this batch: {rounding}.", compared.distance, ()
+        return f"On this batch it computes the same with and without XLA: {rounding}.", compared.distance, ()
     how = "in shape" if compared.distance == math.inf else f"by {compared.distance:.1g} of its norm"
     different = Obstacle(
         kind="results",
-        found=f"XLA computes something else: {compared.where} is the first result that differs, {how}, on this batch "
-        f"({compared.tolerance:g} would count as rounding)",
+        found=f"XLA gives different results on this batch: {compared.where} is the first that differs, {how} "
+        f"(up to {compared.tolerance:g} would count as rounding)",
         remedy="Write that layer with other operations, or leave XLA off.",
         layer=compared.layer,
     )
@@ -157,7 +157,7 @@ def _compared(model: keras.Model, batch: Any) -> tuple[str, float | None, tuple[
 
 
 def _failed(model: keras.Model, batch: Any, error: str) -> tuple[str, float | None, tuple[Obstacle, ...]]:
-    """As `_compared`, if the step failed while its results were recorded, which XLA fuses otherwise."""
+    """As `_compared`, if the step failed while its results were recorded: XLA may fuse it differently then."""
     with batch_refused():
         StepTimer(model, batch, jit_compile=False).results()
     try:

@@ -1,4 +1,4 @@
-"""What to say and to do when XLA compiles a function again and again."""
+"""Warns, raises or switches XLA off when a function is compiled again and again."""
 
 import contextlib
 import threading
@@ -21,8 +21,7 @@ from tfopt.xla.toggles import set_jit
 if TYPE_CHECKING:
     from tfopt.xla.watching import Compilations
 
-STANCES = ("warn", "error", "eager")
-"""What can be done about a function that is compiled too often."""
+_STANCES = ("warn", "error", "eager")
 
 _FIXED_BATCH = (
     'Give every batch the same size: build_pipeline(..., remainder="drop"), or "pad", or '
@@ -84,9 +83,9 @@ def repeated_compilation(events: Iterable[Compilation], limit: int) -> Repetitio
 
 def check_stance(on_recompile: str | None, limit: int) -> None:
     """Raises a ValueError or TypeError if the arguments of `watch` are wrong."""
-    if on_recompile is not None and on_recompile not in STANCES:
+    if on_recompile is not None and on_recompile not in _STANCES:
         raise ValueError(
-            f"Expected on_recompile to be one of {', '.join(map(repr, STANCES))}. Received: {on_recompile!r}. "
+            f"Expected on_recompile to be one of {', '.join(map(repr, _STANCES))}. Received: {on_recompile!r}. "
             'Pass "warn" to train on, "error" to stop, or "eager" to train on without XLA.'
         )
     checks.integer("limit", limit, "A training whose last batch is smaller needs 2.", least=1)
@@ -107,7 +106,9 @@ def react(found: Repetition, on_recompile: str, models: Iterable[keras.Model]) -
             set_jit(model, False)
         names = " and ".join(repr(model.name) for model in models)
         without = (
-            f" From now on {names} runs without XLA." if models else " It is no step of a Keras model: XLA stays on."
+            f" From now on {names} runs without XLA."
+            if models
+            else " It is not a step of a Keras model, so XLA stays on."
         )
     warnings.warn(f"{found}{without}", stacklevel=3)
 

@@ -22,10 +22,10 @@ def set_jit(model: keras.Model, on: bool, *, data: Data | None = None) -> None:
     Args:
         model: A compiled model.
         on: Whether `fit`, `evaluate` and `predict` run under XLA.
-        data: A dataset, whose first batch is used, or one batch (x, y[, sample_weight]): XLA is switched on only if it
-            computes the same on it, as `tfopt.xla.explain` compares it: layers' outputs, loss, gradients and weights
-            after four steps, to within 1 % (10 % if a layer computes in 16 bits), without dropout. That costs a
-            compilation. Without data nothing is compared, and XLA may compute something else.
+        data: A dataset, whose first batch is used, or one batch (x, y[, sample_weight]). XLA is then switched on only
+            if it computes the same on this batch, as `tfopt.xla.explain` compares it: layers' outputs, loss, gradients
+            and weights after four steps, to within 1 % (10 % if a layer computes in 16 bits), without dropout. That
+            costs a compilation. Without data nothing is compared, and XLA may give other results.
 
     Raises:
         TypeError: If `on` is not a bool.

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 _TFOPT = f"{Path(__file__).parents[1]}{os.sep}"
-# Frames outside these called tfopt; they are no part of the model.
+# Frames outside these called tfopt; they are not part of the model.
 _TRACERS = tuple(f"{_TFOPT}{folder}{os.sep}" for folder in ("xla", "model", "measure"))
 _STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _LIBRARIES = (_TFOPT, f"{Path(keras.__file__).parent}{os.sep}", f"{tf.sysconfig.get_lib()}{os.sep}")

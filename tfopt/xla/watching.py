@@ -39,15 +39,15 @@ def watch(*, on_recompile: str | None = None, limit: int = 4) -> Iterator["Compi
 
     Args:
         on_recompile: What to do once a function has been compiled more than `limit` times in the block. "warn": warn
-            once. "error": raise. "eager": warn, and run the Keras model whose step it is without XLA from its next step
-            on, as `set_jit(model, False)` does; a function of no model keeps XLA. None: only count. It acts in the
-            thread of the block, when the call of a `tf.function`, such as a step of `fit`, has ended. By then the
-            compilation that exceeded the limit has happened: TensorFlow reports it when it is done.
-        limit: Compilations allowed for one function. Training, evaluation and prediction are counted apart, and a
-            smaller last batch takes one more.
+            once. "error": raise. "eager": warn, and run the Keras model that the step belongs to without XLA from its
+            next step on, as `set_jit(model, False)` does; a function outside Keras models keeps XLA. None: only count.
+            It acts in the thread of the block, when the call of a `tf.function`, such as a step of `fit`, has ended.
+            By then the compilation that exceeded the limit has happened: TensorFlow reports it when it is done.
+        limit: Compilations allowed for one function. Training, evaluation and prediction are counted separately, and
+            a smaller last batch takes one more.
 
     Raises:
-        ValueError: If `on_recompile` is none of these, or `limit` is below 1.
+        ValueError: If `on_recompile` is none of the above, or `limit` is below 1.
         TypeError: If `limit` is not an integer.
         tfopt.errors.TfoptError: At the end of the step in which the limit was exceeded, with on_recompile="error".
 
@@ -97,7 +97,7 @@ class Compilations(Shown):
 
     @property
     def changed(self) -> bool:
-        """Whether `events` may have more than when it was last read. Takes a microsecond, but a report may be late."""
+        """Whether `events` may hold more than at the last look. Takes a microsecond; a report may be late."""
         return self._end is None and self._listener.has_news()
 
     @property

@@ -48,8 +48,8 @@ class Compilation:
     step: str | None = None
     """ "training step", "evaluation step" or "prediction step" of a Keras model; None for another function."""
     names: Mapping[int, str] = field(default_factory=dict)
-    """Names of the inputs by number: `x`, `y`, `x["image"]`, or the function's own arguments. Empty if the function was
-    gone when its compilation was read."""
+    """Names of the inputs by number: `x`, `y`, `x["image"]`, or the function's own arguments. Empty if the function no
+    longer existed when its compilation was read."""
 
     @property
     def label(self) -> str:

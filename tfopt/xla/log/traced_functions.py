@@ -15,7 +15,7 @@ _BATCH = ("x", "y", "sample_weight")
 
 
 class TracedFunction(NamedTuple):
-    """What is known of a traced function."""
+    """What is known about a traced function."""
 
     step: str | None
     """ "training step", "evaluation step" or "prediction step" of a Keras model; None for another function."""
@@ -26,7 +26,7 @@ class TracedFunction(NamedTuple):
 
 
 def traced_function(name: str) -> TracedFunction | None:
-    """Returns what is known of the function that TensorFlow calls `name`, or None if no such function is alive.
+    """Returns what is known about the function that TensorFlow calls `name`, or None if it no longer exists.
 
     TensorFlow keeps no list of its functions, so Python's garbage collector is asked for all of them (some 50 ms).
     """
