@@ -11,10 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from precision_matrix.case import EXAMPLES
 from precision_matrix.nets import compiled, cross_entropy, random
 
 layers, ops = keras.layers, keras.ops
-ROWS = 64
+ROWS = EXAMPLES
 WRONG, FINE = 0.3, 0.1
 """Distance from float64 over its norm, from which a result is wrong, and up to which it is fine.
 
@@ -261,7 +262,7 @@ FORMULAS = {
     "difference of large numbers": Formula(lambda x: (x + 3000.0) - 3000.0, normal(8), BOTH),
     "slope by a small step": Formula(_slope, normal(8), BOTH),
     "Fourier features": Formula(_fourier, uniform(2, low=-1.0), BOTH),
-    "remainders": Formula(lambda x: ops.mod(x, 97.0) / 97.0 - 0.5, whole(0, 20_000, 4), BOTH),
+    "remainders": Formula(lambda x: ops.mod(x, 97.0) / 97.0 - 0.5, whole(0, 60_000, 4), BOTH),
     "ids that are compared": Formula(_pairs_alike, whole(3000, 3100, 16), BOTH),
     "ids below 256 that are compared": Formula(_pairs_alike, whole(0, 100, 16), ""),
     "ages of events": Formula(_ages, uniform(8, low=5e4, high=5.005e4), BOTH),
