@@ -13,7 +13,8 @@ from tfopt.model.batches import first_alike_batches, not_finite_parts, specs_of
 from tfopt.model.layers import layer_paths, require_compiled
 from tfopt.precision.gate.comparison import Comparison, compare
 from tfopt.precision.gate.precision_report import PrecisionReport
-from tfopt.precision.gate.probe import NotFiniteError, build
+from tfopt.precision.gate.probe import NotFiniteError
+from tfopt.precision.gate.training_step import build
 from tfopt.precision.layer_policies import Policy, assign_policies, name_of
 from tfopt.text import listed
 

@@ -26,8 +26,10 @@ from tfopt.precision.gate.layer_table import (
     StatePrecision,
     TensorPrecision,
 )
+from tfopt.precision.gate.moments import worst_deviation
 from tfopt.precision.gate.precision_report import PrecisionReport
-from tfopt.precision.gate.probe import Measurement, Probe, Row, Variant, heads_of, worst_deviation
+from tfopt.precision.gate.probe import Measurement, Probe
+from tfopt.precision.gate.training_step import Row, Variant, heads_of
 from tfopt.precision.gate.verdict import cancelled, find_problems, first_overflow
 from tfopt.precision.layer_policies import (
     Assignment,

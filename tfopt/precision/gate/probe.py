@@ -1,53 +1,31 @@
 """A training step under two sets of dtype policies, forward and backward, compared layer by layer in one graph."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import UnsupportedError, summarize_error
+from tfopt.errors import summarize_error
 from tfopt.model.layers import (
-    LayerError,
-    RecordedCall,
     computing_layers,
-    floating_tensors,
     graph_operations,
-    layer_without_gradient,
-    output_layers,
-    recorded_calls,
 )
 from tfopt.precision.float8_margins import quantization_recorded
 from tfopt.precision.gate.graph import Origin, Probability, late_casts, origins
-from tfopt.precision.gate.layer_table import Deviation
-from tfopt.precision.gate.own_step import Optimizer, OwnStep, has_own_step, run, touched_variables, without_scaling
+from tfopt.precision.gate.moments import grid, moments, not_finite, worst_deviation
+from tfopt.precision.gate.own_step import Optimizer, has_own_step, touched_variables, without_scaling
+from tfopt.precision.gate.training_step import Row, Step, Variant, step_of_its_own, step_of_keras
 from tfopt.precision.layer_policies import current_policy, under_policies
 from tfopt.precision.optimizer_swap import first_scale
-from tfopt.repairs import recomputation_refused, recomputes
-from tfopt.text import listed
 
 _16_BIT = (tf.float16, tf.bfloat16)
 # Training halves the loss scale below 1 too, as long as gradients overflow.
 _LEAST_SCALE = 2.0**-24
-# Fewer values of a feature say nothing about its spread.
-_LEAST_ROWS = 8
-# Spread over magnitude of a feature that is constant but for float32's rounding.
-_CONSTANT = 1e-5
 # Operations that draw from their own state, such as those of tf.random.Generator.
 _DRAWING = ("Rng", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
-
-
-class Variant(NamedTuple):
-    """A compiled model and the dtype policies its layers compute under."""
-
-    model: keras.Model
-    paths: Mapping[keras.Layer, str]
-    policies: Mapping[keras.Layer, keras.DTypePolicy]
-    """Those of other layers stay."""
 
 
 class NotFiniteError(Exception):
@@ -63,21 +41,6 @@ class Measurement(NamedTuple):
     candidate_loss: float
     quantized: np.ndarray[Any, Any]
     """The sums of each tensor rounded to float8, as `measured_margins` takes them."""
-
-
-class Row(NamedTuple):
-    """What a row of moments compares: a tensor of a layer.
-
-    The role is "input", "output", "input_gradient", "output_gradient", "weight_gradient", or of a variable that the
-    forward pass assigns "state", its value before, or "change", what is added to it.
-    """
-
-    path: str
-    role: str
-    call: int = 0
-    """Which call of the layer; 0 for weight gradients and variables."""
-    name: str = ""
-    """Of a variable that is assigned."""
 
 
 class Probe:
@@ -200,13 +163,13 @@ class Probe:
             self._optimizers.append(optimizer)
         return scales[self._optimizers.index(optimizer)]
 
-    def _keras_steps(self, batch: Any, scales: tf.Tensor) -> tuple["_Step", "_Step"]:
+    def _keras_steps(self, batch: Any, scales: tf.Tensor) -> tuple[Step, Step]:
         scale = self._scale(self.reference.model.optimizer, scales)
-        return _step(self.reference, batch, tf.constant(1.0)), _step(self.candidate, batch, scale)
+        return step_of_keras(self.reference, batch, tf.constant(1.0)), step_of_keras(self.candidate, batch, scale)
 
-    def _own_steps(self, batch: Any, scales: tf.Tensor) -> tuple["_Step", "_Step"]:
-        reference, _ = _own_step(self.reference, batch, lambda _: tf.ones([]), self._state)
-        candidate, step = _own_step(self.candidate, batch, lambda one: self._scale(one, scales), self._state)
+    def _own_steps(self, batch: Any, scales: tf.Tensor) -> tuple[Step, Step]:
+        reference, _ = step_of_its_own(self.reference, batch, lambda _: tf.ones([]), self._state)
+        candidate, step = step_of_its_own(self.candidate, batch, lambda one: self._scale(one, scales), self._state)
         adapting = [optimizer for optimizer in self._optimizers if self._first_scale(optimizer)]
         self.updates, self.unscaled = len(step.updates), without_scaling(step, adapting, scales)
         return reference, candidate
@@ -251,303 +214,5 @@ class Probe:
         )
 
 
-# A row, and which of its tensors: a position or the name of a variable.
-_Tensors = dict[tuple[Row, str], tf.Tensor]
-
-
-class _Step(NamedTuple):
-    """What a step computed, with gradients unscaled."""
-
-    loss: tf.Tensor
-    outputs: list[tf.Tensor]
-    tensors: _Tensors
-    calls: list[RecordedCall]
-
-
-def _step(variant: Variant, batch: Any, scale: tf.Tensor) -> _Step:
-    model, paths, policies = variant
-    variables = model.variables
-    values = [tf.convert_to_tensor(variable.value) for variable in variables]
-    value_of = {id(variable): value for variable, value in zip(variables, values, strict=True)}
-    # Layers' tensors are not watched: training takes no gradients upstream of every trainable weight, and some
-    # operations, such as those of Keras' augmentation in bfloat16, have none.
-    with under_policies(model, policies), tf.GradientTape() as tape, recorded_calls(model) as calls:
-        tape.watch([value_of[id(variable)] for variable in model.trainable_variables])
-        # Both variants start from the same state, seeds included, and neither assigns anything.
-        with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
-            try:
-                outputs, loss = forward(model, batch)
-            except TypeError as error:
-                raise _added_loss_error(paths, scope.losses, error) from error
-        model._clear_losses()  # they would keep tensors of this graph
-        after = {id(one): scope.get_current_value(one) for one in variables}
-        loss = tf.cast(loss, tf.float32)
-        scaled = loss * scale
-    tensors = _tensors_of_calls(calls, paths)
-    by_layer = _weights_by_layer(model.trainable_variables, calls, paths)
-    weights = {key: value_of[id(weight)] for key, weight in by_layer.items()}
-    sources = {id(tensor): tensor for tensor in (tensors | weights).values()}
-    try:
-        taken = tape.gradient(scaled, [*sources.values()])
-    except Exception as error:  # whatever an operation's gradient raises on tensors of this dtype
-        layer = layer_without_gradient(scaled, calls)
-        if layer is None:
-            raise
-        raise LayerError(layer) from error
-    gradients = {
-        name: tf.cast(tf.convert_to_tensor(gradient), tf.float32) / scale
-        for name, gradient in zip(sources, taken, strict=True)
-        if gradient is not None
-    }
-    found = tensors | {
-        (row._replace(role=f"{row.role}_gradient"), which): gradients[id(tensor)]
-        for (row, which), tensor in (tensors | weights).items()
-        if id(tensor) in gradients
-    }
-    # Of a loss per example, the tape takes the sum and Keras shows the mean.
-    changed = {key: (value_of[key], value) for key, value in after.items() if value is not None}
-    return _Step(tf.reduce_mean(loss), floating_tensors(outputs), found | _states(paths, changed), calls)
-
-
-def _own_step(
-    variant: Variant, batch: Any, scales: Callable[[Optimizer], tf.Tensor], state: Iterable[tf.Variable]
-) -> tuple[_Step, OwnStep]:
-    """The model's own train_step; `state` is every variable it touches, put back afterwards."""
-    model, paths, policies = variant
-    before = [(variable, tf.identity(variable)) for variable in state]
-    with under_policies(model, policies), recorded_calls(model) as calls:
-        step = run(model, batch, calls, scales)
-    model._clear_losses()  # they would keep tensors of this graph
-    old = {id(variable): value for variable, value in before}
-    changed = {
-        id(one): (old[id(one._value)], tf.identity(one._value))
-        for one in model.non_trainable_variables
-        if id(one._value) in old
-    }
-    for variable, value in before:
-        variable.assign(value)
-    found = _tensors_of_calls(calls, paths)
-    places: dict[int, list[tuple[Row, str]]] = {}
-    for key, tensor in found.items():
-        places.setdefault(id(tensor), []).append(key)
-    gradients = {}
-    for number, tensor, gradient in step.of_calls:
-        for row, which in places[id(tensor)]:
-            gradients[row._replace(role=f"{row.role}_gradient"), f"{which} {number}"] = gradient
-    variables = [variable for _, pairs in step.updates for variable, _ in pairs]
-    keys = {id(variable): key for key, variable in _weights_by_layer(variables, calls, paths).items()}
-    for number, (_, pairs) in enumerate(step.updates):
-        for variable, gradient in pairs:
-            if id(variable) in keys:
-                row, which = keys[id(variable)]
-                gradients[row._replace(role="weight_gradient"), f"{which} {number}"] = gradient
-    making = heads_of(model)
-    outputs = [output for call in calls if call.layer in making for output in call.outputs]
-    return _Step(step.loss, outputs, found | gradients | _states(paths, changed), calls), step
-
-
-def build(model: keras.Model, batch: Any) -> None:
-    """Builds a model by tracing its step, which raises whatever that raises for a batch it does not take.
-
-    If it recomputes activations, its gradients are traced too, which raises if a second run computes something else.
-    """
-
-    def differentiate(batch: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = forward(model, batch)[1]
-        return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
-
-    def own(batch: Any) -> None:
-        run(model, batch, [], lambda _: tf.ones([]))
-
-    def trace(function: Any) -> tf.Graph:
-        return tf.function(function, autograph=False).get_concrete_function(batch).graph
-
-    def trace_keras_step() -> None:
-        if recomputes(trace(lambda batch: forward(model, batch)[1])):
-            with recomputation_refused():
-                trace(differentiate)
-
-    try:
-        if not has_own_step(model):
-            trace_keras_step()
-            return
-        try:
-            if recomputes(trace(own)):
-                with recomputation_refused():
-                    trace(own)
-        except UnsupportedError:
-            raise
-        except Exception as error:
-            with suppress(Exception):
-                trace_keras_step()
-                return
-            raise error
-    finally:
-        model._clear_losses()  # they would keep tensors of that graph
-
-
-def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
-    """The model's outputs and its loss in training, as Keras' `train_step` computes them."""
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
-    return outputs, model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
-
-
-def _added_loss_error(paths: Mapping[keras.Layer, str], losses: Iterable[Any], error: TypeError) -> TypeError:
-    """Names the layers that add 16-bit losses, which Keras cannot sum with others; else the error as it is."""
-    half = {id(loss) for loss in losses if getattr(loss, "dtype", None) in _16_BIT}
-    found = [path for layer, path in paths.items() if not half.isdisjoint(layer._loss_ids)]
-    if not found:
-        return error
-    return TypeError(f"{listed(found, 4)} adds a 16-bit loss, which Keras cannot sum with other losses")
-
-
-def _tensors_of_calls(calls: list[RecordedCall], paths: Mapping[keras.Layer, str]) -> _Tensors:
-    found: _Tensors = {}
-    times: Counter[str] = Counter()
-    for call in calls:
-        path = paths[call.layer]
-        for role, tensors in (("input", call.inputs), ("output", call.outputs)):
-            for position, tensor in enumerate(tensors):
-                found[Row(path, role, times[path]), str(position)] = tensor
-        times[path] += 1
-    return found
-
-
-def _weights_by_layer(
-    variables: Iterable[keras.Variable], calls: list[RecordedCall], paths: Mapping[keras.Layer, str]
-) -> dict[tuple[Row, str], keras.Variable]:
-    """Trainable weights; those of a layer without a recorded call count for the nearest recorded one around it."""
-    recorded = {paths[call.layer] for call in calls}
-    trainable = {id(variable) for variable in variables}
-    found = {}
-    for layer, path in paths.items():
-        owner = path
-        while owner not in recorded and (outer := owner.rpartition("/")[0]):
-            owner = outer
-        for variable in layer._trainable_variables:
-            # Scales of quantized layers are variables that their "gradient" overwrites.
-            if id(variable) in trainable and not getattr(variable, "overwrite_with_gradient", False):
-                found[Row(owner, "weight"), f"{path}/{variable.name}"] = variable
-    return found
-
-
 def _constant_scale(optimizer: Optimizer | None) -> float:
     return float(getattr(optimizer, "loss_scale_factor", None) or 1.0)
-
-
-def heads_of(model: keras.Model) -> frozenset[keras.Layer]:
-    """The layers that make the model's outputs; none if they cannot be found."""
-    try:
-        return output_layers(model)
-    except UnsupportedError:
-        return frozenset()
-
-
-def _states(paths: Mapping[keras.Layer, str], values: Mapping[int, tuple[tf.Tensor, tf.Tensor]]) -> _Tensors:
-    """The variables in floating point that the forward pass assigns: their values before, and what is added.
-
-    `values` holds those before and after it by the id of the variable.
-    """
-    found: _Tensors = {}
-    for layer, path in paths.items():
-        for variable in layer._non_trainable_variables:
-            before, after = values.get(id(variable), (None, None))
-            if before is None or after is before or not before.dtype.is_floating:
-                continue
-            if after.graph is before.graph:  # not assigned inside a loop
-                old, new = tf.cast(before, tf.float32), tf.cast(after, tf.float32)
-                found[Row(path, "state", name=variable.name), ""] = old
-                found[Row(path, "change", name=variable.name), ""] = new - old
-    return found
-
-
-@tf.function(
-    input_signature=[tf.TensorSpec([None], tf.float32)] * 2,
-    autograph=False,
-    experimental_attributes={"_noinline": True},  # inlined for every tensor, it took longer to optimise than to run
-)
-def _moments(reference: tf.Tensor, candidate: tf.Tensor) -> tf.Tensor:
-    known = tf.math.is_finite(reference)
-    both = known & tf.math.is_finite(candidate)
-    zero = tf.zeros_like(reference)
-    reference = tf.where(known, reference, zero)
-    # Squares of large or tiny values leave float32's range, so the sums are in units of the largest value.
-    largest = tf.maximum(tf.reduce_max(tf.abs(reference)), 0.0)  # the maximum of an empty tensor is -inf
-    unit = tf.maximum(tf.reduce_max(tf.where(both, tf.abs(candidate), zero)), largest)
-    difference = tf.where(both, tf.math.divide_no_nan(candidate, unit) - tf.math.divide_no_nan(reference, unit), zero)
-    squares = tf.math.divide_no_nan(reference, unit) ** 2
-    vanished = both & (candidate == 0) & (reference != 0)
-    counts = (known, known & ~both, reference != 0, vanished)
-    sums = (squares, difference**2, tf.where(vanished, squares, zero))
-    return tf.stack(
-        [
-            tf.cast(tf.size(known) - tf.math.count_nonzero(known, dtype=tf.int32), tf.float32),
-            *(tf.math.count_nonzero(count, dtype=tf.float32) for count in counts),
-            *(tf.reduce_sum(part) for part in sums),
-            unit,
-            largest,
-        ]
-    )
-
-
-def moments(reference: Any, candidate: Any) -> tf.Tensor:
-    """What `worst_deviation` needs of a tensor in two dtypes, shape (10,), so that no tensor leaves the graph."""
-    flat = [tf.reshape(tf.cast(tf.convert_to_tensor(value), tf.float32), [-1]) for value in (reference, candidate)]
-    return _moments(*flat)
-
-
-def grid(reference: tf.Tensor, candidate: tf.Tensor) -> tf.Tensor:
-    """Compares the features (last axis) of a tensor of the batch: which one rounding hides most.
-
-    Returns, of that feature, the rounding error over its spread, both as standard deviations over the batch, its
-    number, its largest magnitude and its spread; and the share of elements that change if all are whole numbers.
-    """
-    width = reference.shape[-1] if reference.shape.rank and reference.shape.rank > 1 else 1
-    values, found = (tf.reshape(tf.cast(x, tf.float32), [-1, width or 1]) for x in (reference, candidate))
-    known = tf.math.is_finite(values)
-    values = tf.where(known, values, 0.0)
-    off = tf.where(known, found - values, 0.0)
-    spread = tf.math.reduce_std(values, axis=0)
-    # A feature that hardly varies beside the others, such as the background of an image, tells little.
-    tells = (spread >= 0.1 * tf.sqrt(tf.reduce_mean(spread**2))) & (tf.shape(values)[0] >= _LEAST_ROWS)
-    tells &= spread > _CONSTANT * tf.reduce_max(tf.abs(values), axis=0)
-    error = tf.sqrt(tf.reduce_mean(tf.where(tf.math.is_finite(off), off, np.inf) ** 2, axis=0))
-    ratio = tf.where(tells, error / spread, 0.0)
-    worst = tf.argmax(ratio)
-    changed = tf.reduce_mean(tf.cast(off != 0, tf.float32))
-    parts = [ratio[worst], tf.cast(worst, tf.float32), tf.reduce_max(tf.abs(values[:, worst])), spread[worst]]
-    return tf.stack([*parts, tf.where(tf.reduce_all(values == tf.round(values)), changed, 0.0)])
-
-
-def worst_deviation(batches: Iterable[np.ndarray[Any, Any]]) -> Deviation:
-    """The deviation of some tensors taken together, from their moments in each batch, shape (tensors, 10)."""
-    each = [_of_batch(batch.astype("float64")) for batch in batches]
-    # Python's max() ignores a NaN or not, depending on its place.
-    return Deviation(**{name: float(np.max([part[name] for part in each])) for name in each[0]})
-
-
-def not_finite(moments: np.ndarray[Any, Any]) -> bool:
-    """Whether float32 itself has NaN or infinity, from moments of shape (tensors, 10)."""
-    return bool(moments[:, 0].any())
-
-
-def _of_batch(moments: np.ndarray[Any, Any]) -> dict[str, float]:
-    _, known, overflowed, nonzero, vanished, *sums, unit, largest = moments.T
-    total, difference, lost = (float(np.sum(part * unit**2)) for part in sums)
-    return {
-        "error": _ratio(math.sqrt(difference), math.sqrt(total)),
-        "overflow": _ratio(overflowed.sum(), known.sum()),
-        "underflow": _ratio(vanished.sum(), nonzero.sum()),
-        "lost": _ratio(math.sqrt(lost), math.sqrt(total)),
-        "largest": float(largest.max(initial=0.0)),
-        "norm": math.sqrt(total),
-        "difference": math.sqrt(difference),
-    }
-
-
-def _ratio(part: float, whole: float) -> float:
-    if not part:
-        return 0.0
-    return float(part / whole) if whole else math.inf

@@ -14,7 +14,8 @@ from tfopt.precision.gate.comparison import in_float32, measure
 from tfopt.precision.gate.layer_table import AtFirst, percent
 from tfopt.precision.gate.own_step import has_own_step
 from tfopt.precision.gate.precision_report import PrecisionReport
-from tfopt.precision.gate.probe import Probe, Variant, forward
+from tfopt.precision.gate.probe import Probe
+from tfopt.precision.gate.training_step import Variant, forward
 from tfopt.precision.gate.verdict import loss_drift
 from tfopt.precision.layer_policies import assign_policies, current_policy, under_policies
 from tfopt.precision.policies import tf32

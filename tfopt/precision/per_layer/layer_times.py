@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfopt.measure import StepTimes, interleave
 from tfopt.measure.timers import wait
 from tfopt.model.layers import calls_wrapped, floating_tensors
-from tfopt.precision.gate.probe import forward
+from tfopt.precision.gate.training_step import forward
 from tfopt.precision.layer_policies import under_policies
 
 _TURNS = 6

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.precision.gate.probe import moments, not_finite, worst_deviation
+from tfopt.precision.gate.moments import moments, not_finite, worst_deviation
 
 
 def deviation(*pairs):

@@ -1,0 +1,261 @@
+"""A training step of a model under some dtype policies, with the tensors and gradients of each layer, in a graph.
+
+It is Keras' own step, or the model's if it has one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfopt.errors import UnsupportedError
+from tfopt.model.layers import (
+    LayerError,
+    RecordedCall,
+    floating_tensors,
+    layer_without_gradient,
+    output_layers,
+    recorded_calls,
+)
+from tfopt.precision.gate.own_step import Optimizer, OwnStep, has_own_step, run
+from tfopt.precision.layer_policies import under_policies
+from tfopt.repairs import recomputation_refused, recomputes
+from tfopt.text import listed
+
+_16_BIT = (tf.float16, tf.bfloat16)
+
+
+class Variant(NamedTuple):
+    """A compiled model and the dtype policies its layers compute under."""
+
+    model: keras.Model
+    paths: Mapping[keras.Layer, str]
+    policies: Mapping[keras.Layer, keras.DTypePolicy]
+    """Those of other layers stay."""
+
+
+class Row(NamedTuple):
+    """What a row of moments compares: a tensor of a layer.
+
+    The role is "input", "output", "input_gradient", "output_gradient", "weight_gradient", or of a variable that the
+    forward pass assigns "state", its value before, or "change", what is added to it.
+    """
+
+    path: str
+    role: str
+    call: int = 0
+    """Which call of the layer; 0 for weight gradients and variables."""
+    name: str = ""
+    """Of a variable that is assigned."""
+
+
+# A row, and which of its tensors: a position or the name of a variable.
+Tensors = dict[tuple[Row, str], tf.Tensor]
+
+
+class Step(NamedTuple):
+    """What a step computed, with gradients unscaled."""
+
+    loss: tf.Tensor
+    outputs: list[tf.Tensor]
+    tensors: Tensors
+    calls: list[RecordedCall]
+
+
+def step_of_keras(variant: Variant, batch: Any, scale: tf.Tensor) -> Step:
+    """Keras' own train_step without its update, in a scope that assigns nothing."""
+    model, paths, policies = variant
+    variables = model.variables
+    values = [tf.convert_to_tensor(variable.value) for variable in variables]
+    value_of = {id(variable): value for variable, value in zip(variables, values, strict=True)}
+    # Layers' tensors are not watched: training takes no gradients upstream of every trainable weight, and some
+    # operations, such as those of Keras' augmentation in bfloat16, have none.
+    with under_policies(model, policies), tf.GradientTape() as tape, recorded_calls(model) as calls:
+        tape.watch([value_of[id(variable)] for variable in model.trainable_variables])
+        # Both variants start from the same state, seeds included, and neither assigns anything.
+        with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
+            try:
+                outputs, loss = forward(model, batch)
+            except TypeError as error:
+                raise _added_loss_error(paths, scope.losses, error) from error
+        model._clear_losses()  # they would keep tensors of this graph
+        after = {id(one): scope.get_current_value(one) for one in variables}
+        loss = tf.cast(loss, tf.float32)
+        scaled = loss * scale
+    tensors = _tensors_of_calls(calls, paths)
+    by_layer = _weights_by_layer(model.trainable_variables, calls, paths)
+    weights = {key: value_of[id(weight)] for key, weight in by_layer.items()}
+    sources = {id(tensor): tensor for tensor in (tensors | weights).values()}
+    try:
+        taken = tape.gradient(scaled, [*sources.values()])
+    except Exception as error:  # whatever an operation's gradient raises on tensors of this dtype
+        layer = layer_without_gradient(scaled, calls)
+        if layer is None:
+            raise
+        raise LayerError(layer) from error
+    gradients = {
+        name: tf.cast(tf.convert_to_tensor(gradient), tf.float32) / scale
+        for name, gradient in zip(sources, taken, strict=True)
+        if gradient is not None
+    }
+    found = tensors | {
+        (row._replace(role=f"{row.role}_gradient"), which): gradients[id(tensor)]
+        for (row, which), tensor in (tensors | weights).items()
+        if id(tensor) in gradients
+    }
+    # Of a loss per example, the tape takes the sum and Keras shows the mean.
+    changed = {key: (value_of[key], value) for key, value in after.items() if value is not None}
+    return Step(tf.reduce_mean(loss), floating_tensors(outputs), found | _states(paths, changed), calls)
+
+
+def step_of_its_own(
+    variant: Variant, batch: Any, scales: Callable[[Optimizer], tf.Tensor], state: Iterable[tf.Variable]
+) -> tuple[Step, OwnStep]:
+    """The model's own train_step; `state` is every variable it touches, put back afterwards."""
+    model, paths, policies = variant
+    before = [(variable, tf.identity(variable)) for variable in state]
+    with under_policies(model, policies), recorded_calls(model) as calls:
+        step = run(model, batch, calls, scales)
+    model._clear_losses()  # they would keep tensors of this graph
+    old = {id(variable): value for variable, value in before}
+    changed = {
+        id(one): (old[id(one._value)], tf.identity(one._value))
+        for one in model.non_trainable_variables
+        if id(one._value) in old
+    }
+    for variable, value in before:
+        variable.assign(value)
+    found = _tensors_of_calls(calls, paths)
+    places: dict[int, list[tuple[Row, str]]] = {}
+    for key, tensor in found.items():
+        places.setdefault(id(tensor), []).append(key)
+    gradients = {}
+    for number, tensor, gradient in step.of_calls:
+        for row, which in places[id(tensor)]:
+            gradients[row._replace(role=f"{row.role}_gradient"), f"{which} {number}"] = gradient
+    variables = [variable for _, pairs in step.updates for variable, _ in pairs]
+    keys = {id(variable): key for key, variable in _weights_by_layer(variables, calls, paths).items()}
+    for number, (_, pairs) in enumerate(step.updates):
+        for variable, gradient in pairs:
+            if id(variable) in keys:
+                row, which = keys[id(variable)]
+                gradients[row._replace(role="weight_gradient"), f"{which} {number}"] = gradient
+    making = heads_of(model)
+    outputs = [output for call in calls if call.layer in making for output in call.outputs]
+    return Step(step.loss, outputs, found | gradients | _states(paths, changed), calls), step
+
+
+def build(model: keras.Model, batch: Any) -> None:
+    """Builds a model by tracing its step, which raises whatever that raises for a batch it does not take.
+
+    If it recomputes activations, its gradients are traced too, which raises if a second run computes something else.
+    """
+
+    def differentiate(batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = forward(model, batch)[1]
+        return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+
+    def own(batch: Any) -> None:
+        run(model, batch, [], lambda _: tf.ones([]))
+
+    def trace(function: Any) -> tf.Graph:
+        return tf.function(function, autograph=False).get_concrete_function(batch).graph
+
+    def trace_keras_step() -> None:
+        if recomputes(trace(lambda batch: forward(model, batch)[1])):
+            with recomputation_refused():
+                trace(differentiate)
+
+    try:
+        if not has_own_step(model):
+            trace_keras_step()
+            return
+        try:
+            if recomputes(trace(own)):
+                with recomputation_refused():
+                    trace(own)
+        except UnsupportedError:
+            raise
+        except Exception as error:
+            with suppress(Exception):
+                trace_keras_step()
+                return
+            raise error
+    finally:
+        model._clear_losses()  # they would keep tensors of that graph
+
+
+def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
+    """The model's outputs and its loss in training, as Keras' `train_step` computes them."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+    return outputs, model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
+
+
+def _added_loss_error(paths: Mapping[keras.Layer, str], losses: Iterable[Any], error: TypeError) -> TypeError:
+    """Names the layers that add 16-bit losses, which Keras cannot sum with others; else the error as it is."""
+    half = {id(loss) for loss in losses if getattr(loss, "dtype", None) in _16_BIT}
+    found = [path for layer, path in paths.items() if not half.isdisjoint(layer._loss_ids)]
+    if not found:
+        return error
+    return TypeError(f"{listed(found, 4)} adds a 16-bit loss, which Keras cannot sum with other losses")
+
+
+def _tensors_of_calls(calls: list[RecordedCall], paths: Mapping[keras.Layer, str]) -> Tensors:
+    found: Tensors = {}
+    times: Counter[str] = Counter()
+    for call in calls:
+        path = paths[call.layer]
+        for role, tensors in (("input", call.inputs), ("output", call.outputs)):
+            for position, tensor in enumerate(tensors):
+                found[Row(path, role, times[path]), str(position)] = tensor
+        times[path] += 1
+    return found
+
+
+def _weights_by_layer(
+    variables: Iterable[keras.Variable], calls: list[RecordedCall], paths: Mapping[keras.Layer, str]
+) -> dict[tuple[Row, str], keras.Variable]:
+    """Trainable weights; those of a layer without a recorded call count for the nearest recorded one around it."""
+    recorded = {paths[call.layer] for call in calls}
+    trainable = {id(variable) for variable in variables}
+    found = {}
+    for layer, path in paths.items():
+        owner = path
+        while owner not in recorded and (outer := owner.rpartition("/")[0]):
+            owner = outer
+        for variable in layer._trainable_variables:
+            # Scales of quantized layers are variables that their "gradient" overwrites.
+            if id(variable) in trainable and not getattr(variable, "overwrite_with_gradient", False):
+                found[Row(owner, "weight"), f"{path}/{variable.name}"] = variable
+    return found
+
+
+def heads_of(model: keras.Model) -> frozenset[keras.Layer]:
+    """The layers that make the model's outputs; none if they cannot be found."""
+    try:
+        return output_layers(model)
+    except UnsupportedError:
+        return frozenset()
+
+
+def _states(paths: Mapping[keras.Layer, str], values: Mapping[int, tuple[tf.Tensor, tf.Tensor]]) -> Tensors:
+    """The variables in floating point that the forward pass assigns: their values before, and what is added.
+
+    `values` holds those before and after it by the id of the variable.
+    """
+    found: Tensors = {}
+    for layer, path in paths.items():
+        for variable in layer._non_trainable_variables:
+            before, after = values.get(id(variable), (None, None))
+            if before is None or after is before or not before.dtype.is_floating:
+                continue
+            if after.graph is before.graph:  # not assigned inside a loop
+                old, new = tf.cast(before, tf.float32), tf.cast(after, tf.float32)
+                found[Row(path, "state", name=variable.name), ""] = old
+                found[Row(path, "change", name=variable.name), ""] = new - old
+    return found
