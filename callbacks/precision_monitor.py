@@ -18,11 +18,11 @@ from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.batches import one_batch
 from tfopt.model.layers import computing_layers
 from tfopt.precision.gate.comparison import in_float32
-from tfopt.precision.gate.layer_table import LayerPrecision, as_json, percent
+from tfopt.precision.gate.layer_table import LayerPrecision, as_json
 from tfopt.precision.gate.probe import NotFiniteError
 from tfopt.precision.gate.repeated import Repeated, RepeatedComparison
 from tfopt.precision.layer_policies import current_policy, is_16_bit
-from tfopt.text import aligned
+from tfopt.text import aligned, percent
 from tfopt.warn import warn_once
 
 # Of the time since the first comparison.

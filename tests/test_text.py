@@ -7,6 +7,7 @@ from tfopt.text import Shown, aligned, listed, readable_bytes
 ROOT = Path(__file__).parent.parent
 # Parts of results, or what no verb returns.
 PARTS = {
+    "PrecisionMonitor",
     "Alert",
     "BatchShapes",
     "Compilation",

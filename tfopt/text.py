@@ -1,6 +1,7 @@
 """Formats names and figures: lists cut short, tables, and results as a console and a notebook show them."""
 
 import html
+import math
 from collections.abc import Sequence
 
 
@@ -41,6 +42,13 @@ def aligned(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(f"{cell:{'<' if i < texts else '>'}{widths[i]}}" for i, cell in enumerate(row)) for row in rows)
     return [f"  {line}".rstrip() for line in lines]
+
+
+def percent(share: float) -> str:
+    """Returns a share, 0 to 1, as a percentage."""
+    if not math.isfinite(share):
+        return "∞"
+    return "<0.01 %" if 0 < share < 0.0001 else f"{100 * share:.3g} %"
 
 
 def readable_bytes(size: float) -> str:

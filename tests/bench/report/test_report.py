@@ -13,7 +13,7 @@ from tfopt.bench.report import WIDTH, formatting, page, terminal
 from tfopt.bench.results import CaseResult, Metrics, VariantResult
 from tfopt.bench.results.run_file import from_json
 from tfopt.measure import Comparison, StepTimes
-from tfopt.precision.gate.layer_table import percent
+from tfopt.text import percent
 
 VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
 NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tfopt.precision import LayerPrecision, PrecisionReport
-from tfopt.precision.gate.layer_table import Deviation, percent
+from tfopt.precision.gate.layer_table import Deviation
 from tfopt.precision.gate.precision_report import chart_of
 from tfopt.precision.gate.verdict import relative
+from tfopt.text import percent
 
 FINE = Deviation(error=0.001, overflow=0.0, underflow=0.0, lost=0.0, largest=1.0, norm=1.0, difference=0.001)
 GONE = replace(FINE, error=0.0, overflow=1.0, largest=1e5)

@@ -114,6 +114,15 @@ def test_float8(parts, said):
     assert all(problem.sentence.startswith(said) for problem in found)
 
 
+def test_bfloat16_has_the_range_of_float32():
+    """So no gradient underflows in it, and no loss scale would help."""
+    (problem,) = judged(
+        layer(weight_gradient={"lost": 0.2}), policies={"a": keras.DTypePolicy("mixed_bfloat16")}, loss_scale=1.0
+    )
+    assert problem.sentence.startswith("The gradient of 'a' is lost to rounding, not to the range of the dtype: 20 %")
+    assert "scal" not in problem.sentence
+
+
 def test_what_follows_an_overflow_is_no_problem_of_its_own():
     broken = {"overflow": 1.0}
     first = layer("first", output=broken, weight_gradient=broken)

@@ -207,10 +207,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [as_json(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def percent(share: float) -> str:
-    """Formats a share, 0 to 1."""
-    if not math.isfinite(share):
-        return "∞"
-    return "<0.01 %" if 0 < share < 0.0001 else f"{100 * share:.3g} %"

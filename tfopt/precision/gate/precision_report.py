@@ -6,9 +6,9 @@ from typing import Any
 
 from tfopt.page import Bar, bar_chart
 from tfopt.precision.float8_margins import Float8Margin
-from tfopt.precision.gate.layer_table import LayerPrecision, as_json, percent
+from tfopt.precision.gate.layer_table import LayerPrecision, as_json
 from tfopt.precision.gate.verdict import relative
-from tfopt.text import Shown, aligned
+from tfopt.text import Shown, aligned, percent
 
 _HEAD = ("layer", "class", "policy", "error", "own error", "gradients", "overflow", "lost gradient")
 _FLOAT8_HEAD = ("layer", "rounded to float8", "format", "scale", "largest", "margin", "saturated", "vanished")

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfopt.model.state import StatePreserver, draws_in_float32, without_dropout
 from tfopt.precision.gate.comparison import in_float32, measure
-from tfopt.precision.gate.layer_table import AtFirst, percent
+from tfopt.precision.gate.layer_table import AtFirst
 from tfopt.precision.gate.own_step import has_own_step
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Probe
@@ -19,6 +19,7 @@ from tfopt.precision.gate.training_step import Variant, forward
 from tfopt.precision.gate.verdict import loss_drift
 from tfopt.precision.layer_policies import assign_policies, current_policy, under_policies
 from tfopt.precision.policies import tf32
+from tfopt.text import percent
 
 # Forward passes over which assigned state is followed. Rounding that goes up and down averages out; a lost update stays
 # lost.

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import keras
 
-from tfopt.precision.float8_margins import Float8Margin
-from tfopt.precision.gate.layer_table import AtFirst, Deviation, LayerPrecision, LayerTable, percent
-from tfopt.text import listed
+from tfopt.precision.gate.layer_table import AtFirst, Deviation, LayerPrecision, LayerTable
+from tfopt.text import listed, percent
 
 # Any overflow is one too many. Micikevicius et al. ("Mixed Precision Training", ICLR 2018, section 3.2) count the
 # gradients that become zero and find that many of them are harmless, so the share of the norm counts here. Measured on
@@ -44,19 +43,12 @@ MATTERS_LATER = 0.1
 DRIFT_ROUNDINGS = 32
 # float8's E4M3 has 3 bits of mantissa (NVIDIA, "Using FP8 with Transformer Engine"): 32 roundings would bound nothing.
 FLOAT8_DRIFT = 0.5
-# Share of a tensor's norm that float8's limit may cut off in a batch its scale was not taken from; measured on healthy
-# nets: up to 4 %.
-SATURATED = 0.2
-# Share of the nonzero inputs or weights that may become zero in float8. Unlike the norm, it shows an outlier that
-# leaves no room for the other values. Measured on healthy nets: none.
-VANISHED = 0.1
 # Eight roundings of float32. A value this small next to its source is what rounding leaves of a sum that is zero, such
 # as the gradient of a bias before batch normalisation.
 _CANCELLED = 8 * 2.0**-23
 _WHOLE = {"float16": 2048, "bfloat16": 256}
 _ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38}
-_SMALLEST_FLOAT16 = 2.0**-24
 _SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 _NAMED = 4
 
@@ -160,31 +152,8 @@ def _overflow(table: LayerTable) -> Iterator[Problem]:
 
 def _float8(table: LayerTable) -> Iterator[Problem]:
     for margin in table.float8:
-        what = f"the {margin.tensor} of {margin.path!r} in float8 ({margin.format})"
-        if margin.clipped and margin.clipped > SATURATED:
-            yield Problem(
-                f"Values saturate: {percent(margin.clipped)} of the norm of {what} is cut off. The scale, taken from "
-                f"earlier batches, fits up to {margin.limit:.3g}; the largest value is {margin.largest:.3g}. Normalise "
-                "the values, or keep the layer out of float8.",
-                (margin.path,),
-            )
-        is_gradient = margin.tensor == "output gradient"
-        share, limit = (margin.lost, LOST) if is_gradient else (margin.vanished, VANISHED)
-        if share and share > limit:
-            yield Problem(
-                f"Values vanish: {percent(share)} of the {'norm' if is_gradient else 'nonzero values'} of {what} "
-                f"becomes zero at a scale of {margin.scale:.2g}. {_why_vanished(table, margin)}, or keep the layer out "
-                "of float8.",
-                (margin.path,),
-            )
-
-
-def _why_vanished(table: LayerTable, margin: Float8Margin) -> str:
-    if _dtype(table, margin.path) == "float16" and margin.scale < _SMALLEST_FLOAT16:
-        return f"float16 rounds a scale below {_SMALLEST_FLOAT16:.2g} to zero: use float8_from_mixed_bfloat16"
-    return (
-        f"The largest value so far sets the scale, and the others are too small beside {margin.limit:.3g}: rescale them"
-    )
+        for sentence in margin.faults(_dtype(table, margin.path)):
+            yield Problem(sentence, (margin.path,))
 
 
 def _gradient_overflow(table: LayerTable) -> Iterator[Problem]:
@@ -308,15 +277,17 @@ def _lost_gradients(table: LayerTable) -> Iterator[Problem]:
         for layer in table.layers[::-1]
         if any(part and part.lost > 0.5 for part in (layer.output_gradient, layer.input_gradient))
     ]
-    scaled = table.loss_scale > 1 or all(policy.compute_dtype != "float16" for policy in table.computing)
-    yield Problem(
-        f"The gradient of {_listed(lost)} underflows {'even with' if scaled else 'without'} loss scaling: "
-        f"{percent(worst.lost)} of its norm becomes zero; in float32 it is at most {worst.largest:.2g}. "
-        f"{'Keep' if scaled else 'Scale the loss with a LossScaleOptimizer, or keep'} the layer in float32, and the "
-        "layers its gradient passes through.",
-        tuple(lost),
-        tuple(passed),
-    )
+    where, how = f"The gradient of {_listed(lost)}", f"{percent(worst.lost)} of its norm becomes zero"
+    keep = "keep the layer in float32, and the layers its gradient passes through."
+    if all(_dtype(table, path) != "float16" for path in lost):
+        text = f"{where} is lost to rounding, not to the range of the dtype: {how}. {keep.capitalize()}"
+    elif table.loss_scale > 1:
+        text = f"{where} underflows even with loss scaling: {how}; in float32 it is at most {worst.largest:.2g}. "
+        text += keep.capitalize()
+    else:
+        text = f"{where} underflows without loss scaling: {how}; in float32 it is at most {worst.largest:.2g}. "
+        text += f"Scale the loss with a LossScaleOptimizer, or {keep}"
+    yield Problem(text, tuple(lost), tuple(passed))
 
 
 def _wrong_gradients(table: LayerTable) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave
 from tfopt.model.batches import as_dataset, first_alike_batches
 from tfopt.model.layers import layer_paths, require_compiled
 from tfopt.precision.gate.check import check
-from tfopt.precision.gate.layer_table import as_json, percent
+from tfopt.precision.gate.layer_table import as_json
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.layer_policies import (
     Assignment,
@@ -28,7 +28,7 @@ from tfopt.precision.optimizer_swap import scale_loss, unscale_loss
 from tfopt.precision.per_layer.layer_times import measure_layers
 from tfopt.precision.per_layer.search import LayerFacts, fastest
 from tfopt.repairs import computes_in_float16
-from tfopt.text import Shown, aligned
+from tfopt.text import Shown, aligned, percent
 
 _BATCHES = 3  # as `check` takes
 _ROUNDS = 3
