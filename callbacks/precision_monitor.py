@@ -21,6 +21,7 @@ from tfopt.precision.gate.comparison import in_float32
 from tfopt.precision.gate.layer_table import LayerPrecision, as_json
 from tfopt.precision.gate.probe import NotFiniteError
 from tfopt.precision.gate.repeated import Repeated, RepeatedComparison
+from tfopt.precision.gate.verdict import CLEAN
 from tfopt.precision.layer_policies import current_policy, is_16_bit
 from tfopt.text import aligned, percent
 from tfopt.warn import warn_once
@@ -31,7 +32,6 @@ LARGEST_SHARE = 0.01
 GROWTH = 4.0
 # and above this. Healthy layers, measured in both dtypes, stay below 0.071.
 LEAST_GROWN = 0.1
-_INPUT_IS_RIGHT = 0.05
 KEYS = ("precision_own_error_percent", "precision_loss_drift_percent", "precision_monitor_percent")
 """What is added to an epoch's logs."""
 _KEPT = 1000
@@ -259,4 +259,4 @@ class PrecisionMonitor(keras.callbacks.Callback):
 
 def _right(found: Repeated) -> list[LayerPrecision]:
     """The layers whose input is right, so that their own error means something."""
-    return [x for x in found.report.layers if x.output and (not x.input or x.input.error <= _INPUT_IS_RIGHT)]
+    return [x for x in found.report.layers if x.output and (not x.input or x.input.error <= CLEAN)]

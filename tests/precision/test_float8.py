@@ -6,7 +6,7 @@ from quick import first_quick
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
 from tfopt.precision import apply
-from tfopt.precision.gate.comparison import quantized_clone
+from tfopt.precision.float8_clones import quantized_clone
 from tfopt.precision.layer_policies import assign_policies, current_policy
 
 layers = keras.layers

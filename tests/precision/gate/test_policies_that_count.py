@@ -11,10 +11,10 @@ HALVES = ("mixed_bfloat16", "mixed_float16")
 
 
 class Rough(layers.Layer):
-    """In float16 it is wrong by 30 %: too much for that dtype, and not for bfloat16."""
+    """In float16 it is wrong by 9 %: little enough for a layer, too much for that dtype's loss, not for bfloat16's."""
 
     def call(self, x):
-        return x * (1.3 if x.dtype == "float16" else 1.0)
+        return x * (1.09 if x.dtype == "float16" else 1.0)
 
 
 def made_under(policy):

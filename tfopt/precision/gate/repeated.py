@@ -16,7 +16,7 @@ from tfopt.precision.gate.own_step import has_own_step
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Probe
 from tfopt.precision.gate.training_step import Variant, forward
-from tfopt.precision.gate.verdict import loss_drift
+from tfopt.precision.gate.verdict import CLEAN, loss_drift
 from tfopt.precision.layer_policies import assign_policies, current_policy, under_policies
 from tfopt.precision.policies import tf32
 from tfopt.text import percent
@@ -29,8 +29,6 @@ STUCK = 0.5
 # and if it would end this far from float32's, relative to its size: an average with a momentum of 0.9 in bfloat16 stops
 # within 2 % of its goal, one with 0.99 within 20 %.
 ASTRAY = 0.05
-# The rule says something about the layer's own arithmetic only where its input is still right.
-_INPUT_IS_RIGHT = 0.05
 # Eight roundings of float32: a change below that is none.
 _UNCHANGED = 8 * 2.0**-23
 
@@ -120,7 +118,7 @@ class RepeatedComparison:
             norms = [layer.weight_gradient.norm for layer in report.layers if layer.weight_gradient]
             self._first = AtFirst(abs(report.reference_loss), math.hypot(*norms))
         inherited = {layer.path: layer.input.error for layer in report.layers if layer.input}
-        own = tuple(state for state in states if inherited.get(state.layer, 0.0) <= _INPUT_IS_RIGHT)
+        own = tuple(state for state in states if inherited.get(state.layer, 0.0) <= CLEAN)
         return Repeated(report, own, loss_drift(report.candidate_loss, report.reference_loss, self._first))
 
     def _present_policies(self) -> list[tuple[keras.Layer, keras.DTypePolicy]]:

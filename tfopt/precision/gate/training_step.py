@@ -88,27 +88,33 @@ def step_of_keras(variant: Variant, batch: Any, scale: tf.Tensor) -> Step:
     tensors = _tensors_of_calls(calls, paths)
     by_layer = _weights_by_layer(model.trainable_variables, calls, paths)
     weights = {key: value_of[id(weight)] for key, weight in by_layer.items()}
-    sources = {id(tensor): tensor for tensor in (tensors | weights).values()}
     try:
-        taken = tape.gradient(scaled, [*sources.values()])
+        gradients = _gradients(tape, scaled, scale, tensors | weights)
     except Exception as error:  # whatever an operation's gradient raises on tensors of this dtype
         layer = layer_without_gradient(scaled, calls)
         if layer is None:
             raise
         raise LayerError(layer) from error
-    gradients = {
+    changed = {key: (value_of[key], value) for key, value in after.items() if value is not None}
+    found = tensors | gradients | _states(paths, changed)
+    # Of a loss per example, the tape takes the sum and Keras shows the mean.
+    return Step(tf.reduce_mean(loss), floating_tensors(outputs), found, calls)
+
+
+def _gradients(tape: tf.GradientTape, loss: tf.Tensor, scale: tf.Tensor, tensors: Tensors) -> Tensors:
+    """The gradients of a scaled loss with respect to some tensors, unscaled."""
+    sources = {id(tensor): tensor for tensor in tensors.values()}
+    taken = tape.gradient(loss, [*sources.values()])
+    unscaled = {
         name: tf.cast(tf.convert_to_tensor(gradient), tf.float32) / scale
         for name, gradient in zip(sources, taken, strict=True)
         if gradient is not None
     }
-    found = tensors | {
-        (row._replace(role=f"{row.role}_gradient"), which): gradients[id(tensor)]
-        for (row, which), tensor in (tensors | weights).items()
-        if id(tensor) in gradients
+    return {
+        (row._replace(role=f"{row.role}_gradient"), which): unscaled[id(tensor)]
+        for (row, which), tensor in tensors.items()
+        if id(tensor) in unscaled
     }
-    # Of a loss per example, the tape takes the sum and Keras shows the mean.
-    changed = {key: (value_of[key], value) for key, value in after.items() if value is not None}
-    return Step(tf.reduce_mean(loss), floating_tensors(outputs), found | _states(paths, changed), calls)
 
 
 def step_of_its_own(
