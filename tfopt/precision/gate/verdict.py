@@ -239,7 +239,8 @@ def _wrong_outputs(table: LayerTable) -> Iterator[Problem]:
 
 
 def _wrong_states(table: LayerTable) -> Iterator[Problem]:
-    for state in table.states:
+    # Near its goal, a state may lose one step to rounding. In a training, repeated.py follows it for several.
+    for state in () if table.at_first else table.states:
         change, dtype = state.change, _dtype(table, state.path)
         if not state.value.norm or state.inherited >= CLEAN or cancelled(change, state.value):
             continue
