@@ -9,50 +9,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from watched_functions import data, levels, linear, total
 
-from tfopt.errors import TfoptError, UnsupportedError
-from tfopt.fit import overlap
+from tfopt.errors import UnsupportedError
 from tfopt.xla import watch
 from tfopt.xla import watching as watching_module
 from tfopt.xla.log import framework
 from tfopt.xla.log.framework import Verbosity
 from tfopt.xla.watching import Watch
 
-
-def total():
-    """A new function each time: what an earlier test compiled is no matter."""
-    return tf.function(lambda x: tf.reduce_sum(x * 2), jit_compile=True, reduce_retracing=True)
-
-
-def linear(**options):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=True, **options)
-    return model
-
-
-def data(examples, size=8):
-    x = np.ones((examples, 4), "float32")
-    return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(size)
-
-
-def levels():
-    log = Verbosity()
-    return log._severity, log._before
-
-
-@pytest.fixture(autouse=True)
-def _left_as_found():
-    """Each test leaves standard error and TensorFlow's log as they were."""
-
-    def found():
-        return os.fstat(2).st_ino, levels(), polymorphic_function.Function.__call__, ConcreteFunction._call_flat
-
-    before = found()
-    yield
-    assert found() == before
-    assert watching_module._COMPILER._watches == 0
+pytestmark = pytest.mark.usefixtures("left_as_found")
 
 
 @pytest.fixture
@@ -365,104 +331,3 @@ def test_a_function_that_is_missing_is_refused(monkeypatch):
         Verbosity()
     assert isinstance(caught.value.__cause__, AttributeError)
     assert ctypes.CDLL(None)
-
-
-def called(f, *sizes):
-    for size in sizes:
-        f(tf.ones(size))
-
-
-def fitted(model, *sizes):
-    for size in sizes:
-        model.fit(data(size, size), verbose=0, shuffle=False)
-
-
-def test_an_error_is_raised_at_the_call_that_exceeded_the_limit():
-    f = total()
-    traced = r"Expected at most 2 XLA compilations of .*\. Found 3 .* The cause is x\. "
-    with pytest.raises(TfoptError, match=traced), watch(on_recompile="error", limit=2) as compilations:
-        called(f, 101, 102, 102, 103, 104)
-    assert [event.inputs[0] for event in compilations.events] == [f"float32 ({size},)" for size in (101, 102, 103)]
-    called(f, 105, 106, 107)  # after the block
-
-
-def test_a_warning_is_given_once():
-    limited = watch(on_recompile="warn", limit=2)
-    with pytest.warns(UserWarning, match="Expected at most 2 XLA compilations") as warned, limited as compilations:
-        called(total(), 2, 3, 4, 5, 6)
-    assert (len(warned), compilations.count) == (1, 5)
-
-
-@pytest.mark.filterwarnings("ignore:.*ran out of data")
-def test_each_function_has_its_limit():
-    with watch(on_recompile="error", limit=2) as compilations:
-        called(total(), 2, 3)
-        linear().fit(data(12), verbose=0, shuffle=False, validation_data=data(12))
-    assert compilations.count == 6
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*ran out of data")
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_model_whose_steps_overlap_goes_on_without_xla_too(steps):
-    model = linear(steps_per_execution=steps)
-    if steps == 1:
-        overlap(model)
-    limited = watch(on_recompile="eager", limit=2)
-    with pytest.warns(UserWarning, match="Found 3 .* runs without XLA"), limited as compilations:
-        fitted(model, 2, 3, 4, 5, 6)
-    assert (model.jit_compile, compilations.count) == (False, 3)
-    assert {event.step for event in compilations.events} == {"training step"}
-
-
-@pytest.mark.filterwarnings("ignore:.*ran out of data")
-def test_eager_takes_only_the_model_that_recompiles_off_xla():
-    storm, calm = linear(), linear()
-    found, limited = f"Found 3 .*From now on '{storm.name}' runs without XLA", watch(on_recompile="eager", limit=2)
-    fitted(calm, 16)
-    with pytest.warns(UserWarning, match=found), limited as compilations:
-        fitted(storm, 2, 3, 4, 5, 6)
-    assert (storm.jit_compile, calm.jit_compile) == (False, True)
-    assert compilations.count == 3
-
-
-def test_a_function_of_no_model_stays_under_xla():
-    limited = watch(on_recompile="eager", limit=1)
-    with pytest.warns(UserWarning, match="It is not a step of a Keras model, so XLA stays on"), limited:
-        called(total(), 2, 3)
-
-
-def test_only_the_thread_of_the_block_is_interrupted():
-    ended = []
-
-    def work():
-        called(total(), 2, 3, 4)
-        ended.append(True)
-
-    def work_elsewhere():
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        assert ended == [True]
-        tf.function(lambda: tf.constant(1))()  # the next call in this thread
-
-    with pytest.raises(TfoptError, match="Found 3"), watch(on_recompile="error", limit=2):
-        work_elsewhere()
-
-
-def test_watches_that_overlap_leave_nothing_behind():
-    first, second = watch(on_recompile="error"), watch(on_recompile="warn")
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    called(total(), 2)
-    second.__exit__(None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [({"on_recompile": "eagerly"}, ValueError), ({"limit": 0}, ValueError), ({"limit": 1.5}, TypeError)],
-)
-def test_bad_arguments(arguments, error):
-    with pytest.raises(error, match="Expected"), watch(**arguments):
-        pass

@@ -165,7 +165,7 @@ def test_ids_that_a_layer_before_rounds():
     report = check(model, (ids.astype("float32"), np.arange(64) % 3), "mixed_float16")
     assert 0.02 < wrong < 0.2
     assert report.problems[0].startswith(
-        f"'ids' gets ids rounded to float16: {100 * wrong:.3g} % of them become others"
+        f"'ids' gets ids rounded to float16: {100 * wrong:.3g} % of them turn into other ids"
     )
     assert check(model, (ids.astype("float32") % 2000, np.arange(64) % 3), "mixed_float16").passed
 

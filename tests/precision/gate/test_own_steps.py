@@ -184,7 +184,7 @@ def test_a_verdict_on_the_step_that_trains(wrapped, scaling, trains):
     assert_same_state(before, state(model))
     unscaled = wrapped and not trains
     assert ("'d' would divide gradients by the loss scale" in str(report)) == unscaled
-    assert ("'d_optimizer' of 'gan' is no LossScaleOptimizer" in str(report)) == (not wrapped)
+    assert ("'d_optimizer' of 'gan' is not a LossScaleOptimizer" in str(report)) == (not wrapped)
     for layer in (*model.generator.layers[:2], *model.critic.layers[:2]):
         layer.dtype_policy = "mixed_float16"
     assert moves(model) == trains

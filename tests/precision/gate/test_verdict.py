@@ -230,7 +230,7 @@ def test_a_hidden_feature_and_changed_ids():
     assert problem.sentence.startswith(said)
     [problem] = judged(layer("a"), grids=(grid(changed_ids=0.01, blamed=("input",)),))
     assert problem.sentence.startswith(
-        "'a' gets ids rounded to bfloat16: 1 % of them become others, since bfloat16 holds"
+        "'a' gets ids rounded to bfloat16: 1 % of them turn into other ids, since bfloat16 is exact"
     )
     assert problem.blamed == ("input",)
     # What a layer computes is its own error first.

@@ -45,11 +45,10 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
     Raises:
         TypeError: If `model` is not a Keras model, `data` neither a dataset nor a batch, or `policy` not a policy.
         ValueError: If the model is not compiled, has no layers that compute in floating point, is not finite in float32
-            or does not take the batches; if a policy or layer is unknown; if `batches` is not an integer
-            of at least 1.
+            or does not take the batches; if a policy or layer is unknown; if `batches` is not an integer of at least 1.
         tfopt.errors.PipelineError: If the dataset or its first batch is empty, or a batch holds NaN or infinity.
         tfopt.errors.UnsupportedError: If the model does not compute under the policy, or in float32, as with quantized
-            layers or 16-bit weights, or if it recomputes a part that computes something else the second time.
+            layers or 16-bit weights, or if it recomputes activations (keras.remat) and the second run would differ.
 
     Example:
         >>> report = tfopt.precision.check(model, dataset, "mixed_float16")

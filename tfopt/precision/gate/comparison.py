@@ -294,14 +294,14 @@ def _notes(probe: Probe, layers: Sequence[LayerPrecision]) -> Iterator[str]:
         model = probe.reference.model
         if optimizer is not None and optimizer is not model.optimizer:
             where = optimizers_of(model).get(optimizer, repr(optimizer.name))
-            yield f"{where} is no LossScaleOptimizer: its gradients were taken as train_step computes them."
+            yield f"{where} is not a LossScaleOptimizer: its gradients were taken as train_step computes them."
         else:
             instead = "apply adds one" if wants_scaling(model) else "auto_scale_loss=False keeps it so"
-            yield f"The model's optimizer is no LossScaleOptimizer: its loss was checked as it is. {instead}."
+            yield f"The model's optimizer is not a LossScaleOptimizer: the loss was checked unscaled; {instead}."
     if probe.draws_differ:
         yield "The model draws different random numbers in each dtype, beyond dropout; part of the error is theirs."
     if probe.assigns:
-        yield "The model assigns to a tf.Variable, so each dtype starts from another state; part of the error is that."
+        yield "The model assigns to a tf.Variable, so each dtype starts from its own state; part of the error is that."
     gradients = [(layer.weight_gradient, layer.output_gradient) for layer in layers]
     noisy = [part for part, source in gradients if part and part.error > 1 and not cancelled(part, source)]
     if noisy:

@@ -1,4 +1,4 @@
-"""What the graph of a step tells about its tensors: what each was computed from, and in which operations."""
+"""What the graph of a step shows about its tensors: what each was computed from, and by which operations."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -151,14 +151,14 @@ def late_casts(outputs: Iterable[tf.Tensor], calls: Sequence[RecordedCall]) -> l
 
 
 class _Place(NamedTuple):
-    """A tensor, and the calls of functions it is inside of, each with the function's graph, outermost first."""
+    """A tensor, and the function calls around it, each with the function's graph, outermost first."""
 
     tensor: tf.Tensor
     inside: tuple[tuple[tf.Operation, Any], ...] = ()
 
     @property
     def outermost(self) -> tf.Tensor:
-        """The tensor, or an output of the outermost call it is inside of."""
+        """The tensor, or an output of the outermost call around it."""
         return self.inside[0][0].outputs[0] if self.inside else self.tensor
 
     def handed_on(self) -> "list[_Place]":

@@ -81,9 +81,9 @@ class LayerPrecision:
 
 @dataclass(frozen=True, slots=True)
 class AtFirst:
-    """What the first comparison of a training found: the loss and the gradient of a trained model are small.
+    """What the first comparison of a training found.
 
-    Then rounding is large beside them, and harmless.
+    The loss and the gradients of a trained model are small; rounding is large beside them, and harmless.
     """
 
     loss: float

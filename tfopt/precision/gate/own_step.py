@@ -30,7 +30,7 @@ class TakenGradient:
     of_calls: list[tuple[tf.Tensor, tf.Tensor]]
     """Tensors of layers' calls with their gradients, still scaled."""
     scale: Any = 1.0
-    """What the optimizer divides by that applies these gradients."""
+    """What the optimizer that applies these gradients divides them by."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +107,7 @@ def run(model: keras.Model, batch: Any, calls: list[RecordedCall], scales: Calla
         stack.enter_context(_replaced(tf.GradientTape, "gradient", gradient))
         stack.enter_context(_same_draws())
         for optimizer in optimizers_of(model):
-            # Whoever multiplies by it instead of calling scale_loss finds it there.
+            # A train_step may multiply by it instead of calling scale_loss.
             if isinstance(optimizer, _SCALING) and optimizer.built:
                 optimizer.dynamic_scale.assign(scales(optimizer))
         _call(model, batch)
@@ -131,7 +131,7 @@ def touched_variables(model: keras.Model, batch: Any) -> tuple[tf.Variable, ...]
 
 
 def without_scaling(step: OwnStep, adapting: Iterable[Optimizer], scales: tf.Tensor) -> list[str]:
-    """Names of optimizers that scale the loss, asked to apply gradients of a loss that was not multiplied."""
+    """Names of the loss-scaling optimizers that get gradients of a loss that was not scaled."""
     found = []
     for optimizer, pairs in step.updates:
         ids = {id(variable) for variable, _ in pairs}

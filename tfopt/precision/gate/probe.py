@@ -17,7 +17,7 @@ from tfopt.precision.float8_margins import quantization_recorded
 from tfopt.precision.gate.graph import Origin, Probability, late_casts, origins
 from tfopt.precision.gate.moments import grid, moments, not_finite, worst_deviation
 from tfopt.precision.gate.own_step import Optimizer, has_own_step, touched_variables, without_scaling
-from tfopt.precision.gate.training_step import Row, Step, Variant, step_of_its_own, step_of_keras
+from tfopt.precision.gate.training_step import Row, Step, Variant, custom_step, keras_step
 from tfopt.precision.layer_policies import current_policy, under_policies
 from tfopt.precision.optimizer_swap import first_scale
 
@@ -165,11 +165,11 @@ class Probe:
 
     def _keras_steps(self, batch: Any, scales: tf.Tensor) -> tuple[Step, Step]:
         scale = self._scale(self.reference.model.optimizer, scales)
-        return step_of_keras(self.reference, batch, tf.constant(1.0)), step_of_keras(self.candidate, batch, scale)
+        return keras_step(self.reference, batch, tf.constant(1.0)), keras_step(self.candidate, batch, scale)
 
     def _own_steps(self, batch: Any, scales: tf.Tensor) -> tuple[Step, Step]:
-        reference, _ = step_of_its_own(self.reference, batch, lambda _: tf.ones([]), self._state)
-        candidate, step = step_of_its_own(self.candidate, batch, lambda one: self._scale(one, scales), self._state)
+        reference, _ = custom_step(self.reference, batch, lambda _: tf.ones([]), self._state)
+        candidate, step = custom_step(self.candidate, batch, lambda one: self._scale(one, scales), self._state)
         adapting = [optimizer for optimizer in self._optimizers if self._first_scale(optimizer)]
         self.updates, self.unscaled = len(step.updates), without_scaling(step, adapting, scales)
         return reference, candidate

@@ -157,7 +157,7 @@ class _States:
                 self.variables = tuple(graph.variables)
 
     def follow(self, batch: Any) -> Iterator[StateDrift]:
-        """Goes a few forward passes from the present state, in both dtypes apart."""
+        """Runs a few forward passes from the present state, in each dtype separately."""
         if not self._moving:
             return
         state = (self._start(), self._start())

@@ -65,7 +65,7 @@ class Step(NamedTuple):
     calls: list[RecordedCall]
 
 
-def step_of_keras(variant: Variant, batch: Any, scale: tf.Tensor) -> Step:
+def keras_step(variant: Variant, batch: Any, scale: tf.Tensor) -> Step:
     """Keras' own train_step without its update, in a scope that assigns nothing."""
     model, paths, policies = variant
     variables = model.variables
@@ -117,7 +117,7 @@ def _gradients(tape: tf.GradientTape, loss: tf.Tensor, scale: tf.Tensor, tensors
     }
 
 
-def step_of_its_own(
+def custom_step(
     variant: Variant, batch: Any, scales: Callable[[Optimizer], tf.Tensor], state: Iterable[tf.Variable]
 ) -> tuple[Step, OwnStep]:
     """The model's own train_step; `state` is every variable it touches, put back afterwards."""
@@ -157,7 +157,7 @@ def step_of_its_own(
 def build(model: keras.Model, batch: Any) -> None:
     """Builds a model by tracing its step, which raises whatever that raises for a batch it does not take.
 
-    If it recomputes activations, its gradients are traced too, which raises if a second run computes something else.
+    If it recomputes activations, its gradients are traced too, which raises if the second run differs from the first.
     """
 
     def differentiate(batch: Any) -> Any:

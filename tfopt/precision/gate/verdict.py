@@ -113,7 +113,7 @@ def _unscaled(table: LayerTable) -> Iterator[Problem]:
     for name in table.unscaled:
         yield Problem(
             f"The optimizer {name!r} would divide gradients by the loss scale, but train_step takes them of a loss "
-            "that was not multiplied by it: the weights would hardly move. Inside the tf.GradientTape, write "
+            "that was not scaled: the weights would hardly move. Inside the tf.GradientTape, write "
             "`loss = optimizer.scale_loss(loss)`, and take the gradients of that.",
             (),
         )
@@ -194,9 +194,9 @@ def _rounded_batch(table: LayerTable, *, computed: bool = False) -> Iterator[Pro
             found.setdefault(
                 grid.blamed,
                 Problem(
-                    f"{grid.path!r} gets ids rounded to {grid.dtype}: {percent(grid.changed_ids)} of them become "
-                    f"others, since {grid.dtype} holds whole numbers up to {_WHOLE[grid.dtype]} only. Pass ids as "
-                    f"integers, through keras.Input(dtype='int32'), or keep {_listed(grid.blamed)} in float32.",
+                    f"{grid.path!r} gets ids rounded to {grid.dtype}: {percent(grid.changed_ids)} of them turn into "
+                    f"other ids, since {grid.dtype} is exact for whole numbers up to {_WHOLE[grid.dtype]} only. Pass "
+                    f"ids as integers, through keras.Input(dtype='int32'), or keep {_listed(grid.blamed)} in float32.",
                     grid.blamed,
                 ),
             )
@@ -231,7 +231,7 @@ def _wrong_outputs(table: LayerTable) -> Iterator[Problem]:
             if output.lost > LOST_OUTPUT
             else f"differs from float32 by {output.error:.3g} times its norm, more than rounding explains"
             if _is_wrong(output)
-            else f"differs from float32 by {percent(own)} of its norm of its own, though its input is within "
+            else f"differs from float32 by {percent(own)} of its norm, though its input differs by at most "
             f"{percent(tensor.inherited)}"
         )
         where = f"What {path!r} computes between its layers" if tensor.neighbours else f"The output of {path!r}"
@@ -249,7 +249,7 @@ def _wrong_states(table: LayerTable) -> Iterator[Problem]:
         if change.lost > LOST_OUTPUT or (change.error > STATE_ERROR and rounded):
             yield Problem(
                 f"{state.path!r} updates its variable {state.name!r} in {dtype}: what this step adds differs from "
-                f"float32 by {percent(change.error)}, so it drifts or stands still in training. Compute the update in "
+                f"float32 by {percent(change.error)}, so in training it drifts or stops. Compute the update in "
                 "float32, or keep the layer in float32.",
                 (state.path,),
             )

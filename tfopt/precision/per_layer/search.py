@@ -22,7 +22,7 @@ class LayerFacts(NamedTuple):
 
 
 def fastest(layers: Sequence[LayerFacts], cast_ms: float, tolerance: float) -> tuple[bool, ...]:
-    """Finds which layers to put into 16 bits so that their times and the casts between them take least.
+    """Finds which layers to put into 16 bits so that all layers and the casts between them take the least time.
 
     The root of the sum of their squared errors stays within the tolerance. Layer by layer it keeps the partial
     assignments that could still be best: of those that give the same dtypes to all layers whose outputs are yet to be
