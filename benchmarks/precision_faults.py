@@ -1,10 +1,10 @@
-"""Five trainings that 16 bits spoil in silence: to the end in each dtype, under tfopt's remedy, and what tfopt says.
+"""Five trainings that 16 bits silently spoil: to the end in each dtype, with tfopt's remedy, and what tfopt reports.
 
     python benchmarks/precision_faults.py [RESULTS.json] [--seeds N] [--only NAME ...]
 
-Each model is trained in float32, by stock Keras under mixed_bfloat16 and mixed_float16, and as `precision.check` and
-`precision.apply` would have it for bfloat16: the policy if it passes, else the fallback. Recorded: the accuracy on
-examples that were not trained on; what `check` says of bfloat16 before the first step; at which step `PrecisionMonitor`
+Each model is trained in float32, by stock Keras under mixed_bfloat16 and mixed_float16, and in bfloat16 as
+`precision.check` advises: under the policy if it passes, else under the fallback. Recorded: the accuracy on examples
+that were not trained on; what `check` says of bfloat16 before the first step; at which step `PrecisionMonitor`
 warns; and the share of the time that the monitor takes, by its own count and by the difference it makes.
 """
 
@@ -208,7 +208,7 @@ def data_of(training):
 
 
 def said(net, batch, policy):
-    """What `check` says before the first step, and what it would have instead."""
+    """What `check` reports before the first step, and its fallback."""
     report = precision.check(net, batch, policy)
     fallback = None if report.fallback is None else dict(report.fallback)
     return {"passed": report.passed, "problems": list(report.problems), "fallback": fallback}
@@ -238,7 +238,7 @@ def one_training(training, seeds, save):
                 found["check"] = said(net, batch, {})
             monitor = PrecisionMonitor(batch, every_steps=50)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the monitor's readings tell the same
+                warnings.simplefilter("ignore")  # the monitor's readings hold them
                 found["accuracy"][policy].append(train(net, training, [monitor] * watched))
             if watched:
                 warned = next((reading for reading in monitor.to_dict()["readings"] if reading["problems"]), None)

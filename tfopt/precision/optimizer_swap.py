@@ -19,7 +19,7 @@ def wants_scaling(model: keras.Model) -> bool:
 
 
 def first_scale(model: keras.Model, optimizer: keras.optimizers.Optimizer | None, *, applied: bool) -> float | None:
-    """What training in float16 will multiply the loss by at first and then adapt; None if an optimizer does not.
+    """The loss scale that training in float16 will start from and adapt; None if the optimizer does not scale.
 
     Args:
         model: A compiled model.
