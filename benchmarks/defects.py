@@ -3,7 +3,7 @@
     python benchmarks/defects.py [RESULTS.json] [--defect D1] [--budget SECONDS]
     python benchmarks/defects.py benchmarks/results/defects-cpu.json --page docs/repairs.md
 
-Each figure is measured in processes of its own, in the stock one without any repair. Results are written after each.
+Each figure is measured in separate processes, the stock one without any repair. Results are written after each.
 With `--page`, nothing is measured: the results go into the table of that page.
 """
 

@@ -305,7 +305,9 @@ def main():
     parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="trainings of each kind; default 3")
     names = [*(training.name for training in TRAININGS), COST]
-    parser.add_argument("--only", action="append", choices=names, help="what to measure, in place of what RESULTS has")
+    parser.add_argument(
+        "--only", action="append", choices=names, help="measure only these again, and keep the rest of RESULTS"
+    )
     options = parser.parse_args()
     document = {"environment": environment(), "status": "running", "trainings": []}
     if options.only and options.results:

@@ -100,7 +100,7 @@ def accumulating(with_tfopt, optimizer):
 
 
 def train(model, batches, epochs=1):
-    """Trains on so many batches of a one; returns the weight."""
+    """Trains on a number of batches that hold a one; returns the weight."""
     model.fit(np.ones((batches, 1)), np.ones((batches, 1)), batch_size=1, epochs=epochs, verbose=0)
     return float(model.get_weights()[0][0, 0])
 

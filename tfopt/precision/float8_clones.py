@@ -75,7 +75,7 @@ def _compute_alike(one: keras.Layer | None, other: keras.Layer | None) -> bool:
 
 
 def settle_scales(clone: keras.Model, batches: Sequence[Any], layers: int) -> None:
-    """Trains a clone with so many quantized layers, whose weights stay, until its scales fit.
+    """Trains a quantized clone until its scales fit; its weights stay. `layers` is how many of them are quantized.
 
     The last of several batches is kept back: what exceeds the scales there would saturate in training too.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-_FIXED = "Keep the size fixed, with tf.where(mask, x, 0) in place of tf.boolean_mask, or leave XLA off."
+_FIXED = "Keep the size fixed, with tf.where(mask, x, 0) instead of tf.boolean_mask, or leave XLA off."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ XLA_OPERATIONS: Mapping[str, WrongOperation] = {
     ),
     "StridedSlice": WrongOperation(
         "it counts a negative index from the wrong end where a size depends on values, or the process crashes",
-        "Count from the front: tf.gather(x, tf.shape(x)[0] - 1) in place of x[-1]. Or leave XLA off.",
+        "Count from the front: tf.gather(x, tf.shape(x)[0] - 1) instead of x[-1]. Or leave XLA off.",
         _from_the_end,
     ),
     **dict.fromkeys(("Roll", "ReverseSequence", "RandomShuffle", "MirrorPad"), _IGNORED),

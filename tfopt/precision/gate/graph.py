@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfopt.model.layers import RecordedCall
 
 _16_BIT = (tf.float16, tf.bfloat16)
-# Operations that hand on their inputs' values, or a simple function of them, one element from one element.
+# Operations that pass on their inputs' values, or a simple function of them, element by element.
 _PASSING = {
     *("Cast", "Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "CheckNumerics"),
     *("Reshape", "Squeeze", "ExpandDims", "Transpose", "Pack", "Unpack", "ConcatV2", "Split", "SplitV"),
@@ -162,7 +162,7 @@ class _Place(NamedTuple):
         return self.inside[0][0].outputs[0] if self.inside else self.tensor
 
     def handed_on(self) -> "list[_Place]":
-        """The tensors whose values the operation that made this one hands on."""
+        """The tensors whose values are passed on by the operation that made this one."""
         op, index = self.tensor.op, self.tensor.value_index
         if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
             body = op.graph._get_function(op.get_attr("f").name).graph
