@@ -179,6 +179,42 @@ def test_features_that_only_seem_hidden():
     assert check(model, (x, np.arange(64) % 3), BF16).passed
 
 
+def test_a_feature_of_small_spread_before_batch_normalization():
+    """Latitudes of one city, in degrees: batch normalisation scales them up to the size of the other features."""
+    x = _random.normal(size=(64, 32)).astype("float32")
+    x[:, 1] = 40.7 + 0.02 * _random.normal(size=64)
+    model = net(x, lambda inputs: layers.Dense(8)(layers.BatchNormalization(name="first")(inputs)))
+    report = check(model, (x, np.arange(64) % 3), BF16)
+    assert "'first' rounds the batch to bfloat16, which hides feature 1: it reaches 40.7" in report.problems[0]
+    x[:, 1] -= 40.7
+    assert check(model, (x, np.arange(64) % 3), BF16).passed
+
+
+def test_a_step_of_a_sequence_is_not_rounded_again():
+    """A random walk spreads little at its first step, which an RNN computes outside of its loop."""
+    walk = np.cumsum(np.random.default_rng(0).normal(size=(32, 60, 7)), axis=1)
+    x = (1000 + 10 * walk).astype("float32")
+    keras.config.set_dtype_policy(BF16)
+    normalization = layers.Normalization(mean=x.mean((0, 1)), variance=x.var((0, 1)))
+    rnn = layers.SimpleRNN(8)
+    keras.config.set_dtype_policy("float32")
+    model = net(x, lambda inputs: rnn(normalization(inputs)))
+    report = check(model, (x, np.arange(32) % 3), {})
+    assert report.passed, report.problems
+
+
+def test_ids_are_not_blamed_on_the_input_of_another_model():
+    ids = _random.integers(5000, size=(16, 10))
+    keras.config.set_dtype_policy(BF16)
+    inner = keras.Sequential([layers.Dense(4)], name="inner")
+    cast, embedding, pool = layers.Identity(), layers.Embedding(5000, 4, name="ids"), layers.GlobalAveragePooling1D()
+    keras.config.set_dtype_policy("float32")
+    model = net(ids, lambda x: pool(inner(embedding(cast(x)))))
+    report = check(model, (ids.astype("float32"), np.arange(16) % 3), {})
+    assert report.problems[0].startswith("'ids' gets ids rounded to bfloat16")
+    assert report.problems[0].endswith("or keep 'ids' in float32.")
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_the_constant_of_a_mask_is_named():
     class Masked(layers.Layer):

@@ -197,10 +197,11 @@ def _rows(probe: Probe, rows: Sequence[Row], measured: Sequence[Measurement]) ->
 def _tensors(probe: Probe, found: Sequence[Deviation]) -> Iterator[TensorPrecision]:
     """The tensors of the candidate's calls, with the errors of those they are computed from."""
     paths = probe.candidate.paths
+    # The first step of a sequence may be small beside the others: an RNN is judged by its output.
     # The error of a cast counts for the layer that casts its input: if it matters, it shows in the output.
     casts = {id(one.tensor): one.sources for one in probe.origins if one.is_cast}
     for one in probe.origins:
-        if one.is_cast:
+        if one.is_cast or one.is_first_step:
             continue
         sources = [before for source in one.sources for before in casts.get(id(source), [source])]
         taken, between = paths[one.layer], one.is_input or bool(one.layer._layers)
@@ -236,7 +237,7 @@ def _grids(probe: Probe, measured: Sequence[Measurement], found: Sequence[Deviat
     worst = {place: max((one.grids[at] for one in measured), key=list) for at, place in enumerate(probe.grids)}
     inputs = [layer for layer in paths if isinstance(layer, keras.layers.InputLayer)]
     halves = [layer for layer in inputs if layer.dtype in ("float16", "bfloat16")]
-    rounding = tuple(paths[layer] for layer in halves if is_16_bit(probe.policies[paths[layer]]))
+    rounding = [paths[layer] for layer in halves if is_16_bit(probe.policies[paths[layer]])]
     ids = {id(source): one for one in probe.origins if one.makes_integers for source in one.sources}
     for one in probe.origins:
         place = probe.places[id(one.tensor)]
@@ -245,11 +246,12 @@ def _grids(probe: Probe, measured: Sequence[Measurement], found: Sequence[Deviat
             before = [worst[probe.places[id(x)]][0] for x in one.sources if probe.places.get(id(x)) in worst]
             taker = ids.get(id(one.tensor))
             given = [found[probe.places[id(x)]].error for x in one.sources if id(x) in probe.places]
-            rounds = found[place].error > 2 * max(given, default=0.0)  # rather than takes what is wrong already
+            # Rather than takes what is wrong already, or the first step of it, whose spread is smaller.
+            rounds = found[place].error > 2 * max(given, default=0.0) and not one.is_first_step
             path = paths[taker.layer if taker else one.layer]
             yield Grid(
                 path=path,
-                blamed=rounding or (path,),
+                blamed=tuple(at for at in rounding if path.startswith(at[: at.rfind("/") + 1])) or (path,),
                 dtype=one.tensor.dtype.name,
                 is_input=one.is_input,
                 hidden=hidden if one.is_data and hidden > 2 * max(before, default=0.0) and rounds else 0.0,

@@ -49,6 +49,11 @@ class Origin(NamedTuple):
         return any(dtype in _16_BIT for dtype in made)
 
     @property
+    def is_first_step(self) -> bool:
+        """Whether an RNN's cell takes it, which has a `state_size`: only the first step is outside of the loop."""
+        return self.is_input and bool(self.sources) and hasattr(self.layer, "state_size")
+
+    @property
     def makes_integers(self) -> bool:
         """Whether floats are cast to integers, as ids are."""
         casts = [op for op in self.operations if op.type == "Cast"]

@@ -50,8 +50,10 @@ def moments(reference: Any, candidate: Any) -> tf.Tensor:
     return _moments(*flat)
 
 
-def grid(reference: tf.Tensor, candidate: tf.Tensor) -> tf.Tensor:
+def grid(reference: tf.Tensor, candidate: tf.Tensor, epsilon: float | None = None) -> tf.Tensor:
     """Compares the features (last axis) of a tensor of the batch: which one rounding hides most.
+
+    `epsilon` is that of the batch normalisation that takes the tensor, if one does.
 
     Returns, of that feature, the rounding error over its spread, both as standard deviations over the batch, its
     number, its largest magnitude and its spread; and the share of elements that change if all are whole numbers.
@@ -63,7 +65,8 @@ def grid(reference: tf.Tensor, candidate: tf.Tensor) -> tf.Tensor:
     off = tf.where(known, found - values, 0.0)
     spread = tf.math.reduce_std(values, axis=0)
     # A feature that hardly varies beside the others, such as the background of an image, tells little.
-    tells = (spread >= 0.1 * tf.sqrt(tf.reduce_mean(spread**2))) & (tf.shape(values)[0] >= _LEAST_ROWS)
+    seen = spread if epsilon is None else spread / tf.sqrt(spread**2 + epsilon)
+    tells = (seen >= 0.1 * tf.sqrt(tf.reduce_mean(seen**2))) & (tf.shape(values)[0] >= _LEAST_ROWS)
     tells &= spread > _CONSTANT * tf.reduce_max(tf.abs(values), axis=0)
     error = tf.sqrt(tf.reduce_mean(tf.where(tf.math.is_finite(off), off, np.inf) ** 2, axis=0))
     ratio = tf.where(tells, error / spread, 0.0)

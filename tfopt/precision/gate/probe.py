@@ -205,7 +205,12 @@ class Probe:
         distinct = {(id(a), id(b)): (a, b) for _, a, b in pairs}
         compared = {ids: moments(*tensors) for ids, tensors in distinct.items()}
         values = tf.stack([compared[id(a), id(b)] for _, a, b in pairs])
-        grids = [grid(*pairs[place][1:]) for place in self.grids]
+        normalised = {
+            self.places[id(one.tensor)]: one.layer.epsilon
+            for one in data
+            if one.is_input and isinstance(one.layer, keras.layers.BatchNormalization)
+        }
+        grids = [grid(*pairs[place][1:], normalised.get(place)) for place in self.grids]
         return (
             values,
             tf.stack(grids) if grids else tf.zeros([0, 5]),
