@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import first_quick
 
 from tfopt import precision, repairs, xla
 from tfopt.errors import UnsupportedError
@@ -11,6 +12,7 @@ from tfopt.errors import UnsupportedError
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
 Y = np.zeros((16, 1), "float32")
+OPTIONS = [{}, {"jit_compile": True}, {"run_eagerly": True}]
 RECOMPUTE = {"keras.remat": keras.remat, "tf.recompute_grad": tf.recompute_grad, "nothing": lambda function: function}
 
 
@@ -83,7 +85,7 @@ def test_stock_keras_moves_the_averages_twice():
     np.testing.assert_allclose(moved["keras.remat"], 1.5 * moved["nothing"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"run_eagerly": True}], ids=str)
+@pytest.mark.parametrize("options", first_quick(OPTIONS), ids=str)
 @pytest.mark.parametrize("recompute", ["keras.remat", "tf.recompute_grad"])
 def test_the_first_step_is_refused(recompute, options):
     behind = {
@@ -104,7 +106,7 @@ def test_the_first_step_is_refused(recompute, options):
     made_before[1].fit(X, Y, verbose=0)
 
 
-@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"run_eagerly": True}], ids=str)
+@pytest.mark.parametrize("options", first_quick(OPTIONS), ids=str)
 def test_a_function_that_computes_the_same_is_left_alone(options):
     expected = trained(net("nothing", layers.LayerNormalization(), **options))
     repairs.install("recomputation")

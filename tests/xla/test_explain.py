@@ -418,6 +418,7 @@ def test_unknown_dimensions_need_data():
     assert explain(model, (np.zeros((2, 5, 4)), np.zeros((2, 5, 2)))).supported
 
 
+@pytest.mark.slow
 def test_numbers_that_are_none_do_not_matter():
     images, labels = batch()
     assert explain(small_net(), (images * np.nan, labels)).supported

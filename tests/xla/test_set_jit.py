@@ -75,7 +75,7 @@ def test_only_true_and_false_switch(on):
     [
         (
             lambda: ScaledUnderXla(1.1),
-            "the output of layer .*scaled_under_xla.* is the first result that differs, by 0.1 ",
+            "the output of layer .*scaled_under_xla.* is the first that differs, by 0.1 ",
         ),
         (Noise, "the model draws random numbers.*switch it on without data"),
         (Masked, r"XLA gets OnesLike in layer .*masked.* at .*test_set_jit\.py:\d+"),
@@ -93,6 +93,7 @@ def test_with_data_what_is_not_known_to_be_the_same_is_refused(layer, message):
     assert model.jit_compile
 
 
+@pytest.mark.slow
 def test_with_data_what_computes_the_same_is_switched_on():
     model = small_net(jit_compile=False)
     model.fit(*batch(), verbose=0)

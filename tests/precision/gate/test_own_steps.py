@@ -131,6 +131,7 @@ def test_a_gan_under_two_replicas():
 HALVES = [{"generator": "mixed_float16", "critic": "mixed_float16"}, "mixed_float16"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", HALVES)
 def test_a_gan_is_checked_with_its_own_scales(policy):
     model = gan()
