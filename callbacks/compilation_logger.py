@@ -44,7 +44,7 @@ class CompilationLogger(keras.callbacks.Callback):
 
     def __init__(self, max_compilations: int = 4, *, on_recompile: str = "warn"):
         super().__init__()
-        check_stance(on_recompile, 1)
+        check_stance(on_recompile)
         self._on_recompile = on_recompile
         self._max_compilations = integer(
             "max_compilations", max_compilations, "A training whose last batch is smaller needs 2.", least=1

@@ -305,5 +305,6 @@ def test_validation_that_recompiles_ends_fit_too():
 
 
 def test_what_to_do_must_be_known():
-    with pytest.raises(ValueError, match="Expected on_recompile to be one of 'warn', 'error', 'eager'"):
-        CompilationLogger(on_recompile="stop")
+    for unknown in ("stop", None):
+        with pytest.raises(ValueError, match="Expected on_recompile to be one of 'warn', 'error', 'eager'"):
+            CompilationLogger(on_recompile=unknown)

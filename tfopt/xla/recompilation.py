@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
-from tfopt import checks
 from tfopt.errors import TfoptError
 from tfopt.xla.log.compilations import Compilation, sizes
 from tfopt.xla.log.traced_functions import traced_function
@@ -81,14 +80,13 @@ def repeated_compilation(events: Iterable[Compilation], limit: int) -> Repetitio
     return Repetition(tuple(most), limit) if len(most) > limit else None
 
 
-def check_stance(on_recompile: str | None, limit: int) -> None:
-    """Raises a ValueError or TypeError if the arguments of `watch` are wrong."""
-    if on_recompile is not None and on_recompile not in _STANCES:
+def check_stance(on_recompile: str) -> None:
+    """Raises a ValueError if `on_recompile` is not "warn", "error" or "eager"."""
+    if on_recompile not in _STANCES:
         raise ValueError(
             f"Expected on_recompile to be one of {', '.join(map(repr, _STANCES))}. Received: {on_recompile!r}. "
             'Pass "warn" to train on, "error" to stop, or "eager" to train on without XLA.'
         )
-    checks.integer("limit", limit, "A training whose last batch is smaller needs 2.", least=1)
 
 
 def react(found: Repetition, on_recompile: str, models: Iterable[keras.Model]) -> None:

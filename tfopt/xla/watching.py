@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
+from tfopt import checks
 from tfopt.errors import UnsupportedError
 from tfopt.text import Shown
 from tfopt.xla.log.compilations import Compilation, History, LogParser
@@ -62,7 +63,9 @@ def watch(*, on_recompile: str | None = None, limit: int = 4) -> Iterator["Compi
           training step: 1.91 s, its first compilation here
           training step: 1.45 s, x: (32, 8, 8, 1) → (17, 8, 8, 1), y: (32,) → (17,)
     """
-    check_stance(on_recompile, limit)
+    if on_recompile is not None:
+        check_stance(on_recompile)
+    checks.integer("limit", limit, "A training whose last batch is smaller needs 2.", least=1)
     watching = Watch()
     try:
         watching.resume()
