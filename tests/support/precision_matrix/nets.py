@@ -44,11 +44,11 @@ def mlp():
 
 
 def deep_mlp():
-    """Thirty layers, each adding to a stream."""
+    """Sixteen layers, each adding to a stream."""
 
     def body(x):
         x = layers.Dense(16)(x)
-        for _ in range(30):
+        for _ in range(16):
             x = x + layers.Dense(16, activation="relu")(layers.LayerNormalization()(x))
         return x
 

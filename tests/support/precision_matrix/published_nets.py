@@ -17,6 +17,7 @@ HAS_HUB = importlib.util.find_spec("keras_hub") is not None
 def of_application(make, size=32, **options):
     def build():
         x, y = images(size, classes=4)
+        x = np.clip(x * 60 + 100, 0, 255)  # some of them begin by scaling such values
         net = make(input_shape=(size, size, 3), weights=None, include_top=False, pooling="avg", **options)
         inputs = keras.Input((size, size, 3))
         return compiled(inputs, layers.Dense(4, name="head", dtype="float32")(net(inputs))), (x, y)
@@ -119,6 +120,6 @@ HUB = {
     "ViT": of_vision("ViTBackbone", image_shape=(32, 32, 3), patch_size=8, num_layers=2, num_heads=2, hidden_dim=16,
                      mlp_dim=32),
     "ResNet of KerasHub": of_vision(
-        "ResNetBackbone", input_conv_filters=[8], input_conv_kernel_sizes=[3], stackwise_num_filters=[64, 64],
+        "ResNetBackbone", input_conv_filters=[64], input_conv_kernel_sizes=[3], stackwise_num_filters=[64, 64],
         stackwise_num_blocks=[1, 1], stackwise_num_strides=[1, 2], block_type="basic_block", image_shape=(32, 32, 3)),
 }  # fmt: skip
