@@ -49,7 +49,9 @@ def as_dataset(data: Data) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(_as_fit_takes(parts))
     raise TypeError(
         "Expected a tf.data.Dataset of batches or one batch, a tuple (x, y[, sample_weight]). "
-        f"Received: {type(data).__name__}. Make a dataset with tfopt.pipelines.build_pipeline(...)."
+        f"Received: {type(data).__name__}{f' of {len(data)}' if isinstance(data, tuple) else ''}. Make a dataset with "
+        "tfopt.pipelines.build_pipeline(...), or with tf.data.Dataset.from_tensors(batch) if the model has its own "
+        "train_step that takes another kind of batch."
     )
 
 

@@ -52,6 +52,11 @@ def test_models():
     ("data", "error", "message"),
     [
         (X, TypeError, "Expected a tf.data.Dataset of batches or one batch"),
+        (
+            (X, X, X, X),
+            TypeError,
+            r"Received: tuple of 4\..* tf\.data\.Dataset\.from_tensors\(batch\) if the model has its own",
+        ),
         ((X[:, :5], Y), ValueError, r"Received: \('float32 \(32, 5\)', 'int32 \(32,\)'\)\. Found: .*expected shape"),
         ((X, np.zeros((32, 2, 7), "float32")), ValueError, "Expected batches .* that the model and its loss accept"),
         ((X,), ValueError, "Expected batches .* that the model and its loss accept"),
