@@ -1,5 +1,7 @@
 """The gate on every kind of model that `fit` takes."""
 
+from itertools import product
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from models import assert_same_state, state
 from precision_nets import X, Y, cross_entropy, functional
+from quick import first_quick
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
@@ -163,41 +166,53 @@ def test_draws_that_a_seed_makes_the_same_are_no_difference(policy):
 
 
 class Unseeded(layers.Layer):
+    """As in many a variational autoencoder."""
+
     def call(self, x):
         return x + tf.random.normal(tf.shape(x), dtype=x.dtype)
 
 
 class Generated(layers.Layer):
     def build(self, shape):
-        self.generator = tf.random.Generator.from_seed(1)
+        self.state = tf.random.Generator.from_seed(1)
 
     def call(self, x):
-        return x + tf.cast(self.generator.normal(tf.shape(x)), x.dtype)
+        return x + tf.cast(self.state.normal(tf.shape(x)), x.dtype)
 
 
 class Counting(layers.Layer):
     def build(self, shape):
-        self.count = tf.Variable(1.0)
+        self.state = tf.Variable(1.0)
 
     def call(self, x):
-        self.count.assign_add(1.0)
-        return x + tf.cast(self.count, x.dtype)
+        self.state.assign_add(1.0)
+        return x + tf.cast(self.state, x.dtype)
+
+
+class Uniform(layers.Layer):
+    def call(self, x):
+        return x + 0.01 * tf.random.uniform(tf.shape(x), dtype=x.dtype)
 
 
 @pytest.mark.parametrize(
-    ("layer", "note"),
-    [
-        (Unseeded, "different random numbers"),
-        (Generated, "different random numbers"),
-        (Counting, "assigns to a tf.Variable"),
-    ],
+    ("layer", "policy"), first_quick(product((Unseeded, Generated, Counting), ("mixed_bfloat16", "mixed_float16")), 1)
 )
-def test_what_cannot_be_the_same_in_both_is_noted(layer, note):
+def test_both_dtypes_draw_the_same_and_start_from_one_state(layer, policy):
     planted = layer()
     model = functional(lambda x: layers.Dense(3)(planted(layers.Dense(8)(x))))
-    count = planted.count.numpy() if layer is Counting else None
-    assert any(note in one for one in check(model, (X, Y), "mixed_float16").notes)
-    assert count is None or planted.count.numpy() == count
+    state = getattr(planted, "state", None)
+    before = None if state is None else getattr(state, "state", state).numpy().tolist()
+    report = check(model, (X, Y), policy)
+    assert report.passed, str(report)
+    assert report.notes == ()
+    assert {row.path: row for row in report.layers}[planted.name].output.error < 0.05
+    assert before is None or getattr(state, "state", state).numpy().tolist() == before
+
+
+@pytest.mark.slow
+def test_uniform_numbers_of_16_bits_are_others():
+    model = functional(lambda x: layers.Dense(3)(Uniform()(layers.Dense(8)(x))))
+    assert any("different random numbers" in note for note in check(model, (X, Y), "mixed_float16").notes)
 
 
 def test_policies_per_layer_go_in_and_come_out():

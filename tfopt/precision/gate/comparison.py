@@ -302,8 +302,6 @@ def _notes(probe: Probe, layers: Sequence[LayerPrecision]) -> Iterator[str]:
             yield f"The model's optimizer is not a LossScaleOptimizer: the loss was checked unscaled; {instead}."
     if probe.draws_differ:
         yield "The model draws different random numbers in each dtype, beyond dropout; part of the error is theirs."
-    if probe.assigns:
-        yield "The model assigns to a tf.Variable, so each dtype starts from its own state; part of the error is that."
     gradients = [(layer.weight_gradient, layer.output_gradient) for layer in layers]
     noisy = [part for part, source in gradients if part and part.error > 1 and not cancelled(part, source)]
     if noisy:

@@ -105,7 +105,7 @@ def run(model: keras.Model, batch: Any, calls: list[RecordedCall], scales: Calla
             stack.enter_context(_replaced(owner, "apply", apply))
             stack.enter_context(_replaced(owner, "scale_loss", scale_loss))
         stack.enter_context(_replaced(tf.GradientTape, "gradient", gradient))
-        stack.enter_context(_same_draws())
+        stack.enter_context(same_draws())
         for optimizer in optimizers_of(model):
             # A train_step may multiply by it instead of calling scale_loss.
             if isinstance(optimizer, _SCALING) and optimizer.built:
@@ -192,7 +192,7 @@ def _replaced(owner: type, name: str, hook: Callable[..., Any]) -> Iterator[None
 
 
 @contextmanager
-def _same_draws() -> Iterator[None]:
+def same_draws() -> Iterator[None]:
     """Gives the operations of tf.random seeds in the order of their creation, so that each trace draws the same."""
     original, drawn = random_seed.get_seed, 0
 

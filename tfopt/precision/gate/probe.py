@@ -16,7 +16,13 @@ from tfopt.model.layers import (
 from tfopt.precision.float8_margins import quantization_recorded
 from tfopt.precision.gate.graph import Origin, Probability, late_casts, origins
 from tfopt.precision.gate.moments import grid, moments, not_finite, worst_deviation
-from tfopt.precision.gate.own_step import Optimizer, has_own_step, touched_variables, without_scaling
+from tfopt.precision.gate.own_step import (
+    Optimizer,
+    has_own_step,
+    same_draws,
+    touched_variables,
+    without_scaling,
+)
 from tfopt.precision.gate.training_step import Row, Step, Variant, custom_step, keras_step
 from tfopt.precision.layer_policies import current_policy, under_policies
 from tfopt.precision.optimizer_swap import first_scale
@@ -82,24 +88,24 @@ class Probe:
         """How often a model's own train_step updates weights."""
         self.unscaled: list[str] = []
         """Names of the optimizers that would divide by a loss scale which no loss was multiplied by."""
-        self._state: tuple[tf.Variable, ...] = ()
+        self.put_back: tuple[tf.Variable, ...] = ()
+        """Variables that a step assigns, so that both variants start from the same ones."""
         self.not_run = ""
         """Why the model's own train_step was not run, if it has one."""
         self._own = has_own_step(reference.model)
         if self._own:
             self._look_at_own_step(batch)
-        self._function = tf.function(self._compare, autograph=False)
-        graph = self._function.get_concrete_function(batch, tf.TensorSpec([None], tf.float32)).graph
-        self.variables = (*graph.variables, *self._state)
+        graph, operations = self._trace(batch)
+        if not self._own and any(op.op.startswith(("Assign", *_DRAWING)) for op in operations):
+            known = {id(x.value) for one in (reference.model, model) for x in one.variables}
+            self.put_back = tuple(variable for variable in graph.variables if id(variable) not in known)
+            graph, operations = self._trace(batch)
+        self.variables = (*graph.variables, *self.put_back)
         """Every variable the step may touch."""
-        operations = graph_operations(graph)
         random = [op for op in operations if "Random" in op.op or op.op.startswith(_DRAWING)]
-        # A model's own step draws from tf.random with seeds, and all variables are put back between its two runs.
-        stateful = [op for op in random if "Stateless" not in op.op and not self._own]
-        self.draws_differ = bool(stateful) or any(op.attr["dtype"].type in _16_BIT for op in random)
+        # Normal ones are drawn in float32 and rounded.
+        self.draws_differ = any(op.attr["dtype"].type in _16_BIT and not _is_normal(op.op) for op in random)
         """Whether random numbers are drawn that no seed makes equal in both dtypes."""
-        self.assigns = not self._own and any(op.op.startswith("Assign") for op in operations)
-        """Whether a variable unknown to Keras is assigned, so that the variants start from different states."""
 
     def __call__(self, batch: Any, scales: Sequence[float]) -> Measurement:
         """Compares the variants on a batch; the candidate's losses are scaled for the backward pass, then unscaled."""
@@ -146,7 +152,7 @@ class Probe:
         else:
             try:
                 with under_policies(self.reference.model, self.reference.policies):
-                    self._state = touched_variables(self.reference.model, batch)
+                    self.put_back = touched_variables(self.reference.model, batch)
             except Exception as error:  # noqa: BLE001 - whatever the user's train_step raises outside of fit
                 self.not_run = summarize_error(error)
         self._own = not self.not_run
@@ -163,13 +169,27 @@ class Probe:
             self._optimizers.append(optimizer)
         return scales[self._optimizers.index(optimizer)]
 
+    def _trace(self, batch: Any) -> tuple[Any, list[Any]]:
+        """The graph of the comparison, and its operations."""
+        self.constants.clear()
+        self.always_16_bits.clear()
+        self._function = tf.function(self._compare, autograph=False)
+        graph = self._function.get_concrete_function(batch, tf.TensorSpec([None], tf.float32)).graph
+        return graph, graph_operations(graph)
+
     def _keras_steps(self, batch: Any, scales: tf.Tensor) -> tuple[Step, Step]:
         scale = self._scale(self.reference.model.optimizer, scales)
-        return keras_step(self.reference, batch, tf.constant(1.0)), keras_step(self.candidate, batch, scale)
+        before = [(variable, tf.identity(variable)) for variable in self.put_back]
+        with same_draws():
+            reference = keras_step(self.reference, batch, tf.constant(1.0))
+        for variable, value in before:
+            variable.assign(value)
+        with same_draws():
+            return reference, keras_step(self.candidate, batch, scale)
 
     def _own_steps(self, batch: Any, scales: tf.Tensor) -> tuple[Step, Step]:
-        reference, _ = custom_step(self.reference, batch, lambda _: tf.ones([]), self._state)
-        candidate, step = custom_step(self.candidate, batch, lambda one: self._scale(one, scales), self._state)
+        reference, _ = custom_step(self.reference, batch, lambda _: tf.ones([]), self.put_back)
+        candidate, step = custom_step(self.candidate, batch, lambda one: self._scale(one, scales), self.put_back)
         adapting = [optimizer for optimizer in self._optimizers if self._first_scale(optimizer)]
         self.updates, self.unscaled = len(step.updates), without_scaling(step, adapting, scales)
         return reference, candidate
@@ -221,3 +241,7 @@ class Probe:
 
 def _constant_scale(optimizer: Optimizer | None) -> float:
     return float(getattr(optimizer, "loss_scale_factor", None) or 1.0)
+
+
+def _is_normal(operation: str) -> bool:
+    return "Normal" in operation and "Truncated" not in operation

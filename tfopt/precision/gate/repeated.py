@@ -1,7 +1,7 @@
 """The gate's comparison, traced once and repeated while a model trains; and where the state it assigns is heading."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfopt.model.state import StatePreserver, draws_in_float32, without_dropout
 from tfopt.precision.gate.comparison import in_float32, measure
 from tfopt.precision.gate.layer_table import AtFirst
-from tfopt.precision.gate.own_step import has_own_step
+from tfopt.precision.gate.own_step import has_own_step, same_draws
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Probe
 from tfopt.precision.gate.training_step import Variant, forward
@@ -99,7 +99,7 @@ class RepeatedComparison:
         candidate = Variant(model, self._assigned.paths, self._assigned.policies | self._assigned.in_16_bits_today)
         with without_dropout(model), draws_in_float32(), tf32(False):
             self._probe = Probe(reference, candidate, batch, applied=False)
-            self._states = _States(reference, candidate, batch)
+            self._states = _States(reference, candidate, batch, self._probe.put_back)
         self._preserver = StatePreserver(model, also=(*self._probe.variables, *self._states.variables))
         self._first: AtFirst | None = None
 
@@ -128,8 +128,9 @@ class RepeatedComparison:
 class _States:
     """Follows the variables that a model's layers assign in the forward pass, in float32 and under its policies."""
 
-    def __init__(self, reference: Variant, candidate: Variant, batch: Any):
+    def __init__(self, reference: Variant, candidate: Variant, batch: Any, put_back: Sequence[tf.Variable]):
         self._variants = (reference, candidate)
+        self._put_back = put_back
         found = {
             id(variable): (path, f"{path}/{variable.name}", variable)
             for layer, path in candidate.paths.items()
@@ -177,9 +178,14 @@ class _States:
         return [tf.convert_to_tensor(variable.value) for _, _, variable in self._owners]
 
     def _advance(self, batch: Any, state: tuple[list[tf.Tensor], list[tf.Tensor]]) -> tuple[list[tf.Tensor], ...]:
-        return tuple(
-            self._advanced(variant, batch, values) for variant, values in zip(self._variants, state, strict=True)
-        )
+        before = [(variable, tf.identity(variable)) for variable in self._put_back]
+        after = []
+        for variant, values in zip(self._variants, state, strict=True):
+            for variable, value in before:
+                variable.assign(value)
+            with same_draws():
+                after.append(self._advanced(variant, batch, values))
+        return tuple(after)
 
     def _advanced(self, variant: Variant, batch: Any, values: list[tf.Tensor]) -> list[tf.Tensor]:
         variables = [variable for _, _, variable in self._owners]
