@@ -163,7 +163,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
         if not self.readings:
             return "No comparison with float32 yet."
         readings = [*self.readings]
-        head = f"{len(readings)} comparisons with float32, {percent(self.share)} of the time"
+        head = f"{len(readings)} comparison{'s' * (len(readings) > 1)} with float32, {percent(self.share)} of the time"
         gaps = [after.step - before.step for before, after in pairwise(readings)]
         if gaps and (mean := sum(gaps) / len(gaps)) > 1.1 * self._every_steps:
             head += f", every {mean:,.0f} steps instead of {self._every_steps:,} to stay below {percent(LARGEST_SHARE)}"

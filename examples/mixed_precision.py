@@ -9,7 +9,7 @@ import keras
 from sklearn.datasets import load_digits
 
 import tfopt
-from tfopt.callbacks import LossScaleLogger
+from tfopt.callbacks import LossScaleLogger, PrecisionMonitor
 from tfopt.pipelines import build_pipeline
 
 LOGS = sys.argv[1] if len(sys.argv) > 1 else "mixed-precision-logs"
@@ -45,9 +45,8 @@ if not report.passed and report.fallback is None:
 
 # The check names the layers to keep in float32, if any.
 print(tfopt.precision.apply(model, policy if report.passed else report.fallback))
-model.fit(
-    dataset,
-    epochs=5,
-    callbacks=[LossScaleLogger(LOGS)] if policy == "mixed_float16" else [],  # bfloat16 needs no loss scale
-    verbose=2,
-)
+# Errors may grow in training: compare with float32 now and then.
+monitor = PrecisionMonitor((x[:64], y[:64]), every_steps=50)
+scale = [LossScaleLogger(LOGS)] if policy == "mixed_float16" else []  # bfloat16 needs no loss scale
+model.fit(dataset, epochs=5, callbacks=[monitor, *scale], verbose=2)
+print(monitor)
