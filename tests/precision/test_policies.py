@@ -158,7 +158,7 @@ def test_clear_session_leaves_what_was_set():
     precision.set_policy("mixed_bfloat16")
     keras.utils.clear_session()
     assert keras.config.dtype_policy().name == "mixed_bfloat16"
-    assert repaired() == {"clear_session"}
+    assert repaired() == {"clear_session", "rounded_ids"}
 
 
 def policy_map():
@@ -179,7 +179,7 @@ def test_clear_session_in_a_scope(make):
         keras.utils.clear_session()
         assert keras.config.dtype_policy().name == "bfloat16"
     assert global_state.get_global_attribute("dtype_policy") is before
-    assert not repaired()
+    assert repaired() == {"rounded_ids"}
     keras.utils.clear_session()
     assert keras.config.dtype_policy().name == "float32"
 
@@ -188,7 +188,7 @@ def test_a_scope_keeps_the_repair_that_set_policy_wants():
     with precision.policy("mixed_bfloat16"):
         precision.set_policy("float64")
     assert keras.config.dtype_policy().name == "float32"
-    assert repaired() == {"clear_session"}
+    assert repaired() == {"clear_session", "rounded_ids"}
 
 
 @pytest.mark.parametrize(
@@ -198,15 +198,18 @@ def test_a_scope_keeps_the_repair_that_set_policy_wants():
 )
 def test_float16_brings_its_repairs_for_good(policy):
     with precision.policy(policy):
-        assert repaired() == {*repairs.FLOAT16, "clear_session"}
-    assert repaired() == set(repairs.FLOAT16)
+        assert repaired() == {*repairs.FLOAT16, "rounded_ids", "clear_session"}
+    assert repaired() == {*repairs.FLOAT16, "rounded_ids"}
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "bfloat16", "float64"])
-def test_other_policies_bring_none_of_them(policy):
+@pytest.mark.parametrize(
+    ("policy", "brought"),
+    [("float32", set()), ("mixed_bfloat16", {"rounded_ids"}), ("bfloat16", {"rounded_ids"}), ("float64", set())],
+)
+def test_other_policies_bring_none_of_them(policy, brought):
     with precision.policy(policy):
-        assert repaired() == {"clear_session"}
-    assert not repaired()
+        assert repaired() == {*brought, "clear_session"}
+    assert repaired() == brought
 
 
 @pytest.mark.parametrize("name", repairs.FLOAT16)
