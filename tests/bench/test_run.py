@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import planned_cases
 import pytest
+from quick import first_quick
 
 from tfopt.bench import report, suites
 from tfopt.bench import run as run_module
@@ -71,11 +72,14 @@ def test_the_environment_is_recorded(recorded_run):
 
 @pytest.mark.parametrize(
     ("make", "error"),
-    [
-        (planned_cases.second_raises, "RuntimeError: broken on purpose"),
-        (planned_cases.second_is_killed, "was ended by signal 9"),
-        (planned_cases.second_hangs, "Expected an answer within 5 s"),
-    ],
+    first_quick(
+        [
+            (planned_cases.second_raises, "RuntimeError: broken on purpose"),
+            (planned_cases.second_is_killed, "was ended by signal 9"),
+            (planned_cases.second_hangs, "Expected an answer within 5 s"),
+        ],
+        2,
+    ),
 )
 def test_a_case_that_fails_is_a_row_and_the_others_go_on(planned, tmp_path, monkeypatch, make, error):
     monkeypatch.setenv("LIMIT", "5")

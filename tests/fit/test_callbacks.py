@@ -258,6 +258,7 @@ def summaries(folder):
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_tfopts_own_read_nothing(conversions):
     loggers = [CompilationLogger(), ThroughputLogger(), UtilizationLogger()]
     model = fit.overlap(dense_net())

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fitting import BATCH, Pair, Steps, Trace, X, Y, compiled, dataset, dense_net
+from quick import first_quick
 
 WEIGHTS = np.linspace(0.1, 2, 40).astype("float32")
 
@@ -51,7 +52,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("arguments", INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize("arguments", first_quick(INPUTS.values(), 5), ids=INPUTS)
 def test_whatever_the_input(pair, arguments):
     def train(model):
         trace, given = Trace(), arguments()
@@ -160,7 +161,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(("make", "data"), MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("make", "data"), first_quick(MODELS.values(), 4), ids=MODELS)
 def test_whatever_the_model(make, data):
     def train(model):
         trace = Trace()

@@ -106,6 +106,7 @@ def test_iterators_over_rows_do_not_copy_them(tmp_path, source):
     assert taken < 190
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "least"),
     first_quick([("{'cache': None}", 0), ("{'cache': 'memory'}", 700), ("{'cache': './caches'}", 50)]),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
+from quick import first_quick
 
 from tfopt.pipelines import CentralCrop, RandomCrop, Source, build_pipeline, plan_pipeline
 
@@ -49,7 +50,7 @@ def moved(boxes, start, size):
 
 
 @pytest.mark.parametrize("crop", CROPS)
-@pytest.mark.parametrize("cache", [None, "memory", "folder"])
+@pytest.mark.parametrize("cache", first_quick([None, "memory", "folder"]))
 def test_masks_images_and_boxes_move_with_the_image(crop, cache, tmp_path):
     data = examples()
     dataset = build_pipeline(

@@ -238,6 +238,7 @@ def classes_in_batches(folder, **options):
     return np.mean([len({*labels.numpy()}) for _, labels in dataset])
 
 
+@pytest.mark.slow
 def test_what_lies_sorted_by_class_is_written_mixed(tmp_path):
     data = sorted_by_class()
     index = write_records(data, tmp_path / "mixed", shards=3)

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.tfrecords import format as module
@@ -80,7 +81,7 @@ def packed(spec, examples):
     return tf.constant(records), tf.function(lambda some: unpack_batch(described, some), reduce_retracing=True)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (2, 3), (200,)])
+@pytest.mark.parametrize("shape", first_quick([((2, 3),), ((0,),), ((),), ((3, 0),), ((1,),), ((200,),)], 2))
 def test_a_batch_holds_the_bytes_that_were_written(shape):
     dtypes = {name: tf.as_dtype(name) for name in module._DTYPES - {"string"}}
     written = {
