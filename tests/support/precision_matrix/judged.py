@@ -1,5 +1,7 @@
 """What the tests of the matrix share: a pytest parameter for each case, and the comparison of its verdict."""
 
+import random
+
 import pytest
 
 from precision_matrix.case import run
@@ -23,8 +25,17 @@ QUICK = (
 """Cases of the default run."""
 
 
+SHARE = 0.3
+"""Of the others, those that are slow; the rest is a campaign. Drawn by a fixed seed."""
+
+
 def parameters(cases):
-    return [pytest.param(case, id=case.id, marks=[pytest.mark.slow] * (case.id not in QUICK)) for case in cases]
+    drawn = random.Random(0)
+    marks = [pytest.mark.slow if drawn.random() < SHARE else pytest.mark.campaign for _ in cases]
+    return [
+        pytest.param(case, id=case.id, marks=[mark] * (case.id not in QUICK))
+        for case, mark in zip(cases, marks, strict=True)
+    ]
 
 
 def assert_judged_right(case):
