@@ -67,7 +67,8 @@ MODELS = {
 
 
 def compiled(make):
-    """A model and its batch, the same each time."""
+    """A model and its batch, the same each time, names included."""
+    keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     model, data = make()
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
