@@ -66,8 +66,9 @@ def test_a_right_step_computes_as_before(kind, options):
 
 
 def test_without_a_loss_scale_nothing_is_asked():
+    expected = losses(net(scales=False, optimizer=keras.optimizers.SGD(0.1)), epochs=1)
     repairs.install("unscaled_loss")
-    losses(net(scales=False, optimizer=keras.optimizers.SGD(0.1)), epochs=1)
+    assert losses(net(scales=False, optimizer=keras.optimizers.SGD(0.1)), epochs=1) == expected
 
 
 def test_a_loaded_model_and_new_shapes(tmp_path):
@@ -78,7 +79,9 @@ def test_a_loaded_model_and_new_shapes(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     losses(loaded, epochs=1)
     loaded.fit(X[:5], Y[:5], batch_size=3, verbose=0)  # traced anew
-    loaded.train_on_batch(X[:2], Y[:2])
+    steps = int(loaded.optimizer.iterations)
+    assert np.isfinite(loaded.train_on_batch(X[:2], Y[:2]))
+    assert int(loaded.optimizer.iterations) == steps + 1
 
 
 class Gan(keras.Model):
@@ -208,8 +211,13 @@ def test_a_loss_that_is_not_scaled_is_refused(scaling, optimizer, options):
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_plain_optimizers_train_other_dtypes(policy):
-    held("none", plain, policy).fit(X, Y, verbose=0)
+    model = held("none", plain, policy)
+    before = model.get_weights()
+    model.fit(X, Y, verbose=0)
+    assert all((a != b).any() for a, b in zip(model.get_weights(), before, strict=True))
 
 
 def test_a_users_own_choice_not_to_scale_stands():
-    held("none", plain, auto_scale_loss=False).fit(X, Y, verbose=0)
+    model = held("none", plain, auto_scale_loss=False)
+    model.fit(X, Y, verbose=0)
+    assert int(model.held["only"].iterations) == 1

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from watched_functions import data, linear, total
 
 from tfopt.errors import TfoptError
@@ -97,12 +98,15 @@ def test_only_the_thread_of_the_block_is_interrupted():
 
 
 def test_watches_that_overlap_leave_nothing_behind():
+    before = ConcreteFunction._call_flat
     first, second = watch(on_recompile="error"), watch(on_recompile="warn")
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     called(total(), 2)
+    assert ConcreteFunction._call_flat is not before
     second.__exit__(None, None, None)
+    assert ConcreteFunction._call_flat is before
 
 
 @pytest.mark.parametrize(
