@@ -20,21 +20,26 @@ def ask_for_repairs(with_tfopt):
         tfopt.repairs.install("recomputation")
 
 
+def outputs_and_gradient(function, x):
+    """What a function gives in a graph, and the gradient of its sum."""
+
+    @tf.function(autograph=False)
+    def both(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = function(x)
+        return outputs, tape.gradient(outputs, x)
+
+    return both(x)
+
+
 def other_mask(with_tfopt, folder):
     """The share of elements whose gradient is not that of what dropout did to them."""
     ask_for_repairs(with_tfopt)
     dropout = keras.layers.Dropout(0.5, seed=1)
     dropped = keras.remat(lambda x: dropout(x, training=True))
-
-    @tf.function(autograph=False)
-    def outputs_and_gradient(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            outputs = dropped(x)
-        return outputs, tape.gradient(outputs, x)
-
     # Of ones, the outputs are the factors by which dropout multiplied: the gradient of their sum.
-    outputs, gradient = outputs_and_gradient(tf.ones(ELEMENTS))
+    outputs, gradient = outputs_and_gradient(dropped, tf.ones(ELEMENTS))
     return float(np.mean(outputs.numpy() != gradient.numpy()))
 
 
@@ -43,16 +48,7 @@ def averaged_twice(with_tfopt, folder):
     ask_for_repairs(with_tfopt)
     norm = keras.layers.BatchNormalization(momentum=0.9)
     norm.build((None, 1))
-    normed = keras.remat(lambda x: norm(x, training=True))
-
-    @tf.function(autograph=False)
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            outputs = normed(x)
-        return tape.gradient(outputs, x)
-
-    step(tf.constant([[0.0], [2.0]]))
+    outputs_and_gradient(keras.remat(lambda x: norm(x, training=True)), tf.constant([[0.0], [2.0]]))
     return float(norm.moving_mean.numpy()[0])
 
 
