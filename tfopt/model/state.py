@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras.src.backend import random as backend_random
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from tensorflow.python.framework import random_seed
 
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpu_memory
@@ -202,3 +203,20 @@ def draws_in_float32() -> Iterator[None]:
     finally:
         for name, draw in originals.items():
             setattr(backend_random, name, draw)
+
+
+@contextmanager
+def same_draws() -> Iterator[None]:
+    """Gives the operations of tf.random seeds in the order of their creation, so that each trace draws the same."""
+    original, drawn = random_seed.get_seed, 0
+
+    def get_seed(op_seed: Any) -> Any:
+        nonlocal drawn
+        drawn += 1
+        return original(op_seed) if op_seed is not None else (4187, drawn)
+
+    random_seed.get_seed = get_seed
+    try:
+        yield
+    finally:
+        random_seed.get_seed = original

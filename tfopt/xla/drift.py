@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfopt.measure import StepTimer
 from tfopt.model.layers import recorded_calls
 from tfopt.model.state import without_dropout
+from tfopt.repairs import optimizers_of
 
 # Weights may not move at first: float16 skips steps until its loss scale fits, accumulation updates every n-th step.
 _DRIFT_STEPS = (4, 64)
@@ -159,7 +160,7 @@ def _recording(model: keras.Model) -> Iterator[list[_Recorded]]:
 @contextmanager
 def _recorded_gradients(model: keras.Model) -> Iterator[list[tuple[str, Any]]]:
     """Records the gradients handed to the model's optimizers, by the path of their variable."""
-    optimizers = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+    optimizers = optimizers_of(model)
     found: list[tuple[str, Any]] = []
 
     def recording(stock: Any) -> Any:

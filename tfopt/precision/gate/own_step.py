@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from tensorflow.python.framework import random_seed
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import RecordedCall
+from tfopt.model.state import same_draws
 from tfopt.repairs import optimizers_of
 
 Optimizer: TypeAlias = keras.optimizers.Optimizer
@@ -189,23 +189,6 @@ def _replaced(owner: type, name: str, hook: Callable[..., Any]) -> Iterator[None
         yield
     finally:
         setattr(owner, name, original)
-
-
-@contextmanager
-def same_draws() -> Iterator[None]:
-    """Gives the operations of tf.random seeds in the order of their creation, so that each trace draws the same."""
-    original, drawn = random_seed.get_seed, 0
-
-    def get_seed(op_seed: Any) -> Any:
-        nonlocal drawn
-        drawn += 1
-        return original(op_seed) if op_seed is not None else (4187, drawn)
-
-    random_seed.get_seed = get_seed
-    try:
-        yield
-    finally:
-        random_seed.get_seed = original
 
 
 def _dense(gradient: Any) -> tf.Tensor:

@@ -13,13 +13,13 @@ from tfopt.model.layers import (
     computing_layers,
     graph_operations,
 )
+from tfopt.model.state import same_draws
 from tfopt.precision.float8_margins import quantization_recorded
 from tfopt.precision.gate.graph import Origin, Probability, late_casts, origins
 from tfopt.precision.gate.moments import grid, moments, not_finite, worst_deviation
 from tfopt.precision.gate.own_step import (
     Optimizer,
     has_own_step,
-    same_draws,
     touched_variables,
     without_scaling,
 )

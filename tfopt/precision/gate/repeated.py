@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.model.state import StatePreserver, draws_in_float32, without_dropout
+from tfopt.model.state import StatePreserver, draws_in_float32, same_draws, without_dropout
 from tfopt.precision.gate.comparison import in_float32, measure
 from tfopt.precision.gate.layer_table import AtFirst
-from tfopt.precision.gate.own_step import has_own_step, same_draws
+from tfopt.precision.gate.own_step import has_own_step
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Probe
 from tfopt.precision.gate.training_step import Variant, forward
