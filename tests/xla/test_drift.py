@@ -131,6 +131,28 @@ class GradientStep(keras.Model):
         return {"loss": loss}
 
 
+class HeldOptimizer(keras.Model):
+    """A train_step of its own, with an optimizer in a dict."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True)[:, 0] - tf.cast(y, "float32")) ** 2)
+        self.held["only"].apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+        )
+        return {"loss": loss}
+
+
+def held_optimizer():
+    inputs = keras.Input((8, 8, 1))
+    x = GradientScaledUnderXla()(keras.layers.Dense(2, name="first")(keras.layers.Flatten()(inputs)))
+    model = HeldOptimizer(inputs, keras.layers.Dense(1)(x))
+    model.compile()
+    model.held = {"only": keras.optimizers.SGD(0.001)}
+    return model
+
+
 def own_step():
     inputs = keras.Input((8, 8, 1))
     model = GradientStep(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(inputs)))
@@ -148,6 +170,7 @@ def own_step():
                 "the gradient of {}/conv2d",
             ),
             (own_step, "the weights after four training steps"),
+            (held_optimizer, "the gradient of first/"),
         ],
         2,
     ),
