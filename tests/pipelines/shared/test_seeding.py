@@ -1,6 +1,5 @@
 import gc
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import pytest
 import tensorflow as tf
 from quick import first_quick
 
-import tfopt
 from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.inspection import facts
 from tfopt.pipelines.shared.seeding import part_seed
@@ -56,14 +54,13 @@ def test_two_builds_under_a_seed_agree_epoch_by_epoch(options):
 def test_two_processes_under_a_seed_agree():
     options = "batch_size=8, seed=7, transform=double, augment=add_noise"
     script = f"""
-import runpy, sys
-sys.path.insert(0, {str(pathlib.Path(tfopt.__file__).parents[1])!r})
+import runpy
 import tfopt.pipelines
 here = runpy.run_path({__file__!r})
 double, add_noise = here["double"], here["add_noise"]
 print(here["epochs"](tfopt.pipelines.build_pipeline(here["ROWS"], {options})))
 """
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
     )
