@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
+from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.xla import explain, explaining, jit, set_jit, watch
@@ -60,21 +61,28 @@ def net(*layers, **compile_options):
 
 @pytest.mark.parametrize(
     ("function", "operations", "remedy"),
-    [
-        (opaque, {"EagerPyFunc"}, "Write it with TensorFlow or keras.ops"),
-        (numpy_function, {"PyFunc"}, "Write it with TensorFlow or keras.ops"),
-        (printing, {"StringFormat", "PrintV2"}, "Remove the print"),
-        (lambda x: tf.image.resize(x, (8, 8), "bicubic"), {"ResizeBicubic", "ResizeBicubicGrad"}, "Resize bilinearly"),
-        (cropped, {"CropAndResize", "CropAndResizeGradImage", "CropAndResizeGradBoxes"}, "slice and resize"),
-        (through_jpeg, {"EncodeJpeg", "DecodeJpeg"}, "Read and decode"),
-        (in_a_loop, {"EagerPyFunc"}, "Write it with"),
-        (tf.function(opaque), {"EagerPyFunc"}, "Write it with"),
-        (
-            lambda x: x + tf.cast(tf.strings.length(tf.strings.as_string(x[..., :1])), x.dtype),
-            None,
-            "Turn strings into",
-        ),
-    ],
+    first_quick(
+        [
+            (opaque, {"EagerPyFunc"}, "Write it with TensorFlow or keras.ops"),
+            (numpy_function, {"PyFunc"}, "Write it with TensorFlow or keras.ops"),
+            (printing, {"StringFormat", "PrintV2"}, "Remove the print"),
+            (
+                lambda x: tf.image.resize(x, (8, 8), "bicubic"),
+                {"ResizeBicubic", "ResizeBicubicGrad"},
+                "Resize bilinearly",
+            ),
+            (cropped, {"CropAndResize", "CropAndResizeGradImage", "CropAndResizeGradBoxes"}, "slice and resize"),
+            (through_jpeg, {"EncodeJpeg", "DecodeJpeg"}, "Read and decode"),
+            (in_a_loop, {"EagerPyFunc"}, "Write it with"),
+            (tf.function(opaque), {"EagerPyFunc"}, "Write it with"),
+            (
+                lambda x: x + tf.cast(tf.strings.length(tf.strings.as_string(x[..., :1])), x.dtype),
+                None,
+                "Turn strings into",
+            ),
+        ],
+        4,
+    ),
 )
 def test_operations_are_named_with_their_layer_and_fail_on_stock_keras(function, operations, remedy):
     model = net(keras.layers.Conv2D(1, 1), keras.Sequential([Computes(function, name="culprit")], name="block"))
