@@ -2,7 +2,6 @@
 
 import math
 import os
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,12 +11,13 @@ import keras
 from keras.optimizers import LossScaleOptimizer
 
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
+from tfopt.callbacks.shared.run import COORDINATES, begin_run
 from tfopt.callbacks.shared.running_fit import end_with_fit, warn_of_earlier_loggers
 from tfopt.checks import log_folder
 from tfopt.model.layers import computing_layers
 from tfopt.text import listed
 
-_COLUMNS = ("time_seconds", "epoch", "steps", "optimizer", "loss_scale", "skipped_steps", "loss_scale_growths")
+_COLUMNS = (*COORDINATES, "steps", "optimizer", "loss_scale", "skipped_steps", "loss_scale_growths")
 _LAYERS_NAMED = 5
 
 
@@ -57,6 +57,8 @@ class LossScaleLogger(keras.callbacks.Callback):
         """Opens the files if there is a loss scale to log."""
         warn_of_earlier_loggers(self)
         self._close()  # if an exception ended the previous fit
+        self._run = begin_run(self)
+        self._trained = self._last_step = 0
         self._optimizers = _loss_scaling(self.model)
         if not self._optimizers:
             self._warn_once("unscaled", _unscaled(self.model))
@@ -67,6 +69,8 @@ class LossScaleLogger(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Reads each optimizer's state."""
         self._before = {name: _state(optimizer) for name, optimizer in self._optimizers.items()}
+        # BackupAndRestore may have restored the optimizer's count; the optimizer does not count skipped steps.
+        self._trained = max(self._trained + self._last_step, *(state.applied for state in self._before.values()), 0)
         self._last_step = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -83,8 +87,8 @@ class LossScaleLogger(keras.callbacks.Callback):
         used = {name: change for name, change in changes.items() if change is not None}
         for name, change in used.items():
             if self._writer is not None:
-                when = {"time_seconds": time.time(), "epoch": epoch, "optimizer": name}
-                self._writer.write(when | asdict(change))
+                where = self._run.coordinates(epoch=epoch, step=self._trained + self._last_step)
+                self._writer.write(where | {"optimizer": name} | asdict(change))
             if change.steps and change.skipped_steps == change.steps:
                 self._warn_once("skipped", _all_skipped(epoch, change))
         if logs is None or not used:

@@ -10,6 +10,7 @@ import keras
 
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
+from tfopt.callbacks.shared.run import COORDINATES, begin_run
 from tfopt.callbacks.shared.running_fit import EpochExamples, end_with_fit, steps_trained, warn_of_earlier_loggers
 from tfopt.callbacks.throughput_figures import (
     InputWait,
@@ -22,7 +23,7 @@ from tfopt.callbacks.throughput_figures import (
 from tfopt.checks import integer, log_folder, number
 
 _CALL_LISTENERS_EVERY_SECONDS = 1.0
-_COLUMNS = ("time_seconds", "epoch", "step", *THROUGHPUT_KEYS, "eta_seconds")
+_COLUMNS = (*COORDINATES, *THROUGHPUT_KEYS, "eta_seconds")
 
 
 class ThroughputLogger(keras.callbacks.Callback):
@@ -110,6 +111,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._known_steps = self._epoch_steps = params.get("steps")
         self._input.begin()
         self._rate = model_rate(self.model, self._given_flops, self._given_peak)
+        self._run = begin_run(self)
         if self._log_dir is not None:
             self._writer = BackgroundRows(self._log_dir, "throughput", self._formats, _COLUMNS)
             end_with_fit(self, self._writer.close)
@@ -230,7 +232,7 @@ class ThroughputLogger(keras.callbacks.Callback):
     def _write(self) -> None:
         window, self._unwritten = self._unwritten, StepWindow()
         if self._writer is not None:
-            self._writer.write(self._row(window, "files"), step=self._trained + self._done)
+            self._writer.write(self._row(window, "files"))
 
     def _report(self) -> None:
         window, self._unreported = self._unreported, StepWindow()
@@ -241,9 +243,7 @@ class ThroughputLogger(keras.callbacks.Callback):
     def _row(self, window: StepWindow, reader: str) -> dict[str, Any]:
         rate = window.examples_per_second(self._examples.batch_size)
         return {
-            "time_seconds": time.time(),
-            "epoch": self._epoch,
-            "step": self._done,
+            **self._run.coordinates(epoch=self._epoch, step=self._trained + self._done),
             **window.step_times(),
             "examples_per_second": rate,
             "input_wait_percent": self._input.percent(reader),

@@ -14,7 +14,8 @@ from typing import Any
 import keras
 
 from tfopt.callbacks.shared.reading_sources import Listeners
-from tfopt.callbacks.shared.row_files import RowWriter, check_formats
+from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
+from tfopt.callbacks.shared.run import COORDINATES, begin_run
 from tfopt.callbacks.shared.running_fit import EpochExamples, end_with_fit, steps_trained, warn_of_earlier_loggers
 from tfopt.callbacks.shared.workers import WorkerSummaries, worker_rank
 from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, Throttling
@@ -23,7 +24,7 @@ from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.host_activity import HostMeter
 from tfopt.warn import warn_once
 
-_COLUMNS = tuple(field.name for field in fields(GpuSample))
+_COLUMNS = tuple(dict.fromkeys((*COORDINATES, *(field.name for field in fields(GpuSample)))))
 # Counters, constants, and what is not this process's have no mean worth logging.
 _NOT_AVERAGED = {"gpu_memory_total_mib", "gpu_memory_others_mib", "gpu_energy_joules"}
 _AVERAGED = tuple(key for key in (*GPU_KEYS, *HOST_KEYS) if key not in _NOT_AVERAGED)
@@ -75,7 +76,7 @@ class UtilizationLogger(keras.callbacks.Callback):
         self._clock = clock
         # Each fit creates its threads and locks, so that the callback can be copied.
         self._end: Callable[[], None] | None = None
-        self._writer: RowWriter | None = None
+        self._writer: BackgroundRows | None = None
         self._summaries: WorkerSummaries | None = None
         self.listeners = Listeners()
         """Called with each sample's rows (`tuple[GpuSample, ...]`, one per GPU), in the sampler's thread."""
@@ -89,15 +90,18 @@ class UtilizationLogger(keras.callbacks.Callback):
         self._host.read()
         self._host_rates: dict[str, float] = {}
         self._examples = EpochExamples(self.model)
+        self._epoch: int | None = None
         self._step = steps_trained(self.model)
         self._gpus = 0
+        self._run = begin_run(self)
         if self._log_dir is not None:
-            self._writer = RowWriter(self._log_dir, "utilization", self._formats, _COLUMNS)
+            self._writer = BackgroundRows(self._log_dir, "utilization", self._formats, _COLUMNS)
             worker = worker_rank()
             self._summaries = WorkerSummaries(self._log_dir, worker) if worker.task in worker.tasks else None
         sampler = GpuSampler(self._interval_seconds, keep=1, on_sample=_weakly(self), clock=self._clock)
         self._end = functools.partial(_close, sampler, self._writer, self._summaries)
         end_with_fit(self, self._end)
+        self._sampling_since = self._run.elapsed_seconds
         try:
             sampler.start()
         except RuntimeError as error:
@@ -109,6 +113,7 @@ class UtilizationLogger(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the epoch's figures."""
+        self._epoch = epoch
         # BackupAndRestore may have restored the optimizer's count; the optimizer does not count skipped steps.
         self._first_step = self._step = max(self._step, steps_trained(self.model))
         self._examples.start((self.params or {}).get("steps"))
@@ -157,14 +162,20 @@ class UtilizationLogger(keras.callbacks.Callback):
         """Runs in the sampler's thread."""
         self._gpus = sum(row.uuid is not None for row in rows)
         self._readings.add(rows)
-        self.listeners(rows)  # before writing: a disk may hang
-        writer, step = self._writer, self._step
-        if writer is not None:
-            for row in rows:
-                writer.write(row.to_dict(), step=step, curves=_curves(row, with_host=row is rows[0]))
+        self.listeners(rows)
+        writer = self._writer
+        if writer is None:
+            return
+        where = self._run.coordinates(epoch=self._epoch, step=self._step)
+        for row in rows:
+            when = {
+                "time_seconds": row.time_seconds,
+                "elapsed_seconds": self._sampling_since + row.elapsed_seconds,
+            }
+            writer.write(row.to_dict() | where | when, curves=_curves(row, with_host=row is rows[0]))
 
 
-def _close(sampler: GpuSampler, writer: RowWriter | None, summaries: WorkerSummaries | None) -> None:
+def _close(sampler: GpuSampler, writer: BackgroundRows | None, summaries: WorkerSummaries | None) -> None:
     sampler.close()
     if writer is not None:
         writer.close()

@@ -68,7 +68,7 @@ def test_a_part_of_a_line_is_cut_off(tmp_path, content):
     path.write_text(content)
     with closing(LineAppender(path)) as log:
         whole = content[: content.rfind("\n") + 1]
-        assert log.empty == (not whole)
+        assert log.size == len(whole.encode())
         log.append("new")
     assert path.read_text() == whole + "new\n"
 

@@ -1,10 +1,14 @@
 """Writes files that stay whole through a kill or a full disk."""
 
+import errno
 import fcntl
 import os
-import tempfile
+import secrets
 from contextlib import ExitStack, suppress
 from pathlib import Path
+
+# What flock says on file systems that cannot lock; EBADF: NFS cannot lock what is open for reading only.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 
 def write_atomic(path: str | os.PathLike[str], text: str) -> None:
@@ -19,16 +23,17 @@ def write_atomic(path: str | os.PathLike[str], text: str) -> None:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    # Not tempfile: its files have mode 0600, and the umask, needed to widen that, can be read only by setting it.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with open(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -58,19 +63,36 @@ def lock(path: str | os.PathLike[str], flags: int) -> int | None:
                     return handle
 
 
-def _umask() -> int:
-    """The process's umask, which can be read only by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def open_alone(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens a file or folder for its only writer: a second one, of any process, is refused until the first closes it.
+
+    File systems without locks refuse nobody.
+
+    Raises:
+        BlockingIOError: If it has a writer.
+        OSError: If it cannot be opened.
+    """
+    try:
+        handle = lock(path, flags)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return os.open(path, flags, 0o666)
+    if handle is None:
+        raise BlockingIOError(errno.EAGAIN, "another process, or another callback of this one, writes to it", str(path))
+    return handle
 
 
 class LineAppender:
     """Appends whole lines to a file, and keeps every complete line if the process is killed.
 
     Each line goes to the kernel in one call, so that it outlives the process. A file that ends inside a line (its
-    writer was killed, or the disk was full) loses that partial line when it is opened. Only one process may write to a
-    file at a time.
+    writer was killed, or the disk was full) loses that partial line when it is opened.
+
+    Raises:
+        BlockingIOError: If another `LineAppender`, of any process, has the file open. (Not on file systems without
+            locks.)
+        OSError: If the file cannot be opened.
 
     Example:
         >>> log = LineAppender("log.jsonl")
@@ -80,13 +102,20 @@ class LineAppender:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._handle = open_alone(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.ftruncate(self._handle, _length_in_whole_lines(self._handle))
 
     @property
-    def empty(self) -> bool:
-        """Whether the file holds no line yet."""
-        return os.fstat(self._handle).st_size == 0
+    def size(self) -> int:
+        """Bytes in the file.
+
+        Raises:
+            FileNotFoundError: If the file is no longer there under its name: writing to a deleted file raises nothing.
+        """
+        now = os.fstat(self._handle)
+        if not os.path.samestat(now, os.stat(self.path)):
+            raise FileNotFoundError(errno.ENOENT, "it was replaced by another file", str(self.path))
+        return now.st_size
 
     def append(self, line: str) -> None:
         """Appends one line, given without its line break.

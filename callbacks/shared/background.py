@@ -20,9 +20,17 @@ class Background:
         name: The worker's name in messages: "tracker".
         function: Takes one item. It must not hold the callback, which could then not be collected.
         most: Items that may wait. Default 16: a few seconds' worth for what runs about once a second.
+        at_end: Called in the thread after the last item, however late that ends.
     """
 
-    def __init__(self, name: str, function: Callable[[Any], object], *, most: int = 16):
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Any], object],
+        *,
+        most: int = 16,
+        at_end: Callable[[], object] = lambda: None,
+    ):
         self.dropped = 0
         """Items that did not fit."""
         self.closed = False
@@ -30,6 +38,7 @@ class Background:
         """Whether the thread could be started."""
         self._name = name
         self._function = function
+        self._at_end = at_end
         self._most = most
         # No Event or queue.Queue: garbage collection may call `close` while this very thread holds their locks.
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -79,8 +88,12 @@ class Background:
 
     def _work(self) -> None:
         while (item := self._items.get()) is not None:
-            try:
-                self._function(item)
-            except BaseException as error:  # noqa: BLE001  a user's function must not end the thread
-                text = f"Expected the {self._name} to work. Found: {error!r}. The training goes on."
-                warn_once(f"{self._name} {type(error).__name__}", text, error=error)
+            self._call(self._function, item)
+        self._call(self._at_end)
+
+    def _call(self, function: Callable[..., object], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:  # noqa: BLE001  a user's function must not end the thread
+            text = f"Expected the {self._name} to work. Found: {error!r}. The training goes on."
+            warn_once(f"{self._name} {type(error).__name__}", text, error=error)

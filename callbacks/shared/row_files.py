@@ -9,26 +9,23 @@ import io
 import json
 import os
 import socket
-import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, count
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from tfopt.callbacks.shared.background import Background
 from tfopt.callbacks.shared.reading_sources import finite
+from tfopt.callbacks.shared.run import COORDINATES
 from tfopt.callbacks.shared.workers import worker_rank
 from tfopt.errors import UnsupportedError, unknown_name
-from tfopt.files import LineAppender
+from tfopt.files import LineAppender, open_alone
 from tfopt.warn import warn_once
 
 FORMATS = ("csv", "jsonl", "tensorboard")
-# Columns that say when and where a row was taken; they make no curves.
-_COORDINATES = frozenset({"time_seconds", "elapsed_seconds", "index", "epoch", "step"})
-# A writer on a hanging disk holds the lock forever; so does a fork in the middle of a line.
-_CLOSE_SECONDS = 1.0
 # About a megabyte of rows: what a training logs while a disk hangs for minutes.
 _QUEUED_ROWS = 4096
 # One GPU at one reading per second fills ten such files in about a month (CSV) or a week (JSONL).
@@ -69,82 +66,72 @@ def require_tensorboard() -> None:
 
 
 class RowWriter:
-    """Appends each row to one file per format, and never ends a training.
+    """Appends each row to one file per format, and never ends a training. For one thread.
 
-    - "csv" and "jsonl": `LOG_DIR/NAME.csv` and `.jsonl`. A CSV file from an earlier run is continued if it has the same
-      columns; otherwise a new one is started beside it (`NAME-2.csv`).
+    - "csv" and "jsonl": `LOG_DIR/NAME.csv` and `.jsonl`, continued if an earlier run left them.
     - "tensorboard": event files in the folder `LOG_DIR/NAME`, one curve per column.
 
-    With several workers (TF_CONFIG) each writes its own files: `NAME-worker1.csv`. After an error (a full disk, a
-    deleted folder) the file is no longer written, with one warning per cause and folder. One thread may close the
-    writer while another writes. Values are None where they are unknown.
+    It leaves alone what another process or callback is writing to, and CSV files with other columns, and begins
+    `NAME-2.csv` beside them. With several workers (TF_CONFIG) each writes its own files: `NAME-worker1.csv`. After an
+    error (a full disk, a deleted folder) the file is no longer written, with one warning per cause and folder. Values
+    are None where they are unknown.
     """
 
     def __init__(self, log_dir: Path, name: str, formats: Sequence[str], columns: Sequence[str]):
-        self._log_dir, self._name, self._columns = log_dir, name, columns
+        self._log_dir, self._name, self._formats, self._columns = log_dir, name, formats, columns
         self._stem = worker_rank().file_name(name)
-        self._lock = threading.Lock()
-        self._closed = False
-        self._rows = 0
         self._files: dict[str, RotatedLines | EventFile] = {}
-        for form in formats:
+
+    def open(self) -> None:
+        """Opens the files."""
+        for form in self._formats:
             try:
                 self._files[form] = self._open(form)
             except Exception as error:  # noqa: BLE001  importing TensorBoard may fail in any way
-                self._warn(log_dir / self._stem, error)
+                self._warn(self._log_dir / self._stem, error)
 
-    def write(
-        self, row: Mapping[str, Any], *, step: int | None = None, curves: Mapping[str, Any] | None = None
-    ) -> None:
-        """Appends one row; does nothing once closed.
+    def write(self, row: Mapping[str, Any], *, curves: Mapping[str, Any] | None = None) -> None:
+        """Appends one row.
 
         Args:
-            row: Value by column.
-            step: The training step, TensorBoard's x axis. None: the row's number.
+            row: Value by column. `step` is TensorBoard's x axis.
             curves: TensorBoard's values by tag. None: the row's, as `NAME/COLUMN`. Finite numbers are written.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._rows += 1
-            for form, file in list(self._files.items()):
-                try:
-                    if isinstance(file, EventFile):
-                        points = finite(self._curves(row) if curves is None else curves)
-                        file.append(self._rows if step is None else step, row["time_seconds"], points)
-                    else:
-                        file.append(self._line(row, form))
-                except OSError as error:
-                    self._warn(file.path, error)
-                    self._files.pop(form).close()
+        for form, file in list(self._files.items()):
+            try:
+                if isinstance(file, EventFile):
+                    points = finite(self._curves(row) if curves is None else curves)
+                    file.append(row["step"], row["time_seconds"], points)
+                else:
+                    file.append(self._line(row, form))
+            except OSError as error:
+                self._warn(file.path, error)
+                self._files.pop(form).close()
 
     def close(self) -> None:
         """Closes the files. A second call does nothing."""
-        self._closed = True
-        if not self._lock.acquire(timeout=_CLOSE_SECONDS):
-            warn_once(
-                f"hung {self._log_dir}",
-                f"Expected {self._log_dir} to take a row within {_CLOSE_SECONDS:g} s. Found that it hangs. Its last "
-                "rows are lost, and the training goes on. Check the disk.",
-            )
-            return
-        try:
-            while self._files:
-                self._files.popitem()[1].close()
-        finally:
-            self._lock.release()
+        while self._files:
+            self._files.popitem()[1].close()
 
-    def _open(self, form: str) -> "RotatedLines | EventFile":
-        folder = self._log_dir
-        if form == "tensorboard":
-            return EventFile(folder / self._stem)
-        if form == "jsonl":
-            return RotatedLines(folder / f"{self._stem}.jsonl")
-        header = ",".join(self._columns)
-        names = chain([f"{self._stem}.csv"], (f"{self._stem}-{number}.csv" for number in count(2)))
-        # Check the header before opening: opening cuts off an incomplete last line, even of somebody else's file.
-        path = next(folder / name for name in names if _header(folder / name) in (b"", header.encode()))
-        return RotatedLines(path, header)
+    def _open(self, form: str, number: int = 1) -> "RotatedLines | EventFile":
+        path = self._log_dir / (self._stem if number == 1 else f"{self._stem}-{number}")
+        try:
+            if form == "tensorboard":
+                return EventFile(path)
+            if form == "jsonl":
+                return RotatedLines(path.with_name(f"{path.name}.jsonl"))
+            path, header = path.with_name(f"{path.name}.csv"), ",".join(self._columns)
+            # Check before opening: opening cuts off an incomplete last line, even of somebody else's file.
+            if _header(path) in (b"", header.encode()):
+                return RotatedLines(path, header)
+        except BlockingIOError as error:
+            text = (
+                f"Expected nobody else to write to {error.filename}. Found another process, or another callback of "
+                f"this one. Its rows stay there; these go to the next free {self._stem}-NUMBER. Their columns run, "
+                "host and pid tell whose they are. Give each its own log_dir."
+            )
+            warn_once(f"company {self._log_dir}", text)
+        return self._open(form, number + 1)
 
     def _line(self, row: Mapping[str, Any], form: str) -> str:
         if form == "jsonl":
@@ -154,7 +141,7 @@ class RowWriter:
         return text.getvalue()
 
     def _curves(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {f"{self._name}/{name}": row[name] for name in self._columns if name not in _COORDINATES}
+        return {f"{self._name}/{name}": row[name] for name in self._columns if name not in COORDINATES}
 
     def _warn(self, path: Path, error: Exception) -> None:
         text = (
@@ -165,22 +152,24 @@ class RowWriter:
 
 
 class BackgroundRows:
-    """A `RowWriter` for the training thread: `write` never blocks on a disk. Takes `RowWriter`'s arguments."""
+    """A `RowWriter` with its own thread: no call waits for the disk, not even to open a file. Takes its arguments."""
 
     def __init__(self, log_dir: Path, name: str, formats: Sequence[str], columns: Sequence[str]):
-        writer = self._writer = RowWriter(log_dir, name, formats, columns)
-        self._background = Background(
-            f"{name} log", lambda item: writer.write(item[0], step=item[1]), most=_QUEUED_ROWS
-        )
+        self._writer = RowWriter(log_dir, name, formats, columns)
+        self._background = Background(f"{name} log", _call, most=_QUEUED_ROWS, at_end=self._writer.close)
+        self._background.put(self._writer.open)
 
-    def write(self, row: Mapping[str, Any], *, step: int | None = None) -> None:
+    def write(self, row: Mapping[str, Any], *, curves: Mapping[str, Any] | None = None) -> None:
         """Queues a row; does nothing once closed."""
-        self._background.put((row, step))
+        self._background.put(partial(self._writer.write, row, curves=curves))
 
     def close(self) -> None:
-        """Waits a few seconds for the queued rows and closes the files."""
+        """Waits a few seconds for the queued rows and the files to be closed."""
         self._background.close()
-        self._writer.close()
+
+
+def _call(action: Callable[[], object]) -> None:
+    action()
 
 
 def _header(path: Path) -> bytes:
@@ -213,10 +202,9 @@ class RotatedLines:
         """Appends one line, given without its line break.
 
         Raises:
-            OSError: If the line cannot be written, or the file was deleted.
+            OSError: If the line cannot be written, or the file was deleted or replaced.
         """
-        # Look it up by name: writing to a deleted file raises nothing.
-        if self.path.stat().st_size >= ROTATE_BYTES:
+        if self._file.size >= ROTATE_BYTES:
             self._file.close()
             _rotate(self.path)
             self._open()
@@ -228,7 +216,7 @@ class RotatedLines:
 
     def _open(self) -> None:
         self._file = LineAppender(self.path)
-        if self._header is not None and self._file.empty:
+        if self._header is not None and not self._file.size:
             try:
                 self._file.append(self._header)
             except OSError:  # the disk is full
@@ -253,8 +241,11 @@ class EventFile:
     the last eleven are kept.
 
     TensorBoard's own writer does not do: its queue blocks in `put` and `close` while the disk hangs, and its thread
-    dies with a traceback when the disk is full. Nothing else may write to the folder at the same time: TensorBoard
-    follows only the newest file of a folder.
+    dies with a traceback when the disk is full.
+
+    Raises:
+        BlockingIOError: If another `EventFile` has the folder: TensorBoard follows only a folder's newest file.
+        OSError: If the folder or file cannot be made.
     """
 
     def __init__(self, folder: Path):
@@ -266,7 +257,13 @@ class EventFile:
         self._event, self._summary, self._records = Event, Summary, RecordWriter
         self._folder = folder
         self._written: deque[Path] = deque()
-        self._open()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._held = open_alone(folder, os.O_RDONLY)
+        try:
+            self._open()
+        except OSError:
+            os.close(self._held)
+            raise
 
     def append(self, step: int, time_seconds: float, curves: Mapping[str, float]) -> None:
         """Appends a point to each curve, given as value by tag.
@@ -281,13 +278,13 @@ class EventFile:
         self._append(self._event(wall_time=time_seconds, step=step, summary=self._summary(value=values)))
 
     def close(self) -> None:
-        """Closes the file. A second call does nothing."""
+        """Closes the file."""
         self._file.close()
+        os.close(self._held)
 
     def _open(self) -> None:
         now = time.time()
         name = f"events.out.tfevents.{now:010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):04}"
-        self._folder.mkdir(parents=True, exist_ok=True)
         self.path = self._folder / name
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  closed by close()
         try:

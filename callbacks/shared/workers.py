@@ -32,6 +32,13 @@ class WorkerRank:
     tasks: tuple[str, ...] = ()
     """All tasks that train, including this one unless it is an evaluator."""
 
+    @property
+    def rank(self) -> int | None:
+        """Its place among the tasks that train, from 0; None for an evaluator."""
+        if self.task is None:
+            return 0
+        return self.tasks.index(self.task) if self.task in self.tasks else None
+
     def file_name(self, name: str) -> str:
         """Returns `name` for a process that trains alone, with the task appended for one of several workers."""
         return name if self.task is None else f"{name}-{self.task}"

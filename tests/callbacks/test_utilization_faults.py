@@ -179,20 +179,31 @@ def test_a_jump_of_the_wall_clock_bends_nothing(tmp_path, fake_nvml, monkeypatch
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_fork_in_the_middle_of_a_line_does_not_hang(tmp_path, fake_nvml, monkeypatch):
+    writing, may_go_on, write = threading.Event(), threading.Event(), os.write
+
+    def slow(handle, data):
+        writing.set()
+        assert may_go_on.wait(60)
+        return write(handle, data)
+
     logger = UtilizationLogger(tmp_path, interval_seconds=3600)
-    logger.on_train_begin()
-    with logger._writer._lock:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", slow)
+        logger.on_train_begin()
+        assert writing.wait(60)
         child = os.fork()
         if child == 0:
             logger.on_train_end()
             os._exit(0)
-    deadline = time.monotonic() + 30
-    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if done == (0, 0):
-        os.kill(child, 9)
-    logger.on_train_end()
+        deadline = time.monotonic() + 30
+        while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if done == (0, 0):
+            os.kill(child, 9)
+        may_go_on.set()
+        logger.on_train_end()
     assert done == (child, 0)
+    assert len(lines(tmp_path / "utilization.jsonl")) == 1  # the child took no part
 
 
 def test_a_week_of_readings_takes_no_memory(fake_nvml):

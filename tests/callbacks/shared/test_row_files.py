@@ -1,21 +1,42 @@
 import csv
+import errno
+import fcntl
 import json
 import logging
 import math
 import os
 import resource
+import subprocess
+import sys
 import threading
 
 import pytest
+from quick import first_quick
 
+from tfopt import warn
 from tfopt.callbacks.shared import row_files as rows
 from tfopt.callbacks.shared.row_files import FORMATS, BackgroundRows, RowWriter, check_formats
 
 FIELDS = ("step", "reasons", "value")
 
 
+@pytest.fixture(autouse=True)
+def _forgotten_warnings():
+    warn.forget_warnings()
+
+
+def lines_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def opened(*arguments):
+    writer = RowWriter(*arguments)
+    writer.open()
+    return writer
+
+
 def write(folder, rows, formats=("csv", "jsonl"), fields=FIELDS):
-    writer = RowWriter(folder, "log", formats, fields)
+    writer = opened(folder, "log", formats, fields)
     for row in rows:
         writer.write(dict(zip(fields, row, strict=True)))
     writer.close()
@@ -63,7 +84,7 @@ def test_other_columns_go_into_a_file_of_their_own(tmp_path):
 
 
 def test_a_full_disk_is_survived_and_leaves_whole_lines(tmp_path, caplog):
-    writer = RowWriter(tmp_path, "log", ("jsonl",), ("step", "text"))
+    writer = opened(tmp_path, "log", ("jsonl",), ("step", "text"))
     writer.write({"step": 1, "text": ""})
     size = (tmp_path / "log.jsonl").stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -82,8 +103,8 @@ def test_a_full_disk_is_survived_and_leaves_whole_lines(tmp_path, caplog):
 
 def test_a_full_disk_is_one_cause_for_all_files(tmp_path, caplog):
     pytest.importorskip("tensorboard")
-    writer = RowWriter(tmp_path, "log", ("csv", "jsonl", "tensorboard"), ("time_seconds", "text"))
-    row = {"time_seconds": 1.0, "text": "x" * 100}
+    writer = opened(tmp_path, "log", ("csv", "jsonl", "tensorboard"), ("time_seconds", "step", "text"))
+    row = {"time_seconds": 1.0, "step": 1, "text": "x" * 100}
     writer.write(row)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
@@ -106,13 +127,6 @@ def test_another_file_of_that_name_is_left_alone(tmp_path, content):
     assert read(tmp_path, "log-2")[0] == [list(FIELDS), ["1", "", "1.0"]]
 
 
-def test_a_row_that_comes_after_closing_is_dropped(tmp_path):
-    writer = RowWriter(tmp_path, "log", ("csv", "jsonl"), FIELDS)
-    writer.close()
-    writer.write({"step": 1, "reasons": None, "value": None})
-    assert (tmp_path / "log.jsonl").read_text() == ""
-
-
 @pytest.mark.parametrize("formats", [("csv",), ("csv", "jsonl")])
 def test_a_folder_that_cannot_be_made_is_survived(tmp_path, caplog, formats):
     (tmp_path / "file").write_text("")
@@ -124,17 +138,17 @@ def test_a_folder_that_cannot_be_made_is_survived(tmp_path, caplog, formats):
 def test_tensorboard_shows_the_numbers_of_a_row(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     columns = ("time_seconds", "epoch", "step", "step_time_ms", "optimizer", "loss_scale")
-    given = [(1e9, 0, 50, 2.5, "optimizer", None), (1e9, 1, 50, 3.5, "optimizer", math.inf), (1e9, 2, 9, None, "", 8)]
-    writer = RowWriter(tmp_path, "throughput", ("tensorboard",), columns)
+    given = [(1e9, 0, 50, 2.5, "optimizer", None), (1e9, 1, 60, 3.5, "optimizer", math.inf), (1e9, 2, 69, None, "", 8)]
+    writer = opened(tmp_path, "throughput", ("tensorboard",), columns)
     for row in given:
         writer.write(dict(zip(columns, row, strict=True)))
-    writer.write({"time_seconds": 2e9}, step=70, curves={"gpu0/power": 9, "gpu0/unknown": None})
+    writer.write({"time_seconds": 2e9, "step": 70}, curves={"gpu0/power": 9, "gpu0/unknown": None})
     writer.close()
     seen = accumulator.EventAccumulator(str(tmp_path / "throughput")).Reload()
     found = {name: [(one.step, one.value) for one in seen.Scalars(name)] for name in seen.Tags()["scalars"]}
     assert found == {
-        "throughput/step_time_ms": [(1, 2.5), (2, 3.5)],
-        "throughput/loss_scale": [(3, 8.0)],
+        "throughput/step_time_ms": [(50, 2.5), (60, 3.5)],
+        "throughput/loss_scale": [(69, 8.0)],
         "gpu0/power": [(70, 9.0)],
     }
     assert seen.Scalars("gpu0/power")[0].wall_time == 2e9
@@ -154,21 +168,12 @@ def test_a_large_file_is_followed_by_a_new_one(tmp_path, monkeypatch):
     assert sorted(int(row[0]) for rows in csv_files for row in rows[1:]) == list(range(9))
 
 
-def test_closing_does_not_wait_for_a_disk_that_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "_CLOSE_SECONDS", 0.01)
-    writer = RowWriter(tmp_path, "log", ("jsonl",), FIELDS)
-    with writer._lock:  # as a write does that never returns
-        writer.close()
-    writer.write({"step": 1, "reasons": None, "value": None})
-    assert (tmp_path / "log.jsonl").read_text() == ""
-
-
 def test_each_of_several_workers_has_its_own_files(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    writer = RowWriter(tmp_path, "log", FORMATS, ("time_seconds",))
-    writer.write({"time_seconds": 1.0})
+    writer = opened(tmp_path, "log", FORMATS, ("time_seconds", "step"))
+    writer.write({"time_seconds": 1.0, "step": 1})
     writer.close()
     assert {path.name for path in tmp_path.iterdir()} == {"log-worker1.csv", "log-worker1.jsonl", "log-worker1"}
 
@@ -194,21 +199,110 @@ def test_a_format_that_is_a_list():
         check_formats([["csv"]])
 
 
-def test_writing_waits_for_no_disk(tmp_path, monkeypatch):
-    may_go_on, append = threading.Event(), rows.RowWriter.write
+@pytest.mark.parametrize("hanging", ["open", "write"])
+def test_nothing_waits_for_a_disk_that_hangs(tmp_path, monkeypatch, caplog, hanging):
+    """Beginning, writing and closing go on while the disk hangs; once it works again, all rows are there."""
+    monkeypatch.setattr("tfopt.callbacks.shared.background.Background.close.__defaults__", (0.01,))
+    may_go_on, act = threading.Event(), getattr(os, hanging)
+    trainings = threading.current_thread()
 
-    def hangs(self, *arguments, **options):
-        assert may_go_on.wait(20)
-        append(self, *arguments, **options)
+    def hangs(target, *arguments):
+        if isinstance(target, int) or str(target).startswith(str(tmp_path)):
+            assert threading.current_thread() is not trainings
+            assert may_go_on.wait(20)
+        return act(target, *arguments)
 
-    monkeypatch.setattr(rows.RowWriter, "write", hangs)
-    writer = BackgroundRows(tmp_path, "pace", ("jsonl",), ("time_seconds", "step"))
-    for step in range(100):
-        writer.write({"time_seconds": 0.0, "step": step}, step=step)
-    assert not (tmp_path / "pace.jsonl").read_text()
-    may_go_on.set()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, hanging, hangs)
+        writer = BackgroundRows(tmp_path, "pace", ("jsonl", "csv"), ("time_seconds", "step"))
+        for step in range(100):
+            writer.write({"time_seconds": 0.0, "step": step})
+        writer.close()  # waits for as long as it was told, and says so
+        writer.write({"time_seconds": 0.0, "step": 100})
+        assert len(caplog.records) == 1
+        assert "Expected the pace log to finish within 0.01 s" in caplog.text
+        may_go_on.set()
+        writer._background._thread.join(20)
+    rows, objects = read(tmp_path, "pace")
+    assert [row["step"] for row in objects] == list(range(100))
+    assert [row[1] for row in rows] == ["step", *map(str, range(100))]
+    assert writer._writer._files == {}  # closed
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tfopt.callbacks.shared import row_files
+row_files.ROTATE_BYTES, row_files.KEPT_FILES = 20_000, 100
+writer = row_files.RowWriter(Path(sys.argv[1]), "log", ("csv", "jsonl"), ("run", "step", "text"))
+writer.open()
+print("open", flush=True)
+sys.stdin.readline()
+for step in range(1000):
+    writer.write({"run": sys.argv[2], "step": step, "text": "x" * 100})
+writer.close()
+"""
+
+
+@pytest.mark.parametrize("number", first_quick([2, 4]))
+def test_processes_that_write_into_one_folder_at_once(tmp_path, number):
+    """Each has files of its own, also while they are renamed, and no row is lost or mixed with another's."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path), f"run{place}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for place in range(number)
+    ]  # fmt: skip
+    for process in started:
+        assert process.stdout.readline() == "open\n"
+    for process in started:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    told = [process.communicate(timeout=60)[1] for process in started]
+    assert sum("Found another process, or another callback of this one" in text for text in told) == number - 1
+    for kind in ("csv", "jsonl"):
+        seen = {}
+        for file in tmp_path.glob(f"*.{kind}"):
+            with open(file, newline="") as lines:
+                rows = list(csv.DictReader(lines)) if kind == "csv" else [json.loads(line) for line in lines]
+            assert len({row["run"] for row in rows}) == 1, "two processes in one file"
+            seen.setdefault(rows[0]["run"], []).extend(int(row["step"]) for row in rows)
+        assert {run: sorted(steps) for run, steps in seen.items()} == {
+            f"run{place}": list(range(1000)) for place in range(number)
+        }
+    # Killed or ended, they hold nothing back: the next run continues the first files.
+    write(tmp_path, [("next", 0, "")], fields=("run", "step", "text"))
+    assert lines_of(tmp_path / "log.jsonl")[-1]["run"] == "next"
+
+
+def test_two_writers_of_one_process(tmp_path, caplog):
+    pytest.importorskip("tensorboard")
+    columns = ("time_seconds", "step")
+    writers = [opened(tmp_path, "log", FORMATS, columns) for _ in range(2)]
+    for step, writer in enumerate(writers):
+        writer.write({"time_seconds": 1.0, "step": step}, curves={"curve": step})
+    assert {path.name: len(lines_of(path)) for path in tmp_path.glob("*.jsonl")} == {"log.jsonl": 1, "log-2.jsonl": 1}
+    assert [len(list((tmp_path / name).iterdir())) for name in ("log", "log-2")] == [1, 1]
+    assert len(caplog.records) == 1
+    for writer in writers:
+        writer.close()
+
+
+def test_a_file_system_that_cannot_lock(tmp_path, monkeypatch):
+    def flock(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    write(tmp_path, [(1, None, 1.0)], FORMATS[:2])
+    assert len(lines_of(tmp_path / "log.jsonl")) == 1
+
+
+def test_a_file_that_was_replaced_is_noticed(tmp_path, caplog):
+    writer = opened(tmp_path, "log", ("jsonl",), ("step",))
+    (tmp_path / "other").write_text("theirs\n")
+    os.replace(tmp_path / "other", tmp_path / "log.jsonl")
+    writer.write({"step": 1})
     writer.close()
-    lines = (tmp_path / "pace.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(100))
-    writer.write({"time_seconds": 0.0, "step": 100})
-    assert len((tmp_path / "pace.jsonl").read_text().splitlines()) == 100
+    assert (tmp_path / "log.jsonl").read_text() == "theirs\n"
+    assert "it was replaced by another file" in caplog.text

@@ -1,0 +1,65 @@
+"""Which fit a row belongs to, and where in it: the first columns of every file."""
+
+import os
+import secrets
+import socket
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfopt.callbacks.shared.running_fit import running_list
+from tfopt.callbacks.shared.workers import worker_rank
+
+COORDINATES = ("run", "host", "pid", "rank", "epoch", "step", "time_seconds", "elapsed_seconds")
+"""The columns, explained in docs/callbacks.md."""
+
+
+class Run:
+    """One `fit` in one process. All callbacks in fit's list share it, so that their files join.
+
+    Args:
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self.id = secrets.token_hex(4)  # not `random`, whose seed is the user's
+        self.rank = worker_rank().rank
+        self._process = {"run": self.id, "host": socket.gethostname(), "pid": os.getpid(), "rank": self.rank}
+        self._clock = clock
+        self._began = clock()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since the first callback began, unaffected by clock changes."""
+        return self._clock() - self._began
+
+    def coordinates(self, *, epoch: int | None, step: int) -> dict[str, Any]:
+        """Returns the value of each coordinate, now.
+
+        Args:
+            epoch: From 0; None if the loop announces no epochs.
+            step: The optimizer's step count.
+        """
+        when = {"epoch": epoch, "step": step, "time_seconds": time.time(), "elapsed_seconds": self.elapsed_seconds}
+        return self._process | when
+
+
+# By fit's list, with the callbacks that have begun.
+_runs: weakref.WeakKeyDictionary[object, tuple[Run, weakref.WeakSet[Any]]] = weakref.WeakKeyDictionary()
+
+
+def begin_run(callback: keras.callbacks.Callback) -> Run:
+    """Returns the run that begins; call it from `on_train_begin`.
+
+    The callbacks of one list get the same, or a new one if the list is used again. A callback without a list, in a loop
+    that calls it by itself, gets its own.
+    """
+    key = running_list() or callback
+    run, begun = _runs.get(key, (None, weakref.WeakSet()))
+    if run is None or callback in begun:
+        run, begun = _runs[key] = Run(), weakref.WeakSet()
+    begun.add(callback)
+    return run
