@@ -21,7 +21,7 @@ from tfopt.callbacks.shared.workers import WorkerSummaries, worker_rank
 from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, Throttling
 from tfopt.checks import log_folder, number
 from tfopt.hardware import GpuSample, GpuSampler
-from tfopt.hardware.host_activity import HostMeter
+from tfopt.hardware.host_activity import HOST_RATES, HostMeter
 from tfopt.warn import warn_once
 
 _COLUMNS = tuple(dict.fromkeys((*COORDINATES, *(field.name for field in fields(GpuSample)))))
@@ -131,7 +131,7 @@ class UtilizationLogger(keras.callbacks.Callback):
             return
         # A rate needs two readings some time apart: epochs shorter than the interval have no new one.
         now = self._host.read()
-        rates = {name: getattr(now, name) for name in ("host_cpu_percent", "disk_read_mib_per_second")}
+        rates = {name: getattr(now, name) for name in HOST_RATES}
         self._host_rates |= {name: rate for name, rate in rates.items() if rate is not None}
         figures = self._host_rates | self._readings.values()
         joules = figures.get("gpu_energy_joules")

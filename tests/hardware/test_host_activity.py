@@ -2,24 +2,30 @@
 
 import os
 import socket
+import time
 from collections import namedtuple
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from limited_machine import GIB, Machine, machine
 
 from tfopt.hardware import host_activity
 from tfopt.hardware.host_activity import HostMeter, HostReading, port_holder, sent_bytes
 
-GIB = 2**30
-
+__all__ = ["machine"]  # the fixture
 
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
 
 
+def meter(machine: Machine, clock: Callable[[], float] = time.monotonic) -> HostMeter:
+    return HostMeter(clock, proc=machine.proc, sys=machine.sys)
+
+
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> list[Times]:
+def times(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> list[Times]:
     """Seconds of four CPUs, of which the process may use 1 and 2."""
     now = [Times(10.0, 0.0, 0.0, 90.0, 0.0, 0.0, 0.0)] * 4
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2}, raising=False)
@@ -27,27 +33,28 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[Times]:
     return now
 
 
-def test_cpu_percent_is_that_of_the_usable_cpus_since_the_reading_before(times: list[Times]) -> None:
-    meter = HostMeter()
-    assert meter.read().host_cpu_percent is None
+def test_without_a_quota_cpu_percent_is_that_of_the_usable_cpus(times: list[Times], machine: Machine) -> None:
+    cpus = meter(machine)
+    assert cpus.read().host_cpu_percent is None
     times[0] = Times(110.0, 0.0, 0.0, 90.0, 0.0, 0.0, 0.0)
     times[1] = Times(12.0, 0.0, 1.0, 91.0, 0.0, 2.0, 0.0)
     times[2] = Times(10.0, 0.0, 0.0, 92.0, 2.0, 0.0, 0.0)
     # CPU 1: 3 s of work in 4 s, the guest's 2 s being the user's too. CPU 2: 4 s idle or waiting.
-    assert meter.read().host_cpu_percent == pytest.approx(100 * 3 / 8)
+    assert cpus.read().host_cpu_percent == pytest.approx(100 * 3 / 8)
 
 
-def test_no_time_passed_is_no_percentage(times: list[Times]) -> None:
-    meter = HostMeter()
-    meter.read()
-    assert meter.read().host_cpu_percent is None
+def test_no_time_passed_is_no_percentage(times: list[Times], machine: Machine) -> None:
+    cpus = meter(machine)
+    cpus.read()
+    assert cpus.read().host_cpu_percent is None
 
 
-def test_memory_in_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_in_mib(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=8 * GIB, available=5 * GIB))
     process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3 * 2**20))
     monkeypatch.setattr(psutil, "Process", lambda: process)
-    assert HostMeter().read() == HostReading(None, 3072.0, 3.0, None)
+    expected = HostReading(host_memory_used_mib=3072.0, host_memory_percent=37.5, process_memory_mib=3.0)
+    assert meter(machine).read() == expected
 
 
 class Disk:
@@ -82,13 +89,13 @@ def test_disk_reads_are_a_rate_since_the_reading_before(disk: Disk) -> None:
     assert rates == [None, 1.5, 0.0]
 
 
-def test_a_disk_counter_that_goes_back_or_fails_is_unknown_once(disk: Disk) -> None:
+def test_a_disk_counter_that_goes_back_or_fails_is_unknown_then(disk: Disk) -> None:
     meter = HostMeter(lambda: disk.now)
     rates = []
     for read_bytes in [10 * 2**20, 5 * 2**20, 6 * 2**20, psutil.AccessDenied(), 7 * 2**20, 9 * 2**20]:
         disk.now, disk.read_bytes = disk.now + 1.0, read_bytes
         rates.append(meter.read().disk_read_mib_per_second)
-    assert rates == [None, None, 1.0, None, None, 2.0]
+    assert rates == [None, None, 1.0, None, 0.5, 2.0]  # 1 MiB over the 2 s since it last told
 
 
 def test_a_clock_that_stands_gives_no_rate(disk: Disk) -> None:
@@ -115,13 +122,13 @@ def test_the_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [psutil.AccessDenied(), OSError(), KeyError(), RuntimeWarning()])
-def test_what_psutil_cannot_read_is_none(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_psutil_cannot_read_is_none(error: Exception, monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
         raise error
 
-    for name in ("cpu_times", "virtual_memory", "Process"):
+    for name in ("cpu_times", "virtual_memory", "Process", "disk_io_counters", "net_io_counters"):
         monkeypatch.setattr(psutil, name, fail)
-    assert HostMeter().read() == HostReading()
+    assert meter(machine).read() == HostReading()
 
 
 def test_what_goes_over_the_loopback_is_counted():

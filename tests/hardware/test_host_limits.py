@@ -1,52 +1,24 @@
 """host(): what control groups and CPU affinity leave of the machine."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
+from limited_machine import GIB, Machine, machine
 
 from tfopt.hardware import Host, host
 
-GIB = 2**30
+__all__ = ["machine"]  # the fixture
+
 V1_NO_LIMIT = 0x7FFFFFFFFFFFF000
 
 
-class Machine:
-    """A /proc and a /sys under a folder."""
-
-    def __init__(self, folder: Path):
-        self.proc = folder / "proc"
-        self.sys = folder / "sys"
-        self.put("proc/cpuinfo", "processor\t: 0\nmodel name\t: A CPU @ 2 GHz\n\nprocessor\t: 1\nmodel name\t: other\n")
-        self.put(
-            "proc/meminfo", "MemTotal:       67108864 kB\nMemFree: 1 kB\nMemAvailable:   50331648 kB\nHugePages: 0\n"
-        )
-        self.put("proc/self/cgroup", "0::/\n")
-
-    def put(self, path: str, text: object) -> None:
-        file = self.proc.parent / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{text}\n")
-
-    def group(self, path: str, **files: object) -> None:
-        """Writes a cgroup's files; a "__" in a name stands for a dot."""
-        for name, text in files.items():
-            self.put(f"sys/fs/cgroup/{path}/{name.replace('__', '.')}", text)
-
-    def read(self) -> Host:
-        return host(proc=self.proc, sys=self.sys)
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """64 GiB, 48 of them available, eight CPUs, no limits."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, *range(7)}, raising=False)
-    return Machine(tmp_path)
+def read(machine: Machine) -> Host:
+    return host(proc=machine.proc, sys=machine.sys)
 
 
 def test_a_machine_without_limits(machine: Machine) -> None:
-    found = machine.read()
+    found = read(machine)
     assert found == Host("A CPU @ 2 GHz", 8.0, tuple(range(8)), None, 65536.0, None, 49152.0)
     assert str(found) == "A CPU @ 2 GHz, 8 CPUs usable, 49152 MiB of memory available"
     assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
@@ -56,35 +28,35 @@ def test_v2_takes_the_tightest_level_up_to_the_root(machine: Machine) -> None:
     machine.put("proc/self/cgroup", "0::/pod/box\n")
     machine.group("pod", cpu__max="150000 100000", memory__max=8 * GIB, memory__current=3 * GIB)
     machine.group("pod/box", cpu__max="400000 100000", memory__max="max", memory__high=16 * GIB, memory__current=GIB)
-    found = machine.read()
+    found = read(machine)
     assert (found.cpus, found.quota_cpus) == (1.5, 1.5)
     assert (found.memory_limit_mib, found.memory_available_mib) == (8192.0, 5120.0)
 
 
 def test_v2_memory_high_is_a_limit_too(machine: Machine) -> None:
     machine.group("", memory__max=8 * GIB, memory__high=2 * GIB, memory__current=GIB)
-    assert (machine.read().memory_limit_mib, machine.read().memory_available_mib) == (2048.0, 1024.0)
+    assert (read(machine).memory_limit_mib, read(machine).memory_available_mib) == (2048.0, 1024.0)
 
 
 def test_v2_page_cache_counts_as_free(machine: Machine) -> None:
     stat = f"anon {GIB}\nactive_file {GIB}\ninactive_file {5 * GIB}"
     machine.group("", memory__max=8 * GIB, memory__current=7 * GIB, memory__stat=stat)
-    assert machine.read().memory_available_mib == 6 * 1024
+    assert read(machine).memory_available_mib == 6 * 1024
 
 
 def test_the_machines_own_memory_may_be_the_tighter(machine: Machine) -> None:
     machine.group("", memory__max=60 * GIB, memory__current=GIB)
-    assert machine.read().memory_available_mib == 49152.0
+    assert read(machine).memory_available_mib == 49152.0
 
 
 def test_more_used_than_allowed_leaves_nothing(machine: Machine) -> None:
-    machine.group("", memory__high=GIB, memory__current=2 * GIB)
-    assert machine.read().memory_available_mib == 0.0
+    machine.group("", memory__max="max", memory__high=GIB, memory__current=2 * GIB)
+    assert read(machine).memory_available_mib == 0.0
 
 
 def test_a_quota_above_the_affinity_changes_nothing(machine: Machine) -> None:
     machine.group("", cpu__max="6400000 100000")
-    assert (machine.read().cpus, machine.read().quota_cpus) == (8.0, 64.0)
+    assert (read(machine).cpus, read(machine).quota_cpus) == (8.0, 64.0)
 
 
 def test_v1(machine: Machine) -> None:
@@ -98,7 +70,7 @@ def test_v1(machine: Machine) -> None:
         memory__stat=f"cache {GIB}\ntotal_inactive_file {2 * GIB}",
     )
     machine.group("memory", memory__limit_in_bytes=V1_NO_LIMIT, memory__usage_in_bytes=30 * GIB)
-    found = machine.read()
+    found = read(machine)
     assert (found.cpus, found.quota_cpus) == (2.5, 2.5)
     assert (found.memory_limit_mib, found.memory_available_mib) == (4096.0, 3072.0)
 
@@ -106,14 +78,14 @@ def test_v1(machine: Machine) -> None:
 def test_v1_controllers_mounted_one_by_one(machine: Machine) -> None:
     machine.put("proc/self/cgroup", "4:cpu,cpuacct:/box\n")
     machine.group("cpu/box", cpu__cfs_quota_us=50000, cpu__cfs_period_us=100000)
-    assert machine.read().cpus == 0.5
+    assert read(machine).cpus == 0.5
 
 
 def test_v1_without_limits(machine: Machine) -> None:
     machine.put("proc/self/cgroup", "5:memory:/\n4:cpu:/\n")
     machine.group("cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
     machine.group("memory", memory__limit_in_bytes=V1_NO_LIMIT, memory__usage_in_bytes=GIB)
-    found = machine.read()
+    found = read(machine)
     assert (found.quota_cpus, found.memory_limit_mib, found.memory_available_mib) == (None, None, 49152.0)
 
 
@@ -121,7 +93,7 @@ def test_v1_without_limits(machine: Machine) -> None:
 def test_a_path_that_the_container_does_not_have_leaves_the_root(path: str, machine: Machine) -> None:
     machine.put("proc/self/cgroup", f"0::{path}\n")
     machine.group("", cpu__max="200000 100000", memory__max=GIB, memory__current=0)
-    assert (machine.read().cpus, machine.read().memory_limit_mib) == (2.0, 1024.0)
+    assert (read(machine).cpus, read(machine).memory_limit_mib) == (2.0, 1024.0)
 
 
 @pytest.mark.parametrize("text", ["", "max", "rubbish", "-5 100000", "100000 0", "1 2 3", "\x00\ufffd"])
@@ -129,18 +101,18 @@ def test_broken_files_mean_unknown(text: str, machine: Machine) -> None:
     machine.group("", cpu__max=text, memory__max=text, memory__current=text, memory__stat=text)
     for name in ("meminfo", "cpuinfo"):
         machine.put(f"proc/{name}", text)
-    assert machine.read() == Host(None, 8.0, tuple(range(8)), None, None, None, None)
+    assert read(machine) == Host(None, 8.0, tuple(range(8)), None, None, None, None)
 
 
 @pytest.mark.parametrize("text", ["", "rubbish", "0", ":::::", "0::"])
 def test_a_broken_list_of_groups_is_survived(text: str, machine: Machine) -> None:
     machine.put("proc/self/cgroup", text)
-    assert machine.read().cpus == 8.0
+    assert read(machine).cpus == 8.0
 
 
 def test_a_limit_without_its_usage_is_a_limit(machine: Machine) -> None:
     machine.group("", memory__max=GIB)
-    assert (machine.read().memory_limit_mib, machine.read().memory_available_mib) == (1024.0, 49152.0)
+    assert (read(machine).memory_limit_mib, read(machine).memory_available_mib) == (1024.0, 49152.0)
 
 
 def test_no_proc_and_no_sys(tmp_path: Path) -> None:

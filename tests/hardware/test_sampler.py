@@ -26,16 +26,16 @@ from tfopt.hardware.host_activity import HostMeter, HostReading
 from tfopt.hardware.nvml import driver
 from tfopt.hardware.sampler import _next_due
 
+HOST = HostReading(
+    host_cpu_percent=12.5, host_memory_used_mib=2048.0, process_memory_mib=256.0, disk_read_mib_per_second=8.0
+)
 ROW = GpuSample(
     time_seconds=1_000.0,
     elapsed_seconds=0.0,
     index=0,
     uuid="GPU-00000000-aaaa-bbbb-cccc-000000000000",
     **vars(READING),
-    host_cpu_percent=12.5,
-    host_memory_used_mib=2048.0,
-    process_memory_mib=256.0,
-    disk_read_mib_per_second=8.0,
+    **vars(HOST),
 )
 UNKNOWN = dict.fromkeys(FIELD_FUNCTIONS)
 
@@ -55,7 +55,7 @@ class FakeClock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    monkeypatch.setattr(HostMeter, "read", lambda self: HostReading(12.5, 2048.0, 256.0, 8.0))
+    monkeypatch.setattr(HostMeter, "read", lambda self: HOST)
     return FakeClock()
 
 

@@ -3,13 +3,12 @@
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-MIB = 2**20
+from tfopt.hardware.control_groups import control_groups
 
-# Version 1 writes "no limit" as the largest multiple of a page below 2**63; no machine has an exbibyte.
-_NO_LIMIT_BYTES = 2**60
+MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,66 +79,19 @@ def usable_cpus() -> tuple[int, ...]:
 def _cgroup_limits(proc: Path, sys_root: Path) -> tuple[float | None, int | None, int | None]:
     """The tightest limits from this process's control group up to the root: CPUs, bytes of memory, bytes still free.
 
-    None: no limit, or none that can be read. Reclaimable page cache counts as free. In a container the path that /proc
-    names may not exist below the mount; then the existing levels are read.
+    None: no limit, or none that can be read. Reclaimable page cache counts as free.
     """
-    mount = sys_root / "fs" / "cgroup"
     quotas: list[float] = []
     limits: list[int] = []
     free: list[int] = []
-    for level in _levels(proc, mount):
-        quotas += _quota(level)
-        memory = _memory_limits(level)
-        limits += memory
-        used = _memory_used(level)
-        if memory and used is not None:
-            free.append(max(0, min(memory) - used))
+    for group in control_groups(proc=proc, sys=sys_root):
+        quota, limit, used = group.cpu_quota(), group.memory_limit(), group.memory_used()
+        if quota is not None:
+            quotas.append(quota[0])
+        if limit is not None:
+            limits.append(limit)
+            free += [] if used is None else [max(0, limit - used)]
     return min(quotas, default=None), min(limits, default=None), min(free, default=None)
-
-
-def _levels(proc: Path, mount: Path) -> Iterator[Path]:
-    """The folders of each hierarchy, from this process's group up to the root."""
-    for line in (_read(proc / "self" / "cgroup") or "0::/").splitlines():
-        parts = line.split(":", 2)
-        if len(parts) != 3:
-            continue
-        controllers, path = parts[1:]
-        names = [*controllers.split(","), controllers] if controllers else ["", "unified"]
-        if controllers and not {"cpu", "memory"} & set(names):
-            continue
-        for root in {mount / name for name in names if (mount / name).is_dir()}:
-            inside = PurePosixPath(path.lstrip("/"))
-            # A group outside this cgroup namespace is shown as /../…, and only the root can be read.
-            yield from (root / part for part in ([] if ".." in inside.parts else [inside, *inside.parents]))
-            yield root
-
-
-def _quota(level: Path) -> list[float]:
-    """The CPUs that a level allows: at most one number."""
-    v2 = (_read(level / "cpu.max") or "").split()
-    v1 = [_read(level / "cpu.cfs_quota_us") or "", _read(level / "cpu.cfs_period_us") or ""]
-    for quota, period in (pair for pair in (v2, v1) if len(pair) == 2):
-        microseconds, of = _number(quota), _number(period)
-        if microseconds and of and microseconds > 0 and of > 0:
-            return [microseconds / of]
-    return []
-
-
-def _memory_limits(level: Path) -> list[int]:
-    names = ("memory.max", "memory.high", "memory.limit_in_bytes")
-    numbers = [_number(_read(level / name)) for name in names]
-    return [number for number in numbers if number is not None and 0 <= number < _NO_LIMIT_BYTES]
-
-
-def _memory_used(level: Path) -> int | None:
-    """Bytes that the kernel cannot reclaim immediately."""
-    for current, inactive in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
-        used = _number(_read(level / current))
-        if used is not None:
-            lines = [line.split() for line in (_read(level / "memory.stat") or "").splitlines()]
-            cache = [_number(line[1]) for line in lines if len(line) == 2 and line[0] == inactive]
-            return max(0, used - (cache[0] or 0 if cache else 0))
-    return None
 
 
 def _cpu_model(proc: Path) -> str | None:
@@ -167,14 +119,6 @@ def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
-
-
-def _number(text: str | None) -> int | None:
-    """Parses an integer; None for "max" and anything else."""
-    try:
-        return int(text or "")
-    except ValueError:
         return None
 
 
