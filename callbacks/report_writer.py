@@ -16,13 +16,13 @@ from tfopt.callbacks.report.timeline import BoundedList, Event, Timeline
 from tfopt.callbacks.report.training_charts import QUANTITIES
 from tfopt.callbacks.report.training_page import Epoch, Record, report
 from tfopt.callbacks.shared.background import Background
-from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, find_source, subscribe
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, find_source, subscribe, throughput_weight
 from tfopt.callbacks.shared.running_fit import end_with_fit, running_list
 from tfopt.callbacks.shared.workers import worker_rank
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_alert import UtilizationAlert
 from tfopt.callbacks.utilization_logger import UtilizationLogger
-from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, Throttling
+from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, SampleSpans, Throttling
 from tfopt.checks import file
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
@@ -151,7 +151,7 @@ class Recorder:
         self._optimizer = optimizer
         self._lock = threading.Lock()  # held for a millisecond at most
         self._timeline = Timeline()
-        self._throttling = Throttling()
+        self._throttling, self._spans = Throttling(), SampleSpans()
         self._epochs: BoundedList[Epoch] = BoundedList(_EPOCHS)
         self._first_epoch: float | None = None
         self._epoch_begin = 0.0
@@ -168,16 +168,17 @@ class Recorder:
         """Adds a sample of the GPUs and the host."""
         now = self.now
         with self._lock:
+            seconds = self._spans.seconds(rows[0])
             for name in _HOST:
-                self._timeline.add(name, None, now, getattr(rows[0], name))
+                self._timeline.add(name, None, now, getattr(rows[0], name), weight=seconds)
             for row in rows:
                 if row.index is None:
                     continue
                 for name in _GPU:
-                    self._timeline.add(name, row.index, now, getattr(row, name))
+                    self._timeline.add(name, row.index, now, getattr(row, name), weight=seconds)
                 reasons = self._throttling.reasons(row)
                 throttled = None if reasons is None else 100.0 * bool(reasons)
-                self._timeline.add("throttled_percent", row.index, now, throttled)
+                self._timeline.add("throttled_percent", row.index, now, throttled, weight=seconds)
         self._take_compilations()
 
     def take_steps(self, row: Mapping[str, Any]) -> None:
@@ -186,7 +187,8 @@ class Recorder:
         with self._lock:
             self._seen = now
             for name in _STEP:
-                self._timeline.add(name, None, now, row.get(name))
+                weight, begin = throughput_weight(name, row), now - row.get("window_seconds", 0.0)
+                self._timeline.add(name, None, now, row.get(name), weight=weight, begin=begin)
 
     def take_alert(self, alert: object) -> None:
         """Adds an alert that was just raised."""

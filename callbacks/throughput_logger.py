@@ -23,7 +23,7 @@ from tfopt.callbacks.throughput_figures import (
 from tfopt.checks import integer, log_folder, number
 
 _CALL_LISTENERS_EVERY_SECONDS = 1.0
-_COLUMNS = (*COORDINATES, *THROUGHPUT_KEYS, "eta_seconds")
+_COLUMNS = (*COORDINATES, "window_steps", "window_seconds", *THROUGHPUT_KEYS, "eta_seconds")
 
 
 class ThroughputLogger(keras.callbacks.Callback):
@@ -244,6 +244,8 @@ class ThroughputLogger(keras.callbacks.Callback):
         rate = window.examples_per_second(self._examples.batch_size)
         return {
             **self._run.coordinates(epoch=self._epoch, step=self._trained + self._done),
+            "window_steps": window.steps,
+            "window_seconds": window.seconds,
             **window.step_times(),
             "examples_per_second": rate,
             "input_wait_percent": self._input.percent(reader),

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 
 from tfopt.callbacks.shared.background import Background
-from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe, throughput_weight
 from tfopt.callbacks.shared.running_fit import end_with_fit, steps_trained
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
-from tfopt.causes.readings import GPU_KEYS, HOST_KEYS
+from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, SampleSpans
 from tfopt.checks import number
 from tfopt.hardware import GpuSample
 
@@ -26,7 +26,7 @@ class TrackerLogger(keras.callbacks.Callback):
     """Logs epochs and readings to an experiment tracker, such as a Weights & Biases run.
 
     Epoch logs keep their names, including those of callbacks earlier in the list. About every `interval_seconds` come
-    the means of the readings since, over this process's GPUs, under `live/`: `live/gpu_utilization_percent`,
+    the means over the time since, and over this process's GPUs, under `live/`: `live/gpu_utilization_percent`,
     `live/host_cpu_percent`, `live/step_time_ms`, … Only finite numbers are sent.
 
     The step is the optimizer's step count. It never decreases, not even from one `fit` with this callback to the next:
@@ -70,7 +70,7 @@ class TrackerLogger(keras.callbacks.Callback):
         self.dropped = 0
         self._begun = False
         self._before = self._step
-        self._means = _Means(self._clock())
+        self._means, self._spans = _Means(self._clock()), SampleSpans()
         background = self._background = Background("tracker", _ordered_log(self._tracker), most=_QUEUED)
         end_with_fit(self, background.close)
         self._ending.callback(self._close, background)
@@ -108,17 +108,19 @@ class TrackerLogger(keras.callbacks.Callback):
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
-        values = [{key: getattr(row, key) for key in GPU_KEYS if key not in _NOT_AVERAGED} for row in rows]
-        self._take(*values, {key: getattr(rows[0], key) for key in HOST_KEYS})
+        values = {key: [getattr(row, key) for row in rows] for key in GPU_KEYS if key not in _NOT_AVERAGED}
+        values |= {key: [getattr(rows[0], key)] for key in HOST_KEYS}
+        seconds = self._spans.seconds(rows[0])
+        self._take((key, value, seconds) for key, found in values.items() for value in found)
 
     def _take_throughput(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
-        self._take({key: row.get(key) for key in THROUGHPUT_KEYS})
+        self._take((key, row.get(key), throughput_weight(key, row)) for key in THROUGHPUT_KEYS)
 
-    def _take(self, *readings: Mapping[str, Any]) -> None:
+    def _take(self, readings: Iterable[tuple[str, Any, float]]) -> None:
         means = self._means
         if means is not None:
-            means.add(finite(reading) for reading in readings)
+            means.add(readings)
             self._send(means.since(self._clock(), self._interval_seconds))
 
     def _send(self, values: Mapping[str, float]) -> None:
@@ -128,19 +130,20 @@ class TrackerLogger(keras.callbacks.Callback):
 
 
 class _Means:
-    """Means of readings, added by two threads."""
+    """Weighted means of readings, added by two threads."""
 
     def __init__(self, now: float):
         self._lock = threading.Lock()  # held for microseconds only
         self._since = now
-        self._seen: dict[str, tuple[float, int]] = {}
+        self._seen: dict[str, tuple[float, float]] = {}
 
-    def add(self, readings: Iterable[Mapping[str, float]]) -> None:
+    def add(self, readings: Iterable[tuple[str, Any, float]]) -> None:
+        """Adds readings: name, value and weight."""
         with self._lock:
-            for reading in readings:
-                for key, value in reading.items():
-                    total, count = self._seen.get(key, (0.0, 0))
-                    self._seen[key] = total + value, count + 1
+            for key, given, weight in readings:
+                for value in finite({key: given}).values():
+                    total, weights = self._seen.get(key, (0.0, 0.0))
+                    self._seen[key] = total + value * weight, weights + weight
 
     def since(self, now: float, seconds: float) -> dict[str, float]:
         """Returns and resets the means if the last reset was at least `seconds` ago, else nothing."""
@@ -148,7 +151,7 @@ class _Means:
             if now - self._since < seconds:
                 return {}
             seen, self._seen, self._since = self._seen, {}, now
-        return {f"live/{key}": total / count for key, (total, count) in seen.items()}
+        return {f"live/{key}": total / weights for key, (total, weights) in seen.items()}
 
 
 def _ordered_log(tracker: Any) -> Callable[[tuple[Mapping[str, float], int]], None]:

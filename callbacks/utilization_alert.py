@@ -166,7 +166,7 @@ class UtilizationAlert(keras.callbacks.Callback):
 
     def _take_throughput(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
-        self._means.add_input_wait(row.get("input_wait_percent"))
+        self._means.add_input_wait(row.get("input_wait_percent"), row.get("window_seconds", 1.0))
         if self._metric in THROUGHPUT_KEYS:
             self._take(None, row.get(self._metric))
 

@@ -18,7 +18,7 @@ from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
 from tfopt.callbacks.shared.running_fit import EpochExamples, end_with_fit, steps_trained, warn_of_earlier_loggers
 from tfopt.callbacks.shared.workers import WorkerSummaries, worker_rank
-from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, Throttling
+from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, SampleSpans, Throttling
 from tfopt.checks import log_folder, number
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.host_activity import HOST_RATES, HostMeter
@@ -36,8 +36,8 @@ class UtilizationLogger(keras.callbacks.Callback):
     A thread samples the GPUs this process may use and the host; without a GPU, the host alone. Errors never end a
     training. docs/callbacks.md lists every key with its unit and source.
 
-    In `logs`, and so in Keras' history and later loggers, for an epoch with its validation: means over the samples and
-    GPUs, `gpu_memory_peak_mib`, `throttled_percent`, `gpu_energy_joules` and
+    In `logs`, and so in Keras' history and later loggers, for an epoch with its validation: means over time and GPUs,
+    `gpu_memory_peak_mib`, `throttled_percent`, `gpu_energy_joules` and
     `gpu_energy_joules_per_thousand_examples`. What is unknown is left out. An epoch shorter than the interval repeats
     the last sample.
 
@@ -208,8 +208,9 @@ class EpochReadings:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: dict[str, tuple[float, int, float]] = {}  # sum, count and maximum
-        self._last: dict[str, tuple[float, int, float]] = {}
+        self._seen: dict[str, tuple[float, float, float]] = {}  # integral over time, its seconds, and the maximum
+        self._last: dict[str, tuple[float, float, float]] = {}
+        self._spans = SampleSpans()
         self._powers: dict[str, MeanPower] = {}
         self._throttling = Throttling()
         self._began = clock()
@@ -225,14 +226,17 @@ class EpochReadings:
     def add(self, rows: Sequence[GpuSample]) -> None:
         """Adds one sample: a row per GPU."""
         reading: dict[str, list[float]] = defaultdict(list)
+        seconds = self._spans.seconds(rows[0])
         for row in rows:
             for name, value in self._numbers(row):
                 reading[name].append(value)
         with self._lock:
-            self._last = {name: (sum(values), len(values), max(values)) for name, values in reading.items()}
-            for name, (total, count, highest) in self._last.items():
-                total_before, count_before, highest_before = self._seen.get(name, (0.0, 0, -math.inf))
-                self._seen[name] = total_before + total, count_before + count, max(highest_before, highest)
+            self._last = {
+                name: (sum(values) * seconds, len(values) * seconds, max(values)) for name, values in reading.items()
+            }
+            for name, (total, span, highest) in self._last.items():
+                total_before, span_before, highest_before = self._seen.get(name, (0.0, 0.0, -math.inf))
+                self._seen[name] = total_before + total, span_before + span, max(highest_before, highest)
             for row in rows:
                 if row.uuid is not None:
                     power = self._powers.setdefault(row.uuid, MeanPower())
@@ -242,7 +246,7 @@ class EpochReadings:
         """Returns the epoch's figures as finite numbers; those of the last sample if there was none since `start`."""
         with self._lock:
             sums = self._last | self._seen
-            figures = {name: total / count for name, (total, count, _) in sums.items()}
+            figures = {name: total / span for name, (total, span, _) in sums.items()}
             if "gpu_memory_used_mib" in sums:
                 figures["gpu_memory_peak_mib"] = sums["gpu_memory_used_mib"][2]
             watts = [power.watts() for power in self._powers.values()]

@@ -14,15 +14,15 @@ Item = TypeVar("Item")
 
 # A full series has at least half as many points, on a panel some 800 pixels wide.
 POINTS = 800
-# A pause this many times longer than the median one is drawn as a gap.
+# A pause this many times longer than the median reading is apart from the next one is drawn as a gap.
 _PAUSE = 5.0
 
 
 class Point(NamedTuple):
     """One or more consecutive readings. `low`, `mean` and `high` are None if no value is known."""
 
-    begin: float  # time of the first reading, in seconds
-    end: float  # time of the last one
+    begin: float  # when the first reading was taken, or began, in seconds
+    end: float  # when the last one was taken
     low: float | None  # with `high`, keeps the spike of a single reading visible
     mean: float | None
     high: float | None
@@ -37,8 +37,8 @@ class Series:
     """
 
     def __init__(self, points: int = POINTS):
-        # begin, end, low, high, sum and count of each point; inf, -inf, 0 and 0 if no value is known.
-        self._table = np.empty((points, 6))
+        # begin, end, low, high, weighted sum, weight and count of each point; inf, -inf and zeros if no value is known.
+        self._table = np.empty((points, 7))
         self._length = 0
         self._last: list[float] = []  # the growing point, not in the table yet
         self._readings_in_last = 0
@@ -47,8 +47,15 @@ class Series:
     def __len__(self) -> int:
         return self._length + bool(self._last)
 
-    def add(self, at: float, value: float | None) -> None:
-        """Adds a reading at a time in seconds, not before the previous one. None or not finite: unknown."""
+    def add(self, at: float, value: float | None, *, weight: float = 1.0, begin: float | None = None) -> None:
+        """Adds a reading, not before the previous one.
+
+        Args:
+            at: When it was taken, in seconds.
+            value: None or not finite: unknown.
+            weight: How much it counts in means: usually the seconds that it stands for.
+            begin: When what it says began; None: it says something of the moment.
+        """
         if self._readings_in_last == self._readings_in_point:
             self._table[self._length] = self._last
             self._length += 1
@@ -56,13 +63,14 @@ class Series:
             if self._length == len(self._table):
                 self._halve()
         if not self._last:
-            self._last = [at, at, math.inf, -math.inf, 0.0, 0.0]
+            self._last = [at if begin is None else begin, at, math.inf, -math.inf, 0.0, 0.0, 0.0]
         last = self._last
         last[1] = at
         if value is not None and math.isfinite(value):
             last[2], last[3] = min(last[2], value), max(last[3], value)
-            last[4] += value
-            last[5] += 1
+            last[4] += value * weight
+            last[5] += weight
+            last[6] += 1
         self._readings_in_last += 1
 
     @property
@@ -74,7 +82,8 @@ class Series:
         """Returns the points, with an unknown one in each unusually long pause."""
         found = self.points
         pauses = [after.begin - before.end for before, after in pairwise(found)]
-        longest = _PAUSE * float(np.median(pauses)) if pauses else 0.0
+        apart = [after.begin - before.begin for before, after in pairwise(found)]
+        longest = _PAUSE * float(np.median(apart)) / self._readings_in_point if apart else 0.0
         result = found[:1]
         for pause, point in zip(pauses, found[1:], strict=True):
             if pause > longest > 0:
@@ -83,10 +92,10 @@ class Series:
         return result
 
     def mean(self, since: float = -math.inf) -> float | None:
-        """Returns the mean of the readings from then on; None if none is known."""
+        """Returns the weighted mean of the readings from then on; None if none is known."""
         rows = self._rows()
-        total, count = rows[rows[:, 0] >= since, 4:].sum(0).tolist()
-        return total / count if count else None
+        total, weight, _ = rows[rows[:, :2].mean(1) >= since, 4:].sum(0).tolist()
+        return total / weight if weight else None
 
     @property
     def lowest(self) -> float:
@@ -108,21 +117,21 @@ class Series:
 
     def _rows(self) -> "np.ndarray[Any, Any]":
         last = [self._last] if self._last else []
-        return np.concatenate([self._table[: self._length], np.array(last).reshape(-1, 6)])
+        return np.concatenate([self._table[: self._length], np.array(last).reshape(-1, 7)])
 
     def _halve(self) -> None:
         """Merges each pair of points."""
-        begin, end, low, high, total, count = self._table.reshape(-1, 2, 6).T
+        begin, end, low, high, *sums = self._table.reshape(-1, 2, 7).T
         self._length //= 2
         self._table[: self._length] = np.column_stack(
-            [begin[0], end[1], low.min(0), high.max(0), total.sum(0), count.sum(0)]
+            [begin[0], end[1], low.min(0), high.max(0), *(both.sum(0) for both in sums)]
         )
         self._readings_in_point *= 2
 
 
 def _point(row: Sequence[float]) -> Point:
-    begin, end, low, high, total, count = row
-    return Point(begin, end, low, total / count, high, int(count)) if count else Point(begin, end, None, None, None, 0)
+    begin, end, low, high, total, weight, count = row
+    return Point(begin, end, low, total / weight, high, int(count)) if count else Point(begin, end, None, None, None, 0)
 
 
 class BoundedList(Generic[Item]):
@@ -179,14 +188,23 @@ class Timeline:
         self.events: defaultdict[str, BoundedList[Event]] = defaultdict(BoundedList)
         """By kind."""
 
-    def add(self, quantity: str, device: int | None, at: float, value: float | None) -> None:
-        """Adds a reading. A quantity without any known value has no series."""
+    def add(
+        self,
+        quantity: str,
+        device: int | None,
+        at: float,
+        value: float | None,
+        *,
+        weight: float = 1.0,
+        begin: float | None = None,
+    ) -> None:
+        """Adds a reading, as `Series.add` takes it. A quantity without any known value has no series."""
         devices = self.series[quantity]
         if device not in devices:
             if value is None:
                 return
             devices[device] = Series()
-        devices[device].add(at, value)
+        devices[device].add(at, value, weight=weight, begin=begin)
 
     def copy(self, until: float = math.inf) -> "Timeline":
         """Returns an independent copy of what began by then."""

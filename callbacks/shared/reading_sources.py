@@ -29,6 +29,12 @@ THROUGHPUT_KEYS = (
 )
 
 
+def throughput_weight(name: str, row: Mapping[str, Any]) -> float:
+    """Returns how much one of a row's figures counts in a mean: a step's time by the steps, all others by seconds."""
+    weight: float = row.get("window_steps" if name.startswith("step_time") else "window_seconds", 1.0)
+    return max(weight, 1e-9)  # a clock may stand still
+
+
 def find_source(kind: type[Source], user: keras.callbacks.Callback) -> Source:
     """Returns the running fit's callback of a kind; adds one if there is none. Call it from `on_train_begin`.
 

@@ -26,6 +26,8 @@ from tfopt.files import LineAppender, open_alone
 from tfopt.warn import warn_once
 
 FORMATS = ("csv", "jsonl", "tensorboard")
+# Columns that say when and where a row was taken; they make no curves.
+_NO_CURVES = frozenset({*COORDINATES, "window_steps", "window_seconds"})
 # About a megabyte of rows: what a training logs while a disk hangs for minutes.
 _QUEUED_ROWS = 4096
 # One GPU at one reading per second fills ten such files in about a month (CSV) or a week (JSONL).
@@ -141,7 +143,7 @@ class RowWriter:
         return text.getvalue()
 
     def _curves(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {f"{self._name}/{name}": row[name] for name in self._columns if name not in COORDINATES}
+        return {f"{self._name}/{name}": row[name] for name in self._columns if name not in _NO_CURVES}
 
     def _warn(self, path: Path, error: Exception) -> None:
         text = (

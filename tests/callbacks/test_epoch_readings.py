@@ -22,6 +22,19 @@ def test_means_are_over_readings_and_gpus(clock):
     assert readings.values() == {"sm_active_percent": 20.0}
 
 
+def test_a_late_sample_counts_for_all_the_time_since_the_previous_one(clock):
+    readings = EpochReadings(clock)
+    readings.start()
+    for elapsed, percent in ((1.0, 0.0), (2.0, 0.0), (10.0, 100.0)):
+        gpus = [row(elapsed, index, sm_active_percent=percent + index) for index in (0, 1)]
+        readings.add(gpus)
+    assert readings.values()["sm_active_percent"] == 80.5
+    readings.start()
+    readings.add([row(14.0, sm_active_percent=30.0, throttle_reasons=("thermal",)), row(14.0, 1)])
+    readings.add([row(15.0, sm_active_percent=80.0, throttle_reasons=())])
+    assert readings.values() == {"sm_active_percent": 40.0, "throttled_percent": 80.0}
+
+
 def test_the_peak_is_of_one_gpu(clock):
     readings = EpochReadings(clock)
     readings.start()

@@ -63,6 +63,27 @@ def test_keys_of_callbacks_before_it(fake_nvml):
     assert {"loss", "step_time_ms", "examples_per_second"} <= set(logged)
 
 
+def test_readings_count_for_the_time_they_stand_for():
+    clock, tracker = Clock(), Tracker()
+    logger = driven(tracker, clock)
+    # Ten steps of 100 ms in one second, then one of 9 s that waited for its input; the sampler came late, too.
+    for elapsed, steps, seconds, wait in ((1.0, 10, 1.0, 0.0), (10.0, 1, 9.0, 100.0)):
+        logger._take_samples((GpuSample(0.0, elapsed, index=0, gpu_utilization_percent=100.0 - wait),))
+        clock.now += seconds
+        pace = {"step_time_ms": 1000 * seconds / steps, "examples_per_second": 32 * steps / seconds}
+        logger._take_throughput({**pace, "input_wait_percent": wait, "window_steps": steps, "window_seconds": seconds})
+    logger.on_train_end()
+    ((_, means),) = tracker.logged
+    assert means == pytest.approx(
+        {
+            "live/gpu_utilization_percent": 10.0,
+            "live/step_time_ms": 10_000 / 11,
+            "live/examples_per_second": 32 * 11 / 10,
+            "live/input_wait_percent": 90.0,
+        }
+    )
+
+
 def test_readings_are_means_over_the_interval_and_the_gpus():
     clock, tracker = Clock(), Tracker()
     logger = driven(tracker, clock)

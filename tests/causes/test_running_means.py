@@ -65,3 +65,20 @@ def test_memory_is_bounded():
     kept = len(means.moment())
     added(*(gpu(gpu_power_watts=float(watts)) for watts in range(1000)), means=means)
     assert len(means.moment()) == kept
+
+
+def test_a_reading_counts_for_the_time_since_the_previous_one():
+    def at(elapsed, index, **readings):
+        return GpuSample(0.0, elapsed, index=index, **readings)
+
+    means = RunningMeans()
+    # Samples after 1, 2 and 9 s: the step that held Python for 7 s was one at full power.
+    for elapsed, watts in ((1.0, 100.0), (2.0, 100.0), (9.0, 600.0)):
+        for index in (0, 1):
+            means.add_gpu(at(elapsed, index, gpu_power_watts=watts + index), () if watts < 600 else ("thermal",))
+    found = means.since({}).gpus
+    assert [gpu.gpu_power_watts for gpu in found] == [(2 * 100 + 7 * 600) / 9, (2 * 101 + 7 * 601) / 9]
+    assert found[0].throttle_reasons == ("thermal",), "7 s of 9"
+    means.add_input_wait(0.0, seconds=1.0)
+    means.add_input_wait(90.0, seconds=8.0)
+    assert means.since({}).input_wait_percent == 80.0

@@ -25,8 +25,10 @@ SLOWED_BY = {
 _CAPPED_BELOW = 0.75
 # A reason in a smaller share of the readings does not explain their mean.
 _EXPLAINS = 0.25
-# By GPU (None: the training) and name: sum and count of the known values, and the last value.
-Sums: TypeAlias = Mapping[tuple[int | None, str], tuple[float, int, float | None]]
+# A reading without one before it counts for a millisecond: something, and next to nothing.
+_LEAST_SECONDS = 2**-10
+# By GPU (None: the training) and name: integral of the known values, the seconds they stand for, and the last value.
+Sums: TypeAlias = Mapping[tuple[int | None, str], tuple[float, float, float | None]]
 
 
 class Throttling:
@@ -56,36 +58,55 @@ class Throttling:
         return tuple(name for name in row.throttle_reasons if name in SLOWED_BY and (capped or name != "power_cap"))
 
 
+class SampleSpans:
+    """Tells how much time each sample stands for: that since the previous one.
+
+    Means over time weigh readings by it: a sample that comes late, because a step held Python, stands for more.
+    """
+
+    def __init__(self) -> None:
+        self._at, self._seconds = 0.0, _LEAST_SECONDS
+
+    def seconds(self, row: GpuSample) -> float:
+        """Returns the seconds for a row of the next sample, or for another row of the same one."""
+        if row.elapsed_seconds != self._at:
+            self._seconds = max(row.elapsed_seconds - self._at, _LEAST_SECONDS)
+            self._at = row.elapsed_seconds
+        return self._seconds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """Mean readings over part of a training. None: unknown."""
+    """Mean readings over part of a training, each weighted by the time it stands for. None: unknown."""
 
     gpus: tuple[GpuSample, ...] = ()
     """Means of each GPU; `throttle_reasons` holds the most frequent reason if it explains them."""
     input_wait_percent: float | None = None
     host_cpu_percent: float | None = None
     throttled_percent: float | None = None
-    """The share of samples in which `Throttling` finds a reason, averaged over the GPUs."""
+    """The share of the time in which `Throttling` finds a reason, averaged over the GPUs."""
 
 
 class RunningMeans:
-    """Sums up readings, so that means since any moment are known without keeping the readings.
+    """Sums up readings, so that means over the time since any moment are known without keeping the readings.
 
     A quantity not read since then keeps its last value. One thread may add GPU samples while another adds the
     training's.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[int | None, str], tuple[float, int, float | None]] = {}
+        self._sums: dict[tuple[int | None, str], tuple[float, float, float | None]] = {}
+        self._spans = SampleSpans()
 
     def add_gpu(self, row: GpuSample, reasons: tuple[str, ...] | None) -> None:
         """Adds a GPU's sample and the reasons of `SLOWED_BY` that slow it down, None if unknown."""
-        self._add(row.index, {key: getattr(row, key) for key in GPU_KEYS})
-        self._add(row.index, {name: None if reasons is None else float(name in reasons) for name in SLOWED_BY})
+        values: dict[str, float | None] = {key: getattr(row, key) for key in GPU_KEYS}
+        values |= {name: None if reasons is None else float(name in reasons) for name in SLOWED_BY}
+        self._add(row.index, values, self._spans.seconds(row))
 
-    def add_input_wait(self, percent: float | None) -> None:
-        """Adds the share of time that the training waited for input."""
-        self._add(None, {"input_wait_percent": percent})
+    def add_input_wait(self, percent: float | None, seconds: float = 1.0) -> None:
+        """Adds the share of so many seconds that the training waited for input."""
+        self._add(None, {"input_wait_percent": percent}, seconds)
 
     def moment(self) -> Sums:
         """Returns a mark for `since`."""
@@ -100,22 +121,22 @@ class RunningMeans:
             **_means(None, now, moment),
         )
 
-    def _add(self, index: int | None, values: Mapping[str, float | None]) -> None:
+    def _add(self, index: int | None, values: Mapping[str, float | None], seconds: float) -> None:
         for name, value in values.items():
-            total, count, _ = self._sums.get((index, name), (0.0, 0, None))
+            total, known, _ = self._sums.get((index, name), (0.0, 0.0, None))
             if value is None or not math.isfinite(value):
-                self._sums[index, name] = total, count, None
+                self._sums[index, name] = total, known, None
             else:
-                self._sums[index, name] = total + value, count + 1, value
+                self._sums[index, name] = total + value * seconds, known + seconds, value
 
 
 def _means(of: int | None, now: Sums, since: Sums) -> dict[str, Any]:
     means: dict[str, Any] = {}
-    for (index, name), (total, count, last) in now.items():
+    for (index, name), (total, seconds, last) in now.items():
         if index == of:
-            total_then, count_then, _ = since.get((index, name), (0.0, 0, None))
-            if count > count_then:
-                means[name] = (total - total_then) / (count - count_then)
+            total_then, seconds_then, _ = since.get((index, name), (0.0, 0.0, None))
+            if seconds > seconds_then:
+                means[name] = (total - total_then) / (seconds - seconds_then)
             elif last is not None:
                 means[name] = last
     return means

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -73,6 +74,19 @@ def test_the_mean_of_later_readings():
     assert series([1.0]).mean(since=5.0) is None
 
 
+def test_readings_count_in_means_for_the_time_they_stand_for():
+    # A window of six seconds between seconds: 20 % of one, all of the six, nothing of the last.
+    found = Series(points=4)
+    for begin, seconds, percent in ((0.0, 1.0, 20.0), (1.0, 6.0, 100.0), (7.0, 1.0, None), (8.0, 2.0, 0.0)):
+        found.add(begin + seconds, percent, weight=seconds, begin=begin)
+    assert found.mean() == 620 / 9
+    assert found.mean(since=1.5) == 600 / 8, "more than half of the six seconds"
+    found.add(11.0, 50.0, weight=1.0, begin=10.0)  # now neighbours are merged
+    assert found.points[0] == Point(0, 7, 20, 620 / 7, 100, 2)
+    assert found.mean() == 670 / 10
+    assert found.copy().mean() == found.mean()
+
+
 def test_a_pause_is_unknown():
     found = series([1.0, 2.0, 3.0, 4.0])
     found.add(60.0, 5.0)
@@ -86,6 +100,14 @@ def test_a_pause_is_unknown():
     ]
     assert len(series([1.0, 2.0, 3.0]).points_with_pauses()) == 3
     assert series([]).points_with_pauses() == []
+
+
+def test_a_long_reading_is_no_pause_but_a_validation_after_it_is():
+    found = Series()
+    ends = [1.0, 2.0, 3.0, 4.0, 12.0, 13.0, 14.0, 15.0]
+    for begin, end in [*pairwise(ends), (30.0, 31.0)]:
+        found.add(end, 1.0, weight=end - begin, begin=begin)
+    assert [point.begin for point in found.points_with_pauses() if point.mean is None] == [22.5]
 
 
 def test_a_copy_does_not_grow_and_may_end_earlier():
