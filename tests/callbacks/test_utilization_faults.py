@@ -21,6 +21,7 @@ from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_
 from tfopt.callbacks import utilization_logger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSample, GpuSampler
+from tfopt.hardware.gpu_reader import GpuReader
 from tfopt.hardware.nvml.return_codes import ABSENT
 from tfopt.warn import forget_warnings
 
@@ -82,7 +83,7 @@ def test_an_error_in_the_sampler_is_reported_once(fake_nvml, caplog, monkeypatch
         next(calls)
         raise RuntimeError("no")
 
-    monkeypatch.setattr(GpuSampler, "_find_gpus", fails)
+    monkeypatch.setattr(GpuReader, "read", fails)
 
     class Waits(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -1,11 +1,14 @@
 """GpuSampler: exact rows on a fake clock, and everything that may hang, fail or be lost meanwhile."""
 
 import json
+import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pynvml
@@ -21,7 +24,7 @@ from fake_nvml import (
     tick,
 )
 
-from tfopt.hardware import GpuSample, GpuSampler
+from tfopt.hardware import GpuSample, GpuSampler, gpu_reader
 from tfopt.hardware.host_activity import HostMeter, HostReading
 from tfopt.hardware.nvml import driver
 from tfopt.hardware.sampler import _next_due
@@ -202,7 +205,7 @@ def test_a_hung_reading_leaves_the_host_and_comes_back(
     overdue = _overdue()
     fake_nvml.recover()
     overdue.exception(10)
-    driven.sampler._deadline_seconds = 10.0
+    driven.sampler._gpus._deadline_seconds = 10.0
     assert [row.gpu_power_watts for row in driven.tick()] == [686.5, 686.5]
 
 
@@ -217,7 +220,7 @@ def test_a_hung_start_leaves_the_host_and_comes_back(
     overdue = _overdue()
     fake_nvml.recover()
     overdue.exception(10)
-    driven.sampler._deadline_seconds = 10.0
+    driven.sampler._gpus._deadline_seconds = 10.0
     assert [row.uuid for row in driven.tick()] == [gpu.uuid]
 
 
@@ -227,19 +230,95 @@ def test_a_hang_never_holds_the_caller(
 ) -> None:
     """The call returns at the end of the test only: whatever waited for it would be found waiting here."""
     fake_nvml.hang(function)
-    sampler = GpuSampler(0.01)
+    monkeypatch.setattr(gpu_reader, "_PROMPT_SECONDS", 3600.0)  # a row would wait that long
+    sampler = GpuSampler(0.01, deadline_seconds=3600.0)
     sampler.start()
     assert fake_nvml.hanging.wait(10)
-    assert sampler.samples == ()
     thread, waits = sampler._thread, []
     assert thread is not None
     join = thread.join
     monkeypatch.setattr(thread, "join", lambda timeout=None: (waits.append(timeout), join(timeout)))
     sampler.close()
-    assert thread.is_alive()
-    assert not fake_nvml.released.is_set()
     assert waits == [0.5]  # close() promises to return within a second
+    join(10)
+    assert not thread.is_alive()
+    assert not fake_nvml.released.is_set()
+    assert {row.gpu_power_watts for row in sampler.samples} <= {None}
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetPowerUsage"])
+def test_while_the_driver_takes_its_time_the_hosts_rows_go_on(
+    function: str, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver answers before its deadline, but only after the host was sampled twenty times."""
+    rows: list[GpuSample] = []
+    hung, read_again = threading.Event(), threading.Event()
+
+    def on_sample(sampled: tuple[GpuSample, ...]) -> None:
+        rows.extend(sampled)
+        if len(rows) == 20 and not hung.is_set():
+            hung.set()
+        elif hung.is_set() and fake_nvml.released.is_set() and sampled[0].gpu_power_watts is not None:
+            read_again.set()
+
+    fake_nvml.hang(function)
+    with GpuSampler(0.01, on_sample=on_sample):
+        assert hung.wait(8)  # the deadline is 10 s
+        fake_nvml.recover()
+        assert read_again.wait(20)
+    meanwhile = rows[:20]
+    assert {row.gpu_power_watts for row in meanwhile} == {None}
+    assert None not in {row.process_memory_mib for row in meanwhile}
+    assert {row.uuid for row in meanwhile} == {None if function == "nvmlInit" else gpu.uuid}
+    assert "hangs" not in caplog.text
+
+
+def test_what_the_driver_says_late_is_no_reading_of_then_or_now(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+    """The second of three GPUs hangs for 5 s; the third is read after that. Later the first hangs for 1 s."""
+    fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus) for bus in range(3)]
+    driven = Driven(clock, deadline_seconds=60.0)
+
+    def powers() -> list[float | None]:
+        return [row.gpu_power_watts for row in driven.tick()]
+
+    def hang(gpu: FakeGpu) -> None:
+        fake_nvml.released.clear()
+        fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=gpu)
+
+    def let_go() -> None:
+        fake_nvml.recover()
+        _round(driven.sampler).result(10)
+
+    assert powers() == [686.5] * 3
+    hang(fake_nvml.gpus[1])
+    assert powers() == [686.5, None, None]
+    assert [powers() for _ in range(4)] == [[None] * 3] * 4
+    fake_nvml.gpus[2].power_milliwatts = 500_000
+    let_go()
+    hang(fake_nvml.gpus[0])
+    assert powers() == [None, None, 500.0]
+    let_go()
+    clock.now += 2.0
+    hang(fake_nvml.gpus[0])
+    assert powers() == [None] * 3
+    let_go()
+    assert powers() == [686.5, 686.5, 500.0]
+
+
+def test_a_reading_that_comes_a_little_late_is_the_next_rows(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+    fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus) for bus in range(2)]
+    driven = Driven(clock, interval_seconds=0.5, deadline_seconds=0.6)
+    driven.tick()
+    fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=fake_nvml.gpus[0])
+    assert [row.gpu_power_watts for row in driven.tick()] == [None, None]
+    fake_nvml.gpus[1].power_milliwatts = 500_000
     fake_nvml.recover()
+    _round(driven.sampler).result(10)
+    fake_nvml.released.clear()
+    fake_nvml.hang("nvmlDeviceGetUtilizationRates")
+    first, second = driven.tick()
+    assert (first.gpu_power_watts, second.gpu_power_watts) == (686.5, 500.0)
+    assert first.gpu_temperature_celsius == 54
 
 
 def test_a_sample_that_comes_after_the_close_is_dropped(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
@@ -387,6 +466,13 @@ def test_the_schedule_does_not_drift(clock: FakeClock, monkeypatch: pytest.Monke
     assert waits == [0.75, 0.5, 0.75, 1.0, 0.25]
 
 
+def _round(sampler: GpuSampler) -> Future[Any]:
+    """The reading of all GPUs that a sampler waits for."""
+    found = sampler._gpus._round
+    assert found is not None
+    return found
+
+
 def _overdue() -> Future[Any]:
     """The call that hangs now."""
     overdue = driver.door()._worker._overdue
@@ -404,6 +490,63 @@ def test_a_sampler_whose_thread_is_gone_starts_again(gpu: FakeGpu) -> None:
     sampler.start()
     assert sampler._thread is not thread
     sampler.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_samples_while_its_parents_driver_hangs(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+    fake_nvml.hang("nvmlDeviceGetPowerUsage")
+    sampler = GpuSampler(0.01, deadline_seconds=0.05).start()
+    assert fake_nvml.hanging.wait(10)
+    while driver.door()._worker._overdue is None:
+        time.sleep(0.01)
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with sampler._lock, driver.door()._worker._lock:
+            held.set()
+            forked.wait(20)
+
+    threading.Thread(target=hold, daemon=True).start()
+    assert held.wait(10)
+    child = os.fork()
+    if child == 0:
+        fake_nvml.released = threading.Event()  # a thread of the parent waits for the other
+        fake_nvml.recover()
+        read = threading.Event()
+        sampler._on_sample = lambda rows: rows[0].gpu_power_watts is not None and read.set()
+        threading.Thread(target=lambda: read.wait(20) or os._exit(1), daemon=True).start()
+        sampler._deadline_seconds = 10.0
+        sampler.start()
+        os._exit(0 if read.wait(30) else 1)
+    forked.set()
+    sampler.close()
+    assert os.waitpid(child, 0) == (child, 0)
+
+
+def test_without_a_thread_for_the_driver_the_host_is_sampled(
+    clock: FakeClock, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driven = Driven(clock)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        assert [row.host_cpu_percent for _ in range(2) for row in driven.tick()] == [12.5, 12.5]
+    assert len(caplog.records) == 1
+    assert [row.uuid for row in driven.tick()] == [gpu.uuid]
+
+
+def test_two_samplers_share_a_driver_that_hangs(clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+    first, second = Driven(clock, deadline_seconds=0.05), Driven(clock, deadline_seconds=0.05)
+    fake_nvml.hang("nvmlDeviceGetPowerUsage")
+    before = set(threading.enumerate())
+    for driven in (first, second) * 3:
+        assert [row.host_cpu_percent for row in driven.tick()] == [12.5]
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["tfopt-nvml"]
+    overdue = _overdue()
+    fake_nvml.recover()
+    overdue.exception(10)
+    for driven in (first, second):
+        driven.sampler._gpus._deadline_seconds = 10.0
+        assert [(row.uuid, row.gpu_power_watts) for row in driven.tick()] == [(gpu.uuid, 686.5)]
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetUtilizationRates"])

@@ -7,17 +7,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from tfopt import checks
+from tfopt.hardware.gpu_reader import GpuReader
 from tfopt.hardware.host_activity import HostMeter, HostReading
-from tfopt.hardware.inventory import Gpu, find_gpus, hides_all
 from tfopt.hardware.nvml import driver
 from tfopt.hardware.nvml.gpu_reading import Reading
-from tfopt.hardware.nvml.return_codes import NO_DRIVER, NvmlError
 from tfopt.warn import warn_once
-
-Answer = TypeVar("Answer")
 
 # close() must return within a second, whatever hangs.
 _JOIN_SECONDS = 0.5
@@ -59,7 +56,9 @@ class GpuSampler:
     """Samples the GPUs that this process may use, and the host, in a background thread.
 
     Use it around a run to see what the hardware did. Starting, `samples` and `close()` never wait for the driver. If
-    the driver hangs or a GPU falls off the bus, its fields are None, one warning is logged, and sampling goes on.
+    the driver hangs or a GPU falls off the bus, its fields are None, one warning is logged, and sampling goes on. A row
+    waits up to 0.9 s for the driver; while the driver takes longer, the host's rows go on without the GPUs' fields. No
+    field is further than that from its row's time.
 
     Args:
         interval_seconds: Time between samples. If a sample takes longer, the next ones are skipped; they never pile up.
@@ -69,7 +68,7 @@ class GpuSampler:
         clock: Monotonic clock, in seconds.
         wall_clock: Clock in seconds since 1970.
         environ: Where CUDA_VISIBLE_DEVICES is read. Default: this process's environment.
-        deadline_seconds: How long a sample waits for the driver. Default: 10.
+        deadline_seconds: How long a GPU may take to answer before the driver counts as hung. Default: 10.
 
     Raises:
         ValueError: If `interval_seconds`, `deadline_seconds` or `keep` is not positive.
@@ -101,9 +100,7 @@ class GpuSampler:
         self._wall_clock = wall_clock
         self._environ = environ
         self._deadline_seconds = checks.number("deadline_seconds", deadline_seconds, "Give seconds.", above=0)
-        keep = checks.integer("keep", keep, "Give a number of samples.", least=1)
-        self._lock = threading.Lock()
-        self._ticks: deque[Rows] = deque(maxlen=keep)
+        self._keep = checks.integer("keep", keep, "Give a number of samples.", least=1)
         self._thread: threading.Thread | None = None
         self._begin()
 
@@ -126,6 +123,7 @@ class GpuSampler:
     def close(self) -> None:
         """Stops sampling within a second, whatever hangs, and keeps the samples. A second call does nothing."""
         self._ended.set()
+        self._gpus.close()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():  # on_sample may close its sampler
             thread.join(_JOIN_SECONDS)
@@ -138,11 +136,10 @@ class GpuSampler:
 
     def _begin(self) -> None:
         """Resets everything that belongs to one run."""
-        with self._lock:
-            self._ticks.clear()
+        self._lock = threading.Lock()  # a forked child may find the old one locked
+        self._ticks: deque[Rows] = deque(maxlen=self._keep)
         self._ended = threading.Event()
-        self._gpus: tuple[Gpu, ...] | None = None
-        self._read_before: set[str] = set()
+        self._gpus = GpuReader(self._environ, self._clock, self._deadline_seconds)
         self._host = HostMeter(self._clock)
         self._started_at = self._clock()
 
@@ -161,52 +158,15 @@ class GpuSampler:
         """Samples every GPU and keeps the rows, unless the run has ended meanwhile."""
         now, elapsed = self._wall_clock(), self._clock() - self._started_at
         host = vars(self._host.read())
-        gpus = self._find_gpus()
         rows = tuple(
-            GpuSample(now, elapsed, index=gpu.index, uuid=gpu.uuid, **vars(self._read(gpu)), **host) for gpu in gpus
+            GpuSample(now, elapsed, index=gpu.index, uuid=gpu.uuid, **vars(reading), **host)
+            for gpu, reading in self._gpus.read()
         ) or (GpuSample(now, elapsed, **host),)
         with self._lock:
             if ended.is_set():
                 return
             self._ticks.append(rows)
         self._report(rows)
-
-    def _find_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs to read, looked up once, or again after a hang: the driver may recover."""
-        if self._gpus is None:
-            try:
-                hidden = hides_all(self._environ)
-                self._gpus = () if hidden else self._ask(lambda nvml: find_gpus(nvml, self._environ))
-            except NvmlError as error:
-                no_driver = "Found no NVIDIA GPU to sample; sampling the host alone. "
-                warn_once(error.cause, f"{no_driver if error.cause in NO_DRIVER else ''}{error}")
-                if error.cause == "hung":
-                    return ()
-                self._gpus = ()
-        return self._gpus
-
-    def _read(self, gpu: Gpu) -> Reading:
-        restart = gpu.uuid not in self._read_before
-        self._read_before.add(gpu.uuid)
-        try:
-            return self._ask(lambda nvml: nvml.read(gpu.uuid, restart=restart))
-        except NvmlError as error:
-            # A hung driver is one cause for all GPUs; each lost GPU is a separate one.
-            cause = error.cause if error.cause == "hung" else f"{error.cause} {gpu.uuid}"
-            warn_once(cause, f"GPU:{gpu.index}: {error}")
-            return Reading()
-
-    def _ask(self, question: Callable[[driver.Nvml], Answer]) -> Answer:
-        nvml = driver.door()
-        try:
-            return nvml.call(lambda: question(nvml), deadline_seconds=self._deadline_seconds)
-        except NvmlError:
-            raise
-        except Exception as error:  # the host and the other GPUs are still read
-            raise NvmlError(
-                f"unexpected {type(error).__name__}",
-                f"Expected NVIDIA's driver to answer. Found: {error!r}. What to do: update nvidia-ml-py.",
-            ) from error
 
     def _report(self, rows: Rows) -> None:
         if self._on_sample is None:

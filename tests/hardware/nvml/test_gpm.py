@@ -141,6 +141,24 @@ def test_the_buffers_are_freed_when_the_gpu_is_lost(fake_nvml: FakeNvml) -> None
     assert [read(fake_nvml), read(fake_nvml)] == [FIRST, LATER]
 
 
+def test_a_lost_gpu_leaves_the_others_metrics(fake_nvml: FakeNvml) -> None:
+    """One of eight, for three rows; then it is back."""
+    fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus, gpm=dict(GPM)) for bus in range(8)]
+    sampler, active = GpuSampler(), []
+    for number in range(8):
+        if number == 2:
+            fake_nvml.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_GPU_IS_LOST, gpu=fake_nvml.gpus[3])
+        elif number == 5:
+            fake_nvml.recover()
+        fake_nvml.now += 1.0
+        active.append([row.sm_active_percent for row in tick(sampler)])
+    healthy = [[None] * 7, *[[95.0] * 7] * 7]
+    assert [row[:3] + row[4:] for row in active] == healthy
+    assert [row[3] for row in active] == [None, 95.0, None, None, None, None, 95.0, 95.0]
+    assert fake_nvml.calls["nvmlDeviceGetHandleByUUID"] == 8 + 3  # the lost one's only
+    assert len(fake_nvml.held) == 16
+
+
 @pytest.mark.usefixtures("hopper")
 def test_nothing_is_freed_twice_when_nvml_was_shut_down(fake_nvml: FakeNvml) -> None:
     read(fake_nvml)
@@ -233,7 +251,7 @@ def test_a_hang_is_left_alone_and_the_readings_come_back(function: str, fake_nvm
     fake_nvml.hang(function)
     first = GpuSampler(deadline_seconds=0.05)
     rows = []
-    for _ in range(2):
+    for _ in range(3):
         fake_nvml.now += 1.0
         rows += tick(first)
     assert rows[-1].gpu_power_watts is None

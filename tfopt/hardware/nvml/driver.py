@@ -4,6 +4,7 @@ Every call runs in one thread (`Nvml.call`), because a broken driver may never r
 """
 
 import importlib
+import os
 import queue
 import threading
 import time
@@ -45,12 +46,15 @@ class Nvml:
         try:
             return self._worker.call(function, deadline_seconds=deadline_seconds)
         except TimeoutError as error:
-            raise NvmlError(
-                "hung",
-                f"Expected an answer from NVIDIA's driver within {deadline_seconds:g} s. Found: the call hangs; GPU "
-                "readings are unknown until it returns. What to do: run nvidia-smi; if it hangs too, look for Xid "
-                "lines in dmesg and reset the GPU or reboot.",
-            ) from error
+            raise hung(deadline_seconds) from error
+
+    def submit(self, function: Callable[[], object]) -> Future[Any]:
+        """Has `function` called in NVML's own thread without waiting; raises TimeoutError if an earlier call hangs."""
+        return self._worker.submit(function)
+
+    def give_up(self, call: Future[Any]) -> None:
+        """Treats a submitted call as hung: until it returns, no other is made."""
+        self._worker.give_up(call)
 
     def start(self) -> None:
         """Loads NVIDIA's library and starts NVML, unless it is running; raises NvmlError if either fails."""
@@ -108,7 +112,9 @@ class Nvml:
         try:
             return read_device(self._field, handle, gpm.read(restart=restart))
         except NvmlError:
-            self._drop_handles()
+            # Its own only: the other GPUs' handles stay valid. (After a shutdown, `start` drops them all.)
+            gpm.close()
+            del self._handles[uuid]
             raise
 
     def cpu_affinity(self, uuid: str) -> frozenset[int] | None:
@@ -199,21 +205,29 @@ class Worker:
 
     def call(self, function: Callable[[], Result], *, deadline_seconds: float) -> Result:
         """Returns what `function()` returns; raises TimeoutError at the deadline, or if an earlier call still hangs."""
+        future = self.submit(function)
+        try:
+            return future.result(deadline_seconds)
+        except TimeoutError:
+            self.give_up(future)
+            raise
+
+    def submit(self, function: Callable[[], Result]) -> Future[Result]:
+        """Puts a call into the queue; raises TimeoutError if an earlier call hangs."""
         future: Future[Result] = Future()
         with self._lock:
             if self._overdue is not None and not self._overdue.done():
                 raise TimeoutError("an earlier call has not returned yet")
             self._start()
             self._jobs.put((future, function))
-        try:
-            return future.result(deadline_seconds)
-        except TimeoutError:
-            # If the call was still queued, it is never made, and the one before it is overdue.
-            self._overdue = self._running if future.cancel() else future
-            raise
+        return future
+
+    def give_up(self, future: Future[Any]) -> None:
+        """Lets no further call in until this one returns."""
+        # If the call was still queued, it is never made, and the one before it is overdue.
+        self._overdue = self._running if future.cancel() else future
 
     def _start(self) -> None:
-        # A forked child inherits no threads, and a queue that may stay locked.
         if self._thread is None or not self._thread.is_alive():
             self._jobs = queue.SimpleQueue()
             self._thread = threading.Thread(target=self._work, args=(self._jobs,), name="tfopt-nvml", daemon=True)
@@ -232,7 +246,27 @@ class Worker:
             self._running = None
 
 
+def hung(deadline_seconds: float) -> NvmlError:
+    """Returns the error for a call that has not returned by the deadline."""
+    return NvmlError(
+        "hung",
+        f"Expected an answer from NVIDIA's driver within {deadline_seconds:g} s. Found: the call hangs; GPU "
+        "readings are unknown until it returns. What to do: run nvidia-smi; if it hangs too, look for Xid "
+        "lines in dmesg and reset the GPU or reboot.",
+    )
+
+
 _door = Nvml()
+
+
+def _begin_anew_after_fork() -> None:
+    """A forked child has neither NVML's thread nor handles of its own."""
+    global _door
+    _door = Nvml(_door._load, clock=_door._clock)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_anew_after_fork)
 
 
 def door() -> Nvml:
