@@ -1,10 +1,12 @@
 """Writes a page about a training."""
 
 import functools
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +14,18 @@ from typing import Any
 
 import keras
 
+from tfopt.callbacks.report.learning_curves import Epoch, is_quality
 from tfopt.callbacks.report.timeline import BoundedList, Event, Timeline
 from tfopt.callbacks.report.training_charts import QUANTITIES
-from tfopt.callbacks.report.training_page import Epoch, Record, report
+from tfopt.callbacks.report.training_page import Record, report
 from tfopt.callbacks.shared.background import Background
-from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, find_source, subscribe, throughput_weight
+from tfopt.callbacks.shared.reading_sources import (
+    THROUGHPUT_KEYS,
+    find_source,
+    finite,
+    subscribe,
+    throughput_weight,
+)
 from tfopt.callbacks.shared.running_fit import end_with_fit, running_list
 from tfopt.callbacks.shared.workers import worker_rank
 from tfopt.callbacks.throughput_logger import ThroughputLogger
@@ -33,19 +42,27 @@ from tfopt.warn import warn_once
 _EVERY_SECONDS = 300.0
 # How long the end of fit waits for a disk that hangs.
 _WAIT_SECONDS = 30.0
-_NAMES = [quantity.name for quantity in QUANTITIES]
+_NAMES = [quantity.name for group in QUANTITIES.values() for quantity in group]
 _HOST = [name for name in _NAMES if name in HOST_KEYS]
 _GPU = [name for name in _NAMES if name in GPU_KEYS]
-_STEP = [*(name for name in _NAMES if name in THROUGHPUT_KEYS), "mfu_percent"]
+_STEP = [name for name in _NAMES if name in THROUGHPUT_KEYS]
+# The NVML readings that the page adds up.
+_TRAFFIC = {
+    f"{bus}_mib_per_second": (f"{bus}_rx_mib_per_second", f"{bus}_tx_mib_per_second") for bus in ("nvlink", "pcie")
+}
+_JOULES_PER_KWH = 3.6e6
 _EPOCHS = 1000
+# Keys of the logs within epochs of which the curve is kept.
+_CURVES = 12
 
 
 class ReportWriter(keras.callbacks.Callback):
     """Writes a page about the training: what the hardware did, how fast it went, and what held it back.
 
     Use it to see why a training is slow, and to send that to a colleague. The page is one self-contained HTML file,
-    with a verdict, charts over time, the epochs with their logs, and the environment. It shows compilations and alerts
-    if a `CompilationLogger` and `UtilizationAlert`s are in fit's list.
+    with a verdict, the curves of loss and metrics, charts of the hardware over time, the epochs with their logs, and
+    the environment. It shows compilations and alerts if a `CompilationLogger` and `UtilizationAlert`s are in fit's
+    list.
 
     A background thread writes it at the end of `fit`, about every five minutes before, and after an exception or Ctrl-C
     as soon as nothing holds the fit any more. A page that cannot be written is reported once, and the training goes on.
@@ -72,6 +89,8 @@ class ReportWriter(keras.callbacks.Callback):
         self._recorder: Recorder | None = None
         self._background: Background | None = None
         self._page_writer: _PageWriter | None = None
+        self._logs: dict[str, Any] | None = None
+        self._earlier_logs: tuple[float, dict[str, Any]] | None = None
         self._ending = ExitStack()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -83,8 +102,8 @@ class ReportWriter(keras.callbacks.Callback):
         others = running.callbacks if running else []
         compilations = next((other for other in others if isinstance(other, CompilationLogger)), None)
         throughput = find_source(ThroughputLogger, self)
-        recorder = Recorder(self.model.name, throughput, compilations, self._clock, _optimizer(self.model))
-        self._recorder = recorder
+        recorder = Recorder(self.model.name, throughput, compilations, self._clock, _setup(self.model))
+        self._recorder, self._logs, self._earlier_logs = recorder, None, None
         path = self._path.with_name(f"{worker_rank().file_name(self._path.stem)}{self._path.suffix}")
         self._page_writer = _PageWriter(path, recorder)
         self._background = Background("report", self._page_writer)
@@ -101,9 +120,14 @@ class ReportWriter(keras.callbacks.Callback):
         if self._recorder is not None:
             self._recorder.begin_epoch()
 
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Keeps the step's logs, unread: reading them may have to wait for the step."""
+        self._logs = logs
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keeps the epoch's logs."""
         if self._recorder is not None:
+            self._logs = self._earlier_logs = None
             self._recorder.end_epoch(epoch, {} if logs is None else logs)
             self._write_if_due()
 
@@ -126,6 +150,10 @@ class ReportWriter(keras.callbacks.Callback):
         """Runs in the training thread, about once a second."""
         if self._recorder is not None:
             self._recorder.take_steps(row)
+            # Those of a second ago, whose step has ended also where fit is overlapped.
+            if self._earlier_logs is not None:
+                self._recorder.take_logs(*self._earlier_logs)
+            self._earlier_logs = None if self._logs is None else (self._recorder.now, self._logs)
             self._write_if_due()
 
     def _write_if_due(self) -> None:
@@ -145,12 +173,13 @@ class Recorder:
         throughput: ThroughputLogger,
         compilations: Any,  # the CompilationLogger in fit's list, if any
         clock: Callable[[], float],
-        optimizer: str | None = None,
+        setup: Sequence[str] = (),
     ):
         self._name, self._throughput, self._compilations, self._clock = name, throughput, compilations, clock
-        self._optimizer = optimizer
+        self._setup = setup
         self._lock = threading.Lock()  # held for a millisecond at most
-        self._timeline = Timeline()
+        self._timeline, self._learning = Timeline(), Timeline()
+        self._energy: dict[int, list[float]] = {}  # by GPU: its counter's first and last value
         self._throttling, self._spans = Throttling(), SampleSpans()
         self._epochs: BoundedList[Epoch] = BoundedList(_EPOCHS)
         self._first_epoch: float | None = None
@@ -176,10 +205,23 @@ class Recorder:
                     continue
                 for name in _GPU:
                     self._timeline.add(name, row.index, now, getattr(row, name), weight=seconds)
+                for name, both in _TRAFFIC.items():
+                    traffic = _sum([getattr(row, one) for one in both])
+                    self._timeline.add(name, row.index, now, traffic, weight=seconds)
                 reasons = self._throttling.reasons(row)
                 throttled = None if reasons is None else 100.0 * bool(reasons)
                 self._timeline.add("throttled_percent", row.index, now, throttled, weight=seconds)
+            self._timeline.add("gpu_energy_kwh", None, now, self._used(rows))
         self._take_compilations()
+
+    def _used(self, rows: Sequence[GpuSample]) -> float | None:
+        """What all GPUs have used since their first readings; None once a counter went back."""
+        for row in rows:
+            if row.index is None or row.gpu_energy_joules is None:
+                return None
+            joules = self._energy.setdefault(row.index, [row.gpu_energy_joules] * 2)
+            joules[1] = row.gpu_energy_joules if row.gpu_energy_joules >= joules[1] else math.nan
+        return sum(last - first for first, last in self._energy.values()) / _JOULES_PER_KWH
 
     def take_steps(self, row: Mapping[str, Any]) -> None:
         """Adds what `ThroughputLogger` reports about the steps since the last call."""
@@ -189,6 +231,17 @@ class Recorder:
             for name in _STEP:
                 weight, begin = throughput_weight(name, row), now - row.get("window_seconds", 0.0)
                 self._timeline.add(name, None, now, row.get(name), weight=weight, begin=begin)
+
+    def take_logs(self, at: float, logs: Mapping[str, Any]) -> None:
+        """Adds the logs of a step that ended at this time."""
+        with self._lock:
+            self._add_logs(at, logs)
+
+    def _add_logs(self, at: float, logs: Mapping[str, Any]) -> None:
+        for key, value in finite(logs).items():
+            series = self._learning.series
+            if is_quality(key) and (key in series or len(series) < _CURVES):
+                self._learning.add(key, None, at, value)
 
     def take_alert(self, alert: object) -> None:
         """Adds an alert that was just raised."""
@@ -207,6 +260,7 @@ class Recorder:
         now = self.now
         with self._lock:
             self._seen = now
+            self._add_logs(now, {key: value for key, value in logs.items() if not str(key).startswith("val_")})
             self._epochs.add(Epoch(number=epoch + 1, begin=self._epoch_begin, end=now, logs=logs))
 
     def record(self, *, ended: bool, interrupted: bool, written: str, environment: Mapping[str, Any]) -> Record:
@@ -215,6 +269,7 @@ class Recorder:
         with self._lock:
             seconds = self._seen if interrupted and self._seen else self.now
             timeline, epochs = self._timeline.copy(seconds), self._epochs.copy()
+            learning = self._learning.copy(seconds)
         first = self._throughput.first_step_seconds
         return Record(
             name=self._name,
@@ -223,9 +278,10 @@ class Recorder:
             written=written,
             first_step_end=None if first is None or self._first_epoch is None else self._first_epoch + first,
             timeline=timeline,
+            learning=learning,
             epochs=epochs,
             environment=environment,
-            optimizer=self._optimizer,
+            setup=self._setup,
             batch_size=self._throughput.batch_size,
         )
 
@@ -288,11 +344,34 @@ class _PageWriter:
             warn_once(f"report {self._path} unfinished", text)
 
 
-def _optimizer(model: keras.Model) -> str | None:
-    """The class name of a model's optimizer, without the LossScaleOptimizer around it."""
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _setup(model: keras.Model) -> tuple[str, ...]:
+    """How a model is trained, in words: optimizer, precision, XLA, replicas."""
     optimizer = getattr(model, "optimizer", None)
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    return None if optimizer is None else type(optimizer).__name__
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # without the LossScaleOptimizer around it
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    return (
+        *([] if optimizer is None else [type(optimizer).__name__]),
+        _precision(model),
+        *([f"XLA {'on' if model.jit_compile and not model.run_eagerly else 'off'}"] if model.compiled else []),
+        *(["eager"] if model.run_eagerly else []),
+        *([f"{model.steps_per_execution} steps per execution"] if model.steps_per_execution > 1 else []),
+        *([f"{replicas} replicas"] if replicas > 1 else []),
+    )
+
+
+def _precision(model: keras.Model) -> str:
+    """The dtype policy of most layers, and how many layers have others."""
+    layers = [layer for layer in model._flatten_layers(include_self=False) if not list(layer._layers)]
+    policies = Counter(layer.dtype_policy.name for layer in layers if layer.variables).most_common()
+    if not policies:
+        return model.dtype_policy.name
+    others = [f"{name} in {count} {'layer' if count == 1 else 'layers'}" for name, count in policies[1:]]
+    return " and ".join([policies[0][0], *others])
 
 
 def _end_interrupted(background: Background) -> None:

@@ -1,21 +1,25 @@
 """A training's timeline as charts: which quantities, in which units, with how many lines."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean, median
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from tfopt.callbacks.report.timeline import Event, Point, Series, Timeline
-from tfopt.page import MOST_LINES, Line, Marks, Panel, Shade, line_chart
+from tfopt.page import Line, Marks, Panel, Shade, line_chart
 
 Item = TypeVar("Item")
 
 # More marks would hide the lines.
-_EPOCHS_DRAWN = 30
+_EPOCHS_DRAWN = 20
 _EVENTS_DRAWN = 60
 # A maximum this many times the 95th percentile would squeeze the other values into a third of the panel.
 _SPIKE, _USUAL = 6.0, 0.95
+
+
+# More lines than this in a panel could not be told apart.
+_GPUS_DRAWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +27,12 @@ class Quantity:
     """A quantity on the page."""
 
     name: str
-    """The key in `logs`."""
+    """The key in `logs`, or what the page makes of several."""
     title: str
-    unit: str
+    what: str
     """What its numbers are, for a panel's heading."""
-    short: str
-    """The unit after a number."""
+    unit: str
+    """After a number."""
     part: float = 1.0
     """One of the page's unit in the key's unit: 1024 for GiB and MiB."""
     top: float | None = None
@@ -36,48 +40,112 @@ class Quantity:
     spikes: bool = False
     """Whether a few values may dwarf the others: those are cut off at the axis' end, and the median is printed instead
     of the mean."""
+    total: bool = False
+    """Whether it adds up over the training: the last value is printed instead of the mean."""
+    unless_zero: bool = False
+    """Whether it is left out where it is always 0."""
+
+    @property
+    def tick_unit(self) -> str:
+        """The unit beside the highest tick."""
+        return {"examples/s": "/s", "TFLOP/s": "T/s"}.get(self.unit, self.unit)
 
 
-QUANTITIES = (
-    Quantity("gpu_utilization_percent", "GPU utilisation", "% of the time in which any kernel ran", "%", top=100),
-    Quantity("sm_active_percent", "Multiprocessors", "% of them busy, on average", "%", top=100),
-    Quantity("tensor_active_percent", "Tensor cores", "% of the time in which they worked", "%", top=100),
-    Quantity("step_time_ms", "Step time", "ms, median of about a second's steps", "ms", spikes=True),
-    Quantity("examples_per_second", "Throughput", "examples/s", "examples/s"),
-    Quantity("input_wait_percent", "Waiting for input", "% of the time", "%", top=100),
-    Quantity("gpu_memory_used_mib", "GPU memory", "GiB, of all processes", "GiB", 1024),
-    Quantity("gpu_power_watts", "GPU power", "W", "W"),
-    Quantity("host_cpu_percent", "Host CPU", "% of the CPUs that the process may use", "%", top=100),
-    Quantity("process_memory_mib", "Host memory", "GiB, of this process", "GiB", 1024),
-)
+QUANTITIES = {
+    "Pace": (
+        Quantity("step_time_ms", "Step time", "median of about a second's steps", "ms", spikes=True),
+        Quantity("examples_per_second", "Throughput", "of all replicas", "examples/s"),
+        Quantity("input_wait_percent", "Waiting for input", "share of the time", "%", top=100),
+        Quantity("mfu_percent", "Model FLOPs utilisation", "of the devices' listed peak", "%"),
+        Quantity("model_tflops_per_second", "Model FLOPs", "of all replicas", "TFLOP/s"),
+    ),
+    "GPUs": (
+        Quantity("gpu_utilization_percent", "GPU utilisation", "time in which any kernel ran", "%", top=100),
+        Quantity("sm_active_percent", "Multiprocessors", "share of them at work", "%", top=100),
+        Quantity("tensor_active_percent", "Tensor cores", "time in which they worked", "%", top=100),
+        Quantity("dram_active_percent", "Memory bandwidth", "share in use", "%", top=100),
+        Quantity("gpu_memory_used_mib", "GPU memory", "in use by all processes", "GiB", 1024),
+        Quantity("nvlink_mib_per_second", "NVLink", "both directions", "GiB/s", 1024, unless_zero=True),
+        Quantity("pcie_mib_per_second", "PCIe", "both directions", "GiB/s", 1024),
+        Quantity("gpu_power_watts", "Power", "of a board", "W"),
+        Quantity("gpu_energy_kwh", "Energy", "of all GPUs since the first reading", "kWh", total=True),
+        Quantity(
+            "throttled_percent",
+            "Throttled",
+            "readings slowed down by heat, power or a brake",
+            "%",
+            top=100,
+            unless_zero=True,
+        ),
+    ),
+    "Host": (
+        Quantity("host_cpu_percent", "CPU", "of the CPUs that the process may use", "%", top=100),
+        Quantity("process_memory_mib", "Memory", "of this process", "GiB", 1024),
+        Quantity("disk_read_mib_per_second", "Disk reads", "by this process", "MiB/s", unless_zero=True),
+    ),
+}
 
 
 def chart(timeline: Timeline, *, seconds: float, epoch_ends: Sequence[float]) -> str | None:
     """Returns the timeline as one figure that ends at `seconds`, None if it is empty."""
-    panels = [_panel(quantity, devices) for quantity, devices in known(timeline)]
-    if not panels:
+    found = known(timeline)
+    if not found:
         return None
+    return line_chart(
+        [_panel(quantity, devices, group) for group, pairs in found.items() for quantity, devices in pairs],
+        title="Readings since fit began",
+        description=_description(found),
+        seconds=seconds,
+        marks=time_marks(timeline, seconds=seconds, epoch_ends=epoch_ends),
+        columns=2,
+    )
+
+
+def time_marks(timeline: Timeline, *, seconds: float, epoch_ends: Sequence[float]) -> list[Marks]:
+    """Returns the moments to draw on an axis of time."""
     drawn = thinned(epoch_ends, _EPOCHS_DRAWN)
     every = f"end of every {ordinal(-(-len(epoch_ends) // _EPOCHS_DRAWN))} epoch"
-    marks = [
+    return [
         Marks("end of an epoch" if len(drawn) == len(epoch_ends) else every, drawn, "division"),
         Marks("compilation", _times(timeline, "compilation", seconds), "note"),
         Marks("alert", _times(timeline, "alert", seconds), "alarm"),
     ]
-    return line_chart(
-        panels,
-        title="Readings from the beginning of fit",
-        description="A gap in a line means unknown. In a long training, several readings are drawn as their mean; the "
-        "shade behind it spans from the lowest to the highest.",
-        seconds=seconds,
-        marks=marks,
-    )
 
 
-def known(timeline: Timeline) -> list[tuple[Quantity, Mapping[int | None, Series]]]:
-    """Returns the quantities with known values, each with its series by device."""
-    pairs = [(quantity, timeline.series.get(quantity.name, {})) for quantity in QUANTITIES]
-    return [pair for pair in pairs if pair[1]]
+Known: TypeAlias = list[tuple[Quantity, Mapping[int | None, Series]]]
+
+
+def known(timeline: Timeline) -> dict[str, Known]:
+    """Returns the quantities with known values by group, each with its series by device."""
+    found: dict[str, Known] = {}
+    for title, quantities in QUANTITIES.items():
+        pairs: Known = [(quantity, timeline.series.get(quantity.name, {})) for quantity in quantities]
+        # FLOPs as a share of the peak say more than their number.
+        shares = any(quantity.name == "mfu_percent" and devices for quantity, devices in pairs)
+        found[title] = [
+            (_scaled(quantity, devices), devices)
+            for quantity, devices in pairs
+            if devices
+            and not (shares and quantity.name == "model_tflops_per_second")
+            and not (quantity.unless_zero and not any(series.highest > 0 for series in devices.values()))
+        ]
+    return {title: pairs for title, pairs in found.items() if pairs}
+
+
+def _description(found: Mapping[str, Known]) -> str:
+    gpus = max((len(devices) for _, devices in found.get("GPUs", ())), default=0)
+    several = f" The line is the median of {gpus} GPUs." if gpus > _GPUS_DRAWN else ""
+    series = [one for pairs in found.values() for _, devices in pairs for one in devices.values()]
+    if any(point.known > 1 for one in series for point in one.points):
+        several += " Each point is the mean of several readings, and the shade spans them all."
+    return f"A gap means unknown.{several}"
+
+
+def _scaled(quantity: Quantity, devices: Mapping[int | None, Series]) -> Quantity:
+    """An energy below 1 kWh is shown in Wh."""
+    if quantity.unit != "kWh" or max(series.highest for series in devices.values()) >= 1:
+        return quantity
+    return replace(quantity, unit="Wh", part=0.001)
 
 
 def thinned(items: Sequence[Item], most: int) -> list[Item]:
@@ -89,7 +157,9 @@ def number(value: float) -> str:
     """Formats three significant digits, or all before the decimal point."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 or not value else f"{value:.2g}"
 
 
 def figures(quantity: Quantity, devices: Mapping[int | None, Series]) -> tuple[float, float, float]:
@@ -100,30 +170,38 @@ def figures(quantity: Quantity, devices: Mapping[int | None, Series]) -> tuple[f
     return fmean(means) / quantity.part, low / quantity.part, high / quantity.part
 
 
-def _panel(quantity: Quantity, devices: Mapping[int | None, Series]) -> Panel:
+def _panel(quantity: Quantity, devices: Mapping[int | None, Series], group: str) -> Panel:
     in_order = sorted(devices.items(), key=lambda item: -1 if item[0] is None else item[0])
     every = {device: _points(series, quantity) for device, series in in_order}
-    shade = _shade(every.values())
-    unit = quantity.unit
-    if len(every) <= MOST_LINES:
+    if len(every) <= _GPUS_DRAWN:
         lines = [_line(device, points) for device, points in every.items()]
     else:
         lines = [_median(every.values())]
-        unit = f"{unit}; median of {len(every)} GPUs"
+    text, top = _summary(quantity, devices, lines)
+    return Panel(
+        quantity.title, quantity.what, lines, _shade(every.values()), text, top, quantity.tick_unit, group=group
+    )
+
+
+def _summary(
+    quantity: Quantity, devices: Mapping[int | None, Series], lines: Sequence[Line]
+) -> tuple[str, float | None]:
+    """A panel's number in words, and where its axis ends."""
     mean, _, highest = figures(quantity, devices)
+    if quantity.total:
+        return with_unit(highest, quantity.unit), quantity.top
     if not quantity.spikes:
-        text = f"mean {_with_unit(mean, quantity)}"
-        return Panel(quantity.title, unit, lines, shade, text, quantity.top)
+        return f"mean {with_unit(mean, quantity.unit)}", quantity.top
     values = sorted(value for line in lines for value in line.values if value is not None)
-    text, top = f"median {_with_unit(median(values), quantity)}", None
-    usual = values[int(_USUAL * (len(values) - 1))]
+    text, usual = f"median {with_unit(median(values), quantity.unit)}", values[int(_USUAL * (len(values) - 1))]
     if highest > _SPIKE * usual > 0:
-        text, top = f"{text}, highest {_with_unit(highest, quantity)}, beyond the chart", 2 * usual
-    return Panel(quantity.title, unit, lines, shade, text, top)
+        return f"{text}, highest {with_unit(highest, quantity.unit)}, beyond the chart", 2 * usual
+    return text, quantity.top
 
 
-def _with_unit(value: float, quantity: Quantity) -> str:
-    return f"{number(value)}\u00a0{quantity.short}"
+def with_unit(value: float, unit: str) -> str:
+    """Formats a number with its unit."""
+    return f"{number(value)}\u00a0{unit}"
 
 
 def _points(series: Series, quantity: Quantity) -> list[Point]:
@@ -151,7 +229,7 @@ def _median(devices: Iterable[Sequence[Point]]) -> Line:
 
 def _shade(devices: Collection[Sequence[Point]]) -> Shade | None:
     """From the lowest to the highest reading of all devices; None if the lines show every reading."""
-    if len(devices) <= MOST_LINES and all(point.known <= 1 for points in devices for point in points):
+    if len(devices) <= _GPUS_DRAWN and all(point.known <= 1 for points in devices for point in points):
         return None
     moments = _moments(devices)
     lows = [[point.low for point in points if point.low is not None] for _, points in moments]

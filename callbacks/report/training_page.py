@@ -5,8 +5,17 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from tfopt.callbacks.report.learning_curves import Epoch, curves, in_pairs, lost_since
 from tfopt.callbacks.report.timeline import BoundedList, Timeline
-from tfopt.callbacks.report.training_charts import chart, figures, known, number, ordinal, thinned
+from tfopt.callbacks.report.training_charts import (
+    chart,
+    figures,
+    known,
+    number,
+    ordinal,
+    thinned,
+    time_marks,
+)
 from tfopt.causes.known_causes import verdict
 from tfopt.causes.readings import Readings
 from tfopt.hardware import GpuSample
@@ -14,21 +23,9 @@ from tfopt.page import Page, Section, Table, duration, entries, render
 
 _EPOCHS_SHOWN = 20
 _EVENTS_SHOWN = 40
-# Keys with these endings describe speed, not quality; tfopt's callbacks log dozens of them.
-_UNITS = ("_percent", "_mib", "_watts", "_joules", "_celsius", "_mhz", "_ms", "_second", "_seconds", "_examples")
+# As many columns fit beside the epoch's number and duration on a screen 1,280 pixels wide.
+_COLUMNS = 8
 _SPEED = ("step_time_ms", "examples_per_second")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Epoch:
-    """One epoch."""
-
-    number: int
-    """From 1, as Keras prints it."""
-    begin: float
-    """Seconds since the training began."""
-    end: float
-    logs: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +43,13 @@ class Record:
     first_step_end: float | None
     """Seconds since the training began; None if no step ended."""
     timeline: Timeline
+    learning: Timeline
+    """The logs within epochs, by key."""
     epochs: BoundedList[Epoch]
     environment: Mapping[str, Any]
     """As `tfopt.measure.environment` returns it."""
-    optimizer: str | None = None
-    """The name of its class, None if unknown."""
+    setup: Sequence[str] = ()
+    """How it was trained, in words."""
     batch_size: float | None = None
     """Examples per step, None if unknown."""
 
@@ -63,12 +62,26 @@ def report(record: Record) -> str:
     """
     readings = readings_since(record.timeline, record.first_step_end or 0.0)
     found = verdict(readings, seconds=record.seconds, first_step_end=record.first_step_end)
+    # Copied: callbacks may still add keys to the last epoch's logs.
+    epochs = [
+        replace(epoch, logs={str(key): value for key, value in dict(epoch.logs).items()})
+        for epoch in record.epochs.items
+    ]
+    lost = lost_since(epochs, "loss")
+    diverged = f"The loss has not been a number since epoch {lost}. " if lost is not None else ""
     unfinished = "" if record.ended else " The training had not ended when this page was written."
-    sections = [_timeline(record), _epochs(record.epochs), _events(record.timeline), _environment(record.environment)]
+    sections = [
+        _learning(record, epochs),
+        _timeline(record),
+        _epochs(epochs, record.epochs.count),
+        _events(record.timeline),
+        _environment(record.environment),
+    ]
     return render(
         Page(
             title=f"Training of {record.name}",
-            lead=f"{found}\n\n{_summary(record)}{unfinished}",
+            lead=f"{diverged}{found}\n\n{_summary(record)}{unfinished}\n\n{_environment_in_words(record)}",
+            figures=_key_figures(record, readings),
             sections=[section for section in sections if section is not None],
             footer=f"Written by tfopt {record.environment.get('tfopt', '')}, {record.written}.",
         )
@@ -98,61 +111,88 @@ def readings_since(timeline: Timeline, since: float) -> Readings:
 
 
 def _summary(record: Record) -> str:
-    """How much was trained, and on what."""
-    environment = record.environment
-    count = record.epochs.count
-    trained = f"{_counted(count, 'epoch')} in {duration(record.seconds)}"
-    names = [gpu["name"] for gpu in environment.get("gpus", ())]
-    host, packages = environment.get("host", {}), environment.get("packages", {})
-    device = f"{len(names)} × {names[0]}" if names else f"{host.get('cpu_model') or 'an unknown CPU'}, without a GPU"
+    """How much was trained, and what happened."""
     events = [_counted(kept.count, kind) for kind, kept in sorted(record.timeline.events.items())]
     happened = f" {' and '.join(events)}." if events else ""
-    versions = f"TensorFlow {packages.get('tensorflow')}, Keras {packages.get('keras')}"
-    return f"{'; '.join([f'{trained} on {device}', *_setup(record), versions])}.{happened}"
+    return f"{_counted(record.epochs.count, 'epoch')} in {duration(record.seconds)}.{happened}"
 
 
-def _setup(record: Record) -> list[str]:
-    """How it was trained, as far as known."""
-    series = record.timeline.series.get("mfu_percent", {}).get(None)
-    mfu = None if series is None else series.mean(record.first_step_end or 0.0)
-    known = [record.optimizer] if record.optimizer else []
-    known += [f"batch size {record.batch_size:,.0f}"] if record.batch_size else []
-    known += [f"model FLOPs utilisation {mfu:.3g}\u00a0%"] if mfu is not None else []
-    return [", ".join(known)] if known else []
+def _environment_in_words(record: Record) -> str:
+    """What it was trained on, and how."""
+    packages, driver = record.environment.get("packages", {}), record.environment.get("driver")
+    names = [gpu["name"] for gpu in record.environment.get("gpus", ())]
+    cpu = record.environment.get("host", {}).get("cpu_model") or "An unknown CPU"
+    words = [f"{len(names)} × {names[0]}" if len(names) > 1 else names[0] if names else f"{cpu}, no GPU"]
+    words += [f"driver {driver}"] if driver else []
+    words += [f"TensorFlow {packages.get('tensorflow')}", f"Keras {packages.get('keras')}", *record.setup[:1]]
+    words += [f"batch size {record.batch_size:,.0f}"] if record.batch_size else []
+    return f"{', '.join([*words, *record.setup[1:]])}."
+
+
+def _key_figures(record: Record, readings: Readings) -> list[tuple[str, str, str]]:
+    """The means since the first step that say most; what is unknown is left out."""
+
+    def mean(name: str) -> float | None:
+        series = record.timeline.series.get(name, {}).get(None)
+        return None if series is None else series.mean(record.first_step_end or 0.0)
+
+    busy = [gpu.gpu_utilization_percent for gpu in readings.gpus if gpu.gpu_utilization_percent is not None]
+    energy = record.timeline.series.get("gpu_energy_kwh", {}).get(None)
+    values = [
+        ("Throughput", mean("examples_per_second"), "examples/s"),
+        ("Step time", mean("step_time_ms"), "ms"),
+        ("Waited for input", readings.input_wait_percent, "%"),
+        ("GPU busy" if len(busy) == 1 else "GPUs busy", fmean(busy) if busy else None, "%"),
+        ("Model FLOPs utilisation", mean("mfu_percent"), "%"),
+        ("Energy", energy.highest if energy is not None else None, "kWh"),
+    ]
+    if mean("mfu_percent") is None:
+        values[4] = ("Model FLOPs, peak unknown", mean("model_tflops_per_second"), "TFLOP/s")
+    return [(name, number(value), unit) for name, value, unit in values if value is not None]
 
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def _epoch_ends(record: Record) -> list[float]:
+    return [epoch.end for epoch in record.epochs.items]
+
+
+def _learning(record: Record, epochs: Sequence[Epoch]) -> Section | None:
+    seconds = max(record.seconds, 1e-9)
+    marks = time_marks(record.timeline, seconds=seconds, epoch_ends=_epoch_ends(record))
+    found = curves(epochs, record.learning, seconds=seconds, marks=marks)
+    if found is None:
+        return None
+    drawn, left_out = found
+    text = f"{_counted(left_out, 'more metric')}: see the table of all logged keys below." if left_out else ""
+    return Section("Learning", text, charts=[drawn])
+
+
 def _timeline(record: Record) -> Section:
-    drawn = chart(
-        record.timeline,
-        seconds=max(record.seconds, 1e-9),
-        epoch_ends=[epoch.end for epoch in record.epochs.items],
-    )
+    drawn = chart(record.timeline, seconds=max(record.seconds, 1e-9), epoch_ends=_epoch_ends(record))
     if drawn is None:
-        return Section("Timeline", "Nothing was read: the training ended before the first sample.")
-    return Section("Timeline", charts=[drawn], details=[("In figures", _figures(record.timeline))])
+        return Section("Hardware and speed", "Nothing was read: the training ended before the first sample.")
+    return Section("Hardware and speed", charts=[drawn], details=[("In figures", _figures(record.timeline))])
 
 
 def _figures(timeline: Timeline) -> Table:
     rows = []
-    for quantity, devices in known(timeline):
+    for quantity, devices in (pair for pairs in known(timeline).values() for pair in pairs):
         mean, low, high = (number(value) for value in figures(quantity, devices))
-        rows.append((quantity.title, quantity.unit, mean, low, high))
+        rows.append((quantity.title, quantity.unit, "–" if quantity.total else mean, low, high))
     return Table(("Quantity", "Unit", "Mean", "Lowest", "Highest"), rows, align="llrrr")
 
 
-def _epochs(epochs: BoundedList[Epoch]) -> Section:
-    if not epochs.count:
+def _epochs(kept: Sequence[Epoch], count: int) -> Section:
+    if not kept:
         return Section("Epochs", "No epoch has ended.")
-    # Copied: callbacks may still add keys to the last epoch's logs.
-    kept = [replace(epoch, logs={str(key): value for key, value in dict(epoch.logs).items()}) for epoch in epochs.items]
     keys = list(dict.fromkeys(key for epoch in kept for key in epoch.logs))
-    main = [key for key in keys if not key.endswith(_UNITS) or key in _SPEED]
+    speed = [key for key in _SPEED if key in keys]
+    main = [*in_pairs(keys)[: _COLUMNS - len(speed)], *speed]
     shown = [*thinned(kept[:-1], _EPOCHS_SHOWN - 1), kept[-1]]
-    text = f"{len(shown)} of {epochs.count}, evenly over the training." if len(shown) < epochs.count else ""
+    text = f"{len(shown)} of {count}, evenly over the training." if len(shown) < count else ""
     details = []
     if len(shown) < len(kept) or len(main) < len(keys):
         title = f"All logged keys of {len(kept)} epochs" if len(kept) > 1 else "All logged keys"
@@ -192,4 +232,4 @@ def _events(timeline: Timeline) -> Section | None:
 
 
 def _environment(environment: Mapping[str, Any]) -> Section:
-    return Section("Environment", tables=[Table(("What", "Value"), entries(environment))])
+    return Section("Environment", details=[("Everything recorded", Table(("What", "Value"), entries(environment)))])

@@ -20,7 +20,7 @@ def logger():
 
 @pytest.fixture
 def recording(clock, logger):
-    return Recorder("net", SimpleNamespace(first_step_seconds=3.0, batch_size=32.0), logger, clock, "Adam")
+    return Recorder("net", SimpleNamespace(first_step_seconds=3.0, batch_size=32.0), logger, clock, ("Adam",))
 
 
 def record(recording, **changes):
@@ -56,7 +56,7 @@ def test_samples_by_gpu_and_the_host_once(recording, clock):
 def test_how_it_was_trained(recording):
     recording.take_steps({"mfu_percent": 41.5})
     found = record(recording)
-    assert (found.optimizer, found.batch_size) == ("Adam", 32.0)
+    assert (found.setup, found.batch_size) == (("Adam",), 32.0)
     assert points(found.timeline, "mfu_percent") == [(0, 41.5)]
 
 
@@ -64,6 +64,38 @@ def test_without_a_gpu_the_host_alone(recording):
     recording.take_samples((GpuSample(0.0, 0.0, host_cpu_percent=40.0),))
     timeline = record(recording).timeline
     assert [name for name, devices in timeline.series.items() if devices] == ["host_cpu_percent"]
+
+
+def test_energy_of_all_gpus_since_their_first_readings(recording, clock):
+    for second, (first, second_gpu) in enumerate([(1e9, 5e6), (1e9 + 3.6e6, 5e6), (1e9 + 7.2e6, 5e6 + 1.8e6)]):
+        clock.now = 1000.0 + second
+        rows = (GpuSample(0.0, 0.0, index=0, gpu_energy_joules=first),)
+        recording.take_samples((*rows, GpuSample(0.0, 0.0, index=1, gpu_energy_joules=second_gpu)))
+    assert points(record(recording).timeline, "gpu_energy_kwh") == [(0, 0), (1, 1.0), (2, 2.5)]
+    recording.take_samples((GpuSample(0.0, 0.0, index=0, gpu_energy_joules=1.0), *rows[1:]))
+    recording.take_samples((GpuSample(0.0, 0.0, index=0, gpu_energy_joules=9e9), *rows[1:]))
+    assert [mean for _, mean in points(record(recording).timeline, "gpu_energy_kwh")[3:]] == [None] * 2, "it went back"
+
+
+def test_traffic_in_both_directions(recording):
+    sample = {"pcie_rx_mib_per_second": 900.0, "pcie_tx_mib_per_second": 100.0, "nvlink_rx_mib_per_second": 5.0}
+    recording.take_samples((GpuSample(0.0, 0.0, index=0, **sample),))
+    timeline = record(recording).timeline
+    assert points(timeline, "pcie_mib_per_second", 0) == [(0, 1000)]
+    assert not timeline.series["nvlink_mib_per_second"], "one direction alone would look like little"
+
+
+def test_logs_within_and_at_the_end_of_epochs(recording, clock):
+    recording.take_logs(1.0, {"loss": 2.0, "accuracy": 0.1, "step_time_ms": 3.0, "name": "x"})
+    recording.take_logs(2.0, {"loss": float("nan"), "accuracy": 0.2})
+    clock.now += 3
+    recording.end_epoch(0, {"loss": 1.0, "val_loss": 1.5, "accuracy": 0.3})
+    learning = record(recording).learning
+    assert points(learning, "loss") == [(1, 2.0), (3, 1.0)]
+    assert points(learning, "accuracy") == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert set(learning.series) == {"loss", "accuracy"}
+    recording.take_logs(4.0, {f"metric{number}": 1.0 for number in range(1000)})
+    assert len(record(recording).learning.series) == 12, "memory stays bounded"
 
 
 def test_unknown_readings_are_gaps(recording, clock):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from types import SimpleNamespace
 
 import keras
@@ -50,7 +51,7 @@ def fit(*callbacks, model=None, epochs=2, steps=4, **arguments):
 
 
 def text(path):
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", path.read_text()).replace("\u00a0", " "))
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", path.read_text().replace("<wbr>", "")).replace("\u00a0", " "))
 
 
 class After(keras.callbacks.Callback):
@@ -81,7 +82,7 @@ def test_a_page_at_the_end_with_sources_of_its_own(tmp_path):
     assert "No GPU was read" in page or "had passed when the first step" in page
     assert "Throughput examples/s" in page
     assert "host.cpu_model C" in page
-    assert re.search(r"Epochs Epoch Took accuracy loss .*step_time_ms", page), "keys of a source behind it too"
+    assert re.search(r"Epochs Epoch Took loss accuracy .*step_time_ms", page), "keys of a source behind it too"
     assert "had not ended" not in page
 
 
@@ -113,7 +114,7 @@ def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path
     assert alert.alerts
     assert str(alert.alerts[0])[:50] in page
     assert re.search(r"3 epochs in .* 1 compilation", page)
-    assert re.search(r"; Adam, batch size \d+, model FLOPs utilisation [\d.]+ %; TensorFlow", page)
+    assert re.search(r"Keras 3, Adam, batch size \d+, float32, XLA on\. .*Model FLOPs utilisation [\d.]+ %", page)
 
 
 @pytest.mark.slow
@@ -127,11 +128,32 @@ def test_training_is_the_same_with_it_in_any_place_and_overlapped(tmp_path):
     assert_same_state(state(plain), state(overlapped))
 
 
+@pytest.mark.parametrize("overlapped", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_curve_of_a_long_epoch_is_what_keras_logs(tmp_path, monkeypatch, overlapped):
+    clock, logged, records = Clock(), [], []
+
+    def advance(step, logs):
+        clock.now += 2
+        logged.append(logs["loss"] if not overlapped else None)
+
+    monkeypatch.setattr(report_writer, "report", lambda record: records.append(record) or "")
+    model = tfopt.fit.overlap(small_net()) if overlapped else traced()
+    step = keras.callbacks.LambdaCallback(on_train_batch_end=advance)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of callbacks that make an overlapped step wait
+        callbacks = [step, ThroughputLogger(clock=clock), ReportWriter(tmp_path / "r.html", clock=clock)]
+        fit(*callbacks, model=model, epochs=1, steps=12)
+    drawn = [point.mean for point in records[-1].learning.series["loss"][None].points]
+    assert len(drawn) >= 10
+    assert overlapped or drawn == [loss for loss in logged if loss in drawn]
+    assert records[-1].epochs.items[0].logs["loss"] == drawn[-1]
+
+
 def test_times_come_from_the_clock(tmp_path):
     clock, path = Clock(), tmp_path / "report.html"
     advance = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(clock, "now", clock.now + 90))
     fit(advance, ReportWriter(path, clock=clock), epochs=2)
-    assert "2 epochs in 3 min on" in text(path)
+    assert "2 epochs in 3 min." in text(path)
     assert path.read_text().count('<svg class="division"') > 0
     assert re.search(r"1 1 min 30 s .* 2 1 min 30 s", text(path))
 
@@ -141,7 +163,7 @@ def test_a_wall_clock_that_jumps_bends_nothing(tmp_path, monkeypatch):
     shift = iter([3600.0, -3600.0] * 100_000)
     monkeypatch.setattr(time, "time", lambda: wall() + next(shift))
     fit(ReportWriter(path))
-    assert re.search(r"2 epochs in [\d.]+ s on", text(path))
+    assert re.search(r"2 epochs in [\d.]+ s\.", text(path))
 
 
 def test_a_page_before_the_end_so_that_a_kill_leaves_one(tmp_path):
@@ -297,11 +319,24 @@ def test_jinja_missing_is_said_when_it_is_made(tmp_path, monkeypatch):
         ReportWriter(tmp_path / "report.html")
 
 
-def test_the_optimizer_is_the_one_that_the_loss_is_scaled_for():
+def test_how_a_model_is_trained_in_words(monkeypatch):
+    assert report_writer._setup(small_net(jit_compile=False)) == ("Adam", "float32", "XLA off")
+    layers = [keras.layers.Dense(2, dtype=dtype) for dtype in ("mixed_bfloat16", "mixed_bfloat16", "float32")]
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Activation("relu")])
+    assert report_writer._setup(model)[:1] == ("mixed_bfloat16 and float32 in 1 layer",), "not compiled"
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    assert report_writer._optimizer(SimpleNamespace(optimizer=scaled)) == "SGD"
-    assert report_writer._optimizer(small_net()) == "Adam"
-    assert report_writer._optimizer(small_net(compiled=False)) is None
+    model.compile(scaled, "mse", jit_compile=True, steps_per_execution=8)
+    monkeypatch.setattr(type(model), "distribute_strategy", SimpleNamespace(num_replicas_in_sync=8))
+    assert report_writer._setup(model) == (
+        "SGD",
+        "mixed_bfloat16 and float32 in 1 layer",
+        "XLA on",
+        "8 steps per execution",
+        "8 replicas",
+    )
+    model.compile("sgd", "mse", run_eagerly=True)
+    assert "XLA off, eager" in ", ".join(report_writer._setup(model))
+    assert report_writer._setup(keras.Model()) == ("float32",), "no layers"
 
 
 def test_bad_paths(tmp_path):

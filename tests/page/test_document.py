@@ -8,7 +8,7 @@ import pytest
 from tfopt.errors import UnsupportedError
 from tfopt.page import Bar, Page, Section, Table, bar_chart, entries, render, require_renderer
 
-VOID = {"meta", "br", "hr", "link", "img", "input"}
+VOID = {"meta", "br", "wbr", "hr", "link", "img", "input"}
 
 
 class Outline(html.parser.HTMLParser):
@@ -124,6 +124,19 @@ def test_title_lead_paragraphs_and_footer_are_shown():
     assert outline.named("p") == ["First.", "Second.", "Third.", "Fourth.", "Small."]
     assert outline.count("p") == 5, "no empty paragraph"
     assert Outline(render(page())).count("footer") == 0
+
+
+def test_the_numbers_that_matter_most_stand_below_the_lead():
+    figures = [("Throughput", "26,706", "examples/s"), ("Waited <for> input", "1.9", "%")]
+    outline = Outline(render(Page("T", "L", [], figures=figures)))
+    assert outline.named("dt") == ["Throughput", "Waited <for> input"]
+    assert outline.named("dd", "small") == ["26,706", "examples/s", "1.9", "%"]
+    assert not Outline(render(page())).count("dl")
+
+
+def test_long_names_of_columns_may_break_after_an_underscore():
+    table = Table(["val_<b>_accuracy"], [["a_b"]])
+    assert "val_<wbr>&lt;b&gt;_<wbr>accuracy</th>" in render(page(Section("S", tables=[table])))
 
 
 def test_table_keeps_cells_alignment_and_scope():

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfopt.page import duration
-from tfopt.page.time_chart import nice_step, ticks, time_ticks
+from tfopt.page.ticks import epoch_ticks, logarithmic_ticks, nice_step, ticks, time_ticks
 
 
 def texts(pairs):
@@ -24,6 +24,24 @@ def texts(pairs):
 )
 def test_values_are_round_and_few(high, expected):
     assert texts(ticks(0, high)) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        (1, 2, ["epoch 1", "2"]),
+        (1, 20, ["epoch 5", "10", "15", "20"]),
+        (37, 41, ["epoch 37", "38", "39", "40", "41"]),
+        (1, 3000, ["epoch 1,000", "2,000", "3,000"]),
+    ],
+)
+def test_epochs_are_whole_numbers(first, last, expected):
+    assert [text.replace("\u00a0", " ") for text in texts(epoch_ticks(first, last))] == expected
+
+
+def test_powers_of_ten():
+    assert logarithmic_ticks(-2, 1) == [(0.01, "0.01"), (0.1, "0.1"), (1.0, "1"), (10.0, "10")]
+    assert texts(logarithmic_ticks(-8, 2)) == ["1e−8", "1e−5", "0.01", "10"]
 
 
 def test_values_below_zero():

@@ -7,10 +7,10 @@ from .document import Table as Table
 from .document import entries as entries
 from .document import render as render
 from .document import require_renderer as require_renderer
-from .time_chart import MOST_LINES as MOST_LINES
-from .time_chart import Line as Line
-from .time_chart import Marks as Marks
-from .time_chart import Panel as Panel
-from .time_chart import Shade as Shade
-from .time_chart import duration as duration
-from .time_chart import line_chart as line_chart
+from .lines import MOST_LINES as MOST_LINES
+from .lines import Line as Line
+from .lines import Marks as Marks
+from .lines import Panel as Panel
+from .lines import Shade as Shade
+from .lines import line_chart as line_chart
+from .ticks import duration as duration

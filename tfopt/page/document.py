@@ -91,6 +91,8 @@ class Page:
     """From top to bottom. More than three get a table of contents."""
     footer: str = ""
     """The page's origin, in small print."""
+    figures: Sequence[tuple[str, str, str]] = ()
+    """The numbers that matter most, printed large below the lead: each with its name, the number and its unit."""
 
 
 def printable(text: str) -> str:
@@ -153,5 +155,7 @@ def _environment() -> Any:
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters["markup"] = Markup
+    # Long names of metrics may break after an underscore.
+    environment.filters["breakable"] = lambda text: Markup.escape(printable(text)).replace("_", Markup("_<wbr>"))
     environment.filters["paragraphs"] = lambda text: [one for one in text.split("\n\n") if one.strip()]
     return environment

@@ -8,11 +8,14 @@ import pytest
 from tfopt.callbacks.report.timeline import BoundedList, Event, Timeline
 from tfopt.callbacks.report.training_charts import QUANTITIES, chart
 from tfopt.callbacks.report.training_page import Epoch, Record, readings_since, report
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS
+from tfopt.hardware import GpuSample
 
 BUSY = {"gpu_utilization_percent": 97, "input_wait_percent": 2, "sm_active_percent": 80, "tensor_active_percent": 30}
 ENVIRONMENT = {
     "tfopt": "0.1",
     "packages": {"tensorflow": "2.21.0", "keras": "3.15.1"},
+    "driver": "570.86.15",
     "gpus": [{"name": "NVIDIA H200"}] * 2,
     "host": {"cpu_model": "EPYC"},
 }
@@ -49,26 +52,58 @@ def test_the_means_of_each_gpu():
 
 
 def text_of(markup):
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", markup).replace("\u00a0", " "))
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", markup.replace("<wbr>", "")).replace("\u00a0", " "))
 
 
 def test_a_panel_for_each_known_quantity_in_its_unit():
     read = timeline(gpu_power_watts=600, process_memory_mib=2048, step_time_ms=38.5)
     markup = chart(read, seconds=100.0, epoch_ends=[])
-    assert re.findall(r'class="quantity"><strong>(.*?)<', markup) == ["Step time", "GPU power", "Host memory"]
+    assert re.findall(r'class="quantity"><strong>(.*?)<', markup) == ["Step time", "Power", "Memory"]
     found = text_of(markup)
     assert "mean 2.00 GiB" in found
-    assert ">1.5</text>" in markup.split("Host memory")[-1], "its axis too"
+    assert ">2.0\u00a0GiB</text>" in markup.split("Memory")[-1], "its axis too"
+    assert re.findall(r'class="group">(.*?)<', markup) == ["Pace", "GPUs", "Host"]
     assert "median 38.5 ms" in found
     assert chart(Timeline(), seconds=1.0, epoch_ends=[]) is None
 
 
-def test_a_line_for_each_gpu_up_to_eight_then_their_median():
-    few = chart(timeline(gpus=8, gpu_power_watts=list(range(8))), seconds=100.0, epoch_ends=[])
-    assert "GPU 7" in few
+def test_what_is_always_zero_is_no_panel():
+    idle = timeline(gpus=2, throttled_percent=[0, 0], nvlink_mib_per_second=0, gpu_utilization_percent=0)
+    assert re.findall(r'class="quantity"><strong>(.*?)<', chart(idle, seconds=9.0, epoch_ends=[])) == [
+        "GPU utilisation"
+    ]
+    throttled = timeline(gpus=2, throttled_percent=[0, 100])
+    assert "Throttled" in chart(throttled, seconds=9.0, epoch_ends=[])
+
+
+def test_flops_without_a_known_peak_are_a_number_not_a_share():
+    unknown = report(record(timeline(model_tflops_per_second=0.25)))
+    assert "Model FLOPs of all replicas mean 0.25 TFLOP/s" in text_of(unknown)
+    assert "Model FLOPs, peak unknown 0.25 TFLOP/s" in text_of(unknown)
+    known = text_of(report(record(timeline(model_tflops_per_second=250.0, mfu_percent=25.3))))
+    assert "Model FLOPs utilisation 25.3 %" in known
+    assert "TFLOP/s" not in known
+
+
+def test_energy_is_the_last_value_in_a_unit_that_suits_it():
+    read = Timeline()
+    for at in range(11):
+        read.add("gpu_energy_kwh", None, float(at), at / 100)
+    page = text_of(report(record(read)))
+    assert "Energy of all GPUs since the first reading 100 Wh" in page
+    assert "Energy 0.10 kWh" in page
+    read.add("gpu_energy_kwh", None, 11.0, 2.5)
+    assert "Energy of all GPUs since the first reading 2.50 kWh" in text_of(report(record(read)))
+
+
+def test_a_line_for_each_gpu_up_to_four_then_their_median():
+    few = chart(timeline(gpus=4, gpu_power_watts=list(range(4))), seconds=100.0, epoch_ends=[])
+    assert "GPU 3" in few
+    assert "median of" not in few
     assert "lowest to highest" not in few.split("</figcaption>")[1]
     many = chart(timeline(gpus=9, gpu_power_watts=list(range(9))), seconds=100.0, epoch_ends=[])
-    assert "median of 9 GPUs" in many
+    assert "The line is the median of 9 GPUs." in many
+    assert "lowest to highest" in many
     assert "GPU 7" not in many
     line, shade = re.search(r'class="line only" d="M0 (\d+)', many), re.search(r'class="shade" d="M0 (\d+)L', many)
     assert (int(line[1]), int(shade[1])) == (200, 0)  # 4 and 8 of 8 watts
@@ -84,11 +119,11 @@ def test_a_step_that_took_a_hundred_times_as_long_leaves_the_others_readable():
 
 def test_many_epochs_are_marked_now_and_then():
     read = timeline(step_time_ms=40.0)
-    few = chart(read, seconds=100.0, epoch_ends=[float(at) for at in range(30)])
-    assert few.count('<svg class="division"') == 30
+    few = chart(read, seconds=100.0, epoch_ends=[float(at) for at in range(20)])
+    assert few.count('<svg class="division"') == 20
     many = chart(read, seconds=100.0, epoch_ends=[at / 10 for at in range(61)])
-    assert many.count('<svg class="division"') == 21
-    assert "end of every 3rd epoch" in many
+    assert many.count('<svg class="division"') == 16
+    assert "end of every 4th epoch" in many
 
 
 @pytest.mark.parametrize("kind", ["alert", "compilation"])
@@ -115,7 +150,7 @@ def record(read, epochs=3, ended=True, first_step_end=1.0, **logs):
         "first_step_end": first_step_end,
         "environment": ENVIRONMENT,
     }
-    return Record(name="resnet50", ended=ended, timeline=read, epochs=kept, **fields)
+    return Record(name="resnet50", ended=ended, timeline=read, learning=Timeline(), epochs=kept, **fields)
 
 
 def test_the_page_holds_it_all():
@@ -124,9 +159,8 @@ def test_the_page_holds_it_all():
     read.events["alert"].add(Event(7.0, "Expected <b>"))
     page = text_of(report(record(read)))
     assert "Training of resnet50 The GPU was busy 97 %" in page
-    assert (
-        "3 epochs in 1 min 30 s on 2 × NVIDIA H200; TensorFlow 2.21.0, Keras 3.15.1. 1 alert and 1 compilation." in page
-    )
+    assert "3 epochs in 1 min 30 s. 1 alert and 1 compilation." in page
+    assert "2 × NVIDIA H200, driver 570.86.15, TensorFlow 2.21.0, Keras 3.15.1." in page
     assert "3.0 s compilation one_step_on_data: 2 s, the first 7.0 s alert Expected &lt;b&gt;" in page
     assert "Epoch Took loss 1 10 s 1.5" in page
     assert "packages.keras 3.15.1" in page
@@ -135,15 +169,20 @@ def test_the_page_holds_it_all():
 
 
 def test_the_lead_says_how_it_was_trained():
-    def lead(read, **known):
-        return text_of(report(replace(record(read), **known)))
+    setup = ("AdamW", "mixed_bfloat16", "XLA on", "8 replicas")
+    whole = text_of(report(replace(record(timeline(**BUSY)), setup=setup, batch_size=1024.0)))
+    assert "Keras 3.15.1, AdamW, batch size 1,024, mixed_bfloat16, XLA on, 8 replicas." in whole
+    plain = record(timeline(**BUSY))
+    host = replace(plain, setup=("SGD",), batch_size=0.0, environment={"host": {"cpu_model": "EPYC"}})
+    assert "EPYC, no GPU, TensorFlow None, Keras None, SGD." in text_of(report(host))
 
-    whole = lead(timeline(**BUSY, mfu_percent=41.234), optimizer="AdamW", batch_size=1024.0)
-    assert "on 2 × NVIDIA H200; AdamW, batch size 1,024, model FLOPs utilisation 41.2 %; TensorFlow 2.21.0" in whole
-    assert "on 2 × NVIDIA H200; SGD; TensorFlow 2.21.0" in lead(timeline(**BUSY), optimizer="SGD", batch_size=0.0)
-    early = timeline(seconds=1, mfu_percent=1.0)
+
+def test_the_key_figures_leave_out_the_first_step():
+    early = timeline(seconds=1, mfu_percent=1.0, step_time_ms=9000.0)
     early.add("mfu_percent", None, 50.0, 40.0)
-    assert "H200; model FLOPs utilisation 40 %;" in lead(early), "what came before the first step's end does not count"
+    early.add("step_time_ms", None, 50.0, 38.4)
+    found = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?) <small>", report(record(early))))
+    assert found == {"Step time": "38.4", "Model FLOPs utilisation": "40.0"}
 
 
 def test_many_events_unfold():
@@ -161,11 +200,30 @@ def test_log_keys_that_are_no_texts():
 
 def test_keys_with_units_unfold():
     page = report(record(timeline(), gpu_power_watts=612.5, step_time_ms=38.2, examples_per_second=53_000.4))
-    shown, folded = page.split("All logged keys", 1)
+    shown, folded = page.replace("<wbr>", "").split("All logged keys", 1)
     assert "step_time_ms" in shown
     assert "53,000" in shown
     assert "gpu_power_watts" not in shown
     assert "612.5" in folded
+
+
+def test_the_table_fits_a_screen_and_the_rest_unfolds():
+    metrics = {f"{prefix}metric{number}": 0.5 for number in range(30) for prefix in ("", "val_")}
+    training = record(timeline(), step_time_ms=38.2, examples_per_second=53_000.4, val_loss=1.7, **metrics)
+    heads = [re.sub("<[^>]*>", "", head) for head in re.findall(r"<thead>(.*?)</thead>", report(training), re.DOTALL)]
+    shown, folded = (head.split() for head in heads if "loss" in head)
+    pairs = ["loss", "val_loss", "metric0", "val_metric0", "metric1", "val_metric1"]
+    assert shown == ["Epoch", "Took", *pairs, "step_time_ms", "examples_per_second"]
+    assert len(folded) == 2 + 2 + 60 + 2
+    assert "22 more metrics: see the table of all logged keys below." in text_of(report(training))
+
+
+def test_a_loss_that_is_no_number_comes_first():
+    training = record(timeline(**BUSY), epochs=7)
+    for number in (8, 9):
+        training.epochs.add(Epoch(number=number, begin=70.0, end=80.0, logs={"loss": float("nan")}))
+    page = text_of(report(training))
+    assert "Training of resnet50 The loss has not been a number since epoch 8. The GPU was busy" in page
 
 
 def test_of_many_epochs_some_are_shown_with_the_last():
@@ -184,7 +242,6 @@ def test_a_training_that_ended_at_once():
 
 
 def test_quantities_are_those_that_are_read():
-    from tfopt.hardware import GpuSample
-
-    steps = {"step_time_ms", "examples_per_second", "input_wait_percent"}
-    assert {quantity.name for quantity in QUANTITIES} <= {*GpuSample.__dataclass_fields__, *steps}
+    made = {"nvlink_mib_per_second", "pcie_mib_per_second", "gpu_energy_kwh", "throttled_percent"}
+    names = {quantity.name for group in QUANTITIES.values() for quantity in group}
+    assert names <= {*GpuSample.__dataclass_fields__, *THROUGHPUT_KEYS, *made}

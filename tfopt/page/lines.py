@@ -1,4 +1,4 @@
-"""Draws lines over time: one panel per quantity, all on one time axis, with marks for events.
+"""Draws lines over time or epochs: one panel per quantity, all on one axis, with marks for events.
 
 Lines stretch with the page. Text must not, so it is positioned beside them in percent.
 """
@@ -6,11 +6,12 @@ Lines stretch with the page. Text must not, so it is positioned beside them in p
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
 from typing import Literal, get_args
 
 from tfopt.errors import unknown_name
 from tfopt.page.document import escape
+from tfopt.page.ticks import epoch_ticks, logarithmic_ticks, nice_step, ticks, time_ticks
 
 Kind = Literal["division", "note", "alarm"]
 
@@ -18,13 +19,13 @@ MOST_LINES = 8
 # The drawing's own units, fine enough for a wide screen; integers keep the page small.
 _WIDTH, _HEIGHT = 2000, 400
 _LABEL_PERCENT = 11.0  # height of a label, of the panel's height
+_LETTER_REM = 0.42  # width of a letter of a label
+_LONGEST_LABEL = 12
+# The narrowest panel that leaves room for so many columns on a wide screen; fewer fit on others.
+_NARROWEST: dict[int, str] = {1: "100%", 2: "26rem", 3: "19rem"}
+# A lowest value below this share of the highest lets an axis begin at 0.
+_NEAR_ZERO = 0.4
 _SHAPES: dict[Kind, str] = {"division": "", "note": "M-4-9h8l-4 7z", "alarm": "M0-10 5-5 0 0-5-5z"}
-
-# A duration is shown in the largest unit of which it has at least two.
-_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
-_TIMES = 5  # most steps of the time axis
-# Steps that divide a day, an hour and a minute evenly; elsewhere steps are decimal.
-_PARTS = {"h": (0.5, 1, 2, 3, 4, 6, 12), "min": (0.5, 1, 2, 5, 10, 15, 20, 30), "s": (1, 2, 5, 10, 15, 20, 30)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +37,25 @@ class Line:
     """
 
     label: str
-    """What it shows; printed at its end and in the key if a panel has several lines."""
-    seconds: Sequence[float]
-    """Times of its points, in order."""
+    """What it shows; printed at its end if a panel has several lines."""
+    at: Sequence[float]
+    """Times of its points in seconds, or their epochs; in order."""
     values: Sequence[float | None]
-    """Values at these times; None (unknown) breaks the line."""
+    """Values there; None (unknown) breaks the line."""
 
     def __post_init__(self) -> None:
-        _check_columns(f"line {self.label!r}", seconds=self.seconds, values=self.values)
+        _check_columns(f"line {self.label!r}", at=self.at, values=self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """The range behind a panel's lines, from the lowest to the highest value at each time.
+    """The range behind a panel's lines, from the lowest to the highest value at each place.
 
     Raises:
         ValueError: If the sequences differ in length, a number is not finite, or only one edge is known.
     """
 
-    seconds: Sequence[float]
+    at: Sequence[float]
     """As in `Line`."""
     low: Sequence[float | None]
     """Lowest values; None where unknown."""
@@ -62,9 +63,9 @@ class Shade:
     """Highest values; None where the lowest is."""
 
     def __post_init__(self) -> None:
-        _check_columns("a shade", seconds=self.seconds, low=self.low, high=self.high)
+        _check_columns("a shade", at=self.at, low=self.low, high=self.high)
         if any((low is None) != (high is None) for low, high in zip(self.low, self.high, strict=True)):
-            raise ValueError("Expected both edges of a shade, or neither, at each time. Found: only one is None.")
+            raise ValueError("Expected both edges of a shade, or neither, at each place. Found: only one is None.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Panel:
     title: str
     """The quantity, printed above the lines."""
     unit: str
-    """Its unit, printed after the title."""
+    """What its numbers are, printed after the title."""
     lines: Sequence[Line]
     """One per device, up to 8."""
     shade: Shade | None = None
@@ -88,6 +89,15 @@ class Panel:
     top: float | None = None
     """End of the axis, such as 100 for percent; larger values are drawn at the edge (say so in `text`). None: above the
     largest value."""
+    tick_unit: str = ""
+    """The unit, printed after the highest tick."""
+    from_zero: bool = True
+    """Whether the axis begins at 0 however small the differences are. Otherwise it begins just below the smallest
+    value, unless that is near 0."""
+    group: str = ""
+    """What it has in common with the panels beside it; printed above the first of them."""
+    logarithmic: bool = False
+    """Whether equal distances are equal ratios. Ignored unless all values are above 0."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.lines) <= MOST_LINES:
@@ -109,51 +119,91 @@ class Marks:
 
     label: str
     """What they are, printed in the key."""
-    seconds: Sequence[float]
-    """Their times."""
+    at: Sequence[float]
+    """As in `Line`."""
     kind: Kind = "note"
     """How they are drawn: "division", a thin line; "note", a triangle; "alarm", a diamond on a line."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise unknown_name("kind of mark", self.kind, get_args(Kind))
-        for number in self.seconds:
+        for number in self.at:
             if not math.isfinite(number):
-                raise ValueError(f"Expected finite numbers as seconds of {self.label!r}. Received: {number}.")
+                raise ValueError(f"Expected finite numbers as places of {self.label!r}. Received: {number}.")
 
 
 def line_chart(
-    panels: Sequence[Panel], *, title: str, description: str, seconds: float, marks: Sequence[Marks] = ()
+    panels: Sequence[Panel],
+    *,
+    title: str,
+    description: str,
+    seconds: float | None = None,
+    epochs: tuple[int, int] | None = None,
+    marks: Sequence[Marks] = (),
+    columns: int = 1,
 ) -> str:
-    """Returns panels of lines over one time axis as an HTML figure with inline SVG, for `Section(charts=...)`.
+    """Returns panels of lines over one axis as an HTML figure with inline SVG, for `Section(charts=...)`.
 
-    Every axis starts at 0, or lower if a value is negative. All numbers but the ticks come from the caller.
+    All numbers but the ticks come from the caller.
 
     Args:
-        panels: From top to bottom.
+        panels: From left to right and top to bottom.
         title: What is shown, printed above the panels.
         description: How to read it, printed below the title.
-        seconds: End of the time axis, which starts at 0.
+        seconds: End of a time axis, which starts at 0.
+        epochs: First and last number on an axis of epochs. Pass this or `seconds`.
         marks: Kinds of moments. A kind without moments is left out of the key.
+        columns: How many panels stand side by side on a wide screen: 1, 2 or 3.
 
     Raises:
-        ValueError: If there is no panel, or `seconds` is not above 0.
+        ValueError: If there is no panel, the axis has no length, or `columns` is not 1, 2 or 3.
     """
     if not panels:
         raise ValueError(f"Expected at least one panel for the chart {title!r}. Received: none.")
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"Expected seconds of the chart {title!r} to be above 0. Received: {seconds}.")
-    marks = [kind for kind in marks if kind.seconds]
-    # A label has the same style in all panels, so that they share one key.
+    if columns not in _NARROWEST:
+        raise ValueError(f"Expected 1, 2 or 3 columns in the chart {title!r}. Received: {columns}.")
+    across = _across(title, seconds, epochs)
+    marks = [kind for kind in marks if kind.at]
+    # A label has the same style in all panels.
     labels = dict.fromkeys(line.label for panel in panels if len(panel.lines) > 1 for line in panel.lines)
     styles = {label: number % MOST_LINES for number, label in enumerate(labels)}
-    key = _key(styles, marks, shade=any(panel.shade for panel in panels))
-    drawn = "\n".join(_panel(panel, seconds, marks, styles) for panel in panels)
-    labelled = " labelled" if labels else ""
+    key = _key(marks, shade=any(panel.shade for panel in panels))
+    drawn = "\n".join(
+        part
+        for group, together in groupby(panels, lambda panel: panel.group)
+        for part in (_heading(group), *(_panel(panel, across, marks, styles) for panel in together))
+    )
+    longest = max((min(len(label), _LONGEST_LABEL) for label in labels), default=-1)
+    layout = f"--narrowest: {_NARROWEST[columns]}; --right: {1 + _LETTER_REM * longest:.2f}rem"
     return (
-        f'<figure class="chart timeline{labelled}">\n<figcaption><strong>{escape(title)}</strong> '
+        f'<figure class="chart timeline" style="{layout}">\n<figcaption><strong>{escape(title)}</strong> '
         f"<span>{escape(description)}</span></figcaption>\n{key}{drawn}\n</figure>"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Across:
+    """The axis that all panels share."""
+
+    start: float
+    end: float
+    ticks: Sequence[tuple[float, str]]
+
+    def __call__(self, at: float) -> float:
+        """Returns a place as a fraction of the width, clamped to the edges."""
+        return min(1.0, max(0.0, (at - self.start) / (self.end - self.start)))
+
+
+def _across(title: str, seconds: float | None, epochs: tuple[int, int] | None) -> _Across:
+    if (seconds is None) == (epochs is None):
+        raise ValueError(f"Expected either seconds or epochs for the chart {title!r}. Received: {seconds}, {epochs}.")
+    if epochs is not None:
+        if epochs[0] >= epochs[1]:
+            raise ValueError(f"Expected at least two epochs for the chart {title!r}. Received: {epochs}.")
+        return _Across(*epochs, epoch_ticks(*epochs))
+    if seconds is None or not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"Expected seconds of the chart {title!r} to be above 0. Received: {seconds}.")
+    return _Across(0.0, seconds, time_ticks(seconds))
 
 
 def _check_columns(what: str, **columns: Sequence[float | None]) -> None:
@@ -168,13 +218,9 @@ def _check_columns(what: str, **columns: Sequence[float | None]) -> None:
                 )
 
 
-def _key(styles: dict[str, int], marks: Sequence[Marks], *, shade: bool) -> str:
-    """The meaning of the lines and marks, once for all panels."""
-    items = [
-        f"{_sample(f'line line{number}', 'M1 5h22', '0 0 24 10')}{escape(label)}" for label, number in styles.items()
-    ]
-    if shade:
-        items.append(f"{_sample('shade', 'M0 1h16v8h-16z')}lowest to highest")
+def _key(marks: Sequence[Marks], *, shade: bool) -> str:
+    """The meaning of the shade and the marks, once for all panels; lines are labelled where they end."""
+    items = [f"{_sample('shade', 'M0 1h16v8h-16z')}lowest to highest"] if shade else []
     for kind in marks:
         line = "M8 0v10" if kind.kind != "note" else ""
         shape = f'<path d="{_SHAPES[kind.kind]}"/>' if _SHAPES[kind.kind] else ""
@@ -185,76 +231,88 @@ def _key(styles: dict[str, int], marks: Sequence[Marks], *, shade: bool) -> str:
     return '<p class="key">' + " ".join(f"<span>{item}</span>" for item in items) + "</p>\n" if items else ""
 
 
-def _sample(name: str, path: str, box: str = "0 0 16 10") -> str:
-    return f'<svg class="sample {name}" viewBox="{box}" aria-hidden="true"><path class="{name}" d="{path}"/></svg>'
+def _heading(group: str) -> str:
+    return f'<p class="group">{escape(group)}</p>' if group else ""
+
+
+def _sample(name: str, path: str) -> str:
+    return f'<svg class="sample {name}" viewBox="0 0 16 10" aria-hidden="true"><path class="{name}" d="{path}"/></svg>'
 
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """Maps times and values to fractions of the panel's width and height, clamped to its edges."""
+    """Maps places and values to fractions of the panel's width and height, clamped to its edges."""
 
-    seconds: float
-    low: float
+    across: _Across
+    low: float  # on a logarithmic axis an exponent of ten, as `high`
     high: float
-
-    def across(self, seconds: float) -> float:
-        return min(1.0, max(0.0, seconds / self.seconds))
+    logarithmic: bool = False
 
     def down(self, value: float) -> float:
+        value = math.log10(value) if self.logarithmic else value
         # Halved: the difference of two huge values may be infinite.
         place = (self.high / 2 - value / 2) / (self.high / 2 - self.low / 2)
         return min(1.0, max(0.0, place))
 
-    def point(self, seconds: float, value: float) -> str:
-        return f"{round(self.across(seconds) * _WIDTH)} {round(self.down(value) * _HEIGHT)}"
+    def point(self, at: float, value: float) -> str:
+        return f"{round(self.across(at) * _WIDTH)} {round(self.down(value) * _HEIGHT)}"
+
+    def ticks(self) -> list[tuple[float, str]]:
+        return (logarithmic_ticks if self.logarithmic else ticks)(self.low, self.high)
 
 
-def _fit_axes(panel: Panel, seconds: float) -> _Axes:
+def _fit_axes(panel: Panel, across: _Across) -> _Axes:
     columns = [line.values for line in panel.lines]
     if panel.shade is not None:
         columns += [panel.shade.low, panel.shade.high]
     numbers = [number for column in columns for number in column if number is not None]
+    if panel.logarithmic and numbers and min(numbers) > 0:
+        first, last = math.floor(math.log10(min(numbers))), math.ceil(math.log10(max(numbers)))
+        return _Axes(across, first, max(last, first + 1), logarithmic=True)
     low, high = min([0.0, *numbers]), max([0.0, *numbers]) if panel.top is None else panel.top
+    if not panel.from_zero and numbers and _NEAR_ZERO * high < min(numbers) < high:
+        low = min(numbers)
     if low / 2 == high / 2:
-        return _Axes(seconds, 0.0, 1.0)
+        return _Axes(across, 0.0, 1.0)
     if panel.top is None and math.isfinite(high - low):
         step = nice_step(high - low, 4)
         high = math.ceil(high / step - 1e-9) * step  # the highest tick is above all values
-    return _Axes(seconds, low, high)
+        low = math.floor(low / step + 1e-9) * step if low > 0 else low
+    return _Axes(across, low, high)
 
 
-def _panel(panel: Panel, seconds: float, marks: Sequence[Marks], styles: Mapping[str, int]) -> str:
+def _panel(panel: Panel, across: _Across, marks: Sequence[Marks], styles: Mapping[str, int]) -> str:
     """A panel as HTML with inline SVG; `styles` numbers the labels' styles."""
-    axes = _fit_axes(panel, seconds)
+    axes = _fit_axes(panel, across)
     several = len(panel.lines) > 1
-    # A panel's only line gets a separate style: the first device's would suggest that it is that device.
-    names = [f"line{styles[line.label]}" if several else "only" for line in panel.lines]
+    # A line without a style of its own must not look like the first device's.
+    names = [f"line{styles[line.label]}" if line.label in styles else "only" for line in panel.lines]
     heading = f"<strong>{escape(panel.title)}</strong> <span>{escape(panel.unit)}</span>"
     summary = escape(f"{panel.unit}; {panel.text}" if panel.text else panel.unit)
     shade = _shade(panel.shade, axes) if panel.shade is not None else ""
-    lines = "".join(
-        f'<path class="line {name}" d="{_path(line, axes)}"/>' for line, name in zip(panel.lines, names, strict=True)
-    )
+    lines = "".join(_line(line, name, axes) for line, name in zip(panel.lines, names, strict=True))
     return (
         f'<div class="panel"><p class="quantity">{heading}<b>{escape(panel.text)}</b></p>\n'
         f'<svg class="plot" role="img"><title>{escape(panel.title)}</title><desc>{summary}</desc>\n'
-        f"{_grid(axes)}{_marks(marks, axes)}\n"
+        f"{_grid(axes, panel.tick_unit)}{_marks(marks, axes)}\n"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none">{shade}{lines}</svg>\n'
         f"{_end_labels(panel, axes, names) if several else ''}</svg></div>"
     )
 
 
-def _grid(axes: _Axes) -> str:
+def _grid(axes: _Axes, unit: str) -> str:
+    found = axes.ticks()
+    texts = [text for _, text in found]
+    texts[-1] += f"\u00a0{escape(unit)}" if unit else ""
     rows = "".join(
-        f'<line class="{"origin" if value == 0 else "grid"}" x2="100%" y1="{100 * axes.down(value):.1f}%" '
-        f'y2="{100 * axes.down(value):.1f}%"/>'
-        f'<text class="tick" x="-8" y="{100 * axes.down(value):.1f}%" dy="0.35em" text-anchor="end">{text}</text>'
-        for value, text in ticks(axes.low, axes.high)
+        f'<line class="{"origin" if value == 0 and not axes.logarithmic else "grid"}" x2="100%" y1="{down:.1f}%" '
+        f'y2="{down:.1f}%"/><text class="tick" x="-8" y="{down:.1f}%" dy="0.35em" text-anchor="end">{text}</text>'
+        for (value, _), text, down in zip(found, texts, (100 * axes.down(value) for value, _ in found), strict=True)
     )
     columns = "".join(
         f'<text class="tick" x="{100 * axes.across(at):.1f}%" y="100%" dy="1.5em" '
         f'text-anchor="{_anchor(axes.across(at))}">{text}</text>'
-        for at, text in time_ticks(axes.seconds)
+        for at, text in axes.across.ticks
     )
     return rows + columns
 
@@ -266,7 +324,7 @@ def _anchor(across: float) -> str:
 def _marks(marks: Sequence[Marks], axes: _Axes) -> str:
     drawn = []
     for kind in marks:
-        for at in kind.seconds:
+        for at in kind.at:
             line = '<line y2="100%"/>' if kind.kind != "note" else ""
             shape = f'<path d="{_SHAPES[kind.kind]}"/>' if _SHAPES[kind.kind] else ""
             drawn.append(
@@ -275,28 +333,28 @@ def _marks(marks: Sequence[Marks], axes: _Axes) -> str:
     return "".join(drawn)
 
 
-def _path(line: Line, axes: _Axes) -> str:
-    """Draws each run of known values as one stroke, and a single value between gaps as a dot."""
-    drawn = []
-    for run in _runs(line.seconds, line.values):
-        points = [axes.point(seconds, value) for seconds, value in run]
-        drawn.append(f"M{points[0]}L" + " ".join(points[1:] or points))
-    return "".join(drawn)
+def _line(line: Line, name: str, axes: _Axes) -> str:
+    """Draws each run of known values as one stroke, and single values between gaps as dots."""
+    runs = [[axes.point(at, value) for at, value in run] for run in _runs(line.at, line.values)]
+    strokes = "".join(f"M{run[0]}L{' '.join(run[1:])}" for run in runs if len(run) > 1)
+    dots = "".join(f"M{run[0]}L{run[0]}" for run in runs if len(run) == 1)
+    drawn = f'<path class="line {name}" d="{strokes}"/>'
+    return f'{drawn}<path class="line dots {name}" d="{dots}"/>' if dots else drawn
 
 
 def _shade(shade: Shade, axes: _Axes) -> str:
     drawn = []
-    runs = zip(_runs(shade.seconds, shade.high), _runs(shade.seconds, shade.low), strict=True)
+    runs = zip(_runs(shade.at, shade.high), _runs(shade.at, shade.low), strict=True)
     for high, low in runs:
-        edge = [axes.point(seconds, value) for seconds, value in [*high, *reversed(low)]]
+        edge = [axes.point(at, value) for at, value in [*high, *reversed(low)]]
         drawn.append(f"M{edge[0]}L" + " ".join(edge[1:]) + "z")
     return f'<path class="shade" d="{"".join(drawn)}"/>'
 
 
-def _runs(seconds: Sequence[float], values: Sequence[float | None]) -> Iterator[list[tuple[float, float]]]:
-    """Runs of consecutive known values, each with its time."""
+def _runs(places: Sequence[float], values: Sequence[float | None]) -> Iterator[list[tuple[float, float]]]:
+    """Runs of consecutive known values, each with its place."""
     run: list[tuple[float, float]] = []
-    for at, value in zip(seconds, values, strict=True):
+    for at, value in zip(places, values, strict=True):
         if value is not None:
             run.append((at, value))
         elif run:
@@ -332,52 +390,3 @@ def _apart(places: Sequence[float]) -> list[float]:
         moved[at] = min(moved[at], limit)
         limit = moved[at] - _LABEL_PERCENT
     return moved
-
-
-def nice_step(span: float, most: int) -> float:
-    """Returns the smallest of 1, 2 and 5 times a power of ten that divides a span into at most `most` parts."""
-    exponent = math.floor(math.log10(span / most))
-    steps = [float(f"{digit}e{power}") for power in (exponent, exponent + 1) for digit in (1, 2, 5)]
-    return next(step for step in steps if span / step <= most * (1 + 1e-9))
-
-
-def ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Returns round numbers between `low` and `high` with their text, in at most four steps; if none fit, both ends."""
-    if not math.isfinite(high - low) or high - low < 1e-300:
-        return [(value, f"{value:.3g}") for value in (low, high)]
-    step = nice_step(high - low, 4)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [(number * step, number_text(number * step, step)) for number in range(first, last + 1)]
-
-
-def number_text(value: float, step: float) -> str:
-    """Formats a tick with as many decimals as a distance of `step` needs."""
-    if step < 1e-4 or abs(value) >= 1e7:
-        return f"{value:.3g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e").replace("-", "−")
-    decimals = max(0, -math.floor(math.log10(step)))
-    return f"{value:,.{decimals}f}".replace("-", "−")
-
-
-def time_ticks(seconds: float) -> list[tuple[float, str]]:
-    """Returns round times from 0 to `seconds`, with their text, all in one unit: seconds, minutes, hours or days."""
-    unit, size = next(((unit, size) for unit, size in _UNITS if seconds >= 2 * size), _UNITS[-1])
-    span = seconds / size
-    step = next((part for part in _PARTS.get(unit, ()) if span / part <= _TIMES), nice_step(span, _TIMES))
-    if seconds < _TIMES:  # a few seconds in all
-        step = nice_step(span, _TIMES)
-    count = math.floor(span / step + 1e-9)
-    return [(0.0, "0"), *((number * step * size, f"{number * step:g}\u00a0{unit}") for number in range(1, count + 1))]
-
-
-def duration(seconds: float) -> str:
-    """Returns a duration in its two largest units.
-
-    Example:
-        >>> duration(11_580)
-        '3 h 13 min'
-    """
-    for (large, size), (small, part) in pairwise(_UNITS):
-        whole, rest = divmod(round(seconds / part), round(size / part))
-        if whole:
-            return f"{whole}\u00a0{large}" + (f" {rest}\u00a0{small}" if rest else "")
-    return f"{seconds:.1f}\u00a0s" if seconds < 9.95 else f"{seconds:.0f}\u00a0s"

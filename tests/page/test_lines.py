@@ -44,8 +44,9 @@ def test_a_line_stands_where_its_values_say():
 
 def test_an_unknown_value_is_a_gap_and_a_value_between_two_is_a_dot():
     known = [10.0, 20.0, None, 40.0, None, 60.0, 100.0, None]
-    path = drawn(chart(panel(line(values=known, seconds=range(8)), top=100), seconds=10))[0]
-    assert path == "M0 360L200 320M600 240L600 240M1000 160L1200 0"
+    figure = chart(panel(line(values=known, seconds=range(8)), top=100), seconds=10)
+    assert drawn(figure) == ["M0 360L200 320M1000 160L1200 0", "M600 240L600 240"]
+    assert paths(figure, "dots") == drawn(figure)[1:]
     assert drawn(chart(panel(line(values=[None, None, None])))) == [""]
 
 
@@ -88,7 +89,7 @@ def test_any_values_stay_in_the_panel(values):
 
 def test_empty_lines_and_one_point():
     assert drawn(chart(panel(line(values=[], seconds=[])))) == [""]
-    assert drawn(chart(panel(line(values=[1.0], seconds=[0.0])), seconds=1e-9)) == ["M0 0L0 0"]
+    assert drawn(chart(panel(line(values=[1.0], seconds=[0.0])), seconds=1e-9)) == ["", "M0 0L0 0"]
 
 
 def test_a_shade_runs_there_along_the_highest_and_back_along_the_lowest():
@@ -102,14 +103,68 @@ def test_a_shade_runs_there_along_the_highest_and_back_along_the_lowest():
 def test_each_device_has_its_style_in_every_panel():
     one = panel(line("GPU 0"), line("GPU 1"))
     other = panel(line("GPU 1"), line("GPU 2"), title="Memory")
-    alone = panel(line("GPU 2"), title="Step time")
-    figure = chart(one, other, alone)
+    alone = panel(line("GPU 2"), title="Clock")
+    figure = chart(one, other, alone, panel(title="Step time"))
     styles = [[path.get("class") for path in div.iter("path")] for div in figure.findall("div")]
-    assert styles == [["line line0", "line line1"], ["line line1", "line line2"], ["line only"]]
-    assert texts(figure, "key") == ["GPU 0 GPU 1 GPU 2"]
-    assert [path.get("class") for path in figure.find("p").iter("path")] == ["line line0", "line line1", "line line2"]
-    assert "labelled" in figure.get("class")
-    assert "labelled" not in chart().get("class")
+    assert styles == [["line line0", "line line1"], ["line line1", "line line2"], ["line line2"], ["line only"]]
+    assert not texts(figure, "key"), "lines are labelled where they end"
+
+
+def test_there_is_room_for_the_labels():
+    def room(*labels):
+        return float(re.search(r"--right: ([\d.]+)rem", chart(panel(*map(line, labels))).get("style"))[1])
+
+    assert room("") < room("a", "b") < room("training", "validation") < 6
+    assert room("x" * 3000, "b") < 8
+
+
+def test_an_axis_of_epochs():
+    figure = chart(panel(line(values=(4, 2, 0), seconds=(1, 3, 5))), seconds=None, epochs=(1, 5))
+    assert drawn(figure) == ["M0 0L1000 200 2000 400"]
+    assert texts(figure.find("div"), "tick")[-5:] == ["epoch\u00a01", "2", "3", "4", "5"]
+    with pytest.raises(ValueError, match=r"at least two epochs for the chart 'Readings'\. Received: \(5, 5\)"):
+        chart(seconds=None, epochs=(5, 5))
+    for both in ({"epochs": (1, 5)}, {"seconds": None}):
+        with pytest.raises(ValueError, match="either seconds or epochs"):
+            chart(**both)
+
+
+def test_an_axis_need_not_begin_at_zero():
+    def low(*values):
+        return texts(chart(panel(line(values=values), from_zero=False)).find("div"), "tick")[0]
+
+    assert low(0.91, 0.95, 0.97) == "0.90"
+    assert low(0.3, 1.2, 2.3) == "0", "near enough"
+    assert low(0.9, 0.9, 0.9) == "0.0", "a constant"
+
+
+def test_equal_distances_are_equal_ratios_on_a_logarithmic_axis():
+    figure = chart(panel(line(values=(1000, 10, 0.1)), logarithmic=True))
+    assert drawn(figure) == ["M0 0L1000 200 2000 400"]
+    assert texts(figure.find("div"), "tick")[:5] == ["0.1", "1", "10", "100", "1,000"]
+    assert drawn(chart(panel(line(values=(100, 50, 0)), logarithmic=True))) == drawn(
+        chart(panel(line(values=(100, 50, 0))))
+    )
+
+
+def test_the_highest_tick_has_the_unit():
+    ticks = texts(chart(panel(line(values=(610, 640, 690)), tick_unit="<W>")).find("div"), "tick")
+    assert ticks[:5] == ["0", "200", "400", "600", "800\u00a0<W>"]
+
+
+def test_panels_stand_in_groups_and_columns():
+    figure = chart(panel(group="Pace"), panel(group="GPUs"), panel(group="GPUs"), columns=2)
+    assert [(one.tag, one.get("class")) for one in figure][1:] == [
+        ("p", "group"),
+        ("div", "panel"),
+        ("p", "group"),
+        ("div", "panel"),
+        ("div", "panel"),
+    ]
+    assert texts(figure, "group") == ["Pace", "GPUs"]
+    assert "26rem" in figure.get("style")
+    with pytest.raises(ValueError, match=r"1, 2 or 3 columns in the chart 'Readings'\. Received: 4"):
+        chart(columns=4)
 
 
 def end_labels(figure):
@@ -192,14 +247,14 @@ def test_a_number_that_is_not_finite_is_refused(number):
         line("GPU 0", (0, number, 1))
     with pytest.raises(ValueError, match="finite numbers as high of a shade"):
         Shade([0], [0], [number])
-    with pytest.raises(ValueError, match="finite numbers as seconds of 'alert'"):
+    with pytest.raises(ValueError, match="finite numbers as places of 'alert'"):
         Marks("alert", [number])
     with pytest.raises(ValueError, match="seconds of the chart 'Readings' to be above 0"):
         chart(seconds=number)
 
 
 def test_columns_of_unlike_length_are_refused():
-    expected = r"Expected all columns to have the same length in line 'a'\. Received: 3 seconds, 1 values"
+    expected = r"Expected all columns to have the same length in line 'a'\. Received: 3 at, 1 values"
     with pytest.raises(ValueError, match=expected):
         line("a", [1.0])
     with pytest.raises(ValueError, match="a shade"):
