@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tfopt.callbacks.profiler.waiting import input_wait
 from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.text import Shown, aligned
 
@@ -61,9 +62,9 @@ class TraceSummary(Shown):
     steps: int
     """Each step of an execution (`steps_per_execution`) counts."""
     step_time_ms: float | None
-    """The mean."""
+    """The mean, of the marked steps if those that XProf reads from the device are shorter."""
     input_percent: float | None
-    """Waiting for input, or copying it to the device."""
+    """Waiting for a batch while the device idles, or copying it there. None if the trace does not show the waiting."""
     output_percent: float | None
     """Copying results from the device."""
     host_compute_percent: float | None
@@ -128,14 +129,14 @@ def summarize_trace(folder: str | os.PathLike[str], *, steps_per_execution: int 
     steps = _table(files, "input_pipeline_analyzer", "stepTimeMs", use_saved_result=False)
     operations = _table(files, "framework_op_stats", "operation", use_saved_result=True)
     executions, hardware = _rows(steps), steps.get("p", {}).get("hardware_type")
-    total = sum(execution["stepTimeMs"] for execution in executions)
     count = len(executions) * steps_per_execution
+    total, shares = _shares(executions, hardware, files)
     return TraceSummary(
         folder=os.fspath(folder),
         hardware=hardware,
         steps=count,
         step_time_ms=total / count if count else None,
-        **{name: _percent(executions, name, total, hardware) for name in _SHARES},
+        **{name: None if ms is None else 100 * ms / total for name, ms in shares.items()},
         operations=_most_expensive(_rows(operations)),
     )
 
@@ -176,14 +177,35 @@ def _rows(table: Mapping[str, Any]) -> list[_Row]:
     return [dict(zip(_ids(table), [cell["v"] for cell in row["c"]], strict=True)) for row in table.get("rows", [])]
 
 
-def _percent(executions: Sequence[_Row], share: str, total: float, hardware: str | None) -> float | None:
-    """A share of the steps' time, None if unknown."""
+def _shares(
+    executions: Sequence[_Row], hardware: str | None, files: Sequence[str]
+) -> tuple[float, dict[str, float | None]]:
+    """The milliseconds of all steps, and of what they consist of, where known."""
+    total = sum(execution["stepTimeMs"] for execution in executions)
+    shares = {name: _sum(executions, name, hardware) for name in _SHARES}
+    copied, computed = shares["input_percent"], shares["host_compute_percent"]
+    found = input_wait(files, {execution.get("stepnum", "") for execution in executions}) if executions else None
+    if found is None or copied is None or computed is None:
+        return total, shares | {"input_percent": None}
+    # XProf takes waiting in a thread of tf.data for computation by the host. Or it takes the steps from the device, and
+    # they lack the time before the first kernel.
+    marked, waited = found
+    missing, unseen = max(0.0, marked - total), max(0.0, waited - copied)
+    total += missing
+    shares["input_percent"] = copied + unseen
+    shares["host_compute_percent"] = computed - min(computed, max(0.0, unseen - missing))
+    rest = total - sum(share or 0.0 for name, share in shares.items() if name != "other_percent")
+    return total, shares | {"other_percent": max(0.0, rest)}
+
+
+def _sum(executions: Sequence[_Row], share: str, hardware: str | None) -> float | None:
+    """A share of the steps' time in milliseconds, None if unknown."""
     column = _SHARES[share]
-    if not total or (share in _DEVICE_SHARES and hardware == "CPU_ONLY"):
+    if not executions or (share in _DEVICE_SHARES and hardware == "CPU_ONLY"):
         return None
     if any(column not in execution for execution in executions):
         return None
-    return 100 * float(sum(execution[column] for execution in executions)) / total
+    return float(sum(execution[column] for execution in executions))
 
 
 def _most_expensive(rows: Sequence[_Row]) -> tuple[Operation, ...]:

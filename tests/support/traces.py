@@ -1,5 +1,7 @@
 """What a trace of TensorFlow's profiler holds."""
 
+import copy
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -51,12 +53,40 @@ def write_gpu_trace(path, steps=4):
     path.write_bytes(space.SerializeToString())
 
 
+def write_host_trace(path, steps, elsewhere=(), kernels=()):
+    """A trace of marked steps of the main thread, each given as (number, begin, duration, wait), in microseconds.
+
+    A thread of tf.data's waits from the step's beginning on. Of other threads' waits and the GPU's kernels, `elsewhere`
+    and `kernels` give (begin, duration).
+    """
+    space = xplane_pb2.XSpace()
+    host = _Plane(space, "/host:CPU", "python")
+    data, other = host.another_line(), host.another_line()
+    for number, begin, duration, wait in steps:
+        host.add("train", begin, duration, step_num=number, _r=1)
+        host.add("FunctionRun", begin, duration, id=1000 + number)
+        data.add("IteratorGetNextOp::DoCompute", begin, wait, id=1000 + number)
+    for begin, duration in elsewhere:
+        other.add("IteratorGetNextOp::DoCompute", begin, duration, id=5)
+    if kernels:
+        gpu = _Plane(space, "/device:GPU:0", "Stream #14(Compute)")
+        for begin, duration in kernels:
+            gpu.add("kernel", begin, duration)
+    path.write_bytes(space.SerializeToString())
+
+
 class _Plane:
-    """A plane of a trace, with one line."""
+    """A plane of a trace, and the line to add to."""
 
     def __init__(self, space, name, line):
         self.plane = space.planes.add(name=name, id=len(space.planes))
         self.line = self.plane.lines.add(name=line, id=1)
+
+    def another_line(self):
+        """The same plane, with a line of its own to add to."""
+        other = copy.copy(self)
+        other.line = self.plane.lines.add(id=len(self.plane.lines) + 1)
+        return other
 
     def add(self, name, begin_us, duration_us, **stats):
         event = self.line.events.add(offset_ps=begin_us * 10**6, duration_ps=duration_us * 10**6)

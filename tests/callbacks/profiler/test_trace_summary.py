@@ -1,12 +1,14 @@
 import json
 import sys
+import time
 from types import SimpleNamespace
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from quick import first_quick
-from traces import batches, tiny_model, write_gpu_trace
+from traces import batches, tiny_model, write_gpu_trace, write_host_trace
 
 from tfopt.callbacks.profiler import trace as trace_module
 from tfopt.callbacks.profiler.trace_summary import summarize_trace
@@ -41,7 +43,7 @@ def table(columns, rows, **properties):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "host.xplane.pb").write_bytes(b"a trace")
+    write_host_trace(tmp_path / "host.xplane.pb", [(3, 0, 10_000, 1000), (4, 11_000, 30_000, 11_000)])
     return tmp_path
 
 
@@ -79,6 +81,49 @@ def test_a_step_of_an_execution_is_counted_by_itself(folder, recorded):
     recorded()
     summary = summarize_trace(folder, steps_per_execution=4)
     assert (summary.steps, summary.step_time_ms, summary.input_percent) == (8, 5.0, 30.0)
+
+
+# A step of 10 ms, during which XProf sees the host compute but for 1 ms.
+ONE_STEP = [("train 3", 0.0, 0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 0.0, 1.0, "", 10.0)]
+
+
+def test_waiting_for_a_batch_in_another_thread_is_input(folder, recorded):
+    recorded(steps=ONE_STEP, hardware="CPU_ONLY")
+    write_host_trace(folder / "host.xplane.pb", [(3, 0, 10_000, 5000), (4, 10_000, 10_000, 9000)])
+    summary = summarize_trace(folder)
+    assert (summary.input_percent, summary.host_compute_percent, summary.other_percent) == (50.0, 40.0, 10.0)
+    assert summary.step_time_ms == 10.0
+
+
+def test_a_thread_that_prefetches_to_the_device_may_wait(folder, recorded):
+    recorded(steps=ONE_STEP, hardware="CPU_ONLY")
+    write_host_trace(folder / "host.xplane.pb", [(3, 0, 10_000, 500)], elsewhere=[(0, 9000), (9500, 100)])
+    summary = summarize_trace(folder)
+    assert (summary.input_percent, summary.host_compute_percent, summary.other_percent) == (5.0, 85.0, 10.0)
+
+
+def test_waiting_while_the_device_works_costs_nothing(folder, recorded):
+    recorded(steps=[("train 3", 4.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 1.0, "", 10.0)])
+    write_host_trace(folder / "host.xplane.pb", [(3, 0, 10_000, 6000)], kernels=[(0, 3000), (1000, 1000), (8000, 1000)])
+    summary = summarize_trace(folder)
+    assert (summary.input_percent, summary.device_compute_percent) == (30.0, 40.0)
+    assert (summary.host_compute_percent, summary.other_percent) == (20.0, 10.0)
+
+
+def test_steps_that_xprof_takes_from_the_device_lack_the_waiting_before_them(folder, recorded):
+    recorded(steps=[("train 3", 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, "", 8.5)])
+    write_host_trace(folder / "host.xplane.pb", [(3, 0, 20_000, 9000)], kernels=[(9300, 6000), (15_800, 2000)])
+    summary = summarize_trace(folder)
+    assert (summary.step_time_ms, summary.input_percent, summary.device_compute_percent) == (20.0, 45.0, 40.0)
+    assert (summary.host_compute_percent, summary.other_percent) == (0.0, 15.0)
+
+
+@pytest.mark.parametrize("marks", [[], [(3, 0, 10_000, 0)], [(4, 0, 10_000, 1000)]])
+def test_where_the_trace_shows_no_waiting_input_is_unknown(folder, recorded, marks):
+    recorded(steps=ONE_STEP, hardware="CPU_ONLY")
+    write_host_trace(folder / "host.xplane.pb", marks)
+    summary = summarize_trace(folder)
+    assert (summary.input_percent, summary.host_compute_percent, summary.other_percent) == (None, 90.0, 10.0)
 
 
 def test_the_operations_are_the_devices(folder, recorded):
@@ -208,6 +253,59 @@ def test_xprof_reads_the_steps(tmp_path, steps, counted):
     )
     assert sum(shares) == pytest.approx(100, abs=1)
     assert len(summary.operations) == 10
+
+
+def sleeping(seconds):
+    """Batches for `tiny_model` that each take some time, in turn with the steps."""
+
+    def sleep(example):
+        time.sleep(seconds)
+        return example
+
+    def slow(x, y):
+        return tf.ensure_shape(tf.numpy_function(sleep, [x], tf.float32), x.shape), y
+
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return batches(14).map(slow).with_options(options)
+
+
+class SlowSteps(keras.callbacks.Callback):
+    """Takes some time in each step, and measures the steps."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self._seconds = seconds
+        self.steps = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(self._seconds)
+        self.steps.append(time.perf_counter() - self._began)
+
+
+@pytest.mark.parametrize("executed", first_quick([{}, {"run_eagerly": True}, {"jit_compile": True}]))
+def test_the_share_of_waiting_for_a_dataset_that_sleeps(tmp_path, executed):
+    pytest.importorskip("xprof")
+    wait, steps = 0.01, SlowSteps(0.01)
+    profiler = StepProfiler(tmp_path, start_step=3, steps=10)
+    tiny_model(**executed).fit(sleeping(wait), verbose=0, shuffle=False, callbacks=[steps, profiler])
+    summary = profiler.summary()
+    true = 100 * wait / np.mean(steps.steps[4:12])
+    assert summary.input_percent == pytest.approx(true, abs=7)
+    assert sum(value for name, value in summary.to_dict().items() if name.endswith("percent") and value) == (
+        pytest.approx(100, abs=1)
+    )
+
+
+@pytest.mark.slow
+def test_batches_that_the_steps_of_one_execution_take_meanwhile_are_no_waiting(tmp_path):
+    pytest.importorskip("xprof")
+    profiler = StepProfiler(tmp_path, start_step=2, steps=8)
+    tiny_model(steps_per_execution=2).fit(sleeping(0.01), verbose=0, shuffle=False, callbacks=[profiler])
+    assert profiler.summary().input_percent is None
 
 
 def test_xprof_reads_a_gpu(tmp_path):
