@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from tfopt.callbacks.profiler.trace import StepMark, Trace, is_writing, start_trace, warm_up
+from tfopt.callbacks.profiler.trace import PATIENCE_SECONDS, StepMark, Trace, is_writing, start_trace, warm_up
 from tfopt.callbacks.profiler.trace_summary import TraceSummary, summarize_trace
 from tfopt.callbacks.shared.running_fit import end_with_fit
 from tfopt.checks import folder, integer, number
@@ -28,7 +28,7 @@ class StepProfiler(keras.callbacks.Callback):
 
     A trace begins at a step, after a time, or when `request` is called, as by an alert. After the last traced step, fit
     waits until the device is done and recording has stopped. A thread then writes the trace, in seconds to a minute;
-    fit waits for it only at its end.
+    fit waits for it only at its end, 30 s at most.
 
     Args:
         log_dir: Folder for the trace, created if missing.
@@ -76,7 +76,7 @@ class StepProfiler(keras.callbacks.Callback):
         self._left = 0  # steps the trace still lacks; 0 while none is recorded
         self._steps_per_execution = 1
         self.traces: list[Path] = []
-        """The folders of the last fit's traces, the newest last."""
+        """The folders of the last fit's traces, the newest last. A trace that is still being written is added then."""
 
     def request(self, alert: object = None) -> None:
         """Starts a trace with the next step. Any thread may call it, also before `fit`.
@@ -89,7 +89,7 @@ class StepProfiler(keras.callbacks.Callback):
     def summary(self) -> TraceSummary | None:
         """Summarizes the last trace, and writes the summary beside it as `summary.json`. Call it after `fit`.
 
-        A trace that is still being recorded is ended.
+        A trace that is still being recorded is ended, and one that is being written waited for.
 
         Returns:
             The summary, None if there is no trace.
@@ -97,7 +97,7 @@ class StepProfiler(keras.callbacks.Callback):
         Raises:
             tfopt.errors.UnsupportedError: If xprof is not installed, or cannot read the trace.
         """
-        self._collect()
+        self._collect(to_the_end=True)
         if not self.traces:
             return None
         folder = self.traces[-1]
@@ -110,8 +110,9 @@ class StepProfiler(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Plans when a trace begins."""
-        self._collect()  # if an exception ended the previous fit
-        self.traces = []
+        if self._left:  # an exception ended the previous fit
+            self._collect()
+        self._trace, self.traces = None, []
         self._before = self._done = 0  # steps of the previous epochs, and of this one
         self._steps_per_execution = getattr(self.model, "steps_per_execution", 1)
         self._at_step = self._at_seconds = math.inf
@@ -147,7 +148,7 @@ class StepProfiler(keras.callbacks.Callback):
                 self._end()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends a trace that is still recorded, and waits until it is written."""
+        """Ends a trace that is still recorded, and waits until it is written, but not for a slow disk."""
         if self._left:
             self._end()
         self._collect()
@@ -164,7 +165,7 @@ class StepProfiler(keras.callbacks.Callback):
             self._at_step = math.inf
         if self._clock() >= self._at_seconds:
             self._at_seconds = math.inf
-        self._trace = start_trace(self._log_dir)
+        self._trace = start_trace(self._log_dir, self.traces)
         if self._trace is not None:
             self._left = self._steps
             end_with_fit(self, self._trace.give_up, at_exit=False)
@@ -181,14 +182,20 @@ class StepProfiler(keras.callbacks.Callback):
         if self._trace is not None:
             self._trace.end()
 
-    def _collect(self) -> None:
-        """Waits until the last trace, if any, is written, and notes its folder."""
-        trace, self._trace = self._trace, None
+    def _collect(self, *, to_the_end: bool = False) -> None:
+        """Waits until the last trace, if any, is written, but for a slow disk only if that is wanted."""
         self._mark, self._left = None, 0
-        if trace is not None:
-            trace.finish()
-            if trace.folder is not None and trace.folder not in self.traces:
-                self.traces.append(trace.folder)
+        if self._trace is None:
+            return
+        if self._trace.finish(None if to_the_end else PATIENCE_SECONDS):
+            self._trace = None
+        else:
+            warn_once(
+                "step profiler late",
+                f"Expected to write a trace to {self._log_dir} within {PATIENCE_SECONDS:g} s. Found it unfinished. A "
+                "thread goes on writing, and fit no longer waits. Call summary(), which waits, before Python ends; or "
+                "choose a faster disk or fewer steps.",
+            )
 
     def _never_begun(self) -> str:
         planned = [f"at step {self._start_step}"] if self._at_step < math.inf else []

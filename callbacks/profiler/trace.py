@@ -3,11 +3,13 @@
 import atexit
 import functools
 import importlib
+import itertools
 import os
 import queue
 import threading
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -20,28 +22,35 @@ from tfopt.warn import warn_once
 # The serialized field "name" of an XStatMetadata: tag, length, value.
 _LOOP_STAT, _HIDDEN_STAT = b"\x12\x08iter_num", b"\x12\x08loop_num"
 _CHUNK = 2**20  # bytes, searched in under a millisecond, while which Python does nothing else
+PATIENCE_SECONDS = 30.0  # for the disk
+_numbers = itertools.count()
 _traces: "weakref.WeakSet[Trace]" = weakref.WeakSet()
 
 
 class Trace:
     """A trace, recorded from its construction on, and written to `LOG_DIR/plugins/profile/TIME/HOST.xplane.pb`.
 
+    Only its own thread touches the disk, which may hang.
+
+    Args:
+        log_dir: Created if missing.
+        written: Gets the folder, as soon as the trace is in it.
+
     Raises:
         tf.errors.AlreadyExistsError: If another profiler is running; a process can record one trace at a time.
         RuntimeError: If no thread can be started.
     """
 
-    def __init__(self, log_dir: Path):
-        self._log_dir = log_dir
-        self._before = _folders(log_dir)
-        self.folder: Path | None = None
-        """Where the trace was written; None before, and if that failed."""
+    def __init__(self, log_dir: Path, written: list[Path]):
+        self._log_dir, self._written = log_dir, written
         self._is_over = False
         # A finalizer may run while its own thread holds any lock; only a SimpleQueue is safe to signal with then.
         self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
         # A daemon: at exit nothing else would end it, and `finish` is called first.
         self._thread = threading.Thread(target=self._write, name="tfopt-profiler", daemon=True)
-        tf.profiler.experimental.start(str(log_dir))
+        # While TensorFlow writes a trace, it holds a lock that the next start needs. A disk could hang meanwhile.
+        self._memory = f"ram://tfopt-profiler-{next(_numbers)}"
+        tf.profiler.experimental.start(self._memory)
         try:
             self._thread.start()
         except RuntimeError:
@@ -66,25 +75,33 @@ class Trace:
         while enabled() and self._thread.is_alive():  # not alive in a forked child
             time.sleep(0.0005)
 
-    def finish(self) -> None:
-        """Ends the recording and waits until it is written."""
+    def finish(self, seconds: float | None = PATIENCE_SECONDS) -> bool:
+        """Ends the recording, and waits some seconds until it is written (None: for ever); returns whether it is."""
         self.end()
-        self._thread.join()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _write(self) -> None:
         self._over.get()
         try:
             tf.profiler.experimental.stop()
-            folders = _folders(self._log_dir)
-            # No folder is new if this trace replaced one of the same second.
-            folder = max(folders - self._before or folders)
-            for path in folder.glob("*.xplane.pb"):
-                _hide_loops(path)
-            self.folder = folder
+            (source,) = tf.io.gfile.glob(f"{self._memory}/plugins/profile/*/*.xplane.pb")
+            path = _free(self._log_dir / Path(source).relative_to(self._memory))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".tmp")  # XProf must not take it for a trace
+            try:
+                tf.io.gfile.copy(source, str(unfinished), overwrite=True)
+                _hide_loops(unfinished)
+                os.replace(unfinished, path)
+            finally:
+                unfinished.unlink(missing_ok=True)
+            self._written.append(path.parent)
         except Exception as error:  # noqa: BLE001  an observer must not end a training
             _warn(f"to write a trace to {self._log_dir}", error, "Free the disk or choose another log_dir.")
         finally:
             atexit.unregister(self.finish)
+            with suppress(tf.errors.NotFoundError):
+                tf.io.gfile.rmtree(self._memory)
 
 
 class StepMark:
@@ -103,10 +120,10 @@ class StepMark:
             self._nvtx.end_range(self._range)
 
 
-def start_trace(log_dir: Path) -> Trace | None:
+def start_trace(log_dir: Path, written: list[Path]) -> Trace | None:
     """Starts a trace; if that fails, warns once and returns None."""
     try:
-        return Trace(log_dir)
+        return Trace(log_dir, written)
     except tf.errors.AlreadyExistsError as error:
         _warn("to start a trace", error, "Only one profiler can run at a time: leave out profile_batch of TensorBoard.")
     except Exception as error:  # noqa: BLE001  an observer must not end a training
@@ -115,12 +132,14 @@ def start_trace(log_dir: Path) -> Trace | None:
 
 
 def is_writing() -> bool:
-    """Whether a trace is being written. Starting another one would wait for it."""
+    """Whether a trace is being written. Starting another one would wait until it is collected."""
     return any(trace.is_being_written for trace in _traces)
 
 
 def warm_up() -> None:
     """Loads what the profiler needs, so that starting a trace does not delay the steps before it."""
+    if is_writing():
+        return
     try:
         tf.profiler.experimental.start("")
         tf.profiler.experimental.stop(save=False)
@@ -128,9 +147,13 @@ def warm_up() -> None:
         return
 
 
-def _folders(log_dir: Path) -> set[Path]:
-    """The traces in a folder. Their names are times, so the greatest is the newest."""
-    return set((log_dir / "plugins" / "profile").glob("*/"))
+def _free(path: Path) -> Path:
+    """The path, with a number in its folder's name (a time) if there is a trace of the same second."""
+    folder, number = path.parent, 1
+    while path.exists():
+        number += 1
+        path = folder.with_name(f"{folder.name}-{number}") / path.name
+    return path
 
 
 def _hide_loops(path: Path) -> None:

@@ -13,8 +13,8 @@ _WAIT = "IteratorGetNextOp::DoCompute"  # with steps_per_execution above one, It
 def input_wait(files: Iterable[str], steps: set[str]) -> tuple[float, float] | None:
     """Returns the milliseconds of marked steps, and those in which they waited for a batch while no device worked.
 
-    None if the trace lacks one of the steps, or shows no waiting in them: a loop may take its batches between steps, and
-    with `steps_per_execution` above one a step takes its batch while the one before it computes.
+    None if the trace lacks one of the steps, or shows no waiting in them: a loop may take its batches between steps,
+    and with `steps_per_execution` above one a step takes its batch while the one before it computes.
 
     Args:
         files: The traces of all hosts (`*.xplane.pb`).

@@ -71,14 +71,18 @@ def recordings(monkeypatch):
     made = []
 
     class Recorded:
-        def __init__(self, log_dir):
-            self.folder = log_dir / str(len(made))
+        def __init__(self, log_dir, written):
             made.append(self)
+            self._written = lambda: written.append(log_dir / str(made.index(self)))
 
         def end(self):
             pass
 
-        finish = give_up = end
+        give_up = end
+
+        def finish(self, seconds):
+            self._written()
+            return True
 
     monkeypatch.setattr(step_profiler, "start_trace", Recorded)
     return made
@@ -143,18 +147,14 @@ def test_each_cause_begins_a_trace_of_its_own(tmp_path, recordings):
     assert [path.name for path in profiler.traces] == ["0", "1", "2"]
 
 
-def test_traces_of_one_second_have_one_folder(tmp_path, recordings, monkeypatch):
-    def record(log_dir):
-        recording = recorded(log_dir)
-        recording.folder = log_dir / "one second"
-        return recording
-
-    recorded = step_profiler.start_trace
-    monkeypatch.setattr(step_profiler, "start_trace", record)
-    profiler = StepProfiler(tmp_path, start_step=4, steps=2)
-    fit(profiler, after_step(0, profiler.request), steps=12)
-    assert len(recordings) == 2
-    assert profiler.traces == [tmp_path / "one second"]
+def test_traces_of_one_second_have_a_folder_each(tmp_path):
+    path, seen = tmp_path / "2026_05_04_13_22_10" / "host.xplane.pb", []
+    for _ in range(3):
+        seen.append(trace_module._free(path))
+        seen[-1].parent.mkdir()
+        seen[-1].touch()
+    assert [free.parent.name for free in seen] == [f"2026_05_04_13_22_10{number}" for number in ("", "-2", "-3")]
+    assert trace_module._free(path.with_name("another.xplane.pb")).parent == path.parent
 
 
 def test_causes_that_meet_begin_one_trace(tmp_path, recordings):
@@ -174,17 +174,52 @@ def test_a_trace_waits_while_another_is_written(tmp_path, recordings, monkeypatc
     assert (len(asked), seen[0]) == (4, 5)
 
 
-def test_while_it_is_written_it_says_so(tmp_path, monkeypatch):
-    stop, may_write = tf.profiler.experimental.stop, threading.Event()
-    monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: may_write.wait(20) and stop())
-    recording = trace_module.Trace(tmp_path)
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that hangs until it is told to go on."""
+    free, goes_on = trace_module._free, threading.Event()
+    monkeypatch.setattr(trace_module, "_free", lambda path: goes_on.wait(60) and free(path))
+    return goes_on
+
+
+def test_while_it_is_written_it_says_so(tmp_path, disk):
+    written = []
+    recording = trace_module.Trace(tmp_path, written)
     assert not trace_module.is_writing()
     recording.give_up()
     assert trace_module.is_writing()
-    may_write.set()
-    recording.finish()
+    disk.set()
+    assert recording.finish()
     assert not trace_module.is_writing()
-    assert recording.folder.is_dir()
+    assert written[0].is_dir()
+
+
+def test_no_fit_waits_for_a_disk_that_hangs(tmp_path, disk, monkeypatch, warned):
+    monkeypatch.setattr(step_profiler, "PATIENCE_SECONDS", 0.01)
+    profiler, other = StepProfiler(tmp_path, start_step=2, steps=2), StepProfiler(tmp_path, start_step=2, steps=2)
+    fit(profiler)
+    late = profiler.traces
+    assert late == []
+    (text,) = warned()
+    assert f"Expected to write a trace to {tmp_path} within 0.01 s. Found it unfinished." in text
+    fit(other)  # which traces nothing meanwhile
+    fit(profiler)
+    tf.profiler.experimental.start(str(tmp_path / "theirs"))
+    tf.profiler.experimental.stop(save=False)
+    disk.set()
+    (written,) = trace_module._traces
+    assert written.finish()
+    assert marked_steps(late[0]) == [2, 3]
+    assert (profiler.traces, other.traces) == ([], [])
+
+
+def test_the_summary_waits_for_a_slow_disk(tmp_path, disk, monkeypatch, warned):
+    monkeypatch.setattr(step_profiler, "PATIENCE_SECONDS", 0.01)
+    pytest.importorskip("xprof")
+    profiler = StepProfiler(tmp_path, start_step=2, steps=2)
+    fit(profiler)
+    threading.Timer(0.1, disk.set).start()
+    assert profiler.summary().folder == str(profiler.traces[0])
 
 
 @functools.cache
@@ -220,17 +255,9 @@ def test_it_waits_once_and_then_nothing_more_is_recorded(tmp_path, monkeypatch):
     assert recorded == [False, False, True, True, False, False, False, False]
 
 
-def test_fit_does_not_wait_for_the_writing_before_its_end(tmp_path, monkeypatch):
-    stop, last_step = tf.profiler.experimental.stop, threading.Event()
-    over = []
-    monkeypatch.setattr(trace_module, "enabled", lambda: False)
-    monkeypatch.setattr(
-        tf.profiler.experimental, "stop", lambda *args, **keys: over.append(last_step.wait(20)) or stop()
-    )
+def test_fit_does_not_wait_for_the_writing_before_its_end(tmp_path, disk):
     profiler = StepProfiler(tmp_path, start_step=0, steps=1)
-    monkeypatch.setattr(step_profiler, "warm_up", lambda: None)
-    fit(profiler, after_step(7, last_step.set))
-    assert over == [True]
+    fit(profiler, after_step(7, disk.set))
     assert marked_steps(profiler.traces[0]) == [0]
 
 
@@ -299,6 +326,18 @@ def test_a_disk_that_vanishes_is_survived(tmp_path, warned):
     assert marked_steps(profiler.traces[0]) == [2, 3, 4]
 
 
+def test_a_full_disk_leaves_no_part_of_a_trace(tmp_path, monkeypatch, warned):
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trace_module, "_hide_loops", full)
+    profiler = StepProfiler(tmp_path, start_step=2, steps=3)
+    fit(profiler)
+    assert "No space left on device" in warned()[0]
+    assert profiler.traces == []
+    assert [*tmp_path.rglob("*.*")] == []
+
+
 def test_a_device_that_fails_is_for_fit_to_tell(tmp_path, warned, monkeypatch):
     monkeypatch.setattr(step_profiler, "wait", fail)
     profiler = StepProfiler(tmp_path, start_step=2, steps=1)
@@ -343,9 +382,10 @@ def test_after_an_exception_the_next_fit_ends_the_trace(tmp_path):
 def test_at_exit_a_trace_that_still_runs_is_written(tmp_path, monkeypatch):
     registered = []
     monkeypatch.setattr(atexit, "register", registered.append)
-    recording = trace_module.Trace(tmp_path)
+    written = []
+    trace_module.Trace(tmp_path, written)
     registered[0]()
-    assert recording.folder.is_dir()
+    assert written[0].is_dir()
 
 
 @pytest.mark.slow
