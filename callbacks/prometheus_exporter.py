@@ -277,10 +277,11 @@ class _Server:
                 self._closing.join(_WAIT_SECONDS)
 
     def _close(self) -> None:
-        self._server.shutdown()
         with contextlib.suppress(OSError):
-            # Closing alone leaves it open in processes forked since, and the port taken.
+            # First, since it wakes the server, which looks for `shutdown` only every half second. Closing alone leaves
+            # the socket open in processes forked since, and the port taken.
             self._server.socket.shutdown(socket.SHUT_RDWR)
+        self._server.shutdown()
         self._server.server_close()
         # Otherwise the thread of a client that never asks, or never reads, stays.
         for connection in list(self._connections):

@@ -22,6 +22,19 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
+def test_the_umask_of_the_process_is_left_alone(tmp_path, monkeypatch):
+    """Setting it, if only to read it, gives files that other threads make meanwhile the wrong mode."""
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "umask", lambda mask: pytest.fail("the umask was set"))
+        write_atomic(tmp_path / "file.txt", "text")
+    before = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "other.txt", "text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "other.txt").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_full_disk_leaves_the_old_file(tmp_path):
     path = tmp_path / "file.txt"
     write_atomic(path, "old")
@@ -71,6 +84,16 @@ def test_a_part_of_a_line_is_cut_off(tmp_path, content):
         assert log.size == len(whole.encode())
         log.append("new")
     assert path.read_text() == whole + "new\n"
+
+
+def test_a_second_writer_is_refused_until_the_first_closes(tmp_path):
+    with closing(LineAppender(tmp_path / "log")):
+        program = f"from tfopt.files import LineAppender; LineAppender({str(tmp_path / 'log')!r})"
+        process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert "BlockingIOError" in process.stderr
+        with pytest.raises(BlockingIOError, match="another process, or another callback of this one, writes to it"):
+            LineAppender(tmp_path / "log")
+    LineAppender(tmp_path / "log").close()
 
 
 def test_closing_twice(tmp_path):

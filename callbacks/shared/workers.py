@@ -98,9 +98,8 @@ class WorkerSummaries:
     def __init__(self, folder: Path, rank: WorkerRank):
         self._rank = rank
         self._last: dict[str, Any] | None = None
-        with suppress(OSError):
-            _path(folder, rank.task).unlink(missing_ok=True)  # an earlier run's
         self._background = Background("utilization summary", functools.partial(_write, folder, rank))
+        self._background.put({})
 
     def put(self, epoch: int, figures: Mapping[str, float], *, gpus: int) -> None:
         """Queues an epoch's figures; never blocks."""
@@ -152,7 +151,11 @@ def _path(folder: Path, task: str | None) -> Path:
 
 
 def _write(folder: Path, rank: WorkerRank, summary: dict[str, Any]) -> None:
-    """Runs in the background thread."""
+    """Writes a summary in the background thread; an empty one: removes an earlier run's."""
+    if not summary:
+        with suppress(OSError):
+            _path(folder, rank.task).unlink(missing_ok=True)
+        return
     write_atomic(_path(folder, rank.task), json.dumps(summary))
     if rank.is_chief:
         merged = merge(folder, rank, epoch=summary["epoch"])

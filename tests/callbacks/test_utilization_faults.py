@@ -18,7 +18,7 @@ from fake_nvml import READ_FUNCTIONS, FakeGpu
 from models import assert_same_state
 from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_of
 
-from tfopt.callbacks import utilization_logger
+from tfopt.callbacks import ThroughputLogger, utilization_logger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.gpu_reader import GpuReader
@@ -162,6 +162,35 @@ def test_a_full_disk(tmp_path, fake_nvml, caplog, net):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert len(history["host_memory_used_mib"]) == 2
     assert len([text for text in warnings_of(caplog) if "Free the disk" in text]) == 1, caplog.text
+
+
+def test_files_that_hang_on_opening_hold_no_step_up(tmp_path, fake_nvml, net):
+    """As on a disk that does not answer: opening a FIFO to read blocks until somebody opens it to write."""
+    files = [tmp_path / name for name in ("utilization.csv", "throughput.csv")]
+    for file in files:
+        os.mkfifo(file)
+    steps, steps_before_an_answer = [], []
+
+    def answer():
+        steps_before_an_answer.append(len(steps))
+        for file in files:
+            with open(file, "w") as answering:
+                answering.write("another file\n")
+
+    class Answers(keras.callbacks.Callback):
+        def on_train_batch_end(self, step, logs=None):
+            steps.append(step)
+            if len(steps) == 3 and not steps_before_an_answer:
+                too_late.cancel()
+                answer()
+
+    too_late = threading.Timer(20, answer)  # or a training that waits would hang the tests
+    too_late.start()
+    net.fit(UtilizationLogger(tmp_path, INTERVAL), ThroughputLogger(tmp_path, 1), Answers())
+    too_late.join()
+    assert steps_before_an_answer == [3]
+    for name in ("utilization-2.csv", "throughput-2.csv"):
+        assert len((tmp_path / name).read_text().splitlines()) > 1
 
 
 def test_a_jump_of_the_wall_clock_bends_nothing(tmp_path, fake_nvml, monkeypatch):

@@ -1,5 +1,7 @@
 import json
 import logging
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +45,21 @@ def test_who_is_missing_or_far_behind_is_named_and_sums_are_unknown(tmp_path):
     assert (found["gpu_energy_joules"], found["gpus"]) == (None, None)
     assert found["overall"]["gpu_power_watts"] == {"mean": 300.0, "min": 300.0, "max": 300.0}
     assert found["workers"]["worker1"]["epoch"] == 2
+
+
+def test_a_disk_that_hangs_holds_nothing_up(tmp_path, monkeypatch):
+    """An earlier run's summary is removed, but not by the thread that begins the training."""
+    put(tmp_path, 1, 7, {"gpu_power_watts": 100.0})
+    trainings, unlink = threading.current_thread(), Path.unlink
+
+    def checked(path, **options):
+        assert threading.current_thread() is not trainings
+        unlink(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", checked)
+        WorkerSummaries(tmp_path, WorkerRank("worker1", False, TASKS)).close()
+    assert not list(tmp_path.glob("utilization-summary-worker1*"))
 
 
 def test_one_epoch_behind_is_in_time(tmp_path):
