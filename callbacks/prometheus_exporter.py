@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tfopt.callbacks.shared.background import Background
+from tfopt.callbacks.shared.progress import SECONDS_SINCE_STEP, Progress
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe
 from tfopt.callbacks.shared.running_fit import end_with_fit
 from tfopt.callbacks.throughput_logger import ThroughputLogger
@@ -33,6 +34,9 @@ if TYPE_CHECKING:  # prometheus-client is an optional extra
 
 _COUNTER = "gpu_energy_joules"  # the only reading that never decreases
 _WAIT_SECONDS = 2.0
+# A pace ends to be exported when no step has ended for so long, and for three times as long as a step took.
+_PACE_SECONDS = 10.0
+_PACE_STEPS = 3.0
 
 
 class PrometheusExporter(keras.callbacks.Callback):
@@ -102,7 +106,7 @@ class PrometheusExporter(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the port, or begins the file."""
         self._end()  # if an exception ended the previous fit
-        self._exported = _Exported()
+        self._exported = _Exported(progress=Progress(self._clock))
         self._before = 0
         if self._textfile is not None:
             self._outlet = _Textfile(self._textfile, self._exported, self._interval_seconds, self._clock)
@@ -122,10 +126,15 @@ class PrometheusExporter(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts steps."""
         self._exported.steps = self._before + batch + 1
+        self._exported.progress.end_step(batch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Removes the throughput, which validation has none of."""
         self._exported.throughput = {}
+
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes that a step of validation has ended, if not the first one."""
+        self._exported.progress.begin_validation_step()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Exports the epoch's logs."""
@@ -148,7 +157,9 @@ class PrometheusExporter(keras.callbacks.Callback):
 
     def _take_throughput(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
-        self._exported.throughput = finite({key: row.get(key) for key in THROUGHPUT_KEYS})
+        self._exported.throughput = throughput = finite({key: row.get(key) for key in THROUGHPUT_KEYS})
+        steps = self.model.steps_per_execution
+        self._exported.step_seconds = throughput.get("step_time_p99_ms", 0.0) / 1000 * steps
         self._refresh()
 
     def _refresh(self) -> None:
@@ -165,13 +176,24 @@ class _Exported:
     steps: int = 0
     epochs: int = 0
     rows: tuple[GpuSample, ...] = ()
+    progress: Progress = field(default_factory=Progress)
     throughput: Mapping[str, float] = field(default_factory=dict)
+    step_seconds: float = 0.0
+    """How long the slowest steps took when the throughput was taken, those of an execution together."""
     logs: Mapping[str, Any] = field(default_factory=dict)
     """The last epoch's logs: Keras' own dict, to which later callbacks still add."""
 
     def end(self) -> None:
         """Keeps what stays true after `fit`."""
         self.running, self.rows, self.throughput = False, (), {}
+
+    def _pace(self) -> dict[str, float]:
+        """The throughput while steps end, and how long ago the last one did."""
+        if not self.running:
+            return {}
+        seconds = self.progress.seconds_since_step
+        fresh = seconds < max(_PACE_SECONDS, _PACE_STEPS * self.step_seconds)
+        return {**(self.throughput if fresh else {}), SECONDS_SINCE_STEP: seconds}
 
     def collect(self) -> "Iterator[Metric]":
         """Builds the metrics for a scrape, so that what is no longer known disappears."""
@@ -199,7 +221,7 @@ class _Exported:
         if reasons.samples:
             yield reasons
         host = finite({key: getattr(rows[0], key) for key in HOST_KEYS}) if rows else {}
-        for key, value in {**host, **self.throughput}.items():
+        for key, value in {**host, **self._pace()}.items():
             yield GaugeMetricFamily(f"tfopt_{key}", f"{key}, as tfopt's callbacks log it.", value=value)
         logs = GaugeMetricFamily("tfopt_log", "Keras' logs of the last epoch that has ended.", labels=["key"])
         for key, value in finite(dict(self.logs)).items():

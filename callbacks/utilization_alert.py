@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -12,7 +13,8 @@ import keras
 import tensorflow as tf
 
 from tfopt.callbacks.shared.background import Background
-from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners, subscribe
+from tfopt.callbacks.shared.progress import SECONDS_SINCE_STEP, Progress
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners, find_source, subscribe
 from tfopt.callbacks.shared.running_fit import end_with_fit
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
@@ -27,6 +29,10 @@ from tfopt.warn import warn_once
 _DEFAULT_BELOW = 50.0  # the very object tells whether a caller gave a bound
 _WITH_DEFAULT = ("gpu_utilization_percent", "sm_active_percent")
 _KEPT = 100
+_METRICS = (*GPU_KEYS, *HOST_KEYS, *THROUGHPUT_KEYS, SECONDS_SINCE_STEP)
+# The first step traces and compiles, which takes minutes for a large model.
+_PATIENCE_AT_FIRST = 5.0
+_RATES = ("examples_per_second", "model_tflops_per_second", "mfu_percent")
 _log = logging.getLogger("tfopt")
 
 
@@ -57,14 +63,15 @@ class Alert:
 class UtilizationAlert(keras.callbacks.Callback):
     """Warns, stops or calls a function when a metric is beyond a bound for a while, and names the likely cause.
 
-    Use it for trainings that nobody watches: for a GPU that idles, steps that slow down, memory that fills up. GPU
-    metrics are judged for each GPU separately. The time counts from the end of the first step, which traces and
-    compiles, and includes validation and the time between epochs. After an alert, the next one needs the metric to have
-    been back within its bound, by a margin, for as long.
+    Use it for trainings that nobody watches: for a GPU that idles, steps that slow down, memory that fills up, a
+    training that hangs. GPU metrics are judged for each GPU separately. The time counts from the end of the first step,
+    which traces and compiles, and includes validation and the time between epochs. After an alert, the next one needs
+    the metric to have been back within its bound, by a margin, for as long.
 
     Args:
-        metric: A number of `tfopt.hardware.GpuSample`, or one of `ThroughputLogger`: `step_time_ms`,
-            `examples_per_second`, `input_wait_percent`, `mfu_percent`, …
+        metric: A number of `tfopt.hardware.GpuSample`, one of `ThroughputLogger` (`step_time_ms`,
+            `examples_per_second`, `input_wait_percent`, `mfu_percent`, …), or "seconds_since_step", how long no step of
+            training or validation has ended. That one is also judged in the first step, with five times the bound.
         below: Lower bound, in the metric's unit. Default 50 for "gpu_utilization_percent" and "sm_active_percent",
             required for other metrics unless `above` is given.
         above: Upper bound, in place of `below`.
@@ -79,7 +86,8 @@ class UtilizationAlert(keras.callbacks.Callback):
 
     Example:
         >>> alert = tfopt.callbacks.UtilizationAlert("step_time_ms", above=200, for_seconds=30, action="stop")
-        >>> model.fit(dataset, callbacks=[alert])
+        >>> hang = tfopt.callbacks.UtilizationAlert("seconds_since_step", above=120, for_seconds=10)
+        >>> model.fit(dataset, callbacks=[alert, hang])
     """
 
     def __init__(
@@ -93,8 +101,8 @@ class UtilizationAlert(keras.callbacks.Callback):
         clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
-        if metric not in (*GPU_KEYS, *HOST_KEYS, *THROUGHPUT_KEYS):
-            raise unknown_name("metric", metric, (*GPU_KEYS, *HOST_KEYS, *THROUGHPUT_KEYS))
+        if metric not in _METRICS:
+            raise unknown_name("metric", metric, _METRICS)
         if not callable(action) and action not in ("warn", "stop"):
             raise unknown_name("alert action (or a function of the alert)", action, ("warn", "stop"))
         self._metric = metric
@@ -104,6 +112,8 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._clock = clock
         self._ending = ExitStack()
         self._background: Background | None = None
+        self._throughput: ThroughputLogger | None = None
+        self._lock: threading.Lock | None = None  # of a fit, so that the callback can be copied
         self.alerts: tuple[Alert, ...] = ()
         """The last 100 alerts of the last `fit`."""
         self.listeners = Listeners()
@@ -114,8 +124,9 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._end()  # if an exception ended the previous fit
         self.alerts = ()
         self._known = False
-        self._stepped_at: float | None = None  # None until the first step has ended
-        self._phase = "training"
+        self._progress = Progress(self._clock)
+        self._lock = threading.Lock()
+        self._pace: Mapping[str, Any] = {}  # ThroughputLogger's last figures
         self._unknown_since: float | None = None
         self._rules: dict[int | None, Sustained] = {}
         self._throttling, self._means = Throttling(), RunningMeans()
@@ -125,23 +136,28 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._background = Background("alert action", self._action if callable(self._action) else _warn)
         end_with_fit(self, self._background.close)
         self._ending.callback(self._background.close)
+        self._throughput = find_source(ThroughputLogger, self)
         subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput}, self._ending)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes what fit is doing."""
-        self._phase = "training"
+        self._progress.begin_epoch(((self.params or {}).get("steps") or 0) - 1)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes when a step has ended."""
-        self._stepped_at = self._clock()
+        self._progress.end_step(batch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Notes what fit is doing."""
-        self._phase = "validation"
+        self._progress.phase = "validation"
+
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes when a step of validation begins."""
+        self._progress.begin_validation_step()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes what fit is doing."""
-        self._phase = "between epochs"
+        self._progress.phase = "between epochs"
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Ends, after the queued alerts were acted upon."""
@@ -149,7 +165,7 @@ class UtilizationAlert(keras.callbacks.Callback):
 
     def _end(self) -> None:
         self._ending.close()
-        self._background = None
+        self._background = self._throughput = self._lock = None
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
@@ -163,45 +179,77 @@ class UtilizationAlert(keras.callbacks.Callback):
                 self._take(row.index, getattr(row, self._metric))
         elif self._metric in HOST_KEYS:
             self._take(None, getattr(rows[0], self._metric))
+        elif self._metric == SECONDS_SINCE_STEP:
+            self._take(None, self._progress.seconds_since_step)
+        else:
+            self._take_step_under_way()
 
     def _take_throughput(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
+        self._pace = row
         self._means.add_input_wait(row.get("input_wait_percent"), row.get("window_seconds", 1.0))
         if self._metric in THROUGHPUT_KEYS:
             self._take(None, row.get(self._metric))
 
+    def _take_step_under_way(self) -> None:
+        """Judges a pace by the step under way once that alone puts it beyond its bound: no figures come in a hang."""
+        stepped_at, throughput = self._progress.stepped_at, self._throughput
+        if stepped_at is None or throughput is None or self._progress.phase != "training":
+            return
+        seconds, steps = self._clock() - stepped_at, self.model.steps_per_execution
+        pace: float | None = None
+        if self._metric.startswith("step_time"):
+            pace = 1000 * seconds / steps  # at least
+        elif self._metric in _RATES and throughput.batch_size and seconds > 0:
+            rate, before = throughput.batch_size * steps / seconds, self._pace.get("examples_per_second")
+            value = self._pace.get(self._metric)
+            # At most. What the model computes per example stays the same.
+            pace = rate if self._metric == _RATES[0] else value * rate / before if value and before else None
+        if pace is not None and self._bound.exceeded_by(pace):
+            self._take(None, pace)
+
     def _take(self, gpu_index: int | None, value: float | None) -> None:
-        background = self._background
-        if self._stepped_at is None:
-            self._start = self._means.moment()
-        if self._stepped_at is None or background is None or background.closed:
+        lock, background = self._lock, self._background
+        if lock is None or background is None or background.closed:
             return
         now = self._clock()
-        self._warn_if_unknown(value, now)
-        rule = self._rules.setdefault(gpu_index, Sustained(self._bound, self._for_seconds))
-        episode = rule.take(value, now)
-        alert = None if episode is None else self._alert(gpu_index, episode)
-        if not rule.counting:
-            self._since[gpu_index] = self._means.moment()
-        if alert is None:
-            return
+        with lock:  # the training and the sampler's thread both judge a pace
+            if self._progress.stepped_at is None:
+                self._start = self._means.moment()
+                if (
+                    self._metric != SECONDS_SINCE_STEP
+                    or value is None
+                    or value <= _PATIENCE_AT_FIRST * self._bound.value
+                ):
+                    return
+            self._warn_if_unknown(value, now)
+            rule = self._rules.setdefault(gpu_index, Sustained(self._bound, self._for_seconds))
+            episode = rule.take(value, now)
+            since = self._since.get(gpu_index, self._start)
+            if not rule.counting:
+                self._since[gpu_index] = self._means.moment()
+        if episode is not None:
+            self._raise_alert(self._alert(gpu_index, episode, since), background)
+
+    def _raise_alert(self, alert: Alert, background: Background) -> None:
         self.alerts = (*self.alerts, alert)[-_KEPT:]
         if self._action == "stop":
             self.model.stop_training = True
         background.put(alert)
         self.listeners(alert)
 
-    def _alert(self, gpu_index: int | None, episode: "Episode") -> Alert:
-        stalled = self._clock() - (self._stepped_at or 0.0)
+    def _alert(self, gpu_index: int | None, episode: "Episode", since: Sums) -> Alert:
+        stalled, phase, callback = self._standstill()
         cause = likely_cause(
             Situation(
                 self._metric,
                 self._bound.above,
-                self._means.since(self._since.get(gpu_index, self._start), gpu_index=gpu_index),
+                self._means.since(since, gpu_index=gpu_index),
                 float32=self._float32,
                 memory_grows=self._memory_grows,
-                stalled_seconds=stalled if stalled >= self._for_seconds / 2 else None,
-                phase=self._phase,
+                stalled_seconds=stalled,
+                phase=phase,
+                callback=callback,
             )
         )
         where = "" if gpu_index is None else f" of GPU:{gpu_index}"
@@ -212,6 +260,17 @@ class UtilizationAlert(keras.callbacks.Callback):
         if self._action == "stop":
             text += ' The training is stopped (action="stop").'
         return Alert(text, self._metric, episode.mean, gpu_index, episode.seconds, cause)
+
+    def _standstill(self) -> tuple[float | None, str, str | None]:
+        """How long no step has ended, if unusually long, and what fit is doing."""
+        progress, asked = self._progress, self._metric == SECONDS_SINCE_STEP
+        without = progress.seconds_since_step
+        stalled = without if asked or progress.stepped_at is None else self._clock() - progress.stepped_at
+        if not asked and stalled < self._for_seconds / 2:
+            return None, progress.phase, None
+        if not asked and without < self._for_seconds / 2:  # the steps of validation end
+            return stalled, progress.phase, None
+        return stalled, *progress.standstill()
 
     def _warn_if_unknown(self, value: float | None, now: float) -> None:
         """Warns that a metric without a reading so far cannot raise an alert."""
@@ -247,6 +306,10 @@ class Bound:
         if not self.metric.endswith("_percent"):
             return tenth
         return max(0.0, min(tenth, (self.value if self.above else 100 - self.value) / 2))
+
+    def exceeded_by(self, value: float) -> bool:
+        """Whether a value is out of bounds."""
+        return value > self.value if self.above else value < self.value
 
     def __str__(self) -> str:
         return f"at {'most' if self.above else 'least'} {self.value:g}"

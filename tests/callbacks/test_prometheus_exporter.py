@@ -142,6 +142,7 @@ def test_what_is_unknown_has_no_sample(driven):
         "tfopt_gpu_utilization_percent",
         "tfopt_step_time_ms",
         "tfopt_fit_running",
+        "tfopt_seconds_since_step",
         "tfopt_steps_total",
         "tfopt_epochs_total",
     }
@@ -416,3 +417,27 @@ def test_fit_ends_where_no_thread_can_be_started_to_close_the_port(monkeypatch):
     assert exporter.url is None
     monkeypatch.undo()
     outlets[0]._close()
+
+
+def test_the_pace_ages_out_while_no_step_ends():
+    clock = Clock()
+    exporter = PrometheusExporter(port=0, clock=clock)
+    exporter.set_model(shared_net())
+    exporter.on_train_begin()
+
+    def after(seconds):
+        clock.now += seconds
+        found = scraped(exporter)
+        return found.get(("tfopt_step_time_ms",)), found[("tfopt_seconds_since_step",)]
+
+    assert after(30) == (None, 30)  # the first step
+    exporter.on_train_batch_end(0)
+    exporter._take_throughput({"step_time_ms": 500.0, "step_time_p99_ms": 900.0})
+    assert [after(9), after(1)] == [(500, 9), (None, 10)]
+    exporter.on_train_batch_end(1)
+    exporter._take_throughput({"step_time_ms": 20_000.0, "step_time_p99_ms": 20_000.0})
+    assert [after(59), after(1)] == [(20_000, 59), (None, 60)]
+    exporter.on_test_begin()
+    exporter.on_test_batch_begin(0)
+    assert after(3) == (None, 3)
+    exporter.on_train_end()

@@ -7,7 +7,9 @@ import threading
 import time
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from clock import Clock
 from fake_nvml import FakeGpu
 from models import assert_same_state, state
@@ -53,7 +55,7 @@ def driven(clock):
 
 def sample(alert, clock, *readings, step=True):
     for reading in readings:
-        if step and alert._stepped_at is not None:
+        if step and alert._progress.stepped_at is not None:
             alert.on_train_batch_end(0)
         alert._take_samples(reading if isinstance(reading, tuple) else gpus(reading))
         clock.now += 1
@@ -188,6 +190,85 @@ def test_the_cause_of_a_slow_training_is_looked_for_on_every_gpu(driven, clock):
     assert "GPU:1 is throttled by heat" in alert.alerts[0].cause
 
 
+def seconds(alert, clock, count):
+    """So many samples, one a second, while no step ends."""
+    for _ in range(count):
+        alert._take_samples(gpus(97))
+        clock.now += 1
+
+
+def test_a_training_that_hangs(driven, clock):
+    alert = driven("seconds_since_step", above=5)
+    seconds(alert, clock, 9)  # at 0 s to 8 s: beyond the bound from 6 s on
+    assert alert.alerts == ()
+    seconds(alert, clock, 1)
+    (found,) = alert.alerts
+    assert (found.value, found.seconds, found.gpu_index) == ((6 + 7 + 8 + 9) / 4, 3.0, None)
+    assert found.text.startswith("Expected seconds_since_step to be at most 5. Found 7.5 on average for 3 s. Likely ")
+    assert "no training step has ended for 9 s" in found.cause
+    seconds(alert, clock, 100)
+    assert len(alert.alerts) == 1
+    for _ in range(5):
+        alert.on_train_batch_end(1)
+        seconds(alert, clock, 1)
+    seconds(alert, clock, 10)
+    assert len(alert.alerts) == 2
+
+
+def test_the_first_step_has_five_times_as_long(driven, clock):
+    alert = driven("seconds_since_step", above=5, warm=False)
+    seconds(alert, clock, 29)
+    assert alert.alerts == ()
+    seconds(alert, clock, 1)
+    assert "ended for 29 s: the first step is running" in alert.alerts[0].cause
+
+
+def test_validation_hangs_when_its_steps_do_not_end(driven, clock):
+    alert = driven("seconds_since_step", above=5)
+    alert.on_test_begin()
+    for batch in range(20):
+        alert.on_test_batch_begin(batch)
+        seconds(alert, clock, 4)
+    assert alert.alerts == ()
+    seconds(alert, clock, 6)
+    assert "ended for 9 s: validation is running" in alert.alerts[0].cause
+
+
+@pytest.mark.parametrize(
+    ("metric", "bound", "values"),
+    [
+        ("step_time_ms", {"above": 2000}, (3000, 4000, 5000, 6000)),
+        ("step_time_p99_ms", {"above": 2000}, (3000, 4000, 5000, 6000)),
+        ("examples_per_second", {"below": 4}, (8 / 3, 8 / 4, 8 / 5, 8 / 6)),
+        # 50 % at 16 examples/s
+        ("mfu_percent", {"below": 12.5}, (25 / 3, 25 / 4, 25 / 5, 25 / 6)),
+    ],
+)
+def test_a_pace_falls_during_a_hang(driven, clock, metric, bound, values):
+    alert = driven(metric, **bound)
+    alert._throughput.batch_size = 8.0
+    alert._take_throughput({"step_time_ms": 500.0, "examples_per_second": 16.0, "mfu_percent": 50.0})
+    seconds(alert, clock, 6)
+    assert alert.alerts == ()
+    seconds(alert, clock, 1)
+    (found,) = alert.alerts
+    assert found.value == pytest.approx(sum(values) / 4)
+    assert "no training step has ended for 6 s" in found.cause
+
+
+@pytest.mark.parametrize("hook", ["on_test_begin", "on_epoch_end", "last step"])
+def test_a_pace_does_not_fall_while_no_step_is_due(driven, clock, hook):
+    alert = driven("step_time_ms", above=2000)
+    if hook == "last step":
+        alert.set_params({"steps": 2})
+        alert.on_epoch_begin(0)
+        alert.on_train_batch_end(1)
+    else:
+        getattr(alert, hook)(*[1] if hook == "on_epoch_end" else [])
+    seconds(alert, clock, 100)
+    assert alert.alerts == ()
+
+
 @pytest.mark.parametrize(
     ("hook", "named"),
     [
@@ -320,6 +401,23 @@ def test_in_fit_with_a_logger_wherever_it_stands(fake_nvml, order):
     assert {found.gpu_index for found in alert.alerts} == {0}
     assert alert.alerts[0].value == 10.0
     assert not logger.listeners._methods
+
+
+def test_an_input_that_never_returns_is_named(fake_nvml):
+    found = threading.Event()
+
+    def batches():
+        for batch in range(4):
+            if batch == 3:
+                found.wait(30)
+            yield np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
+
+    spec = tf.TensorSpec((4, 3)), tf.TensorSpec((4, 2))
+    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    alert = UtilizationAlert("seconds_since_step", above=1, for_seconds=0.1, action=lambda _: found.set())
+    callbacks = [UtilizationLogger(interval_seconds=0.02), alert]
+    net().fit(data, steps_per_epoch=4, shuffle=False, verbose=0, callbacks=callbacks)
+    assert "s: fit waits for a batch. tfopt.pipelines.profile_pipeline(dataset) names" in alert.alerts[-1].cause
 
 
 def test_stop_ends_the_training_after_the_step_that_runs(fake_nvml, caplog):

@@ -131,7 +131,7 @@ def test_none_fits_and_what_is_not_known():
             "training",
             "no training step has ended for 45 s. It waits for its batch (tfopt.pipelines.profile_pipeline(dataset) "
             "names the slow stage), is being recompiled (tfopt.callbacks.CompilationLogger tells), or simply takes "
-            "that long.",
+            "that long: which of these cannot be told here.",
         ),
         (
             "validation",
@@ -148,6 +148,15 @@ def test_none_fits_and_what_is_not_known():
 def test_no_step_ends(phase, text):
     """The figures of the steps before say nothing then."""
     assert cause(gpu(), wait=63.0, stalled_seconds=45.2, phase=phase) == f"Likely cause: {text}"
+
+
+def test_a_callback_that_fit_is_in_is_named():
+    said = cause(
+        stalled_seconds=45.2, phase="callback", callback="Saves.on_epoch_end", metric="seconds_since_step", above=True
+    )
+    assert said.startswith(
+        "Likely cause: no training step has ended for 45 s: fit is in a callback (Saves.on_epoch_end). Check what it"
+    )
 
 
 @pytest.mark.parametrize(

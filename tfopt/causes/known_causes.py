@@ -70,10 +70,30 @@ THROTTLED = {
 # By what fit is doing.
 NO_STEPS = {
     "training": Cause(
-        "a long step",
+        "",  # what it does cannot be told
         "It waits for its batch (tfopt.pipelines.profile_pipeline(dataset) names the slow stage), is being recompiled "
-        "(tfopt.callbacks.CompilationLogger tells), or simply takes that long.",
+        "(tfopt.callbacks.CompilationLogger tells), or simply takes that long: which of these cannot be told here.",
     ),
+    "first step": Cause(
+        "the first step is running",
+        "It traces and compiles, which takes minutes for a large model. If it goes on, check that a first batch comes "
+        "(tfopt.pipelines.profile_pipeline(dataset)) and that all workers have started.",
+    ),
+    "input": Cause(
+        "fit waits for a batch",
+        "tfopt.pipelines.profile_pipeline(dataset) names the slow stage. If none ever comes, look at what that stage "
+        "reads from: a disk, a network share, a generator, a tf.data service.",
+    ),
+    "step": Cause(
+        "its batch has come, and the step is running",
+        "It is being recompiled (tfopt.callbacks.CompilationLogger tells), waits for another device, or simply takes "
+        "that long.",
+    ),
+    "tracing": Cause(
+        "TensorFlow is tracing a function",
+        "If that happens again and again, shapes or Python arguments change: give batches one shape.",
+    ),
+    "callback": Cause("fit is in a callback", "Check what it waits for, such as a disk or a network."),
     "validation": Cause(
         "validation is running",
         "Validate on fewer batches (validation_steps), or less often (validation_freq).",
@@ -96,7 +116,7 @@ _SLOW_BELOW = {
     "model_tflops_per_second",
     "mfu_percent",
 }
-_SLOW_ABOVE = {"step_time_ms", "step_time_p95_ms", "step_time_p99_ms", "input_wait_percent"}
+_SLOW_ABOVE = {"step_time_ms", "step_time_p95_ms", "step_time_p99_ms", "input_wait_percent", "seconds_since_step"}
 _MEMORY_ABOVE = {"gpu_memory_used_mib", "gpu_memory_process_mib", "gpu_memory_others_mib"}
 _HOT_ABOVE, _HOT_BELOW = {"gpu_temperature_celsius"}, {"sm_clock_mhz", "memory_clock_mhz"}
 
@@ -118,6 +138,8 @@ class Situation:
     """Time since the last training step ended, if unusually long."""
     phase: str = "training"
     """What `fit` is doing: a key of `NO_STEPS`."""
+    callback: str | None = None
+    """The callback's method that `fit` is in, if it is in one."""
 
 
 def likely_cause(situation: Situation) -> str:
@@ -160,7 +182,9 @@ def _no_steps(situation: Situation, gpu: GpuSample) -> str | None:
     if situation.stalled_seconds is None:
         return None
     cause = NO_STEPS[situation.phase]
-    doing = "" if situation.phase == "training" else f": {cause.name}"
+    doing = f": {cause.name}" if cause.name else ""
+    if situation.callback:
+        doing += f" ({situation.callback})"
     return f"no training step has ended for {situation.stalled_seconds:.0f} s{doing}. {cause.remedy}"
 
 

@@ -1,0 +1,219 @@
+"""What a training that stands still is doing, in fits that are held up at a known place."""
+
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from clock import Clock
+from watched_fit import fit, shared_net
+
+from tfopt.callbacks.shared.progress import Progress
+
+BATCH = (np.ones((4, 3), "float32"), np.ones((4, 2), "float32"))
+SPEC = tuple(tf.TensorSpec(part.shape) for part in BATCH)
+
+
+class Held:
+    """Something that one call out of many waits in, until a thread has looked at what the training does then."""
+
+    def __init__(self, hooks, at):
+        self.hooks, self.at, self.calls = hooks, at, 0
+        self.reached, self.released = threading.Event(), threading.Event()
+        self.found = None
+        self.looking = threading.Thread(target=self.look)
+        self.looking.start()
+
+    def __call__(self, *_):
+        self.calls += self.hooks.progress is not None  # Keras takes a batch before, to build the model
+        if self.calls == self.at + 1 and not self.reached.is_set():
+            self.reached.set()
+            self.released.wait(10)
+
+    def look(self):
+        self.reached.wait(10)
+        time.sleep(0.3)  # the steps before have ended
+        self.found = self.hooks.progress.standstill()
+        self.released.set()
+
+
+class Hooks(keras.callbacks.Callback):
+    """Tells a Progress what UtilizationAlert does."""
+
+    progress = None
+
+    def on_train_begin(self, logs=None):
+        self.progress = Progress()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.progress.begin_epoch((self.params["steps"] or 0) - 1)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.progress.end_step(batch)
+
+    def on_test_begin(self, logs=None):
+        self.progress.phase = "validation"
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.progress.phase = "between epochs"
+
+
+def generated(held, batches=8):
+    def batches_of():
+        for _ in range(batches):
+            held()
+            yield BATCH
+
+    data = tf.data.Dataset.from_generator(batches_of, output_signature=SPEC)
+    return data.apply(tf.data.experimental.assert_cardinality(batches))
+
+
+def stepping(held):
+    """A model of which one step waits."""
+
+    class Waits(keras.layers.Layer):
+        def call(self, x):
+            return tf.ensure_shape(tf.numpy_function(lambda value: (held(), value)[1], [x], tf.float32), x.shape)
+
+    model = keras.Sequential([keras.Input((3,)), Waits(), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+def stands(at, run):
+    hooks = Hooks()
+    held = Held(hooks, at)
+    run(held, hooks)
+    held.looking.join()
+    assert held.found is not None, "it was never held"
+    return held.found
+
+
+def fits(data, callbacks, model=None, **options):
+    (model or shared_net()).fit(data, verbose=0, shuffle=False, callbacks=callbacks, **options)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_batch_that_does_not_come(at):
+    assert stands(at, lambda held, hooks: fits(generated(held), [hooks])) == ("input", None)
+
+
+def test_a_batch_that_does_not_come_after_more_than_tf_data_remembers():
+    assert stands(150, lambda held, hooks: fits(generated(held, 160), [hooks])) == ("input", None)
+
+
+@pytest.mark.parametrize("options", [{"epochs": 3}, {"epochs": 8, "steps_per_epoch": 20}])
+def test_in_a_later_epoch_with_an_iterator_of_its_own_and_with_one_for_all(options):
+    assert stands(
+        150, lambda held, hooks: fits(generated(held, 60 if options["epochs"] == 3 else 160), [hooks], **options)
+    ) == ("input", None)
+
+
+@pytest.mark.parametrize(("at", "named"), [(0, "first step"), (3, "step"), (150, "step")])
+def test_a_step_that_does_not_end(at, named):
+    data = tf.data.Dataset.from_tensors(BATCH).repeat(160)
+    assert stands(at, lambda held, hooks: fits(data, [hooks], stepping(held))) == (named, None)
+
+
+def test_several_steps_an_execution():
+    def run(held, hooks):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", jit_compile=False, steps_per_execution=4)
+        fits(generated(held), [hooks], model)
+
+    assert stands(6, run) == ("input", None)
+
+
+def test_a_loop_of_ones_own():
+    def run(held, hooks):
+        hooks.on_train_begin()
+        for batch, data in enumerate(generated(held)):
+            shared_net().train_on_batch(*data)
+            hooks.on_train_batch_end(batch)
+
+    assert stands(3, run) == ("input", None)
+
+
+class Saves(keras.callbacks.Callback):
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.held()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_callback(first):
+    def run(held, hooks):
+        fit(*([Saves(held), hooks] if first else [hooks, Saves(held)]), epochs=2)
+
+    assert stands(1, run) == ("callback", "Saves.on_epoch_end")
+
+
+def test_validation():
+    assert stands(
+        1, lambda held, hooks: fits(tf.data.Dataset.from_tensors(BATCH), [hooks], validation_data=generated(held))
+    ) == (
+        "input",
+        None,
+    )
+
+    def run(held, hooks):
+        fits(
+            tf.data.Dataset.from_tensors(BATCH),
+            [hooks],
+            stepping(held),
+            validation_data=tf.data.Dataset.from_tensors(BATCH),
+        )
+
+    assert stands(1, run) == ("validation", None)
+
+
+def test_under_a_strategy_it_cannot_be_told():
+    def run(held, hooks):
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            model.compile("sgd", "mse", jit_compile=False)
+        fits(generated(held, 16), [hooks], model)
+
+    assert stands(10, run) == ("training", None)
+
+
+def test_tracing():
+    def run(held, hooks):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("sgd", lambda y, p: (held(), keras.ops.mean(p))[1], jit_compile=False)
+        fits(tf.data.Dataset.from_tensors(BATCH), [hooks], model)
+
+    assert stands(0, run) == ("tracing", None)
+
+
+def test_seconds_since_a_step_of_training_or_validation():
+    clock = Clock()
+    progress = Progress(clock)
+    told = []
+    for act in (
+        lambda: None,
+        lambda: progress.end_step(0),
+        lambda: None,
+        lambda: progress.begin_validation_step(),
+        lambda: None,
+    ):
+        act()
+        told.append(progress.seconds_since_step)
+        clock.now += 10
+    assert told == [0, 0, 10, 0, 10]
+    assert progress.stepped_at == clock.now - 40
+
+
+def test_after_the_last_step_of_an_epoch_no_step_is_under_way():
+    progress = Progress()
+    progress.begin_epoch(1)
+    phases = []
+    for batch in (0, 1):
+        progress.end_step(batch)
+        phases.append(progress.phase)
+    assert phases == ["training", "between epochs"]
