@@ -26,6 +26,7 @@ from tfopt.callbacks.shared.reading_sources import (
     subscribe,
     throughput_weight,
 )
+from tfopt.callbacks.shared.run import begin_run
 from tfopt.callbacks.shared.running_fit import end_with_fit, running_list
 from tfopt.callbacks.shared.workers import worker_rank
 from tfopt.callbacks.throughput_logger import ThroughputLogger
@@ -102,6 +103,7 @@ class ReportWriter(keras.callbacks.Callback):
         others = running.callbacks if running else []
         compilations = next((other for other in others if isinstance(other, CompilationLogger)), None)
         throughput = find_source(ThroughputLogger, self)
+        self._run = begin_run(self)
         recorder = Recorder(self.model.name, throughput, compilations, self._clock, _setup(self.model))
         self._recorder, self._logs, self._earlier_logs = recorder, None, None
         path = self._path.with_name(f"{worker_rank().file_name(self._path.stem)}{self._path.suffix}")
@@ -149,7 +151,7 @@ class ReportWriter(keras.callbacks.Callback):
     def _take_steps(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
         if self._recorder is not None:
-            self._recorder.take_steps(row)
+            self._recorder.take_steps(row, ago=self._run.elapsed_seconds - row["elapsed_seconds"])
             # Those of a second ago, whose step has ended also where fit is overlapped.
             if self._earlier_logs is not None:
                 self._recorder.take_logs(*self._earlier_logs)
@@ -223,14 +225,15 @@ class Recorder:
             joules[1] = row.gpu_energy_joules if row.gpu_energy_joules >= joules[1] else math.nan
         return sum(last - first for first, last in self._energy.values()) / _JOULES_PER_KWH
 
-    def take_steps(self, row: Mapping[str, Any]) -> None:
-        """Adds what `ThroughputLogger` reports about the steps since the last call."""
+    def take_steps(self, row: Mapping[str, Any], ago: float = 0.0) -> None:
+        """Adds what `ThroughputLogger` reports about the steps since the last call, the last of which ended `ago`."""
         now = self.now
+        end = now - ago
+        begin = end - row.get("window_seconds", 0.0)
         with self._lock:
             self._seen = now
             for name in _STEP:
-                weight, begin = throughput_weight(name, row), now - row.get("window_seconds", 0.0)
-                self._timeline.add(name, None, now, row.get(name), weight=weight, begin=begin)
+                self._timeline.add(name, None, end, row.get(name), weight=throughput_weight(name, row), begin=begin)
 
     def take_logs(self, at: float, logs: Mapping[str, Any]) -> None:
         """Adds the logs of a step that ended at this time."""

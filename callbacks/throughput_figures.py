@@ -1,6 +1,5 @@
 """What ThroughputLogger's figures are made of: step times, the wait for input, the time left, FLOPs per second."""
 
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.callbacks.shared.histogram import Histogram
 from tfopt.callbacks.shared.running_fit import variable_of_a_caller
 from tfopt.hardware import gpus
 from tfopt.hardware.peaks import peak_tflops
@@ -15,34 +15,65 @@ from tfopt.text import listed
 from tfopt.warn import warn_once
 
 _GAPS_KEPT = 100  # by tf.data
-_FEWEST_GAPS = 5  # a share from fewer gaps varies too much
+_FEWEST_GAPS, _FEWEST_SECONDS = 5, 1.0  # a share from fewer gaps in less time varies too much
 _LAYERS_NAMED = 3
+_PERCENTS = (50, 95, 99)
+_STEP_TIMES = ("step_time_ms", "step_time_p95_ms", "step_time_p99_ms")
 
 
 class StepWindow:
-    """A number of steps, their total time, and the last `keep` samples of the time of one; None: all samples."""
+    """A number of steps, their total time, and samples of the time of one."""
 
-    def __init__(self, keep: int | None = None):
+    def __init__(self) -> None:
         self.steps = 0
         self.seconds = 0.0
-        self._samples: deque[float] = deque(maxlen=keep)
+        self.samples: list[float] = []
+        """Seconds."""
+        self.steps_of_samples: list[int] = []
+        """How many steps each is the mean of."""
 
     def add(self, steps: int, seconds: float, *, sampled: bool) -> None:
         """Adds steps with their total time; if `sampled`, their mean is a sample of one step's time."""
         self.steps += steps
         self.seconds += seconds
         if sampled:
-            self._samples.append(seconds / steps)
+            self.samples.append(seconds / steps)
+            self.steps_of_samples.append(steps)
 
     def step_times(self) -> dict[str, float]:
         """Returns the samples' percentiles in ms, by log key; of the mean if there are no samples."""
-        samples = list(self._samples) or [self.seconds / self.steps]
-        median, p95, p99 = (1000 * np.percentile(samples, (50, 95, 99))).tolist()
-        return {"step_time_ms": median, "step_time_p95_ms": p95, "step_time_p99_ms": p99}
+        samples = self.samples or [self.seconds / self.steps]
+        return _by_key(np.percentile(samples, _PERCENTS).tolist())
 
     def examples_per_second(self, batch_size: float | None) -> float | None:
         """Returns the rate if every batch is of this size; None if the size or the time is unknown."""
         return self.steps * batch_size / self.seconds if batch_size and self.seconds > 0 else None
+
+
+class EpochSteps:
+    """An epoch's steps, their total time, and how the times of one are distributed, in memory that does not grow."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.seconds = 0.0
+        self._times = Histogram()
+
+    def add(self, window: StepWindow) -> None:
+        """Adds the steps of a window."""
+        self.steps += window.steps
+        self.seconds += window.seconds
+        self._times.add(window.samples)
+
+    def step_times(self) -> dict[str, float]:
+        """Returns what `StepWindow.step_times` would for all steps, within 1 %."""
+        if not self._times.count:
+            return _by_key([self.seconds / self.steps] * len(_PERCENTS))
+        return _by_key(self._times.percentiles(*_PERCENTS))
+
+
+def _by_key(seconds: list[float]) -> dict[str, float]:
+    """Percentiles of step times, in ms by log key."""
+    return {key: 1000 * value for key, value in zip(_STEP_TIMES, seconds, strict=True)}
 
 
 class TimeLeft:
@@ -84,7 +115,7 @@ class _Balance:
 
     def wait_percent(self, since: "_Balance") -> float | None:
         gaps, seconds = self.gaps - since.gaps, self.seconds - since.seconds
-        if gaps < _FEWEST_GAPS or seconds <= 0:
+        if not gaps or seconds <= 0 or (gaps < _FEWEST_GAPS and seconds < _FEWEST_SECONDS):
             return None
         working = (self.steps - since.steps) * (self.gap_seconds - since.gap_seconds) / gaps
         return min(100.0, max(0.0, 100 * (1 - working / seconds)))
@@ -92,27 +123,30 @@ class _Balance:
 
 def takes_one_batch_per_step(model: keras.Model) -> bool:
     """Whether each step takes one batch, so that the gaps between batches are those between steps."""
-    if model.steps_per_execution != 1:
+    if getattr(model, "steps_per_execution", 1) != 1:
         return False  # a batch is taken while the previous step still runs
     # With eager steps the shares were wrong by up to a half when tried.
-    return not (model.run_eagerly or tf.config.functions_run_eagerly())
+    return not (getattr(model, "run_eagerly", False) or tf.config.functions_run_eagerly())
 
 
 class InputWait:
     """Follows the steps of `fit` and the gaps recorded by the iterator they take their batches from.
 
+    The gap after a batch, until the next one is asked for, is the time in which its step worked; the rest of the step's
+    time, before, was waiting. The gap is known once the next step has ended, so each step is added then.
+
     A share is None if it is unknown: under a distribution strategy, whose iterators record no gaps; for a dataset whose
-    autotuning is off; and from fewer than five gaps. An epoch's last step is left out, as no gap follows it.
+    autotuning is off; and from fewer than five gaps within a second. An epoch's last step is left out, as no gap
+    follows it.
     """
 
     def __init__(self) -> None:
         self._iterator: Any = None
-        self._open: float | None = None  # the time of the step whose gap has not ended
         self.begin()
 
     @property
     def room(self) -> int:
-        """How many steps may end before `end_step` must be called for them: tf.data forgets older gaps."""
+        """How many steps may end before they must be added: tf.data forgets older gaps."""
         return _GAPS_KEPT - self._unread
 
     def begin(self) -> None:
@@ -123,30 +157,30 @@ class InputWait:
         self._taken = 0  # batches up to the last gap that is counted
         self._unread = 0
 
-    def end_first_step(self, seconds: float | None) -> None:
-        """Finds the iterator after an epoch's first step; None as its time leaves out a step that compiles.
+    def find(self, *, skip_step: bool) -> bool:
+        """Finds the iterator after an epoch's first step, and returns whether it records gaps.
 
-        Call it from `on_train_batch_end`.
+        Call it from `on_train_batch_end`. `skip_step` leaves out the gap of that step, which compiled.
         """
         self._iterator, self._taken = variable_of_a_caller("iterator", tf.data.Iterator), 0
         self._read_gaps()
-        self._taken += int(seconds is None)
-        self._open = seconds
+        self._taken += int(skip_step)
+        return self._iterator is not None
 
-    def end_step(self, seconds: float) -> None:
-        """Counts a step, and reads the gaps before tf.data forgets them."""
-        if self._open is not None:
-            self._total.steps += 1
-            self._total.seconds += self._open
-        self._open = seconds
+    def add(self, seconds: float) -> None:
+        """Adds a step after the next one has ended, and reads the gaps before tf.data forgets them."""
+        self._total.steps += 1
+        self._total.seconds += seconds
         self._unread += 1
         if self._unread >= _GAPS_KEPT:
             self._read()
 
-    def percent(self, reader: str) -> float | None:
-        """Returns the share in percent since this reader's last call."""
+    def percent(self, reader: str, *, peek: bool = False) -> float | None:
+        """Returns the share in percent since this reader's last call; a call that peeks does not count as one."""
         self._read()
-        since, self._seen[reader] = self._seen.get(reader, _Balance()), replace(self._total)
+        since = self._seen.get(reader, _Balance())
+        if not peek:
+            self._seen[reader] = replace(self._total)
         return self._total.wait_percent(since)
 
     def end_epoch(self) -> float | None:
@@ -156,7 +190,7 @@ class InputWait:
         return percent
 
     def _drop_iterator(self) -> None:
-        self._iterator = self._open = None
+        self._iterator = None
 
     def _read(self) -> None:
         before, self._unread = self._taken, 0

@@ -23,6 +23,7 @@ THROUGHPUT_KEYS = (
     "step_time_p95_ms",
     "step_time_p99_ms",
     "examples_per_second",
+    "tokens_per_second",
     "input_wait_percent",
     "model_tflops_per_second",
     "mfu_percent",

@@ -36,15 +36,21 @@ class Run:
         """Seconds since the first callback began, unaffected by clock changes."""
         return self._clock() - self._began
 
-    def coordinates(self, *, epoch: int | None, step: int) -> dict[str, Any]:
-        """Returns the value of each coordinate, now.
+    def coordinates(self, *, epoch: int | None, step: int, ago: float = 0.0) -> dict[str, Any]:
+        """Returns the value of each coordinate.
 
         Args:
             epoch: From 0; None if the loop announces no epochs.
             step: The optimizer's step count.
+            ago: How long ago that was, in seconds.
         """
-        when = {"epoch": epoch, "step": step, "time_seconds": time.time(), "elapsed_seconds": self.elapsed_seconds}
-        return self._process | when
+        elapsed = max(0.0, self.elapsed_seconds - ago)
+        return self._process | {
+            "epoch": epoch,
+            "step": step,
+            "time_seconds": time.time() - ago,
+            "elapsed_seconds": elapsed,
+        }
 
 
 # By fit's list, with the callbacks that have begun.

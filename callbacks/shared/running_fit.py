@@ -100,12 +100,13 @@ class EpochExamples:
 
     It reads Keras' loss tracker after the training's first step, which has blocked anyway, and after each epoch's last
     step, before validation resets the tracker. If another callback reset it during the epoch (by `evaluate`), every
-    batch counts as large as the first.
+    batch counts as large as the first. With a `batch_size` nothing is read, and every batch counts as that large.
     """
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model: keras.Model, batch_size: float | None = None):
         self._model = model
-        self.batch_size: float | None = None
+        self._given = batch_size is not None
+        self.batch_size = batch_size
         """Examples per step; None before the first step, 0 if Keras counts none."""
         self._last_step = math.inf
         self.start(None)
@@ -114,7 +115,7 @@ class EpochExamples:
         """Begins an epoch of `steps` steps, None if unknown."""
         self._last_step = math.inf if steps is None else steps - 1
         self._counted: float | None = None
-        self.due: float = 0 if self.batch_size is None else self._last_step
+        self.due: float = math.inf if self._given else 0 if self.batch_size is None else self._last_step
         """The step of the epoch, from 0, after which `look` must be called."""
 
     def look(self, step: int) -> None:
@@ -130,6 +131,8 @@ class EpochExamples:
         """Returns the examples of an epoch of `steps_done` steps; None if Keras counts none."""
         if not self.batch_size or not steps_done:
             return None
+        if self._given:
+            return steps_done * self.batch_size
         counted = count_examples(self._model) if self._counted is None else self._counted
         # All batches have one size, the last may be smaller: any other count is not this epoch's.
         whole = steps_done * self.batch_size

@@ -60,6 +60,18 @@ def test_how_it_was_trained(recording):
     assert points(found.timeline, "mfu_percent") == [(0, 41.5)]
 
 
+def test_steps_stand_where_they_were_and_count_for_their_time(recording, clock):
+    for now, ago, steps, seconds, wait in ((1001.0, 0.0, 9, 1.0, 0.0), (1019.0, 8.0, 1, 9.0, 100.0)):
+        clock.now = now
+        row = {"input_wait_percent": wait, "step_time_ms": 1000 * seconds / steps}
+        recording.take_steps({**row, "window_steps": steps, "window_seconds": seconds}, ago=ago)
+    series = record(recording).timeline.series
+    waits = series["input_wait_percent"][None]
+    assert [(point.begin, point.end, point.mean) for point in waits.points] == [(0.0, 1.0, 0.0), (2.0, 11.0, 100.0)]
+    assert waits.mean() == 90.0
+    assert series["step_time_ms"][None].mean() == 1000.0, "10 s of ten steps"
+
+
 def test_without_a_gpu_the_host_alone(recording):
     recording.take_samples((GpuSample(0.0, 0.0, host_cpu_percent=40.0),))
     timeline = record(recording).timeline

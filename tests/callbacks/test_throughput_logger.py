@@ -73,11 +73,11 @@ def test_steps_counted_many_at_once_give_the_same(tmp_path, monkeypatch, window_
         return [{key: row[key] for key in row if key not in volatile} for row in listed]
 
     many = training(tmp_path / "many")
-    assert 20 // steps_per_execution < max(waiting) < 100
+    assert 20 // steps_per_execution < max(waiting) <= 100
     waiting.clear()
     monkeypatch.setattr("tfopt.callbacks.throughput_figures.InputWait.room", 1)
     assert training(tmp_path / "one") == many
-    assert set(waiting) == {0}
+    assert set(waiting) == {0, steps_per_execution == 1}, "the last one, until its wait is known"
 
 
 class Milliseconds:
@@ -188,13 +188,16 @@ def test_a_keras_logger_before_it_is_warned_of(tmp_path):
     assert "step_time_ms" in (tmp_path / "log.csv").read_text()
 
 
-def test_percentiles_of_the_last_steps_of_an_epoch():
-    # Steps of 1 s to 21 s after the first one and some that the window has forgotten.
-    clock = Clock(0.0, 60.0, *[500.0] * 3, *map(float, range(1, 22)))
-    history = fit(ThroughputLogger(window_steps=21, clock=clock), examples=25, size=1).history
-    assert history["step_time_ms"] == [11_000.0]
-    assert history["step_time_p95_ms"] == [20_000.0]
-    assert history["step_time_p99_ms"] == pytest.approx([20_800.0])
+def test_percentiles_of_all_steps_of_an_epoch(tmp_path):
+    # Long steps at the beginning, which the last rows know nothing of.
+    seconds = [*np.linspace(5.0, 9.0, 30), *np.random.default_rng(0).lognormal(-4, 0.3, 370)]
+    logger = ThroughputLogger(tmp_path, window_steps=50, clock=Clock(0.0, 60.0, *seconds))
+    history = fit(logger, examples=401, size=1).history
+    found = [history[f"step_time_{name}ms"][0] for name in ("", "p95_", "p99_")]
+    assert found == pytest.approx(1000 * np.percentile(seconds, (50, 95, 99)), rel=0.01)
+    last = rows(tmp_path)[-1]
+    assert last["step_time_p99_ms"] == pytest.approx(1000 * np.percentile(seconds[-last["window_steps"] :], 99))
+    assert (logger.step_times.count, logger.step_times.total) == (400, pytest.approx(sum(seconds)))
 
 
 def test_the_first_step_is_in_the_logs_of_its_epoch_alone():

@@ -113,6 +113,7 @@ _SLOW_BELOW = {
     "dram_active_percent",
     "gpu_power_watts",
     "examples_per_second",
+    "tokens_per_second",
     "model_tflops_per_second",
     "mfu_percent",
 }

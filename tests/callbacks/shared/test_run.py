@@ -99,7 +99,7 @@ def test_the_files_of_a_fit_join(tmp_path, fake_nvml, monkeypatch):
     monkeypatch.setattr(Run.__init__, "__defaults__", (counts,))
     # The clock stands after those that log a step and before the one that samples, which therefore begins later.
     sampling = UtilizationLogger(tmp_path, 0.01, clock=counts)
-    loggers = [ThroughputLogger(tmp_path, 2), LossScaleLogger(tmp_path), counts, sampling, Slow(sampling)]
+    loggers = [ThroughputLogger(tmp_path, 2, clock=counts), LossScaleLogger(tmp_path), counts, sampling, Slow(sampling)]
     for _ in range(2):
         fit(*loggers, model=model, epochs=2)
     files = {name: lines(tmp_path / f"{name}.jsonl") for name in ("utilization", "throughput", "loss_scale")}
@@ -112,8 +112,8 @@ def test_the_files_of_a_fit_join(tmp_path, fake_nvml, monkeypatch):
         for name in ("throughput", "loss_scale")
     }
     steps = [(0, 3), (1, 5), (1, 7), (1, 8)]
-    # A row is written at the end of its step, before the clock moves on; the last one at the end of fit.
-    seconds = [102, 104, 106, 108]
+    # A row's time is the end of its last step, before the clock moves on.
+    seconds = [102, 104, 106, 107]
     again = [(epoch, step + 8) for epoch, step in steps]
     assert found["throughput"] == [(*at, s) for at, s in zip(steps + again, seconds * 2, strict=True)]
     assert found["loss_scale"] == [(0, 4, 104), (1, 8, 108), (0, 12, 104), (1, 16, 108)]
