@@ -8,35 +8,30 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tfopt.callbacks.prometheus.metrics import PACE_KEYS, Exported
 from tfopt.callbacks.shared.background import Background
-from tfopt.callbacks.shared.progress import SECONDS_SINCE_STEP, Progress
-from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe
+from tfopt.callbacks.shared.progress import Progress
+from tfopt.callbacks.shared.reading_sources import find_source, finite, subscribe
+from tfopt.callbacks.shared.run import Run, begin_run
 from tfopt.callbacks.shared.running_fit import end_with_fit
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
-from tfopt.causes.readings import GPU_KEYS, HOST_KEYS
 from tfopt.checks import file, integer, number
 from tfopt.errors import UnsupportedError
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
-from tfopt.page.document import printable
 from tfopt.warn import warn_once
 
 if TYPE_CHECKING:  # prometheus-client is an optional extra
-    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client import CollectorRegistry
 
-_COUNTER = "gpu_energy_joules"  # the only reading that never decreases
 _WAIT_SECONDS = 2.0
-# A pace ends to be exported when no step has ended for so long, and for three times as long as a step took.
-_PACE_SECONDS = 10.0
-_PACE_STEPS = 3.0
 
 
 class PrometheusExporter(keras.callbacks.Callback):
@@ -96,7 +91,8 @@ class PrometheusExporter(keras.callbacks.Callback):
         self._clock = clock
         self._ending = contextlib.ExitStack()
         self._outlet: _Textfile | _Server | None = None
-        self._exported = _Exported()  # of no fit: `evaluate` and `predict` call callbacks too
+        self._throughput: ThroughputLogger | None = None
+        self._exported = Exported(Run())  # of no fit: `evaluate` and `predict` call callbacks too
 
     @property
     def url(self) -> str | None:
@@ -106,7 +102,7 @@ class PrometheusExporter(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the port, or begins the file."""
         self._end()  # if an exception ended the previous fit
-        self._exported = _Exported(progress=Progress(self._clock))
+        self._exported = Exported(begin_run(self), progress=Progress(self._clock))
         self._before = 0
         if self._textfile is not None:
             self._outlet = _Textfile(self._textfile, self._exported, self._interval_seconds, self._clock)
@@ -116,6 +112,7 @@ class PrometheusExporter(keras.callbacks.Callback):
             return
         end_with_fit(self, self._outlet.close)
         self._ending.callback(self._outlet.close)
+        self._throughput = find_source(ThroughputLogger, self)
         subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput}, self._ending)
         self._refresh()
 
@@ -148,7 +145,7 @@ class PrometheusExporter(keras.callbacks.Callback):
 
     def _end(self) -> None:
         self._ending.close()
-        self._outlet = None
+        self._outlet = self._throughput = None
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
@@ -157,9 +154,11 @@ class PrometheusExporter(keras.callbacks.Callback):
 
     def _take_throughput(self, row: Mapping[str, Any]) -> None:
         """Runs in the training thread, about once a second."""
-        self._exported.throughput = throughput = finite({key: row.get(key) for key in THROUGHPUT_KEYS})
-        steps = self.model.steps_per_execution
-        self._exported.step_seconds = throughput.get("step_time_p99_ms", 0.0) / 1000 * steps
+        self._exported.throughput = finite({key: row.get(key) for key in PACE_KEYS})
+        slowest = row.get("step_time_p99_ms") or 0.0
+        self._exported.step_seconds = slowest / 1000 * getattr(self.model, "steps_per_execution", 1)
+        if self._throughput is not None:
+            self._exported.step_times = self._throughput.step_times
         self._refresh()
 
     def _refresh(self) -> None:
@@ -168,69 +167,7 @@ class PrometheusExporter(keras.callbacks.Callback):
             outlet.refresh()
 
 
-@dataclass(eq=False)  # hashable, as the registry needs it
-class _Exported:
-    """The current values, and the metrics made of them. One thread replaces the values while another collects."""
-
-    running: bool = True
-    steps: int = 0
-    epochs: int = 0
-    rows: tuple[GpuSample, ...] = ()
-    progress: Progress = field(default_factory=Progress)
-    throughput: Mapping[str, float] = field(default_factory=dict)
-    step_seconds: float = 0.0
-    """How long the slowest steps took when the throughput was taken, those of an execution together."""
-    logs: Mapping[str, Any] = field(default_factory=dict)
-    """The last epoch's logs: Keras' own dict, to which later callbacks still add."""
-
-    def end(self) -> None:
-        """Keeps what stays true after `fit`."""
-        self.running, self.rows, self.throughput = False, (), {}
-
-    def _pace(self) -> dict[str, float]:
-        """The throughput while steps end, and how long ago the last one did."""
-        if not self.running:
-            return {}
-        seconds = self.progress.seconds_since_step
-        fresh = seconds < max(_PACE_SECONDS, _PACE_STEPS * self.step_seconds)
-        return {**(self.throughput if fresh else {}), SECONDS_SINCE_STEP: seconds}
-
-    def collect(self) -> "Iterator[Metric]":
-        """Builds the metrics for a scrape, so that what is no longer known disappears."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        rows = self.rows
-        gpus = [row for row in rows if row.index is not None]
-        yield GaugeMetricFamily("tfopt_fit_running", "1 while fit runs, 0 after it.", value=int(self.running))
-        yield CounterMetricFamily("tfopt_steps", "Training steps of this fit.", value=self.steps)
-        yield CounterMetricFamily("tfopt_epochs", "Epochs of this fit that have ended.", value=self.epochs)
-        for key in GPU_KEYS:
-            kind = CounterMetricFamily if key == _COUNTER else GaugeMetricFamily
-            family = kind(f"tfopt_{key}", f"{key} of tfopt.hardware.GpuSample.", labels=["gpu", "uuid"])
-            for row in gpus:
-                for value in finite({key: getattr(row, key)}).values():
-                    family.add_metric([str(row.index), str(row.uuid)], value)
-            if family.samples:
-                yield family
-        reasons = GaugeMetricFamily(
-            "tfopt_throttled", "1 for each reason that holds a GPU's clocks back.", labels=["gpu", "uuid", "reason"]
-        )
-        for row in gpus:
-            for reason in row.throttle_reasons or ():
-                reasons.add_metric([str(row.index), str(row.uuid), reason], 1)
-        if reasons.samples:
-            yield reasons
-        host = finite({key: getattr(rows[0], key) for key in HOST_KEYS}) if rows else {}
-        for key, value in {**host, **self._pace()}.items():
-            yield GaugeMetricFamily(f"tfopt_{key}", f"{key}, as tfopt's callbacks log it.", value=value)
-        logs = GaugeMetricFamily("tfopt_log", "Keras' logs of the last epoch that has ended.", labels=["key"])
-        for key, value in finite(dict(self.logs)).items():
-            logs.add_metric([printable(key)], value)
-        if logs.samples:
-            yield logs
-
-
-def _registry(exported: _Exported) -> "CollectorRegistry":
+def _registry(exported: Exported) -> "CollectorRegistry":
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry()
@@ -241,7 +178,7 @@ def _registry(exported: _Exported) -> "CollectorRegistry":
 class _Textfile:
     """Writes the metrics to a file at intervals."""
 
-    def __init__(self, path: Path, exported: _Exported, interval_seconds: float, clock: Callable[[], float]):
+    def __init__(self, path: Path, exported: Exported, interval_seconds: float, clock: Callable[[], float]):
         self._path, self._exported, self._registry = path, exported, _registry(exported)
         self._interval_seconds = interval_seconds
         self._clock = clock
@@ -277,7 +214,7 @@ class _Textfile:
 class _Server:
     """Serves the metrics on a port."""
 
-    def __init__(self, host: str, port: int, exported: _Exported):
+    def __init__(self, host: str, port: int, exported: Exported):
         from prometheus_client import start_http_server
 
         self._process = os.getpid()
@@ -324,7 +261,7 @@ def _tracked_connections(server: Any) -> "weakref.WeakSet[socket.socket]":
     return connections
 
 
-def _serve(host: str, port: int, exported: _Exported) -> _Server | None:
+def _serve(host: str, port: int, exported: Exported) -> _Server | None:
     try:
         return _Server(host, port, exported)
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a bad host; RuntimeError: no thread

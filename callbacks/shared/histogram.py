@@ -31,7 +31,7 @@ class Histogram:
     def add(self, values: npt.ArrayLike, times: npt.ArrayLike = 1) -> None:
         """Adds values, each as many times as it occurred."""
         found = np.asarray(values, float)
-        buckets = (np.log(np.clip(found, _LEAST, _MOST) / _LEAST) / math.log(_RATIO)).astype(int)
+        buckets = _bucket(found)
         np.add.at(self._counts, buckets, times)
         np.add.at(self._sums, buckets, found * times)
 
@@ -61,10 +61,11 @@ class Histogram:
         return found
 
     def counts_up_to(self, bounds: npt.ArrayLike) -> list[int]:
-        """Returns how many values are at most each bound; those within 1 % of a bound may fall on its other side."""
-        counts, means = self._known()
-        ends = np.concatenate([[0], np.cumsum(counts)])
-        found: list[int] = ends[np.searchsorted(means, bounds, side="right")].tolist()
+        """Returns how many values are at most each bound; those up to 1 % above it may be among them.
+
+        A count never decreases, as Prometheus demands.
+        """
+        found: list[int] = np.cumsum(self._counts)[_bucket(np.asarray(bounds, float))].tolist()
         return found
 
     def _known(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
@@ -72,3 +73,8 @@ class Histogram:
         counts = self._counts.copy()
         known = counts > 0
         return counts[known], self._sums[known] / counts[known]
+
+
+def _bucket(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The place of the bucket that holds each value."""
+    return (np.log(np.clip(values, _LEAST, _MOST) / _LEAST) / math.log(_RATIO)).astype(np.int64)

@@ -18,6 +18,7 @@ from fake_nvml import FakeGpu
 from models import assert_same_state, state
 from prometheus_client.parser import text_string_to_metric_families
 from quick import first_quick
+from throughput import Clock as StepClock
 from watched_fit import Forks, Interrupts, fit, gpus, net, shared_net, threads, told
 
 import tfopt
@@ -36,12 +37,13 @@ def _forgotten_warnings():
 
 
 def parsed(text):
-    """Each sample's value, by name and labels."""
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    """Each sample's value, by name and labels, without those that all have."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert (len(sample.labels.pop("run")), sample.labels.pop("rank")) == (8, "0")
+            found[sample.name, *sample.labels.values()] = sample.value
+    return found
 
 
 def scraped(exporter):
@@ -52,7 +54,7 @@ def scraped(exporter):
 class Scrapes(keras.callbacks.Callback):
     """Asks as Prometheus does, in the middle of fit, until a sample is there."""
 
-    def __init__(self, exporter, awaited=("tfopt_gpu_utilization_percent", "0", "GPU-a")):
+    def __init__(self, exporter, awaited=("tfopt_gpu_utilization_ratio", "0", "GPU-a")):
         super().__init__()
         self.exporter, self.awaited, self.found = exporter, awaited, []
 
@@ -102,11 +104,11 @@ def test_a_scrape_while_fit_runs(fake_nvml):
     fit(exporter, UtilizationLogger(interval_seconds=TICK), scrapes, epochs=2, model=net())
     first, second = scrapes.found
     assert exporter.url is None
-    assert first["tfopt_gpu_utilization_percent", "1", "GPU-b"] == 70.0
-    assert first["tfopt_gpu_memory_used_mib", "0", "GPU-a"] == 1024.0
+    assert first["tfopt_gpu_utilization_ratio", "1", "GPU-b"] == pytest.approx(0.7)
+    assert first["tfopt_gpu_memory_used_bytes", "0", "GPU-a"] == 1024.0 * 2**20
     assert first["tfopt_gpu_energy_joules_total", "0", "GPU-a"] == 123_456.789
     assert first["tfopt_throttled", "0", "power_cap", "GPU-a"] == 1.0
-    assert first["tfopt_host_memory_used_mib",] > 0
+    assert first["tfopt_host_memory_used_bytes",] > 0
     assert (first["tfopt_fit_running",], first["tfopt_steps_total",], first["tfopt_epochs_total",]) == (1.0, 3.0, 0.0)
     assert (second["tfopt_steps_total",], second["tfopt_epochs_total",]) == (7.0, 1.0)
     assert second["tfopt_log", "loss"] > 0
@@ -122,10 +124,9 @@ def test_the_pace_of_the_training_but_not_during_validation(fake_nvml):
 
     exporter, looks = PrometheusExporter(port=0), Looks()
     fit(ThroughputLogger(), exporter, looks, epochs=2, validation_split=0.25)
-    assert looks.after["tfopt_step_time_ms",] > 0
     assert looks.after["tfopt_examples_per_second",] > 0
     assert "tfopt_step" not in {name for name, *_ in looks.after}
-    assert ("tfopt_step_time_ms",) not in looks.validating
+    assert ("tfopt_examples_per_second",) not in looks.validating
 
 
 def test_what_is_unknown_has_no_sample(driven):
@@ -133,14 +134,14 @@ def test_what_is_unknown_has_no_sample(driven):
     exporter._take_samples(
         (*gpus(90, None, sm_active_percent=float("nan")), GpuSample(0.0, 0.0, host_cpu_percent=None))
     )
-    exporter._take_throughput({"step_time_ms": 12.5, "mfu_percent": None})
+    exporter._take_throughput({"step_time_ms": 12.5, "input_wait_percent": 12.5, "mfu_percent": None})
     found = written(exporter)
-    assert found["tfopt_gpu_utilization_percent", "0", "GPU-0"] == 90.0
-    assert ("tfopt_gpu_utilization_percent", "1", "GPU-1") not in found
-    assert found["tfopt_step_time_ms",] == 12.5
+    assert found["tfopt_gpu_utilization_ratio", "0", "GPU-0"] == 0.9
+    assert ("tfopt_gpu_utilization_ratio", "1", "GPU-1") not in found
+    assert found["tfopt_input_wait_ratio",] == 0.125
     assert {name for name, *_ in found} == {
-        "tfopt_gpu_utilization_percent",
-        "tfopt_step_time_ms",
+        "tfopt_gpu_utilization_ratio",
+        "tfopt_input_wait_ratio",
         "tfopt_fit_running",
         "tfopt_seconds_since_step",
         "tfopt_steps_total",
@@ -154,7 +155,7 @@ def test_what_is_unknown_has_no_sample(driven):
 def test_without_a_gpu_the_host_is_there(driven):
     exporter = driven()
     exporter._take_samples((GpuSample(0.0, 0.0, host_cpu_percent=42.0),))
-    assert written(exporter)["tfopt_host_cpu_percent",] == 42.0
+    assert written(exporter)["tfopt_host_cpu_ratio",] == 0.42
 
 
 def test_logs_are_finite_numbers_under_whatever_name(driven):
@@ -212,9 +213,20 @@ def test_what_stays_after_fit(tmp_path, fake_nvml):
     found = parsed(file.read_text())
     assert (found["tfopt_fit_running",], found["tfopt_steps_total",], found["tfopt_epochs_total",]) == (0.0, 8.0, 2.0)
     assert found["tfopt_log", "loss"] > 0
-    assert {name for name, *_ in found} == {"tfopt_fit_running", "tfopt_steps_total", "tfopt_epochs_total", "tfopt_log"}
+    names = {"tfopt_fit_running", "tfopt_steps_total", "tfopt_epochs_total", "tfopt_log"}
+    assert {name for name, *_ in found if not name.startswith("tfopt_step_time_seconds_")} == names
     assert os.listdir(file.parent) == ["fit.prom"]
     assert oct(file.stat().st_mode & 0o444) == "0o444"  # node_exporter is another user
+
+
+def test_the_histogram_of_all_step_times_stays_after_fit(tmp_path):
+    """By a clock on which each step takes a second, and the first one, which does not count, a minute."""
+    seconds = ThroughputLogger(clock=StepClock(0.0, 60.0))
+    fit(seconds, PrometheusExporter(tmp_path / "fit.prom"), model=net(), epochs=2)
+    found = parsed((tmp_path / "fit.prom").read_text())
+    assert (found["tfopt_step_time_seconds_count",], found["tfopt_step_time_seconds_sum",]) == (7.0, 7.0)
+    buckets = {name[1]: value for name, value in found.items() if name[0] == "tfopt_step_time_seconds_bucket"}
+    assert (buckets["0.5"], buckets["1.0"], buckets["100.0"], buckets["+Inf"]) == (0.0, 7.0, 7.0, 7.0)
 
 
 def test_a_file_that_cannot_be_written_is_reported_once(tmp_path, caplog):
@@ -307,7 +319,7 @@ def test_after_an_interrupted_fit_port_and_file_end_by_themselves(tmp_path):
         assert parsed((tmp_path / "fit.prom").read_text())["tfopt_fit_running",] == 0.0
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=10)
-    scrapes = Scrapes(on_port, ("tfopt_host_memory_used_mib",))
+    scrapes = Scrapes(on_port, ("tfopt_host_memory_used_bytes",))
     fit(on_port, scrapes)
     assert scrapes.found
 
@@ -428,15 +440,15 @@ def test_the_pace_ages_out_while_no_step_ends():
     def after(seconds):
         clock.now += seconds
         found = scraped(exporter)
-        return found.get(("tfopt_step_time_ms",)), found[("tfopt_seconds_since_step",)]
+        return found.get(("tfopt_examples_per_second",)), found[("tfopt_seconds_since_step",)]
 
     assert after(30) == (None, 30)  # the first step
     exporter.on_train_batch_end(0)
-    exporter._take_throughput({"step_time_ms": 500.0, "step_time_p99_ms": 900.0})
-    assert [after(9), after(1)] == [(500, 9), (None, 10)]
+    exporter._take_throughput({"examples_per_second": 64.0, "step_time_p99_ms": 900.0})
+    assert [after(9), after(1)] == [(64, 9), (None, 10)]
     exporter.on_train_batch_end(1)
-    exporter._take_throughput({"step_time_ms": 20_000.0, "step_time_p99_ms": 20_000.0})
-    assert [after(59), after(1)] == [(20_000, 59), (None, 60)]
+    exporter._take_throughput({"examples_per_second": 1.6, "step_time_p99_ms": 20_000.0})
+    assert [after(59), after(1)] == [(1.6, 59), (None, 60)]
     exporter.on_test_begin()
     exporter.on_test_batch_begin(0)
     assert after(3) == (None, 3)

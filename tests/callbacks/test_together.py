@@ -77,7 +77,7 @@ def test_in_any_order_the_training_is_the_same(tmp_path, fake_nvml, alone, seed,
         assert set(next(csv.DictReader(file))) >= KEYS
     assert len(EPOCHS) == 3
     exported = (tmp_path / "training.prom").read_text()
-    assert all(f'tfopt_log{{key="{key}"}}' in exported for key in KEYS)
+    assert all(f'tfopt_log{{key="{key}",rank="0",run="' in exported for key in KEYS)
     made = {path.name for path in tmp_path.iterdir()}
     assert made >= {"utilization.csv", "throughput.jsonl", "report.html", "training.prom", "plugins", "utilization"}
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("tfopt-sampler")] == []

@@ -52,6 +52,16 @@ def test_counts_up_to_bounds():
     assert Histogram().counts_up_to(bounds) == [0] * 5
 
 
+def test_a_count_up_to_a_bound_never_decreases():
+    """Though later values of the same bucket lie above the bound."""
+    found, counts = Histogram(), []
+    for value in [0.00999, *np.linspace(0.00999, 0.0102, 40)]:
+        found.add([value])
+        counts += found.counts_up_to([0.01])
+    assert counts == sorted(counts)
+    assert counts[0] == 1
+
+
 def test_memory_is_bounded_and_no_value_is_lost():
     found = filled(np.geomspace(1e-12, 1e12, 100_000))
     found.add([0.0])

@@ -1,0 +1,1 @@
+"""What PrometheusExporter serves: names, labels and units of its metrics."""
