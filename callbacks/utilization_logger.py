@@ -28,6 +28,11 @@ _COLUMNS = tuple(dict.fromkeys((*COORDINATES, *(field.name for field in fields(G
 # Counters, constants, and what is not this process's have no mean worth logging.
 _NOT_AVERAGED = {"gpu_memory_total_mib", "gpu_memory_others_mib", "gpu_energy_joules"}
 _AVERAGED = tuple(key for key in (*GPU_KEYS, *HOST_KEYS) if key not in _NOT_AVERAGED)
+# Of all samples and GPUs, logs hold the highest.
+_PEAKS = {
+    "gpu_memory_peak_mib": "gpu_memory_used_mib",
+    "gpu_memory_allocated_peak_mib": "gpu_memory_allocated_peak_mib",
+}
 
 
 class UtilizationLogger(keras.callbacks.Callback):
@@ -247,8 +252,7 @@ class EpochReadings:
         with self._lock:
             sums = self._last | self._seen
             figures = {name: total / span for name, (total, span, _) in sums.items()}
-            if "gpu_memory_used_mib" in sums:
-                figures["gpu_memory_peak_mib"] = sums["gpu_memory_used_mib"][2]
+            figures |= {peak: sums[name][2] for peak, name in _PEAKS.items() if name in sums}
             watts = [power.watts() for power in self._powers.values()]
             seconds = self._clock() - self._began
         known = [value for value in watts if value is not None]

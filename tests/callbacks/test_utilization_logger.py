@@ -16,7 +16,8 @@ from sampled_fits import EXAMPLES, INTERVAL, STEPS, Slow, X, Y, driven, lines, n
 from tfopt import fit as overlapping
 from tfopt.callbacks import utilization_logger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
-from tfopt.hardware import GpuSampler
+from tfopt.hardware import GpuSampler, sampler
+from tfopt.hardware.gpu_memory import AllocatorReading
 from tfopt.hardware.nvml import driver
 
 __all__ = ["net"]  # the fixture
@@ -44,6 +45,18 @@ def test_epoch_means_and_rows(tmp_path, fake_nvml, net):
     }
     assert len(rows) >= 2 * 3 * 2  # epochs, samples in each, GPUs
     assert [row["uuid"] for row in lines(tmp_path / "utilization.jsonl")] == [row["uuid"] for row in rows]
+
+
+def test_what_tensorflow_uses_of_each_gpu(tmp_path, fake_nvml, monkeypatch):
+    monkeypatch.setattr(sampler, "read_allocator", lambda gpu: AllocatorReading(100.0 + gpu, 300.0 - gpu))
+    fake_nvml.gpus += [FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", bus=2)]
+    logs = driven(UtilizationLogger(tmp_path, INTERVAL))
+    assert (logs["gpu_memory_allocated_mib"], logs["gpu_memory_allocated_peak_mib"]) == (100.5, 300.0)
+    rows = lines(tmp_path / "utilization.jsonl")[:2]
+    assert [(row["gpu_memory_allocated_mib"], row["gpu_memory_allocated_peak_mib"]) for row in rows] == [
+        (100.0, 300.0),
+        (101.0, 299.0),
+    ]
 
 
 def test_all_that_the_performance_monitor_says(fake_nvml, monkeypatch):

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tfopt.hardware import GpuSample
+from tfopt.hardware.gpu_memory import ALLOCATOR_FIELDS
 from tfopt.hardware.host_activity import HOST_FIELDS
 from tfopt.hardware.nvml.gpu_reading import GPU_FIELDS
 
 # The measurements among a GpuSample's fields.
-GPU_KEYS = tuple(name for name in GPU_FIELDS if name != "throttle_reasons")
+GPU_KEYS = (*(name for name in GPU_FIELDS if name != "throttle_reasons"), *ALLOCATOR_FIELDS)
 HOST_KEYS = HOST_FIELDS
 
 # NVML's reasons that slow down a GPU that could run faster, and their causes. The others are settings of the owner.

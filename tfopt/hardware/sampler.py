@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tfopt import checks
+from tfopt.hardware.gpu_memory import AllocatorReading, read_allocator
 from tfopt.hardware.gpu_reader import GpuReader
 from tfopt.hardware.host_activity import HostMeter, HostReading
 from tfopt.hardware.nvml import driver
@@ -34,13 +35,13 @@ class _Moment:
     """The GPU's UUID."""
 
 
-# Fields come from the last base first: moment, GPU, host.
+# Fields come from the last base first: moment, GPU, allocator, host.
 @dataclass(frozen=True)
-class GpuSample(HostReading, Reading, _Moment):
+class GpuSample(HostReading, AllocatorReading, Reading, _Moment):
     """One GPU at one moment, and the host at the same moment. None means unknown, never 0.
 
     On a machine without a GPU, `index`, `uuid` and the GPU's fields are None. The fields are documented in `_Moment`,
-    `Reading` and `HostReading`.
+    `Reading`, `AllocatorReading` and `HostReading`.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,7 +160,15 @@ class GpuSampler:
         now, elapsed = self._wall_clock(), self._clock() - self._started_at
         host = vars(self._host.read())
         rows = tuple(
-            GpuSample(now, elapsed, index=gpu.index, uuid=gpu.uuid, **vars(reading), **host)
+            GpuSample(
+                now,
+                elapsed,
+                index=gpu.index,
+                uuid=gpu.uuid,
+                **vars(reading),
+                **vars(read_allocator(gpu.index)),
+                **host,
+            )
             for gpu, reading in self._gpus.read()
         ) or (GpuSample(now, elapsed, **host),)
         with self._lock:
