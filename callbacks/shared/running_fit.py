@@ -3,13 +3,14 @@
 import math
 import sys
 import warnings
-import weakref
 from collections.abc import Callable
 from itertools import takewhile
 from types import FrameType
 from typing import TypeVar
 
 import keras
+
+from tfopt.callbacks.shared.fit_watch import Loop, end_with
 
 Kind = TypeVar("Kind")
 
@@ -57,15 +58,29 @@ def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
 def end_with_fit(callback: keras.callbacks.Callback, end: Callable[[], object], *, at_exit: bool = True) -> None:
     """Calls `end` once the running fit is over, even if an exception ends it and `on_train_end` is never called.
 
-    Call it from `on_train_begin`.
+    It is called when fit's callback list is collected, or within a second if a notebook keeps the exception; on SIGTERM
+    if nobody else handles it; and when Python exits. Call this from `on_train_begin`.
 
     Args:
         callback: Its lifetime stands in for fit's when no callback list is found.
-        end: Must not hold the callback or fit's list, or neither could be collected.
-        at_exit: Whether to call it when Python exits during the fit.
+        end: Must not hold the callback or fit's list, or neither could be collected. Called in any thread.
+        at_exit: Whether to call it when the process ends during the fit.
     """
     # No hook reports an exception in another callback or Ctrl-C, but fit's own list is collected then.
-    weakref.finalize(running_list() or callback, end).atexit = at_exit
+    end_with(running_list() or callback, _running_loop(), end, at_exit=at_exit)
+
+
+def _running_loop() -> Loop | None:
+    """The function that called fit's list."""
+    frame: FrameType | None = sys._getframe(1)
+    inside = False
+    while frame is not None:
+        code = frame.f_code
+        of_list = "self" in code.co_varnames and isinstance(frame.f_locals.get("self"), keras.callbacks.CallbackList)
+        if inside and not of_list:
+            return Loop(frame)
+        inside, frame = of_list, frame.f_back
+    return None
 
 
 def steps_trained(model: keras.Model) -> int:

@@ -1,0 +1,259 @@
+"""A callback ends with its fit: also if a notebook keeps the exception, and never before."""
+
+import asyncio
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import keras
+import pytest
+from watched_fit import Interrupts, fit, net, threads
+
+from tfopt.callbacks import (
+    PrometheusExporter,
+    ReportWriter,
+    ThroughputLogger,
+    TrackerLogger,
+    UtilizationAlert,
+    UtilizationLogger,
+)
+from tfopt.callbacks.shared import fit_watch
+from tfopt.callbacks.shared.running_fit import end_with_fit
+
+
+class Looks:
+    """How often the watch has looked. `twice` waits until it has looked twice more."""
+
+    def __init__(self, monkeypatch):
+        self._looked = threading.Semaphore(0)
+        over = fit_watch._over
+
+        def counted(fits):
+            found = over(fits)
+            self._looked.release()
+            return found
+
+        monkeypatch.setattr(fit_watch, "_over", counted)
+        monkeypatch.setattr(fit_watch, "_EVERY_SECONDS", 0.001)
+
+    def twice(self):
+        while self._looked.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            assert self._looked.acquire(timeout=60)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    end = time.monotonic() + 60
+    while threads("fit-watch") and time.monotonic() < end:  # that of an earlier test
+        time.sleep(0.01)
+    return Looks(monkeypatch)
+
+
+class Ends(keras.callbacks.Callback):
+    """Counts how often `end` was called, and has the watch look at each hook."""
+
+    def __init__(self, looks):
+        super().__init__()
+        self.looks, self.ended = looks, []
+
+    def on_train_begin(self, logs=None):
+        end_with_fit(self, lambda ended=self.ended: ended.append(1))
+        self._look()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._look()
+
+    def on_train_batch_end(self, step, logs=None):
+        self._look()
+
+    def on_test_batch_end(self, step, logs=None):
+        self._look()
+
+    def _look(self):
+        self.looks.twice()
+        assert not self.ended
+
+    def within_a_minute(self):
+        until = time.monotonic() + 60
+        while not self.ended and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.ended == [1]
+
+
+def test_an_interrupted_fit_ends_though_its_exception_is_held(looks):
+    ends = Ends(looks)
+    with pytest.raises(KeyboardInterrupt) as held:
+        fit(ends, Interrupts())
+    assert ends.within_a_minute()
+    assert held.tb is not None
+
+
+@pytest.mark.slow
+def test_three_interrupted_fits_of_all_callbacks_leave_no_thread(tmp_path, looks, fake_nvml):
+    held = []
+    for number in range(3):
+        callbacks = [
+            UtilizationLogger(tmp_path / str(number)),
+            ThroughputLogger(tmp_path / str(number)),
+            UtilizationAlert(below=1),
+            ReportWriter(tmp_path / f"{number}.html"),
+            PrometheusExporter(port=0),
+            TrackerLogger(SimpleNamespace(log=lambda values, step: None)),
+        ]
+        with pytest.raises(KeyboardInterrupt) as caught:
+            fit(*callbacks, Interrupts())
+        held.append((caught, callbacks))
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        left = {thread.name for thread in threading.enumerate() if thread.name.startswith("tfopt")} - {"tfopt-nvml"}
+        if not left:
+            break
+        time.sleep(0.05)
+    assert left == set()
+    assert [(tmp_path / f"{number}.html").exists() for number in range(3)] == [True] * 3
+
+
+def test_a_fit_with_validation_in_any_thread_is_left_alone(looks):
+    for run in (lambda body: body(), lambda body: [t := threading.Thread(target=body), t.start(), t.join()]):
+        ends, histories = Ends(looks), []
+        run(lambda ends=ends, histories=histories: histories.append(fit(ends, validation_split=0.5, epochs=2)))
+        assert len(histories[0].epoch) == 2
+        assert ends.ended == [1]
+
+
+def test_a_fit_within_a_fit_ends_alone(looks):
+    class Fits(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            inner = Ends(looks)
+            with pytest.raises(KeyboardInterrupt) as self.held:
+                fit(inner, Interrupts(), model=model)
+            assert inner.within_a_minute()
+            outer._look()
+
+    outer, model = Ends(looks), net()
+    fit(outer, Fits(), epochs=2)
+    assert outer.within_a_minute()  # the held exceptions of the inner ones hold its frame, too
+
+
+def begin(ends):
+    """Begins a loop of the user's own in a function that returns."""
+    callbacks = keras.callbacks.CallbackList([ends])
+    callbacks.on_train_begin()
+    return callbacks
+
+
+def steps(callbacks):
+    for step in range(2):
+        callbacks.on_train_batch_end(step)
+        yield step
+
+
+def in_a_helper(ends):
+    callbacks = begin(ends)
+    for _ in steps(callbacks):
+        ends._look()
+    callbacks.on_train_end()
+
+
+def in_a_generator(ends):
+    def train():
+        callbacks = keras.callbacks.CallbackList([ends])
+        callbacks.on_train_begin()
+        yield from steps(callbacks)
+        callbacks.on_train_end()
+
+    for _ in train():
+        ends._look()
+
+
+def in_a_coroutine(ends):
+    async def train():
+        callbacks = keras.callbacks.CallbackList([ends])
+        callbacks.on_train_begin()
+        for _ in steps(callbacks):
+            await asyncio.sleep(0.01)
+        callbacks.on_train_end()
+
+    async def together():
+        await asyncio.gather(train(), asyncio.to_thread(looks_meanwhile))
+
+    def looks_meanwhile():
+        ends.looks.twice()
+
+    asyncio.run(together())
+
+
+def in_a_list_of_a_subclass(ends):
+    class List(keras.callbacks.CallbackList):
+        def on_train_begin(self, logs=None):
+            super().on_train_begin(logs)
+
+    callbacks = List([ends])
+    callbacks.on_train_begin()
+    for _ in steps(callbacks):
+        pass
+
+
+@pytest.mark.parametrize("loop", [in_a_helper, in_a_generator, in_a_coroutine, in_a_list_of_a_subclass])
+def test_loops_of_ones_own_are_left_alone(looks, loop):
+    ends = Ends(looks)
+    loop(ends)
+    assert ends.ended == [1]  # with its list
+
+
+def test_an_interrupted_loop_of_ones_own_ends_though_the_notebook_holds_its_exception(looks, monkeypatch):
+    ends = Ends(looks)
+
+    def train():
+        callbacks = keras.callbacks.CallbackList([ends])
+        callbacks.on_train_begin()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as held:
+        train()
+    looks.twice()
+    assert not ends.ended  # a debugger, or whoever holds it, may be anything
+    monkeypatch.setattr(sys, "last_value", held.value, raising=False)
+    assert ends.within_a_minute()
+
+
+def test_the_callback_alone_ends_with_its_collection(looks):
+    ends = Ends(looks)
+    ended = ends.ended
+    ends.on_train_begin()
+    del ends
+    assert ended == [1]
+
+
+def test_an_end_that_fails_leaves_the_others(looks, caplog):
+    class Fails(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            end_with_fit(self, fails)
+
+    def fails():
+        raise OSError("no disk")
+
+    ends = Ends(looks)
+    with pytest.raises(KeyboardInterrupt) as held:
+        fit(Fails(), ends, Interrupts())
+    assert ends.within_a_minute()
+    assert "no disk" in caplog.text
+    assert held.tb is not None
+
+
+def test_greenlets_hide_the_stack(looks, monkeypatch):
+    class Greenlet:
+        parent = object()
+
+    class Module:
+        getcurrent = staticmethod(Greenlet)
+
+    monkeypatch.setitem(sys.modules, "greenlet", Module)
+    assert not fit_watch.Loop(sys._getframe()).is_over({})
+    Greenlet.parent = None
+    loop = fit_watch.Loop(sys._getframe())
+    monkeypatch.setattr(loop, "_of_keras", True)
+    assert loop.is_over({})
