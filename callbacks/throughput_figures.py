@@ -1,5 +1,6 @@
 """What ThroughputLogger's figures are made of: step times, the wait for input, the time left, FLOPs per second."""
 
+import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,9 @@ from tfopt.warn import warn_once
 
 _GAPS_KEPT = 100  # by tf.data
 _FEWEST_GAPS, _FEWEST_SECONDS = 5, 1.0  # a share from fewer gaps in less time varies too much
-_LAYERS_NAMED = 3
+_PARTS_NAMED = 3
+_LONGEST_COUNT_SECONDS = 10.0
+_THREAD = "tfopt-flops"
 _PERCENTS = (50, 95, 99)
 _STEP_TIMES = ("step_time_ms", "step_time_p95_ms", "step_time_p99_ms")
 
@@ -233,29 +236,75 @@ class ModelRate:
         }
 
 
-def model_rate(model: keras.Model, flops_per_example: float | None, device_tflops: float | None) -> ModelRate:
-    """Returns the rate for a model; warns once if its FLOPs cannot be counted.
+class CountedRate:
+    """The rate of a model whose FLOPs are counted after its first step, in a thread: a large graph takes half a second.
+
+    Args:
+        flops_per_example: None: counted.
+        device_tflops: What one device can do. None: as NVIDIA lists it for this GPU.
+    """
+
+    def __init__(self, flops_per_example: float | None, device_tflops: float | None):
+        self._given_flops, self._given_peak = flops_per_example, device_tflops
+        self._thread: threading.Thread | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts a training."""
+        self.wait()
+        self.counts = False
+        """Whether this training's FLOPs are known or being counted."""
+        self.known = ModelRate(self._given_flops, None)
+        """What is known so far."""
+
+    def count(self, model: keras.Model, examples_per_step: float | None) -> None:
+        """Starts to count, after the first step. Call it from a hook of `fit`, whose batches it looks for."""
+        self.counts = True
+        spec = getattr(variable_of_a_caller("iterator", object), "element_spec", None)
+        self._thread = threading.Thread(target=self._count, args=(model, spec, examples_per_step or 1.0), name=_THREAD)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits for the count."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_LONGEST_COUNT_SECONDS)
+
+    def _count(self, model: keras.Model, spec: Any, examples_per_step: float) -> None:
+        self.known = model_rate(model, spec, examples_per_step, self._given_flops, self._given_peak)
+
+
+def model_rate(
+    model: keras.Model,
+    element_spec: Any,
+    examples_per_step: float,
+    flops_per_example: float | None,
+    device_tflops: float | None,
+) -> ModelRate:
+    """Returns the rate for a model that has trained a step; warns once if its FLOPs cannot be counted.
 
     Args:
         model: The model being fitted.
-        flops_per_example: None: counted from the model's layers.
+        element_spec: Of its batches; None: unknown.
+        examples_per_step: Over all replicas.
+        flops_per_example: None: counted.
         device_tflops: What one device can do. None: as NVIDIA lists it for this GPU.
     """
     # Imported late: it takes longer to load than all callbacks together.
-    from tfopt.model.flops import ModelFlops, model_flops
+    from tfopt.model.flops import ModelFlops, fit_flops
 
     try:
-        counted = model_flops(model)
+        counted = fit_flops(model, element_spec, examples_per_step)
     except Exception as error:  # noqa: BLE001  an observer must not end a training
-        counted = ModelFlops({}, (f"the whole model ({error!r})",))
+        counted = ModelFlops({}, (f"the whole model ({error!r})",), examples_per_step)
     if flops_per_example is None:
         flops_per_example = counted.per_example
         if counted.unknown:
             warn_once(
                 f"flops_per_example {model.name}",
-                "Expected layers whose FLOPs can be counted. Found in "
-                f"{model.name!r}: {listed(counted.unknown, _LAYERS_NAMED)}. No mfu_percent and no "
-                "model_tflops_per_second are logged; pass ThroughputLogger(flops_per_example=…).",
+                f"Expected a training step whose FLOPs can be counted. Found in {model.name!r}: "
+                f"{listed(counted.unknown, _PARTS_NAMED)}. No mfu_percent and no model_tflops_per_second are logged; "
+                "pass ThroughputLogger(flops_per_example=…).",
             )
     if flops_per_example is None:
         return ModelRate(None, None)

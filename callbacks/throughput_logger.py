@@ -15,12 +15,11 @@ from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
 from tfopt.callbacks.shared.running_fit import EpochExamples, end_with_fit, steps_trained, warn_of_earlier_loggers
 from tfopt.callbacks.throughput_figures import (
+    CountedRate,
     EpochSteps,
     InputWait,
-    ModelRate,
     StepWindow,
     TimeLeft,
-    model_rate,
     takes_one_batch_per_step,
 )
 from tfopt.checks import integer, log_folder, number
@@ -50,8 +49,8 @@ class ThroughputLogger(keras.callbacks.Callback):
         examples_per_step: Examples in the batches of all replicas. Default None: Keras counts them in `fit`; a loop of
             your own has to say.
         tokens_per_example: Gives `tokens_per_second`. Default None: no such figure.
-        flops_per_example: FLOPs of a training step on one example, a multiply-add being two. Default None: counted from
-            Keras' layers when `fit` begins. Layers that cannot be counted are named once, and no FLOPs are logged.
+        flops_per_example: FLOPs of a training step on one example, a multiply-add being two. Default None: counted in
+            the graph of the step that `fit` has traced. What cannot be counted is named once, and no FLOPs are logged.
         peak_tflops: What one device can do, in 10¹² FLOPs per second; `tfopt.measure.matmul_tflops` measures it.
             Default None: NVIDIA's figure for this GPU and the dtype of most FLOPs.
         clock: Seconds, monotonic.
@@ -93,7 +92,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._writer: BackgroundRows | None = None
         self._rest: list[dict[str, Any]] = []  # the row to write if the fit ended now
         self._input = InputWait()
-        self._rate = ModelRate(self._given_flops, None)
+        self._rate = CountedRate(self._given_flops, self._given_peak)
         self.first_step_seconds: float | None = None
         """How long the first step took, with tracing and compilation; None before it."""
         self.batch_size: float | None = None
@@ -106,16 +105,16 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     @property
     def flops_per_example(self) -> float | None:
-        """As given, or as counted when the last fit began; None if unknown."""
-        return self._rate.flops_per_example
+        """As given, or as counted after the last fit's first step; None if unknown."""
+        return self._rate.known.flops_per_example
 
     @property
     def peak_tflops(self) -> float | None:
         """What all devices of the last fit can do together; None if unknown."""
-        return self._rate.peak_tflops
+        return self._rate.known.peak_tflops
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Opens the files, and counts the model's FLOPs."""
+        """Opens the files."""
         warn_of_earlier_loggers(self)
         self._close()  # if an exception ended the previous fit
         self._in_fit, self._in_epoch = True, False
@@ -134,8 +133,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._epochs: int | None = params.get("epochs")
         self._known_steps = self._epoch_steps = params.get("steps")
         self._input.begin()
-        if self.model is not None:
-            self._rate = model_rate(self.model, self._given_flops, self._given_peak)
+        self._rate.begin()
         self._run = begin_run(self)
         if self._log_dir is not None:
             self._writer = BackgroundRows(self._log_dir, "throughput", self._formats, _COLUMNS)
@@ -197,6 +195,8 @@ class ThroughputLogger(keras.callbacks.Callback):
         """
         if not self._uncounted:
             return
+        if not self._rate.counts and self.model is not None:
+            self._rate.count(self.model, self.batch_size)
         if not self._input_sought:
             self._input_sought = True
             self._follows_input = self._follows_input and self._input.find(skip_step=not self._compiled)
@@ -258,6 +258,7 @@ class ThroughputLogger(keras.callbacks.Callback):
     def _end_steps(self, now: float) -> None:
         """Counts what is left to count at the end of an epoch."""
         self._count(epoch_ends=True)
+        self._rate.wait()
         self._ago = now - self._last
         if self._open_steps:
             self._end_group(sampled=False)
@@ -302,7 +303,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         return {
             "examples_per_second": examples_per_second,
             "tokens_per_second": tokens,
-            **self._rate.figures(examples_per_second),
+            **self._rate.known.figures(examples_per_second),
         }
 
     def _eta_seconds(self) -> float | None:

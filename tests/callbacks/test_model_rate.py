@@ -11,6 +11,14 @@ def net(policy="float32"):
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, dtype=policy)])
 
 
+def rate(policy="float32", flops=None, peak=None):
+    """The rate of a net that has trained a step on two examples."""
+    model = net(policy)
+    model.compile("sgd", "mse")
+    model.train_on_batch(keras.ops.zeros((2, 4)), keras.ops.zeros((2, 5)))
+    return model_rate(model, None, 2, flops, peak)
+
+
 @pytest.fixture
 def machine(monkeypatch):
     """Says which GPUs there are, by name, and which of them TensorFlow sees."""
@@ -48,41 +56,41 @@ def _listed(monkeypatch):
 )
 def test_the_listed_peak_of_the_gpu_and_the_dtype(machine, name, policy, expected):
     machine([name])
-    assert model_rate(net(policy), None, None) == ModelRate(6 * 4 * 5, expected)
+    assert rate(policy) == ModelRate(4 * 4 * 5, expected)
 
 
 def test_without_tf32_float32_is_float32(machine):
     machine(["NVIDIA H200"])
     tf.config.experimental.enable_tensor_float_32_execution(False)
     try:
-        assert model_rate(net(), None, None).peak_tflops == 67.0
+        assert rate().peak_tflops == 67.0
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(True)
 
 
 def test_the_gpus_that_tensorflow_sees_count_if_they_are_alike(machine):
     machine(["Tesla T4", "NVIDIA H200", "NVIDIA H200"], visible=[1, 2])
-    assert model_rate(net(), None, None).peak_tflops == 494.5
+    assert rate().peak_tflops == 494.5
     machine(["Tesla T4", "NVIDIA H200"])
-    assert model_rate(net(), None, None).peak_tflops is None
+    assert rate().peak_tflops is None
     machine(["NVIDIA H200"], visible=[])
-    assert model_rate(net(), None, None).peak_tflops is None
+    assert rate().peak_tflops is None
 
 
 def test_what_is_given_comes_first(machine):
     machine(["NVIDIA H200"])
-    assert model_rate(net("mixed_bfloat16"), 7.0, 800.0) == ModelRate(7.0, 800.0)
+    assert rate("mixed_bfloat16", 7.0, 800.0) == ModelRate(7.0, 800.0)
 
 
 def test_a_count_that_fails_is_survived(machine, monkeypatch):
     machine(["NVIDIA H200"])
 
-    def fails(model):
+    def fails(*given):
         raise KeyError("new in Keras")
 
-    monkeypatch.setattr("tfopt.model.flops.model_flops", fails)
-    assert model_rate(net(), None, None) == ModelRate(None, None)
-    assert model_rate(net(), 7.0, None) == ModelRate(7.0, 494.5)
+    monkeypatch.setattr("tfopt.model.flops.fit_flops", fails)
+    assert rate() == ModelRate(None, None)
+    assert rate(flops=7.0) == ModelRate(7.0, 494.5)
 
 
 def test_figures():

@@ -1,43 +1,33 @@
-"""FLOPs of a training step on one example, counted from the shapes of a model's layers."""
+"""FLOPs of a model's training step, counted in TensorFlow's graph of it."""
 
-import collections
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
 
-from tfopt.model.layers import graph_operations
-from tfopt.model.products import LayerCall, graph_nodes, has_kernel, layer_calls, matrix_products
-
-_LAYERS = keras.layers
-# Products that `matrix_products` does not count.
-_UNCOUNTED = (_LAYERS.Dot, _LAYERS.MelSpectrogram, _LAYERS.STFTSpectrogram)
-_UNCOUNTED_OPERATIONS = {
-    *("Dot", "Einsum", "Inner", "Matmul", "Outer", "Tensordot", "Vdot"),
-    *("Conv", "ConvTranspose", "DepthwiseConv", "SeparableConv", "DotProductAttention"),
-}
-# TensorFlow's operations for one matrix product or convolution.
-_GRAPH_PRODUCTS = {
-    *("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "XlaDot", "XlaDotV2"),
-    *("Conv2D", "Conv3D", "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNative"),
-    *("XlaConv", "XlaConvV2", "XlaCallModule", "CudnnRNNV3"),
-}
+from tfopt.model.graph_flops import FlopsCounter
+from tfopt.model.graph_shapes import Known, known_of
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """FLOPs of a training step on one example; a multiply-add counts as two."""
+    """FLOPs of a training step; a multiply-add counts as two."""
 
     by_dtype: dict[str, int]
     unknown: tuple[str, ...]
-    """Paths of layers whose FLOPs are unknown, each with the reason."""
+    """What cannot be counted, each with the reason."""
+    examples: float
+    """Examples of the step."""
 
     @property
-    def per_example(self) -> int | None:
-        """The total; None if some are unknown or there are none."""
-        return None if self.unknown else sum(self.by_dtype.values()) or None
+    def per_example(self) -> float | None:
+        """The total on one example; None if some are unknown or there are none."""
+        total = sum(self.by_dtype.values())
+        return None if self.unknown or not self.examples else total / self.examples or None
 
     @property
     def dtype(self) -> str | None:
@@ -45,71 +35,109 @@ class ModelFlops:
         return max(self.by_dtype, key=self.by_dtype.__getitem__, default=None)
 
 
-def model_flops(model: keras.Model) -> ModelFlops:
-    """Counts the matrix products and convolutions of a built model; element-wise work is not counted.
+def fit_flops(model: keras.Model, element_spec: Any, examples: float) -> ModelFlops:
+    """Counts the training step that `fit` has traced, without tracing anything.
 
-    The backward pass takes twice the operations of the forward pass, for the gradients of the weights and of the
-    inputs, by convention those of the first layer too. A frozen layer has only the latter, and only if a layer called
-    before it trains.
-
-    Source: Kaplan et al., "Scaling Laws for Neural Language Models", 2020, section 2.1.
+    Args:
+        model: A model that `fit` has trained for a step.
+        element_spec: Of the batches it took, as its iterator has it; None: unknown.
+        examples: Examples of a step, over all replicas.
     """
-    by_dtype: collections.Counter[str] = collections.Counter()
-    unknown: dict[str, str] = {}
-    if type(model).train_step is not keras.Model.train_step:
-        unknown[model.name] = "a train_step of its own, which may call layers more than once"
-    trains_before = False
-    for call in layer_calls(model, 1):
-        layer = call.layer
-        own = any(weight.trainable for weight in layer._trainable_variables) and layer.trainable
-        found = matrix_products(call)
-        if found is None or getattr(layer, "lora_enabled", False):
-            if reason := _unknown(call):
-                unknown[call.path] = reason
-        elif found.multiply_adds is None:
-            unknown[call.path] = "a length or size of its input is None"
-        else:
-            # Attention's products have no weights, but multiply what its projections made.
-            inner = not layer._trainable_variables and (trains_before or bool(layer.trainable_weights))
-            passes = 3 if own or inner else 1 + trains_before
-            by_dtype[call.dtype] += 2 * found.multiply_adds * passes
-        trains_before = trains_before or own
-    return ModelFlops(dict(by_dtype), tuple(f"{path} ({reason})" for path, reason in unknown.items()))
-
-
-def _unknown(call: LayerCall) -> str | None:
-    """Why the FLOPs of a layer without counted products are unknown; None if it has none."""
-    layer: Any = call.layer
-    if getattr(layer, "lora_enabled", False):
-        return "LoRA"
-    for operation in (node.operation for node in graph_nodes(layer)):
-        if not isinstance(operation, keras.Layer) and type(operation).__name__ in _UNCOUNTED_OPERATIONS:
-            return f"keras.ops: {operation.name}"
-    if isinstance(layer, _LAYERS.Lambda) or type(layer).call.__module__.partition(".")[0] != "keras":
-        return None if _counts_all_products(call) else "products in its own call"
-    return type(layer).__name__ if isinstance(layer, _UNCOUNTED) or has_kernel(layer) else None
-
-
-def _counts_all_products(call: LayerCall) -> bool:
-    """Whether the graph of a custom layer has no products but those of the layers inside it."""
-    found = [matrix_products(inner) for inner in layer_calls(call.layer, 1, call.shapes)]
-    counted = sum(len(products.terms) for products in found if products)
     try:
-        return _products_in_graph(call.layer) == counted
-    except Exception:  # noqa: BLE001  a call that needs more than its inputs stays unknown
-        return False
+        concrete, leaves = _traced_step(model, element_spec)
+    except _NotTracedError as error:
+        return ModelFlops({}, (str(error),), examples)
+    strategy = model._distribute_strategy
+    here = 1 if strategy is None else len(strategy.extended.worker_devices)
+    batch = max(1, round(examples / model.distribute_strategy.num_replicas_in_sync))
+    data = [Known(_with_batch(leaf.shape, batch) if first else leaf.shape) for leaf, first in leaves]
+    sizes = [known.shape[0] for known, (_, first) in zip(data, leaves, strict=True) if first and known.shape.rank]
+    return step_flops(model, concrete.graph, data, here * (sizes[0] if sizes else batch))
 
 
-def _products_in_graph(layer: keras.Layer) -> int:
-    """How many matrix products and convolutions TensorFlow's graph of a layer's call has."""
+def step_flops(model: keras.Model, graph: FuncGraph, data: Sequence[Known], examples: float) -> ModelFlops:
+    """Counts a traced training step.
 
-    def call(*inputs: Any) -> Any:
-        with keras.StatelessScope():  # so that seeds and losses stay unchanged
-            return layer(*inputs)
+    Matrix products and convolutions count as they stand in the graph, forward and backward; element-wise work does not.
+    So a frozen layer has less of a backward pass, and a first layer no gradient of its inputs.
 
-    def one_example(shape: Sequence[int | None]) -> tf.TensorSpec:
-        return tf.TensorSpec((1, *shape[1:]), tf.float32)
+    Args:
+        model: The model it trains.
+        graph: The step's graph.
+        data: What is known of the graph's first inputs; the others count as they were traced.
+        examples: Examples of the step.
+    """
+    rest = [known_of(tensor) for tensor in graph.inputs[len(data) :]]
+    found = FlopsCounter(_optimizer_names(model)).count(graph, [*data, *rest])
+    unknown = tuple(f"{name} ({reason})" for name, reason in found.unknown.items())
+    return ModelFlops(dict(+found.by_dtype), unknown, examples)
 
-    specs = [keras.tree.map_shape_structure(one_example, shapes) for shapes in layer._build_shapes_dict.values()]
-    graph = tf.function(call, autograph=False).get_concrete_function(*specs).graph
-    return sum(node.op in _GRAPH_PRODUCTS for node in graph_operations(graph))
+
+def functional_flops(model: keras.Model) -> ModelFlops:
+    """Traces a Functional model's forward and backward pass on one example, and counts them as `step_flops` does."""
+
+    @tf.function(autograph=False)
+    def step(*inputs: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            outputs = model(list(inputs) if inputs[1:] else inputs[0], training=True)
+            loss = sum(tf.reduce_sum(output) for output in keras.tree.flatten(outputs))
+        return loss, tape.gradient(loss, model.trainable_weights)
+
+    specs = [tf.TensorSpec((1, *tensor.shape[1:]), tensor.dtype) for tensor in model.inputs]
+    return step_flops(model, step.get_concrete_function(*specs).graph, [], 1)
+
+
+class _NotTracedError(Exception):
+    """There is no graph of the training step."""
+
+
+def _traced_step(model: keras.Model, element_spec: Any) -> tuple[Any, list[tuple[Any, bool]]]:
+    """The function traced for batches of a spec; their flat specs, and whether each has the batch as its first axis."""
+    function: Any = getattr(model, "train_function", None)
+    function = getattr(function, "stock", function)  # of tfopt.fit.overlap
+    variables = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    step = inspect.unwrap(variables.get("one_step_on_data", _is_graph), stop=_is_graph)
+    if not _is_graph(step):
+        raise _NotTracedError("the training step (Keras has no graph of it: it runs eagerly, or outside `fit`)")
+    fitting = []
+    for concrete in step._list_all_concrete_functions():
+        own = list(_leaves(concrete.structured_input_signature))
+        leaves = own if element_spec is None else list(_leaves(element_spec))
+        if len(own) == len(leaves) and all(map(_takes, own, leaves)):
+            exact = sum(one.shape == other.shape for (one, _), (other, _) in zip(own, leaves, strict=True))
+            fitting.append((exact, concrete, leaves))
+    if len({str(leaves) for *_, leaves in fitting}) != 1:
+        raise _NotTracedError("the training step (batches of several shapes, and which one this is, is not known)")
+    # Of a trace for these shapes and one for any, TensorFlow takes the former; of two alike, the first made variables.
+    _, concrete, leaves = max(reversed(fitting), key=lambda found: found[0])
+    return concrete, leaves
+
+
+def _is_graph(function: Any) -> bool:
+    return isinstance(function, tf.types.experimental.PolymorphicFunction)
+
+
+def _leaves(specs: Any) -> Iterator[tuple[Any, bool]]:
+    for spec in tf.nest.flatten(specs):
+        if not isinstance(spec, tf.TypeSpec) or isinstance(spec, tf.OptionalSpec):
+            continue  # a part that batches do not have
+        dense = isinstance(spec, tf.TensorSpec) or type(spec).__name__ == "PerReplicaSpec"
+        for leaf in tf.nest.flatten(spec, expand_composites=True):
+            yield leaf, dense and isinstance(leaf, tf.TensorSpec)
+
+
+def _takes(own: tuple[Any, bool], given: tuple[Any, bool]) -> bool:
+    """Whether a trace with such an input was made for, or also for, batches with this one."""
+    return bool(own[0].dtype == given[0].dtype and given[0].is_subtype_of(own[0]))
+
+
+def _with_batch(shape: tf.TensorShape, size: int) -> tf.TensorShape:
+    return tf.TensorShape([size, *shape[1:]]) if shape.rank and shape[0] is None else shape
+
+
+def _optimizer_names(model: keras.Model) -> list[str]:
+    """The names of all optimizers that a model holds, as a GAN holds two."""
+    held = [one for one in vars(model).values() if isinstance(one, keras.optimizers.Optimizer)]
+    return [
+        name for one in held for name in (one.name, getattr(getattr(one, "inner_optimizer", one), "name", one.name))
+    ]

@@ -45,7 +45,7 @@ def test_a_case_relates_its_model_to_them(monkeypatch):
         suite="s", workload="w", question="?", unit="step", variants=variants, repeats=2, model=digits.perceptron
     )
     outcome = measure(case)
-    operations = 3 * 2 * (784 * 512 + 512 * 512 + 512 * 10)
+    operations = 2 * (2 * 784 * 512 + 3 * (512 * 512 + 512 * 10))
     assert outcome.operations_per_example == operations
     found = [variant.metrics.mfu_percent for variant in outcome.variants]
     assert found == [pytest.approx(100 * operations * 10_000 / 2e12), None, None]

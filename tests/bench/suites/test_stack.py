@@ -140,7 +140,7 @@ def test_a_case_runs_and_every_variant_trains_the_same():
     losses = [variant.check.values[0] for variant in trained]
     assert losses[0] == losses[1] == losses[2] != losses[3]  # TF32 is none on a CPU, bfloat16 is
     assert outcome.limit == "step alone"
-    assert outcome.operations_per_example == 6 * (784 * 8 + 8 * 8 + 8 * 10)
+    assert outcome.operations_per_example == 4 * 784 * 8 + 6 * (8 * 8 + 8 * 10)
     assert sorted(outcome.ceilings.matmul_tflops) == ["bfloat16", "float32", "tensorfloat32"]
 
 

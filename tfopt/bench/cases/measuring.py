@@ -15,7 +15,7 @@ from tfopt.bench.cases.device import GpuReadings, MemoryMeter, device_rates
 from tfopt.bench.results import UNDER_WAY, CaseResult, VariantResult
 from tfopt.errors import DeviceMemoryError, UnsupportedError, summarize_error
 from tfopt.measure import StepTimes
-from tfopt.model.flops import model_flops
+from tfopt.model.flops import functional_flops
 
 _TURNS_SHARE = 0.8
 """Of a limited time; the rest is for the checks."""
@@ -124,7 +124,8 @@ class _Measurement:
         case = self._case
         if case.model is not None:
             dtypes = {variant.dtype for variant in case.variants if variant.dtype}
-            operations = model_flops(case.model()).per_example
+            flops = functional_flops(case.model()).per_example
+            operations = None if flops is None else round(flops)
             self._result = replace(self._result, operations_per_example=operations, ceilings=device_rates(dtypes))
         expected = None
         for variant in case.variants if case.judge else ():
