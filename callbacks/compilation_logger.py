@@ -53,6 +53,7 @@ class CompilationLogger(keras.callbacks.Callback):
         self._steps: list[tuple[keras.Model, str, _WatchedStep]] = []
         self.compilations: Compilations | None = None
         """The compilations of the last `fit`; None before the first."""
+        self._executions, self._reacted = 0, False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts watching."""

@@ -51,6 +51,8 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._log_dir = log_folder(log_dir)
         self._formats = check_formats(formats)
         self._writer: BackgroundRows | None = None
+        self._optimizers: dict[str, LossScaleOptimizer] = {}
+        self._trained = self._last_step = 0
         self._warned: set[str] = set()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -60,6 +62,7 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._run = begin_run(self)
         self._trained = self._last_step = 0
         self._optimizers = _loss_scaling(self.model)
+        self._before: dict[str, _State] = {}
         if not self._optimizers:
             self._warn_once("unscaled", _unscaled(self.model))
         elif self._log_dir is not None:
@@ -68,7 +71,7 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Reads each optimizer's state."""
-        self._before = {name: _state(optimizer) for name, optimizer in self._optimizers.items()}
+        self._before = self._states()
         # BackupAndRestore may have restored the optimizer's count; the optimizer does not count skipped steps.
         self._trained = max(self._trained + self._last_step, *(state.applied for state in self._before.values()), 0)
         self._last_step = 0
@@ -79,11 +82,11 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs and the files."""
-        steps, planned = self._possible_steps(), self.params.get("steps")
-        changes = {
-            name: _change(self._before[name], _state(optimizer), steps, planned)
-            for name, optimizer in self._optimizers.items()
-        }
+        if not self._optimizers:
+            return
+        steps, planned = self._possible_steps(), (self.params or {}).get("steps")
+        before, self._before = self._before, self._states()
+        changes = {name: _change(before[name], self._before[name], steps, planned) for name in before}
         used = {name: change for name, change in changes.items() if change is not None}
         for name, change in used.items():
             if self._writer is not None:
@@ -104,6 +107,9 @@ class LossScaleLogger(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Closes the files."""
         self._close()
+
+    def _states(self) -> "dict[str, _State]":
+        return {name: _state(optimizer) for name, optimizer in self._optimizers.items()}
 
     def _possible_steps(self) -> range:
         """How many steps the epoch may have had: for an execution, Keras reports the last step it may take."""
@@ -189,7 +195,7 @@ def _sum(figures: list[int | None]) -> int | None:
 def _loss_scaling(model: keras.Model) -> dict[str, LossScaleOptimizer]:
     """The model's optimizers that scale the loss, by attribute name."""
     found: dict[str, LossScaleOptimizer] = {}
-    for name, value in {"optimizer": getattr(model, "optimizer", None), **vars(model)}.items():
+    for name, value in {"optimizer": getattr(model, "optimizer", None), **getattr(model, "__dict__", {})}.items():
         if isinstance(value, LossScaleOptimizer) and all(value is not other for other in found.values()):
             found[name] = value
     return found
@@ -198,7 +204,8 @@ def _loss_scaling(model: keras.Model) -> dict[str, LossScaleOptimizer]:
 def _unscaled(model: keras.Model) -> str:
     optimizer = type(getattr(model, "optimizer", None)).__name__
     found = f"Expected an optimizer that scales the loss, for LossScaleLogger to log. Found: {optimizer}"
-    half = [layer for layer in computing_layers(model) if layer.compute_dtype == "float16"]
+    layers = [] if model is None else computing_layers(model)
+    half = [layer for layer in layers if layer.compute_dtype == "float16"]
     if not half:
         return f"{found}, and no layer that computes in float16. No loss scale is needed: remove LossScaleLogger."
     names = [layer.path or layer.name for layer in half if layer.weights] or [layer.name for layer in half]

@@ -99,15 +99,19 @@ class PrecisionMonitor(keras.callbacks.Callback):
         self._comparison: RepeatedComparison | None = None
         self._first: dict[str, float] = {}
         self._cost = self._spent = self._since = 0.0
+        self._steps = self._before_epoch = self._logged = 0
+        self._due = math.inf
         self.readings: deque[PrecisionReading] = deque(maxlen=_KEPT)
         """The comparisons of the last `fit`, the latest 1,000."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses models that cannot be compared."""
+        if self.model is None:
+            raise ValueError("Expected a model to compare. Found none. Pass model=… to keras.callbacks.CallbackList.")
         warn_of_earlier_loggers(self)
         self.readings.clear()
         self._steps = self._before_epoch = self._logged = 0
-        self._due: float = 1
+        self._due = 1.0
         self._spent, self._since = 0.0, self._clock()
         self._warned = False
         strategy = self.model._distribute_strategy

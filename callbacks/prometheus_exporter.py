@@ -93,6 +93,7 @@ class PrometheusExporter(keras.callbacks.Callback):
         self._outlet: _Textfile | _Server | None = None
         self._throughput: ThroughputLogger | None = None
         self._exported = Exported(Run())  # of no fit: `evaluate` and `predict` call callbacks too
+        self._before = 0
 
     @property
     def url(self) -> str | None:
@@ -116,10 +117,6 @@ class PrometheusExporter(keras.callbacks.Callback):
         subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput}, self._ending)
         self._refresh()
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Continues the count of steps."""
-        self._before = self._exported.steps
-
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts steps."""
         self._exported.steps = self._before + batch + 1
@@ -136,6 +133,7 @@ class PrometheusExporter(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Exports the epoch's logs."""
         self._exported.epochs += 1
+        self._before = self._exported.steps
         self._exported.logs = {} if logs is None else logs
         self._refresh()
 

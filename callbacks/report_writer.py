@@ -104,7 +104,9 @@ class ReportWriter(keras.callbacks.Callback):
         compilations = next((other for other in others if isinstance(other, CompilationLogger)), None)
         throughput = find_source(ThroughputLogger, self)
         self._run = begin_run(self)
-        recorder = Recorder(self.model.name, throughput, compilations, self._clock, _setup(self.model))
+        recorder = Recorder(
+            getattr(self.model, "name", "a model"), throughput, compilations, self._clock, _setup(self.model)
+        )
         self._recorder, self._logs, self._earlier_logs = recorder, None, None
         path = self._path.with_name(f"{worker_rank().file_name(self._path.stem)}{self._path.suffix}")
         self._page_writer = _PageWriter(path, recorder)
@@ -185,6 +187,7 @@ class Recorder:
         self._throttling, self._spans = Throttling(), SampleSpans()
         self._epochs: BoundedList[Epoch] = BoundedList(_EPOCHS)
         self._first_epoch: float | None = None
+        self._first_steps: float | None = None  # when the first steps that ThroughputLogger reports began
         self._epoch_begin = 0.0
         self._compiled = 0
         self._seen = 0.0  # when the training last made progress
@@ -232,6 +235,7 @@ class Recorder:
         begin = end - row.get("window_seconds", 0.0)
         with self._lock:
             self._seen = now
+            self._first_steps = begin if self._first_steps is None else self._first_steps
             for name in _STEP:
                 self._timeline.add(name, None, end, row.get(name), weight=throughput_weight(name, row), begin=begin)
 
@@ -274,12 +278,16 @@ class Recorder:
             timeline, epochs = self._timeline.copy(seconds), self._epochs.copy()
             learning = self._learning.copy(seconds)
         first = self._throughput.first_step_seconds
+        # A loop that announces no epochs does not tell when its first step began.
+        first_step_end = self._first_steps
+        if first is not None and self._first_epoch is not None:
+            first_step_end = self._first_epoch + first
         return Record(
             name=self._name,
             seconds=seconds,
             ended=ended,
             written=written,
-            first_step_end=None if first is None or self._first_epoch is None else self._first_epoch + first,
+            first_step_end=first_step_end,
             timeline=timeline,
             learning=learning,
             epochs=epochs,
@@ -352,8 +360,10 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _setup(model: keras.Model) -> tuple[str, ...]:
+def _setup(model: keras.Model | None) -> tuple[str, ...]:
     """How a model is trained, in words: optimizer, precision, XLA, replicas."""
+    if model is None:
+        return ()
     optimizer = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # without the LossScaleOptimizer around it
     replicas = model.distribute_strategy.num_replicas_in_sync

@@ -75,6 +75,8 @@ class StepProfiler(keras.callbacks.Callback):
         self._mark: StepMark | None = None
         self._left = 0  # steps the trace still lacks; 0 while none is recorded
         self._steps_per_execution = 1
+        self._before = self._done = 0  # steps of the previous epochs, and of this one
+        self._at_step = self._at_seconds = math.inf
         self.traces: list[Path] = []
         """The folders of the last fit's traces, the newest last. A trace that is still being written is added then."""
 
@@ -113,7 +115,7 @@ class StepProfiler(keras.callbacks.Callback):
         if self._left:  # an exception ended the previous fit
             self._collect()
         self._trace, self.traces = None, []
-        self._before = self._done = 0  # steps of the previous epochs, and of this one
+        self._before = self._done = 0
         self._steps_per_execution = getattr(self.model, "steps_per_execution", 1)
         self._at_step = self._at_seconds = math.inf
         if self._start_step is not None:

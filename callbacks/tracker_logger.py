@@ -57,7 +57,7 @@ class TrackerLogger(keras.callbacks.Callback):
         self._tracker = tracker
         self._interval_seconds = number("interval_seconds", interval_seconds, "Give seconds.", above=0)
         self._clock = clock
-        self._step = 0
+        self._step = self._before = 0
         self._ending = ExitStack()
         self._background: Background | None = None
         self._means: _Means | None = None
@@ -90,6 +90,7 @@ class TrackerLogger(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Logs the epoch."""
+        self._before = self._step
         self._send(finite(logs or {}))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:

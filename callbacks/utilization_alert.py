@@ -111,6 +111,7 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._action = action
         self._clock = clock
         self._ending = ExitStack()
+        self._progress = Progress(clock)
         self._background: Background | None = None
         self._throughput: ThroughputLogger | None = None
         self._lock: threading.Lock | None = None  # of a fit, so that the callback can be copied
@@ -196,7 +197,7 @@ class UtilizationAlert(keras.callbacks.Callback):
         stepped_at, throughput = self._progress.stepped_at, self._throughput
         if stepped_at is None or throughput is None or self._progress.phase != "training":
             return
-        seconds, steps = self._clock() - stepped_at, self.model.steps_per_execution
+        seconds, steps = self._clock() - stepped_at, getattr(self.model, "steps_per_execution", 1)
         pace: float | None = None
         if self._metric.startswith("step_time"):
             pace = 1000 * seconds / steps  # at least
@@ -393,8 +394,8 @@ def _warn(alert: Alert) -> None:
     _log.warning("%s", alert.text)
 
 
-def _computes_in_float32(model: keras.Model) -> bool:
-    dtypes = {layer.compute_dtype for layer in computing_layers(model)}
+def _computes_in_float32(model: keras.Model | None) -> bool:
+    dtypes = {layer.compute_dtype for layer in computing_layers(model)} if model is not None else set()
     return "float32" in dtypes and not dtypes & {"float16", "bfloat16"}
 
 

@@ -81,6 +81,7 @@ class UtilizationLogger(keras.callbacks.Callback):
         self._clock = clock
         # Each fit creates its threads and locks, so that the callback can be copied.
         self._end: Callable[[], None] | None = None
+        self._first_step = self._step = 0
         self._writer: BackgroundRows | None = None
         self._summaries: WorkerSummaries | None = None
         self.listeners = Listeners()
@@ -96,7 +97,7 @@ class UtilizationLogger(keras.callbacks.Callback):
         self._host_rates: dict[str, float] = {}
         self._examples = EpochExamples(self.model)
         self._epoch: int | None = None
-        self._step = steps_trained(self.model)
+        self._first_step = self._step = steps_trained(self.model)
         self._gpus = 0
         self._run = begin_run(self)
         if self._log_dir is not None:
@@ -126,13 +127,15 @@ class UtilizationLogger(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts steps."""
+        if self._end is None:  # a loop without on_train_begin
+            return
         self._step = self._first_step + batch + 1
         if batch >= self._examples.due:
             self._examples.look(batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs."""
-        if logs is None:
+        if logs is None or self._end is None:
             return
         # A rate needs two readings some time apart: epochs shorter than the interval have no new one.
         now = self._host.read()
