@@ -18,6 +18,7 @@ from tfopt.checks import number
 from tfopt.hardware import GpuSample
 
 _QUEUED = 64
+_STEP = "tfopt/step"
 # A counter and a constant: their means say nothing.
 _NOT_AVERAGED = ("gpu_energy_joules", "gpu_memory_total_mib")
 
@@ -29,12 +30,13 @@ class TrackerLogger(keras.callbacks.Callback):
     the means over the time since, and over this process's GPUs, under `live/`: `live/gpu_utilization_percent`,
     `live/host_cpu_percent`, `live/step_time_ms`, … Only finite numbers are sent.
 
-    The step is the optimizer's step count. It never decreases, not even from one `fit` with this callback to the next:
-    W&B ignores logs whose step does.
+    The step is the optimizer's step count. It never decreases, not even from one `fit` with this callback to the next.
+    For W&B it is a metric, `tfopt/step`, and the x axis of all others: W&B drops logs whose own step goes back, as it
+    would beside a callback that logs every batch.
 
     Args:
-        tracker: Its `log` is called as `log(values, step=step)`, in its own thread. While it hangs, 64 logs wait and
-            the rest is dropped.
+        tracker: Its `log` is called as `log(values, step=step)`, in its own thread; as `log(values)`, with the step
+            among the values, if it has a method `define_metric`. While it hangs, 64 logs wait and the rest is dropped.
         interval_seconds: Time between readings. Default 10, which a week of training turns into 60,000 points.
         clock: Seconds, monotonic.
 
@@ -158,11 +160,20 @@ class _Means:
 def _ordered_log(tracker: Any) -> Callable[[tuple[Mapping[str, float], int]], None]:
     """Returns a function that logs values and their step, never a step below the previous one: two threads send."""
     last = 0
+    define = getattr(tracker, "define_metric", None)
+    defined: set[str] = set()
 
     def log(item: tuple[Mapping[str, float], int]) -> None:
         nonlocal last
         values, step = item
         last = max(last, step)
-        tracker.log(dict(values), step=last)
+        if define is None:
+            tracker.log(dict(values), step=last)
+            return
+        tracker.log({**values, _STEP: last})
+        new = [key for key in values if key not in defined]
+        defined.update(new)
+        for key in new:
+            define(key, step_metric=_STEP)
 
     return log

@@ -42,6 +42,35 @@ class Tracker:
         return [(step, data) for step, data in self.logged if any(key.startswith("live/") for key in data)]
 
 
+class WandbRun:
+    """Keeps what W&B 0.31 was seen to keep: not what comes with a step below the last; without one, all."""
+
+    def __init__(self):
+        self.rows, self.axes, self._step = [], {}, 0
+
+    def define_metric(self, name, step_metric=None):
+        self.axes[name] = step_metric
+
+    def log(self, data, step=None, commit=None):
+        if step is None or step >= self._step:
+            self._step = self._step + 1 if step is None else step
+            self.rows.append(data)
+
+
+class LogsBatches(keras.callbacks.Callback):
+    """As `WandbMetricsLogger(log_freq="batch")` does."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.run.log({"batch/loss": logs["loss"], "batch/batch_step": batch})
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.run.log({"epoch/loss": logs["loss"]})
+
+
 def driven(tracker, clock):
     """One that runs without fit: the test hands it its readings."""
     logger = TrackerLogger(tracker, interval_seconds=10, clock=clock)
@@ -150,6 +179,30 @@ def test_steps_go_on_from_one_fit_to_the_next():
     fit(logger := TrackerLogger(tracker), model=model)  # another one, and the same training
     fit(logger, model=net())  # another training, and the same logger
     assert [step for step, _ in tracker.epochs()] == [4, 8, 12]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_nothing_is_dropped_beside_a_callback_that_logs_every_batch(first):
+    run, model = WandbRun(), net()
+    callbacks = [TrackerLogger(run, interval_seconds=1e-6), LogsBatches(run)]
+    history = [fit(*callbacks[:: 1 if first else -1], model=model, epochs=3).history["loss"] for _ in range(2)]
+    assert [row["loss"] for row in run.rows if "loss" in row] == [loss for losses in history for loss in losses]
+    assert [row["tfopt/step"] for row in run.rows if "loss" in row] == [4, 8, 12, 16, 20, 24]
+    assert [len([row for row in run.rows if key in row]) for key in ("batch/loss", "epoch/loss")] == [24, 6]
+    sent = {key for row in run.rows if "tfopt/step" in row for key in row} - {"tfopt/step"}
+    assert any(key.startswith("live/") for key in sent)
+    assert run.axes == dict.fromkeys(sent, "tfopt/step")  # and what others log keeps its own axis
+
+
+def test_a_metric_that_cannot_be_defined_is_logged_all_the_same(caplog):
+    run = WandbRun()
+    run.define_metric = lambda name, step_metric: 1 / 0
+    logger = driven(run, Clock())
+    for epoch in range(2):
+        logger.on_epoch_end(epoch, {"loss": 1.0})
+    logger.on_train_end()
+    assert run.rows == [{"loss": 1.0, "tfopt/step": 0}] * 2
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_steps_after_a_restart(tmp_path):
