@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from tfopt.callbacks.report.learning_curves import Epoch, is_quality
-from tfopt.callbacks.report.timeline import BoundedList, Event, Timeline
+from tfopt.callbacks.report.timeline import BoundedList, Event, Series, Timeline
 from tfopt.callbacks.report.training_charts import QUANTITIES
 from tfopt.callbacks.report.training_page import Record, report
 from tfopt.callbacks.shared.background import Background
@@ -27,11 +27,12 @@ from tfopt.callbacks.shared.reading_sources import (
     throughput_weight,
 )
 from tfopt.callbacks.shared.run import begin_run
-from tfopt.callbacks.shared.running_fit import end_with_fit, running_list
+from tfopt.callbacks.shared.running_fit import end_with_fit, replicas_of, running_list
 from tfopt.callbacks.shared.workers import worker_rank
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_alert import UtilizationAlert
 from tfopt.callbacks.utilization_logger import UtilizationLogger
+from tfopt.causes.between_gpus import Replicas
 from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, SampleSpans, Throttling
 from tfopt.checks import file
 from tfopt.files import write_atomic
@@ -47,6 +48,9 @@ _NAMES = [quantity.name for group in QUANTITIES.values() for quantity in group]
 _HOST = [name for name in _NAMES if name in HOST_KEYS]
 _GPU = [name for name in _NAMES if name in GPU_KEYS]
 _STEP = [name for name in _NAMES if name in THROUGHPUT_KEYS]
+# What the verdict compares GPUs by, besides what is drawn: only its mean counts.
+_COMPARED = ("sm_clock_mhz", "gpu_memory_others_mib")
+_COMPARED_POINTS = 100
 # The NVML readings that the page adds up.
 _TRAFFIC = {
     f"{bus}_mib_per_second": (f"{bus}_rx_mib_per_second", f"{bus}_tx_mib_per_second") for bus in ("nvlink", "pcie")
@@ -104,9 +108,9 @@ class ReportWriter(keras.callbacks.Callback):
         compilations = next((other for other in others if isinstance(other, CompilationLogger)), None)
         throughput = find_source(ThroughputLogger, self)
         self._run = begin_run(self)
-        recorder = Recorder(
-            getattr(self.model, "name", "a model"), throughput, compilations, self._clock, _setup(self.model)
-        )
+        setup, replicas = _setup(self.model), replicas_of(self.model)
+        name = getattr(self.model, "name", "a model")
+        recorder = Recorder(name, throughput, compilations, self._clock, setup, replicas)
         self._recorder, self._logs, self._earlier_logs = recorder, None, None
         path = self._path.with_name(f"{worker_rank().file_name(self._path.stem)}{self._path.suffix}")
         self._page_writer = _PageWriter(path, recorder)
@@ -178,9 +182,10 @@ class Recorder:
         compilations: Any,  # the CompilationLogger in fit's list, if any
         clock: Callable[[], float],
         setup: Sequence[str] = (),
+        replicas: Replicas | None = None,
     ):
         self._name, self._throughput, self._compilations, self._clock = name, throughput, compilations, clock
-        self._setup = setup
+        self._setup, self._replicas = setup, replicas
         self._lock = threading.Lock()  # held for a millisecond at most
         self._timeline, self._learning = Timeline(), Timeline()
         self._energy: dict[int, list[float]] = {}  # by GPU: its counter's first and last value
@@ -209,6 +214,9 @@ class Recorder:
                 if row.index is None:
                     continue
                 for name in _GPU:
+                    self._timeline.add(name, row.index, now, getattr(row, name), weight=seconds)
+                for name in _COMPARED:
+                    self._timeline.series[name].setdefault(row.index, Series(_COMPARED_POINTS))
                     self._timeline.add(name, row.index, now, getattr(row, name), weight=seconds)
                 for name, both in _TRAFFIC.items():
                     traffic = _sum([getattr(row, one) for one in both])
@@ -293,6 +301,7 @@ class Recorder:
             epochs=epochs,
             environment=environment,
             setup=self._setup,
+            replicas=self._replicas,
             batch_size=self._throughput.batch_size,
         )
 

@@ -1,21 +1,21 @@
 """Warns when the GPU idles, or another metric is beyond its bound for too long."""
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfopt.callbacks.alert_bounds import DEFAULT_BELOW, Episode, Sustained, make_bound
 from tfopt.callbacks.shared.background import Background
 from tfopt.callbacks.shared.progress import SECONDS_SINCE_STEP, Progress
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners, find_source, subscribe
-from tfopt.callbacks.shared.running_fit import end_with_fit
+from tfopt.callbacks.shared.running_fit import end_with_fit, replicas_of
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.causes.known_causes import Situation, likely_cause
@@ -26,8 +26,6 @@ from tfopt.hardware import GpuSample
 from tfopt.model.layers import computing_layers
 from tfopt.warn import warn_once
 
-_DEFAULT_BELOW = 50.0  # the very object tells whether a caller gave a bound
-_WITH_DEFAULT = ("gpu_utilization_percent", "sm_active_percent")
 _KEPT = 100
 _METRICS = (*GPU_KEYS, *HOST_KEYS, *THROUGHPUT_KEYS, SECONDS_SINCE_STEP)
 # The first step traces and compiles, which takes minutes for a large model.
@@ -93,7 +91,7 @@ class UtilizationAlert(keras.callbacks.Callback):
     def __init__(
         self,
         metric: str = "gpu_utilization_percent",
-        below: float | None = _DEFAULT_BELOW,
+        below: float | None = DEFAULT_BELOW,
         above: float | None = None,
         for_seconds: float = 60.0,
         action: str | Callable[[Alert], object] = "warn",
@@ -131,6 +129,8 @@ class UtilizationAlert(keras.callbacks.Callback):
         self._unknown_since: float | None = None
         self._rules: dict[int | None, Sustained] = {}
         self._throttling, self._means = Throttling(), RunningMeans()
+        self._replicas = replicas_of(self.model)
+        self._explained: dict[tuple[int, ...], int] = {}  # GPUs with one and the same cause: that of the alert
         self._start: Sums = {}  # readings before the end of the first step
         self._since: dict[int | None, Sums] = {}  # readings before the metric went beyond its bound
         self._float32, self._memory_grows = _computes_in_float32(self.model), _memory_grows()
@@ -229,8 +229,9 @@ class UtilizationAlert(keras.callbacks.Callback):
             since = self._since.get(gpu_index, self._start)
             if not rule.counting:
                 self._since[gpu_index] = self._means.moment()
-        if episode is not None:
-            self._raise_alert(self._alert(gpu_index, episode, since), background)
+        alert = None if episode is None else self._alert(gpu_index, episode, since)
+        if alert is not None:
+            self._raise_alert(alert, background)
 
     def _raise_alert(self, alert: Alert, background: Background) -> None:
         self.alerts = (*self.alerts, alert)[-_KEPT:]
@@ -239,13 +240,16 @@ class UtilizationAlert(keras.callbacks.Callback):
         background.put(alert)
         self.listeners(alert)
 
-    def _alert(self, gpu_index: int | None, episode: "Episode", since: Sums) -> Alert:
+    def _alert(self, gpu_index: int | None, episode: Episode, since: Sums) -> Alert | None:
+        """The alert; None if that of another GPU has told the same cause and stands."""
         stalled, phase, callback = self._standstill()
         cause = likely_cause(
             Situation(
                 self._metric,
                 self._bound.above,
-                self._means.since(since, gpu_index=gpu_index),
+                self._means.since(since),
+                gpu_index=gpu_index,
+                replicas=self._replicas,
                 float32=self._float32,
                 memory_grows=self._memory_grows,
                 stalled_seconds=stalled,
@@ -253,14 +257,19 @@ class UtilizationAlert(keras.callbacks.Callback):
                 callback=callback,
             )
         )
+        if gpu_index is not None and cause.gpus:
+            told = self._explained.setdefault(cause.gpus, gpu_index)
+            if told != gpu_index and self._rules[told].reported:
+                return None
+            self._explained[cause.gpus] = gpu_index
         where = "" if gpu_index is None else f" of GPU:{gpu_index}"
         text = (
             f"Expected {self._metric}{where} to be {self._bound}. Found "
-            f"{episode.mean:.4g} on average for {episode.seconds:.0f} s. {cause}"
+            f"{episode.mean:.4g} on average for {episode.seconds:.0f} s. {cause.text}"
         )
         if self._action == "stop":
             text += ' The training is stopped (action="stop").'
-        return Alert(text, self._metric, episode.mean, gpu_index, episode.seconds, cause)
+        return Alert(text, self._metric, episode.mean, gpu_index, episode.seconds, cause.text)
 
     def _standstill(self) -> tuple[float | None, str, str | None]:
         """How long no step has ended, if unusually long, and what fit is doing."""
@@ -286,108 +295,6 @@ class UtilizationAlert(keras.callbacks.Callback):
                 "cannot raise an alert; the training goes on. Choose a metric that is logged here."
             )
             warn_once(f"no {self._metric} for UtilizationAlert", text)
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A bound of a metric, in the metric's unit."""
-
-    metric: str
-    value: float
-    above: bool
-    """Whether values above are out of bounds; otherwise those below."""
-
-    @property
-    def margin(self) -> float:
-        """How far within the bound a metric counts as recovered: a tenth of the bound.
-
-        For a percentage at most half of the way to 0 or 100, so that it can be reached.
-        """
-        tenth = abs(self.value) / 10
-        if not self.metric.endswith("_percent"):
-            return tenth
-        return max(0.0, min(tenth, (self.value if self.above else 100 - self.value) / 2))
-
-    def exceeded_by(self, value: float) -> bool:
-        """Whether a value is out of bounds."""
-        return value > self.value if self.above else value < self.value
-
-    def __str__(self) -> str:
-        return f"at {'most' if self.above else 'least'} {self.value:g}"
-
-
-def make_bound(metric: str, below: float | None, above: float | None) -> Bound:
-    """Returns the bound that a caller gave; raises a ValueError or TypeError unless it is one finite number."""
-    if below is _DEFAULT_BELOW and (above is not None or metric not in _WITH_DEFAULT):
-        below = None
-    if (below is None) == (above is None):
-        raise ValueError(
-            f"Expected one bound for {metric}: below=… or above=…. Received: below={below!r}, above={above!r}. "
-            "For two bounds use two alerts."
-        )
-    name, value = ("below", below) if above is None else ("above", above)
-    return Bound(metric, number(name, value, "Give one that readings can reach, such as 50."), above is not None)
-
-
-class Episode(NamedTuple):
-    """A time without a break beyond a bound, and the mean of its readings."""
-
-    seconds: float
-    mean: float
-
-
-class Sustained:
-    """Reports once that readings were beyond a bound without a break, and again only after they had recovered.
-
-    Recovered means within the bound by its margin for as long, so that a value swinging about the bound is reported
-    once. The time between two readings counts for at most half of `for_seconds`, so that it takes three readings and a
-    pause proves nothing. An unknown reading is a break.
-
-    Example:
-        >>> low = Sustained(Bound("gpu_power_watts", 50, above=False), for_seconds=2)
-        >>> [low.take(value, at) for at, value in enumerate([10, 30, 20, 10])]
-        [None, None, Episode(seconds=2.0, mean=20.0), None]
-    """
-
-    def __init__(self, bound: Bound, for_seconds: float):
-        self._bound = bound
-        self._for_seconds = for_seconds
-        self._reported = False
-        self._last: float | None = None
-        self._seconds = self._sum = 0.0
-        self._readings = 0
-
-    @property
-    def counting(self) -> bool:
-        """Whether time is being counted: beyond the bound or, after a report, within it."""
-        return self._last is not None
-
-    def take(self, value: float | None, at: float) -> Episode | None:
-        """Takes the next reading, None if unknown, at a monotonic time in seconds; returns what to report."""
-        if value is None or not math.isfinite(value) or not self._awaited(value):
-            self._restart()
-            return None
-        if self._last is not None:
-            self._seconds += min(at - self._last, self._for_seconds / 2)
-        self._last = at
-        self._sum += value
-        self._readings += 1
-        if self._seconds < self._for_seconds:
-            return None
-        episode = Episode(self._seconds, self._sum / self._readings)
-        self._reported = not self._reported
-        self._restart()
-        return episode if self._reported else None
-
-    def _awaited(self, value: float) -> bool:
-        sign = 1 if self._bound.above else -1
-        value, bound = sign * value, sign * self._bound.value
-        return value <= bound - self._bound.margin if self._reported else value > bound
-
-    def _restart(self) -> None:
-        self._last = None
-        self._seconds = self._sum = 0.0
-        self._readings = 0
 
 
 def _warn(alert: Alert) -> None:

@@ -16,8 +16,9 @@ from tfopt.callbacks.report.training_charts import (
     thinned,
     time_marks,
 )
-from tfopt.causes.known_causes import verdict
+from tfopt.causes.between_gpus import Replicas
 from tfopt.causes.readings import Readings
+from tfopt.causes.training_verdict import verdict
 from tfopt.hardware import GpuSample
 from tfopt.page import Page, Section, Table, duration, entries, render
 
@@ -26,6 +27,17 @@ _EVENTS_SHOWN = 40
 # As many columns fit beside the epoch's number and duration on a screen 1,280 pixels wide.
 _COLUMNS = 8
 _SPEED = ("step_time_ms", "examples_per_second")
+# What the verdict takes of each GPU.
+_JUDGED = (
+    "gpu_utilization_percent",
+    "sm_active_percent",
+    "tensor_active_percent",
+    "gpu_power_watts",
+    "sm_clock_mhz",
+    "gpu_memory_others_mib",
+)
+# In so much of the time, throttling explains why a GPU is slower than others. Which reason it was is not kept.
+_SLOWED, _SLOWED_PERCENT = ("hw_slowdown",), 25.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +64,8 @@ class Record:
     """How it was trained, in words."""
     batch_size: float | None = None
     """Examples per step, None if unknown."""
+    replicas: Replicas | None = None
+    """How the model was spread over devices, None if unknown."""
 
 
 def report(record: Record) -> str:
@@ -61,7 +75,7 @@ def report(record: Record) -> str:
         tfopt.errors.UnsupportedError: If jinja2 is not installed.
     """
     readings = readings_since(record.timeline, record.first_step_end or 0.0)
-    found = verdict(readings, seconds=record.seconds, first_step_end=record.first_step_end)
+    found = verdict(readings, seconds=record.seconds, first_step_end=record.first_step_end, replicas=record.replicas)
     # Copied: callbacks may still add keys to the last epoch's logs.
     epochs = [
         replace(epoch, logs={str(key): value for key, value in dict(epoch.logs).items()})
@@ -95,18 +109,23 @@ def readings_since(timeline: Timeline, since: float) -> Readings:
         found = {device: one.mean(since) for device, one in timeline.series.get(quantity, {}).items()}
         return {device: mean for device, mean in found.items() if mean is not None}
 
-    names = ("gpu_utilization_percent", "sm_active_percent", "tensor_active_percent")
-    activity = {name: means(name) for name in names}
+    readings = {name: means(name) for name in _JUDGED}
+    throttled = means("throttled_percent")
     gpus = tuple(
-        GpuSample(0.0, 0.0, index=index, **{name: found.get(index) for name, found in activity.items()})
-        for index in dict.fromkeys(index for found in activity.values() for index in found)
+        GpuSample(
+            0.0,
+            0.0,
+            index=index,
+            throttle_reasons=_SLOWED if throttled.get(index, 0.0) >= _SLOWED_PERCENT else None,
+            **{name: found.get(index) for name, found in readings.items()},
+        )
+        for index in dict.fromkeys(index for found in readings.values() for index in found)
     )
-    throttled = means("throttled_percent").values()
     return Readings(
         gpus=gpus,
         input_wait_percent=means("input_wait_percent").get(None),
         host_cpu_percent=means("host_cpu_percent").get(None),
-        throttled_percent=fmean(throttled) if throttled else None,
+        throttled_percent=fmean(throttled.values()) if throttled else None,
     )
 
 

@@ -1,5 +1,6 @@
 """What a callback needs to know about the running `fit` and Keras does not pass on."""
 
+import contextlib
 import math
 import sys
 import warnings
@@ -9,8 +10,10 @@ from types import FrameType
 from typing import TypeVar
 
 import keras
+import tensorflow as tf
 
 from tfopt.callbacks.shared.fit_watch import Loop, end_with
+from tfopt.causes.between_gpus import Replicas
 
 Kind = TypeVar("Kind")
 
@@ -152,3 +155,18 @@ class EpochExamples:
         # All batches have one size, the last may be smaller: any other count is not this epoch's.
         whole = steps_done * self.batch_size
         return counted if whole - self.batch_size < counted <= whole else whole
+
+
+def replicas_of(model: keras.Model | None) -> Replicas | None:
+    """Returns how the model is spread over the devices that TensorFlow may use; None without a model."""
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is None:
+        return None
+    everywhere, name = strategy.num_replicas_in_sync, type(strategy).__name__
+    default = name.startswith("_Default")
+    here = 1
+    with contextlib.suppress(AttributeError, RuntimeError):  # strategies that do not tell
+        here = 1 if default else len(strategy.extended.worker_devices)
+    gpus = (device.name.rpartition(":")[2] for device in tf.config.get_visible_devices("GPU"))
+    visible = frozenset(int(index) for index in gpus)
+    return Replicas(min(here, everywhere), everywhere, None if default else name, visible or None)

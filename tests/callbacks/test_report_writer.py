@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import keras
@@ -20,6 +21,7 @@ from models import assert_same_state, batch, small_net, state
 
 import tfopt
 from tfopt.callbacks import CompilationLogger, ThroughputLogger, UtilizationLogger, report_writer
+from tfopt.callbacks.report.training_page import report
 from tfopt.callbacks.report_writer import ReportWriter
 from tfopt.callbacks.utilization_alert import UtilizationAlert
 from tfopt.errors import UnsupportedError
@@ -84,6 +86,17 @@ def test_a_page_at_the_end_with_sources_of_its_own(tmp_path):
     assert "host.cpu_model C" in page
     assert re.search(r"Epochs Epoch Took loss accuracy .*step_time_ms", page), "keys of a source behind it too"
     assert "had not ended" not in page
+
+
+def test_eight_gpus_of_which_one_works(tmp_path, fake_nvml):
+    fake_nvml.gpus += [FakeGpu(utilization=90 * (at == 2), uuid=f"GPU-{at}", bus=at + 1) for at in range(8)]
+    path, logger = tmp_path / "report.html", UtilizationLogger(interval_seconds=0.01)
+    recorders = []
+    writer = ReportWriter(path)
+    fit(writer, logger, After(logger, lambda: recorders.append(writer._recorder)), epochs=1)
+    found = recorders[0].record(ended=True, interrupted=False, written="", environment=ENVIRONMENT)
+    page = re.sub("<[^>]*>", "", report(replace(found, first_step_end=0.0)))
+    assert "1 of 8 visible GPUs at work (GPU:2), GPU:0, GPU:1, GPU:3 to GPU:7 idle" in page
 
 
 @pytest.mark.slow

@@ -419,6 +419,8 @@ cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from models import batch
 from tfopt.callbacks import ThroughputLogger
+from tfopt.callbacks.shared.running_fit import replicas_of
+from tfopt.causes.between_gpus import Replicas
 
 class Clock:
     now = 0.0
@@ -433,6 +435,7 @@ logger = ThroughputLogger(clock=Clock(), peak_tflops=3)
 history = model.fit(*batch(40), batch_size=8, epochs=2, verbose=0, callbacks=[logger]).history
 assert history["examples_per_second"] == [8.0, 8.0], history
 assert logger.peak_tflops == 6
+assert replicas_of(model) == Replicas(2, 2, "MirroredStrategy")
 print("done", model.distribute_strategy.num_replicas_in_sync)
 """
 

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import gc
 import json
 import logging
@@ -19,6 +20,7 @@ import tfopt
 from tfopt import warn
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger
 from tfopt.callbacks.utilization_alert import Alert, UtilizationAlert
+from tfopt.causes.between_gpus import Replicas
 from tfopt.hardware import GpuSample
 
 FIRST = (
@@ -287,6 +289,33 @@ def test_where_fit_stands_still(driven, clock, hook, named):
     assert named in alert.alerts[0].cause
 
 
+def test_gpus_that_no_replica_uses_are_told_once(driven, clock):
+    alert = driven()
+    sample(alert, clock, *[gpus(90, *[0] * 7)] * 20)
+    (found,) = alert.alerts
+    assert found.text.startswith("Expected gpu_utilization_percent of GPU:1 to be at least 50. Found 0 on average")
+    assert "1 of 8 visible GPUs at work (GPU:0), GPU:1 to GPU:7 idle" in found.cause
+    # Once they have worked, it is news again.
+    sample(alert, clock, *[gpus(*[90] * 8)] * 9, *[gpus(90, *[0] * 7)] * 20)
+    assert len(alert.alerts) == 2
+
+
+def test_a_straggler_is_told_once(driven, clock):
+    alert = driven("sm_active_percent")
+    alert._replicas = Replicas(8, 8, "MirroredStrategy")
+    waiting = gpus(*[100] * 8, sm_active_percent=20.0, sm_clock_mhz=1980)
+    hot = dataclasses.replace(waiting[3], sm_active_percent=90.0, sm_clock_mhz=990, throttle_reasons=("thermal",))
+    sample(alert, clock, *[(*waiting[:3], hot, *waiting[4:])] * 20)
+    (found,) = alert.alerts
+    assert "the other GPUs wait for GPU:3, whose clock is 990 MHz (the others' median: 1,980)" in found.cause
+    assert "throttled by heat" in found.cause
+    slow = driven("step_time_ms", above=100)
+    slow._replicas = alert._replicas
+    slow._take_samples((*waiting[:3], hot, *waiting[4:]))
+    pace(slow, clock, step_time_ms=120.0)
+    assert "wait for GPU:3" in slow.alerts[0].cause
+
+
 @pytest.mark.parametrize(("policy", "named"), [("float32", True), ("mixed_bfloat16", False)])
 def test_the_models_dtype_is_known(clock, policy, named):
     alert = UtilizationAlert("tensor_active_percent", below=10, for_seconds=3, clock=clock)
@@ -418,6 +447,15 @@ def test_an_input_that_never_returns_is_named(fake_nvml):
     callbacks = [UtilizationLogger(interval_seconds=0.02), alert]
     net().fit(data, steps_per_epoch=4, shuffle=False, verbose=0, callbacks=callbacks)
     assert "s: fit waits for a batch. tfopt.pipelines.profile_pipeline(dataset) names" in alert.alerts[-1].cause
+
+
+def test_eight_gpus_of_which_one_works(fake_nvml):
+    fake_nvml.gpus += [FakeGpu(utilization=90 * (at == 2), uuid=f"GPU-{at}", bus=at + 1) for at in range(8)]
+    alert = UtilizationAlert(for_seconds=0.05)
+    fit(UtilizationLogger(interval_seconds=0.01), alert, Idle(alert))
+    assert [found.cause.partition(":")[2][1:40] for found in alert.alerts] == [
+        "1 of 8 visible GPUs at work (GPU:2), GP"
+    ]
 
 
 def test_stop_ends_the_training_after_the_step_that_runs(fake_nvml, caplog):

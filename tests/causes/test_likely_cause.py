@@ -10,7 +10,7 @@ def gpu(**readings):
 
 
 def cause(*gpus, metric="gpu_utilization_percent", above=False, wait=None, **facts):
-    return likely_cause(Situation(metric, above, Readings(gpus=gpus, input_wait_percent=wait), **facts))
+    return likely_cause(Situation(metric, above, Readings(gpus=gpus, input_wait_percent=wait), **facts)).text
 
 
 WAITS = (

@@ -1,12 +1,11 @@
-"""The causes of a poorly used GPU, with thresholds and remedies; picks the likely cause and a training's verdict."""
+"""The causes of a poorly used GPU, with thresholds and remedies; picks the likely cause of an alert."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
+from tfopt.causes.between_gpus import OTHERS_MIB, Replicas, straggler, unused_gpus, waits_in_all_reduce
 from tfopt.causes.readings import SLOWED_BY, Readings
 from tfopt.hardware import GpuSample
-from tfopt.page import duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,6 @@ _WORKING_PERCENT = 20.0
 OTHER_PROCESS = Cause(
     "another process is on the GPU", "nvidia-smi names it; choose a free GPU with CUDA_VISIBLE_DEVICES."
 )
-# More than the CUDA context of an idle process takes: a few hundred MiB.
-_OTHERS_MIB = 1024.0
 
 FULL_MEMORY = Cause(
     "the GPU's memory is nearly full",
@@ -88,6 +85,11 @@ NO_STEPS = {
         "its batch has come, and the step is running",
         "It is being recompiled (tfopt.callbacks.CompilationLogger tells), waits for another device, or simply takes "
         "that long.",
+    ),
+    "all-reduce": Cause(
+        "its GPUs run without pause, so they wait in an all-reduce for a replica that does not come",
+        "Find the GPU that idles, or the worker that has stopped: its log has the reason. The launcher of "
+        "tfopt.distribute names a lost worker and ends the others.",
     ),
     "tracing": Cause(
         "TensorFlow is tracing a function",
@@ -129,7 +131,11 @@ class Situation:
     metric: str
     above: bool
     readings: Readings = field(default_factory=Readings)
-    """Means over the time beyond the bound, of the GPUs in question."""
+    """Means over the time beyond the bound."""
+    gpu_index: int | None = None
+    """The GPU whose metric it is; None: the training's or the host's."""
+    replicas: Replicas | None = None
+    """How the model is spread over devices, None if unknown."""
     float32: bool = False
     """Whether the model computes only in float32."""
     memory_grows: bool = False
@@ -143,27 +149,73 @@ class Situation:
     """The callback's method that `fit` is in, if it is in one."""
 
 
-def likely_cause(situation: Situation) -> str:
-    """Returns a sentence with the likely cause and its remedy, or one saying that no known cause fits.
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a metric is beyond its bound."""
 
-    The first that fits, in this order: no step ends; waiting for input; throttling; another process on the GPU; idle
-    tensor cores in float32; many short kernels; full memory. A metric of memory is explained only by what takes memory,
-    a clock or temperature only by throttling.
+    text: str
+    """The likely cause and its remedy, or that no known cause fits."""
+    gpus: tuple[int, ...] = ()
+    """The GPUs of which it is one and the same cause, if it comes from comparing GPUs with each other."""
+
+
+def likely_cause(situation: Situation) -> Explanation:
+    """Returns the likely cause and its remedy, or says that no known cause fits.
+
+    The first that fits, in this order: no step ends; a GPU that no replica uses, or one that the others wait for;
+    waiting for input; throttling; another process on the GPU; idle tensor cores in float32; many short kernels; full
+    memory. A metric of memory is explained only by what takes memory, a clock or temperature only by throttling.
 
     Example:
         >>> readings = Readings(input_wait_percent=63.0)
-        >>> print(likely_cause(Situation("gpu_utilization_percent", False, readings))[:60])
+        >>> print(likely_cause(Situation("gpu_utilization_percent", False, readings)).text[:60])
         Likely cause: the training waits for input 63 % of its time.
     """
     rules = _rules(situation)
+    slow = rules[:1] == (_no_steps,)
+    if slow and (compared := _compared(situation)):
+        return compared
+    gpus = _in_question(situation)
     for rule in rules:
-        for gpu in situation.readings.gpus or (GpuSample(0.0, 0.0),):
+        for gpu in gpus or (GpuSample(0.0, 0.0),):
             found = rule(situation, gpu)
             if found:
-                return f"Likely cause: {found}"
-    unknown = list(_unknown(situation.readings)) if rules else []
+                return Explanation(f"Likely cause: {found}")
+    unknown = list(_unknown(situation.readings, gpus)) if rules else []
     missing = f" Unknown here: {', '.join(unknown)}." if unknown else ""
-    return f"No cause known to tfopt fits.{missing} tfopt.callbacks.StepProfiler shows what a step does."
+    return Explanation(f"No cause known to tfopt fits.{missing} tfopt.callbacks.StepProfiler shows what a step does.")
+
+
+def _compared(situation: Situation) -> Explanation | None:
+    """What comparing the GPUs with each other explains."""
+    readings, index = situation.readings, situation.gpu_index
+    unused = unused_gpus(readings.gpus, situation.replicas)
+    if unused is not None and index in unused.idle:
+        return Explanation(f"{'Likely cause: ' if unused.mistake else ''}{unused.text}", unused.idle)
+    if situation.stalled_seconds is not None:
+        return None
+    # While the input is the limit, more GPUs would only wait for it.
+    if unused is not None and unused.mistake and index is None and not input_limits(readings):
+        return Explanation(f"Likely cause: {unused.text}")
+    slow = straggler(readings.gpus, situation.replicas)
+    if slow is None or index == slow.index:
+        return None
+    others = tuple(gpu.index for gpu in readings.gpus if gpu.index is not None and gpu.index != slow.index)
+    return Explanation(f"Likely cause: {slow.text}", others if index is not None else ())
+
+
+def _in_question(situation: Situation) -> list[GpuSample]:
+    """The GPUs that one of the other causes may concern."""
+    gpus, index = situation.readings.gpus, situation.gpu_index
+    if index is not None:
+        return [gpu for gpu in gpus if gpu.index == index]
+    unused = unused_gpus(gpus, situation.replicas)
+    return [gpu for gpu in gpus if unused is None or gpu.index not in unused.idle]
+
+
+def input_limits(readings: Readings) -> bool:
+    """Whether the training waits for input so much that nothing else counts."""
+    return readings.input_wait_percent is not None and readings.input_wait_percent >= WAITING_PERCENT
 
 
 Rule = Callable[[Situation, GpuSample], str | None]
@@ -183,6 +235,9 @@ def _no_steps(situation: Situation, gpu: GpuSample) -> str | None:
     if situation.stalled_seconds is None:
         return None
     cause = NO_STEPS[situation.phase]
+    in_a_step = situation.phase in ("training", "step")
+    if in_a_step and waits_in_all_reduce(situation.readings.gpus, situation.replicas):
+        cause = NO_STEPS["all-reduce"]
     doing = f": {cause.name}" if cause.name else ""
     if situation.callback:
         doing += f" ({situation.callback})"
@@ -190,10 +245,9 @@ def _no_steps(situation: Situation, gpu: GpuSample) -> str | None:
 
 
 def _waiting_for_input(situation: Situation, gpu: GpuSample) -> str | None:
-    percent = situation.readings.input_wait_percent
-    if percent is None or percent < WAITING_PERCENT:
+    if not input_limits(situation.readings):
         return None
-    return f"the training waits for input {percent:.0f} % of its time. {INPUT.remedy}"
+    return f"the training waits for input {situation.readings.input_wait_percent:.0f} % of its time. {INPUT.remedy}"
 
 
 def _throttled(situation: Situation, gpu: GpuSample) -> str | None:
@@ -208,7 +262,7 @@ def _throttled(situation: Situation, gpu: GpuSample) -> str | None:
 
 def _other_process(situation: Situation, gpu: GpuSample) -> str | None:
     others, total = gpu.gpu_memory_others_mib, gpu.gpu_memory_total_mib
-    if others is None or others < _OTHERS_MIB:
+    if others is None or others < OTHERS_MIB:
         return None
     share = f"{others:,.0f} of {total:,.0f} MiB ({100 * others / total:.0f} %)" if total else f"{others:,.0f} MiB"
     return (
@@ -256,85 +310,10 @@ def _full_memory(situation: Situation, gpu: GpuSample) -> str | None:
     )
 
 
-def _unknown(readings: Readings) -> Iterator[str]:
+def _unknown(readings: Readings, gpus: Sequence[GpuSample]) -> Iterator[str]:
     """Names of missing readings that would have helped."""
     if readings.input_wait_percent is None:
         yield "input_wait_percent"
     for name in ("gpu_utilization_percent", "sm_active_percent", "throttle_reasons", "gpu_memory_others_mib"):
-        if all(getattr(gpu, name) is None for gpu in readings.gpus):
+        if all(getattr(gpu, name) is None for gpu in gpus):
             yield name
-
-
-def verdict(readings: Readings, *, seconds: float, first_step_end: float | None) -> str:
-    """Says in a sentence what held a training back: the first of these that the readings show.
-
-    Most of the time went into the first step; waiting for input; (no GPU was read); throttling; many short kernels;
-    idle tensor cores. Otherwise the model sets the pace.
-
-    Args:
-        readings: The means since the first step, which traces and compiles, has ended.
-        seconds: How long the training took.
-        first_step_end: When the first step ended, in seconds since the training began; None if none did.
-    """
-    if first_step_end is None:
-        return "No step ended, so there is nothing to judge."
-    if first_step_end > seconds / 2:
-        return (
-            f"{duration(first_step_end)} of {duration(seconds)} had passed when the first step, which traces and "
-            "compiles, ended: a verdict needs a longer training."
-        )
-    wait = readings.input_wait_percent
-    measured = _measured(readings)
-    if wait is not None and wait >= WAITING_PERCENT:
-        return f"{measured}: {INPUT.name}. {INPUT.remedy}"
-    if not _known(readings, "gpu_utilization_percent"):
-        return f"{measured}: {'the input is not the limit' if wait is not None else 'nothing more can be said'}."
-    return f"{measured}{_shown_by_gpus(readings)}"
-
-
-def _measured(readings: Readings) -> str:
-    """Says how busy the devices were and how long steps waited."""
-    busy, cpu = _known(readings, "gpu_utilization_percent"), readings.host_cpu_percent
-    if busy:
-        several = f"The {len(busy)} GPUs were" if len(busy) > 1 else "The GPU was"
-        spread = f" ({min(busy):.0f} to {max(busy):.0f}\u00a0%)" if max(busy) - min(busy) >= 5 else ""
-        first = f"{several} busy {fmean(busy):.0f}\u00a0% of the time{spread}"
-    elif cpu is not None:
-        first = f"No GPU was read; the host's CPUs were busy {cpu:.0f}\u00a0% of the time"
-    else:
-        first = "Neither a GPU nor the host was read"
-    if readings.input_wait_percent is None:
-        return f"{first}; whether steps waited for input is unknown"
-    wait = f"steps waited for input in {readings.input_wait_percent:.0f}\u00a0%"
-    return f"{first} and {wait} of it" if busy or cpu is not None else f"{first}; {wait} of the time"
-
-
-def _known(readings: Readings, name: str) -> list[float]:
-    """Known means of a quantity, one per GPU."""
-    return [value for gpu in readings.gpus if (value := getattr(gpu, name)) is not None]
-
-
-def _shown_by_gpus(readings: Readings) -> str:
-    """Says what the GPUs' readings show, given that input is not the limit or unknown."""
-
-    def mean(name: str) -> float | None:
-        values = _known(readings, name)
-        return fmean(values) if values else None
-
-    throttled, busy = readings.throttled_percent, mean("gpu_utilization_percent")
-    sm_active, tensor_active = mean("sm_active_percent"), mean("tensor_active_percent")
-    if throttled is not None and throttled >= THROTTLED_PERCENT:
-        cause = THROTTLED["heat or power"]
-        return f", but {cause.name} held the clocks back in {throttled:.0f}\u00a0% of it. {cause.remedy}"
-    if busy is not None and busy < BUSY_PERCENT:
-        if readings.input_wait_percent is None:
-            return ": check the input first (tfopt.pipelines.profile_pipeline), then try tfopt.fit.overlap."
-        return f": {SHORT_KERNELS.name}. {SHORT_KERNELS.remedy}"
-    if sm_active is not None and sm_active < SM_ACTIVE_PERCENT:
-        return (
-            f", but with only {sm_active:.0f}\u00a0% of its multiprocessors: {SHORT_KERNELS.name}. "
-            f"{SHORT_KERNELS.remedy}"
-        )
-    if tensor_active is not None and tensor_active < TENSOR_ACTIVE_PERCENT:
-        return f", but its tensor cores only {tensor_active:.0f}\u00a0% of it. {IDLE_TENSOR_CORES.remedy}"
-    return ": the model sets the pace."

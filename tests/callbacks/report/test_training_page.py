@@ -9,6 +9,7 @@ from tfopt.callbacks.report.timeline import BoundedList, Event, Timeline
 from tfopt.callbacks.report.training_charts import QUANTITIES, chart
 from tfopt.callbacks.report.training_page import Epoch, Record, readings_since, report
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS
+from tfopt.causes.between_gpus import Replicas
 from tfopt.hardware import GpuSample
 
 BUSY = {"gpu_utilization_percent": 97, "input_wait_percent": 2, "sm_active_percent": 80, "tensor_active_percent": 30}
@@ -49,6 +50,27 @@ def test_the_means_of_each_gpu():
         (1, 40.0, None),
     ]
     assert (found.throttled_percent, found.host_cpu_percent, found.input_wait_percent) == (50.0, 7.0, None)
+
+
+def test_the_verdict_compares_the_gpus():
+    """GPU:3 is throttled and does another process's work; or but one GPU is used."""
+    slow = {
+        "gpu_utilization_percent": [99] * 8,
+        "sm_clock_mhz": [1980, 1980, 1980, 990, 1980, 1980, 1980, 1980],
+        "throttled_percent": [0, 0, 0, 60, 0, 0, 0, 0],
+    }
+    read = Timeline()
+    for at in range(100):
+        for name, values in slow.items():
+            for device, value in enumerate(values):
+                read.add(name, device, float(at), value)
+    page = text_of(report(replace(record(read), replicas=Replicas(8, 8, "MirroredStrategy"))))
+    assert "but the other GPUs wait for GPU:3, whose clock is 990 MHz (the others" in page
+    assert "It is throttled by heat or power" in page
+    alone = timeline(gpus=8, gpu_utilization_percent=[90, *[0] * 7], input_wait_percent=1)
+    page = text_of(report(replace(record(alone), replicas=Replicas(1, 1))))
+    assert "1 of 8 visible GPUs at work (GPU:0), GPU:1 to GPU:7 idle" in page
+    assert "The GPU was busy 90 % of the time" in page
 
 
 def text_of(markup):

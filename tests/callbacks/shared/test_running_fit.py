@@ -2,8 +2,11 @@ import gc
 import weakref
 
 import pytest
+import tensorflow as tf
+from watched_fit import net, shared_net
 
-from tfopt.callbacks.shared.running_fit import variable_of_a_caller
+from tfopt.callbacks.shared.running_fit import replicas_of, variable_of_a_caller
+from tfopt.causes.between_gpus import Replicas
 
 
 class Thing:
@@ -61,3 +64,15 @@ def test_a_variable_that_an_inner_function_uses_is_found():
         return thing
 
     assert found_below() is inner()
+
+
+def test_how_a_model_is_spread_over_devices(monkeypatch):
+    assert replicas_of(None) is None
+    assert replicas_of(shared_net()) == Replicas(1, 1)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        assert replicas_of(net()) == Replicas(1, 1, "OneDeviceStrategy")
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        assert replicas_of(net()) == Replicas(1, 1, "MirroredStrategy")
+    devices = [tf.config.PhysicalDevice(f"/physical_device:GPU:{index}", "GPU") for index in (2, 5)]
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: devices)
+    assert replicas_of(shared_net()).visible == {2, 5}

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tfopt.causes.known_causes import SHORT_KERNELS, verdict
+from tfopt.causes.known_causes import SHORT_KERNELS
 from tfopt.causes.readings import Readings
+from tfopt.causes.training_verdict import verdict
 from tfopt.hardware import GpuSample
 
 BUSY = {"gpu_utilization_percent": 97, "input_wait_percent": 2, "sm_active_percent": 80, "tensor_active_percent": 30}
