@@ -86,15 +86,18 @@ QUANTITIES = {
 }
 
 
-def chart(timeline: Timeline, *, seconds: float, epoch_ends: Sequence[float]) -> str | None:
-    """Returns the timeline as one figure that ends at `seconds`, None if it is empty."""
+def chart(timeline: Timeline, *, seconds: float, epoch_ends: Sequence[float], since: float = 0.0) -> str | None:
+    """Returns the timeline as one figure that ends at `seconds`, None if it is empty.
+
+    The means and medians that it prints count from `since` on.
+    """
     found = known(timeline)
     if not found:
         return None
     return line_chart(
-        [_panel(quantity, devices, group) for group, pairs in found.items() for quantity, devices in pairs],
+        [_panel(quantity, devices, group, since) for group, pairs in found.items() for quantity, devices in pairs],
         title="Readings since fit began",
-        description=_description(found),
+        description=_description(found, since),
         seconds=seconds,
         marks=time_marks(timeline, seconds=seconds, epoch_ends=epoch_ends),
         columns=2,
@@ -132,12 +135,14 @@ def known(timeline: Timeline) -> dict[str, Known]:
     return {title: pairs for title, pairs in found.items() if pairs}
 
 
-def _description(found: Mapping[str, Known]) -> str:
+def _description(found: Mapping[str, Known], since: float) -> str:
     gpus = max((len(devices) for _, devices in found.get("GPUs", ())), default=0)
     several = f" The line is the median of {gpus} GPUs." if gpus > _GPUS_DRAWN else ""
     series = [one for pairs in found.values() for _, devices in pairs for one in devices.values()]
     if any(point.known > 1 for one in series for point in one.points):
         several += " Each point is the mean of several readings, and the shade spans them all."
+    if since:
+        several += " The printed means leave out the first step, which compiles."
     return f"A gap means unknown.{several}"
 
 
@@ -162,37 +167,50 @@ def number(value: float) -> str:
     return f"{value:.2f}" if abs(value) >= 0.1 or not value else f"{value:.2g}"
 
 
-def figures(quantity: Quantity, devices: Mapping[int | None, Series]) -> tuple[float, float, float]:
-    """Returns mean, minimum and maximum over all devices, in the page's unit."""
-    means = [mean for series in devices.values() if (mean := series.mean()) is not None]
+def figures(
+    quantity: Quantity, devices: Mapping[int | None, Series], since: float
+) -> tuple[float | None, float, float]:
+    """Returns the mean from then on, the minimum and the maximum over all devices, in the page's unit."""
+    means = [mean for series in devices.values() if (mean := series.mean(since)) is not None]
     low = min(series.lowest for series in devices.values())
     high = max(series.highest for series in devices.values())
-    return fmean(means) / quantity.part, low / quantity.part, high / quantity.part
+    return fmean(means) / quantity.part if means else None, low / quantity.part, high / quantity.part
 
 
-def _panel(quantity: Quantity, devices: Mapping[int | None, Series], group: str) -> Panel:
+def usual_value(devices: Mapping[int | None, Series], since: float) -> float | None:
+    """Returns the median of a quantity's points from then on, in the key's unit; None if none is known."""
+    values = _values(devices, since)
+    return median(values) if values else None
+
+
+def _values(devices: Mapping[int | None, Series], since: float) -> list[float]:
+    points = [point for series in devices.values() for point in series.points if _middle(point) >= since]
+    return sorted(point.mean for point in points if point.mean is not None)
+
+
+def _panel(quantity: Quantity, devices: Mapping[int | None, Series], group: str, since: float) -> Panel:
     in_order = sorted(devices.items(), key=lambda item: -1 if item[0] is None else item[0])
     every = {device: _points(series, quantity) for device, series in in_order}
     if len(every) <= _GPUS_DRAWN:
         lines = [_line(device, points) for device, points in every.items()]
     else:
         lines = [_median(every.values())]
-    text, top = _summary(quantity, devices, lines)
+    text, top = _summary(quantity, devices, since)
     return Panel(
         quantity.title, quantity.what, lines, _shade(every.values()), text, top, quantity.tick_unit, group=group
     )
 
 
-def _summary(
-    quantity: Quantity, devices: Mapping[int | None, Series], lines: Sequence[Line]
-) -> tuple[str, float | None]:
+def _summary(quantity: Quantity, devices: Mapping[int | None, Series], since: float) -> tuple[str, float | None]:
     """A panel's number in words, and where its axis ends."""
-    mean, _, highest = figures(quantity, devices)
+    mean, _, highest = figures(quantity, devices, since)
     if quantity.total:
         return with_unit(highest, quantity.unit), quantity.top
     if not quantity.spikes:
-        return f"mean {with_unit(mean, quantity.unit)}", quantity.top
-    values = sorted(value for line in lines for value in line.values if value is not None)
+        return "" if mean is None else f"mean {with_unit(mean, quantity.unit)}", quantity.top
+    values = _values(devices, since)
+    if not values:
+        return "", quantity.top
     text, usual = f"median {with_unit(median(values), quantity.unit)}", values[int(_USUAL * (len(values) - 1))]
     if highest > _SPIKE * usual > 0:
         return f"{text}, highest {with_unit(highest, quantity.unit)}, beyond the chart", 2 * usual

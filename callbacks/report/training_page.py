@@ -15,6 +15,7 @@ from tfopt.callbacks.report.training_charts import (
     ordinal,
     thinned,
     time_marks,
+    usual_value,
 )
 from tfopt.causes.between_gpus import Replicas
 from tfopt.causes.readings import Readings
@@ -155,11 +156,16 @@ def _key_figures(record: Record, readings: Readings) -> list[tuple[str, str, str
         series = record.timeline.series.get(name, {}).get(None)
         return None if series is None else series.mean(record.first_step_end or 0.0)
 
+    steps = record.timeline.series.get("step_time_ms", {})
     busy = [gpu.gpu_utilization_percent for gpu in readings.gpus if gpu.gpu_utilization_percent is not None]
     energy = record.timeline.series.get("gpu_energy_kwh", {}).get(None)
     values = [
         ("Throughput", mean("examples_per_second"), "examples/s"),
-        ("Step time", mean("step_time_ms"), "ms"),
+        (
+            "Median step",
+            usual_value(steps, record.first_step_end or 0.0),
+            "ms",
+        ),
         ("Waited for input", readings.input_wait_percent, "%"),
         ("GPU busy" if len(busy) == 1 else "GPUs busy", fmean(busy) if busy else None, "%"),
         ("Model FLOPs utilisation", mean("mfu_percent"), "%"),
@@ -190,18 +196,36 @@ def _learning(record: Record, epochs: Sequence[Epoch]) -> Section | None:
 
 
 def _timeline(record: Record) -> Section:
-    drawn = chart(record.timeline, seconds=max(record.seconds, 1e-9), epoch_ends=_epoch_ends(record))
+    since = record.first_step_end or 0.0
+    drawn = chart(record.timeline, seconds=max(record.seconds, 1e-9), epoch_ends=_epoch_ends(record), since=since)
     if drawn is None:
         return Section("Hardware and speed", "Nothing was read: the training ended before the first sample.")
-    return Section("Hardware and speed", charts=[drawn], details=[("In figures", _figures(record.timeline))])
+    details = [("In figures", _figures(record.timeline, since))]
+    if len(record.timeline.series.get("gpu_utilization_percent", ())) > 1:
+        details.append(("Mean of each GPU", _each_gpu(record)))
+    return Section("Hardware and speed", charts=[drawn], details=details)
 
 
-def _figures(timeline: Timeline) -> Table:
+def _figures(timeline: Timeline, since: float) -> Table:
     rows = []
     for quantity, devices in (pair for pairs in known(timeline).values() for pair in pairs):
-        mean, low, high = (number(value) for value in figures(quantity, devices))
-        rows.append((quantity.title, quantity.unit, "–" if quantity.total else mean, low, high))
+        mean, low, high = figures(quantity, devices, since)
+        text = "–" if quantity.total or mean is None else number(mean)
+        rows.append((quantity.title, quantity.unit, text, number(low), number(high)))
     return Table(("Quantity", "Unit", "Mean", "Lowest", "Highest"), rows, align="llrrr")
+
+
+def _each_gpu(record: Record) -> Table:
+    """The means since the first step, so that a GPU that differs from the others stands out."""
+    since = record.first_step_end or 0.0
+    pairs = [(quantity, devices) for quantity, devices in known(record.timeline)["GPUs"] if not quantity.total]
+    gpus = sorted({index for _, devices in pairs for index in devices if index is not None})
+    rows = []
+    for quantity, devices in pairs:
+        means = [devices[index].mean(since) if index in devices else None for index in gpus]
+        texts = ["–" if mean is None else number(mean / quantity.part) for mean in means]
+        rows.append((quantity.title, quantity.unit, *texts))
+    return Table(("Quantity", "Unit", *(f"GPU {index}" for index in gpus)), rows, align="ll" + "r" * len(gpus))
 
 
 def _epochs(kept: Sequence[Epoch], count: int) -> Section:
@@ -231,7 +255,7 @@ def _value(value: Any) -> str:
     """A logged value; a dash if an epoch has none."""
     if not isinstance(value, float):
         return "–" if value is None else str(value)
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _events(timeline: Timeline) -> Section | None:
@@ -243,7 +267,7 @@ def _events(timeline: Timeline) -> Section | None:
         for kind, kept in timeline.events.items()
         if kept.every > 1
     ]
-    table = Table(("At", "Event", "What"), [(duration(at), kind, text) for at, kind, text in rows], align="rll")
+    table = Table(("At", "Event", "What"), [(duration(at), kind, text) for at, kind, text in rows], align="lll")
     text = f"Shown: {', '.join(dropped)}." if dropped else ""
     if len(rows) > _EVENTS_SHOWN:
         return Section("Events", text, details=[(f"{len(rows)} events", table)])

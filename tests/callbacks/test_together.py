@@ -12,7 +12,7 @@ from quick import first_quick
 
 from tfopt import callbacks as ours
 from tfopt import fit as tfopt_fit
-from tfopt.callbacks.report_writer import Recorder
+from tfopt.callbacks.report.recorder import Recorder
 from tfopt.callbacks.utilization_logger import EpochReadings
 from tfopt.causes.readings import RunningMeans, Throttling
 from tfopt.hardware import GpuSample

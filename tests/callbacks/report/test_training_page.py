@@ -123,12 +123,12 @@ def test_a_line_for_each_gpu_up_to_four_then_their_median():
     assert "GPU 3" in few
     assert "median of" not in few
     assert "lowest to highest" not in few.split("</figcaption>")[1]
-    many = chart(timeline(gpus=9, gpu_power_watts=list(range(9))), seconds=100.0, epoch_ends=[])
-    assert "The line is the median of 9 GPUs." in many
+    many = chart(timeline(gpus=8, gpu_power_watts=list(range(8))), seconds=100.0, epoch_ends=[])
+    assert "The line is the median of 8 GPUs." in many
     assert "lowest to highest" in many
     assert "GPU 7" not in many
     line, shade = re.search(r'class="line only" d="M0 (\d+)', many), re.search(r'class="shade" d="M0 (\d+)L', many)
-    assert (int(line[1]), int(shade[1])) == (200, 0)  # 4 and 8 of 8 watts
+    assert (int(line[1]), int(shade[1])) == (225, 50)  # 3.5 and 7 of 8 watts
 
 
 def test_a_step_that_took_a_hundred_times_as_long_leaves_the_others_readable():
@@ -199,12 +199,22 @@ def test_the_lead_says_how_it_was_trained():
     assert "EPYC, no GPU, TensorFlow None, Keras None, SGD." in text_of(report(host))
 
 
+def test_a_table_of_each_gpu_shows_the_one_that_differs():
+    read = timeline(gpus=8, gpu_utilization_percent=99, sm_active_percent=[45] * 5 + [80] + [45] * 2, mfu_percent=9)
+    page = text_of(report(record(read))).split("Mean of each GPU")[1]
+    assert "Quantity Unit GPU 0 GPU 1 GPU 2 GPU 3 GPU 4 GPU 5 GPU 6 GPU 7" in page
+    assert "Multiprocessors % 45.0 45.0 45.0 45.0 45.0 80.0 45.0 45.0 " in page
+    assert "Mean of each GPU" not in report(record(timeline(**BUSY))), "of one it says nothing"
+
+
 def test_the_key_figures_leave_out_the_first_step():
     early = timeline(seconds=1, mfu_percent=1.0, step_time_ms=9000.0)
     early.add("mfu_percent", None, 50.0, 40.0)
     early.add("step_time_ms", None, 50.0, 38.4)
     found = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?) <small>", report(record(early))))
-    assert found == {"Step time": "38.4", "Model FLOPs utilisation": "40.0"}
+    assert "mean 40.0 %" in text_of(report(record(early))), "as on the charts"
+    assert "median 38.4 ms" in text_of(report(record(early)))
+    assert found == {"Median step": "38.4", "Model FLOPs utilisation": "40.0"}
 
 
 def test_many_events_unfold():

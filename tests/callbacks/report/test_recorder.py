@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 from clock import Clock
 
-from tfopt.callbacks.report_writer import Recorder
+from tfopt.callbacks.report.recorder import Recorder
 from tfopt.hardware import GpuSample
 
 
