@@ -19,8 +19,14 @@ from tfopt.hardware import GpuSample
 
 _QUEUED = 64
 _STEP = "tfopt/step"
-# A counter and a constant: their means say nothing.
-_NOT_AVERAGED = ("gpu_energy_joules", "gpu_memory_total_mib")
+# Counters, constants and codes: their means say nothing.
+_NOT_AVERAGED = (
+    "gpu_energy_joules",
+    "gpu_memory_total_mib",
+    "gpu_power_limit_watts",
+    "gpu_ecc_uncorrected_errors",
+    "gpu_xid",
+)
 
 
 class TrackerLogger(keras.callbacks.Callback):

@@ -26,7 +26,14 @@ from tfopt.warn import warn_once
 
 _COLUMNS = tuple(dict.fromkeys((*COORDINATES, *(field.name for field in fields(GpuSample)))))
 # Counters, constants, and what is not this process's have no mean worth logging.
-_NOT_AVERAGED = {"gpu_memory_total_mib", "gpu_memory_others_mib", "gpu_energy_joules"}
+_NOT_AVERAGED = {
+    "gpu_memory_total_mib",
+    "gpu_memory_others_mib",
+    "gpu_power_limit_watts",
+    "gpu_energy_joules",
+    "gpu_ecc_uncorrected_errors",
+    "gpu_xid",
+}
 _AVERAGED = tuple(key for key in (*GPU_KEYS, *HOST_KEYS) if key not in _NOT_AVERAGED)
 # Of all samples and GPUs, logs hold the highest.
 _PEAKS = {

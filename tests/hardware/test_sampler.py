@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pynvml
 import pytest
 from fake_nvml import (
     FIELD_FUNCTIONS,
+    GPM,
     READ_FUNCTIONS,
     READING,
     FakeGpu,
@@ -23,6 +25,7 @@ from fake_nvml import (
     mig_instance,
     tick,
 )
+from quick import first_quick
 
 from tfopt.hardware import GpuSample, GpuSampler, gpu_reader
 from tfopt.hardware.host_activity import HostMeter, HostReading
@@ -464,6 +467,51 @@ def test_the_schedule_does_not_drift(clock: FakeClock, monkeypatch: pytest.Monke
     sampler._run(Ended())
     assert [row.elapsed_seconds for row in sampler.samples] == [0.0, 1.0, 2.0, 5.0, 6.0]
     assert waits == [0.75, 0.5, 0.75, 1.0, 0.25]
+
+
+@pytest.mark.parametrize("seed", first_quick(range(40), 2))
+def test_whatever_befalls_eight_gpus_a_row_holds_the_truth_of_its_time_or_nothing(
+    seed: int, clock: FakeClock, fake_nvml: FakeNvml
+) -> None:
+    """GPUs are lost, hang, talk garbage and come back, at random. The truth changes with every row."""
+    chance = random.Random(seed)
+    fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus, gpm=dict(GPM) if bus % 2 else None) for bus in range(8)]
+    driven = Driven(clock)
+    driven.tick()
+    for number in range(1, 60):
+        wrong = {index for index in range(8) if chance.random() < 0.2}
+        fake_nvml.now += 1.0
+        for index, gpu in enumerate(fake_nvml.gpus):
+            gpu.power_milliwatts = 2**32 - 2 if index in wrong else 1000 * (100 + number)
+            gpu.utilization = gpu.temperature = 20 + number
+            gpu.energy_millijoules += 500_000
+        if chance.random() < 0.3:
+            fake_nvml.recover()
+            _round(driven.sampler).exception(10)
+            fake_nvml.released.clear()
+        late = chance.random() < 0.1  # what was read meanwhile is of another time
+        if late:
+            clock.now += 2.0
+            for gpu in fake_nvml.gpus:
+                gpu.utilization = gpu.temperature = 10 + number
+        for gpu in fake_nvml.gpus:
+            if chance.random() < 0.05:
+                fake_nvml.fail(chance.choice(READ_FUNCTIONS), pynvml.NVML_ERROR_GPU_IS_LOST, gpu=gpu)
+        hangs = chance.random() < 0.2
+        quiet = not fake_nvml._troubles and _round(driven.sampler).done()
+        driven.sampler._gpus._deadline_seconds = 10.0 if quiet and not hangs else 0.02
+        if hangs:
+            fake_nvml.hang(chance.choice(READ_FUNCTIONS), gpu=chance.choice(fake_nvml.gpus))
+        rows = driven.tick()
+        assert [row.host_cpu_percent for row in rows] == [12.5] * 8
+        for index, row in enumerate(rows):
+            assert row.gpu_power_watts in ({None} if index in wrong else {None, 100.0 + number})
+            of_now = (10 if late else 20) + number
+            assert {row.gpu_temperature_celsius, row.gpu_utilization_percent} <= {None, of_now}
+            assert row.gpu_energy_joules in {None, 123_456.789 + 500.0 * number}
+            assert row.sm_active_percent in ({None, 95.0} if index % 2 else {None})
+            if quiet and not hangs:
+                assert row.gpu_temperature_celsius is not None
 
 
 def _round(sampler: GpuSampler) -> Future[Any]:

@@ -47,6 +47,7 @@ FIELD_FUNCTIONS = {
     "gpu_memory_process_mib": ["nvmlDeviceGetComputeRunningProcesses_v3"],
     "gpu_memory_others_mib": ["nvmlDeviceGetComputeRunningProcesses_v3"],
     "gpu_power_watts": ["nvmlDeviceGetPowerUsage"],
+    "gpu_power_limit_watts": ["nvmlDeviceGetEnforcedPowerLimit"],
     "gpu_energy_joules": ["nvmlDeviceGetTotalEnergyConsumption"],
     "sm_clock_mhz": ["nvmlDeviceGetClockInfo"],
     "memory_clock_mhz": ["nvmlDeviceGetClockInfo"],
@@ -56,6 +57,13 @@ FIELD_FUNCTIONS = {
     "nvlink_rx_mib_per_second": ["nvmlGpmQueryDeviceSupport"],
     "nvlink_tx_mib_per_second": ["nvmlGpmQueryDeviceSupport"],
     "throttle_reasons": ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"],
+    "gpu_ecc_uncorrected_errors": ["nvmlDeviceGetTotalEccErrors"],
+    "gpu_xid": [
+        "nvmlDeviceGetSupportedEventTypes",
+        "nvmlEventSetCreate",
+        "nvmlDeviceRegisterEvents",
+        "nvmlEventSetWait_v2",
+    ],
 }
 _GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 READ_FUNCTIONS = sorted({name for names in FIELD_FUNCTIONS.values() for name in names} | {_GRAPHICS})
@@ -111,6 +119,7 @@ class FakeGpu:
     bus: int = 1
     utilization: int = 97
     power_milliwatts: int = 686_500
+    power_limit_milliwatts: int = 700_000
     energy_millijoules: int = 123_456_789
     sm_clock: int = 1980
     memory_clock: int = 3201
@@ -118,6 +127,8 @@ class FakeGpu:
     pcie_rx: int = 2048
     pcie_tx: int = 512
     reasons: int = 0
+    ecc_errors: int = 0
+    event_types: int = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeClock
     processes: list[tuple[int, int | None]] = field(
         default_factory=lambda: [(os.getpid(), 900 * 2**20), (OTHER_PROCESS, 100 * 2**20)]
     )
@@ -140,6 +151,7 @@ READING = Reading(
     gpu_memory_process_mib=900.0,
     gpu_memory_others_mib=100.0,
     gpu_power_watts=686.5,
+    gpu_power_limit_watts=700.0,
     gpu_energy_joules=123_456.789,
     sm_clock_mhz=1980,
     memory_clock_mhz=3201,
@@ -147,6 +159,7 @@ READING = Reading(
     pcie_rx_mib_per_second=2.0,
     pcie_tx_mib_per_second=0.5,
     throttle_reasons=(),
+    gpu_ecc_uncorrected_errors=0,
 )
 
 
@@ -162,6 +175,9 @@ def mig_instance(uuid: str, name: str = "NVIDIA H200 MIG 1g.18gb", memory_total:
     whole_gpu_only = {
         "nvmlDeviceGetUtilizationRates",
         "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetEnforcedPowerLimit",
+        "nvmlDeviceGetTotalEccErrors",
+        "nvmlDeviceGetSupportedEventTypes",
         "nvmlDeviceGetTotalEnergyConsumption",
         "nvmlDeviceGetClockInfo",
         "nvmlDeviceGetTemperature",
@@ -185,6 +201,7 @@ class FakeNvml:
         installed: Whether `pynvml` can be imported at all.
         lacks: Functions that this (older) pynvml does not have.
         held: GPM's buffers that are not freed, by address, with the device and the number of the sample in each.
+        event_sets: Sets of events that are not freed, by address, with their devices and the events that wait.
         released: Set it to let hung calls go on.
         now: The door's clock, in seconds.
     """
@@ -198,6 +215,7 @@ class FakeNvml:
         self.hanging = threading.Event()
         self.now = 1000.0
         self.held: dict[int, tuple[FakeGpu, int] | None] = {}
+        self.event_sets: dict[int, tuple[list[FakeGpu], list[tuple[int, int]]]] = {}
         self._started = False
         self._troubles: list[tuple[str, FakeGpu | None, int, Callable[[], None]]] = []
         self._counts: Counter[int] = Counter()
@@ -227,11 +245,18 @@ class FakeNvml:
         self._counts.clear()
         self.released.set()
 
+    def tell(self, gpu: FakeGpu, data: int, kind: int = pynvml.nvmlEventTypeXidCriticalError) -> None:
+        """An event of a GPU: whoever registered for it before gets it."""
+        for gpus, waiting in self.event_sets.values():
+            if gpu in gpus:
+                waiting.append((kind, data))
+
     def start_over(self) -> None:
         """Forgets everything but the GPUs."""
         self.recover()
         self.calls.clear()
         self.held.clear()
+        self.event_sets.clear()
         self._started = False
 
     def __getattr__(self, name: str) -> Any:
@@ -329,6 +354,36 @@ class FakeNvml:
 
     def _nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:  # noqa: N802
         return gpu.power_milliwatts
+
+    def _nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu) -> int:  # noqa: N802
+        return gpu.power_limit_milliwatts
+
+    def _nvmlDeviceGetTotalEccErrors(self, gpu: FakeGpu, kind: int, counter: int) -> int:  # noqa: N802
+        assert (kind, counter) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+        return gpu.ecc_errors
+
+    def _nvmlDeviceGetSupportedEventTypes(self, gpu: FakeGpu) -> int:  # noqa: N802
+        return gpu.event_types
+
+    def _nvmlEventSetCreate(self) -> Any:  # noqa: N802
+        address = 64 * (1 + self.calls["nvmlEventSetCreate"])
+        self.event_sets[address] = [], []
+        return ctypes.cast(address, pynvml.c_nvmlEventSet_t)
+
+    def _nvmlDeviceRegisterEvents(self, gpu: FakeGpu, types: int, events: Any) -> None:  # noqa: N802
+        assert types & ~gpu.event_types == 0
+        self.event_sets[_address(events)][0].append(gpu)
+
+    def _nvmlEventSetWait_v2(self, events: Any, milliseconds: int) -> Any:  # noqa: N802
+        assert milliseconds <= 1
+        _, waiting = self.event_sets[_address(events)]  # a KeyError is a crash in the real one
+        if not waiting:
+            _raise(pynvml.NVML_ERROR_TIMEOUT)
+        kind, data = waiting.pop(0)
+        return pynvml.c_nvmlEventData_t(eventType=kind, eventData=data)
+
+    def _nvmlEventSetFree(self, events: Any) -> None:  # noqa: N802
+        del self.event_sets[_address(events)]
 
     def _nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:  # noqa: N802
         return gpu.energy_millijoules

@@ -10,6 +10,7 @@
 - GB10: nvitop#208 and dra-driver-nvidia-gpu#1073 (memory), nvtop#426 (processes are listed with their memory), the
   vendor's forum, topic 367851 (memory clock). Nothing was reported about PCIe traffic, which an integrated GPU has
   not; taken for not supported.
+- Nothing was reported about power limit, ECC and events of these three; taken for not supported, but for GB10's Xids.
 - A GPU before Hopper, and a driver before 525: nvml.h says since when each function is there.
 """
 
@@ -38,6 +39,9 @@ ANSWERS = {
     "nvmlDeviceGetComputeRunningProcesses_v3":    (ok,      none, ok,   ok,     missing),
     "nvmlDeviceGetGraphicsRunningProcesses_v3":   (ok,      none, ok,   ok,     missing),
     "nvmlGpmQueryDeviceSupport":                  (ok,      none, none, ok,     missing),
+    "nvmlDeviceGetEnforcedPowerLimit":            (none,    none, none, ok,     ok),
+    "nvmlDeviceGetTotalEccErrors":                (none,    none, none, ok,     ok),
+    "nvmlDeviceGetSupportedEventTypes":           (none,    none, ok,   ok,     ok),
     "nvmlDeviceGetMigMode":                       (invalid, none, none, ok,     ok),
 }
 CLOCKS = {

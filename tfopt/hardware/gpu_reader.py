@@ -116,8 +116,10 @@ class GpuReader:
         try:
             return _explained(lambda: nvml.read(gpu.uuid, restart=restart))
         except NvmlError as error:
-            warn_once(f"{error.cause} {gpu.uuid}", f"GPU:{gpu.index}: {error}")
-            return Reading()
+            xid = nvml.last_xid(gpu.uuid)
+            last = "" if xid is None else f" Its last Xid was {xid}."
+            warn_once(f"{error.cause} {gpu.uuid}", f"GPU:{gpu.index}: {error}{last}")
+            return Reading(gpu_xid=xid)
 
     def _reading(self, gpu: Gpu, now: float) -> Reading:
         read_at, reading = self._readings.pop(gpu.uuid, (now, Reading()))

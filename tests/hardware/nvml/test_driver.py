@@ -64,8 +64,8 @@ def test_a_field_that_is_not_there_is_none_without_a_warning(
 
 def test_nvmls_own_no_value_is_none(gpu: FakeGpu) -> None:
     gpu.utilization = gpu.power_milliwatts = gpu.sm_clock = gpu.memory_clock = gpu.temperature = 2**32 - 1
-    gpu.pcie_rx = gpu.pcie_tx = 2**32 - 1
-    gpu.memory_used = gpu.memory_total = gpu.energy_millijoules = gpu.reasons = 2**64 - 1
+    gpu.pcie_rx = gpu.pcie_tx = gpu.power_limit_milliwatts = 2**32 - 1
+    gpu.memory_used = gpu.memory_total = gpu.energy_millijoules = gpu.reasons = gpu.ecc_errors = 2**64 - 1
     gpu.processes = [(os.getpid(), 2**64 - 1), (OTHER_PROCESS, None)]
     assert driver.door().read(gpu.uuid) == Reading()
 

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tfopt.hardware.nvml.bounds import Bounds
 from tfopt.hardware.nvml.gpm import Gpm
-from tfopt.hardware.nvml.gpu_reading import Device, Reading, memory_bytes, read_device
-from tfopt.hardware.nvml.return_codes import ABSENT, GONE, UNINITIALIZED, NvmlError, explain
+from tfopt.hardware.nvml.gpu_reading import Device, Reading, XidEvents, read_device, total_bytes
+from tfopt.hardware.nvml.return_codes import ABSENT, GONE, TIMEOUT, UNINITIALIZED, NvmlError, explain
 from tfopt.warn import warn_once
 
 Result = TypeVar("Result")
@@ -23,6 +25,24 @@ DEADLINE_SECONDS = 10.0  # waking several GPUs takes seconds
 
 # Enough for the 8,192 CPUs of the largest Linux kernel; too few is an error.
 _CPU_WORDS = 128
+
+
+# Waiting for an event ends like this if there is none.
+_NO_EVENT = ("nvmlEventSetWait_v2", TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A device that is being read, with what is kept between two readings."""
+
+    handle: Any
+    gpm: Gpm
+    xids: XidEvents
+    bounds: Bounds
+
+    def close(self) -> None:
+        self.gpm.close()
+        self.xids.close()
 
 
 class Nvml:
@@ -39,7 +59,8 @@ class Nvml:
         self._worker = Worker()
         self._vendor: Any = None
         self._started = False
-        self._handles: dict[str, tuple[Any, Gpm]] = {}
+        self._opened: dict[str, _Opened] = {}
+        self._last_xids: dict[str, int] = {}
 
     def call(self, function: Callable[[], Result], *, deadline_seconds: float = DEADLINE_SECONDS) -> Result:
         """Returns `function()`, called in NVML's own thread; raises NvmlError if it does not return by the deadline."""
@@ -69,7 +90,7 @@ class Nvml:
                 "Expected the module pynvml, which queries NVIDIA's driver. Found: it cannot be imported. "
                 "What to do: pip install nvidia-ml-py (not the distribution called pynvml).",
             ) from error
-        self._drop_handles()
+        self._close_all()
         try:
             self._vendor.nvmlInit()
         except failure as error:
@@ -104,18 +125,24 @@ class Nvml:
         `restart` forgets the last reading, which another caller made: fields measured since then start over.
         """
         self.start()
-        if uuid not in self._handles:
-            handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
-            gpm = Gpm(self._vendor, self._field, handle, mig=uuid.startswith("MIG-"), clock=self._clock)
-            self._handles[uuid] = handle, gpm
-        handle, gpm = self._handles[uuid]
+        if uuid not in self._opened:
+            self._opened[uuid] = self._open(uuid)
+        opened = self._opened[uuid]
         try:
-            return read_device(self._field, handle, gpm.read(restart=restart))
+            xid = opened.xids.read()  # first: it says why a GPU is lost
+            if xid is not None:
+                self._last_xids[uuid] = xid
+            metrics = opened.gpm.read(restart=restart)
+            reading = read_device(self._field, opened.handle, metrics, self.last_xid(uuid))
         except NvmlError:
-            # Its own only: the other GPUs' handles stay valid. (After a shutdown, `start` drops them all.)
-            gpm.close()
-            del self._handles[uuid]
+            # Its own only: the other GPUs' handles stay valid. (After a shutdown, `start` closes them all.)
+            self._opened.pop(uuid).close()
             raise
+        return opened.bounds.check(reading, self._clock())
+
+    def last_xid(self, uuid: str) -> int | None:
+        """Returns the last Xid that `read` met, also if the GPU is lost since; None: none."""
+        return self._last_xids.get(uuid)
 
     def cpu_affinity(self, uuid: str) -> frozenset[int] | None:
         """Returns the CPUs near a GPU, or near a MIG instance's GPU; None if the driver does not say."""
@@ -127,10 +154,15 @@ class Nvml:
         cpus = (64 * place + bit for place, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)
         return frozenset(cpus) or None
 
-    def _drop_handles(self) -> None:
-        for _, gpm in self._handles.values():
-            gpm.close()
-        self._handles.clear()
+    def _open(self, uuid: str) -> "_Opened":
+        handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
+        gpm = Gpm(self._vendor, self._field, handle, mig=uuid.startswith("MIG-"), clock=self._clock)
+        return _Opened(handle, gpm, XidEvents(self._vendor, self._field, handle), Bounds(uuid))
+
+    def _close_all(self) -> None:
+        for opened in self._opened.values():
+            opened.close()
+        self._opened.clear()
 
     def _device(self, position: int) -> Device:
         handle = self._ask("nvmlDeviceGetHandleByIndex", position, expected=f"GPU {position} of the machine")
@@ -143,7 +175,7 @@ class Nvml:
         return Device(
             uuid,
             name,
-            memory_bytes(self._field, handle)[1],
+            total_bytes(self._field, handle),
             capability,
             (pci.domain, pci.bus, pci.device) if pci is not None else None,
             self._instances(handle, name, capability) if mode is not None and mode[0] == 1 else None,
@@ -157,7 +189,7 @@ class Nvml:
             uuid = self._field("nvmlDeviceGetUUID", handle) if handle is not None else None
             if uuid is not None:
                 own_name = self._field("nvmlDeviceGetName", handle) or f"{name} MIG"
-                found.append(Device(uuid, own_name, memory_bytes(self._field, handle)[1], capability))
+                found.append(Device(uuid, own_name, total_bytes(self._field, handle), capability))
         return tuple(found)
 
     def _ask(self, name: str, *arguments: Any, expected: str) -> Any:
@@ -179,7 +211,7 @@ class Nvml:
         except UnicodeDecodeError:
             return None
         except self._vendor.NVMLError as error:
-            if error.value in ABSENT:
+            if error.value in ABSENT or (name, error.value) == _NO_EVENT:
                 return None
             trouble = explain(error.value, f"an answer to {name}")
             if error.value in GONE:

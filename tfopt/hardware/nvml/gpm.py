@@ -13,11 +13,6 @@ from tfopt.hardware.nvml.gpu_reading import Ask
 # NVML updates the counters at this interval, and requires more time between two samples.
 REFRESH_SECONDS = 0.1
 
-# Larger values are defects. 16 TiB/s is nine times the fastest NVLink; 1 % allows for rounding.
-_MOST_PERCENT = 101.0
-_MOST_MIB_PER_SECOND = 2.0**24
-
-
 # NVML's metric for each field of a reading, in the field's own unit: percent or MiB per second.
 METRICS = {
     "sm_active_percent": "NVML_GPM_METRIC_SM_UTIL",
@@ -114,14 +109,7 @@ class Gpm:
             metric.metricId = getattr(self._vendor, name)
         if self._ask("nvmlGpmMetricsGet", request) is None:
             return None
-        return {field: _plausible(field, metric) for field, metric in zip(METRICS, request.metrics, strict=False)}
-
-
-def _plausible(field: str, metric: Any) -> float | None:
-    """The metric's value; None if the driver marks it as failed or it is impossible."""
-    value = float(metric.value)
-    percent = field.endswith("_percent")
-    # NaN compares as false.
-    if metric.nvmlReturn != 0 or not 0 <= value <= (_MOST_PERCENT if percent else _MOST_MIB_PER_SECOND):
-        return None
-    return min(value, 100.0) if percent else value
+        return {
+            field: None if metric.nvmlReturn else float(metric.value)
+            for field, metric in zip(METRICS, request.metrics, strict=False)
+        }

@@ -1,11 +1,16 @@
 """Reads a device through NVML, in tfopt's units. None stands for what the device does not report."""
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 MIB = 2**20
+
+# Larger values are defects: no GPU has a tenth of this memory, and no board draws half of this power.
+MOST_BYTES = 2**44
+BOARD_WATTS = 10_000
 
 # nvmlClocksEventReasons in nvml.h, without 0x1: an idle GPU is not held back.
 THROTTLE_REASONS = {
@@ -27,6 +32,10 @@ _PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsR
 
 # Inode of the machine's first process namespace, PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _FIRST_NAMESPACE = "pid:[4026531836]"
+
+# Zero would do if it meant "do not wait"; NVML's reference does not say so.
+_EVENT_WAIT_MS = 1
+_MOST_EVENTS = 100
 
 _WIDTH_32 = 2**32
 _WIDTH_64 = 2**64
@@ -76,6 +85,8 @@ class Reading:
     """Memory held by other processes. None in a container that sees no others: there may still be some."""
     gpu_power_watts: float | None = None
     """Power drawn by the whole board."""
+    gpu_power_limit_watts: float | None = None
+    """Power limit in force, which the owner may have set below the board's own."""
     gpu_energy_joules: float | None = None
     """Energy since the driver was loaded. Differences are more accurate than summing up power."""
     sm_clock_mhz: int | None = None
@@ -94,13 +105,18 @@ class Reading:
     """Sent by the GPU over all its NVLinks, since the last sample."""
     throttle_reasons: tuple[str, ...] | None = None
     """What holds the clocks back: "power_cap", "thermal", "hw_slowdown", … Empty: nothing."""
+    gpu_ecc_uncorrected_errors: int | None = None
+    """Memory errors that ECC could not correct, since the driver was loaded."""
+    gpu_xid: int | None = None
+    """Last Xid, the driver's number for an error, that this process saw. None: none, or the driver tells of none."""
 
 
 GPU_FIELDS = tuple(field.name for field in fields(Reading))
 
 
-def read_device(ask: Ask, handle: Any, metrics: dict[str, float | None] | None) -> Reading:
+def read_device(ask: Ask, handle: Any, metrics: dict[str, float | None] | None, xid: int | None) -> Reading:
     """Reads every field of a device; `metrics` are GPM's readings by field, None for a device without GPM."""
+    ecc = ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC")
     utilization = ask("nvmlDeviceGetUtilizationRates", handle)
     used, total = memory_bytes(ask, handle)
     own, others = split_by_owner([ask(name, handle) for name in _PROCESSES])
@@ -116,11 +132,14 @@ def read_device(ask: Ask, handle: Any, metrics: dict[str, float | None] | None) 
         gpu_memory_process_mib=_scaled(own, MIB),
         gpu_memory_others_mib=_scaled(others, MIB),
         gpu_power_watts=_scaled(_known(ask("nvmlDeviceGetPowerUsage", handle)), 1000),
+        gpu_power_limit_watts=_scaled(_known(ask("nvmlDeviceGetEnforcedPowerLimit", handle)), 1000),
         gpu_energy_joules=_scaled(_known(ask("nvmlDeviceGetTotalEnergyConsumption", handle), _WIDTH_64), 1000),
         sm_clock_mhz=_known(ask("nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_SM")),
         memory_clock_mhz=_known(ask("nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_MEM")),
         gpu_temperature_celsius=_temperature(ask, handle),
         throttle_reasons=_throttle_reasons(ask, handle),
+        gpu_ecc_uncorrected_errors=_known(ask("nvmlDeviceGetTotalEccErrors", handle, *ecc), _WIDTH_64),
+        gpu_xid=xid,
         **metrics,
     )
 
@@ -130,7 +149,54 @@ def memory_bytes(ask: Ask, handle: Any) -> tuple[int | None, int | None]:
     memory = ask("nvmlDeviceGetMemoryInfo", handle)
     if memory is None:
         return None, None
+    if memory.total == 0:  # a GPU that has no memory of its own
+        return _known(memory.used, _WIDTH_64) or None, None
     return _known(memory.used, _WIDTH_64), _known(memory.total, _WIDTH_64)
+
+
+def total_bytes(ask: Ask, handle: Any) -> int | None:
+    """Returns bytes in total; None if unknown or impossible."""
+    total = memory_bytes(ask, handle)[1]
+    return total if total is not None and total <= MOST_BYTES else None
+
+
+class XidEvents:
+    """The Xids of one GPU since the first call of `read`. Use it in NVML's thread only."""
+
+    def __init__(self, vendor: Any, ask: Ask, handle: Any) -> None:
+        self._vendor = vendor
+        self._ask = ask
+        self._handle = handle
+        self._set: Any = None
+
+    def read(self) -> int | None:
+        """Returns the last Xid since the call before, or None."""
+        if self._set is None and not self._register():
+            return None
+        last = None
+        for _ in range(_MOST_EVENTS):
+            event = self._ask("nvmlEventSetWait_v2", self._set, _EVENT_WAIT_MS)
+            if event is None:
+                break
+            last = event.eventData if event.eventType == self._vendor.nvmlEventTypeXidCriticalError else last
+        return last
+
+    def close(self) -> None:
+        """Frees the set of events."""
+        if self._set is not None:
+            with contextlib.suppress(self._vendor.NVMLError):
+                self._vendor.nvmlEventSetFree(self._set)
+            self._set = None
+
+    def _register(self) -> bool:
+        """Begins to collect events, if the device has them. Asks again until the driver answers."""
+        types = self._ask("nvmlDeviceGetSupportedEventTypes", self._handle)
+        if types is None or not types & self._vendor.nvmlEventTypeXidCriticalError:
+            return False
+        self._set = self._ask("nvmlEventSetCreate")
+        if self._set is not None:
+            self._ask("nvmlDeviceRegisterEvents", self._handle, "nvmlEventTypeXidCriticalError", self._set)
+        return self._set is not None
 
 
 def split_by_owner(lists: Sequence[Sequence[Any] | None]) -> tuple[int | None, int | None]:

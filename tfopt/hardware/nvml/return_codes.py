@@ -4,6 +4,7 @@ from tfopt.errors import HardwareError
 
 # nvmlReturn_t in NVIDIA's nvml.h. The numbers are part of NVML's ABI, so pynvml need not be loaded here.
 UNINITIALIZED = 1
+TIMEOUT = 10
 
 # A machine without an NVIDIA GPU, which is not an error.
 NO_DRIVER = frozenset({"driver_not_loaded", "library_not_found"})
