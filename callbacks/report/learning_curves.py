@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from tfopt.callbacks.report.timeline import Timeline
 from tfopt.callbacks.report.training_charts import number
-from tfopt.page import Line, Marks, Panel, line_chart
+from tfopt.page import Line, Marks, Panel, duration, line_chart
 
 # Keys with these endings describe speed, not quality; tfopt's callbacks log dozens of them.
 _UNITS = ("_percent", "_mib", "_watts", "_joules", "_celsius", "_mhz", "_ms", "_second", "_seconds", "_examples")
@@ -78,7 +79,7 @@ def curves(
         counts = [sum(value is not None for value in line.values) for line in lines]
         known = [line for line, count in zip(lines, counts, strict=True) if count]
         if max(counts) > 1:
-            panels.append(_panel(name, known, epochs))
+            panels.append(_panel(name, known, lost_since(name, epochs, steps)))
     if not panels:
         return None
     if over_time:
@@ -92,24 +93,25 @@ def curves(
     return drawn, len(panels) - len(panels[:_PANELS])
 
 
-def lost_since(epochs: Sequence[Epoch], key: str) -> int | None:
-    """Returns the epoch since which a logged value is not finite; None if the last one is finite or not a number."""
-    values = [(epoch.number, epoch.logs.get(key)) for epoch in epochs]
+def lost_since(key: str, epochs: Sequence[Epoch], steps: Timeline) -> str | None:
+    """Says since when a logged value is not finite; None if the last one is finite, or not a number at all."""
     since = None
-    for number_, value in reversed(values):
+    for epoch in reversed(epochs):
+        value = epoch.logs.get(key)
         if not isinstance(value, float | int) or math.isfinite(value):
             break
-        since = number_
-    return since
+        since = f"epoch {epoch.number}"
+    series = steps.series.get(key, {}).get(None)
+    unknown = list(takewhile(lambda point: point.mean is None, reversed(series.points))) if series else []
+    return since or (f"{duration(unknown[-1].begin)} after the start" if unknown else None)
 
 
-def _panel(name: str, lines: Sequence[Line], epochs: Sequence[Epoch]) -> Panel:
+def _panel(name: str, lines: Sequence[Line], lost: str | None) -> Panel:
     last = [next(value for value in reversed(line.values) if value is not None) for line in lines]
     texts = [f"{value:.3g}" if abs(value) < 1000 else number(value) for value in last]
     if len(lines) > 1:
         texts = [f"{line.label} {text}" for line, text in zip(lines, texts, strict=True)]
-    lost = lost_since(epochs, name)
-    text = f"not a number since epoch {lost}" if lost is not None else ", ".join(texts)
+    text = f"not a number since {lost}" if lost is not None else ", ".join(texts)
     values = [value for line in lines for value in line.values if value is not None]
     wide = name == "loss" or name.endswith("_loss")
     wide = wide and min(values) > 0 and max(values) > _WIDE * min(values)

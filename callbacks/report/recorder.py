@@ -69,6 +69,8 @@ class Recorder:
             seconds = self._spans.seconds(rows[0])
             for name in _HOST:
                 self._timeline.add(name, None, now, getattr(rows[0], name), weight=seconds)
+            both = (rows[0].host_network_rx_mib_per_second, rows[0].host_network_tx_mib_per_second)
+            self._timeline.add("host_network_mib_per_second", None, now, _sum(both), weight=seconds)
             for row in rows:
                 if row.index is None:
                     continue
@@ -77,8 +79,8 @@ class Recorder:
                 for name in _COMPARED:
                     self._timeline.series[name].setdefault(row.index, Series(_COMPARED_POINTS))
                     self._timeline.add(name, row.index, now, getattr(row, name), weight=seconds)
-                for name, both in _TRAFFIC.items():
-                    traffic = _sum([getattr(row, one) for one in both])
+                for name, directions in _TRAFFIC.items():
+                    traffic = _sum([getattr(row, one) for one in directions])
                     self._timeline.add(name, row.index, now, traffic, weight=seconds)
                 reasons = self._throttling.reasons(row)
                 throttled = None if reasons is None else 100.0 * bool(reasons)
@@ -112,10 +114,10 @@ class Recorder:
             self._add_logs(at, logs)
 
     def _add_logs(self, at: float, logs: Mapping[str, Any]) -> None:
-        for key, value in finite(logs).items():
-            series = self._learning.series
-            if is_quality(key) and (key in series or len(series) < _CURVES):
-                self._learning.add(key, None, at, value)
+        known, series = finite(logs), self._learning.series
+        for key in map(str, logs):
+            if is_quality(key) and (key in series or (key in known and len(series) < _CURVES)):
+                self._learning.add(key, None, at, known.get(key))
 
     def take_alert(self, alert: object) -> None:
         """Adds an alert that was just raised."""

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -205,6 +205,14 @@ class Timeline:
                 return
             devices[device] = Series()
         devices[device].add(at, value, weight=weight, begin=begin)
+
+    def without(self, devices: Collection[int]) -> "Timeline":
+        """Returns the timeline without some GPUs; it shares the series of the others."""
+        other = Timeline()
+        other.events = self.events
+        for quantity, every in self.series.items():
+            other.series[quantity] = {device: series for device, series in every.items() if device not in devices}
+        return other
 
     def copy(self, until: float = math.inf) -> "Timeline":
         """Returns an independent copy of what began by then."""

@@ -65,6 +65,7 @@ QUANTITIES = {
         Quantity("tensor_active_percent", "Tensor cores", "time in which they worked", "%", top=100),
         Quantity("dram_active_percent", "Memory bandwidth", "share in use", "%", top=100),
         Quantity("gpu_memory_used_mib", "GPU memory", "in use by all processes", "GiB", 1024),
+        Quantity("gpu_memory_allocated_mib", "TensorFlow's memory", "in use of what it reserved", "GiB", 1024),
         Quantity("nvlink_mib_per_second", "NVLink", "both directions", "GiB/s", 1024, unless_zero=True),
         Quantity("pcie_mib_per_second", "PCIe", "both directions", "GiB/s", 1024),
         Quantity("gpu_power_watts", "Power", "of a board", "W"),
@@ -80,22 +81,40 @@ QUANTITIES = {
     ),
     "Host": (
         Quantity("host_cpu_percent", "CPU", "of the CPUs that the process may use", "%", top=100),
+        Quantity("host_cpu_throttled_percent", "CPU throttled", "share of the quota's periods", "%", unless_zero=True),
         Quantity("process_memory_mib", "Memory", "of this process", "GiB", 1024),
         Quantity("disk_read_mib_per_second", "Disk reads", "by this process", "MiB/s", unless_zero=True),
+        Quantity("host_network_mib_per_second", "Network", "both directions", "MiB/s", unless_zero=True),
     ),
 }
 
 
-def chart(timeline: Timeline, *, seconds: float, epoch_ends: Sequence[float], since: float = 0.0) -> str | None:
-    """Returns the timeline as one figure that ends at `seconds`, None if it is empty.
+def chart(
+    timeline: Timeline,
+    *,
+    seconds: float,
+    epoch_ends: Sequence[float],
+    since: float = 0.0,
+    apart: int | None = None,
+) -> str | None:
+    """Returns the timeline as one figure, None if it is empty.
 
-    The means and medians that it prints count from `since` on.
+    Args:
+        timeline: What is drawn.
+        seconds: End of the axis.
+        epoch_ends: When epochs ended.
+        since: From then on count the means and medians that it prints.
+        apart: A GPU that is drawn beside the median of all.
     """
     found = known(timeline)
     if not found:
         return None
     return line_chart(
-        [_panel(quantity, devices, group, since) for group, pairs in found.items() for quantity, devices in pairs],
+        [
+            _panel(quantity, devices, group, since, apart)
+            for group, pairs in found.items()
+            for quantity, devices in pairs
+        ],
         title="Readings since fit began",
         description=_description(found, since),
         seconds=seconds,
@@ -188,13 +207,15 @@ def _values(devices: Mapping[int | None, Series], since: float) -> list[float]:
     return sorted(point.mean for point in points if point.mean is not None)
 
 
-def _panel(quantity: Quantity, devices: Mapping[int | None, Series], group: str, since: float) -> Panel:
+def _panel(
+    quantity: Quantity, devices: Mapping[int | None, Series], group: str, since: float, apart: int | None
+) -> Panel:
     in_order = sorted(devices.items(), key=lambda item: -1 if item[0] is None else item[0])
     every = {device: _points(series, quantity) for device, series in in_order}
     if len(every) <= _GPUS_DRAWN:
         lines = [_line(device, points) for device, points in every.items()]
     else:
-        lines = [_median(every.values())]
+        lines = [_median(every.values()), *([_line(apart, every[apart])] if apart in every else [])]
     text, top = _summary(quantity, devices, since)
     return Panel(
         quantity.title, quantity.what, lines, _shade(every.values()), text, top, quantity.tick_unit, group=group
@@ -242,7 +263,7 @@ def _median(devices: Iterable[Sequence[Point]]) -> Line:
     """The median of many devices."""
     moments = _moments(devices)
     means = [[point.mean for point in points if point.mean is not None] for _, points in moments]
-    return Line("", [at for at, _ in moments], [median(known) if known else None for known in means])
+    return Line("median", [at for at, _ in moments], [median(known) if known else None for known in means])
 
 
 def _shade(devices: Collection[Sequence[Point]]) -> Shade | None:

@@ -17,7 +17,7 @@ from tfopt.callbacks.report.training_charts import (
     time_marks,
     usual_value,
 )
-from tfopt.causes.between_gpus import Replicas
+from tfopt.causes.between_gpus import Replicas, Straggler, names, straggler, unused_gpus
 from tfopt.causes.readings import Readings
 from tfopt.causes.training_verdict import verdict
 from tfopt.hardware import GpuSample
@@ -82,12 +82,19 @@ def report(record: Record) -> str:
         replace(epoch, logs={str(key): value for key, value in dict(epoch.logs).items()})
         for epoch in record.epochs.items
     ]
-    lost = lost_since(epochs, "loss")
-    diverged = f"The loss has not been a number since epoch {lost}. " if lost is not None else ""
+    unused, slow = unused_gpus(readings.gpus, record.replicas), straggler(readings.gpus, record.replicas)
+    without = ""
+    if unused is not None:
+        idle = [gpu for gpu in readings.gpus if gpu.index in unused.idle]
+        without = f"Without {names(idle)}, which no replica uses."
+        record = replace(record, timeline=record.timeline.without(unused.idle))
+        readings = replace(readings, gpus=tuple(gpu for gpu in readings.gpus if gpu not in idle))
+    lost = lost_since("loss", epochs, record.learning)
+    diverged = f"The loss has not been a number since {lost}. " if lost is not None else ""
     unfinished = "" if record.ended else " The training had not ended when this page was written."
     sections = [
         _learning(record, epochs),
-        _timeline(record),
+        _timeline(record, without, slow),
         _epochs(epochs, record.epochs.count),
         _events(record.timeline),
         _environment(record.environment),
@@ -195,15 +202,21 @@ def _learning(record: Record, epochs: Sequence[Epoch]) -> Section | None:
     return Section("Learning", text, charts=[drawn])
 
 
-def _timeline(record: Record) -> Section:
+def _timeline(record: Record, text: str, slow: Straggler | None) -> Section:
     since = record.first_step_end or 0.0
-    drawn = chart(record.timeline, seconds=max(record.seconds, 1e-9), epoch_ends=_epoch_ends(record), since=since)
+    drawn = chart(
+        record.timeline,
+        seconds=max(record.seconds, 1e-9),
+        epoch_ends=_epoch_ends(record),
+        since=since,
+        apart=None if slow is None else slow.index,
+    )
     if drawn is None:
         return Section("Hardware and speed", "Nothing was read: the training ended before the first sample.")
     details = [("In figures", _figures(record.timeline, since))]
     if len(record.timeline.series.get("gpu_utilization_percent", ())) > 1:
         details.append(("Mean of each GPU", _each_gpu(record)))
-    return Section("Hardware and speed", charts=[drawn], details=details)
+    return Section("Hardware and speed", text, charts=[drawn], details=details)
 
 
 def _figures(timeline: Timeline, since: float) -> Table:

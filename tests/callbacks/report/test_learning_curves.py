@@ -70,13 +70,25 @@ def test_nothing_to_draw():
 @pytest.mark.parametrize("lost", [math.nan, math.inf])
 def test_a_loss_that_is_lost(lost):
     kept = epochs(9, loss=lambda at: lost if at > 5 or at == 2 else 1.0, val_loss=lambda at: 1.0)
-    assert lost_since(kept, "loss") == 7
-    assert lost_since(kept, "val_loss") is None
-    assert lost_since(epochs(2, loss=lambda at: None), "loss") is None
-    assert lost_since([], "loss") is None
+    assert lost_since("loss", kept, Timeline()) == "epoch 7"
+    assert lost_since("val_loss", kept, Timeline()) is None
+    assert lost_since("loss", epochs(2, loss=lambda at: None), Timeline()) is None
+    assert lost_since("loss", [], Timeline()) is None
     ((_, text, lines),) = panels(drawn(kept)[0])
     assert text == "not a number since epoch 7"
     assert lines[0][1] == "M0 0L250 0M750 0L1000 0 1250 0"
+
+
+def test_a_loss_that_is_lost_within_an_epoch():
+    steps = Timeline()
+    for at in range(10):
+        steps.add("loss", None, 60.0 * at, 1.0 if at < 4 or at == 5 else None)
+        steps.add("accuracy", None, 60.0 * at, 1.0)
+    assert lost_since("loss", [], steps).replace("\u00a0", " ") == "6 min after the start"
+    assert lost_since("accuracy", [], steps) is None
+    (_, text, lines), _ = panels(drawn([], steps, seconds=600.0)[0])
+    assert text == "not a number since 6\u00a0min after the start"
+    assert lines == [("only", "M0 0L200 0 400 0 600 0"), ("only", "M1000 0L1000 0")]
 
 
 def test_a_loss_that_falls_by_powers_of_ten():

@@ -95,6 +95,9 @@ def test_traffic_in_both_directions(recording):
     timeline = record(recording).timeline
     assert points(timeline, "pcie_mib_per_second", 0) == [(0, 1000)]
     assert not timeline.series["nvlink_mib_per_second"], "one direction alone would look like little"
+    both = {"host_network_rx_mib_per_second": 3.0, "host_network_tx_mib_per_second": 4.0}
+    recording.take_samples((GpuSample(0.0, 0.0, **both),))
+    assert [mean for _, mean in points(record(recording).timeline, "host_network_mib_per_second")] == [7.0]
 
 
 def test_logs_within_and_at_the_end_of_epochs(recording, clock):
@@ -103,7 +106,7 @@ def test_logs_within_and_at_the_end_of_epochs(recording, clock):
     clock.now += 3
     recording.end_epoch(0, {"loss": 1.0, "val_loss": 1.5, "accuracy": 0.3})
     learning = record(recording).learning
-    assert points(learning, "loss") == [(1, 2.0), (3, 1.0)]
+    assert points(learning, "loss") == [(1, 2.0), (2, None), (3, 1.0)], "a gap where it was no number"
     assert points(learning, "accuracy") == [(1, 0.1), (2, 0.2), (3, 0.3)]
     assert set(learning.series) == {"loss", "accuracy"}
     recording.take_logs(4.0, {f"metric{number}": 1.0 for number in range(1000)})

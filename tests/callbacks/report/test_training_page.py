@@ -207,6 +207,29 @@ def test_a_table_of_each_gpu_shows_the_one_that_differs():
     assert "Mean of each GPU" not in report(record(timeline(**BUSY))), "of one it says nothing"
 
 
+def test_a_gpu_that_the_others_wait_for_has_its_own_line():
+    clocks = [1980.0] * 5 + [1410.0] + [1980.0] * 2
+    read = timeline(gpus=8, gpu_utilization_percent=99, gpu_power_watts=600, step_time_ms=38.0)
+    for device, clock in enumerate(clocks):
+        for at in range(100):
+            read.add("sm_clock_mhz", device, float(at), clock)
+    training = record(read)
+    slow = report(replace(training, replicas=Replicas(8, 8, "MirroredStrategy")))
+    assert "the other GPUs wait for GPU:5" in slow
+    assert slow.count(">GPU 5</text>") == 2
+    assert slow.count(">median</text>") == 2, "in the panels of GPUs only"
+    assert ">GPU 5</text>" not in report(training), "without a strategy nobody waits"
+
+
+def test_gpus_that_no_replica_uses_are_left_out():
+    read = timeline(gpus=8, gpu_utilization_percent=[97] + [0] * 7, gpu_power_watts=[600] + [80] * 7)
+    page = text_of(report(replace(record(read), replicas=Replicas(1, 1, None))))
+    assert "Without GPU:1 to GPU:7, which no replica uses." in page
+    assert "GPU busy 97.0 %" in page
+    assert "mean 600 W" in page
+    assert "median of" not in page
+
+
 def test_the_key_figures_leave_out_the_first_step():
     early = timeline(seconds=1, mfu_percent=1.0, step_time_ms=9000.0)
     early.add("mfu_percent", None, 50.0, 40.0)
@@ -274,6 +297,7 @@ def test_a_training_that_ended_at_once():
 
 
 def test_quantities_are_those_that_are_read():
-    made = {"nvlink_mib_per_second", "pcie_mib_per_second", "gpu_energy_kwh", "throttled_percent"}
+    traffic = {f"{name}_mib_per_second" for name in ("nvlink", "pcie", "host_network")}
+    made = {*traffic, "gpu_energy_kwh", "throttled_percent"}
     names = {quantity.name for group in QUANTITIES.values() for quantity in group}
     assert names <= {*GpuSample.__dataclass_fields__, *THROUGHPUT_KEYS, *made}
