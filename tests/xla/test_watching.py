@@ -170,7 +170,7 @@ def test_threads_that_watch_at_once():
     assert counts == [4] * 4
 
 
-def test_pauses_are_not_watched():
+def test_pauses_are_not_watched(capfd):
     f, watching, stderr, quiet = total(), Watch(), os.fstat(2).st_ino, levels()
     f(tf.ones(2))
     for size in (3, 5):
@@ -180,11 +180,16 @@ def test_pauses_are_not_watched():
         assert os.fstat(2).st_ino != stderr
         watching.pause()
         watching.pause()
-        assert (os.fstat(2).st_ino, levels()) == (stderr, quiet)
+        assert os.fstat(2).st_ino == stderr
         f(tf.ones(size + 1))
+        assert levels() == quiet
+    watching.resume()
+    watching.pause()
     watching.stop()
     watching.stop()
     watching.resume()
+    assert (os.fstat(2).st_ino, levels()) == (stderr, quiet)
+    assert "xla_compiler" not in capfd.readouterr().err
     assert [event.inputs[0] for event in watching.compilations.events] == ["float32 (3,)", "float32 (5,)"]
 
 
