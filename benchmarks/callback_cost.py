@@ -1,11 +1,12 @@
-"""What tfopt's callbacks cost `fit`: on each step, in the sampler's thread, in memory over a week, and to begin with.
+"""What all of tfopt's callbacks cost `fit`: on each step, in the sampler's thread, in memory, to begin with.
 
     python benchmarks/callback_cost.py [RESULTS.json]
 
-Prints the figures, and writes them with the raw samples and the environment, part by part. The goals, with all of
-them on at 1 Hz: at most 0.5 % on a step of 5 ms and 20 µs on one of half a millisecond, against steps of the same fit
-without them; the sampler's thread under 1 % of a core; a week's readings under 50 MB; import and construction under
-50 ms beyond Keras'.
+Prints the figures, and writes them with the raw samples and the environment, part by part. NVML is a stand-in with
+eight GPUs (tests/support/fake_nvml.py): a driver's own time is not in the figures. The goals, with all callbacks on at
+1 Hz: at most 20 µs of CPU on a step of half a millisecond and 0.5 % on one of 5 ms, against the same fit without them,
+all threads of the process included; the sampler's thread under 1 % of a core; a week's readings under 50 MB; import and
+construction under 50 ms beyond Keras'.
 """
 
 import json
@@ -26,11 +27,18 @@ from tfopt import callbacks
 from tfopt.callbacks.shared.reading_sources import find_source
 from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
+from tfopt.hardware.nvml import driver
 from tfopt.measure import environment
+from tfopt.xla.watching import Watch
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from fake_nvml import GPM, FakeGpu, FakeNvml
+
+GPUS = 8
 BATCH = 32
-# Name: width of the dense layers, steps in a block, pairs of blocks.
-NETS = {"0.5 ms": (16, 50, 400), "5 ms": (1100, 10, 200)}
+# Name: width of the dense layers, steps of a fit, pairs of fits.
+NETS = {"0.5 ms": (16, 4000, 25), "5 ms": (1100, 400, 25)}
+WARM_UP = 200  # steps of each fit that are not measured
 SAMPLER_SECONDS = 20
 WEEK = "--week"  # for a process of its own: what others have freed would hide the growth
 WEEK_SECONDS = 7 * 24 * 3600
@@ -51,16 +59,26 @@ class NoTracker:
         """Does nothing."""
 
 
+def stand_in():
+    """Puts eight GPUs in the place of NVML."""
+    nvml = FakeNvml()
+    nvml.gpus += [FakeGpu(uuid=f"GPU-{number}", gpm=GPM) for number in range(GPUS)]
+    driver._door = driver.Nvml(load=nvml.load, clock=time.monotonic)
+
+
 def all_callbacks(folder):
-    """Those that take or use readings, as a training would have them."""
+    """All but PrecisionMonitor, which keeps to a share of the time, as a training would have them."""
+    formats = ("csv", "jsonl", "tensorboard")
     return [
-        callbacks.UtilizationLogger(folder),
-        callbacks.ThroughputLogger(folder),
+        callbacks.UtilizationLogger(folder, formats=formats),
+        callbacks.ThroughputLogger(folder, formats=formats),
+        callbacks.CompilationLogger(),
+        callbacks.LossScaleLogger(folder, formats=formats),
         callbacks.UtilizationAlert("host_cpu_percent", below=None, above=1000, for_seconds=5),
+        callbacks.StepProfiler(folder, start_step=None),
         callbacks.PrometheusExporter(Path(folder) / "training.prom"),
-        callbacks.TrackerLogger(NoTracker()),
-        callbacks.StepProfiler(folder, start_step=10**9),
         callbacks.ReportWriter(Path(folder) / "report.html"),
+        callbacks.TrackerLogger(NoTracker()),
     ]
 
 
@@ -70,7 +88,8 @@ def net(width):
     layers = [keras.layers.Dense(width, activation="relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, metrics=["accuracy"], jit_compile=False)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
     return model
 
 
@@ -81,99 +100,96 @@ def batches():
     return tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH, drop_remainder=True).cache().prefetch(4)
 
 
-class Switched(keras.callbacks.Callback):
-    """Passes everything on to callbacks, but what belongs to a step only in every other block of steps.
+class Clocks(keras.callbacks.Callback):
+    """Reads the clocks after the warm-up and the last step: the wall, the training thread's CPU and the process's.
 
-    So both are measured in one fit, a fraction of a second apart, and a drift of the machine's speed cancels out. By
-    the wall, and by the CPU time of the training thread, which neighbours disturb less.
+    In both arms: without any callback, Keras would read the logs in another thread.
     """
 
-    def __init__(self, those, block):
+    def __init__(self, steps):
         super().__init__()
-        self._those = keras.callbacks.CallbackList(those)
-        self._each = those  # on a step the list would convert logs again that Keras' own has converted
-        self._block = block
-        self._done = -3 * block  # compilation and what is slow at first
-        self._on = False
-        self._marks = None
-        self.blocks = []  # (on, wall, thread) in seconds
-
-    def set_model(self, model):
-        """Passes it on."""
-        super().set_model(model)
-        self._those.set_model(model)
-
-    def set_params(self, params):
-        """Passes it on."""
-        super().set_params(params)
-        self._those.set_params(params)
-
-    def on_train_begin(self, logs=None):
-        """Passes it on."""
-        self._those.on_train_begin(logs)
-
-    def on_epoch_begin(self, epoch, logs=None):
-        """Passes it on."""
-        self._those.on_epoch_begin(epoch, logs)
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Passes it on."""
-        self._those.on_epoch_end(epoch, logs)
-
-    def on_train_end(self, logs=None):
-        """Passes it on, and measures what the threads have taken."""
-        ours = [thread for thread in threading.enumerate() if thread.name.startswith("tfopt-")]
-        seconds = sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) for thread in ours)
-        self.threads_percent = 100 * seconds / (time.perf_counter() - self._started)
-        self._those.on_train_end(logs)
-
-    def on_train_batch_begin(self, batch, logs=None):
-        """Passes it on in every other block."""
-        if self._on:
-            for one in self._each:
-                one.on_train_batch_begin(batch, logs)
+        self._steps = steps
 
     def on_train_batch_end(self, batch, logs=None):
-        """Passes it on in every other block, at whose end the clocks are read."""
-        if self._on:
-            for one in self._each:
-                one.on_train_batch_end(batch, logs)
-        self._done += 1
-        if self._done >= 0 and self._done % self._block == 0:
-            now = np.array([time.perf_counter(), time.thread_time()])
-            if self._marks is None:
-                self._started = now[0]
-            else:
-                self.blocks.append((self._on, *(now - self._marks)))
-            self._on = not self._on
-            self._marks = np.array([time.perf_counter(), time.thread_time()])
+        """Reads them."""
+        if batch + 1 == WARM_UP:
+            self._began = self._read()
+        elif batch + 1 == self._steps:
+            self.us = 1e6 * (self._read() - self._began) / (self._steps - WARM_UP)
+
+    def _read(self):
+        return np.array([time.perf_counter(), time.thread_time(), time.process_time()])
 
 
-def on_a_step(width, block, pairs):
-    """What a step of fit takes longer with the callbacks than without: by the wall, and of the thread's CPU time."""
-    with tempfile.TemporaryDirectory() as folder:
-        switched = Switched(all_callbacks(folder), block)
-        steps = block * (2 * pairs + 4)
-        net(width).fit(batches().repeat(), steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=[switched])
-    blocks = np.array(switched.blocks)[: 2 * pairs]
-    on, off = (1000 * blocks[blocks[:, 0] == wanted, 1:] / block for wanted in (1, 0))
-    figures = {"threads_percent": switched.threads_percent, "steps_per_block": block}
-    for column, clock in enumerate(("wall", "thread")):
-        figures[clock] = longer(off[:, column], on[:, column])
+def on_a_step(width, steps, pairs):
+    """What a step of fit takes longer with all callbacks than without, in fits with and without them in turn."""
+    model, data = net(width), batches().repeat()
+    samples = {"without": [], "with": []}
+    for number in range(2 * pairs + 2):
+        with tempfile.TemporaryDirectory() as folder:
+            arm = ("without", "with")[number % 2]
+            clocks = Clocks(steps)
+            those = all_callbacks(folder) if arm == "with" else []
+            model.fit(data, steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=[*those, clocks])
+        if number >= 2:  # the first pair compiles
+            samples[arm].append(clocks.us)
+    before, after = (np.array(samples[arm]) for arm in ("without", "with"))
+    figures = {"steps_per_fit": steps - WARM_UP, "hooks_us": by_callback(model, data)}
+    for column, clock in enumerate(("wall", "training thread", "process")):
+        figures[clock] = longer(before[:, column], after[:, column])
     return figures
 
 
 def longer(before, after):
     """The medians of a step's time and of what it takes longer with the callbacks, with an interval."""
-    more = 1000 * (after - before)
+    more = after - before
     drawn = np.random.default_rng(0).integers(len(more), size=(2000, len(more)))
     return {
-        "step_ms": float(np.median(before)),
+        "step_us": float(np.median(before)),
         "longer_us": float(np.median(more)),
         "interval_us": [float(end) for end in np.percentile(np.median(more[drawn], axis=1), (2.5, 97.5))],
-        "longer_percent": float(np.median(more) / 10 / np.median(before)),
-        "blocks_ms": {"without": before.tolist(), "with": after.tolist()},
+        "longer_percent": float(100 * np.median(more) / np.median(before)),
+        "fits_us": {"without": before.tolist(), "with": after.tolist()},
     }
+
+
+def by_callback(model, data):
+    """The median time that each callback's hooks take on a step, in µs; for CompilationLogger with its watch."""
+    with tempfile.TemporaryDirectory() as folder:
+        those = all_callbacks(folder)
+        taken = {type(one).__name__: [[] for _ in range(4)] for one in those}
+        for one in those:
+            begin, end, *_ = taken[type(one).__name__]
+            one.on_train_batch_begin = timed(one.on_train_batch_begin, begin)
+            one.on_train_batch_end = timed(one.on_train_batch_end, end)
+        *_, resumed, paused = taken["CompilationLogger"]
+        stock = Watch.resume, Watch.pause
+        Watch.resume, Watch.pause = timed(Watch.resume, resumed), timed(Watch.pause, paused)
+        try:
+            model.fit(data, steps_per_epoch=1000, verbose=0, shuffle=False, callbacks=those)
+        finally:
+            Watch.resume, Watch.pause = stock
+    empty = []
+    nothing = timed(lambda batch, logs=None: None, empty)
+    for batch in range(1000):
+        nothing(batch, logs=None)
+    return {
+        name: sum(max(0.0, np.median(hook) - np.median(empty)) for hook in hooks if hook)
+        for name, hooks in taken.items()
+    }
+
+
+def timed(function, seconds):
+    """The function, with the µs of each call noted."""
+
+    def call(*args, **kwargs):
+        began = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            seconds.append(1e6 * (time.perf_counter() - began))
+
+    return call
 
 
 def of_the_sampler():
@@ -211,6 +227,7 @@ def of_a_week():
 
 def take_a_week():
     """Prints how many MiB this process grows by."""
+    stand_in()
     feeding = Feed(WEEK_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         # To no files, which take a disk and no memory.
@@ -260,7 +277,8 @@ def to_begin_with():
 def main():
     """Measures all of it, and writes what there is after each part."""
     figures = {"on a step": {}}
-    document = {"environment": environment(), "batch_size": BATCH, "figures": figures}
+    document = {"environment": environment(), "stand_in_gpus": GPUS, "batch_size": BATCH, "figures": figures}
+    stand_in()
 
     def save(text):
         print(text, flush=True)
@@ -269,12 +287,12 @@ def main():
 
     for name, sizes in reversed(NETS.items()):
         figure = figures["on a step"][name] = on_a_step(*sizes)
-        for clock in ("wall", "thread"):
+        for clock in ("wall", "training thread", "process"):
             one = figure[clock]
             low, high = one["interval_us"]
             more = f"{one['longer_us']:.1f} µs ({low:.1f} to {high:.1f}), {one['longer_percent']:.2f} %"
-            save(f"{name}, {clock}: {more} of {one['step_ms']:.2f} ms")
-        save(f"{name}: all threads of tfopt {figure['threads_percent']:.2f} % of a core")
+            save(f"{name}, {clock}: {more} of {one['step_us']:.0f} µs")
+        save(f"{name}, hooks: " + ", ".join(f"{kind} {us:.2f}" for kind, us in figure["hooks_us"].items()) + " µs")
     figures["sampler_percent_of_a_core"] = of_the_sampler()
     save(f"sampling: {figures['sampler_percent_of_a_core']:.2f} % of a core")
     figures["week_mib"] = of_a_week()

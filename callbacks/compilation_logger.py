@@ -1,6 +1,7 @@
 """Logs what XLA compiles during `fit`."""
 
 import functools
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from tfopt.checks import integer
 from tfopt.errors import TfoptError
 from tfopt.xla.recompilation import check_stance, react, repeated_compilation
 from tfopt.xla.watching import Compilations, Watch
+
+_COMPILING_SECONDS = 0.005  # no compilation is shorter
 
 
 class CompilationLogger(keras.callbacks.Callback):
@@ -51,6 +54,7 @@ class CompilationLogger(keras.callbacks.Callback):
         )
         self._watch: Watch | None = None
         self._steps: list[tuple[keras.Model, str, _WatchedStep]] = []
+        self._followed: _WatchedStep | None = None
         self.compilations: Compilations | None = None
         """The compilations of the last `fit`; None before the first."""
         self._executions, self._reacted = 0, False
@@ -62,6 +66,7 @@ class CompilationLogger(keras.callbacks.Callback):
         self._watch = Watch()
         self.compilations = self._watch.compilations
         self._logged = self._executions = 0
+        self._looked = 0.0
         self._reacted = False
         if self.compilations.reason:
             warnings.warn(f"No xla_compilations will be logged. {self.compilations.reason}", stacklevel=2)
@@ -70,7 +75,8 @@ class CompilationLogger(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Watches a step function that a callback has replaced, as `tfopt.xla.set_jit` does."""
-        self._follow("train_function")
+        if self.model.train_function is not self._followed:
+            self._follow("train_function")
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Watches the validation too."""
@@ -108,11 +114,17 @@ class CompilationLogger(keras.callbacks.Callback):
         step = _WatchedStep(stock, watch, self._end)
         self._steps.append((self.model, name, step))
         setattr(self.model, name, step)
+        if name == "train_function":
+            self._followed = step
 
     def _look(self) -> None:
         """Reads the reports, which takes a millisecond, if there are any; one may be late, so also at 1, 2, 4, 8, …"""
         self._executions += 1
-        reported = self.compilations is not None and self.compilations.changed
+        now, before = time.monotonic(), self._looked
+        reported = False
+        if now - before > _COMPILING_SECONDS:
+            self._looked = now
+            reported = self.compilations is not None and self.compilations.changed
         if reported or self._executions & (self._executions - 1) == 0:
             self._react()
 
@@ -129,7 +141,7 @@ class CompilationLogger(keras.callbacks.Callback):
                 raise
 
     def _end(self) -> None:
-        steps, self._steps = self._steps, []
+        steps, self._steps, self._followed = self._steps, [], None
         for model, name, step in steps:
             outermost = getattr(model, name, None)
             if outermost is step:

@@ -108,6 +108,56 @@ def test_a_forwarder_that_is_killed_ends_the_reading_not_the_process():
     assert done.stderr.endswith("after\n")
 
 
+def test_no_step_waits_for_a_forwarder_that_is_stopped():
+    code = """
+tap.lines()
+os.kill(tap._process.pid, signal.SIGSTOP)
+for step in range(100):
+    tap.on()
+    log("x" * 30_000)
+    if step % 20 == 7:
+        log(LINE)
+    tap.off()
+    time.sleep(0.002)
+print(len(tap.lines()), tap.has_lines())
+tap.on()
+log("last")
+tap.off()
+tap.close()
+log("after")
+"""
+    done = run(code)
+    assert done.stdout == "5 False\n"
+    assert done.stderr == "before\n" + 100 * ("x" * 30_000 + "\n") + "last\nafter\n"
+
+
+def test_it_waits_once_for_a_forwarder_whose_output_nobody_reads():
+    code = """
+from tfopt.xla.log import stderr_tap
+stderr_tap._PATIENCE_SECONDS = 0.2
+log("x" * 500_000)
+log(LINE)
+print(tap.lines() == [LINE])
+sleeps, sleep = [], time.sleep
+time.sleep = sleeps.append
+print(tap.lines(), len(sleeps), flush=True)
+time.sleep = sleep
+sys.stdin.read()
+while not tap.lines() == [LINE]:
+    sleep(0.01)
+log(LINE)
+print(tap.lines() == [LINE])
+tap.close()
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", START + code], env=environ, text=True, **pipes) as process:
+        said = [process.stdout.readline() for _ in range(2)]
+        rest, text = process.communicate(timeout=60)
+    assert (said, rest) == (["True\n", "[] 0\n"], "True\n")
+    assert text == "before\n" + "x" * 500_000 + "\n"
+
+
 def test_it_is_refused_where_there_is_no_standard_error_or_no_interpreter(monkeypatch):
     saved = os.dup(2)
     os.close(2)

@@ -98,7 +98,7 @@ class _Abseil:
         text = "ESt17basic_string_viewIcSt11char_traitsIcEE"
 
         def function(name: str, result: type | None, *arguments: type) -> Any:
-            return ctypes.CFUNCTYPE(result, *arguments)((prefix + name, loaded))
+            return ctypes.PYFUNCTYPE(result, *arguments)((prefix + name, loaded))  # keeps the GIL, which is quicker
 
         try:
             self.min_severity = function("11MinLogLevelEv", integer)

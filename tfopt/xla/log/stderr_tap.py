@@ -1,17 +1,22 @@
 """Takes XLA's lines out of what this process writes to standard error."""
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from tfopt.errors import UnsupportedError
 from tfopt.xla.log import forwarder
 
 _PATIENCE_SECONDS = 5.0
+_LOOK_SECONDS = 0.1  # how often it looks after the forwarder
+_PIPE_BYTES = 2**20  # room for what a step writes until then; the most that Linux gives a user
 # Forwarders still in use by processes forked during a watch, kept so that Python does not warn about unreaped children.
 _left: list["subprocess.Popen[bytes]"] = []
 
@@ -20,7 +25,8 @@ class StderrTap:
     """Routes standard error through a forwarder process (forwarder.py) while it is on.
 
     TensorFlow logs only to file descriptor 2. The forwarder collects XLA's lines in an anonymous file for `lines` to
-    read; unlike a pipe, it never fills up. Arguments are those of `Forwarder`.
+    read; unlike a pipe, it never fills up. A forwarder that somebody has stopped is continued, before the pipe to it
+    fills up. Arguments are those of `Forwarder`.
 
     Raises:
         tfopt.errors.UnsupportedError: If standard error is closed, or no process or temporary file can be created.
@@ -38,15 +44,23 @@ class StderrTap:
             with _expecting("to start a process"):
                 source, self._pipe = os.pipe()
                 files.callback(os.close, self._pipe)
+                with suppress(OSError):
+                    fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
                 try:
                     self._process = self._start(source, hidden, copy)
                 finally:
                     os.close(source)
             self._files = files.pop_all()
         self._read = self._marks = 0
+        self._awaited = ""  # the mark that the forwarder has not passed on yet
+        self._next_look = 0.0
 
     def on(self) -> None:
         """Routes standard error through the forwarder."""
+        now = time.monotonic()
+        if now > self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            self._continue()
         os.dup2(self._pipe, 2)
 
     def off(self) -> None:
@@ -55,24 +69,44 @@ class StderrTap:
 
     def has_lines(self) -> bool:
         """Whether lines have arrived that nobody has read; others may be on their way."""
-        return os.fstat(self._file.fileno()).st_size > self._read
+        # The forwarder shares the position. Unlike fstat, this takes no microseconds.
+        return os.lseek(self._file.fileno(), 0, os.SEEK_CUR) > self._read
 
     def lines(self) -> list[str]:
         """Waits for the forwarder to catch up, and returns XLA's lines since the last call."""
-        self._marks += 1
-        mark = b"\0%d\0\n" % self._marks
-        try:
-            os.write(self._pipe, mark[:-1])
-        except BrokenPipeError:
-            return self._new()
+        self._continue()
+        if not self._awaited:
+            self._marks += 1
+            self._awaited = f"\0{self._marks}\0"
+            try:
+                os.write(self._pipe, self._awaited.encode())
+            except BrokenPipeError:
+                self._awaited = ""
+                return self._new()
+        else:  # it was late, as when nobody reads standard error: waiting again would not help
+            return self._until_mark(self._new())
         lines: list[str] = []
         end = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < end:
-            lines += self._new()
-            if lines and lines[-1] == mark.decode().rstrip("\n"):
-                return lines[:-1]
+            lines += self._until_mark(self._new())
+            if not self._awaited:
+                return lines
             time.sleep(0.0005)
         return lines
+
+    def _until_mark(self, lines: list[str]) -> list[str]:
+        """The lines without the mark, which ends them."""
+        if self._awaited in lines:
+            lines.remove(self._awaited)
+            self._awaited = ""
+        return lines
+
+    def _continue(self) -> None:
+        """Continues the forwarder if somebody has stopped it."""
+        with suppress(OSError):
+            status = Path(f"/proc/{self._process.pid}/stat").read_bytes()
+            if status.rpartition(b") ")[2].startswith(b"T"):
+                self._process.send_signal(signal.SIGCONT)
 
     def abandon(self) -> None:
         """Releases the tap in a forked child; the parent keeps using it."""
