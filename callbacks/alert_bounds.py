@@ -52,7 +52,7 @@ def make_bound(metric: str, below: float | None, above: float | None) -> Bound:
 
 
 class Episode(NamedTuple):
-    """A time without a break beyond a bound, and the mean of its readings."""
+    """A time without a break beyond a bound, and the mean of its readings, weighted by the time between them."""
 
     seconds: float
     mean: float
@@ -77,8 +77,7 @@ class Sustained:
         self.reported = False
         """Whether the last report still stands: the readings have not recovered since."""
         self._last: float | None = None
-        self._seconds = self._sum = 0.0
-        self._readings = 0
+        self._seconds = self._integral = self._weight = 0.0
 
     @property
     def counting(self) -> bool:
@@ -90,14 +89,19 @@ class Sustained:
         if value is None or not math.isfinite(value) or not self._awaited(value):
             self._restart()
             return None
-        if self._last is not None:
-            self._seconds += min(at - self._last, self._for_seconds / 2)
+        if self._last is None:
+            self._first = value
+        else:
+            seconds = min(at - self._last, self._for_seconds / 2)
+            if not self._weight:  # nobody knows how much time the first reading stands for: as much as the second
+                self._integral, self._weight = self._first * seconds, seconds
+            self._seconds += seconds
+            self._integral += value * seconds
+            self._weight += seconds
         self._last = at
-        self._sum += value
-        self._readings += 1
         if self._seconds < self._for_seconds:
             return None
-        episode = Episode(self._seconds, self._sum / self._readings)
+        episode = Episode(self._seconds, self._integral / self._weight)
         self.reported = not self.reported
         self._restart()
         return episode if self.reported else None
@@ -109,5 +113,4 @@ class Sustained:
 
     def _restart(self) -> None:
         self._last = None
-        self._seconds = self._sum = 0.0
-        self._readings = 0
+        self._seconds = self._integral = self._weight = 0.0

@@ -170,11 +170,10 @@ class UtilizationAlert(keras.callbacks.Callback):
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
-        for row in rows:
-            if row.index is not None:
-                reasons = self._throttling.reasons(row)
-                # For a low clock the power cap is an answer however little it slows the GPU.
-                self._means.add_gpu(row, row.throttle_reasons if self._metric == "sm_clock_mhz" else reasons)
+        for row in rows:  # without a GPU one of the host alone, whose time passes too
+            reasons = self._throttling.reasons(row)
+            # For a low clock the power cap is an answer however little it slows the GPU.
+            self._means.add_gpu(row, row.throttle_reasons if self._metric == "sm_clock_mhz" else reasons)
         if self._metric in GPU_KEYS:
             for row in rows:
                 self._take(row.index, getattr(row, self._metric))

@@ -24,6 +24,12 @@ def test_it_tells_once_after_the_time():
     assert below().take(10, 0.0) is None
 
 
+def test_the_mean_is_over_time():
+    rule = below(for_seconds=12)
+    assert [rule.take(value, at) for value, at in ((10, 0.0), (10, 1.0), (40, 6.0))] == [None] * 3
+    assert rule.take(20, 12.0) == Episode(12.0, (2 * 10 + 5 * 40 + 6 * 20) / 13)
+
+
 def test_above_and_the_bound_itself():
     assert told(above(80), [81, 82, 83]) == [(2, 2.0, 82.0)]
     assert told(above(80), [80] * 9) == []

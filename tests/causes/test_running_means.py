@@ -60,6 +60,14 @@ def test_what_is_not_finite_is_unknown():
     assert found.gpu_power_watts is None
 
 
+def test_a_gpu_that_is_found_late_counts_from_then_on():
+    means = RunningMeans()
+    means.add_gpu(GpuSample(0.0, 600.0), None)  # the driver did not answer
+    for elapsed, watts in ((601.0, 100.0), (602.0, 300.0)):
+        means.add_gpu(GpuSample(0.0, elapsed, index=0, gpu_power_watts=watts), None)
+    assert [gpu.gpu_power_watts for gpu in means.since({}).gpus] == [200.0]
+
+
 def test_memory_is_bounded():
     means = added(gpu())
     kept = len(means.moment())
