@@ -172,7 +172,7 @@ def test_rows_logs_and_page_of_real_fits_agree(tmp_path, steps_per_execution, ov
     if overlapped:
         tfopt_fit.overlap(model)
     page = ReportWriter(tmp_path / "report.html")
-    logger = ThroughputLogger(tmp_path, window_steps=7)
+    logger = ThroughputLogger(tmp_path, window_steps=30)
     kept = Keeps(page)
     callbacks = [UtilizationLogger(tmp_path, 0.2), logger, page, kept, Works()]
     options = {"verbose": 0, "shuffle": False, "validation_data": batch(32)}
