@@ -47,6 +47,7 @@ class Recorder:
         self._setup, self._replicas = setup, replicas
         self._lock = threading.Lock()  # held for a millisecond at most
         self._timeline, self._learning = Timeline(), Timeline()
+        self._errors: dict[int, tuple[int | None, int | None]] = {}  # by GPU: its last Xid, and ECC's count
         self._energy: dict[int, list[float]] = {}  # by GPU: its counter's first and last value
         self._throttling, self._spans = Throttling(), SampleSpans()
         self._epochs: BoundedList[Epoch] = BoundedList(_EPOCHS)
@@ -74,6 +75,7 @@ class Recorder:
             for row in rows:
                 if row.index is None:
                     continue
+                self._note_errors(row.index, row, now)
                 for name in _GPU:
                     self._timeline.add(name, row.index, now, getattr(row, name), weight=seconds)
                 for name in _COMPARED:
@@ -87,6 +89,20 @@ class Recorder:
                 self._timeline.add("throttled_percent", row.index, now, throttled, weight=seconds)
             self._timeline.add("gpu_energy_kwh", None, now, self._used(rows))
         self._take_compilations()
+
+    def _note_errors(self, index: int, row: GpuSample, now: float) -> None:
+        """Adds an event if the GPU has reported an error since the last sample."""
+        xid, ecc = row.gpu_xid, row.gpu_ecc_uncorrected_errors
+        last_xid, last_ecc = self._errors.get(index, (xid, ecc))  # those of before the fit are none of its events
+        texts = []
+        if xid is not None and xid != last_xid:
+            texts.append(f"GPU:{index} reported Xid {xid}: NVIDIA's list of Xid errors says what to do.")
+        if ecc is not None and last_ecc is not None and ecc > last_ecc:
+            count = f"{ecc - last_ecc} memory error{'' if ecc - last_ecc == 1 else 's'}"
+            texts.append(f"GPU:{index} had {count} that ECC could not correct: the results may be wrong.")
+        for text in texts:
+            self._timeline.events["hardware error"].add(Event(now, text))
+        self._errors[index] = (last_xid if xid is None else xid, last_ecc if ecc is None else ecc)
 
     def _used(self, rows: Sequence[GpuSample]) -> float | None:
         """What all GPUs have used since their first readings; None once a counter went back."""

@@ -131,6 +131,7 @@ def time_marks(timeline: Timeline, *, seconds: float, epoch_ends: Sequence[float
         Marks("end of an epoch" if len(drawn) == len(epoch_ends) else every, drawn, "division"),
         Marks("compilation", _times(timeline, "compilation", seconds), "note"),
         Marks("alert", _times(timeline, "alert", seconds), "alarm"),
+        Marks("hardware error", _times(timeline, "hardware error", seconds), "alarm"),
     ]
 
 

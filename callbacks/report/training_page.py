@@ -140,7 +140,7 @@ def readings_since(timeline: Timeline, since: float) -> Readings:
 def _summary(record: Record) -> str:
     """How much was trained, and what happened."""
     events = [_counted(kept.count, kind) for kind, kept in sorted(record.timeline.events.items())]
-    happened = f" {' and '.join(events)}." if events else ""
+    happened = f" {', '.join(events)}." if events else ""
     return f"{_counted(record.epochs.count, 'epoch')} in {duration(record.seconds)}.{happened}"
 
 

@@ -89,6 +89,25 @@ def test_energy_of_all_gpus_since_their_first_readings(recording, clock):
     assert [mean for _, mean in points(record(recording).timeline, "gpu_energy_kwh")[3:]] == [None] * 2, "it went back"
 
 
+def test_errors_of_gpus_since_fit_began_are_events(recording, clock):
+    recording.take_samples((GpuSample(0.0, 0.0, index=1, gpu_ecc_uncorrected_errors=0),))
+    assert not record(recording).timeline.events, "of none, nothing is said"
+    seen = [(None, 2), (None, None), (79, 2), (79, 5), (None, 5), (79, 5), (13, 6)]
+    for at, (xid, ecc) in enumerate(seen):
+        clock.now = 1000.0 + at
+        row = GpuSample(0.0, 0.0, index=3, gpu_xid=xid, gpu_ecc_uncorrected_errors=ecc)
+        recording.take_samples((GpuSample(0.0, 0.0, index=0, gpu_xid=31), row))
+    found = [
+        (event.at, event.text.split(":")[1]) for event in record(recording).timeline.events["hardware error"].items
+    ]
+    assert found == [
+        (2, "3 reported Xid 79"),
+        (3, "3 had 3 memory errors that ECC could not correct"),
+        (6, "3 reported Xid 13"),
+        (6, "3 had 1 memory error that ECC could not correct"),
+    ], "GPU 0's Xid is from before this fit"
+
+
 def test_traffic_in_both_directions(recording):
     sample = {"pcie_rx_mib_per_second": 900.0, "pcie_tx_mib_per_second": 100.0, "nvlink_rx_mib_per_second": 5.0}
     recording.take_samples((GpuSample(0.0, 0.0, index=0, **sample),))

@@ -148,12 +148,12 @@ def test_many_epochs_are_marked_now_and_then():
     assert "end of every 4th epoch" in many
 
 
-@pytest.mark.parametrize("kind", ["alert", "compilation"])
+@pytest.mark.parametrize("kind", ["alert", "compilation", "hardware error"])
 def test_events_too_close_to_be_told_apart_are_one_mark(kind):
     read = timeline(step_time_ms=40.0)
     for at in (10.0, 10.1, 50.0):
         read.events[kind].add(Event(at, "x"))
-    mark = {"alert": "alarm", "compilation": "note"}[kind]
+    mark = {"alert": "alarm", "compilation": "note", "hardware error": "alarm"}[kind]
     places = re.findall(rf'<svg class="{mark}" x="([\d.]+)%', chart(read, seconds=100.0, epoch_ends=[]))
     assert places == ["10.00", "50.00"]
     for at in range(500):
@@ -181,7 +181,7 @@ def test_the_page_holds_it_all():
     read.events["alert"].add(Event(7.0, "Expected <b>"))
     page = text_of(report(record(read)))
     assert "Training of resnet50 The GPU was busy 97 %" in page
-    assert "3 epochs in 1 min 30 s. 1 alert and 1 compilation." in page
+    assert "3 epochs in 1 min 30 s. 1 alert, 1 compilation." in page
     assert "2 × NVIDIA H200, driver 570.86.15, TensorFlow 2.21.0, Keras 3.15.1." in page
     assert "3.0 s compilation one_step_on_data: 2 s, the first 7.0 s alert Expected &lt;b&gt;" in page
     assert "Epoch Took loss 1 10 s 1.5" in page
