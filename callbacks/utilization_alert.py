@@ -30,7 +30,7 @@ _KEPT = 100
 _METRICS = (*GPU_KEYS, *HOST_KEYS, *THROUGHPUT_KEYS, SECONDS_SINCE_STEP)
 # The first step traces and compiles, which takes minutes for a large model.
 _PATIENCE_AT_FIRST = 5.0
-_RATES = ("examples_per_second", "model_tflops_per_second", "mfu_percent")
+_RATES = ("examples_per_second", "tokens_per_second", "model_tflops_per_second", "mfu_percent")
 _log = logging.getLogger("tfopt")
 
 

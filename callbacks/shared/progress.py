@@ -75,7 +75,7 @@ class Progress:
             code = frame.f_code
             file = code.co_filename.replace("\\", "/")
             if file.endswith(_CALLBACK_LIST) and hook.endswith("." + code.co_name.lstrip("_")):
-                return "callback", hook
+                return "callback", hook.rpartition("<locals>.")[2]  # of a class defined in a function
             if file.endswith(_INPUT):
                 return "input", None
             if code.co_name == "func_graph_from_py_func":

@@ -309,6 +309,11 @@ def test_a_straggler_is_told_once(driven, clock):
     (found,) = alert.alerts
     assert "the other GPUs wait for GPU:3, whose clock is 990 MHz (the others' median: 1,980)" in found.cause
     assert "throttled by heat" in found.cause
+    # After a recovery it is news again, whichever GPU is the first to wait.
+    busy = dataclasses.replace(waiting[0], sm_active_percent=90.0)
+    sample(alert, clock, *[gpus(*[100] * 8, sm_active_percent=90.0, sm_clock_mhz=1980)] * 9)
+    sample(alert, clock, (busy, *waiting[1:3], hot, *waiting[4:]), *[(*waiting[:3], hot, *waiting[4:])] * 20)
+    assert [told.gpu_index for told in alert.alerts] == [0, 1]
     slow = driven("step_time_ms", above=100)
     slow._replicas = alert._replicas
     slow._take_samples((*waiting[:3], hot, *waiting[4:]))

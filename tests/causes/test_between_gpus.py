@@ -188,6 +188,7 @@ def test_two_gpus():
         (eight(*[100] * 8)[:1], Replicas(1, 2, "MultiWorkerMirroredStrategy"), True),
         (eight(*[100] * 8)[:1], NONE, False),
         (eight(), EIGHT, False),
+        (eight(100, 100, *[50] * 6), EIGHT, False),
         (replicas_at_work({}, {"sm_active_percent": 90.0}), EIGHT, False),  # they compute
         (replicas_at_work({"sm_active_percent": 9.0}, {"sm_active_percent": 9.0}), EIGHT, True),
         ((gpu(0, None),), EIGHT, False),

@@ -11,6 +11,7 @@ from clock import Clock
 from watched_fit import fit, shared_net
 
 from tfopt.callbacks.shared.progress import Progress
+from tfopt.fit import overlap, undo
 
 BATCH = (np.ones((4, 3), "float32"), np.ones((4, 2), "float32"))
 SPEC = tuple(tf.TensorSpec(part.shape) for part in BATCH)
@@ -126,6 +127,17 @@ def test_several_steps_an_execution():
     assert stands(6, run) == ("input", None)
 
 
+@pytest.mark.parametrize("where", ["input", "step"])
+def test_overlapped(where):
+    def run(held, hooks):
+        model = stepping(held if where == "step" else lambda: None)
+        overlap(model, log_every=2, steps_in_flight=2)
+        fits(generated(held if where == "input" else lambda: None), [hooks], model)
+        undo(model)
+
+    assert stands(3, run) == (where, None)
+
+
 def test_a_loop_of_ones_own():
     def run(held, hooks):
         hooks.on_train_begin()
@@ -137,20 +149,27 @@ def test_a_loop_of_ones_own():
 
 
 class Saves(keras.callbacks.Callback):
-    def __init__(self, held):
+    def __init__(self, held, hook):
         super().__init__()
-        self.held = held
+        self.held, self.hook = held, hook
 
     def on_epoch_end(self, epoch, logs=None):
-        self.held()
+        if self.hook == "on_epoch_end":
+            self.held()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.hook == "on_train_batch_end":
+            self.held()
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_callback(first):
+@pytest.mark.parametrize(
+    ("first", "hook"), [(True, "on_epoch_end"), (False, "on_epoch_end"), (False, "on_train_batch_end")]
+)
+def test_a_callback(first, hook):
     def run(held, hooks):
-        fit(*([Saves(held), hooks] if first else [hooks, Saves(held)]), epochs=2)
+        fit(*([Saves(held, hook), hooks] if first else [hooks, Saves(held, hook)]), epochs=2)
 
-    assert stands(1, run) == ("callback", "Saves.on_epoch_end")
+    assert stands(1, run) == ("callback", f"Saves.{hook}")
 
 
 def test_validation():
