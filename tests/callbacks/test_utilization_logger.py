@@ -59,6 +59,24 @@ def test_what_tensorflow_uses_of_each_gpu(tmp_path, fake_nvml, monkeypatch):
     ]
 
 
+def test_limits_counters_and_codes_are_in_rows_and_not_averaged(tmp_path, fake_nvml):
+    gpu = FakeGpu(power_limit_milliwatts=450_000, ecc_errors=2)
+    fake_nvml.gpus.append(gpu)
+    logger = UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",))
+    take = logger._take
+
+    def take_and_tell(rows):
+        take(rows)
+        fake_nvml.tell(gpu, 31)
+
+    logger._take = take_and_tell
+    logs = driven(logger, samples=5)
+    row = lines(tmp_path / "utilization.jsonl")[-1]
+    told = {"gpu_power_limit_watts": 450.0, "gpu_ecc_uncorrected_errors": 2, "gpu_xid": 31}
+    assert {name: row[name] for name in told} == told
+    assert not told.keys() & logs.keys()
+
+
 def test_all_that_the_performance_monitor_says(fake_nvml, monkeypatch):
     fake_nvml.gpus.append(FakeGpu(gpm=GPM))
     seconds = itertools.count()  # GPM's readings are taken anew when some time has gone by

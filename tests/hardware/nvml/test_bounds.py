@@ -57,7 +57,7 @@ def test_garbage_is_unknown_and_said_once(
         assert readings == [replace(READING, **{field: None})] * 2 + [READING]
     assert len(caplog.records) == 2
     for uuid, record in zip(("GPU-0", "GPU-1"), caplog.records, strict=True):
-        assert f"Expected {field} of {uuid} to be" in record.message
+        assert f"Expected {field} of {uuid}: " in record.message
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 # How much each counter can grow in a second. It never shrinks.
 COUNTERS = {"gpu_energy_joules": BOARD_WATTS, "gpu_ecc_uncorrected_errors": math.inf}
 
+_PERCENTS = tuple(field for field, bounds in BOUNDS.items() if bounds is _PERCENT)
 _WITHIN_TOTAL = ("gpu_memory_used_mib", "gpu_memory_process_mib")
 
 
@@ -56,32 +57,32 @@ class Bounds:
 
     def check(self, reading: Reading, now: float) -> Reading:
         """Returns the reading, made at the monotonic time `now`, without what cannot be true."""
-        values = {field: value for field, value in vars(reading).items() if value is not None}
+        values = vars(reading)
         expected = {}
         for field, (least, most) in BOUNDS.items():
-            # NaN compares as false.
-            if field in values and not least <= values[field] <= most:
+            value = values[field]
+            if value is not None and not least <= value <= most:  # NaN compares as false
                 expected[field] = f"from {least:g} to {most:g}"
-        kept = {field: value for field, value in values.items() if field not in expected}
-        total = kept.get("gpu_memory_total_mib")
+        kept = values | dict.fromkeys(expected) if expected else values
+        total = kept["gpu_memory_total_mib"]
         for field in _WITHIN_TOTAL:
-            if total is not None and kept.get(field, 0) > total:
+            if total is not None and (kept[field] or 0) > total:
                 expected[field] = f"at most gpu_memory_total_mib, {total:g}"
         for field, counter in self._counters.items():
-            if field in kept and not counter.goes_on(kept[field], now):
-                expected[field] = f"the counter to go on from {counter.value:g}"
-        if len(values.get("throttle_reasons", ())) > len(THROTTLE_REASONS):
+            if kept[field] is not None and not counter.goes_on(kept[field], now):
+                expected[field] = f"a counter that goes on from {counter.value:g}"
+        if len(values["throttle_reasons"] or ()) > len(THROTTLE_REASONS):
             expected["throttle_reasons"] = f"at most {len(THROTTLE_REASONS)} reasons"
         for field, bound in expected.items():
             self._warn(field, bound, values[field])
-        changed: dict[str, Any] = dict.fromkeys(expected)
-        changed |= {field: 100 for field in kept if field.endswith("_percent") and kept[field] > 100}
+        changed: dict[str, Any] = {field: 100 for field in _PERCENTS if (kept[field] or 0) > 100}
+        changed |= dict.fromkeys(expected)
         return replace(reading, **changed) if changed else reading
 
     def _warn(self, field: str, bound: str, found: Any) -> None:
         warn_once(
             f"bounds {field} {self._uuid}",
-            f"Expected {field} of {self._uuid} to be {bound}. Found: {found}, which cannot be true; such readings are "
+            f"Expected {field} of {self._uuid}: {bound}. Found: {found}, which cannot be true; such readings are "
             "left out. What to do: compare with nvidia-smi -q, and update the driver if it says the same.",
         )
 
