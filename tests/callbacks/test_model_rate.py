@@ -1,7 +1,10 @@
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfopt import fit as tfopt_fit
+from tfopt.callbacks import ThroughputLogger
 from tfopt.callbacks import throughput_figures as module
 from tfopt.callbacks.throughput_figures import ModelRate, model_rate
 from tfopt.hardware import Gpu
@@ -99,3 +102,65 @@ def test_figures():
     assert ModelRate(1e12, 5.0).figures(None) == unknown
     assert ModelRate(1e11, None).figures(10.0) == {"model_tflops_per_second": 1.0, "mfu_percent": None}
     assert ModelRate(1e11, 4.0).figures(10.0) == {"model_tflops_per_second": 1.0, "mfu_percent": 25.0}
+
+
+class Whole(keras.Model):
+    """Not built before it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.recurrent = keras.layers.Dense(4), keras.layers.GRU(4)
+
+    def call(self, inputs):
+        if self.jit_compile:  # XLA has no gradient of the loop
+            return self.recurrent(self.dense(inputs))
+        return self.recurrent(keras.ops.fori_loop(0, 2, lambda _, x: self.dense(x), inputs))
+
+
+def of_length(length, *, jit_compile=False):
+    """FLOPs of a step on a sequence: one product, or two in a loop with their inputs' gradients; and a GRU's."""
+    return 2 * ((2 if jit_compile else 2 * 3) * length * 16 + 3 * 2 * length * 3 * 16)
+
+
+def trained(model, logger, *lengths, **options):
+    for length in lengths:
+        x = np.ones((20, length, 4), "float32")
+        model.fit(x, np.ones((20, 4)), batch_size=8, epochs=2, verbose=0, callbacks=[logger], **options)
+    return logger.flops_per_example
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"steps_per_execution": 2}])
+def test_each_fit_counts_the_step_on_its_own_batches(options):
+    model, logger = Whole(), ThroughputLogger()
+    model.compile("sgd", "mse", **{"jit_compile": False, **options})
+    jit_compile = model.jit_compile
+    assert trained(model, logger, 7) == of_length(7, jit_compile=jit_compile)
+    assert trained(model, logger, 5, validation_split=0.2) == of_length(5, jit_compile=jit_compile)
+    assert trained(model, logger, 7) == of_length(7, jit_compile=jit_compile)
+
+
+@pytest.mark.slow
+def test_an_overlapped_fit():
+    model, logger = Whole(), ThroughputLogger()
+    model.compile("sgd", "mse", jit_compile=False)
+    tfopt_fit.overlap(model)
+    try:
+        assert trained(model, logger, 7, 5, 7) == of_length(7)
+    finally:
+        tfopt_fit.undo(model)
+
+
+def test_without_a_graph_there_is_no_count():
+    model, logger = Whole(), ThroughputLogger()
+    model.compile("sgd", "mse", run_eagerly=True)
+    assert trained(model, logger, 3) is None
+
+
+@pytest.mark.slow
+def test_batches_of_many_lengths_have_no_count():
+    model, logger = Whole(), ThroughputLogger()
+    model.compile("sgd", "mse", jit_compile=False)
+    examples = tf.data.Dataset.range(3, 9).map(lambda length: (tf.ones((length, 4)), tf.ones(4)))
+    model.fit(examples.padded_batch(2), verbose=0, shuffle=False, callbacks=[logger])
+    assert logger.flops_per_example is None

@@ -436,6 +436,7 @@ history = model.fit(*batch(40), batch_size=8, epochs=2, verbose=0, callbacks=[lo
 assert history["examples_per_second"] == [8.0, 8.0], history
 assert logger.peak_tflops == 6
 assert replicas_of(model) == Replicas(2, 2, "MirroredStrategy")
+assert logger.flops_per_example == 4 * 64, logger.flops_per_example
 print("done", model.distribute_strategy.num_replicas_in_sync)
 """
 

@@ -21,7 +21,7 @@ _WITH_FUNCTIONS = (*_CALLS, *_LOOPS, *_IFS, *_CASES)
 _PASSES = 3  # until the shapes of a loop's variables hold for all its trips
 # Where TensorFlow puts the operations of a gradient: of a tape, and of a function or loop.
 _TAPE = re.compile(r"(^|/)gradient_tape/")
-_GRADIENT = re.compile(r"(^|/)gradients(_\d+)?/(.*?)_grad(_\d+)?/")
+_GRADIENT = re.compile(r"(?:.*/)?gradients(_\d+)?/(.*?)_grad(?:_\d+)?/")  # the innermost
 
 
 @dataclass(slots=True)
@@ -54,16 +54,25 @@ class FlopsCounter:
     def __init__(self, optimizers: Iterable[str] = ()):
         names = "|".join(map(re.escape, optimizers))
         self._of_optimizer = re.compile(rf"(^|/)({names})(_\d+)?/" if names else "$^")
-        self._functions: dict[FuncGraph, _Function] = {}
+        self._functions: dict[tuple[FuncGraph, frozenset[int] | None], _Function] = {}
+        # Multiply-adds of operations and trips of loops; None if functions with the same names differ.
         self._by_name: dict[str, int | None] = {}
 
-    def count(self, graph: FuncGraph, arguments: Sequence[Known]) -> GraphFlops:
-        """Counts one call of a function, given what is known of its inputs, captured ones included."""
-        function = self._function(graph)
+    def count(self, graph: FuncGraph, arguments: Sequence[Known], used: frozenset[int] | None = None) -> GraphFlops:
+        """Counts one call of a function.
+
+        Args:
+            graph: The function's graph.
+            arguments: What is known of its inputs, captured ones included.
+            used: Which of its outputs are used, by their place; None: all. TensorFlow computes no others.
+        """
+        function = self._function(graph, used)
         shaped = ShapedGraph(function.traced, arguments)
         found = GraphFlops()
+        # An import takes 0.1 ms an operation: only what the trace leaves open needs it.
+        missing = [name for name, operation in function.products.items() if multiply_adds(operation) is None]
         pending: list[str] = []
-        for name in function.traced.sources_of([*function.outputs, *function.work]):
+        for name in function.traced.sources_of([*function.outputs, *function.calls, *missing]):
             if name in function.inputs:
                 continue
             if function.traced.nodes[name].op not in _WITH_FUNCTIONS:
@@ -72,57 +81,72 @@ class FlopsCounter:
             shaped.add_nodes(pending)
             pending = []
             operation = graph.get_operation_by_name(name)
-            called = self._call(operation, [shaped.known(tensor) for tensor in operation.inputs])
-            if name in function.work:
+            known = [shaped.known(tensor) for tensor in operation.inputs]
+            called = self._call(operation, known, function.used_of(operation))
+            if name in function.calls:
                 found.add(called)
-            for tensor, known in zip(operation.outputs, called.results, strict=True):
-                shaped.give(tensor, known)
+            for tensor, result in zip(operation.outputs, called.results, strict=True):
+                shaped.give(tensor, result)
         shaped.add_nodes(pending)
-        for name in function.work:
-            if function.traced.nodes[name].op not in _WITH_FUNCTIONS:
-                self._add_operation(found, name, shaped.operation(name))
-        found.results = [shaped.known(tensor) for tensor in graph.outputs]
+        for name, operation in function.products.items():
+            self._add_operation(found, name, shaped.operation(name) if name in missing else operation)
+        found.unknown |= {name: f"what {kind} computes is not known" for name, kind in function.opaque.items()}
+        found.results = [
+            shaped.known(tensor) if used is None or place in used else Known(tensor.shape)
+            for place, tensor in enumerate(graph.outputs)
+        ]
         return found
 
-    def works(self, operation: tf.Operation) -> bool:
-        """Whether an operation has products that count, or may have."""
-        if self._of_optimizer.search(operation.name):
-            return False
-        if operation.type in _WITH_FUNCTIONS:
-            return any(self._function(graph).work for graph in _functions_of(operation))
-        return is_product(operation.type) or is_opaque(operation.type)
+    def is_optimizer(self, name: str) -> bool:
+        """Whether an operation of this name belongs to an optimizer."""
+        return self._of_optimizer.search(name) is not None
 
-    def _function(self, graph: FuncGraph) -> "_Function":
-        if graph not in self._functions:
-            self._functions[graph] = _Function(graph, self)
-        return self._functions[graph]
+    def calls_work(self, operation: tf.Operation, used: frozenset[int] | None) -> bool:
+        """Whether a call has products that count, or may have."""
+        functions = [self._function(graph, used) for graph in _functions_of(operation)]
+        return any(one.products or one.opaque or one.calls for one in functions)
+
+    def _function(self, graph: FuncGraph, used: frozenset[int] | None) -> "_Function":
+        if (graph, used) not in self._functions:
+            self._functions[graph, used] = _Function(graph, used, self)
+        return self._functions[graph, used]
 
     def _add_operation(self, found: GraphFlops, name: str, operation: tf.Operation) -> None:
-        number = multiply_adds(operation) if is_product(operation.type) else None
-        if number is None and (forward := _forward_name(name)) is not None:
-            # Loops hide sizes from their gradient. Each product of a product's gradient takes as many multiply-adds.
-            number = self._by_name.get(forward)
-        elif self._by_name.setdefault(name, number) != number:
-            self._by_name[name] = None
+        number = multiply_adds(operation)
+        if not operation.type.startswith("Cudnn"):  # the gradient of all its products is one operation
+            number = self._remembered(name, number)
         if number is not None:
             found.by_dtype[product_dtype(operation)] += 2 * number
-        elif is_opaque(operation.type) or all(tensor.shape.is_fully_defined() for tensor in operation.inputs):
+        elif all(tensor.shape.is_fully_defined() for tensor in operation.inputs):
             found.unknown[name] = f"what {operation.type} computes is not known"
         else:
             shapes = " and ".join(str(tensor.shape) for tensor in operation.inputs[:2])
             found.unknown[name] = f"a size is open: {shapes}"
 
-    def _call(self, operation: tf.Operation, arguments: list[Known]) -> GraphFlops:
+    def _remembered(self, name: str, number: int | None) -> int | None:
+        """Remembers what is known of an operation; what is not known of a gradient's follows from the forward one.
+
+        Loops hide sizes and trips from their gradient: it takes them from lists that the forward pass has filled. Each
+        product of a product's gradient takes as many multiply-adds as that product.
+        """
+        found = _GRADIENT.match(name)
+        if number is None and found is not None:
+            return self._by_name.get(found[2])
+        if self._by_name.setdefault(name, number) != number:
+            self._by_name[name] = None
+        return number
+
+    def _call(self, operation: tf.Operation, arguments: list[Known], used: frozenset[int] | None) -> GraphFlops:
         functions = _functions_of(operation)
         if operation.type in _LOOPS:
             return self._loop(operation.name, functions[0], functions[1], arguments)
         if operation.type in _CALLS:
-            return self.count(functions[0], arguments)
+            return self.count(functions[0], arguments, used)
         choice, arguments = arguments[0].value, arguments[1:]
         if choice is not None and choice.size == 1:
             number = int(choice) if operation.type in _CASES else int(not choice)  # `If` lists true first
             functions = [functions[min(max(number, 0), len(functions) - 1)]]
-        return _any_of([self.count(function, arguments) for function in functions], operation.name)
+        return _any_of([self.count(function, arguments, used) for function in functions], operation.name)
 
     def _loop(self, name: str, condition: FuncGraph, body: FuncGraph, arguments: list[Known]) -> GraphFlops:
         unchanged = unchanged_variables(body)
@@ -137,7 +161,7 @@ class FlopsCounter:
                 break
             variables = relaxed
         counting = counters(body, arguments)
-        times = trips(condition, counting, variables)
+        times = self._remembered(name, trips(condition, counting, variables))
         found = GraphFlops()
         found.add(once, 1 if times is None else times)
         if times is None and once.by_dtype.total():
@@ -155,19 +179,40 @@ class FlopsCounter:
 
 
 class _Function:
-    """What a traced function holds that counts."""
+    """What of a traced function runs and counts, if only some of its outputs are used."""
 
-    def __init__(self, graph: FuncGraph, counter: FlopsCounter):
+    def __init__(self, graph: FuncGraph, used: frozenset[int] | None, counter: FlopsCounter):
         self.traced = TracedGraph(graph)
         self.inputs = {tensor.op.name for tensor in graph.inputs}
-        self.outputs = [tensor.op.name for tensor in graph.outputs]
+        outputs = [tensor for place, tensor in enumerate(graph.outputs) if used is None or place in used]
+        self.outputs = [tensor.op.name for tensor in outputs]
         operations = graph.get_operations()
-        again = _computed_again(operations)
-        ends = [*self.outputs, *(one.name for one in graph.control_outputs)]
-        runs = set(self.traced.sources_of(ends))
-        self.work = [
-            one.name for one in operations if one.name in runs and one.name not in again and counter.works(one)
-        ]
+        # A convolution's gradient is traced for all its inputs, but runs for those that are needed.
+        running = self.traced.sources_of([*self.outputs, *(one.name for one in graph.control_outputs)])
+        self._consumed = {source for name in running for source in self.traced.nodes[name].input}
+        self._consumed |= {tensor.name for tensor in outputs}
+        counting = set(running) - _computed_again(operations)
+        self.products: dict[str, tf.Operation] = {}
+        self.opaque: dict[str, str] = {}
+        self.calls: set[str] = set()
+        for operation in operations:
+            name, kind = operation.name, operation.type
+            if name not in counting or counter.is_optimizer(name):
+                continue
+            if kind in _WITH_FUNCTIONS:
+                if counter.calls_work(operation, self.used_of(operation)):
+                    self.calls.add(name)
+            elif is_product(kind):
+                self.products[name] = operation
+            elif is_opaque(kind):
+                self.opaque[name] = kind
+
+    def used_of(self, operation: tf.Operation) -> frozenset[int] | None:
+        """Which outputs of a call are used, by their place; None: all, as of a loop, which runs as it stands."""
+        if operation.type in _LOOPS or operation.type not in _WITH_FUNCTIONS:
+            return None
+        names = {place: f"{operation.name}:{place}" for place in range(len(operation.outputs))}
+        return frozenset(place for place, name in names.items() if {name, name.removesuffix(":0")} & self._consumed)
 
 
 def _functions_of(operation: tf.Operation) -> list[FuncGraph]:
@@ -181,11 +226,11 @@ def _functions_of(operation: tf.Operation) -> list[FuncGraph]:
     return [operation.graph._get_function(name).graph for name in names]
 
 
-def _computed_again(operations: Iterable[tf.Operation]) -> set[str]:
+def _computed_again(operations: Sequence[tf.Operation]) -> set[str]:
     """The operations of `tf.recompute_grad`'s second forward pass: what follows from its mark and is no gradient."""
-    follows: set[str] = set()
-    for operation in operations:
-        if _is_mark(operation) or any(tensor.op.name in follows for tensor in operation.inputs):
+    follows = {one.name for one in operations if _is_mark(one)}
+    for operation in operations if follows else ():
+        if any(tensor.op.name in follows for tensor in operation.inputs):
             follows.add(operation.name)
     return {one.name for one in operations if one.name in follows and not _is_gradient(one)}
 
@@ -205,15 +250,9 @@ def _is_gradient(operation: tf.Operation) -> bool:
     if operation.type in _CALLS:
         function = operation.graph._get_function(operation.get_attr("f").name)
         return "forward_function_name" in function.cached_definition.attr
-    found = _GRADIENT.search(operation.name)
+    found = _GRADIENT.match(operation.name)
     # The gradient of an IdentityN is a custom one, here that of recompute_grad.
-    return found is not None and not found[3].rpartition("/")[2].startswith("IdentityN")
-
-
-def _forward_name(name: str) -> str | None:
-    """The name of the operation whose gradient an operation belongs to; None if it is no gradient."""
-    found = _GRADIENT.search(name)
-    return found and found[3]
+    return found is not None and not found[2].rpartition("/")[2].startswith("IdentityN")
 
 
 def _any_of(branches: Sequence[GraphFlops], name: str) -> GraphFlops:

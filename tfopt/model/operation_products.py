@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+# What may stand between the rounding to float8 and the product; the factor is the scale.
+_MOVING = ("Identity", "IdentityN", "Mul", "Reshape", "Transpose")
 _Count = Callable[[tf.Operation], int | None]
 
 
@@ -15,11 +17,19 @@ def multiply_adds(operation: tf.Operation) -> int | None:
 
 
 def product_dtype(operation: tf.Operation) -> str:
-    """The dtype that an operation multiplies in."""
+    """The dtype that an operation multiplies in; "float8" if its operands were rounded to it, as XLA recognises it."""
+    if len(operation.inputs) == 2 and all(_was_float8(tensor) for tensor in operation.inputs):
+        return "float8"
     attributes = operation.node_def.attr
     name = next((name for name in ("T", "Ta") if name in attributes), None)
     found: str = operation.inputs[0].dtype.name if name is None else tf.dtypes.as_dtype(attributes[name].type).name
     return found
+
+
+def _was_float8(tensor: tf.Tensor) -> bool:
+    while tensor.op.type in _MOVING:
+        tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
+    return tensor.op.type == "Cast" and tensor.op.inputs[0].dtype.name.startswith("float8")
 
 
 def is_product(kind: str) -> bool:
