@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,6 +219,21 @@ def burn(*groups: Path) -> dict[str, float]:
 def test_the_process_is_charged_what_the_kernel_charges_it() -> None:
     found = burn()
     assert found["process_cpu_percent"] == pytest.approx(100 * found["cpus"] / len(os.sched_getaffinity(0)), rel=0.05)
+
+
+@pytest.mark.slow
+def test_what_is_written_to_a_disk_is_seen(tmp_path: Path) -> None:
+    """What `fsync` waits for has reached the disk. Others may write meanwhile, so more may be seen."""
+    began = time.monotonic()
+    meter = HostMeter()
+    meter.read()
+    with open(tmp_path / "data", "wb") as file:
+        file.write(os.urandom(64 * 2**20))
+        os.fsync(file.fileno())
+    rate = meter.read().host_disk_write_mib_per_second
+    if rate is None or os.major(os.stat(tmp_path).st_dev) == 0:
+        pytest.skip("the folder is on no disk that the machine shows")
+    assert rate * (time.monotonic() - began) >= 63
 
 
 @pytest.fixture
