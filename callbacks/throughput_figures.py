@@ -261,8 +261,17 @@ class CountedRate:
         """Starts to count, after the first step. Call it from a hook of `fit`, whose batches it looks for."""
         self.counts = True
         spec = getattr(variable_of_a_caller("iterator", object), "element_spec", None)
-        self._thread = threading.Thread(target=self._count, args=(model, spec, examples_per_step or 1.0), name=_THREAD)
-        self._thread.start()
+        thread = threading.Thread(target=self._count, args=(model, spec, examples_per_step or 1.0), name=_THREAD)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            warn_once(
+                "thread of FLOPs",
+                f"Expected to start a thread that counts FLOPs. Found: {error}. The training goes on without them. "
+                "Check the process limit (ulimit -u; pids.max of the control group).",
+            )
+            return
+        self._thread = thread
 
     def wait(self) -> None:
         """Waits for the count."""

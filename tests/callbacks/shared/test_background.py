@@ -150,8 +150,8 @@ class Alert(ours.UtilizationAlert):
     """Is about each step's time, and asks nobody what it is."""
 
     def __init__(self):
-        super().__init__("step_time_ms", above=1, for_seconds=1, action="stop", clock=lambda: self.now)
         self.now = 0.0
+        super().__init__("step_time_ms", above=1, for_seconds=1, action="stop", clock=lambda: self.now)
 
     def on_train_batch_end(self, step, logs=None):
         super().on_train_batch_end(step, logs)
