@@ -49,16 +49,17 @@ def test_xla_computes_the_same_there():
 def test_readings_are_those_of_nvidia_smi():
     with hardware.GpuSampler(interval_seconds=0.2) as sampler:
         time.sleep(1)
-        query = "--query-gpu=uuid,memory.used,power.draw,temperature.gpu,clocks.sm"
+        query = "--query-gpu=uuid,memory.used,power.draw,enforced.power.limit,temperature.gpu,clocks.sm"
         said = subprocess.check_output(["nvidia-smi", query, "--format=csv,noheader,nounits"], text=True)
         time.sleep(0.5)
     theirs = {uuid: map(float, rest) for uuid, *rest in (line.split(", ") for line in said.splitlines())}
     for gpu in hardware.gpus():
-        ours = [sample for sample in sampler.samples if sample.uuid == gpu.uuid]
-        fields = ("gpu_memory_used_mib", "gpu_power_watts", "gpu_temperature_celsius", "sm_clock_mhz")
+        ours = [sample for sample in sampler.samples if sample.uuid == gpu.uuid and sample.gpu_power_watts is not None]
+        power = ("gpu_power_watts", "gpu_power_limit_watts")
+        fields = ("gpu_memory_used_mib", *power, "gpu_temperature_celsius", "sm_clock_mhz")
         # What nvidia-smi rounds to, and for what changes by itself a little beyond what was read around it. Of memory
         # nvidia-smi leaves out what the driver keeps for itself, which is not free either.
-        for name, found, slack in zip(fields, theirs[gpu.uuid], (1024, 10, 1, 15), strict=True):
+        for name, found, slack in zip(fields, theirs[gpu.uuid], (1024, 10, 0.01, 1, 15), strict=True):
             values = [getattr(sample, name) for sample in ours]
             assert min(values) - slack <= found <= max(values) + slack, name
 
