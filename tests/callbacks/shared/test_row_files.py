@@ -6,8 +6,6 @@ import logging
 import math
 import os
 import resource
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -229,45 +227,49 @@ def test_nothing_waits_for_a_disk_that_hangs(tmp_path, monkeypatch, caplog, hang
     assert writer._writer._files == {}  # closed
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from tfopt.callbacks.shared import row_files
-row_files.ROTATE_BYTES, row_files.KEPT_FILES = 20_000, 100
-writer = row_files.RowWriter(Path(sys.argv[1]), "log", ("csv", "jsonl"), ("run", "step", "text"))
-writer.open()
-print("open", flush=True)
-sys.stdin.readline()
-for step in range(1000):
-    writer.write({"run": sys.argv[2], "step": step, "text": "x" * 100})
-writer.close()
-"""
+def writes_as_told(folder, run, told, tells, caplog):
+    """Runs in a process of its own; returns how often it said that it is not alone."""
+    writer = opened(folder, "log", ("csv", "jsonl"), ("run", "step", "text"))
+    os.write(tells, b"o")
+    os.close(tells)
+    os.read(told, 1)
+    for step in range(1000):
+        writer.write({"run": run, "step": step, "text": "x" * 100})
+    writer.close()
+    return caplog.text.count("Found another process, or another callback of this one")
 
 
-@pytest.mark.parametrize("number", first_quick([2, 4]))
-def test_processes_that_write_into_one_folder_at_once(tmp_path, number):
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("number", first_quick([2, 8]))
+def test_processes_that_write_into_one_folder_at_once(tmp_path, number, monkeypatch, caplog):
     """Each has files of its own, also while they are renamed, and no row is lost or mixed with another's."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), f"run{place}"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for place in range(number)
-    ]  # fmt: skip
-    for process in started:
-        assert process.stdout.readline() == "open\n"
-    for process in started:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    told = [process.communicate(timeout=60)[1] for process in started]
-    assert sum("Found another process, or another callback of this one" in text for text in told) == number - 1
+    monkeypatch.setattr(rows, "ROTATE_BYTES", 20_000)
+    monkeypatch.setattr(rows, "KEPT_FILES", 100)
+    (told, tell), (hear, tells) = os.pipe(), os.pipe()
+    children = []
+    for place in range(number):
+        child = os.fork()
+        if not child:
+            alone = 99
+            try:
+                alone = writes_as_told(tmp_path, f"run{place}", told, tells, caplog)
+            finally:
+                os._exit(alone)
+        children.append(child)
+    os.close(tells)
+    opened_by = sum(len(os.read(hear, 1)) for _ in children)  # all are there before the first row
+    os.write(tell, b"g" * number)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert (opened_by, sorted(ended)) == (number, [0, *[1] * (number - 1)])
+    for pipe in (told, tell, hear):
+        os.close(pipe)
     for kind in ("csv", "jsonl"):
         seen = {}
         for file in tmp_path.glob(f"*.{kind}"):
             with open(file, newline="") as lines:
-                rows = list(csv.DictReader(lines)) if kind == "csv" else [json.loads(line) for line in lines]
-            assert len({row["run"] for row in rows}) == 1, "two processes in one file"
-            seen.setdefault(rows[0]["run"], []).extend(int(row["step"]) for row in rows)
+                found = list(csv.DictReader(lines)) if kind == "csv" else [json.loads(line) for line in lines]
+            assert len({row["run"] for row in found}) == 1, "two processes in one file"
+            seen.setdefault(found[0]["run"], []).extend(int(row["step"]) for row in found)
         assert {run: sorted(steps) for run, steps in seen.items()} == {
             f"run{place}": list(range(1000)) for place in range(number)
         }
