@@ -257,7 +257,7 @@ class Feed(keras.callbacks.Callback):
             at = float(number)
             utilization._take((GpuSample(at, at, 0, "GPU-0", busy, 1000.0 + busy, 140e3, 5.0 * busy),))
             pace = {"step_time_ms": 1.0 + busy, "examples_per_second": 1e5 / (1 + busy), "input_wait_percent": busy}
-            throughput.listeners({"time_seconds": at, "epoch": 0, "step": number, **pace})
+            throughput.listeners({"time_seconds": at, "elapsed_seconds": at, "epoch": 0, "step": number, **pace})
             if number == 10_000:  # caches and pools are filled
                 before = process.memory_info().rss
         self.grown_mib = (process.memory_info().rss - before) / 2**20
