@@ -41,8 +41,8 @@ class ReportWriter(keras.callbacks.Callback):
     the environment. It shows compilations and alerts if a `CompilationLogger` and `UtilizationAlert`s are in fit's
     list.
 
-    A background thread writes it at the end of `fit`, about every five minutes before, and after an exception or Ctrl-C
-    as soon as nothing holds the fit any more. A page that cannot be written is reported once, and the training goes on.
+    A background thread writes it at the end of `fit`, about every five minutes before, and soon after an exception,
+    Ctrl-C or SIGTERM. A page that cannot be written is reported once, and the training goes on.
 
     Args:
         path: The page, such as "report.html". Its folder is created if missing. With several workers (TF_CONFIG) each
