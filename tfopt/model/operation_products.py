@@ -151,8 +151,12 @@ _COUNTS: dict[str, _Count] = {
     **_of(("Einsum", "XlaEinsum"), _einsum),
     "SparseTensorDenseMatMul": _sparse_matmul,
     **_of(("Conv", "Conv2D", "Conv3D"), _convolution(_output, _input(1))),
-    **_of(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), _convolution(_input(2), _input(1))),
-    **_of(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), _convolution(_input(2), _output)),
+    **_of(
+        ("Conv2DBackpropInput", "Conv2DBackpropInputV2", "Conv3DBackpropInputV2"), _convolution(_input(2), _input(1))
+    ),
+    **_of(
+        ("Conv2DBackpropFilter", "Conv2DBackpropFilterV2", "Conv3DBackpropFilterV2"), _convolution(_input(2), _output)
+    ),
     "DepthwiseConv2dNative": _depthwise(_output, _input(1)),
     "DepthwiseConv2dNativeBackpropInput": _depthwise(_input(2), _input(1)),
     "DepthwiseConv2dNativeBackpropFilter": _depthwise(_input(2), _output),
@@ -160,9 +164,13 @@ _COUNTS: dict[str, _Count] = {
     **_of(("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"), _cudnn_rnn(backward=True)),
     "XlaCallModule": _cudnn_attention,
 }
-_OPAQUE_PREFIXES = ("Quantized", "Uniform", "SparseMatrix", "Batch3D", "LSTMBlock", "BlockLSTM", "GRUBlock", "TPU")
+_OPAQUE_PREFIXES = (
+    *("Quantized", "Uniform", "SparseMatrix", "Batch3D", "LSTMBlock", "BlockLSTM", "GRUBlock", "TPU", "XlaSparse"),
+    *("BatchCholesky", "BatchMatrix", "BatchSelfAdjoint", "BatchSvd", "SelfAdjointEig", "MatrixDet", "LogMatrixDet"),
+)
 _OPAQUE = {
     *("PyFunc", "PyFuncStateless", "EagerPyFunc", "RemoteCall", "SymbolicGradient", "MapDefun", "BatchFunction"),
+    *("For", "ReduceDataset"),
     *("XlaDot", "XlaDotV2", "XlaConv", "XlaConvV2", "XlaCustomCall", "XlaCustomCallV2", "XlaHostCompute", "XlaLaunch"),
     *("SparseMatMul", "SparseSparseMinimum", "CSRSparseMatrixToDense", "Conv3DBackpropInput", "Conv3DBackpropFilter"),
     *("Cholesky", "CholeskyGrad", "Lu", "Qr", "Svd", "Eig", "SelfAdjointEigV2", "MatrixInverse", "MatrixSolve"),
