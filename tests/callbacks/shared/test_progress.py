@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from clock import Clock
+from quick import first_quick
 from watched_fit import fit, shared_net
 
 from tfopt.callbacks.shared.progress import Progress
@@ -96,7 +97,7 @@ def fits(data, callbacks, model=None, **options):
     (model or shared_net()).fit(data, verbose=0, shuffle=False, callbacks=callbacks, **options)
 
 
-@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("at", first_quick([3, 0]))
 def test_a_batch_that_does_not_come(at):
     assert stands(at, lambda held, hooks: fits(generated(held), [hooks])) == ("input", None)
 
@@ -105,6 +106,7 @@ def test_a_batch_that_does_not_come_after_more_than_tf_data_remembers():
     assert stands(150, lambda held, hooks: fits(generated(held, 160), [hooks])) == ("input", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"epochs": 3}, {"epochs": 8, "steps_per_epoch": 20}])
 def test_in_a_later_epoch_with_an_iterator_of_its_own_and_with_one_for_all(options):
     assert stands(
@@ -112,12 +114,13 @@ def test_in_a_later_epoch_with_an_iterator_of_its_own_and_with_one_for_all(optio
     ) == ("input", None)
 
 
-@pytest.mark.parametrize(("at", "named"), [(0, "first step"), (3, "step"), (150, "step")])
+@pytest.mark.parametrize(("at", "named"), first_quick([(3, "step"), (0, "first step"), (150, "step")]))
 def test_a_step_that_does_not_end(at, named):
     data = tf.data.Dataset.from_tensors(BATCH).repeat(160)
     assert stands(at, lambda held, hooks: fits(data, [hooks], stepping(held))) == (named, None)
 
 
+@pytest.mark.slow
 def test_several_steps_an_execution():
     def run(held, hooks):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -127,6 +130,7 @@ def test_several_steps_an_execution():
     assert stands(6, run) == ("input", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["input", "step"])
 def test_overlapped(where):
     def run(held, hooks):
@@ -163,7 +167,8 @@ class Saves(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize(
-    ("first", "hook"), [(True, "on_epoch_end"), (False, "on_epoch_end"), (False, "on_train_batch_end")]
+    ("first", "hook"),
+    first_quick([(True, "on_epoch_end"), (False, "on_epoch_end"), (False, "on_train_batch_end")]),
 )
 def test_a_callback(first, hook):
     def run(held, hooks):
@@ -191,6 +196,7 @@ def test_validation():
     assert stands(1, run) == ("validation", None)
 
 
+@pytest.mark.slow
 def test_under_a_strategy_it_cannot_be_told():
     def run(held, hooks):
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
@@ -201,6 +207,7 @@ def test_under_a_strategy_it_cannot_be_told():
     assert stands(10, run) == ("training", None)
 
 
+@pytest.mark.slow
 def test_tracing():
     def run(held, hooks):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
