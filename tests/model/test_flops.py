@@ -188,6 +188,14 @@ def test_products_of_the_call_itself():
     assert traced(Own(attention), (LENGTH, 4)).per_example == 2 * (2 * LENGTH * 16 + 3 * squares)
 
 
+def test_products_of_the_batch_with_itself():
+    def contrasted(inputs, dense):
+        made = dense(inputs)
+        return ops.matmul(made, ops.transpose(made))
+
+    assert traced(Own(contrasted), (4,)).per_example == 2 * (2 * 16 + 3 * BATCH * 4)
+
+
 def data_loop(inputs, dense):
     return tf.while_loop(lambda x: ops.sum(x) < 1, lambda x: [dense(x)], [dense(inputs)])[0]
 
