@@ -57,7 +57,7 @@ class CompilationLogger(keras.callbacks.Callback):
         self._followed: _WatchedStep | None = None
         self.compilations: Compilations | None = None
         """The compilations of the last `fit`; None before the first."""
-        self._executions, self._reacted = 0, False
+        self._executions, self._reacted, self._looked = 0, False, 0.0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts watching."""
@@ -75,7 +75,7 @@ class CompilationLogger(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Watches a step function that a callback has replaced, as `tfopt.xla.set_jit` does."""
-        if self.model.train_function is not self._followed:
+        if getattr(self.model, "train_function", None) is not self._followed:
             self._follow("train_function")
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
