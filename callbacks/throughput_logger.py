@@ -257,8 +257,8 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def _end_steps(self, now: float) -> None:
         """Counts what is left to count at the end of an epoch."""
+        self._rate.wait()  # before the last rows
         self._count(epoch_ends=True)
-        self._rate.wait()
         self._ago = now - self._last
         if self._open_steps:
             self._end_group(sampled=False)
