@@ -14,14 +14,9 @@ from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
 from tfopt.callbacks.shared.running_fit import EpochExamples, end_with_fit, steps_trained, warn_of_earlier_loggers
-from tfopt.callbacks.throughput_figures import (
-    CountedRate,
-    EpochSteps,
-    InputWait,
-    StepWindow,
-    TimeLeft,
-    takes_one_batch_per_step,
-)
+from tfopt.callbacks.throughput.input_wait import InputWait, takes_one_batch_per_step
+from tfopt.callbacks.throughput.model_rate import CountedRate
+from tfopt.callbacks.throughput.step_times import EpochSteps, StepWindow, TimeLeft
 from tfopt.checks import integer, log_folder, number
 
 _CALL_LISTENERS_EVERY_SECONDS = 1.0

@@ -15,7 +15,7 @@ from throughput import rows, tiny_net
 from tfopt import fit as tfopt_fit
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationLogger
 from tfopt.callbacks.report_writer import Recorder
-from tfopt.callbacks.throughput_figures import InputWait
+from tfopt.callbacks.throughput.input_wait import InputWait
 
 BATCH = 32
 

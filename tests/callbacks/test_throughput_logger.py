@@ -76,7 +76,7 @@ def test_steps_counted_many_at_once_give_the_same(tmp_path, monkeypatch, window_
     many = training(tmp_path / "many")
     assert 20 // steps_per_execution < max(waiting) <= 100
     waiting.clear()
-    monkeypatch.setattr("tfopt.callbacks.throughput_figures.InputWait.room", 1)
+    monkeypatch.setattr("tfopt.callbacks.throughput.input_wait.InputWait.room", 1)
     assert training(tmp_path / "one") == many
     assert set(waiting) == {0, steps_per_execution == 1}, "the last one, until its wait is known"
 

@@ -8,7 +8,7 @@ from quick import first_quick
 from throughput import dataset, rows, tiny_net
 
 from tfopt.callbacks import ThroughputLogger
-from tfopt.callbacks.throughput_figures import InputWait
+from tfopt.callbacks.throughput.input_wait import InputWait
 
 
 class Planted(InputWait):

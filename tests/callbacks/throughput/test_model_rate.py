@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from tfopt import fit as tfopt_fit
 from tfopt.callbacks import ThroughputLogger
-from tfopt.callbacks import throughput_figures as module
-from tfopt.callbacks.throughput_figures import ModelRate, model_rate
+from tfopt.callbacks.throughput import model_rate as module
+from tfopt.callbacks.throughput.model_rate import ModelRate, model_rate
 from tfopt.hardware import Gpu
 
 
