@@ -5,6 +5,7 @@ import importlib.util
 import math
 import os
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ from tfopt.callbacks.shared.background import Background
 from tfopt.callbacks.shared.progress import Progress
 from tfopt.callbacks.shared.reading_sources import find_source, finite, subscribe
 from tfopt.callbacks.shared.run import Run, begin_run
-from tfopt.callbacks.shared.running_fit import end_with_fit
+from tfopt.callbacks.shared.running_fit import end_with_fit, most_steps
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.checks import file, integer, number
@@ -93,7 +94,7 @@ class PrometheusExporter(keras.callbacks.Callback):
         self._outlet: _Textfile | _Server | None = None
         self._throughput: ThroughputLogger | None = None
         self._exported = Exported(Run())  # of no fit: `evaluate` and `predict` call callbacks too
-        self._before = 0
+        self._before, self._most = 0, sys.maxsize
 
     @property
     def url(self) -> str | None:
@@ -104,7 +105,7 @@ class PrometheusExporter(keras.callbacks.Callback):
         """Opens the port, or begins the file."""
         self._end()  # if an exception ended the previous fit
         self._exported = Exported(begin_run(self), progress=Progress(self._clock))
-        self._before = 0
+        self._before, self._most = 0, most_steps(self)
         if self._textfile is not None:
             self._outlet = _Textfile(self._textfile, self._exported, self._interval_seconds, self._clock)
         elif self._port is not None:
@@ -119,7 +120,7 @@ class PrometheusExporter(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts steps."""
-        self._exported.steps = self._before + batch + 1
+        self._exported.steps = self._before + min(batch + 1, self._most)
         self._exported.progress.end_step(batch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -13,7 +13,13 @@ from tfopt.callbacks.shared.histogram import Histogram
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
-from tfopt.callbacks.shared.running_fit import EpochExamples, end_with_fit, steps_trained, warn_of_earlier_loggers
+from tfopt.callbacks.shared.running_fit import (
+    EpochExamples,
+    end_with_fit,
+    most_steps,
+    steps_trained,
+    warn_of_earlier_loggers,
+)
 from tfopt.callbacks.throughput.input_wait import InputWait, takes_one_batch_per_step
 from tfopt.callbacks.throughput.model_rate import CountedRate
 from tfopt.callbacks.throughput.step_times import EpochSteps, StepWindow, TimeLeft
@@ -127,6 +133,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         params = self.params or {}
         self._epochs: int | None = params.get("epochs")
         self._known_steps = self._epoch_steps = params.get("steps")
+        self._most = most_steps(self)
         self._input.begin()
         self._rate.begin()
         self._run = begin_run(self)
@@ -208,7 +215,7 @@ class ThroughputLogger(keras.callbacks.Callback):
     def _count_step(self, batch: int, ended: float, *, wait_known: bool) -> None:
         seconds, self._last = ended - self._last, ended
         # At least one: custom loops may not number their steps, and a nested fit reports its own here.
-        steps = max(1, batch + 1 - self._done)
+        steps = max(1, min(batch + 1, self._most) - self._done)
         self._done += steps
         if not self._compiled:
             self._compiled, self.first_step_seconds, self._left_out = True, seconds, steps
@@ -220,7 +227,12 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._open_seconds += seconds
         if self._open_executions >= self._group:
             # A last group waits for all steps launched ahead, so its mean is not a sample of a step's time.
-            self._end_group(sampled=self._group == 1 or batch + 1 != self._known_steps)
+            self._end_group(sampled=self._group == 1 or self._done != self._known_steps)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Counts the epoch's examples before validation resets their count."""
+        if self._in_epoch:
+            self._examples.look_before_validation(self._done + len(self._uncounted))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs."""

@@ -1,5 +1,6 @@
 """Logs epochs and readings to an experiment tracker."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +11,7 @@ import keras
 
 from tfopt.callbacks.shared.background import Background
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe, throughput_weight
-from tfopt.callbacks.shared.running_fit import end_with_fit, steps_trained
+from tfopt.callbacks.shared.running_fit import end_with_fit, most_steps, steps_trained
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, SampleSpans
@@ -66,6 +67,7 @@ class TrackerLogger(keras.callbacks.Callback):
         self._interval_seconds = number("interval_seconds", interval_seconds, "Give seconds.", above=0)
         self._clock = clock
         self._step = self._before = 0
+        self._most = sys.maxsize
         self._ending = ExitStack()
         self._background: Background | None = None
         self._means: _Means | None = None
@@ -77,7 +79,7 @@ class TrackerLogger(keras.callbacks.Callback):
         self._end()  # if an exception ended the previous fit
         self.dropped = 0
         self._begun = False
-        self._before = self._step
+        self._before, self._most = self._step, most_steps(self)
         self._means, self._spans = _Means(self._clock()), SampleSpans()
         background = self._background = Background("tracker", _ordered_log(self._tracker), most=_QUEUED)
         end_with_fit(self, background.close)
@@ -94,7 +96,7 @@ class TrackerLogger(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts steps."""
-        self._step = self._before + batch + 1
+        self._step = self._before + min(batch + 1, self._most)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Logs the epoch."""

@@ -16,7 +16,13 @@ import keras
 from tfopt.callbacks.shared.reading_sources import Listeners
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
-from tfopt.callbacks.shared.running_fit import EpochExamples, end_with_fit, steps_trained, warn_of_earlier_loggers
+from tfopt.callbacks.shared.running_fit import (
+    EpochExamples,
+    end_with_fit,
+    most_steps,
+    steps_trained,
+    warn_of_earlier_loggers,
+)
 from tfopt.callbacks.shared.workers import WorkerSummaries, worker_rank
 from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, SampleSpans, Throttling
 from tfopt.checks import log_folder, number
@@ -105,6 +111,7 @@ class UtilizationLogger(keras.callbacks.Callback):
         self._examples = EpochExamples(self.model)
         self._epoch: int | None = None
         self._first_step = self._step = steps_trained(self.model)
+        self._most = most_steps(self)
         self._gpus = 0
         self._run = begin_run(self)
         if self._log_dir is not None:
@@ -136,9 +143,14 @@ class UtilizationLogger(keras.callbacks.Callback):
         """Counts steps."""
         if self._end is None:  # a loop without on_train_begin
             return
-        self._step = self._first_step + batch + 1
+        self._step = self._first_step + min(batch + 1, self._most)
         if batch >= self._examples.due:
             self._examples.look(batch)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Counts the epoch's examples before validation resets their count."""
+        if self._end is not None and self._epoch is not None:
+            self._examples.look_before_validation(self._step - self._first_step)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs."""

@@ -45,7 +45,8 @@ class Progress:
         """Notes that a training step has ended."""
         self._moved_at = self.stepped_at = self._clock()
         self._batch = batch
-        self.phase = "between epochs" if batch == self._last_batch else "training"
+        # Keras counts the last execution of several steps as whole.
+        self.phase = "between epochs" if batch >= self._last_batch >= 0 else "training"
 
     def begin_validation_step(self) -> None:
         """Notes that a step of validation begins, so the one before it has ended.

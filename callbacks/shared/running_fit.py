@@ -97,6 +97,14 @@ def steps_trained(model: keras.Model) -> int:
     return int(counter.numpy()) if isinstance(counter, keras.Variable) else 0
 
 
+def most_steps(callback: keras.callbacks.Callback) -> int:
+    """Returns how many steps an epoch has, or `sys.maxsize` if unknown: a bound for the count that hooks are given.
+
+    With `steps_per_execution`, Keras counts the last execution as whole, even if the data ends within it.
+    """
+    return (callback.params or {}).get("steps") or sys.maxsize
+
+
 def count_examples(model: keras.Model) -> float:
     """Returns the examples of all replicas since Keras' loss tracker was reset; 0 if it counts none.
 
@@ -140,10 +148,15 @@ class EpochExamples:
         """Reads the count after a step of the epoch."""
         self._counted = count_examples(self._model)
         if self.batch_size is None:
-            self.batch_size = self._counted / (step + 1)
+            self.batch_size = self._counted / min(step + 1, self._last_step + 1)
         self.due = self._last_step
         if step < self._last_step:
             self._counted = None
+
+    def look_before_validation(self, steps_done: int) -> None:
+        """Reads the count if the epoch's last step was not known: call it from `on_test_begin`."""
+        if self._counted is None and steps_done and not self._given:
+            self._counted = count_examples(self._model)
 
     def examples(self, steps_done: int) -> float | None:
         """Returns the examples of an epoch of `steps_done` steps; None if Keras counts none."""
@@ -152,9 +165,11 @@ class EpochExamples:
         if self._given:
             return steps_done * self.batch_size
         counted = count_examples(self._model) if self._counted is None else self._counted
-        # All batches have one size, the last may be smaller: any other count is not this epoch's.
+        # All batches have one size, the last may be smaller, and the last execution may lack some: any other count is
+        # not this epoch's.
         whole = steps_done * self.batch_size
-        return counted if whole - self.batch_size < counted <= whole else whole
+        least = whole - self.batch_size * getattr(self._model, "steps_per_execution", 1)
+        return counted if least < counted <= whole else whole
 
 
 def replicas_of(model: keras.Model | None) -> Replicas | None:

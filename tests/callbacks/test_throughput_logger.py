@@ -120,6 +120,8 @@ def test_data_of_unknown_length():
     logger = ThroughputLogger(clock=Clock())
     history = tiny_net().fit(unknown, epochs=2, verbose=0, shuffle=False, callbacks=[logger]).history
     assert history["examples_per_second"] == [12 / 2, 20 / 3]
+    history = tiny_net().fit(unknown, verbose=0, shuffle=False, validation_data=unknown, callbacks=[logger]).history
+    assert history["examples_per_second"] == [12 / 2]
 
 
 def test_a_train_step_without_a_loss_tracker_has_no_examples():

@@ -1,8 +1,12 @@
 """All callbacks in one list, in any order, with Keras' own and with an overlapped fit."""
 
 import csv
+import json
 import random
+import re
 import threading
+import time
+from types import SimpleNamespace
 
 import keras
 import pytest
@@ -99,3 +103,28 @@ def test_logs_alert_and_report_agree_on_throttling(mhz, throttled):
     assert logs.values()["throttled_percent"] == (90.0 if throttled else 0.0)
     assert report._timeline.series["throttled_percent"][0].mean() == (90.0 if throttled else 0.0)
     assert alert._means.since({}).gpus[0].throttle_reasons == (("power_cap",) if throttled else ())
+
+
+def last(path):
+    return json.loads(path.read_text().splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("examples", [46, 48])  # in batches of 8; a last execution of two out of four steps
+def test_all_count_the_steps_of_an_execution_that_the_data_ends_in(tmp_path, fake_nvml, examples):
+    model, tracker = small_net(steps_per_execution=4), SimpleNamespace(steps=[])
+    tracker.log = lambda values, step: tracker.steps.append(step)
+    prometheus = ours.PrometheusExporter(tmp_path / "training.prom")
+    utilization = ours.UtilizationLogger(tmp_path, 0.05)
+    loggers = [utilization, ours.ThroughputLogger(tmp_path, 1), prometheus, ours.TrackerLogger(tracker)]
+    sampled = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.2))
+    x, y = batch(examples)
+    logs = model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[*loggers, sampled]).history
+    assert int(model.optimizer.iterations) == 12
+    rows = [json.loads(line) for line in (tmp_path / "throughput.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["window_steps"]) for row in rows] == [(6, 2), (10, 4), (12, 2)]
+    assert last(tmp_path / "utilization.jsonl")["step"] == tracker.steps[-1] == 12
+    assert re.search(r"^tfopt_steps_total\S* 12\.0$", (tmp_path / "training.prom").read_text(), re.MULTILINE)
+    # An epoch's examples, by its time: the rows of the second one have all of it.
+    seconds = sum(row["window_seconds"] for row in rows[1:])
+    assert logs["examples_per_second"][1] * seconds == pytest.approx(examples)

@@ -94,7 +94,8 @@ class _NotTracedError(Exception):
 def _traced_step(model: keras.Model, element_spec: Any) -> tuple[Any, list[tuple[Any, bool]]]:
     """The function traced for batches of a spec; their flat specs, and whether each has the batch as its first axis."""
     function: Any = getattr(model, "train_function", None)
-    function = getattr(function, "stock", function)  # of tfopt.fit.overlap
+    while hasattr(function, "stock"):  # of tfopt.fit.overlap, and of each CompilationLogger
+        function = function.stock
     variables = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
     step = inspect.unwrap(variables.get("one_step_on_data", _is_graph), stop=_is_graph)
     if not _is_graph(step):

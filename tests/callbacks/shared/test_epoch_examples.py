@@ -26,6 +26,9 @@ class Counts(keras.callbacks.Callback):
             self.looks.append(batch)
             self.examples.look(batch)
 
+    def on_test_begin(self, logs=None):
+        self.examples.look_before_validation(self.done)
+
     def on_epoch_end(self, epoch, logs=None):
         self.found.append(self.examples.examples(self.done))
 
@@ -40,6 +43,12 @@ def net():
 def fit(net, *callbacks, **options):
     counts = Counts()
     net.fit(X, X[:, :1], verbose=0, epochs=2, callbacks=[*callbacks, counts], **options)
+    return counts
+
+
+def fit_to(net, dataset, **options):
+    counts = Counts()
+    net.fit(dataset, shuffle=False, verbose=0, callbacks=[counts], **options)
     return counts
 
 
@@ -77,6 +86,18 @@ def test_an_unknown_number_of_steps(net):
     net.fit(unknown, shuffle=False, verbose=0, callbacks=[counts])
     assert counts.found == [20.0]
     assert counts.looks == [0]
+    assert fit_to(net, unknown, validation_data=unknown.take(1)).found == [20.0]
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("steps", [2, 4])
+def test_data_that_ends_within_an_execution(steps):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False, steps_per_execution=steps)
+    known = tf.data.Dataset.from_tensor_slices((X, X[:, :1])).batch(8)
+    assert fit_to(model, known).found == [20.0]
+    if steps == 2:  # the first execution tells the batches' size only if it is whole
+        assert fit_to(model, known.filter(lambda *_: True)).found == [20.0]
 
 
 def test_a_model_that_counts_none():

@@ -243,3 +243,15 @@ def test_after_the_last_step_of_an_epoch_no_step_is_under_way():
         progress.end_step(batch)
         phases.append(progress.phase)
     assert phases == ["training", "between epochs"]
+
+
+def test_the_last_of_an_epochs_executions_may_count_steps_beyond_it():
+    progress = Progress(Clock(0.0))
+    progress.begin_epoch(5)
+    progress.end_step(3)
+    assert progress.phase == "training"
+    progress.end_step(7)
+    assert progress.phase == "between epochs"
+    progress.begin_epoch(-1)  # unknown
+    progress.end_step(3)
+    assert progress.phase == "training"

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt import fit as tfopt_fit
-from tfopt.callbacks import ThroughputLogger
+from tfopt.callbacks import CompilationLogger, ThroughputLogger
 from tfopt.callbacks.throughput import model_rate as module
 from tfopt.callbacks.throughput.model_rate import ModelRate, model_rate
 from tfopt.hardware import Gpu
@@ -149,6 +149,20 @@ def test_an_overlapped_fit():
         assert trained(model, logger, 7, 5, 7) == of_length(7)
     finally:
         tfopt_fit.undo(model)
+
+
+@pytest.mark.slow
+def test_a_step_that_other_callbacks_wrap():
+    model = net()
+    model.compile("sgd", "mse", jit_compile=False)
+    for overlapped, watches in ((True, 1), (False, 2), (True, 2)):
+        if overlapped:
+            tfopt_fit.overlap(model)
+        logger = ThroughputLogger()
+        callbacks = [*(CompilationLogger() for _ in range(watches)), logger]
+        model.fit(np.ones((8, 4)), np.ones((8, 5)), batch_size=2, verbose=0, callbacks=callbacks)
+        tfopt_fit.undo(model)
+        assert logger.flops_per_example == 2 * 2 * 4 * 5
 
 
 def test_without_a_graph_there_is_no_count():
