@@ -249,7 +249,7 @@ def test_every_error_of_a_mig_instance_is_survived(
 def test_a_hang_is_left_alone_and_the_readings_come_back(function: str, fake_nvml: FakeNvml) -> None:
     door = driver.door()
     fake_nvml.hang(function)
-    first = GpuSampler(deadline_seconds=0.05)
+    first = GpuSampler(deadline_seconds=0.05, clock=lambda: fake_nvml.now)
     rows = []
     for _ in range(3):
         fake_nvml.now += 1.0
