@@ -1,7 +1,7 @@
 """Prometheus' metrics of a running `fit`: names, base units, labels and the histogram of step times."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -75,25 +75,10 @@ class Exported:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         rows = self.rows
-        gpus = [row for row in rows if row.index is not None]
         yield GaugeMetricFamily("tfopt_fit_running", "1 while fit runs, 0 after it.", value=int(self.running))
         yield CounterMetricFamily("tfopt_steps", "Training steps of this fit.", value=self.steps)
         yield CounterMetricFamily("tfopt_epochs", "Epochs of this fit that have ended.", value=self.epochs)
-        for key in GPU_KEYS:
-            kind = CounterMetricFamily if key in _COUNTERS else GaugeMetricFamily
-            name, factor = _in_base_units(key)
-            family = kind(name, f"{key} of tfopt.hardware.GpuSample, in base units.", labels=["gpu", "uuid"])
-            for row in gpus:
-                for value in finite({key: getattr(row, key)}).values():
-                    family.add_metric([str(row.index), str(row.uuid)], value * factor)
-            yield family
-        reasons = GaugeMetricFamily(
-            "tfopt_throttled", "1 for each reason that holds a GPU's clocks back.", labels=["gpu", "uuid", "reason"]
-        )
-        for row in gpus:
-            for reason in row.throttle_reasons or ():
-                reasons.add_metric([str(row.index), str(row.uuid), reason], 1)
-        yield reasons
+        yield from _gpu_metrics([row for row in rows if row.index is not None])
         host = finite({key: getattr(rows[0], key) for key in HOST_KEYS}) if rows else {}
         for key, value in {**host, **self._pace()}.items():
             name, factor = _in_base_units(key)
@@ -109,6 +94,26 @@ class Exported:
         for key, value in finite(dict(self.logs)).items():
             logs.add_metric([printable(key)], value)
         yield logs
+
+
+def _gpu_metrics(gpus: Sequence[GpuSample]) -> "Iterator[Metric]":
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    for key in GPU_KEYS:
+        kind = CounterMetricFamily if key in _COUNTERS else GaugeMetricFamily
+        name, factor = _in_base_units(key)
+        family = kind(name, f"{key} of tfopt.hardware.GpuSample, in base units.", labels=["gpu", "uuid"])
+        for row in gpus:
+            for value in finite({key: getattr(row, key)}).values():
+                family.add_metric([str(row.index), str(row.uuid)], value * factor)
+        yield family
+    reasons = GaugeMetricFamily(
+        "tfopt_throttled", "1 for each reason that holds a GPU's clocks back.", labels=["gpu", "uuid", "reason"]
+    )
+    for row in gpus:
+        for reason in row.throttle_reasons or ():
+            reasons.add_metric([str(row.index), str(row.uuid), reason], 1)
+    yield reasons
 
 
 def _in_base_units(key: str) -> tuple[str, float]:

@@ -16,8 +16,6 @@ _EPOCHS_DRAWN = 20
 _EVENTS_DRAWN = 60
 # A maximum this many times the 95th percentile would squeeze the other values into a third of the panel.
 _SPIKE, _USUAL = 6.0, 0.95
-
-
 # More lines than this in a panel could not be told apart.
 _GPUS_DRAWN = 4
 

@@ -82,13 +82,8 @@ def report(record: Record) -> str:
         replace(epoch, logs={str(key): value for key, value in dict(epoch.logs).items()})
         for epoch in record.epochs.items
     ]
-    unused, slow = unused_gpus(readings.gpus, record.replicas), straggler(readings.gpus, record.replicas)
-    without = ""
-    if unused is not None:
-        idle = [gpu for gpu in readings.gpus if gpu.index in unused.idle]
-        without = f"Without {names(idle)}, which no replica uses."
-        record = replace(record, timeline=record.timeline.without(unused.idle))
-        readings = replace(readings, gpus=tuple(gpu for gpu in readings.gpus if gpu not in idle))
+    slow = straggler(readings.gpus, record.replicas)
+    record, readings, without = _without_unused_gpus(record, readings)
     lost = lost_since("loss", epochs, record.learning)
     diverged = f"The loss has not been a number since {lost}. " if lost is not None else ""
     unfinished = "" if record.ended else " The training had not ended when this page was written."
@@ -108,6 +103,17 @@ def report(record: Record) -> str:
             footer=f"Written by tfopt {record.environment.get('tfopt', '')}, {record.written}.",
         )
     )
+
+
+def _without_unused_gpus(record: Record, readings: Readings) -> tuple[Record, Readings, str]:
+    """Both without the GPUs that no replica uses, and a sentence that names these."""
+    unused = unused_gpus(readings.gpus, record.replicas)
+    if unused is None:
+        return record, readings, ""
+    idle = [gpu for gpu in readings.gpus if gpu.index in unused.idle]
+    used = tuple(gpu for gpu in readings.gpus if gpu not in idle)
+    record = replace(record, timeline=record.timeline.without(unused.idle))
+    return record, replace(readings, gpus=used), f"Without {names(idle)}, which no replica uses."
 
 
 def readings_since(timeline: Timeline, since: float) -> Readings:
@@ -147,9 +153,9 @@ def _summary(record: Record) -> str:
 def _environment_in_words(record: Record) -> str:
     """What it was trained on, and how."""
     packages, driver = record.environment.get("packages", {}), record.environment.get("driver")
-    names = [gpu["name"] for gpu in record.environment.get("gpus", ())]
+    gpus = [gpu["name"] for gpu in record.environment.get("gpus", ())]
     cpu = record.environment.get("host", {}).get("cpu_model") or "An unknown CPU"
-    words = [f"{len(names)} × {names[0]}" if len(names) > 1 else names[0] if names else f"{cpu}, no GPU"]
+    words = [f"{len(gpus)} × {gpus[0]}" if len(gpus) > 1 else gpus[0] if gpus else f"{cpu}, no GPU"]
     words += [f"driver {driver}"] if driver else []
     words += [f"TensorFlow {packages.get('tensorflow')}", f"Keras {packages.get('keras')}", *record.setup[:1]]
     words += [f"batch size {record.batch_size:,.0f}"] if record.batch_size else []
@@ -159,27 +165,26 @@ def _environment_in_words(record: Record) -> str:
 def _key_figures(record: Record, readings: Readings) -> list[tuple[str, str, str]]:
     """The means since the first step that say most; what is unknown is left out."""
 
+    since = record.first_step_end or 0.0
+
     def mean(name: str) -> float | None:
         series = record.timeline.series.get(name, {}).get(None)
-        return None if series is None else series.mean(record.first_step_end or 0.0)
+        return None if series is None else series.mean(since)
 
     steps = record.timeline.series.get("step_time_ms", {})
+    flops = ("Model FLOPs utilisation", mean("mfu_percent"), "%")
+    if flops[1] is None:
+        flops = ("Model FLOPs, peak unknown", mean("model_tflops_per_second"), "TFLOP/s")
     busy = [gpu.gpu_utilization_percent for gpu in readings.gpus if gpu.gpu_utilization_percent is not None]
     energy = record.timeline.series.get("gpu_energy_kwh", {}).get(None)
     values = [
         ("Throughput", mean("examples_per_second"), "examples/s"),
-        (
-            "Median step",
-            usual_value(steps, record.first_step_end or 0.0),
-            "ms",
-        ),
+        ("Median step", usual_value(steps, since), "ms"),
         ("Waited for input", readings.input_wait_percent, "%"),
         ("GPU busy" if len(busy) == 1 else "GPUs busy", fmean(busy) if busy else None, "%"),
-        ("Model FLOPs utilisation", mean("mfu_percent"), "%"),
+        flops,
         ("Energy", energy.highest if energy is not None else None, "kWh"),
     ]
-    if mean("mfu_percent") is None:
-        values[4] = ("Model FLOPs, peak unknown", mean("model_tflops_per_second"), "TFLOP/s")
     return [(name, number(value), unit) for name, value, unit in values if value is not None]
 
 

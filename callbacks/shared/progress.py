@@ -11,11 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 SECONDS_SINCE_STEP = "seconds_since_step"
-# How long the question which batches tf.data has delivered may take.
+# How long to wait for tf.data to say which batches it has delivered.
 _ANSWER_SECONDS = 2.0
 _GAPS_KEPT = 100  # by tf.data
 _CALLBACK_LIST = "keras/src/callbacks/callback_list.py"
-# Where Python waits for an iterator: steps run eagerly, loops of one's own, and iterators that are being made.
+# Where Python waits for an iterator: steps run eagerly, custom loops, and iterators that are being made.
 _INPUT = ("data/ops/iterator_ops.py", "data/ops/multi_device_iterator_ops.py", "distribute/input_lib.py")
 
 

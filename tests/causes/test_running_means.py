@@ -39,7 +39,6 @@ def test_of_what_was_not_read_since_the_last_reading_stands():
 def test_each_gpu_by_itself():
     means = added(gpu(0, gpu_power_watts=100.0), gpu(1, gpu_power_watts=300.0))
     assert [(one.index, one.gpu_power_watts) for one in means.since({}).gpus] == [(0, 100.0), (1, 300.0)]
-    assert [one.index for one in means.since({}, gpu_index=1).gpus] == [1]
     assert RunningMeans().since({}).gpus == ()
 
 

@@ -113,10 +113,10 @@ class RunningMeans:
         """Returns a mark for `since`."""
         return dict(self._sums)
 
-    def since(self, moment: Sums, *, gpu_index: int | None = None) -> Readings:
-        """Returns the means since a moment, of all GPUs or of one."""
+    def since(self, moment: Sums) -> Readings:
+        """Returns the means since a moment."""
         now = self.moment()
-        indices = dict.fromkeys(index for index, _ in now if index is not None and gpu_index in (None, index))
+        indices = dict.fromkeys(index for index, _ in now if index is not None)
         return Readings(
             gpus=tuple(_sample(index, _means(index, now, moment)) for index in indices),
             **_means(None, now, moment),

@@ -25,8 +25,6 @@ DEADLINE_SECONDS = 10.0  # waking several GPUs takes seconds
 
 # Enough for the 8,192 CPUs of the largest Linux kernel; too few is an error.
 _CPU_WORDS = 128
-
-
 # Waiting for an event ends like this if there is none.
 _NO_EVENT = ("nvmlEventSetWait_v2", TIMEOUT)
 
@@ -154,7 +152,7 @@ class Nvml:
         cpus = (64 * place + bit for place, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)
         return frozenset(cpus) or None
 
-    def _open(self, uuid: str) -> "_Opened":
+    def _open(self, uuid: str) -> _Opened:
         handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
         gpm = Gpm(self._vendor, self._field, handle, mig=uuid.startswith("MIG-"), clock=self._clock)
         return _Opened(handle, gpm, XidEvents(self._vendor, self._field, handle), Bounds(uuid))
