@@ -7,10 +7,10 @@ from .document import Table as Table
 from .document import entries as entries
 from .document import render as render
 from .document import require_renderer as require_renderer
-from .lines import MOST_LINES as MOST_LINES
-from .lines import Line as Line
-from .lines import Marks as Marks
-from .lines import Panel as Panel
-from .lines import Shade as Shade
 from .lines import line_chart as line_chart
+from .panels import MOST_LINES as MOST_LINES
+from .panels import Line as Line
+from .panels import Marks as Marks
+from .panels import Panel as Panel
+from .panels import Shade as Shade
 from .ticks import duration as duration
