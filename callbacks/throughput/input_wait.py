@@ -9,7 +9,9 @@ import tensorflow as tf
 from tfopt.callbacks.shared.running_fit import variable_of_a_caller
 
 _GAPS_KEPT = 100  # by tf.data
+_LONGEST_GAP_SECONDS = 10.0  # tf.data keeps no longer one
 _FEWEST_GAPS, _FEWEST_SECONDS = 5, 1.0  # a share from fewer gaps in less time varies too much
+_UNCLEAR_PERCENT = 5  # of the time: a share that is further in doubt is unknown
 
 
 @dataclass(slots=True)
@@ -20,12 +22,21 @@ class _Balance:
     seconds: float = 0.0
     gaps: int = 0
     gap_seconds: float = 0.0
+    too_long: int = 0
+    """Steps whose gap was too long to be kept."""
+    too_long_seconds: float = 0.0
+    """Their time."""
 
     def wait_percent(self, since: "_Balance") -> float | None:
         gaps, seconds = self.gaps - since.gaps, self.seconds - since.seconds
         if not gaps or seconds <= 0 or (gaps < _FEWEST_GAPS and seconds < _FEWEST_SECONDS):
             return None
-        working = (self.steps - since.steps) * (self.gap_seconds - since.gap_seconds) / gaps
+        # These worked for at least as long as a gap may be; the rest of their time may have been either.
+        too_long, too_long_seconds = self.too_long - since.too_long, self.too_long_seconds - since.too_long_seconds
+        if 100 * (too_long_seconds - too_long * _LONGEST_GAP_SECONDS) > _UNCLEAR_PERCENT * seconds:
+            return None
+        steps = self.steps - since.steps - too_long
+        working = steps * (self.gap_seconds - since.gap_seconds) / gaps + too_long_seconds
         return min(100.0, max(0.0, 100 * (1 - working / seconds)))
 
 
@@ -44,8 +55,8 @@ class InputWait:
     time, before, was waiting. The gap is known once the next step has ended, so each step is added then.
 
     A share is None if it is unknown: under a distribution strategy, whose iterators record no gaps; for a dataset whose
-    autotuning is off; and from fewer than five gaps within a second. An epoch's last step is left out, as no gap
-    follows it.
+    autotuning is off; from fewer than five gaps within a second; and if more than a twentieth of the time belongs to
+    steps that worked too long for tf.data to keep their gap. An epoch's last step is left out, as no gap follows it.
     """
 
     def __init__(self) -> None:
@@ -64,6 +75,9 @@ class InputWait:
         self._seen: dict[str, _Balance] = {}  # the total at each reader's last call
         self._taken = 0  # batches up to the last gap that is counted
         self._unread = 0
+        self._long_steps: list[float] = []  # since the gaps were read
+        self._gaps: list[int] = []  # as read last
+        self._skipped = 0  # gaps among the next ones read
 
     def find(self, *, skip_step: bool) -> bool:
         """Finds the iterator after an epoch's first step, and returns whether it records gaps.
@@ -71,8 +85,9 @@ class InputWait:
         Call it from `on_train_batch_end`. `skip_step` leaves out the gap of that step, which compiled.
         """
         self._iterator, self._taken = variable_of_a_caller("iterator", tf.data.Iterator), 0
-        self._read_gaps()
-        self._taken += int(skip_step)
+        self._gaps = self._read_gaps()
+        self._skipped = int(skip_step)
+        self._taken += self._skipped
         return self._iterator is not None
 
     def add(self, seconds: float) -> None:
@@ -80,6 +95,8 @@ class InputWait:
         self._total.steps += 1
         self._total.seconds += seconds
         self._unread += 1
+        if seconds >= _LONGEST_GAP_SECONDS:
+            self._long_steps.append(seconds)
         if self._unread >= _GAPS_KEPT:
             self._read()
 
@@ -102,11 +119,19 @@ class InputWait:
 
     def _read(self) -> None:
         before, self._unread = self._taken, 0
-        gaps = self._read_gaps()
-        new = min(self._taken - before, len(gaps))
+        last, self._gaps = self._gaps, self._read_gaps()
+        new = self._taken - before
+        if self._long_steps:
+            lost = min(max(0, new + self._skipped - _appended(last, self._gaps)), len(self._long_steps))
+            self._total.too_long += lost
+            self._total.too_long_seconds += sum(sorted(self._long_steps, reverse=True)[:lost])
+            self._long_steps.clear()
+            new -= lost
+        self._skipped = 0
+        new = min(new, len(self._gaps))
         if new > 0:
             self._total.gaps += new
-            self._total.gap_seconds += sum(gaps[-new:]) / 1e6
+            self._total.gap_seconds += sum(self._gaps[-new:]) / 1e6
 
     def _read_gaps(self) -> list[int]:
         """Returns the gaps that tf.data remembers, in microseconds."""
@@ -119,3 +144,11 @@ class InputWait:
             return []
         self._taken = max(self._taken, model.nodes[model.output].num_elements)
         return list(model.gap_times)
+
+
+def _appended(before: list[int], after: list[int]) -> int:
+    """How many gaps were appended to a list from whose front the oldest are dropped."""
+    old = min(len(before), len(after))
+    while after[:old] != before[len(before) - old :]:
+        old -= 1
+    return len(after) - old

@@ -1,6 +1,7 @@
 import time
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from models import batch
@@ -41,6 +42,66 @@ def test_each_reader_has_the_share_since_it_last_asked():
     assert waiting.percent("files") is None
     waiting.begin()
     assert waiting.end_epoch() is None
+
+
+class KeepsShortGaps(InputWait):
+    """With the gaps that tf.data would keep of steps that wait and work so long, in seconds."""
+
+    def __init__(self):
+        self.all_gaps, self.gaps = 0, []
+        super().__init__()
+
+    def _read_gaps(self):
+        self._taken = self.all_gaps
+        return list(self.gaps[-100:])
+
+    def step(self, wait, work):
+        self.all_gaps += 1
+        if work < 10:
+            self.gaps.append(round(work * 1e6) + self.all_gaps % 97)  # no two alike, as on a real clock
+        self.add(wait + work)
+
+
+@pytest.mark.parametrize("steps_before", [0, 7, 150])
+def test_steps_that_work_too_long_for_tf_data_did_not_wait_for_input(steps_before):
+    waiting = KeepsShortGaps()
+    waiting.find(skip_step=False)
+    for _ in range(steps_before):
+        waiting.step(0.02, 0.08)
+    waiting.percent("files")
+    for work in [0.08] * 50 + [11] + [0.08] * 50:
+        waiting.step(0.02, work)
+    assert waiting.percent("files") == pytest.approx(100 * 101 * 0.02 / (101 * 0.02 + 100 * 0.08 + 11), abs=0.2)
+    for work in [0.08] * 50 + [22] + [0.08] * 50:  # the step may also have waited for up to 12 s
+        waiting.step(0.02, work)
+    assert waiting.percent("files") is None
+    for wait in [0.02] * 50 + [22] + [0.02] * 50:
+        waiting.step(wait, 0.08)
+    assert waiting.percent("files") == pytest.approx(100 * (22 + 2) / (22 + 2 + 101 * 0.08), abs=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["step", "input"])
+def test_a_stall_of_a_step_or_callback_is_no_wait_for_input(tmp_path, where):
+    def nap(x):
+        time.sleep(10.5 if where == "input" and x[0, 0] == 20 else 0.02)
+        return x
+
+    def slow(x, y):
+        return tf.ensure_shape(tf.numpy_function(nap, [x], tf.float32), (8, 8)), y
+
+    x = np.repeat(np.arange(60, dtype="float32"), 8 * 8).reshape(-1, 8)
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8).map(slow)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+
+    class Stalls(keras.callbacks.Callback):
+        def on_train_batch_end(self, step, logs=None):
+            time.sleep(10.2 if where == "step" and step == 20 else 0.02)
+
+    history = model.fit(data, verbose=0, shuffle=False, callbacks=[ThroughputLogger(tmp_path), Stalls()]).history
+    (share,) = history["input_wait_percent"]
+    assert share > 80 if where == "input" else share < 15
 
 
 class Works(keras.callbacks.Callback):
