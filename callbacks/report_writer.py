@@ -87,6 +87,7 @@ class ReportWriter(keras.callbacks.Callback):
         path = self._path.with_name(f"{worker_rank().file_name(self._path.stem)}{self._path.suffix}")
         self._page_writer = _PageWriter(path, recorder)
         self._background = Background("report", self._page_writer)
+        self._background.put("begun")
         self._written_at = self._clock()
         end_with_fit(self, functools.partial(_end_interrupted, self._background))
         subscribe(self, {UtilizationLogger: recorder.take_samples, ThroughputLogger: self._take_steps}, self._ending)
@@ -113,7 +114,8 @@ class ReportWriter(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes the page."""
-        if self._background is not None and self._page_writer is not None:
+        if self._background is not None and self._page_writer is not None and self._recorder is not None:
+            self._recorder.end()
             self._background.put("ended")
             self._background.close(_WAIT_SECONDS)
             if self._background.works:
@@ -153,7 +155,7 @@ class _PageWriter:
         self._ended = False
 
     def __call__(self, state: str) -> None:
-        """Writes the page; `state` is "running", "interrupted" or "ended"."""
+        """Writes the page; `state` is "begun" (not yet), "running", "interrupted" or "ended"."""
         try:
             self._write(state)
         finally:
@@ -161,9 +163,12 @@ class _PageWriter:
 
     def _write(self, state: str) -> None:
         if not self._environment:
+            # At the beginning: at the end, the driver may hang, and fit would wait for it.
             from tfopt.measure import environment  # imported late, in this thread: it takes a while to load
 
             self._environment = environment()
+        if state == "begun":
+            return
         record = self._recorder.record(
             ended=state == "ended",
             interrupted=state == "interrupted",

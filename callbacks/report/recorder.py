@@ -56,6 +56,7 @@ class Recorder:
         self._epoch_begin = 0.0
         self._compiled = 0
         self._seen = 0.0  # when the training last made progress
+        self._ended: float | None = None
         self._began = clock()
 
     @property
@@ -155,11 +156,15 @@ class Recorder:
             self._add_logs(now, {key: value for key, value in logs.items() if not str(key).startswith("val_")})
             self._epochs.add(Epoch(number=epoch + 1, begin=self._epoch_begin, end=now, logs=logs))
 
+    def end(self) -> None:
+        """Notes when the training ended: the page may have to wait for a disk."""
+        self._ended = self.now
+
     def record(self, *, ended: bool, interrupted: bool, written: str, environment: Mapping[str, Any]) -> Record:
         """Returns the record so far; for an interrupted training, up to when it last made progress."""
         self._take_compilations()
         with self._lock:
-            seconds = self._seen if interrupted and self._seen else self.now
+            seconds = self._seen if interrupted and self._seen else self._ended or self.now
             timeline, epochs = self._timeline.copy(seconds), self._epochs.copy()
             learning = self._learning.copy(seconds)
         first = self._throughput.first_step_seconds

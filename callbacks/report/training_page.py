@@ -183,7 +183,8 @@ def _key_figures(record: Record, readings: Readings) -> list[tuple[str, str, str
         ("Waited for input", readings.input_wait_percent, "%"),
         ("GPU busy" if len(busy) == 1 else "GPUs busy", fmean(busy) if busy else None, "%"),
         flops,
-        ("Energy", energy.highest if energy is not None else None, "kWh"),
+        # Unknown at the end: a GPU was lost, or its counter went back.
+        ("Energy", None if energy is None or energy.points[-1].mean is None else energy.highest, "kWh"),
     ]
     return [(name, number(value), unit) for name, value, unit in values if value is not None]
 

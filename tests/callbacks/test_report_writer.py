@@ -292,6 +292,20 @@ def test_a_disk_that_hangs_holds_fit_up_for_a_stated_time(tmp_path, caplog, monk
     answers.set()
 
 
+def test_a_driver_that_hangs_in_the_middle_of_fit_is_asked_for_nothing_more(tmp_path, monkeypatch):
+    asked, hanging = threading.Event(), threading.Event()
+
+    def environment():
+        asked.set()
+        assert not hanging.is_set()
+        return ENVIRONMENT | {"driver": "570"}
+
+    monkeypatch.setattr("tfopt.measure.environment", environment)
+    begun = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: [asked.wait(10), hanging.set()])
+    fit(ReportWriter(tmp_path / "report.html"), begun, epochs=1)
+    assert "driver 570" in text(tmp_path / "report.html")
+
+
 def test_a_defect_in_the_page_ends_no_training(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(report_writer, "report", lambda record: 1 / 0)
     fit(ReportWriter(tmp_path / "report.html"))

@@ -89,6 +89,13 @@ def test_energy_of_all_gpus_since_their_first_readings(recording, clock):
     assert [mean for _, mean in points(record(recording).timeline, "gpu_energy_kwh")[3:]] == [None] * 2, "it went back"
 
 
+def test_a_page_that_is_written_late_tells_when_the_training_ended(recording, clock):
+    clock.now += 50
+    recording.end()
+    clock.now += 20
+    assert record(recording).seconds == 50
+
+
 def test_errors_of_gpus_since_fit_began_are_events(recording, clock):
     recording.take_samples((GpuSample(0.0, 0.0, index=1, gpu_ecc_uncorrected_errors=0),))
     assert not record(recording).timeline.events, "of none, nothing is said"

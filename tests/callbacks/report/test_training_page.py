@@ -116,6 +116,8 @@ def test_energy_is_the_last_value_in_a_unit_that_suits_it():
     assert "Energy 0.10 kWh" in page
     read.add("gpu_energy_kwh", None, 11.0, 2.5)
     assert "Energy of all GPUs since the first reading 2.50 kWh" in text_of(report(record(read)))
+    read.add("gpu_energy_kwh", None, 12.0, None)  # a GPU was lost
+    assert "Energy 2.50 kWh" not in text_of(report(record(read)))
 
 
 def test_a_line_for_each_gpu_up_to_four_then_their_median():
