@@ -14,20 +14,12 @@ from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subs
 from tfopt.callbacks.shared.running_fit import end_with_fit, most_steps, steps_trained
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
-from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, SampleSpans
+from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, UNAVERAGED_KEYS, SampleSpans
 from tfopt.checks import number
 from tfopt.hardware import GpuSample
 
 _QUEUED = 64
 _STEP = "tfopt/step"
-# Counters, constants and codes: their means say nothing.
-_NOT_AVERAGED = (
-    "gpu_energy_joules",
-    "gpu_memory_total_mib",
-    "gpu_power_limit_watts",
-    "gpu_ecc_uncorrected_errors",
-    "gpu_xid",
-)
 
 
 class TrackerLogger(keras.callbacks.Callback):
@@ -119,7 +111,7 @@ class TrackerLogger(keras.callbacks.Callback):
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
-        values = {key: [getattr(row, key) for row in rows] for key in GPU_KEYS if key not in _NOT_AVERAGED}
+        values = {key: [getattr(row, key) for row in rows] for key in GPU_KEYS if key not in UNAVERAGED_KEYS}
         values |= {key: [getattr(rows[0], key)] for key in HOST_KEYS}
         seconds = self._spans.seconds(rows[0])
         self._take((key, value, seconds) for key, found in values.items() for value in found)

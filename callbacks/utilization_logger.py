@@ -24,22 +24,15 @@ from tfopt.callbacks.shared.running_fit import (
     warn_of_earlier_loggers,
 )
 from tfopt.callbacks.shared.workers import WorkerSummaries, worker_rank
-from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, SampleSpans, Throttling
+from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, UNAVERAGED_KEYS, SampleSpans, Throttling
 from tfopt.checks import log_folder, number
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.host_activity import HOST_RATES, HostMeter
 from tfopt.warn import warn_once
 
 _COLUMNS = tuple(dict.fromkeys((*COORDINATES, *(field.name for field in fields(GpuSample)))))
-# Counters, constants, and what is not this process's have no mean worth logging.
-_NOT_AVERAGED = {
-    "gpu_memory_total_mib",
-    "gpu_memory_others_mib",
-    "gpu_power_limit_watts",
-    "gpu_energy_joules",
-    "gpu_ecc_uncorrected_errors",
-    "gpu_xid",
-}
+# An epoch's figures are this process's.
+_NOT_AVERAGED = {*UNAVERAGED_KEYS, "gpu_memory_others_mib"}
 _AVERAGED = tuple(key for key in (*GPU_KEYS, *HOST_KEYS) if key not in _NOT_AVERAGED)
 # Of all samples and GPUs, logs hold the highest.
 _PEAKS = {

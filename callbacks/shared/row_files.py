@@ -130,7 +130,7 @@ class RowWriter:
             text = (
                 f"Expected nobody else to write to {error.filename}. Found another process, or another callback of "
                 f"this one. Its rows stay there; these go to the next free {self._stem}-NUMBER. Their columns run, "
-                "host and pid tell whose they are. Give each its own log_dir."
+                "host and pid tell whose they are. To keep them apart, give each its own log_dir."
             )
             warn_once(f"company {self._log_dir}", text)
         return self._open(form, number + 1)

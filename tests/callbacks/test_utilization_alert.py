@@ -274,7 +274,7 @@ def test_a_pace_does_not_fall_while_no_step_is_due(driven, clock, hook):
 @pytest.mark.parametrize(
     ("hook", "named"),
     [
-        ("on_epoch_begin", "It waits for its batch"),
+        ("on_epoch_begin", "The step waits for its batch"),
         ("on_test_begin", "validation is running"),
         ("on_epoch_end", "between"),
     ],

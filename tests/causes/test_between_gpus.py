@@ -28,7 +28,7 @@ MISTAKE = (
     "replica. Build and compile it under tfopt.distribute.strategy() or a tf.distribute.MirroredStrategy, or hide the "
     "others (CUDA_VISIBLE_DEVICES=0)."
 )
-MEANT = " Nothing is wrong if that is meant; hide the others to free them."
+MEANT = " That is fine if intended; hide the others to free them."
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_waiting_in_an_all_reduce(gpus, replicas, waits):
     assert waits_in_all_reduce(gpus, replicas) is waits
     for phase in ("training", "step"):
         text = cause(gpus, replicas, metric="seconds_since_step", stalled_seconds=99.0, phase=phase).text
-        assert ("they wait in an all-reduce for a replica that does not come" in text) is waits
+        assert ("they wait in an all-reduce for a replica that has stopped" in text) is waits
     assert "all-reduce" not in cause(gpus, replicas, stalled_seconds=99.0, phase="validation").text
 
 

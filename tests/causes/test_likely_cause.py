@@ -129,9 +129,9 @@ def test_none_fits_and_what_is_not_known():
     [
         (
             "training",
-            "no training step has ended for 45 s. It waits for its batch (tfopt.pipelines.profile_pipeline(dataset) "
-            "names the slow stage), is being recompiled (tfopt.callbacks.CompilationLogger tells), or simply takes "
-            "that long: which of these cannot be told here.",
+            "no training step has ended for 45 s. The step waits for its batch (tfopt.pipelines."
+            "profile_pipeline(dataset) names the slow stage), is being recompiled (tfopt.callbacks.CompilationLogger "
+            "tells), or is simply slow; tfopt cannot tell which.",
         ),
         (
             "validation",

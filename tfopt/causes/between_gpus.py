@@ -72,7 +72,7 @@ def unused_gpus(gpus: Sequence[GpuSample], replicas: Replicas | None) -> Unused 
             f"others (CUDA_VISIBLE_DEVICES={at_work[0].index})."
         )
     else:
-        text += ". Nothing is wrong if that is meant; hide the others to free them."
+        text += ". That is fine if intended; hide the others to free them."
     return Unused(_indices(idle), _indices(at_work), mistake, text)
 
 

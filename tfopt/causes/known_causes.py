@@ -68,8 +68,8 @@ THROTTLED = {
 NO_STEPS = {
     "training": Cause(
         "",  # what it does cannot be told
-        "It waits for its batch (tfopt.pipelines.profile_pipeline(dataset) names the slow stage), is being recompiled "
-        "(tfopt.callbacks.CompilationLogger tells), or simply takes that long: which of these cannot be told here.",
+        "The step waits for its batch (tfopt.pipelines.profile_pipeline(dataset) names the slow stage), is being "
+        "recompiled (tfopt.callbacks.CompilationLogger tells), or is simply slow; tfopt cannot tell which.",
     ),
     "first step": Cause(
         "the first step is running",
@@ -82,12 +82,12 @@ NO_STEPS = {
         "reads from: a disk, a network share, a generator, a tf.data service.",
     ),
     "step": Cause(
-        "its batch has come, and the step is running",
-        "It is being recompiled (tfopt.callbacks.CompilationLogger tells), waits for another device, or simply takes "
-        "that long.",
+        "the step has its batch and is running",
+        "It is being recompiled (tfopt.callbacks.CompilationLogger tells), waits for another device, or is simply "
+        "slow.",
     ),
     "all-reduce": Cause(
-        "its GPUs run without pause, so they wait in an all-reduce for a replica that does not come",
+        "the GPUs run without pause, so they wait in an all-reduce for a replica that has stopped",
         "Find the GPU that idles, or the worker that has stopped: its log has the reason. The launcher of "
         "tfopt.distribute names a lost worker and ends the others.",
     ),

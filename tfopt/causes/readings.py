@@ -13,6 +13,14 @@ from tfopt.hardware.nvml.gpu_reading import GPU_FIELDS
 # The measurements among a GpuSample's fields.
 GPU_KEYS = (*(name for name in GPU_FIELDS if name != "throttle_reasons"), *ALLOCATOR_FIELDS)
 HOST_KEYS = HOST_FIELDS
+# Counters, constants and codes: their means say nothing.
+UNAVERAGED_KEYS = (
+    "gpu_energy_joules",
+    "gpu_memory_total_mib",
+    "gpu_power_limit_watts",
+    "gpu_ecc_uncorrected_errors",
+    "gpu_xid",
+)
 
 # NVML's reasons that slow down a GPU that could run faster, and their causes. The others are settings of the owner.
 SLOWED_BY = {

@@ -98,7 +98,7 @@ class GpuReader:
                 warn_once(
                     f"slow {gpu.uuid}",
                     f"Expected to read GPU:{gpu.index} within {_PROMPT_SECONDS:g} s. Found: it took "
-                    f"{ended - began:.1f} s; readings as late as this are left out. What to do: nothing if this is "
+                    f"{ended - began:.1f} s; readings that late are left out. What to do: nothing if this is "
                     "rare; otherwise run nvidia-smi, and if it is slow too, look for Xid lines in dmesg.",
                 )
 
