@@ -193,10 +193,10 @@ class UtilizationAlert(keras.callbacks.Callback):
 
     def _take_step_under_way(self) -> None:
         """Judges a pace by the step under way once that alone puts it beyond its bound: no figures come in a hang."""
-        stepped_at, throughput = self._progress.stepped_at, self._throughput
-        if stepped_at is None or throughput is None or self._progress.phase != "training":
+        progress, throughput = self._progress, self._throughput
+        if progress.stepped_at is None or throughput is None or progress.phase != "training":
             return
-        seconds, steps = self._clock() - stepped_at, getattr(self.model, "steps_per_execution", 1)
+        seconds, steps = self._clock() - progress.step_began_at, getattr(self.model, "steps_per_execution", 1)
         pace: float | None = None
         if self._metric.startswith("step_time"):
             pace = 1000 * seconds / steps  # at least

@@ -31,6 +31,8 @@ class Progress:
         self._moved_at = clock()
         self.stepped_at: float | None = None
         """When the last training step ended; None before the first."""
+        self.step_began_at = self._moved_at
+        """When the training step under way began."""
         self.phase = "training"
         """What the last hook tells: "training", "validation" or "between epochs"."""
         self._batch = self._last_batch = -1
@@ -40,10 +42,11 @@ class Progress:
         """Notes that an epoch begins; `last_batch` is its last one's number from 0, or negative if unknown."""
         self._batches_before += self._batch + 1
         self._batch, self._last_batch, self.phase = -1, last_batch, "training"
+        self.step_began_at = self._clock()
 
     def end_step(self, batch: int) -> None:
         """Notes that a training step has ended."""
-        self._moved_at = self.stepped_at = self._clock()
+        self._moved_at = self.stepped_at = self.step_began_at = self._clock()
         self._batch = batch
         # Keras counts the last execution of several steps as whole.
         self.phase = "between epochs" if batch >= self._last_batch >= 0 else "training"

@@ -271,6 +271,18 @@ def test_a_pace_does_not_fall_while_no_step_is_due(driven, clock, hook):
     assert alert.alerts == ()
 
 
+def test_validation_is_no_part_of_the_next_epochs_first_step(driven, clock):
+    alert = driven("step_time_ms", above=10_000)
+    alert.on_test_begin()
+    seconds(alert, clock, 60)
+    alert.on_epoch_end(0)
+    alert.on_epoch_begin(1)
+    seconds(alert, clock, 8)
+    assert alert.alerts == ()
+    seconds(alert, clock, 8)
+    assert alert.alerts[0].value == pytest.approx(sum(range(11, 15)) / 4 * 1000, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("hook", "named"),
     [
