@@ -164,7 +164,8 @@ class Recorder:
         """Returns the record so far; for an interrupted training, up to when it last made progress."""
         self._take_compilations()
         with self._lock:
-            seconds = self._seen if interrupted and self._seen else self._ended or self.now
+            interrupted = interrupted and bool(self._seen)
+            seconds = self._seen if interrupted else self._ended or self.now
             timeline, epochs = self._timeline.copy(seconds), self._epochs.copy()
             learning = self._learning.copy(seconds)
         first = self._throughput.first_step_seconds
@@ -184,6 +185,7 @@ class Recorder:
             environment=environment,
             setup=self._setup,
             replicas=self._replicas,
+            idle_seconds=self.now - seconds if interrupted else 0.0,
             batch_size=self._throughput.batch_size,
         )
 

@@ -25,6 +25,8 @@ from tfopt.page import Page, Section, Table, duration, entries, render
 
 _EPOCHS_SHOWN = 20
 _EVENTS_SHOWN = 40
+# An interruption is noticed within a second or two, and steps are reported once a second.
+_IDLE_SECONDS = 5.0
 # As many columns fit beside the epoch's number and duration on a screen 1,280 pixels wide.
 _COLUMNS = 8
 _SPEED = ("step_time_ms", "examples_per_second")
@@ -63,6 +65,8 @@ class Record:
     """As `tfopt.measure.environment` returns it."""
     setup: Sequence[str] = ()
     """How it was trained, in words."""
+    idle_seconds: float = 0.0
+    """How long no step had ended when the page of an interrupted training was written; within a second or two."""
     batch_size: float | None = None
     """Examples per step, None if unknown."""
     replicas: Replicas | None = None
@@ -86,7 +90,8 @@ def report(record: Record) -> str:
     record, readings, without = _without_unused_gpus(record, readings)
     lost = lost_since("loss", epochs, record.learning)
     diverged = f"The loss has not been a number since {lost}. " if lost is not None else ""
-    unfinished = "" if record.ended else " The training had not ended when this page was written."
+    idle = f", {duration(record.idle_seconds)} after its last step" if record.idle_seconds >= _IDLE_SECONDS else ""
+    unfinished = "" if record.ended else f" The training had not ended when this page was written{idle}."
     sections = [
         _learning(record, epochs),
         _timeline(record, without, slow),

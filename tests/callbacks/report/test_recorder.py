@@ -96,6 +96,16 @@ def test_a_page_that_is_written_late_tells_when_the_training_ended(recording, cl
     assert record(recording).seconds == 50
 
 
+def test_a_training_that_hung_when_it_was_interrupted(recording, clock):
+    clock.now += 50
+    recording.take_steps({"step_time_ms": 10.0})
+    clock.now += 20
+    found = record(recording, interrupted=True)
+    assert (found.seconds, found.idle_seconds) == (50, 20)
+    recording.end()
+    assert record(recording).idle_seconds == 0
+
+
 def test_errors_of_gpus_since_fit_began_are_events(recording, clock):
     recording.take_samples((GpuSample(0.0, 0.0, index=1, gpu_ecc_uncorrected_errors=0),))
     assert not record(recording).timeline.events, "of none, nothing is said"
