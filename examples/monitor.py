@@ -45,8 +45,8 @@ keras.config.set_dtype_policy("mixed_float16")
 model = keras.Sequential(
     [
         keras.Input((8, 8, 1)),
-        keras.layers.Conv2D(32, 3, activation="relu"),
-        keras.layers.Conv2D(64, 3, activation="relu"),
+        keras.layers.Conv2D(8, 3, activation="relu"),
+        keras.layers.Conv2D(16, 3, activation="relu"),
         keras.layers.Flatten(),
         keras.layers.Dense(10, dtype="float32"),
     ]
@@ -66,6 +66,8 @@ model.fit(
         LossScaleLogger(folder),
         # Fires on any machine, on purpose, and requests a trace of the next steps.
         UtilizationAlert("host_cpu_percent", above=1, for_seconds=1, action=profiler.request),
+        # Warns if no step ends for two minutes, and says what fit waits for.
+        UtilizationAlert("seconds_since_step", above=110, for_seconds=10),
         profiler,
         PrometheusExporter(folder / "training.prom", interval_seconds=1),
         TrackerLogger(tracker, interval_seconds=2),
