@@ -35,7 +35,7 @@ class Bound:
         return value > self.value if self.above else value < self.value
 
     def __str__(self) -> str:
-        return f"at {'most' if self.above else 'least'} {self.value:g}"
+        return f"at {'most' if self.above else 'least'} {self.value:,.10g}"
 
 
 def make_bound(metric: str, below: float | None, above: float | None) -> Bound:

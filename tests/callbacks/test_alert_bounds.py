@@ -22,3 +22,5 @@ def test_margin(metric, value, above, margin):
 def test_bounds_in_words():
     assert str(make_bound("step_time_ms", None, 200)) == "at most 200"
     assert str(make_bound("gpu_utilization_percent", 12.5, None)) == "at least 12.5"
+    assert str(make_bound("gpu_memory_used_mib", None, 140_000)) == "at most 140,000"
+    assert str(make_bound("tokens_per_second", 2e6, None)) == "at least 2,000,000"

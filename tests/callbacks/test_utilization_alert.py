@@ -185,6 +185,14 @@ def test_metrics_of_the_training_and_of_the_host(driven, clock):
     assert (host.alerts[0].gpu_index, host.alerts[0].value) == (None, 99.0)
 
 
+def test_large_figures_have_no_exponents(driven, clock):
+    alert = driven("tokens_per_second", below=2e6)
+    pace(alert, clock, tokens_per_second=1_234_567.0)
+    assert alert.alerts[0].text.startswith(
+        "Expected tokens_per_second to be at least 2,000,000. Found 1,234,567 on average for 3 s."
+    )
+
+
 def test_the_cause_of_a_slow_training_is_looked_for_on_every_gpu(driven, clock):
     alert = driven("step_time_ms", above=100)
     sample(alert, clock, (*gpus(97), GpuSample(0.0, 0.0, index=1, throttle_reasons=("thermal",))))

@@ -48,8 +48,8 @@ def test_several_gpus_with_their_spread():
     [
         ({"gpu_utilization_percent": 79}, f"2 % of it: {KERNELS}"),
         ({"gpu_utilization_percent": 79, "input_wait_percent": None}, "check the input first (tfopt.pipelines.profile"),
-        ({"sm_active_percent": 49}, f"with only 49 % of its multiprocessors: {KERNELS}"),
-        ({"tensor_active_percent": 0.4}, "its tensor cores only 0 % of it. tfopt.precision.set_policy"),
+        ({"sm_active_percent": 49}, f"2 % of it, yet only 49 % of the multiprocessors worked: {KERNELS}"),
+        ({"tensor_active_percent": 0.4}, "yet the tensor cores worked in only 0.4 % of it. tfopt.precision.set_policy"),
         ({"throttled_percent": 20}, "heat or power held the clocks back in 20 % of it. Check its cooling and"),
         ({"input_wait_percent": None}, "whether steps waited for input is unknown: the model sets the pace"),
         ({"sm_active_percent": None, "tensor_active_percent": None}, "the model sets the pace"),

@@ -103,9 +103,9 @@ def _shown_by_gpus(readings: Readings) -> str:
         return f": {SHORT_KERNELS.name}. {SHORT_KERNELS.remedy}"
     if sm_active is not None and sm_active < SM_ACTIVE_PERCENT:
         return (
-            f", but with only {sm_active:.0f}\u00a0% of its multiprocessors: {SHORT_KERNELS.name}. "
+            f", yet only {sm_active:.0f}\u00a0% of the multiprocessors worked: {SHORT_KERNELS.name}. "
             f"{SHORT_KERNELS.remedy}"
         )
     if tensor_active is not None and tensor_active < TENSOR_ACTIVE_PERCENT:
-        return f", but its tensor cores only {tensor_active:.0f}\u00a0% of it. {IDLE_TENSOR_CORES.remedy}"
+        return f", yet the tensor cores worked in only {tensor_active:.1f}\u00a0% of it. {IDLE_TENSOR_CORES.remedy}"
     return ": the model sets the pace."
