@@ -264,8 +264,8 @@ class UtilizationAlert(keras.callbacks.Callback):
         where = "" if gpu_index is None else f" of GPU:{gpu_index}"
         found = f"{episode.mean:.4g}" if abs(episode.mean) < 1000 else f"{episode.mean:,.0f}"
         text = (
-            f"Expected {self._metric}{where} to be {self._bound}. Found {found} on average for {episode.seconds:.0f} s. "
-            f"{cause.text}"
+            f"Expected {self._metric}{where} to be {self._bound}. Found {found} on average for "
+            f"{episode.seconds:.0f} s. {cause.text}"
         )
         if self._action == "stop":
             text += ' The training is stopped (action="stop").'
