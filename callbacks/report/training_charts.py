@@ -54,7 +54,7 @@ QUANTITIES = {
         Quantity("step_time_ms", "Step time", "median of about a second's steps", "ms", spikes=True),
         Quantity("examples_per_second", "Throughput", "of all replicas", "examples/s"),
         Quantity("input_wait_percent", "Waiting for input", "share of the time", "%", top=100),
-        Quantity("mfu_percent", "Model FLOPs utilisation", "of the devices' listed peak", "%"),
+        Quantity("mfu_percent", "Model FLOPs utilisation", "of the devices' peak", "%"),
         Quantity("model_tflops_per_second", "Model FLOPs", "of all replicas", "TFLOP/s"),
     ),
     "GPUs": (
