@@ -84,9 +84,9 @@ def curves(
         return None
     if over_time:
         axis: dict[str, Any] = {"seconds": seconds, "marks": marks}
-        how = "In training the mean since the epoch began, as Keras logs it."
+        how = "Training: the mean since the epoch began, as Keras logs it."
         if any(key.startswith("val_") for key in keys):
-            how += " In validation one value per epoch."
+            how += " Validation: one value per epoch."
     else:
         axis = {"epochs": (epochs[0].number, epochs[-1].number)}
         how = "At the end of each epoch, as Keras logs it."

@@ -169,7 +169,6 @@ def _environment_in_words(record: Record) -> str:
 
 def _key_figures(record: Record, readings: Readings) -> list[tuple[str, str, str]]:
     """The means since the first step that say most; what is unknown is left out."""
-
     since = record.first_step_end or 0.0
 
     def mean(name: str) -> float | None:
@@ -181,17 +180,23 @@ def _key_figures(record: Record, readings: Readings) -> list[tuple[str, str, str
     if flops[1] is None:
         flops = ("Model FLOPs, peak unknown", mean("model_tflops_per_second"), "TFLOP/s")
     busy = [gpu.gpu_utilization_percent for gpu in readings.gpus if gpu.gpu_utilization_percent is not None]
-    energy = record.timeline.series.get("gpu_energy_kwh", {}).get(None)
     values = [
         ("Throughput", mean("examples_per_second"), "examples/s"),
         ("Median step", usual_value(steps, since), "ms"),
         ("Waited for input", readings.input_wait_percent, "%"),
         ("GPU busy" if len(busy) == 1 else "GPUs busy", fmean(busy) if busy else None, "%"),
         flops,
-        # Unknown at the end: a GPU was lost, or its counter went back.
-        ("Energy", None if energy is None or energy.points[-1].mean is None else energy.highest, "kWh"),
+        _energy(record.timeline),
     ]
     return [(name, number(value), unit) for name, value, unit in values if value is not None]
+
+
+def _energy(timeline: Timeline) -> tuple[str, float | None, str]:
+    series = timeline.series.get("gpu_energy_kwh", {}).get(None)
+    # Unknown at the end: a GPU was lost, or its counter went back.
+    if series is None or series.points[-1].mean is None:
+        return "Energy", None, ""
+    return ("Energy", series.highest, "kWh") if series.highest >= 1 else ("Energy", 1000 * series.highest, "Wh")
 
 
 def _counted(count: int, what: str) -> str:
