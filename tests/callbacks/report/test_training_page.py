@@ -192,7 +192,7 @@ def test_the_page_holds_it_all():
     assert "packages.keras 3.15.1" in page
     assert "had not ended" not in page
     assert "had not ended when this page was written." in text_of(report(record(read, ended=False)))
-    hung = text_of(report(record(read, ended=False, idle_seconds=8.0)))
+    hung = text_of(report(replace(record(read, ended=False), idle_seconds=8.0)))
     assert "had not ended when this page was written, 8.0 s after its last step." in hung
 
 
