@@ -4,8 +4,9 @@ import sys
 import pytest
 
 from tfopt.callbacks import UtilizationLogger
-from tfopt.callbacks.shared import row_files as event_files
-from tfopt.callbacks.shared.row_files import EventFile, require_tensorboard
+from tfopt.callbacks.shared import rotated_files as event_files
+from tfopt.callbacks.shared.rotated_files import EventFile
+from tfopt.callbacks.shared.row_files import require_tensorboard
 from tfopt.errors import UnsupportedError
 
 

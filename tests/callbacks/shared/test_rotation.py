@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from tfopt.callbacks.shared import row_files as rotation
-from tfopt.callbacks.shared.row_files import RotatedLines
+from tfopt.callbacks.shared import rotated_files as rotation
+from tfopt.callbacks.shared.rotated_files import RotatedLines
 
 
 @pytest.fixture(autouse=True)

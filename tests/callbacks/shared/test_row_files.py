@@ -12,7 +12,7 @@ import pytest
 from quick import first_quick
 
 from tfopt import warn
-from tfopt.callbacks.shared import row_files as rows
+from tfopt.callbacks.shared import rotated_files
 from tfopt.callbacks.shared.row_files import FORMATS, BackgroundRows, RowWriter, check_formats
 
 FIELDS = ("step", "reasons", "value")
@@ -157,7 +157,7 @@ def test_a_format_that_is_named_twice_is_written_once(tmp_path):
 
 
 def test_a_large_file_is_followed_by_a_new_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "ROTATE_BYTES", 60)
+    monkeypatch.setattr(rotated_files, "ROTATE_BYTES", 60)
     write(tmp_path, [(step, None, 1.0) for step in range(9)])
     names = sorted(path.name for path in tmp_path.iterdir())
     assert {"log.csv", "log.1.csv", "log.jsonl", "log.1.jsonl"} <= set(names)
@@ -180,7 +180,7 @@ def test_a_tensorboard_that_cannot_be_imported_is_survived(tmp_path, monkeypatch
     def fails(self, folder):
         raise TypeError("Descriptors cannot be created directly.")  # protobuf's, of another version
 
-    monkeypatch.setattr(rows.EventFile, "__init__", fails)
+    monkeypatch.setattr(rotated_files.EventFile, "__init__", fails)
     write(tmp_path, [(1, None, 1.0)], ("tensorboard", "csv"))
     assert len(caplog.records) == 1
     assert read(tmp_path)[0] == [list(FIELDS), ["1", "", "1.0"]]
@@ -243,8 +243,8 @@ def writes_as_told(folder, run, told, tells, caplog):
 @pytest.mark.parametrize("number", first_quick([2, 8]))
 def test_processes_that_write_into_one_folder_at_once(tmp_path, number, monkeypatch, caplog):
     """Each has files of its own, also while they are renamed, and no row is lost or mixed with another's."""
-    monkeypatch.setattr(rows, "ROTATE_BYTES", 20_000)
-    monkeypatch.setattr(rows, "KEPT_FILES", 100)
+    monkeypatch.setattr(rotated_files, "ROTATE_BYTES", 20_000)
+    monkeypatch.setattr(rotated_files, "KEPT_FILES", 100)
     (told, tell), (hear, tells) = os.pipe(), os.pipe()
     children = []
     for place in range(number):
