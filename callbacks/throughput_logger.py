@@ -201,7 +201,9 @@ class ThroughputLogger(keras.callbacks.Callback):
             self._rate.count(self.model, self.batch_size)
         if not self._input_sought:
             self._input_sought = True
-            self._follows_input = self._follows_input and self._input.find(skip_step=not self._compiled)
+            self._follows_input = self._follows_input and self._input.find(
+                skipped_seconds=None if self._compiled else self._uncounted[0][1] - self._last
+            )
         waits = int(self._follows_input and self._compiled and not epoch_ends)
         counted = self._uncounted[: len(self._uncounted) - waits]
         self._uncounted = self._uncounted[len(counted) :]

@@ -78,16 +78,18 @@ class InputWait:
         self._long_steps: list[float] = []  # since the gaps were read
         self._gaps: list[int] = []  # as read last
         self._skipped = 0  # gaps among the next ones read
+        self._lost = 0  # gaps too long to be kept, of steps not yet added
 
-    def find(self, *, skip_step: bool) -> bool:
+    def find(self, *, skipped_seconds: float | None) -> bool:
         """Finds the iterator after an epoch's first step, and returns whether it records gaps.
 
-        Call it from `on_train_batch_end`. `skip_step` leaves out the gap of that step, which compiled.
+        Call it from `on_train_batch_end`. Of a step that compiled, give its time: it is left out.
         """
         self._iterator, self._taken = variable_of_a_caller("iterator", tf.data.Iterator), 0
         self._gaps = self._read_gaps()
-        self._skipped = int(skip_step)
-        self._taken += self._skipped
+        self._taken += int(skipped_seconds is not None)
+        self._skipped = int(skipped_seconds is not None and skipped_seconds < _LONGEST_GAP_SECONDS)
+        self._lost = 0
         return self._iterator is not None
 
     def add(self, seconds: float) -> None:
@@ -118,16 +120,18 @@ class InputWait:
         self._iterator = None
 
     def _read(self) -> None:
-        before, self._unread = self._taken, 0
+        before, added, self._unread = self._taken, self._unread, 0
         last, self._gaps = self._gaps, self._read_gaps()
-        new = self._taken - before
-        if self._long_steps:
-            lost = min(max(0, new + self._skipped - _appended(last, self._gaps)), len(self._long_steps))
-            self._total.too_long += lost
-            self._total.too_long_seconds += sum(sorted(self._long_steps, reverse=True)[:lost])
-            self._long_steps.clear()
-            new -= lost
-        self._skipped = 0
+        new, appended = self._taken - before, _appended(last, self._gaps)
+        lost = max(0, new + self._skipped - appended) if appended < _GAPS_KEPT else 0
+        new, self._skipped = new - lost, 0
+        too_long = sorted(self._long_steps, reverse=True)[: self._lost + lost]
+        self._long_steps.clear()
+        self._total.too_long += len(too_long)
+        self._total.too_long_seconds += sum(too_long)
+        # The gap after a step holds a later callback's time, which counts for the next step, and that is added later.
+        left = self._lost + lost - len(too_long)
+        self._lost = min(left, lost) if added else left
         new = min(new, len(self._gaps))
         if new > 0:
             self._total.gaps += new

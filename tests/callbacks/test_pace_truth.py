@@ -27,8 +27,9 @@ class Gaps(InputWait):
         self.gaps, self.batches = [], 0
         super().__init__()
 
-    def find(self, *, skip_step):
-        self._iterator, self._taken = self, self.batches + int(skip_step)
+    def find(self, *, skipped_seconds):
+        self._iterator, self._taken = self, self.batches + int(skipped_seconds is not None)
+        self._gaps = self.gaps[-100:]
         return True
 
     def _read_gaps(self):
