@@ -100,6 +100,16 @@ def test_a_callback_that_takes_too_long_is_no_wait_though_its_time_is_in_the_nex
     assert waiting.percent("files") == pytest.approx(100 * 31 / (31 + 101 * 0.09), abs=1)
 
 
+@pytest.mark.parametrize("compiled", [0.5, 30.0])
+def test_a_long_wait_just_after_the_step_that_compiled(compiled):
+    waiting = KeepsShortGaps()
+    waiting.find(skipped_seconds=compiled)
+    waiting.gap(compiled)
+    for step in range(50):
+        waiting.step(20 if step == 7 else 0.01, 0.09)
+    assert waiting.percent("files") == pytest.approx(100 * 20.49 / (20.49 + 50 * 0.09), abs=0.2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["step", "input"])
 def test_a_stall_of_a_step_or_callback_is_no_wait_for_input(tmp_path, where):
