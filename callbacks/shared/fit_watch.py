@@ -6,6 +6,7 @@ One thread per process watches all running fits and ends with the last of them.
 import atexit
 import contextlib
 import ctypes
+import inspect
 import os
 import signal
 import socket
@@ -37,7 +38,8 @@ class Loop:
 
     def is_over(self, stacks: Mapping[int, FrameType]) -> bool:
         """Whether it has surely ended, given the innermost frame of each running thread."""
-        if not self._visible or any(map(self._is, _outwards(stacks.get(self._thread)))):
+        stack = list(_outwards(stacks.get(self._thread)))
+        if not self._visible or any(map(self._is, stack)) or (stack and _suspended(stack[-1])):
             return False
         # A loop of the user's own may be a suspended generator, or go on in another function or notebook cell than the
         # one that called on_train_begin. It is over once an exception that nobody caught went through it.
@@ -224,6 +226,11 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _suspended(outermost: FrameType) -> bool:
+    """Whether a stack breaks off at a generator: its thread ran on while the stack was walked, and left it."""
+    return bool(outermost.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
 
 
 def _frames_of_last_error() -> Iterator[FrameType]:

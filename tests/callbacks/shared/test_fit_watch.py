@@ -257,3 +257,17 @@ def test_greenlets_hide_the_stack(looks, monkeypatch):
     loop = fit_watch.Loop(sys._getframe())
     monkeypatch.setattr(loop, "_of_keras", True)
     assert loop.is_over({})
+
+
+def test_a_stack_that_its_thread_has_left_meanwhile_tells_nothing(monkeypatch):
+    """Walking a running thread's stack may end in a generator that it has left: it breaks off there."""
+
+    def generator():
+        yield
+
+    left = generator()
+    next(left)
+    loop = fit_watch.Loop(sys._getframe())
+    monkeypatch.setattr(loop, "_of_keras", True)
+    assert not loop.is_over({threading.get_ident(): left.gi_frame})
+    assert loop.is_over({threading.get_ident(): sys._getframe(1)})
