@@ -6,7 +6,7 @@ import pytest
 from tfopt.callbacks import UtilizationLogger
 from tfopt.callbacks.shared import rotated_files as event_files
 from tfopt.callbacks.shared.rotated_files import EventFile
-from tfopt.callbacks.shared.row_files import require_tensorboard
+from tfopt.callbacks.shared.row_files import check_formats
 from tfopt.errors import UnsupportedError
 
 
@@ -95,4 +95,4 @@ def test_tensorboard_that_is_not_installed(tmp_path, monkeypatch):
 
 
 def test_tensorboard_that_is_installed(read):
-    require_tensorboard()
+    assert check_formats(["csv", "tensorboard", "csv"]) == ("csv", "tensorboard")
