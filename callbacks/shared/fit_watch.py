@@ -6,6 +6,7 @@ One thread per process watches all running fits and ends with the last of them.
 import atexit
 import contextlib
 import ctypes
+import gc
 import inspect
 import os
 import signal
@@ -211,13 +212,29 @@ def end_with(owner: object, loop: Loop | None, end: Callable[[], object], *, at_
     _WATCH.add(owner, _Fit(loop, end), at_exit=at_exit)
 
 
+def thread_frames() -> dict[int, FrameType]:
+    """Returns the innermost frame of each running thread."""
+    if sys.version_info >= (3, 12):
+        return sys._current_frames()
+    # Here Python makes the frames under a lock, and what the garbage collector frees meanwhile may need the same one:
+    # then all threads stand still for ever (CPython's issue 106883).
+    with _COLLECTING:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
+
+
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     if not _WATCH.handles_alone():
         _WATCH.terminate()
 
 
 def _over(fits: Mapping[_Fit, object]) -> list[_Fit]:
-    stacks = sys._current_frames()
+    stacks = thread_frames()
     del stacks[threading.get_ident()]  # a frame that its own variable holds would be a reference cycle
     return [fit for fit in fits if fit.loop is not None and fit.loop.is_over(stacks)]
 
@@ -266,5 +283,8 @@ def _is_default(number: int) -> bool:
 
 _WATCH = _Watch()
 atexit.register(_WATCH.finish)
+_COLLECTING = threading.Lock()  # for who switches the garbage collector off
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_WATCH.forget)
+    os.register_at_fork(before=_COLLECTING.acquire, after_in_parent=_COLLECTING.release)
+    os.register_at_fork(after_in_child=_COLLECTING.release)

@@ -1,7 +1,6 @@
 """How long ago a step of the running `fit` ended, and what fit is doing since: for threads that watch it."""
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +8,8 @@ from types import FrameType
 from typing import Any
 
 import tensorflow as tf
+
+from tfopt.callbacks.shared.fit_watch import thread_frames
 
 SECONDS_SINCE_STEP = "seconds_since_step"
 # How long to wait for tf.data to say which batches it has delivered.
@@ -73,7 +74,7 @@ class Progress:
         if threading.get_ident() == self._thread:
             return by_hooks, None
         iterator = None
-        frame = sys._current_frames().get(self._thread)
+        frame = thread_frames().get(self._thread)
         hook = ""
         while frame is not None:
             code = frame.f_code

@@ -1,6 +1,9 @@
 """A callback ends with its fit: also if a notebook keeps the exception, and never before."""
 
 import asyncio
+import gc
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -271,3 +274,55 @@ def test_a_stack_that_its_thread_has_left_meanwhile_tells_nothing(monkeypatch):
     monkeypatch.setattr(loop, "_of_keras", True)
     assert not loop.is_over({threading.get_ident(): left.gi_frame})
     assert loop.is_over({threading.get_ident(): sys._getframe(1)})
+
+
+FRAMES_AND_GARBAGE = """
+import gc, threading
+from tfopt.callbacks.shared.fit_watch import thread_frames
+
+class Ring:
+    def __init__(self):
+        self.itself, self.local = self, threading.local()
+        self.local.value = 1
+
+def deep(depth):  # thread_frames makes the frame of each thread's innermost call, and each may set off a collection
+    Ring()
+    return deep(depth - 1) if depth else thread_frames()
+
+gc.set_threshold(1)
+for _ in range(300):
+    assert deep(3)[threading.get_ident()]
+assert gc.isenabled()
+gc.disable()
+thread_frames()
+assert not gc.isenabled()
+"""
+
+
+def test_garbage_with_thread_locals_does_not_stop_all_threads():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    # In a process of its own, since the test would hold the interpreter's lock for ever.
+    subprocess.run([sys.executable, "-c", FRAMES_AND_GARBAGE], env=environment, check=True, timeout=120)
+
+
+def test_two_threads_that_ask_for_frames_leave_the_garbage_collector_on():
+    done = threading.Event()
+
+    def ask():
+        while not done.is_set():
+            fit_watch.thread_frames()
+
+    others = [threading.Thread(target=ask) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for other in others:
+            other.start()
+        for _ in range(2000):
+            fit_watch.thread_frames()
+    finally:
+        done.set()
+        for other in others:
+            other.join()
+        sys.setswitchinterval(interval)
+    assert gc.isenabled()
