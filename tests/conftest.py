@@ -4,7 +4,7 @@ import signal
 import keras
 import pytest
 import tensorflow as tf
-from xdist.scheduler import LoadScopeScheduling
+from by_file import ByFile
 
 from tfopt import repairs
 
@@ -41,13 +41,5 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(no_gpu)
 
 
-class _ByFile(LoadScopeScheduling):
-    """With `pytest -n 2` a worker takes a whole file, and one takes all of tests/bench: they share a recorded run."""
-
-    def _split_scope(self, nodeid):
-        file = nodeid.split("::")[0]
-        return "tests/bench" if file.startswith("tests/bench/") else file
-
-
 def pytest_xdist_make_scheduler(config, log):
-    return _ByFile(config, log)
+    return ByFile(config, log)
