@@ -29,7 +29,6 @@ from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
 from tfopt.hardware.nvml import driver
 from tfopt.measure import environment
-from tfopt.xla.watching import Watch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from fake_nvml import GPM, FakeGpu, FakeNvml
@@ -154,29 +153,20 @@ def longer(before, after):
 
 
 def by_callback(model, data):
-    """The median time that each callback's hooks take on a step, in µs; for CompilationLogger with its watch."""
+    """The median time that each callback's hooks take on a step, in µs."""
     with tempfile.TemporaryDirectory() as folder:
         those = all_callbacks(folder)
-        taken = {type(one).__name__: [[] for _ in range(4)] for one in those}
+        taken = {type(one).__name__: ([], []) for one in those}
         for one in those:
-            begin, end, *_ = taken[type(one).__name__]
+            begin, end = taken[type(one).__name__]
             one.on_train_batch_begin = timed(one.on_train_batch_begin, begin)
             one.on_train_batch_end = timed(one.on_train_batch_end, end)
-        *_, resumed, paused = taken["CompilationLogger"]
-        stock = Watch.resume, Watch.pause
-        Watch.resume, Watch.pause = timed(Watch.resume, resumed), timed(Watch.pause, paused)
-        try:
-            model.fit(data, steps_per_epoch=1000, verbose=0, shuffle=False, callbacks=those)
-        finally:
-            Watch.resume, Watch.pause = stock
+        model.fit(data, steps_per_epoch=1000, verbose=0, shuffle=False, callbacks=those)
     empty = []
     nothing = timed(lambda batch, logs=None: None, empty)
     for batch in range(1000):
         nothing(batch, logs=None)
-    return {
-        name: sum(max(0.0, np.median(hook) - np.median(empty)) for hook in hooks if hook)
-        for name, hooks in taken.items()
-    }
+    return {name: sum(max(0.0, np.median(hook) - np.median(empty)) for hook in hooks) for name, hooks in taken.items()}
 
 
 def timed(function, seconds):

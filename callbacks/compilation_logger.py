@@ -1,14 +1,10 @@
 """Logs what XLA compiles during `fit`."""
 
-import functools
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfopt.callbacks.shared.running_fit import end_with_fit, warn_of_earlier_loggers
 from tfopt.checks import integer
@@ -27,8 +23,8 @@ class CompilationLogger(keras.callbacks.Callback):
     compiled more than `max_compilations` times, the message names the argument that changes and the remedy.
 
     In `logs`, and so in Keras' history and later loggers: `xla_compilations` and `xla_compilation_seconds` of the epoch
-    with its validation. Both are 0 without `jit_compile`, and absent if XLA's reports are unavailable
-    (`tfopt.xla.watch`).
+    with its validation and what other callbacks compile. Standard error passes through a process meanwhile
+    (`tfopt.xla.watch`). Both are 0 without `jit_compile`, and absent if XLA's reports are unavailable.
 
     Args:
         max_compilations: Tolerated compilations of one function in one `fit`. Default 4: training and validation, each
@@ -53,8 +49,6 @@ class CompilationLogger(keras.callbacks.Callback):
             "max_compilations", max_compilations, "A training whose last batch is smaller needs 2.", least=1
         )
         self._watch: Watch | None = None
-        self._steps: list[tuple[keras.Model, str, _WatchedStep]] = []
-        self._followed: _WatchedStep | None = None
         self.compilations: Compilations | None = None
         """The compilations of the last `fit`; None before the first."""
         self._executions, self._reacted, self._looked = 0, False, 0.0
@@ -70,17 +64,7 @@ class CompilationLogger(keras.callbacks.Callback):
         self._reacted = False
         if self.compilations.reason:
             warnings.warn(f"No xla_compilations will be logged. {self.compilations.reason}", stacklevel=2)
-        end_with_fit(self, functools.partial(_end_of, weakref.ref(self), self._watch), at_exit=False)
-        self._follow("train_function")
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Watches a step function that a callback has replaced, as `tfopt.xla.set_jit` does."""
-        if getattr(self.model, "train_function", None) is not self._followed:
-            self._follow("train_function")
-
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Watches the validation too."""
-        self._follow("test_function")
+        end_with_fit(self, self._watch.stop, at_exit=False)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Looks for repeated compilations."""
@@ -106,17 +90,6 @@ class CompilationLogger(keras.callbacks.Callback):
         """Stops watching."""
         self._end()
 
-    def _follow(self, name: str) -> None:
-        """Watches a step function of the model while it runs, and only then."""
-        watch, stock = self._watch, getattr(self.model, name, None)
-        if watch is None or stock is None or any(step.watch is watch for step in _watched(stock)):
-            return
-        step = _WatchedStep(stock, watch, self._end)
-        self._steps.append((self.model, name, step))
-        setattr(self.model, name, step)
-        if name == "train_function":
-            self._followed = step
-
     def _look(self) -> None:
         """Reads the reports, which takes a millisecond, if there are any; one may be late, so also at 1, 2, 4, 8, …"""
         self._executions += 1
@@ -141,49 +114,6 @@ class CompilationLogger(keras.callbacks.Callback):
                 raise
 
     def _end(self) -> None:
-        steps, self._steps, self._followed = self._steps, [], None
-        for model, name, step in steps:
-            outermost = getattr(model, name, None)
-            if outermost is step:
-                setattr(model, name, step.stock)
-            for outer in _watched(outermost):  # another logger's
-                if outer.stock is step:
-                    outer.stock = step.stock
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
-
-
-class _WatchedStep:
-    """A step function, watched while it runs."""
-
-    def __init__(self, stock: Any, watch: Watch, end: Callable[[], None]):
-        functools.update_wrapper(self, stock)
-        self.stock, self.watch, self._end = stock, watch, end
-
-    def __call__(self, iterator: Any) -> Any:
-        self.watch.resume()
-        try:
-            return self.stock(iterator)
-        except (StopIteration, tf.errors.OutOfRangeError):  # the data ended, not fit
-            raise
-        except BaseException:
-            self._end()  # fit ends without on_train_end
-            raise
-        finally:
-            self.watch.pause()
-
-
-def _watched(step: Any) -> Iterator[_WatchedStep]:
-    """The watched steps around a step function, outermost first."""
-    while isinstance(step, _WatchedStep):
-        yield step
-        step = step.stock
-
-
-def _end_of(logger: "weakref.ref[CompilationLogger]", watch: Watch) -> None:
-    """Ends the watch of a fit that is gone, unless the callback serves another one by now."""
-    alive = logger()
-    if alive is not None and alive._watch is watch:
-        alive._end()
-    watch.stop()

@@ -16,7 +16,6 @@ from tfopt.xla import watch
 from tfopt.xla import watching as watching_module
 from tfopt.xla.log import framework
 from tfopt.xla.log.framework import Verbosity
-from tfopt.xla.watching import Watch
 
 pytestmark = pytest.mark.usefixtures("left_as_found")
 
@@ -76,6 +75,7 @@ def test_other_dtypes_constants_and_traces():
     assert "retraced" in causes[4]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
 @pytest.mark.parametrize("steps", [1, 2])
 def test_under_fit_the_batches_that_a_dataset_yields_are_seen(steps):
@@ -168,29 +168,6 @@ def test_threads_that_watch_at_once():
     for thread in threads:
         thread.join()
     assert counts == [4] * 4
-
-
-def test_pauses_are_not_watched(capfd):
-    f, watching, stderr, quiet = total(), Watch(), os.fstat(2).st_ino, levels()
-    f(tf.ones(2))
-    for size in (3, 5):
-        watching.resume()
-        watching.resume()
-        f(tf.ones(size))
-        assert os.fstat(2).st_ino != stderr
-        watching.pause()
-        watching.pause()
-        assert os.fstat(2).st_ino == stderr
-        f(tf.ones(size + 1))
-        assert levels() == quiet
-    watching.resume()
-    watching.pause()
-    watching.stop()
-    watching.stop()
-    watching.resume()
-    assert (os.fstat(2).st_ino, levels()) == (stderr, quiet)
-    assert "xla_compiler" not in capfd.readouterr().err
-    assert [event.inputs[0] for event in watching.compilations.events] == ["float32 (3,)", "float32 (5,)"]
 
 
 def test_an_exception_in_the_block_leaves_nothing_behind():

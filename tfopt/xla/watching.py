@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from tfopt import checks
 from tfopt.errors import UnsupportedError
@@ -69,7 +68,6 @@ def watch(*, on_recompile: str | None = None, limit: int = 4) -> Iterator["Compi
     checks.integer("limit", limit, "A training whose last batch is smaller needs 2.", least=1)
     watching = Watch()
     try:
-        watching.resume()
         with reacting(Reactor(watching.compilations, on_recompile, limit)) if on_recompile else nullcontext():
             yield watching.compilations
     finally:
@@ -139,13 +137,10 @@ class Compilations(Shown):
 
 
 class Watch:
-    """`watch()` without a block: call `resume` and `pause` in turn, and `stop` at the end.
-
-    It starts paused. `resume` and `pause` take about a microsecond each.
-    """
+    """`watch()` without a block: it counts until `stop` is called."""
 
     compilations: "Compilations"
-    """What was compiled between `resume` and `pause`."""
+    """What has been compiled meanwhile."""
 
     def __init__(self) -> None:
         reason = None
@@ -154,27 +149,15 @@ class Watch:
             _COMPILER.open()
         except UnsupportedError as error:
             self._listener, reason = _SIGNATURES, str(error)
-        self._on = self._stopped = False
+            _SIGNATURES.open()
+        self._stopped = False
         self.compilations = Compilations(self._listener, reason)
-
-    def resume(self) -> None:
-        """Starts counting."""
-        if not self._on and not self._stopped:
-            self._on = True
-            self._listener.resume()
-
-    def pause(self) -> None:
-        """Stops counting, unless another watch counts."""
-        if self._on:
-            self._on = False
-            self._listener.pause()
 
     def stop(self) -> None:
         """Ends the watch. A second call does nothing."""
         if not self._stopped:
             self._stopped = True
             try:
-                self.pause()
                 self.compilations.end()
             finally:
                 self._listener.close()
@@ -191,15 +174,12 @@ class _CompilerListener:
         self._verbosity: Verbosity | None = None
         self.events: list[Compilation] = []
         self._lock = threading.RLock()
-        self._watches = self._on = 0
-        self._stock: Any = None  # ConcreteFunction._call_flat, while a watch is open
-        self._calling: Any = None  # and what replaces it
+        self._watches = 0
 
     def abandon(self) -> None:
         """Restores standard error and the log settings in a forked child."""
         self._lock = threading.RLock()  # a thread missing in the child may have held the old one
         if self._tap and self._verbosity:
-            self._unfollow_calls()
             self._verbosity.down()
             self._tap.abandon()
             self._tap = None
@@ -209,43 +189,9 @@ class _CompilerListener:
             if not self._tap:
                 self._verbosity = Verbosity()
                 self._tap = StderrTap(hidden=self._verbosity.hidden, copy=self._verbosity.asked)
-                self._follow_calls()
-            self._watches += 1
-
-    def resume(self) -> None:
-        with self._lock:
-            self._on += 1
-            if self._on == 1 and self._tap and self._verbosity:
                 self._tap.on()
                 self._verbosity.up()
-
-    def pause(self) -> None:
-        with self._lock:
-            self._on -= 1
-            if self._on == 0 and self._tap and self._verbosity:
-                self._verbosity.rest()
-                self._tap.off()
-
-    def _follow_calls(self) -> None:
-        """Has the log settings restored before a function is called that no watch follows.
-
-        After each step, that would cost more than all else that a step needs.
-        """
-        stock = self._stock = ConcreteFunction._call_flat
-
-        @functools.wraps(stock)
-        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._on and self._verbosity and self._verbosity.raised:
-                with self._lock:
-                    if not self._on:
-                        self._verbosity.down()
-            return stock(function, *args, **kwargs)
-
-        self._calling = ConcreteFunction._call_flat = call
-
-    def _unfollow_calls(self) -> None:
-        if ConcreteFunction._call_flat is self._calling:
-            ConcreteFunction._call_flat = self._stock
+            self._watches += 1
 
     def sync(self) -> None:
         """Reads the log so far."""
@@ -263,7 +209,6 @@ class _CompilerListener:
             self._watches -= 1
             if self._watches == 0 and self._tap and self._verbosity:
                 tap, self._tap = self._tap, None
-                self._unfollow_calls()
                 self._verbosity.down()
                 tap.close()
 
@@ -279,24 +224,18 @@ class _SignatureListener:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._on = 0
+        self._watches = 0
         self._history = History()
         self._seen: weakref.WeakKeyDictionary[Any, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
-        self._original = polymorphic_function.Function.__call__
+        self._original: Any = None  # Function.__call__, while a watch is open
         self.events: list[Compilation] = []
 
-    def resume(self) -> None:
+    def open(self) -> None:
         with self._lock:
-            self._on += 1
-            if self._on == 1:
+            self._watches += 1
+            if self._watches == 1:
                 self._original = polymorphic_function.Function.__call__
                 polymorphic_function.Function.__call__ = self._noting(self._original)
-
-    def pause(self) -> None:
-        with self._lock:
-            self._on -= 1
-            if not self._on:
-                polymorphic_function.Function.__call__ = self._original
 
     def sync(self) -> None:
         """Does nothing; signatures are noted at once."""
@@ -306,7 +245,10 @@ class _SignatureListener:
         return True
 
     def close(self) -> None:
-        """Does nothing; there is nothing to release."""
+        with self._lock:
+            self._watches -= 1
+            if not self._watches:
+                polymorphic_function.Function.__call__ = self._original
 
     def _noting(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -96,7 +96,7 @@ def test_an_interrupted_fit_ends_though_its_exception_is_held(looks):
 
 @pytest.mark.slow
 def test_three_interrupted_fits_of_all_callbacks_leave_no_thread(tmp_path, looks, fake_nvml):
-    held = []
+    before, held = set(threading.enumerate()), []  # other tests' threads may run on
     for number in range(3):
         callbacks = [
             UtilizationLogger(tmp_path / str(number)),
@@ -111,7 +111,8 @@ def test_three_interrupted_fits_of_all_callbacks_leave_no_thread(tmp_path, looks
         held.append((caught, callbacks))
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        left = {thread.name for thread in threading.enumerate() if thread.name.startswith("tfopt")} - {"tfopt-nvml"}
+        begun = {thread.name for thread in set(threading.enumerate()) - before}
+        left = {name for name in begun if name.startswith("tfopt")} - {"tfopt-nvml"}
         if not left:
             break
         time.sleep(0.05)

@@ -118,6 +118,7 @@ for step in range(100):
     if step % 20 == 7:
         log(LINE)
     tap.off()
+    tap.has_lines()
     time.sleep(0.005)  # the pipe is full after 35 steps; the tap looks at the forwarder after 20
 print(len(tap.lines()), tap.has_lines())
 tap.on()

@@ -59,30 +59,18 @@ class Verbosity:
         self._abseil = _Abseil(framework_library())
         self._severity = self._abseil.min_severity()
         self._before = {module: self._abseil.level(module) for module in _LEVELS}
-        self.raised = False
-        """Whether compilations are logged, at any rate where TensorFlow logs all severities."""
         self.hidden = _SEVERITIES[: self._severity]
         self.asked = not self.hidden and any(self._before.values())
 
     def up(self) -> None:
         """Logs compilations from now on."""
-        if not self.raised:
-            self.raised = True
-            self._set_levels({module: max(level, _LEVELS[module]) for module, level in self._before.items()})
-        if self._severity:
-            self._abseil.set_min_severity(0)
-
-    def rest(self) -> None:
-        """Restores the original settings as far as that takes a microsecond; if nothing is compiled, that is enough."""
-        if self._severity:
-            self._abseil.set_min_severity(self._severity)
+        self._set_levels({module: max(level, _LEVELS[module]) for module, level in self._before.items()})
+        self._abseil.set_min_severity(0)
 
     def down(self) -> None:
-        """Restores the original settings, which takes ten microseconds. Does nothing if they are restored already."""
-        if self.raised:
-            self.raised = False
-            self._set_levels(self._before)
-            self.rest()
+        """Restores the original settings."""
+        self._set_levels(self._before)
+        self._abseil.set_min_severity(self._severity)
 
     def _set_levels(self, levels: dict[bytes, int]) -> None:
         for module, level in levels.items():

@@ -16,6 +16,7 @@ from tfopt.xla.log import forwarder
 
 _PATIENCE_SECONDS = 5.0
 _LOOK_SECONDS = 0.1  # how often it looks after the forwarder
+_END_SECONDS = 0.1  # a process that was started meanwhile may keep it for ever
 _PIPE_BYTES = 2**20  # room for what a step writes until then; the most that Linux gives a user
 # Forwarders still in use by processes forked during a watch, kept so that Python does not warn about unreaped children.
 _left: list["subprocess.Popen[bytes]"] = []
@@ -57,10 +58,6 @@ class StderrTap:
 
     def on(self) -> None:
         """Routes standard error through the forwarder."""
-        now = time.monotonic()
-        if now > self._next_look:
-            self._next_look = now + _LOOK_SECONDS
-            self._continue()
         os.dup2(self._pipe, 2)
 
     def off(self) -> None:
@@ -68,7 +65,14 @@ class StderrTap:
         os.dup2(self._stderr, 2)
 
     def has_lines(self) -> bool:
-        """Whether lines have arrived that nobody has read; others may be on their way."""
+        """Whether lines have arrived that nobody has read; others may be on their way.
+
+        From time to time it looks after the forwarder, so ask often while the tap is on.
+        """
+        now = time.monotonic()
+        if now > self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            self._continue()
         # The forwarder shares the position. Unlike fstat, this takes no microseconds.
         return os.lseek(self._file.fileno(), 0, os.SEEK_CUR) > self._read
 
@@ -117,7 +121,7 @@ class StderrTap:
         """Restores standard error and ends the forwarder."""
         self.abandon()
         try:
-            self._process.wait(1)
+            self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             _left.append(self._process)
 
