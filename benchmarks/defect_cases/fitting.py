@@ -165,7 +165,7 @@ def unknown_length(with_tfopt, folder):
     """Steps that the optimizer has counted after 6 epochs of 3 batches."""
     model = one_weight()
     if with_tfopt:
-        tfopt.fit.overlap(model)
+        tfopt.repairs.install("extra_step")
     ones = tf.ones((3, 1))
     examples = tf.data.Dataset.from_tensor_slices((ones, ones)).batch(1).filter(lambda *_: True)
     model.fit(examples, epochs=6, verbose=0)

@@ -23,6 +23,11 @@ NAMES = [
     "replica_executions",
     "shuffle_warning",
     "recomputation",
+    "numpy_slices",
+    "random_layers",
+    "extra_step",
+    "replica_losses",
+    "shared_files",
 ]
 
 

@@ -255,6 +255,7 @@ class Lately(keras.Model):
         return self.head(self.late(inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_layers_made_after_compile_are_refused(eagerly):
     repairs.install("loss_scaling")

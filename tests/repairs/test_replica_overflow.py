@@ -72,6 +72,17 @@ for name, use in ("stock", repairs.remove), ("repaired", repairs.install):
         found[name][key] = {
             where: verdicts(tf.constant(value, tf.float32), merges) for where, value in bad.items()
         }
+def updates(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "relu", dtype="mixed_float16")])
+        model.compile(keras.optimizers.SGD(1e-4), "mse", jit_compile=False)
+        model.layers[0].set_weights([np.full((4, 1), 0.1), np.zeros(1)])
+    data = tf.data.Dataset.from_tensors((np.ones((9, 4), "float32"), np.full((9, 1), 1.6, "float32")))
+    model.fit(data, epochs=3, verbose=0, shuffle=False)
+    return int(model.optimizer.iterations.numpy())
+
+repairs.install(*repairs.REPLICAS, *repairs.FLOAT16)
+found["updates"] = [updates(tf.distribute.get_strategy()), updates(strategy)]
 print(json.dumps(found))
 """
 
@@ -127,3 +138,8 @@ def test_without_replicas_nothing_changes():
     assert not [op.type for op in graph.get_operations() if "Collective" in op.type or op.type == "Cast"]
     assert bool(optimizer.check_finite([tf.constant([1.0, 2.0])]))
     assert not bool(optimizer.check_finite([tf.constant([1.0, float("inf")])]))
+
+
+@pytest.mark.slow
+def test_a_sum_over_examples_that_overflows_on_one_device_may_fit_in_parts(found):
+    assert found["updates"] == [2, 3]

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.repairs.fit_data import EXTRA_STEP, NUMPY_SLICES, SHUFFLE_WARNING
+from tfopt.repairs.layers import RANDOM_LAYERS, ROUNDED_IDS
 from tfopt.repairs.mixed_precision import CLEAR_SESSION, LOSS_SCALING, REPLICA_OVERFLOW, UNSCALED_LOSS
 from tfopt.repairs.optimizers import ACCUMULATION, CLIPPING
 from tfopt.repairs.recomputation import RECOMPUTATION
 from tfopt.repairs.repair import Repair
-from tfopt.repairs.rounded_ids import ROUNDED_IDS
-from tfopt.repairs.trainer import MULTI_WORKER, REPLICA_EXECUTIONS, SHUFFLE_WARNING
+from tfopt.repairs.replica_losses import REPLICA_LOSSES
+from tfopt.repairs.trainer import MULTI_WORKER, REPLICA_EXECUTIONS, SHARED_FILES
 from tfopt.repairs.uneven_batches import UNEVEN_BATCHES
 from tfopt.text import Shown
 
@@ -28,6 +30,11 @@ REPAIRS = {
         REPLICA_EXECUTIONS,
         SHUFFLE_WARNING,
         RECOMPUTATION,
+        NUMPY_SLICES,
+        RANDOM_LAYERS,
+        EXTRA_STEP,
+        REPLICA_LOSSES,
+        SHARED_FILES,
     )
 }
 """Every repair, by its name."""
@@ -35,7 +42,21 @@ REPAIRS = {
 FLOAT16 = ("replica_overflow", "loss_scaling", "unscaled_loss")
 """Repairs that float16 training needs."""
 
-REPLICAS = ("replica_overflow", "multi_worker", "uneven_batches", "clipping", "accumulation", "replica_executions")
+ONE_DEVICE = ("accumulation", "extra_step")
+"""Repairs that training on a single device needs too."""
+
+REPLICAS = (
+    "replica_overflow",
+    "multi_worker",
+    "uneven_batches",
+    "clipping",
+    "replica_executions",
+    "numpy_slices",
+    "random_layers",
+    "replica_losses",
+    "shared_files",
+    *ONE_DEVICE,
+)
 """Repairs that training on several replicas needs."""
 
 

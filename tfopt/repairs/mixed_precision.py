@@ -17,7 +17,7 @@ from keras.src.backend.common import global_state
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import computing_layers
 from tfopt.repairs import gradient_graph
-from tfopt.repairs.repair import Function, Repair, in_several_replicas
+from tfopt.repairs.repair import Function, Repair, trains_together
 
 _COMPILE = "keras.src.trainers.trainer:Trainer.compile"
 _APPLY = "keras.src.optimizers.base_optimizer:BaseOptimizer.apply"
@@ -207,7 +207,7 @@ def _everywhere(original: Function) -> Function:
 
     def check_finite(self: Any, grads: Any) -> Any:
         finite = original(self, grads)
-        if not in_several_replicas():
+        if not trains_together():
             return finite
         context = tf.distribute.get_replica_context()
         # All-reduced rather than gathered, to reach the replicas of other workers too.

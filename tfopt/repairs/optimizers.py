@@ -1,7 +1,8 @@
 """Defects of Keras' optimizers in clipping and accumulating gradients.
 
 - D3, `clipping`: each replica clips its gradients before they are summed.
-- D6, `accumulation`: learning-rate schedules advance too fast, and several replicas fail.
+- D6, `accumulation`: learning-rate schedules advance too fast, batches left over at an epoch's end carry over, and
+  several replicas fail.
 """
 
 import inspect
@@ -13,15 +14,17 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.errors import UnsupportedError
-from tfopt.repairs.repair import Function, Repair, in_several_replicas
+from tfopt.repairs.repair import Function, Repair, trains_together
 
 _BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 _TENSORFLOW = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
+_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+_UPDATED = "_tfopt_updated"  # an attribute of optimizers: the variables that have gradients
 
 
 def _later(original: Function) -> Function:
     def _clip_gradients(self: Any, grads: Any) -> Any:
-        return grads if in_several_replicas() else original(self, grads)
+        return grads if trains_together() else original(self, grads)
 
     return _clip_gradients
 
@@ -36,7 +39,7 @@ def _then_clipped(original: Function) -> Function:
 def clip_sum(optimizer: Any, reduced: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Clips gradients summed over the replicas as the optimizer is set; a single replica has clipped already."""
     reduced = list(reduced)
-    if not in_several_replicas():
+    if not trains_together():
         return reduced
     clipped = inspect.unwrap(BaseOptimizer._clip_gradients)(optimizer, [gradient for gradient, _ in reduced])
     return [(gradient, variable) for gradient, (_, variable) in zip(clipped, reduced, strict=True)]
@@ -74,13 +77,14 @@ def _counting_updates(original: Function) -> Function:
 
 def _deciding_for_all_replicas(original: Function) -> Function:
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
-        if self.use_ema and self.ema_overwrite_frequency and in_several_replicas():
+        if self.use_ema and self.ema_overwrite_frequency and trains_together():
             raise UnsupportedError(
                 "Expected an optimizer whose weights each replica can set by itself. Found: "
                 f"ema_overwrite_frequency={self.ema_overwrite_frequency}, for which replicas would have to synchronise "
                 "inside a condition. Leave it out; the averages are then applied at the end of fit."
             )
-        if not self.gradient_accumulation_steps or not in_several_replicas():
+        self.__dict__[_UPDATED] = list(trainable_variables)  # out of sight of Keras' attribute tracking
+        if not self.gradient_accumulation_steps or not trains_together():
             original(self, grads, trainable_variables)
             return
         # All replicas must enter the branch that synchronises together, so it is outside the replica context.
@@ -123,20 +127,84 @@ def _read(variable: Any) -> Any:
         return tf.identity(variable)
 
 
+def _ending_rounds(original: Function) -> Function:
+    signature = inspect.signature(original)
+
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not getattr(_inner_optimizer(self), "gradient_accumulation_steps", None):
+            return original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs)
+        callbacks, ends = given.arguments.get("callbacks"), _EndOfRound()
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            ends.set_model(self)
+            callbacks.callbacks.insert(0, ends)
+        else:
+            given.arguments["callbacks"] = [ends, *keras.tree.flatten(callbacks or [])]
+        return original(*given.args, **given.kwargs)
+
+    return fit
+
+
+class _EndOfRound(keras.callbacks.Callback):
+    """Ends a round of accumulation with the epoch, before validation and before other callbacks save the weights."""
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        end_round(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        end_round(self.model)
+
+
+def end_round(model: Any, apply: Function | None = None) -> None:
+    """Updates with the mean of the gradients that are left over, if any, as if the round had been that short.
+
+    Args:
+        model: A model whose optimizer accumulates gradients.
+        apply: What to call in each replica instead of the optimizer's `apply`.
+    """
+    optimizer = _inner_optimizer(model)
+    steps, done = optimizer.gradient_accumulation_steps, int(optimizer._iterations.numpy())
+    rounds, left = divmod(done, steps)
+    variables = optimizer.__dict__.get(_UPDATED)
+    if not left or variables is None:
+        return
+
+    @tf.function(autograph=False)
+    def update() -> None:
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+        model.distribute_strategy.run(apply or optimizer.apply, args=(zeros, variables))
+
+    optimizer.gradient_accumulation_steps = left
+    try:
+        optimizer._iterations.assign(rounds * left + left - 1)  # as many rounds, and the next batch ends one
+        update()
+        done = (rounds + 1) * steps
+    finally:
+        optimizer.gradient_accumulation_steps = steps
+        optimizer._iterations.assign(done)
+
+
+def _inner_optimizer(model: Any) -> Any:
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
 ACCUMULATION = Repair(
     name="accumulation",
     defect=(
-        "gradient_accumulation_steps=N advances learning-rate schedules with each batch, N times too fast. Under a "
-        "tf.distribute strategy with several replicas, fit fails."
+        "gradient_accumulation_steps=N advances learning-rate schedules with each batch, N times too fast, and the "
+        "batches left over at the end of an epoch carry into the next one and the next fit. Under a tf.distribute "
+        "strategy with several replicas, fit fails."
     ),
     reference="keras#20582; no upstream report of the schedules was found.",
     broken={
         f"{_BASE}._get_current_learning_rate": frozenset({"a90d5cfe04f6c5c3"}),
         f"{_BASE}._backend_apply_gradients": frozenset({"911dfbb4fb47a126"}),
+        f"{_TRAINER}.fit": frozenset({"c443656a13e238bb"}),
     },
     replace={
         f"{_BASE}._get_current_learning_rate": _counting_updates,
         f"{_BASE}._backend_apply_gradients": _deciding_for_all_replicas,
+        f"{_TRAINER}.fit": _ending_rounds,
     },
     without="Stretch the schedule N times and train on a single replica, or use larger batches.",
 )

@@ -24,6 +24,7 @@ from tfopt.errors import UnsupportedError
 Function = Callable[..., Any]
 _lock = threading.RLock()
 _turns = itertools.count(1)
+_thread = threading.local()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -148,6 +149,26 @@ def in_several_replicas() -> bool:
     """Whether the caller is one of several replicas under a tf.distribute strategy."""
     context = tf.distribute.get_replica_context()
     return context is not None and context.num_replicas_in_sync > 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within the block, this thread's replica computes as if it were the only one: `trains_together` is False."""
+    before, _thread.alone = is_alone(), True
+    try:
+        yield
+    finally:
+        _thread.alone = before
+
+
+def is_alone() -> bool:
+    """Whether the caller is inside `alone`."""
+    return getattr(_thread, "alone", False)
+
+
+def trains_together() -> bool:
+    """Whether the caller is one of several replicas that synchronise in each step."""
+    return in_several_replicas() and not is_alone()
 
 
 def fingerprint(function: Function) -> str:

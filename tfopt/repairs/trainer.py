@@ -1,13 +1,14 @@
-"""Defects of Keras' trainer.
+"""What fails under tf.distribute strategies.
 
-- `multi_worker`, `replica_executions`: `fit`, `evaluate` and `predict` fail under tf.distribute strategies.
-- D20, `shuffle_warning`: `fit` warns of a shuffle that nobody asked for.
+- `multi_worker`, `replica_executions`: `fit`, `evaluate` and `predict`.
+- `shared_files`: models that several workers save to one path.
 """
 
 import inspect
 import itertools
+import os
 import warnings
-from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,6 +20,8 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from tfopt.errors import UnsupportedError
 from tfopt.repairs.repair import Function, Repair
 
+_SAVING, _FILES = "keras.src.saving.saving_lib", "keras.src.utils.file_utils"
+_BACKUP = "keras.src.callbacks.backup_and_restore:BackupAndRestore"
 _MODULE = "keras.src.backend.tensorflow.trainer"
 _TRAINER = f"{_MODULE}:TensorFlowTrainer"
 
@@ -35,11 +38,14 @@ def _reducing_scalars(original: Function) -> Function:
 
         def mean(*logs: Any) -> Any:
             # One collective operation for all logs, so that all workers see the same ones and stop together.
-            together = tf.stack([tf.cast(log, tf.float32) for log in logs])
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, together)
+            together = tf.concat([tf.reshape(tf.cast(log, tf.float32), [-1]) for log in logs], axis=0)
+            means = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, together)
+            parts = tf.split(means, [tf.size(log) for log in logs], num=len(logs))
+            return [tf.reshape(part, tf.shape(log)) for part, log in zip(parts, logs, strict=True)]
 
-        means = strategy.experimental_local_results(strategy.run(mean, args=leaves))[0]
-        return keras.tree.pack_sequence_as(values, tf.unstack(means, num=len(leaves)))
+        means = strategy.run(mean, args=leaves)
+        means = [strategy.experimental_local_results(part)[0] for part in means]
+        return keras.tree.pack_sequence_as(values, means)
 
     return reduce_per_replica
 
@@ -79,6 +85,22 @@ MULTI_WORKER = Repair(
 
 def _replicas(model: Any) -> int:
     return int(model.distribute_strategy.num_replicas_in_sync)
+
+
+def _predicting_parts(original: Function) -> Function:
+    def predict_on_batch(self: Any, x: Any) -> Any:
+        strategy, replicas = self.distribute_strategy, _replicas(self)
+
+        def divide(whole: Any) -> Any:
+            whole = whole if isinstance(whole, tf.RaggedTensor) else tf.convert_to_tensor(whole)
+            size = -(-whole.shape[0] // replicas)  # as fit divides a batch: the first replicas have more
+            return strategy.experimental_distribute_values_from_function(
+                lambda context: whole[size * context.replica_id_in_sync_group :][:size]
+            )
+
+        return original(self, x if replicas == 1 else keras.tree.map_structure(divide, x))
+
+    return predict_on_batch
 
 
 def _one_by_one(original: Function) -> Function:
@@ -156,53 +178,94 @@ REPLICA_EXECUTIONS = Repair(
     name="replica_executions",
     defect=(
         "Under a tf.distribute strategy with several replicas, fit fails with steps_per_execution > 1 and with "
-        "jit_compile=True."
+        "jit_compile=True, and predict_on_batch returns the whole batch once per replica."
     ),
     reference="Keras, TensorFlowTrainer._make_function; no upstream report was found.",
     broken={
         f"{_TRAINER}._make_function": frozenset({"703051878417df76"}),
+        f"{_TRAINER}.predict_on_batch": frozenset({"eed9f0bff52de0fd"}),
         f"{_TRAINER}.train_step": frozenset({"f6ecb19499b554c4"}),
     },
     replace={
         f"{_TRAINER}._make_function": _one_by_one,
+        f"{_TRAINER}.predict_on_batch": _predicting_parts,
         f"{_TRAINER}.train_step": _differentiating,
     },
     without="Compile with jit_compile=False and steps_per_execution=1.",
 )
 
 
-_ORDER_DECIDED = "_tfopt_order_decided"  # an attribute of datasets
+def _through_own_file(original: Function) -> Function:
+    def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy: Any = getattr(model, "distribute_strategy", None)
+        target = Path(filepath) if isinstance(filepath, (str, Path)) else Path()
+        a_file = target.name.endswith((".keras", ".weights.h5")) and "://" not in str(filepath)
+        if not a_file or not _spans_workers(strategy):
+            return original(model, filepath, *args, **kwargs)
+        resolver = strategy.cluster_resolver
+        own = target.with_name(f".{resolver.task_type}{resolver.task_id}-{target.name}")
+        try:
+            original(model, str(own), *args, **kwargs)
+            os.replace(own, target)  # all workers' files are alike, and a reader finds a whole one
+        finally:
+            own.unlink(missing_ok=True)
+
+    return save
 
 
-def mark_order_decided(dataset: Any) -> Any:
-    """Returns a dataset marked as one whose order was decided when it was made: `fit` no longer warns of its shuffle.
+def _making(original: Function) -> Function:
+    def makedirs(path: Any) -> None:
+        try:
+            original(path)
+        except FileExistsError:
+            if not Path(path).is_dir():  # else another worker was faster
+                raise
 
-    Installs the repair; a version of Keras that it does not know goes on warning.
-    """
-    with suppress(UnsupportedError):
-        SHUFFLE_WARNING.install()
-    setattr(dataset, _ORDER_DECIDED, True)
-    return dataset
-
-
-def _without_a_shuffle(original: Function) -> Function:
-    # Wraps the caller of the function that warns: the warning points at that caller, and still should.
-    def begin(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("shuffle") and getattr(x, _ORDER_DECIDED, False):
-            kwargs["shuffle"] = False  # which Keras ignores anyway
-        original(self, x, *args, **kwargs)
-
-    return begin
+    return makedirs
 
 
-SHUFFLE_WARNING = Repair(
-    name="shuffle_warning",
+def _removing(original: Function) -> Function:
+    def rmtree(path: Any) -> Any:
+        while True:
+            try:
+                return original(path)
+            except FileNotFoundError:  # another worker removes it too
+                if not Path(path).exists():
+                    return None
+
+    return rmtree
+
+
+def _after_all_have_saved(original: Function) -> Function:
+    def on_train_end(self: Any, logs: Any = None) -> None:
+        strategy = self.model.distribute_strategy
+        if _spans_workers(strategy):  # all take part in a sum
+            tf.function(lambda: strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None))()
+        original(self, logs)
+
+    return on_train_end
+
+
+SHARED_FILES = Repair(
+    name="shared_files",
     defect=(
-        "fit warns that `shuffle=True` was passed for every tf.data.Dataset, though it is "
-        "only the default and the dataset may be shuffled."
+        "Workers that save a model to one path write into each other's file, which often cannot be read, and fail if "
+        "two make or remove a callback's folder at once, or one removes BackupAndRestore's while another saves."
     ),
-    reference="Keras, get_data_adapter in keras/src/trainers/data_adapters; no upstream report was found.",
-    broken={"keras.src.trainers.epoch_iterator:EpochIterator.__init__": frozenset({"0c220ae28381002f"})},
-    replace={"keras.src.trainers.epoch_iterator:EpochIterator.__init__": _without_a_shuffle},
-    without="Pass shuffle=False to fit.",
+    reference="Keras, save_model in keras/src/saving/saving_lib.py; no upstream report was found.",
+    broken={
+        f"{_SAVING}:save_model": frozenset({"9e69ac53f5426cf6"}),
+        f"{_SAVING}:save_weights_only": frozenset({"b6843e7292f03c0a"}),
+        f"{_FILES}:makedirs": frozenset({"e4d370237ffa4f77"}),
+        f"{_BACKUP}.on_train_end": frozenset({"0a689ee55ae91bd7"}),
+        f"{_FILES}:rmtree": frozenset({"bc46e98a7b6fb09c"}),
+    },
+    replace={
+        f"{_SAVING}:save_model": _through_own_file,
+        f"{_SAVING}:save_weights_only": _through_own_file,
+        f"{_FILES}:makedirs": _making,
+        f"{_FILES}:rmtree": _removing,
+        f"{_BACKUP}.on_train_end": _after_all_have_saved,
+    },
+    without="Give each worker a path of its own with tfopt.distribute.own_path.",
 )

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
-from tfopt.repairs.repair import Function, Repair, in_several_replicas
+from tfopt.repairs.repair import Function, Repair, in_several_replicas, is_alone, trains_together
 
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 _LOSS = "keras.src.losses.loss"
@@ -30,7 +30,7 @@ def _share_of(data: Any) -> Iterator[None]:
     batched = [leaf for leaf in keras.tree.flatten(data) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
     # In a graph, a static shape holds for all replicas; eager batches always have one.
     even = batched and batched[0].shape[0] is not None and not tf.executing_eagerly()
-    if not batched or even or not in_several_replicas():
+    if not batched or even or not trains_together():
         yield
         return
     examples = tf.cast(tf.shape(batched[0])[0], tf.float32)
@@ -58,6 +58,8 @@ def _weighing(original: Function) -> Function:
 
 def _scaling(original: Function) -> Function:
     def scale_loss_for_distribution(value: Any) -> Any:
+        if is_alone():
+            return value
         share = getattr(_tracing, "share", None)
         return original(value) if share is None else value * tf.cast(share, value.dtype)
 
@@ -66,6 +68,8 @@ def _scaling(original: Function) -> Function:
 
 def _unscaling(original: Function) -> Function:
     def unscale_loss_for_distribution(value: Any) -> Any:
+        if is_alone():
+            return value
         share = getattr(_tracing, "share", None)
         return original(value) if share is None else tf.math.divide_no_nan(value, tf.cast(share, value.dtype))
 
@@ -74,14 +78,14 @@ def _unscaling(original: Function) -> Function:
 
 def _reducing(original: Function) -> Function:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
-        if not values.shape.rank and reduction not in (None, "none", "sum") and in_several_replicas():
+        if not values.shape.rank and reduction not in (None, "none", "sum") and trains_together():
             raise UnsupportedError(
                 "Expected a loss per example, to be averaged over the examples of all replicas. Found: one number for "
                 "a replica's whole batch. Return a loss per example (no mean over the first axis, and predictions of "
                 "at least two dimensions), or train on one device."
             )
         weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
-        if not weighted or not values.shape.rank or not in_several_replicas():
+        if not weighted or not values.shape.rank or not trains_together():
             return original(values, sample_weight, reduction)
         # The weighted mean over all replicas, not the mean of their means.
         weight = _over_all(tf.cast(tf.reduce_sum(sample_weight), values.dtype))
@@ -92,7 +96,7 @@ def _reducing(original: Function) -> Function:
 
 def _masking(original: Function) -> Function:
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
-        if mask is None or reduction not in ("mean", "sum_over_batch_size") or not in_several_replicas():
+        if mask is None or reduction not in ("mean", "sum_over_batch_size") or not trains_together():
             return original(sample_weight, mask, dtype, reduction)
         # Keras weighs with the replica's ratio of all to valid positions, which must be the global batch's.
         kept = tf.cast(mask, dtype)

@@ -1,0 +1,129 @@
+"""Defects of what `fit` does with its data.
+
+- `numpy_slices`: training overwrites labels in the NumPy array of which a generator yields slices.
+- D19, `extra_step`: a part of a step runs when data of unknown length has ended.
+- D20, `shuffle_warning`: `fit` warns of a shuffle that nobody asked for.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import UnsupportedError
+from tfopt.repairs.repair import Function, Repair
+
+_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+_ADAPTERS = "keras.src.trainers.data_adapters"
+_GENERATOR = f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter"
+_PY_DATASET = f"{_ADAPTERS}.py_dataset_adapter:PyDatasetAdapter"
+
+
+def _copied(batch: Any) -> Any:
+    return keras.tree.map_structure(lambda part: part.copy() if isinstance(part, np.ndarray) else part, batch)
+
+
+def _reading_copies(original: Function) -> Function:
+    def begin(self: Any, generator: Iterable[Any]) -> None:
+        def copies() -> Iterator[Any]:
+            for batch in generator:
+                yield _copied(batch)
+
+        original(self, copies())
+
+    return begin
+
+
+def _copying(original: Function) -> Function:
+    def _standardize_batch(self: Any, batch: Any) -> Any:
+        return _copied(original(self, batch))
+
+    return _standardize_batch
+
+
+NUMPY_SLICES = Repair(
+    name="numpy_slices",
+    defect=(
+        "With several replicas on CPUs, fit overwrites the labels in a NumPy array of which a generator or PyDataset "
+        "yields slices: tf.data uses memory aligned to 64 bytes without a copy, and a step writes into it."
+    ),
+    reference="TensorFlow, FuncRegistry._convert in tensorflow/python/ops/script_ops.py; no upstream report was found.",
+    broken={
+        f"{_GENERATOR}.__init__": frozenset({"1c6fac6d1a8ed0e7"}),
+        f"{_GENERATOR}.get_tf_dataset": frozenset({"9c0c7f2f41ce7ddd"}),
+        f"{_PY_DATASET}._standardize_batch": frozenset({"c67198090908f620"}),
+        f"{_PY_DATASET}.get_tf_dataset": frozenset({"3da51bbd1fd7aa29"}),
+    },
+    replace={f"{_GENERATOR}.__init__": _reading_copies, f"{_PY_DATASET}._standardize_batch": _copying},
+    without="Yield copies of the slices.",
+)
+
+
+def _after_the_batch(original: Function) -> Function:
+    def _make_function(self: Any, step_function: Function) -> Function:
+        def step(data: Any) -> Any:
+            batch = list(filter(tf.is_tensor, tf.nest.flatten(data, expand_composites=True)))
+            with tf.variable_creator_scope(_before_any_batch), tf.control_dependencies(batch):
+                return step_function(data)
+
+        return original(self, step)
+
+    return _make_function
+
+
+def _before_any_batch(create: Function, **options: Any) -> tf.Variable:
+    with tf.control_dependencies(None):  # XLA needs initial values that depend on no batch
+        return create(**options)
+
+
+EXTRA_STEP = Repair(
+    name="extra_step",
+    defect=(
+        "When data of unknown length ends, what does not depend on the batch runs once more: the optimizer counts a "
+        "step too many in each epoch, which shifts schedules and Adam's bias correction, and random layers skip a draw."
+    ),
+    reference="Keras, TensorFlowTrainer._make_function; no upstream report was found.",
+    broken={f"{_TRAINER}._make_function": frozenset({"703051878417df76"})},
+    replace={f"{_TRAINER}._make_function": _after_the_batch},
+    without="Give the dataset its length with tf.data.experimental.assert_cardinality.",
+)
+
+
+_ORDER_DECIDED = "_tfopt_order_decided"  # an attribute of datasets
+
+
+def mark_order_decided(dataset: Any) -> Any:
+    """Returns a dataset marked as one whose order was decided when it was made: `fit` no longer warns of its shuffle.
+
+    Installs the repair; a version of Keras that it does not know goes on warning.
+    """
+    with suppress(UnsupportedError):
+        SHUFFLE_WARNING.install()
+    setattr(dataset, _ORDER_DECIDED, True)
+    return dataset
+
+
+def _without_a_shuffle(original: Function) -> Function:
+    # Wraps the caller of the function that warns: the warning points at that caller, and still should.
+    def begin(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("shuffle") and getattr(x, _ORDER_DECIDED, False):
+            kwargs["shuffle"] = False  # which Keras ignores anyway
+        original(self, x, *args, **kwargs)
+
+    return begin
+
+
+SHUFFLE_WARNING = Repair(
+    name="shuffle_warning",
+    defect=(
+        "fit warns that `shuffle=True` was passed for every tf.data.Dataset, though it is "
+        "only the default and the dataset may be shuffled."
+    ),
+    reference="Keras, get_data_adapter in keras/src/trainers/data_adapters; no upstream report was found.",
+    broken={"keras.src.trainers.epoch_iterator:EpochIterator.__init__": frozenset({"0c220ae28381002f"})},
+    replace={"keras.src.trainers.epoch_iterator:EpochIterator.__init__": _without_a_shuffle},
+    without="Pass shuffle=False to fit.",
+)

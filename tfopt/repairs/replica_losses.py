@@ -1,0 +1,282 @@
+"""`replica_losses`: losses of your own that several replicas would weigh or log wrongly.
+
+Keras divides a loss by the number of replicas, since it sums their gradients. It is repaired or refused where that goes
+wrong: a loss that is not divided, one that is logged divided, and losses that are more than a mean over examples.
+"""
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.losses import loss as loss_module
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from tfopt.errors import UnsupportedError
+from tfopt.repairs.repair import Function, Repair, in_several_replicas
+
+_LOSS = "keras.src.losses.loss"
+_AVERAGES = "tensorflow.python.ops.nn_impl_distribute"
+_TRAINER = "keras.src.trainers.trainer:Trainer"
+_TENSORFLOW_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+_MEAN = "keras.src.metrics.reduction_metrics:Mean"
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_PROBED = "_tfopt_probed"  # an attribute of models: the losses that were probed
+_EXAMPLES, _NEAR = 8, 1e-3  # of a probe; relative difference of two losses that count as the same
+# Operations on divided losses whose results are divided too.
+_SAME, _PRODUCTS = ("Identity", "Cast", "Reshape", "Squeeze", "Sum"), ("Mul", "RealDiv")
+_SUMS = ("AddV2", "Add", "AddN", "Sub", "Pack")
+
+
+@dataclass(slots=True)
+class _Step:
+    """What a replica's step has done while it is traced."""
+
+    divided: list[Any] = field(default_factory=list)
+    """Losses divided by the number of replicas."""
+    multiplied: list[Any] = field(default_factory=list)
+    """Losses that Keras has multiplied by it again, to log them."""
+    summed: bool = False
+    """Whether a loss is meant to be summed over the replicas."""
+    updates: bool = False
+    """Whether it updates weights."""
+
+    def divides(self, value: Any) -> bool:
+        """Whether a scalar is a divided loss, or a sum or multiple of some."""
+        if not tf.is_tensor(value) or any(value is known for known in self.multiplied):
+            return False
+        if any(value is known for known in self.divided):
+            return True
+        if not hasattr(value, "graph") or value.shape.rank != (value.op.type == "Pack"):  # eager, or no loss
+            return False
+        kind, inputs = value.op.type, [part for part in value.op.inputs if part.dtype.is_floating]
+        if kind in _SUMS:
+            return bool(inputs) and all(map(self.divides, inputs))
+        if kind in _PRODUCTS:
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            by_hand = kind == "Mul" and any(tf.get_static_value(factor) == replicas for factor in inputs)
+            return not by_hand and any(map(self.divides, inputs))
+        return kind in _SAME and self.divides(inputs[0])
+
+
+_here = threading.local()
+
+
+def _step() -> _Step | None:
+    return getattr(_here, "step", None)
+
+
+def _watching(original: Function) -> Function:
+    def _make_function(self: Any, step_function: Function) -> Function:
+        def step(data: Any) -> Any:
+            if not in_several_replicas():
+                return step_function(data)
+            with _traced() as found:
+                outputs = step_function(data)
+                if found.updates and not found.divided and not found.summed:
+                    raise _undivided(self)
+                return keras.tree.map_structure(_whole, outputs)
+
+        return original(self, step)
+
+    return _make_function
+
+
+@contextmanager
+def _traced() -> Iterator[_Step]:
+    before, _here.step = _step(), _Step()
+    try:
+        yield _here.step
+    finally:
+        _here.step = before
+
+
+def _undivided(model: Any) -> UnsupportedError:
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    return UnsupportedError(
+        f"Expected {type(model).__name__} to divide its loss by the number of replicas, {replicas}, whose gradients "
+        "are summed. Found: a train_step or compute_loss that computes a loss by itself, with gradients "
+        f"{replicas} times as large as on one device. What to do: compute it with a keras.losses.Loss, or, if it is a "
+        "mean over a replica's examples, return tf.nn.scale_regularization_loss(loss), which divides it."
+    )
+
+
+def _whole(value: Any) -> Any:
+    step = _step()
+    return loss_module.unscale_loss_for_distribution(value) if step is not None and step.divides(value) else value
+
+
+def _logging_whole(original: Function) -> Function:
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        return original(self, _whole(values), sample_weight)
+
+    return update_state
+
+
+def _noting(kind: str, original: Function) -> Function:
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        value, step = original(*args, **kwargs), _step()
+        if step is not None:
+            getattr(step, kind).append(value)
+        return value
+
+    return noting
+
+
+def _noting_sums(original: Function) -> Function:
+    def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
+        step, weighted = _step(), reduction == "mean_with_sample_weight" and sample_weight is not None
+        if step is not None and (weighted or reduction in (None, "none", "sum")):
+            step.summed = True
+        return original(values, sample_weight, reduction)
+
+    return reduce_values
+
+
+def _noting_updates(original: Function) -> Function:
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        step = _step()
+        if step is not None:
+            step.updates = True
+        original(self, grads, trainable_variables)
+
+    return _backend_apply_gradients
+
+
+def _probing(original: Function) -> Function:
+    def _symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        original(self, iterator=iterator, data_batch=data_batch)
+        compiled = self._compile_loss
+        if data_batch is None or compiled is None or self.__dict__.get(_PROBED) is compiled:
+            return
+        self.__dict__[_PROBED] = compiled
+        if self.distribute_strategy.num_replicas_in_sync > 1:
+            _probe(self, data_batch)
+
+    return _symbolic_build
+
+
+def _probe(model: Any, batch: Any) -> None:
+    """Computes the losses of a few examples at once and in halves, and refuses those that are then others."""
+    leaves = [part for part in keras.tree.flatten(batch) if part is not None]
+    if not all(hasattr(part, "shape") and len(part.shape) for part in leaves):
+        return
+    size = min(len(leaves[0]), _EXAMPLES) // 2
+    if not size:
+        return
+    parts = [
+        keras.tree.map_structure(
+            lambda leaf, part=part: None if leaf is None else tf.convert_to_tensor(leaf[part]), batch
+        )
+        for part in (slice(2 * size), slice(2 * size), slice(size), slice(size, 2 * size))
+    ]
+    state = [(variable, variable.numpy()) for variable in model.non_trainable_variables]
+    try:
+        added, called = zip(*[_losses(model, part) for part in parts], strict=True)
+    except Exception:  # noqa: BLE001  the model does not work outside a step; what it computes there is unknown
+        return
+    finally:
+        for variable, value in state:
+            variable.assign(value)
+        model.reset_metrics()
+    _refuse_sums(model, added)
+    for loss, y_true, y_pred in called[0]:
+        _refuse_pairs(loss, y_true, y_pred, size)
+
+
+def _losses(model: Any, batch: Any) -> tuple[list[float], list[tuple[Any, Any, Any]]]:
+    """What layers add to the loss, and each compiled loss with its arguments."""
+    x, y, _ = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    y_pred = model(x, training=False)
+    added = [float(tf.reduce_sum(loss)) for loss in model.losses]
+    _here.calls = []
+    try:
+        model._compile_loss(y, y_pred)
+        return added, _here.calls
+    finally:
+        _here.calls = None
+
+
+def _recording(original: Function) -> Function:
+    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        calls = getattr(_here, "calls", None)
+        if calls is not None:
+            calls.append((self, y_true, y_pred))
+        return original(self, y_true, y_pred, sample_weight)
+
+    return call
+
+
+def _refuse_sums(model: Any, added: Sequence[list[float]]) -> None:
+    """Refuses a loss that doubles with the examples."""
+    whole, again, first, second = map(np.asarray, added)
+    if not len(whole) == len(again) == len(first) == len(second):
+        return
+    doubles = np.isclose(whole, first + second, rtol=_NEAR) & ~np.isclose(whole, (first + second) / 2, rtol=_NEAR)
+    if np.any(doubles & (whole == again)):
+        layers = [repr(layer.name) for layer in model._flatten_layers() if getattr(layer, "_losses", None)]
+        raise UnsupportedError(
+            "Expected add_loss with a mean over the examples, as Keras combines it over replicas. Found: a sum, or a "
+            f"loss for each example, in {', '.join(layers)}: its gradient would be too small by the number of "
+            "replicas. What to do: add its mean over the examples, with a larger weight if need be."
+        )
+
+
+def _refuse_pairs(loss: Any, y_true: Any, y_pred: Any, size: int) -> None:
+    """Refuses a loss that gives an example another value among other examples."""
+
+    def values(of: slice) -> Any:
+        arguments = [keras.tree.map_structure(lambda part: part[of], part) for part in (y_true, y_pred)]
+        return np.asarray(loss.call(*arguments))
+
+    whole, again = values(slice(2 * size)), values(slice(2 * size))
+    if not whole.shape or len(whole) != 2 * size or not np.array_equal(whole, again):
+        return
+    halves = np.concatenate([values(slice(size)), values(slice(size, 2 * size))])
+    if not np.allclose(whole, halves, rtol=_NEAR, atol=_NEAR * float(np.abs(whole).max())):
+        raise UnsupportedError(
+            "Expected a loss of each example by itself, since each replica sees only its part of a batch. Found: "
+            f"{type(loss).__name__} ({loss.name!r}), which compares the examples of a batch with each other. What to "
+            "do: train on one device, or gather the replicas' predictions in a train_step of your own."
+        )
+
+
+REPLICA_LOSSES = Repair(
+    name="replica_losses",
+    defect=(
+        "Under a tf.distribute strategy with several replicas, a loss that a train_step or compute_loss computes by "
+        "itself has gradients too large by the number of replicas; what a train_step logs, and sums in add_loss, are "
+        "too small by it; and losses that compare examples see only those of a replica."
+    ),
+    reference="Keras, scale_loss_for_distribution in keras/src/losses/loss.py; no upstream report was found.",
+    broken={
+        f"{_TENSORFLOW_TRAINER}._make_function": frozenset({"703051878417df76"}),
+        f"{_TRAINER}._symbolic_build": frozenset({"949741cb25aee9e4"}),
+        f"{_LOSS}:Loss.__call__": frozenset({"90f470ab3f051183"}),
+        f"{_LOSS}:scale_loss_for_distribution": frozenset({"d51ce2890a926a77"}),
+        f"{_LOSS}:unscale_loss_for_distribution": frozenset({"7d7ba58a65159a39"}),
+        f"{_LOSS}:reduce_values": frozenset({"426eafe27d1d3164"}),
+        f"{_AVERAGES}:compute_average_loss": frozenset({"720ed23d691ef974"}),
+        f"{_AVERAGES}:scale_regularization_loss": frozenset({"6cac27fd8ba10ac2"}),
+        f"{_MEAN}.update_state": frozenset({"131afaa19cbd7a6d"}),
+        f"{_OPTIMIZER}._backend_apply_gradients": frozenset({"911dfbb4fb47a126"}),
+    },
+    replace={
+        f"{_TENSORFLOW_TRAINER}._make_function": _watching,
+        f"{_TRAINER}._symbolic_build": _probing,
+        f"{_LOSS}:Loss.__call__": _recording,
+        f"{_LOSS}:scale_loss_for_distribution": functools.partial(_noting, "divided"),
+        f"{_LOSS}:unscale_loss_for_distribution": functools.partial(_noting, "multiplied"),
+        f"{_LOSS}:reduce_values": _noting_sums,
+        f"{_AVERAGES}:compute_average_loss": functools.partial(_noting, "divided"),
+        f"{_AVERAGES}:scale_regularization_loss": functools.partial(_noting, "divided"),
+        f"{_MEAN}.update_state": _logging_whole,
+        f"{_OPTIMIZER}._backend_apply_gradients": _noting_updates,
+    },
+    without="Return keras.losses.Loss objects' values from compute_loss, and add_loss means only.",
+)
