@@ -21,6 +21,7 @@ from tfopt.pipelines.stages.batch_stages import (
     plan_padding,
     plan_prefetch,
     plan_service,
+    plan_workers,
 )
 from tfopt.pipelines.stages.device_stages import plan_device, plan_overlap
 from tfopt.pipelines.stages.example_stages import (
@@ -31,7 +32,7 @@ from tfopt.pipelines.stages.example_stages import (
 )
 from tfopt.pipelines.stages.order_stages import plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
-from tfopt.repairs.trainer import mark_order_decided
+from tfopt.repairs.fit_data import mark_order_decided
 from tfopt.text import Shown
 
 P = ParamSpec("P")
@@ -60,8 +61,8 @@ class PipelinePlan(Shown):
     def build(self) -> Any:
         """Returns a new `tf.data.Dataset` of batches; its first iteration is the first epoch.
 
-        If several processes train on a tf.data service, the result is a distributed dataset, for `fit` or a loop of
-        your own under the strategy.
+        If several processes train together, the result is a distributed dataset of each one's part, for `fit`,
+        `evaluate`, `predict` or a loop of your own under the strategy.
 
         Raises:
             ValueError: If what a cache on disk would hold can no longer be fingerprinted.
@@ -184,8 +185,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         ValueError: If an argument is out of range; the cache or TensorFlow's tracing would freeze random draws, or
             `seed` could not control them; what a cache on disk would hold cannot be fingerprinted; examples cannot be
             cropped, padded or kept on the device; or a tf.data service could not run the pipeline.
-        UnsupportedError: If cache="device" is used under a distribution strategy, or several processes use `service`
-            outside of their strategy's scope or with a source that has no parts.
+        UnsupportedError: If cache="device" is used under a distribution strategy, or several processes train together
+            and this is outside of their strategy's scope, or their source cannot be divided.
         PipelineError: If data is missing, empty, damaged or of different shapes, there are too few examples for a
             batch, a function fails, or the tf.data service does not answer.
 
@@ -221,8 +222,9 @@ def _unknown_option(name: str, options: list[str]) -> TypeError:
     return TypeError(f"Expected options among {', '.join(options)}. Found {name!r}. {hint}")
 
 
-def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
+def _stages(asked: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
     """Decides which stages the pipeline has, and their order; each stage decides how it is set."""
+    options = asked if facts.part is None else replace(asked, seed=facts.part.own_seed(asked.seed))
     placement = choose_placement(options, facts)
     cache = plan_cache(options, facts, choose_cache(options, facts, placement.held))
     shuffle = plan_shuffle(options, facts, cache)
@@ -252,11 +254,12 @@ def _stages(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
         batch,
         *whole,
         *plan_service(options, facts, batch),
+        *plan_workers(options, facts),
         *plan_batch_functions(options, placement.held),
         *plan_padding(options),
         plan_prefetch(options),
         plan_device(placement, facts),
         *plan_overlap(options, facts, placement.held, loading),
-        plan_order(options, cache.choice),
+        plan_order(asked, cache.choice),
         plan_memory(options, facts, cache.choice, shuffle, reading, placement),
     )

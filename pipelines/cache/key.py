@@ -53,6 +53,8 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
         ("source", data),
         ("decode", _fingerprint("decode", decode, options)),
     ]
+    if facts.part is not None:
+        parts.append(("part", repr(facts.part)))
     if cache.after == "transform":
         transform = options.transformation
         called = None if transform is None else [transform.by_batch, transform.call]

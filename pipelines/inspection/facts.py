@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.inspection.tracing import Traced, trace
-from tfopt.pipelines.service.client import Part, refuse_unserved, take_part
+from tfopt.pipelines.service.client import refuse_unserved
 from tfopt.pipelines.shared.elements import (
     apply,
     expect_paddable,
@@ -24,6 +24,7 @@ from tfopt.pipelines.shared.elements import (
 )
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_dataset, refuse_draws
 from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_remainder
+from tfopt.pipelines.sources.parts import Part, expect_one_order, take_part
 from tfopt.pipelines.sources.source import Source
 
 MIB = 2**20
@@ -108,7 +109,7 @@ class ShapeCheck:
 class Facts:
     """What the decisions rest on."""
 
-    source: Source  # with several processes on a tf.data service, the part this one reads
+    source: Source  # where several processes train together, the part this one reads
     part: Part | None  # which part that is; None if this process reads everything
     count: int | None  # examples of `source`; None if unknown
     used: int | None  # examples to read: without a shuffle, not those that fill no batch and would always be dropped
@@ -135,14 +136,14 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         TypeError: If a function is a Keras layer of one input, and examples are tuples.
         ValueError: If random draws would be frozen, repeated or out of the seed's control, or examples cannot be
             cropped or padded, or a tf.data service could not run the pipeline.
-        UnsupportedError: If the processes on a tf.data service cannot share the source.
+        UnsupportedError: If several processes train together and cannot divide the source.
     """
-    part = None
-    if options.service is not None:
-        source, part = take_part(source, options)
+    source, part = take_part(source, options)
     whole, raw, count, infinite = open_source(source)
     traced = trace(source, options, raw)
     in_source = find_in_dataset(whole) + traced.in_decode
+    if part is not None and options.service is None:
+        expect_one_order(source, in_source)
     refuse_draws(options, in_source, traced.in_transform, traced.in_augment)
     if options.remainder == "pad":
         expect_paddable(traced.augmented.element_spec)
@@ -158,7 +159,10 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
             decoded_bytes=sample.decoded_bytes * (sent or 0),
             infinite=infinite,
         )
-    tail = 0 if count is None else count % options.batch_size
+    if part is not None and count is not None and options.service is None:
+        tail = count - part.used if part.last_batch[0] == "drop" else 0
+    else:
+        tail = 0 if count is None else count % options.batch_size
     mixed = _is_mixed(options, source, sample, count)
     left_out = None if count is None and not infinite else tail
     last_batch = choose_remainder(options, count, left_out, mixed=mixed) if part is None else part.last_batch

@@ -18,7 +18,6 @@ from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile
 from tfopt.pipelines.profiling.sampled_run import Node, Run, run_passes, run_unfused
 from tfopt.pipelines.profiling.stage_names import StageNames
-from tfopt.pipelines.stages.batch_stages import Service
 from tfopt.pipelines.stages.device_stages import CopyToDevice
 from tfopt.pipelines.stages.example_stages import Cache, FunctionStage
 from tfopt.pipelines.stages.order_stages import Mix, Read, Shuffle
@@ -172,10 +171,10 @@ def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
             "device, where TensorFlow counts no stages. Profile the same plan with cache=None to see what loading "
             "takes."
         )
-    if any(isinstance(stage, Service) and stage.part is not None for stage in plan.stages):
+    if any(getattr(stage, "part", None) is not None for stage in plan.stages):
         raise UnsupportedError(
-            "profile_pipeline expects a plan of one process. Found one of several on a tf.data service, whose batches "
-            "the strategy takes. Profile the same plan in one process, without the strategy."
+            "profile_pipeline expects a plan of one process. Found one of several, whose batches the strategy takes. "
+            "Profile the same plan in one process, without the strategy."
         )
 
     def unfused(run: Run) -> dict[str, float]:

@@ -90,8 +90,10 @@ def records(
     decode, decode_batch = _decoding(features, parse, index)
     chosen = _whole_only(files, compression) if on_bad_record == "skip" else _all(files, compression)
 
+    large = chosen.mean_bytes >= _LARGE_BYTES
+
     def reading(chosen: _Chosen) -> Source:
-        runs, large = chosen.in_runs(), chosen.mean_bytes >= _LARGE_BYTES
+        runs = chosen.in_runs()
         kind = f" ({chosen.kind}, which cannot be read by offset)" if chosen.kind else ""
         return Source(
             name=f"records in {len(files)} file{'s' * (len(files) > 1)}{kind}",
@@ -100,7 +102,7 @@ def records(
             decode=decode,
             decode_batch=None if large else decode_batch,
             shuffled=lambda seed: side_by_side(runs.dataset(), runs.read, _SIDE_BY_SIDE, seed, block=_BLOCK),
-            at=partial(_read_at, chosen) if large else None,
+            at=partial(_read_at, chosen) if large and chosen.offsets else None,
             encoded=partial(unpack, index.spec) if index is not None and index.image else None,
             only_jpeg=all(file.index is not None and file.index.only_jpeg for file in files),
             fingerprint=partial(_fingerprint, files, (features, parse, index, on_bad_record)),
@@ -148,6 +150,9 @@ class _Chosen:
         return tf.data.Dataset.from_tensor_slices(self.pieces)
 
     def part(self, number: int, parts: int) -> "_Chosen":
+        """Returns an equal part of each file's records where they can be read by offset, else some of the files."""
+        if self.offsets:
+            return self._stretches(number, parts)
         if len(self.counts) < parts:
             raise PipelineError(
                 f"Expected at least a file of records for each of {parts} processes. Found: {len(self.counts)}. What "
@@ -157,6 +162,20 @@ class _Chosen:
         pieces = tuple(each[number::parts] for each in self.pieces)
         counts, offsets = self.counts[number::parts], self.offsets[number::parts]
         return replace(self, counts=counts, pieces=pieces, offsets=offsets)
+
+    def _stretches(self, number: int, parts: int) -> "_Chosen":
+        """Takes stretch `number` of each file, cut into `parts`; those left over go to the parts in turn."""
+        segments, before = [], 0
+        for path, offsets in zip(*self.pieces, self.offsets, strict=True):
+            count = len(offsets) - 1
+            # The part i has every record whose place among all files leaves i, were they dealt in turn.
+            sizes = [len(range((part - before) % parts, count, parts)) for part in range(parts)]
+            first = sum(sizes[:number])
+            length = max(1, round(_RUN_BYTES / self.mean_bytes))
+            end = first + sizes[number]
+            segments += [(path, int(offsets[at]), min(length, end - at)) for at in range(first, end, length)]
+            before += count
+        return _in_segments(self.kind, segments)
 
 
 def _all(files: list[RecordFile], compression: str | None) -> _Chosen:

@@ -86,7 +86,7 @@ class Source:
 
     part: Callable[[int, int], "Source"] | None = None
     """Given i and n, returns the elements i, i+n, … as a source; files may be divided in place of elements. Needed
-    where several processes train on a tf.data service."""
+    where several processes train on a tf.data service. Without a service, it lets each process read its part alone."""
 
     files: tuple[str, ...] | None = None
     """If each element is an image in a file of its own: their paths, for `verify_images`."""

@@ -59,7 +59,14 @@ def tfds(name: Any, split: str = "train", *, data_dir: str | os.PathLike[str] | 
         encoded=_encoded(images, keys),
         fingerprint=lambda: [str(builder.data_path), split, file_stamps(map(str, chosen.filepaths))],
         class_names=_class_names(features, keys),
+        part=lambda index, parts: tfds(builder, _even_splits(split, parts)[index]),
     )
+
+
+def _even_splits(split: str, parts: int) -> Any:
+    import tensorflow_datasets
+
+    return tensorflow_datasets.even_splits(split, parts, drop_remainder=False)
 
 
 def is_builder(given: Any) -> bool:

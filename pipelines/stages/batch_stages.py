@@ -10,11 +10,12 @@ from tfopt.hardware import host
 from tfopt.pipelines.cache.choice import CacheChoice
 from tfopt.pipelines.device.placing import OnDevice, Placement, is_gpu
 from tfopt.pipelines.inspection.facts import MIB, Facts
-from tfopt.pipelines.service.client import Part, describe_service, distributed, from_service
+from tfopt.pipelines.service.client import describe_service, from_service
 from tfopt.pipelines.shared.elements import element_of, pad_batch, without_autograph
 from tfopt.pipelines.shared.nondeterminism import find_states
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
 from tfopt.pipelines.shared.seeding import in_batches
+from tfopt.pipelines.sources.parts import Part, distributed
 from tfopt.pipelines.sources.source import HELD
 from tfopt.pipelines.stages.example_stages import FunctionStage, plan_augment
 from tfopt.pipelines.stages.order_stages import SMALL_BYTES, Mix, Shuffle
@@ -65,6 +66,19 @@ class Service(Stage):
         flow.dataset = from_service(flow.flush(), self.options, part, full_batches=batch.full, steps=batch.steps)
         if part is not None:
             flow.endings.append(lambda dataset, settings: distributed(dataset, part))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers(Stage):
+    """Gives the strategy this process' batches as they are, since it has read its part only."""
+
+    part: Part
+
+    def apply(self, flow: Flow) -> None:
+        """Ends the part where that of another process ends, and hands it to the strategy last of all."""
+        part = self.part
+        flow.dataset = flow.flush().take(part.batches)
+        flow.endings.append(lambda dataset, settings: distributed(dataset, part))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +163,11 @@ def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
     reason += "" if steps is None else f"; {steps:,} steps an epoch"
     if facts.check is not None:
         reason += f"; shapes checked: {', '.join(map(str, facts.check.shapes))}"
-    size, served = options.batch_size, options.service is not None
+    served = options.service is not None
+    size = options.batch_size if served or facts.part is None else facts.part.size
     return Batch(
         name="batch",
-        setting=f"{size:,}",
+        setting=f"{options.batch_size:,}",
         reason=reason,
         size=size,
         steps=steps,
@@ -181,7 +196,7 @@ def _left_out(options: PipelineOptions, facts: Facts) -> str:
         return ""
     if facts.count is None:
         return "; examples that do not fill the last one are left out"
-    read = options.batch_size * (facts.steps or 0) if facts.part is None else facts.part.size * facts.part.batches
+    read = options.batch_size * (facts.steps or 0) if facts.part is None else facts.part.used
     if read == facts.count:
         return ""
     which = "different ones in each epoch" if facts.mixed else "mostly the last ones in each epoch"
@@ -221,6 +236,16 @@ def plan_service(options: PipelineOptions, facts: Facts, batch: Batch) -> list[S
             batch=batch,
         )
     ]
+
+
+def plan_workers(options: PipelineOptions, facts: Facts) -> list[Stage]:
+    """Returns the stage "workers" where several processes train together without a tf.data service."""
+    part = facts.part
+    if part is None or options.service is not None:
+        return []
+    setting = f"part {part.index + 1} of {part.parts}"
+    reason = f"{facts.count or 0:,} of {part.whole:,} examples, {part.size:,} of each batch; TensorFlow divides nothing"
+    return [Workers(name="workers", setting=setting, reason=reason, part=part)]
 
 
 def plan_padding(options: PipelineOptions) -> list[Stage]:

@@ -13,7 +13,7 @@ from snippets import ROOT
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines import build_pipeline
-from tfopt.repairs.trainer import mark_order_decided
+from tfopt.repairs.fit_data import mark_order_decided
 
 
 def shift(image, label):
@@ -114,6 +114,7 @@ def test_the_optimizer_counts_the_steps_that_were_taken():
 # Warnings are errors: what says nothing passes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

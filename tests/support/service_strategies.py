@@ -20,8 +20,8 @@ import tensorflow as tf
 from tfopt import distribute
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines import plan_pipeline, profile_pipeline, records
-from tfopt.pipelines.service.client import Part, distributed
-from tfopt.repairs.trainer import mark_order_decided
+from tfopt.pipelines.sources.parts import Part, distributed
+from tfopt.repairs.fit_data import mark_order_decided
 
 EXAMPLES, BATCH, EPOCHS = 203, 16, 3
 FEATURES = {"number": tf.io.FixedLenFeature((), tf.int64)}

@@ -58,6 +58,7 @@ def test_the_source_is_read_once(folder):
         assert next(calls) - before - 1 == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "rows"), [(0.0, 10), (1000.0, 60)])
 def test_quick_examples_are_written_together_and_slow_ones_batch_by_batch(folder, monkeypatch, seconds, rows):
     monkeypatch.setattr("tfopt.pipelines.stages.example_stages._AT_ONCE_SECONDS", seconds)
@@ -192,6 +193,7 @@ def test_a_source_without_one_order_is_refused(folder):
         key(shuffled, folder, cache_key="a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 5])
 def test_shuffled_epochs_hold_everything_in_another_order(folder, seed):
     dataset = build_pipeline(ROWS, batch_size=10, transform=add(1), cache=folder, seed=seed)

@@ -114,6 +114,7 @@ def test_many_calls_on_small_elements_are_counted():
     assert found.limiting == "small", str(found)
 
 
+@pytest.mark.slow
 def test_nested_and_joined_datasets():
     def files(index):
         return tf.data.Dataset.range(50).map(nap(2), num_parallel_calls=1)

@@ -58,6 +58,7 @@ def test_images_are_decoded_there(service, photos):
     assert sorted(int(shade) for images, _ in dataset for shade in images[:, 1, 1, 0]) == list(range(12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("global_seed", [None, 1])
 def test_draws_differ_between_elements_workers_and_epochs(service, global_seed):
     def word(row, seed):

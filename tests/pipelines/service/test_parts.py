@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines import Source, arrays, images, npy, records
-from tfopt.pipelines.service import client
-from tfopt.pipelines.service.client import take_part
 from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.sources import parts
+from tfopt.pipelines.sources.parts import take_part
 
 ROWS = np.arange(50)
 
@@ -20,7 +20,7 @@ def place(monkeypatch):
     """Sets which process of how many this one is."""
 
     def set_place(index, processes):
-        monkeypatch.setattr(client, "_place", lambda: (index, processes))
+        monkeypatch.setattr(parts, "_place", lambda: (index, processes))
 
     return set_place
 
@@ -74,12 +74,20 @@ def test_steps_are_those_of_one_process(place, remainder, count, steps):
     assert len(set(found)) == count
 
 
-def test_unlike_files_take_the_steps_of_the_largest_part_or_of_the_smallest(place, sources):
-    place(1, 3)
-    for remainder, batches, steps in (("keep", 5, 10), ("drop", 5, 5)):
-        options = PipelineOptions(batch_size=6, remainder=remainder, service="grpc://a:1")
-        _, part = take_part(sources["records"], options)
-        assert (part.batches, part.steps) == (batches, steps)
+@pytest.mark.parametrize(
+    ("name", "remainder", "batches", "steps"),
+    [  # files of 10, of which one process has one and the others two; and 40 records, divided equally
+        ("records, skip", "keep", 5, 10),
+        ("records, skip", "drop", 5, 5),
+        ("records", "keep", 7, 7),
+        ("records", "drop", 6, 6),
+    ],
+)
+def test_unlike_parts_take_the_steps_of_the_largest_or_of_the_smallest(place, sources, name, remainder, batches, steps):
+    place(2, 3)
+    options = PipelineOptions(batch_size=6, remainder=remainder, service="grpc://a:1")
+    _, part = take_part(sources[name], options)
+    assert (part.batches, part.steps) == (batches, steps)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +96,8 @@ def test_unlike_files_take_the_steps_of_the_largest_part_or_of_the_smallest(plac
         ("arrays", 6, 8, "drop"),  # 2 of 50 left out
         ("arrays", 9, 6, "keep"),  # 5 of 50
         ("arrays", 60, 1, "keep"),  # a process has 16
-        ("records", 6, 10, "keep"),  # files of 20, 10 and 10: 10 of 40
+        ("records", 6, 7, "keep"),  # 4 of 40
+        ("records, skip", 6, 10, "keep"),  # files of 20, 20 and 10
         ("records, skip", 30, 2, "keep"),
     ],
 )
@@ -134,9 +143,9 @@ def test_what_has_no_parts_is_refused(place, monkeypatch, tmp_path, source, opti
 
 def test_fewer_files_than_processes_are_refused(sources):
     with pytest.raises(
-        PipelineError, match=r"at least a file .* each of 5 processes\. Found: 4\. What to do: write as"
+        PipelineError, match=r"at least a file .* each of 6 processes\. Found: 5\. What to do: write as"
     ):
-        sources["records"].part(0, 5)
+        sources["records, skip"].part(0, 6)
 
 
 @pytest.mark.parametrize(
@@ -147,4 +156,4 @@ def test_places_are_those_of_the_processes_that_train(monkeypatch, job, task, pl
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_type=job, task_id=task)
     strategy = mock.Mock(spec=tf.distribute.MultiWorkerMirroredStrategy, cluster_resolver=resolver)
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
-    assert client._place() == place
+    assert parts._place() == place

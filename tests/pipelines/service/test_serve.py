@@ -10,6 +10,7 @@ import pytest
 from tfopt.pipelines.serve import PortFilter, _addresses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_it_stops_on_a_signal_and_frees_its_port(servers, number, code):
     process, (at, worker) = servers.serve("--port", "0")

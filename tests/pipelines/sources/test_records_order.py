@@ -49,6 +49,7 @@ def classes(dataset):
     return np.mean([len({*labels.numpy()}) for _, labels in dataset if len(labels) == 256])
 
 
+@pytest.mark.slow
 def test_a_batch_holds_as_many_classes_as_by_chance(by_class):
     plan = plan_pipeline(by_class(), batch_size=256, remainder="keep", cache=None)
     dataset = plan.build()
@@ -82,6 +83,7 @@ def test_small_records_are_mixed_in_runs(by_class, buffer_mib, monkeypatch):
     assert "several parts read side by side" in str(plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"compression": "GZIP"}, {"on_bad_record": "skip"}])
 def test_what_cannot_be_read_by_offset_is_read_as_before(by_class, options):
     skip = {name: value for name, value in options.items() if name == "on_bad_record"}
@@ -148,6 +150,7 @@ def test_an_iterator_goes_on_where_it_was_saved(by_class, tmp_path):
     assert [batch[0].numpy().tolist() for batch in again] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "altered", "longer"])
 def test_files_that_change_later_lose_nothing_in_silence(by_class, damage):
     folder = by_class()

@@ -46,6 +46,18 @@ def test_the_order_without_a_shuffle_is_that_of_tensorflow_datasets(folder):
     assert shades(build_pipeline(source, batch_size=7, training=False)) == expected
 
 
+@pytest.mark.parametrize(("split", "numbers"), [("train", [*range(30)]), ("train[:40%]+test", None)])
+def test_each_example_is_in_one_of_the_parts_of_several_processes(folder, split, numbers):
+    source = tfds("shades", split, data_dir=folder)
+    parts = [source.part(index, 4) for index in range(4)]
+    found = [shades(build_pipeline(part, batch_size=5, training=False)) for part in parts]
+    assert [part.count for part in parts] == [len(each) for each in found]
+    assert max(map(len, found)) <= min(map(len, found)) + 1
+    whole = numbers or shades(build_pipeline(source, batch_size=5, training=False))
+    assert len(whole) == source.count
+    assert sorted(shade for each in found for shade in each) == sorted(whole)
+
+
 @pytest.mark.parametrize("cache", [None, "memory"])
 def test_a_shuffle_mixes_and_keeps_every_example(folder, cache):
     dataset = build_pipeline(tfds("shades", data_dir=folder), batch_size=5, cache=cache)

@@ -110,6 +110,7 @@ def test_what_is_no_function_of_batches_is_refused():
         per_batch(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["/cpu:0", "CPU:0", "/device:CPU:0"])
 def test_a_copy_ahead_keeps_the_batches_and_their_number(device):
     options = {"batch_size": 8, "shuffle": False, "remainder": "keep"}

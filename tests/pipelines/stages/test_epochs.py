@@ -114,6 +114,7 @@ def counting(calls):
     return transform
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 3])
 def test_the_first_batch_waits_for_no_more_than_itself(seed):
     calls = []

@@ -27,6 +27,7 @@ def test_a_whole_folder_passes(shards, compression):
     assert str(report) == "3 files of records: as the index says"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, "GZIP"])
 def test_every_flipped_byte_of_every_file_is_found(shards, flip, compression):
     folder = shards(compression)

@@ -43,6 +43,7 @@ def told_apart(value):
     return f"{type(value).__name__} {value!r}"
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(nested, nested)
 def test_fingerprints_are_equal_exactly_where_values_are(first, second):

@@ -1,0 +1,246 @@
+"""The part of a source that each of several training processes reads, and the steps that all of them take.
+
+TensorFlow would have each process read everything and keep some, or divide whole files, while Keras counts the steps of
+all examples: those of the larger files would never be read. So each process reads its own part, and TensorFlow divides
+nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.nondeterminism import Finding
+from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_remainder
+from tfopt.pipelines.shared.seeding import sequence
+from tfopt.pipelines.sources.source import Source
+
+IN_PARTS = "_tfopt_in_parts"
+"""An attribute of distributed datasets that hold a part of a source, which needs no check that it is another's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What this process reads of a source, and how many steps all processes take."""
+
+    index: int  # which part, from 0
+    parts: int  # one per process
+    size: int  # examples of each batch that this process reads
+    replica_size: int  # those that go to each of its replicas
+    whole: int  # examples of all parts
+    batches: int  # batches of `size` in this part; the last one may be smaller
+    steps: int  # per epoch, the same in all processes; a process whose part has ended contributes no examples
+    last_batch: tuple[Remainder, str]  # as in Facts
+
+    def __str__(self) -> str:
+        return f"this process has part {self.index + 1} of {self.parts}, {self.size:,} examples of each batch"
+
+    @property
+    def used(self) -> int:
+        """Examples that full batches of this part take."""
+        return self.size * self.batches
+
+    def own_seed(self, seed: int | None) -> int | None:
+        """Returns this process' seed: with a common one, all would draw the same augmentation at the same time."""
+        if seed is None:
+            return None
+        return int(np.random.SeedSequence((seed, self.index)).generate_state(1)[0] >> 1)
+
+
+def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | None]:
+    """Returns what this process reads of a source; all of it, and None, if it trains alone."""
+    index, parts = _place()
+    if parts == 1:
+        return source, None
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    _refuse_options(options, replicas)
+    size = options.batch_size // parts
+    # Without a shuffle each batch is divided in blocks: the processes' outputs in turn are then in the source's order.
+    exact = options.service is None
+    divided = _exactly(source, parts, 1 if options.shuffle else size) if exact else _divided(source, parts)
+    counts = [each.count or 0 for each in divided]
+    full = min(counts) // size
+    # By the counts alone, which all processes share; samples of their parts differ.
+    left_out = sum(counts) - parts * full * size
+    last_batch = choose_remainder(options, sum(counts), left_out, mixed=not exact or source.at is not None)
+    drops = last_batch[0] == "drop"
+    batches = [count // size if drops else -(-count // size) for count in counts]
+    steps = min(batches) if drops else max(batches)
+    if not steps:
+        raise PipelineError(
+            f"Expected {size} examples in each of {parts} processes, with remainder='drop'. {source.name} has "
+            f"{min(counts)} for one of them: there would be zero steps. What to do: pass a smaller batch_size, or "
+            "remainder='keep'."
+        )
+    part = Part(
+        index=index,
+        parts=parts,
+        size=size,
+        replica_size=options.batch_size // replicas,
+        whole=sum(counts),
+        batches=min(batches[index], steps),
+        steps=steps,
+        last_batch=last_batch,
+    )
+    return divided[index], part
+
+
+def distributed(dataset: Any, part: Part) -> Any:
+    """Returns a part's batches as `fit` takes them under the strategy, split over this process' replicas.
+
+    The strategy would take the batches of a `tf.data.Dataset` for global ones and split each over P steps, while Keras
+    counts one step for each and leaves the rest unread.
+    """
+    if _place() != (part.index, part.parts):
+        raise _no_strategy(part.parts)
+
+    def here(context: Any) -> Any:
+        del context
+        replicas = dataset if part.size == part.replica_size else dataset.rebatch(part.replica_size)
+        replicas = replicas.prefetch(tf.data.AUTOTUNE)
+        # Keras counts steps; TensorFlow counts the replicas' batches, of this process only.
+        replicas.cardinality = lambda: tf.constant(part.steps, tf.int64)
+        return replicas
+
+    found = tf.distribute.get_strategy().distribute_datasets_from_function(here)
+    setattr(found, IN_PARTS, True)
+    return found
+
+
+def _place() -> tuple[int, int]:
+    """Returns this process' number among those that train together, and how many there are."""
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        resolver = strategy.cluster_resolver
+        spec = resolver.cluster_spec()
+        # Those that train, in TensorFlow's order; an evaluator does not.
+        tasks = [(job, task) for job in ("chief", "worker") if job in spec.jobs for task in spec.task_indices(job)]
+        place = (resolver.task_type, resolver.task_id)
+        return (tasks.index(place), len(tasks)) if place in tasks else (0, 1)
+    found = len({device.name.split("/device:")[0] for device in tf.config.list_logical_devices("CPU")})
+    if found > 1:
+        raise _no_strategy(found)
+    return 0, 1
+
+
+def _no_strategy(processes: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"Expected a pipeline inside the scope of the strategy of its {processes} processes. Found: "
+        f"{type(tf.distribute.get_strategy()).__name__}, under which each would train on all examples. What to do: "
+        "plan and build it inside `with strategy.scope():` of a MultiWorkerMirroredStrategy, such as "
+        "tfopt.distribute.strategy() returns."
+    )
+
+
+def expect_one_order(source: Source, in_source: Sequence[Finding]) -> None:
+    """Refuses to divide by position what comes in another order in each process."""
+    for found in in_source:
+        if found.kind in ("shuffle", "unordered"):
+            raise UnsupportedError(
+                f"Expected a source that has the same order in each of several processes, which divide it. Found "
+                f"{found} in {source.name}: they would train on some examples twice, and on others never. What to do: "
+                "take it out, and leave the order to `shuffle`."
+            )
+
+
+def _exactly(source: Source, parts: int, block: int) -> list[Source]:
+    """Divides a source so that no part has more than one block more than another, as whole files might."""
+    count = source.count if source.count is not None else int(source.dataset().cardinality())
+    if count < 0:
+        raise UnsupportedError(
+            f"Expected a known number of examples, since each of {parts} processes takes a part and all take the same "
+            f"steps. Found: {source.name}, whose number is unknown or endless. What to do: apply "
+            "tf.data.experimental.assert_cardinality(number), give your own Source a `count`, or take out repeat()."
+        )
+    if block == 1 and source.part is not None:
+        try:
+            divided = [source.part(index, parts) for index in range(parts)]
+        except PipelineError:  # fewer files than processes
+            divided = []
+        counts = [each.count or 0 for each in divided]
+        if divided and sum(counts) == count and 0 < max(counts) <= min(counts) + 1:
+            return divided
+    return [_by_position(source, index, parts, block, count) for index in range(parts)]
+
+
+def _by_position(source: Source, index: int, parts: int, block: int, count: int) -> Source:
+    """Returns block `index` of each `parts` blocks of a source; without `at`, all raw elements are read for it."""
+    turns, tail = divmod(count, block * parts)
+    own = turns * block + min(max(tail - index * block, 0), block)
+
+    @without_autograph
+    def position(number: Any) -> Any:
+        return (number // block * parts + index) * block + number % block
+
+    @without_autograph
+    def is_own(number: Any, element: Any) -> Any:
+        del element
+        return tf.equal(number // block % parts, index)
+
+    @without_autograph
+    def alone(number: Any, element: Any) -> Any:
+        del number
+        return element
+
+    def read_at(positions: Any) -> Any:
+        return source.at(positions.map(position)) if source.at is not None else positions
+
+    def filtered() -> Any:
+        return source.dataset().enumerate().filter(is_own).map(alone)
+
+    return replace(
+        source,
+        dataset=filtered if source.at is None else lambda: read_at(sequence(own)),
+        count=own,
+        # Of all examples, so that all processes plan alike.
+        sample=source.sample or (lambda limit: source.dataset().take(limit)),
+        shuffled=None,
+        at=None if source.at is None else read_at,
+        part=None,
+    )
+
+
+def _divided(source: Source, parts: int) -> list[Source]:
+    if source.part is None:
+        raise UnsupportedError(
+            f"Expected a source that can be divided among {parts} processes: arrays, .npy files, images or files of "
+            f"records. Found: {source.name}. What to do: write its examples with write_records, or give your own "
+            "Source a `part`."
+        )
+    divided = [source.part(index, parts) for index in range(parts)]
+    if any(each.count is None for each in divided):
+        raise UnsupportedError(
+            f"Expected a known number of examples in each of {parts} parts, since all processes take the same steps. "
+            f"Found: {source.name}, whose number is unknown. What to do: write them with write_records, or "
+            "uncompressed."
+        )
+    if not all(each.count for each in divided):
+        raise PipelineError(
+            f"Expected examples for each of {parts} processes. Found: {source.count} in {source.name}. What to do: "
+            "train in fewer processes."
+        )
+    return divided
+
+
+def _refuse_options(options: PipelineOptions, replicas: int) -> None:
+    if options.batch_size % replicas:
+        raise ValueError(
+            f"Expected a batch_size that splits evenly over the {replicas} replicas of several "
+            f"processes. Found: {options.batch_size}. What to do: pass "
+            f"{max(1, options.batch_size // replicas) * replicas}."
+        )
+    if options.remainder == "pad":
+        raise ValueError(
+            "Expected remainder='drop' or 'keep' where several processes train together. Found: 'pad', whose "
+            "weights know one process' batch only. What to do: pass 'keep', under which the examples of a "
+            "smaller last batch weigh the same in all processes."
+        )
+    if options.device not in ("auto", None):
+        raise ValueError(
+            f"Expected no `device` where several processes train together. Found: {options.device!r}. What "
+            "to do: leave it out; the strategy copies the batches to its devices."
+        )

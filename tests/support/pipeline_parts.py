@@ -1,0 +1,100 @@
+"""Trains, evaluates and predicts on `build_pipeline` in each process of a cluster: python pipeline_parts.py FOLDER
+
+Each process writes into FOLDER which examples it saw, by epoch, and what `evaluate` and `predict` returned.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt import distribute
+from tfopt.errors import TfoptError
+from tfopt.pipelines import plan_pipeline, records
+
+EXAMPLES, BATCH = 203, 12
+FEATURES = {"number": tf.io.FixedLenFeature((), tf.int64)}
+
+
+class Recording(keras.Sequential):
+    """Keeps the labels that its steps have seen."""
+
+    def __init__(self):
+        super().__init__([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        self.seen = []
+
+    def _keep(self, data):
+        tf.numpy_function(lambda labels: self.seen.extend(labels.ravel().tolist()), [data[1]], [])
+
+    def train_step(self, data):
+        self._keep(data)
+        return super().train_step(data)
+
+    def test_step(self, data):
+        self._keep(data)
+        return super().test_step(data)
+
+
+def pair(number):
+    """An input and its label."""
+    return tf.cast(number, tf.float32)[tf.newaxis] / EXAMPLES, number
+
+
+def sources(folder):
+    """Each source, with the options of its pipeline."""
+    files = records(f"{folder}/*.tfrecord", features=FEATURES)
+    numbers = np.arange(EXAMPLES)
+    return {
+        "arrays": (numbers, {"transform": pair}),
+        "records": (files, {"transform": lambda parsed: pair(parsed["number"]), "remainder": "keep"}),
+        "full batches": (numbers, {"transform": pair, "remainder": "drop", "seed": 3}),
+    }
+
+
+def used(source, options):
+    """What `fit`, `evaluate` and `predict` saw and returned."""
+    model, epochs = Recording(), []
+    model.compile("sgd", "mse", jit_compile=False)
+    take = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: (epochs.append([*model.seen]), model.seen.clear()))
+    plan = plan_pipeline(source, batch_size=BATCH, **options)
+    history = model.fit(plan.build(), epochs=2, verbose=0, callbacks=[take])
+    weights = [weight.tolist() for weight in model.get_weights()]
+    ordered = plan_pipeline(source, batch_size=BATCH, training=False, transform=options["transform"]).build()
+    loss = model.evaluate(ordered, verbose=0)
+    return {
+        "epochs": epochs,
+        "loss": history.history["loss"],
+        "steps": int(model.optimizer.iterations.numpy()),
+        "weights": weights,
+        "evaluated": [*model.seen],
+        "evaluation loss": loss,
+        "predictions": model.predict(ordered, verbose=0).ravel().tolist(),
+        "plan": str(plan),
+    }
+
+
+def refused(source, **options):
+    """The error of a plan."""
+    try:
+        plan_pipeline(source, batch_size=BATCH, **options)
+    except TfoptError as error:
+        return str(error)
+    return ""
+
+
+def main():
+    """Does all of it."""
+    folder = sys.argv[1]
+    strategy = distribute.strategy("auto")
+    with strategy.scope():
+        found = {name: used(*each) for name, each in sources(folder).items()}
+        found["shuffled"] = refused(tf.data.Dataset.range(EXAMPLES).shuffle(EXAMPLES))
+    found["outside"] = refused(np.arange(EXAMPLES))
+    Path(folder, f"{distribute.resolve().index}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
