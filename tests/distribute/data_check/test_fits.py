@@ -1,0 +1,63 @@
+"""`fit` in two processes: data that would be left out or trained on twice is refused; all else trains as before."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from data_check_cases import COMPARED, HEALTHY, SHOWN, WRONG
+
+SCRIPT = str(Path(__file__).parents[2] / "support" / "data_check_job.py")
+pytestmark = pytest.mark.slow  # real processes
+
+# Those that say something of data that may be healthy.
+WARNED = {"sharded, endless, steps": "shard(2, 0) in worker 0", "files of unlike sizes, batches mapped": "Found: 52"}
+
+
+def run(folder, which):
+    """What each of two processes found."""
+    command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", SCRIPT, str(folder), which]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("wrong"), "wrong")
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("healthy"), "healthy")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_data_is_refused_by_name_in_all_workers(wrong, name):
+    refused, other = (each["checked"][name]["refused"] for each in wrong)
+    assert refused == other
+    assert WRONG[name][1] in refused
+    assert refused.startswith("Expected ")
+    assert "What to do: " in refused
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_without_the_check_some_examples_are_never_seen(wrong, name):
+    one, other = (each["without"][name]["seen"] for each in wrong)
+    epoch = [*one[: len(one) // 2], *other[: len(other) // 2]]  # of two
+    assert len(set(epoch)) < 64
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_data_is_not_refused(healthy, name):
+    one, other = (each["checked"][name] for each in healthy)
+    assert one["weights"] == other["weights"]
+    found = " ".join(one["warned"])
+    assert WARNED[name] in found if name in WARNED else not found
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_check_changes_neither_weights_nor_examples(healthy, name):
+    for each in healthy:
+        assert each["checked"][name] == {**each["without"][name], "warned": []}
