@@ -170,7 +170,7 @@ class TestUnderTheLauncher:
         assert "[1] ValueError: no such label" in err
         assert "[launch] worker 1 ended with exit code 1" in err
         told = next(line for line in err.splitlines() if line.startswith("[0] Expected worker 1 (127.0.0.1:"))
-        assert "Found: it failed: ValueError: no such label. What to do: " in told
+        assert "Found: it failed at epoch 1, step 6: ValueError: no such label. What to do: " in told
         assert "trained" not in out
 
 

@@ -80,11 +80,11 @@ class Workers:
                 self.start(addresses, index, action, **options)
         return self.wait()
 
-    def wait(self):
+    def wait(self, seconds=DEADLINE):
         """Waits for all started since the last wait and returns how they ended, by index."""
         ended = {}
         for index, process in self.processes.items():
-            process.wait(timeout=DEADLINE)
+            process.wait(timeout=seconds)
             ended[index] = Ended(process.returncode, self.said(index), self.said(index, "stderr"))
         self.processes.clear()
         return ended

@@ -52,6 +52,7 @@ def hello(addresses, **changes):
     return json.dumps(fields).encode() + b"\n"
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_comes_is_named_by_all(workers):
     ended = workers.run("", "", "", absent=[1], deadline=2)
     for end in ended.values():
@@ -254,6 +255,7 @@ def test_something_else_on_the_port_is_described():
     assert error.type is not MissingPeerError  # restarting would not help
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "why"),
     [

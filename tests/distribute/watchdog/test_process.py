@@ -1,11 +1,12 @@
 """Real training processes and their watchdogs, with faults injected. Only the intervals are shorter than usual."""
 
 import pytest
+from quick import first_quick
 from watched_workers import Workers
 
 from tfopt.distribute.watchdog import process
 from tfopt.distribute.watchdog.barrier import Start
-from tfopt.distribute.watchdog.process import ExitStatus
+from tfopt.distribute.watchdog.training_process import ExitStatus
 
 SLEEP = "time.sleep(300)"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
@@ -13,6 +14,11 @@ COMMUNICATION_ERROR = """
 class UnavailableError(Exception):
     pass
 UnavailableError.__module__ = "tensorflow.python.framework.errors_impl"
+"""
+EPOCH_3 = """
+from tfopt.distribute.watchdog.progress import progress
+progress.at, progress.loop, progress.epoch, progress.step = "step", "epoch", 3, 7
+progress.counted = True
 """
 
 
@@ -22,17 +28,18 @@ def workers():
         yield workers
 
 
-def assert_lost(ended, lost, why):
-    """All but the lost worker ended with 75 and named it, and only it, with the reason."""
+def assert_lost(ended, lost, why, code=75):
+    """All but the lost worker ended with the code and named it, and only it, with the reason."""
     for index, end in ended.items():
         if index != lost:
-            assert end.code == 75, ended
+            assert end.code == code, ended
             assert f"Expected worker {lost} (127.0.0.1:" in end.stderr, ended
-            assert end.stderr.endswith(" This process ends with exit code 75.\n"), ended
+            assert end.stderr.endswith(f" This process ends with exit code {code}.\n"), ended
             assert why in end.stderr, ended
             assert end.stderr.count("Expected") == 1, ended
 
 
+@pytest.mark.slow
 def test_they_end_well_in_any_order_and_share_a_seed(workers):
     first = workers.run("time.sleep(0.3)", "", "time.sleep(0.8)")
     second = workers.run("time.sleep(0.3)", "")
@@ -84,6 +91,7 @@ def test_a_long_exception_is_cut(workers):
     assert_lost(ended, 1, "it failed: ValueError: 𝄞𝄞")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code", "why"),
     [
@@ -104,6 +112,7 @@ def test_a_reason_that_ends_in_punctuation_is_followed_by_one_full_stop(why):
         assert f"Found: {why.rstrip(' :.')}. " in process._shutdown_message(start, index, ExitStatus(why))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise KeyboardInterrupt"])
 def test_the_others_get_time_after_an_end_on_purpose(workers, end):
     ended = workers.run("time.sleep(1); print('saved')", end, LEAVE=40)
@@ -164,12 +173,14 @@ class TestACommunicationError:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("asking", "left"), [(0, 1), (1, 2), (1, 0)])
-    def test_names_one_that_had_left(self, workers, asking, left):
-        fails = COMMUNICATION_ERROR + "time.sleep(1); raise UnavailableError('Socket closed')"
-        ended = workers.run(*({asking: fails, left: ""}.get(index, "time.sleep(2)") for index in range(3)))
-        assert ended[asking].code == 75, ended
+    def test_names_one_that_had_left_and_is_no_reason_to_restart(self, workers, asking, left):
+        fails = EPOCH_3 + COMMUNICATION_ERROR + "time.sleep(1); raise UnavailableError('Socket closed')"
+        leaves = EPOCH_3 + "progress.step = 1"
+        ended = workers.run(*({asking: fails, left: leaves}.get(index, "time.sleep(2)") for index in range(3)))
+        assert ended[asking].code == 1, ended
         assert f"Expected worker {left} (" in ended[asking].stderr
-        assert "it had ended before, by itself" in ended[asking].stderr
+        assert "it had ended before, by itself and had come to epoch 3, step 1. What" in ended[asking].stderr
+        assert "the same way. This worker had come to epoch 3, step 7. This process ends" in ended[asking].stderr
 
     @pytest.mark.slow
     def test_a_survivor_that_is_stopped_while_it_asks_is_killed(self, workers):
@@ -185,6 +196,51 @@ class TestACommunicationError:
         ended = workers.run(SLEEP, fails, SILENT=8)
         assert ended[1].code == 1
         assert_lost(ended, 1, "UnavailableError: of my own making")
+
+
+@pytest.mark.parametrize(
+    "text",
+    first_quick(
+        [
+            "Collective instance 146 expected type 0 and data_type 1 but got type 2 and data_type 1",
+            "Shape mismatch in the collective instance 9. Op at device CPU:0 expected shape [14] but [1]",
+            "Collective Op a/b is assigned to group_key 1, but that group has size 2",
+        ]
+    ),
+)
+def test_a_mismatched_collective_operation_is_no_reason_to_restart(workers, text):
+    fails = f"{EPOCH_3}{COMMUNICATION_ERROR}raise UnavailableError('Graph\\nCollective ops is aborted by: {text}\\nIt')"
+    ended = workers.run(SLEEP, fails, EPOCH_3 + SLEEP)
+    assert_lost(ended, 1, f"Found: it failed at epoch 3, step 7: UnavailableError: {text}. What", code=1)
+    assert "This worker had come to epoch 3, step 7." in ended[2].stderr
+    assert ended[1].code == 1
+    assert f"Found: {text}. What to do: give all workers the same model" in ended[1].stderr
+    assert ended[1].stderr.endswith("This worker had come to epoch 3, step 7.\n")
+
+
+class TestADeadlineForProgress:
+    @pytest.mark.parametrize("stuck", first_quick([1, 0]))
+    def test_ends_a_worker_whose_python_waits(self, workers, stuck):
+        moves = EPOCH_3 + "while True: progress.moves += 1; time.sleep(0.1)"
+        ended = workers.run(*(EPOCH_3 + SLEEP if index == stuck else moves for index in range(3)), PROGRESS=4)
+        assert_lost(ended, stuck, "s, since epoch 3, step 7, and waits in <module> (<string>:")
+        assert ended[stuck].code == 75
+        assert f"Expected this worker, worker {stuck} (" in ended[stuck].stderr
+
+    @pytest.mark.slow
+    def test_spares_one_that_makes_progress_and_is_off_by_default(self, workers):
+        moves = EPOCH_3 + "\nfor _ in range(80): progress.moves += 1; time.sleep(0.1)"
+        assert [end.code for end in workers.run(moves, moves, PROGRESS=6).values()] == [0, 0]
+        assert [end.code for end in workers.run(EPOCH_3 + "time.sleep(3)", EPOCH_3 + "time.sleep(3)").values()] == [
+            0,
+            0,
+        ]
+
+    @pytest.mark.slow
+    def test_a_stopped_worker_is_called_stopped(self, workers):
+        ended = workers.run(SLEEP, EPOCH_3 + "os.kill(os.getpid(), signal.SIGSTOP)", STOPPED=2, PROGRESS=3, KILL=5)
+        assert_lost(ended, 1, "has been stopped (SIGSTOP)")
+        assert ended[1].code == -9
 
 
 def test_a_second_call_returns_the_same_watch(workers):

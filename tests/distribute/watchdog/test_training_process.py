@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfopt.distribute.watchdog import process
+from tfopt.distribute.watchdog import training_process
 from tfopt.distribute.watchdog.channel import Channel
-from tfopt.distribute.watchdog.process import ExitStatus, Intervals, TrainingProcess
+from tfopt.distribute.watchdog.training_process import ExitStatus, Intervals, TrainingProcess
 
 
 class World:
@@ -17,8 +17,8 @@ class World:
 
     def __init__(self, monkeypatch, ours, theirs):
         self.now, self.state, self.says = 0.0, "S", Channel(theirs)
-        monkeypatch.setattr(process, "_state", lambda pid: self.state)
-        monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(training_process, "_state", lambda pid: self.state)
+        monkeypatch.setattr(training_process, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.seen = TrainingProcess(Channel(ours), os.getppid(), Intervals())
 
     def at(self, seconds, **message):
@@ -66,19 +66,29 @@ def test_an_unreadable_state_counts_as_running(world):
     assert world.at(44) is None  # by then a stopped one would be given up
 
 
+def test_stuck_in_python(world):
+    assert world.at(1, stuck="it has made no progress") == ExitStatus("it has made no progress")
+    assert not world.seen.is_ending
+
+
+def test_a_mismatch_is_a_divergence(world):
+    assert world.at(1, failed="it failed", diverged=True) == ExitStatus("it failed", diverged=True)
+
+
 def test_ends(world):
-    assert world.at(1, bye=True) == ExitStatus()
+    left = ExitStatus("it had ended before", ended_well=True, diverged=True)
+    assert world.at(1, bye="it had ended before") == left
     assert world.seen.is_ending
     assert not world.seen.gone
     world.says.close()
-    assert world.at(2) == ExitStatus()
+    assert world.at(2) == left
     assert world.seen.gone
 
 
 @pytest.mark.parametrize(("on_purpose", "grace"), [(True, 30.0), (False, 0.0)])
 def test_fails(world, on_purpose, grace):
     assert world.at(1, failed="it failed", on_purpose=on_purpose) == ExitStatus("it failed", grace)
-    world.at(2, bye=True)
+    world.at(2, bye="well")
     assert world.at(2) == ExitStatus("it failed", grace)
 
 
@@ -99,8 +109,8 @@ def test_the_state_of_a_process_with_a_nasty_name(tmp_path):
     try:
         stopped.send_signal(19)
         os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
-        assert process._state(stopped.pid) == "T"
+        assert training_process._state(stopped.pid) == "T"
     finally:
         stopped.kill()
         stopped.wait()
-    assert process._state(stopped.pid) is None
+    assert training_process._state(stopped.pid) is None

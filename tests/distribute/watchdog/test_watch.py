@@ -13,7 +13,7 @@ import pytest
 
 from tfopt.distribute.watchdog import watch
 from tfopt.distribute.watchdog.channel import Channel
-from tfopt.distribute.watchdog.process import Intervals
+from tfopt.distribute.watchdog.training_process import Intervals
 from tfopt.distribute.watchdog.watch import Watch
 from tfopt.errors import ClusterError
 
@@ -52,14 +52,14 @@ def test_an_invalid_deadline(seconds):
 def test_a_loss_reported_with_the_go_ahead_is_noticed(monkeypatch):
     ours, theirs = map(Channel, socket.socketpair())
     theirs.send(go=7)
-    theirs.send(lost="worker 1")
+    theirs.send(lost="worker 1", diverged=True)
     assert watch._await_go(ours, time.monotonic() + 30) == 7
 
-    def end(text):
-        raise InterruptedError(text)
+    def end(text, code):
+        raise InterruptedError(text, code)
 
     monkeypatch.setattr(watch, "_exit", end)
-    with pytest.raises(InterruptedError, match="worker 1"):
+    with pytest.raises(InterruptedError, match=r"worker 1\] 1"):
         Watch(ours, None, 7, Intervals(beat_seconds=600))._run()
     theirs.close()
     ours.close()

@@ -9,7 +9,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from tfopt.text import listed
 MAGIC = "tfopt-watchdog-1"
 
 _HELLO_SECONDS = 5.0  # for a new connection to identify itself
-_RETRY_SECONDS = 0.25
+_FIRST_PAUSE_SECONDS = 0.25
+_LONGEST_PAUSE_SECONDS = 2.0  # the chief listens only for `deadline_seconds` from its own start
 _CONNECT_SECONDS = 2.0  # short: between attempts the watchdog checks that its training process is still there
 _EXTRA_SECONDS = 5.0  # the others wait this much longer than the chief, which knows who is missing
 
@@ -165,7 +166,7 @@ def join(start: Start, training: Channel) -> tuple[Channel, int]:
     """
     hello = {"magic": MAGIC, "job": fingerprint(start.workers), "index": start.index, "pid": start.pid}
     due, last, is_stranger = time.monotonic() + start.deadline_seconds, "nobody answers there", False
-    while time.monotonic() < due:
+    for pause in pauses(_LONGEST_PAUSE_SECONDS):
         try:
             chief = Channel(_connect(start.workers[0]))
         except OSError as error:
@@ -177,12 +178,23 @@ def join(start: Start, training: Channel) -> tuple[Channel, int]:
                 return chief, answer
             last, is_stranger = answer, bool(chief.garbage)
             chief.close()
-        if training in readable([training], _RETRY_SECONDS):
+        if training in readable([training], min(pause, max(0.0, due - time.monotonic()))):
             stop_if_gone(training)
+        if time.monotonic() >= due:
+            break
     raise (ClusterError if is_stranger else MissingPeerError)(
         f"Expected {start.name(0)}, the chief, to answer within {start.deadline_seconds:g} s. Found: {last}. "
         f"What to do: check that it was started, and that this machine reaches {start.workers[0]}."
     )
+
+
+def pauses(longest_seconds: float) -> Iterator[float]:
+    """Yields how long to wait before each new attempt: ever longer, and at random, lest all workers ask at once."""
+    chance = random.SystemRandom()  # user code seeds `random` itself, the same in all workers
+    pause = min(_FIRST_PAUSE_SECONDS, longest_seconds)
+    while True:
+        yield pause * chance.uniform(0.5, 1.0)
+        pause = min(2 * pause, longest_seconds)
 
 
 def _await_go(chief: Channel, start: Start, training: Channel) -> int | str:

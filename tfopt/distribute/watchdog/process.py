@@ -11,147 +11,24 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import asdict
+from typing import Any
 
 from tfopt.distribute.watchdog.barrier import MissingPeerError, Rendezvous, Start, join
 from tfopt.distribute.watchdog.channel import Channel, readable
+from tfopt.distribute.watchdog.training_process import ExitStatus, Intervals, TrainingProcess
 from tfopt.errors import ClusterError
 
+# What to do about workers that diverged.
+SAME_STEPS = (
+    "give all workers the same model, epochs and steps, and call fit, evaluate and predict in all of them; a restart "
+    "would end in the same way"
+)
 _CHIEF = 0
 _SETUP_BYTES = 1 << 24  # for a long list of workers
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
-    """How long a watchdog waits before it acts.
-
-    Survivors end within 90 s, since deaf, leave and kill add up to less.
-    """
-
-    beat_seconds: float = 2.0
-    """Time between heartbeats."""
-    silent_seconds: float = 20.0
-    """Time without a message after which another watchdog counts as lost."""
-    stopped_seconds: float = 20.0
-    """How long a training process may be stopped (SIGSTOP, Ctrl-Z)."""
-    deaf_seconds: float = 45.0
-    """Time without a heartbeat after which a training process counts as hung."""
-    leave_seconds: float = 30.0
-    """Time for the others to end by themselves, perhaps with a checkpoint, after a worker ended on purpose with an exit
-    code or by Ctrl-C."""
-    kill_seconds: float = 5.0
-    """Time for a training process to end before it is killed."""
-    linger_seconds: float = 2.0
-    """Most time a watchdog outlives its training process, to tell the others."""
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Reads TFOPT_WATCH_DEAF_SECONDS and the like; raises ClusterError if one is not a positive number."""
-        names = {field.name: f"TFOPT_WATCH_{field.name.upper()}" for field in fields(cls)}
-        return cls(**{name: _seconds(key, environ[key]) for name, key in names.items() if key in environ})
-
-
-def _seconds(key: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ClusterError(
-            f"Expected {key} to be a positive number of seconds. Found: {text!r}. What to do: correct or unset it."
-        )
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class ExitStatus:
-    """How a training process ended, or why it will not make progress again."""
-
-    reason: str = ""
-    """Its description in messages; empty if it ended well and the others may go on."""
-    grace_seconds: float = 0.0
-    """Time for the others to end by themselves."""
-
-
-_LEFT = ExitStatus("it had ended before, by itself")
 _BROKE_OFF = ExitStatus("the connection to its watchdog broke off (killed, or its machine is down)")
-
-
-class TrainingProcess:
-    """The training process, the parent of this one; its channel closes when it ends."""
-
-    def __init__(self, channel: Channel, pid: int, intervals: Intervals):
-        self.channel = channel
-        self.gone = False
-        self.asks_who_is_lost = False  # its communication broke
-        self._pid = pid
-        self._intervals = intervals
-        self._reported: ExitStatus | None = None
-        self._stopped_since: float | None = None
-        self._heard_at = time.monotonic()  # not the channel's: messages before the start do not count
-
-    def poll(self) -> ExitStatus | None:
-        """Returns its exit status once there is one. Call it every second or so."""
-        for message in self.channel.receive():
-            self._receive(message)
-        # A child forked outside Python may hold the channel open, so the parent itself is checked too.
-        self.gone = self.channel.closed or os.getppid() != self._pid
-        if self._reported is not None:
-            return self._reported
-        if self.gone:
-            return ExitStatus("its process ended without a goodbye (killed, or out of memory)")
-        return self._stopped() or self._hung()
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether it has ended, or has reported that it will."""
-        return self.gone or self._reported is not None
-
-    def kill(self) -> None:
-        """Kills it, unless it is gone."""
-        if os.getppid() == self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-
-    def _receive(self, message: dict[str, Any]) -> None:
-        self._heard_at = time.monotonic()
-        if "failed" in message:
-            grace_seconds = self._intervals.leave_seconds if message.get("on_purpose") else 0.0
-            self._reported = ExitStatus(message["failed"], grace_seconds)
-        elif "bye" in message and self._reported is None:
-            self._reported = ExitStatus()
-        elif "asks" in message:
-            self.asks_who_is_lost = True
-
-    def _stopped(self) -> ExitStatus | None:
-        now = time.monotonic()
-        if _state(self._pid) != "T":
-            self._stopped_since = None
-            return None
-        if self._stopped_since is None:
-            self._stopped_since = now
-        if now - self._stopped_since < self._intervals.stopped_seconds:
-            return None
-        return ExitStatus(f"its process has been stopped (SIGSTOP) for {now - self._stopped_since:.0f} s")
-
-    def _hung(self) -> ExitStatus | None:
-        silent = time.monotonic() - self._heard_at
-        if silent < self._intervals.deaf_seconds:
-            return None
-        return ExitStatus(
-            f"its process has hung for {silent:.0f} s: none of its Python threads runs (C code that holds the GIL?)"
-        )
-
-
-def _state(pid: int) -> str | None:
-    """A process's state in /proc, such as "R" for running; None if it cannot be read."""
-    try:
-        # The name, in brackets, may itself contain spaces and brackets.
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1].decode()
-    except OSError:
-        return None
 
 
 class Watchdog:
@@ -167,11 +44,12 @@ class Watchdog:
         self._intervals = intervals
         self._beat_at = 0.0
         self._status: ExitStatus | None = None  # of its training process, once known and reported
-        self._left: set[int] = set()  # workers that ended well
+        self._left: dict[int, ExitStatus] = {}  # workers that ended well
         self._asking: set[int] = set()  # workers whose communication broke and that ask which worker is lost
         self._lost = False  # a worker is lost and the job ends; later losses are consequences
         self._over = False  # the chief ended well, so nobody waits for anybody any more
         self._message = ""  # for its training process, before it is ended
+        self._diverged = False  # what ends it would recur
         self._shutdown_at = self._kill_at = self._ended_at = math.inf
         for link in links.values():
             link.heard_at = time.monotonic()  # links are silent until the last worker has joined
@@ -194,7 +72,8 @@ class Watchdog:
                 self._schedule_shutdown(message["lost"], ExitStatus(**message["status"]))
             elif "over" in message:
                 self._over = True
-                self._training.channel.send(over=_shutdown_message(self._start, _CHIEF, _LEFT))
+                status = ExitStatus(**message["over"])
+                self._training.channel.send(over=_shutdown_message(self._start, _CHIEF, status))
             elif "ended" in message:
                 self._broadcast(index, ExitStatus(**message["ended"]))
                 link.close()  # acknowledges the message
@@ -218,11 +97,11 @@ class Watchdog:
 
     def _broadcast(self, index: int, status: ExitStatus) -> None:
         """Tells all others how a worker ended. Only the chief's watchdog does this."""
-        if not status.reason:
-            self._left.add(index)
+        if status.ended_well:
+            self._left[index] = status
             if index == _CHIEF:
                 self._over = True
-                self._send_to_all_but(index, over=True)
+                self._send_to_all_but(index, over=asdict(status))
         elif not self._lost:
             self._lost = True
             self._send_to_all_but(index, lost=index, status=asdict(status))
@@ -259,22 +138,22 @@ class Watchdog:
             return
         index = min(self._left)
         for asking in self._asking & self._links.keys():
-            self._links[asking].send(lost=index, status=asdict(_LEFT))
+            self._links[asking].send(lost=index, status=asdict(self._left[index]))
         if _CHIEF in self._asking:
-            self._schedule_shutdown(index, _LEFT)
+            self._schedule_shutdown(index, self._left[index])
         self._asking.clear()
 
     def _schedule_shutdown(self, index: int, status: ExitStatus) -> None:
         """Schedules the end of its training process, because a worker (perhaps this one) is lost."""
         if not self._message and not self._training.is_ending:
-            self._message = _shutdown_message(self._start, index, status)
+            self._message, self._diverged = _shutdown_message(self._start, index, status), status.diverged
             self._shutdown_at = time.monotonic() + status.grace_seconds
 
     def _shut_down(self) -> None:
         """Tells its training process to end once that is due, and kills it if it does not."""
         now = time.monotonic()
         if now >= self._shutdown_at:
-            self._training.channel.send(lost=self._message)
+            self._training.channel.send(lost=self._message, diverged=self._diverged)
             self._shutdown_at, self._kill_at = math.inf, now + self._intervals.kill_seconds
         if now >= self._kill_at and not self._training.is_ending:
             with contextlib.suppress(OSError):  # there may be no stderr
@@ -305,10 +184,11 @@ def _shutdown_message(start: Start, index: int, status: ExitStatus) -> str:
             f"Expected this worker, {own}, to keep running. Found: {reason}. The other workers were told and end. "
             "What to do: find out what held it up, then restart all workers."
         )
-    return (
-        f"Expected {start.name(index)} to train with this one, {own}, to the end. Found: {reason}. What to do: look "
-        f"at the output of worker {index} first, then restart all workers."
-    )
+    remedy = f"look at the output of worker {index} first, then restart all workers"
+    if status.diverged:
+        remedy = SAME_STEPS
+    expected = f"Expected {start.name(index)} to train with this one, {own}, to the end."
+    return f"{expected} Found: {reason}. What to do: {remedy}."
 
 
 def main() -> None:

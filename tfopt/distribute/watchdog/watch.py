@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,10 +23,13 @@ from tfopt.checks import number
 from tfopt.distribute.cluster.membership import Cluster
 from tfopt.distribute.watchdog.barrier import MissingPeerError, Start
 from tfopt.distribute.watchdog.channel import Channel, readable
-from tfopt.distribute.watchdog.process import Intervals
+from tfopt.distribute.watchdog.process import SAME_STEPS
+from tfopt.distribute.watchdog.progress import Deadline, progress
+from tfopt.distribute.watchdog.training_process import Intervals
 from tfopt.errors import ClusterError
 
 RESTART = 75  # exit code of a worker that lost another and should be restarted: EX_TEMPFAIL of sysexits.h
+DIVERGED = 1  # exit code of a worker that took other steps than another: a restart would end in the same way
 
 # Where to find tfopt, and the one package it needs to be imported.
 _PATHS = [str(Path(module).parents[1]) for module in (tfopt.__file__, lazy_loader.__file__)]
@@ -36,6 +40,10 @@ _FLUSH_SECONDS = 1.0
 
 # What TensorFlow raises when a peer goes away. The class alone does not tell it from an error in the user's code.
 _COMMUNICATION = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "InternalError")
+# What it raises when workers disagree about a collective operation, up to the end of the sentence.
+_MISMATCH = re.compile(
+    r"(Collective instance \d+ expected|Shape mismatch in the collective instance|Collective Op .* that group has) .*"
+)
 _REPORTED_CHARACTERS = 300
 
 
@@ -43,7 +51,8 @@ class Watch:
     """Watches this training process and its peers.
 
     `tfopt.distribute.strategy()` starts it; start it yourself only for a strategy that you create yourself. If a worker
-    is lost, all others name it on stderr and exit with code 75 within 90 s.
+    is lost, all others name it on stderr and exit with code 75 within 90 s; with 1 if it took other steps
+    than they did.
 
     Example:
         >>> watch = Watch.start(tfopt.distribute.resolve())
@@ -57,8 +66,11 @@ class Watch:
         """A random number below 2**31, the same in all workers."""
         self._channel = channel
         self._process = process
-        self._intervals = intervals
+        self.intervals = intervals
+        """How long it waits before it acts."""
         self._over = False  # this process may end, and so may the watchdog
+        self._deadline = Deadline(intervals, threading.get_ident())
+        self._stuck = ""
         self._chief_left = ""  # what to say if the communication breaks after the chief ended well
         self._exit_code: object = None
 
@@ -114,19 +126,31 @@ class Watch:
         while not self._over:
             for message in self._channel.receive():
                 if "lost" in message and not self._over:
-                    _exit(message["lost"])
+                    _exit(message["lost"], DIVERGED if message["diverged"] else RESTART)
                 if "over" in message:
                     self._chief_left, self._over = message["over"], True
             text = self._watchdog_lost()
             if text and not self._over:
                 self._process.kill()  # a stopped one would never end
-                _exit(text)
+                _exit(text, RESTART)
             self._channel.send(beat=1)
-            readable([self._channel], self._intervals.beat_seconds)
+            if not self._stuck and (stuck := self._deadline.missed()):
+                self._stuck = stuck
+                self._channel.send(stuck=stuck)
+            readable([self._channel], self.intervals.beat_seconds)
+        if self._chief_left and self.intervals.progress_seconds is not None:
+            self._outlive_the_chief()
+
+    def _outlive_the_chief(self) -> None:
+        """Keeps to the deadline for progress, without watchdogs, which have ended."""
+        while not (stuck := self._deadline.missed()):
+            time.sleep(self.intervals.beat_seconds)
+        expected = "Expected this worker to keep running, though the chief has ended."
+        _exit(f"{expected} Found: {stuck}. What to do: find out what held it up, then restart all workers.", RESTART)
 
     def _watchdog_lost(self) -> str | None:
         silent = time.monotonic() - self._channel.heard_at
-        if not self._channel.closed and silent < self._intervals.silent_seconds:
+        if not self._channel.closed and silent < self.intervals.silent_seconds:
             return None
         found = "it has ended (killed?)" if self._channel.closed else f"it has been silent for {silent:.0f} s"
         return (
@@ -136,23 +160,28 @@ class Watch:
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         """Tells the others why this worker fails, or finds out which worker broke its communication."""
-        lost_peer = _broke_communication(error) and not self._over
+        mismatch = _mismatch(error)
+        lost_peer = not mismatch and _broke_communication(error) and not self._over
         if not lost_peer:  # before the traceback, which blocks if nobody reads stderr
             self._report_failure(kind, error)
         self._previous_hook(kind, error, where)
+        if mismatch:
+            expected = "Expected all workers to run the same collective operations."
+            _write(f"{expected} Found: {mismatch.rstrip('.')}. What to do: {SAME_STEPS}.{_place()}")
         if self._chief_left and _broke_communication(error):
-            _exit(self._chief_left)
+            _exit(self._chief_left, DIVERGED)
         if lost_peer:
             self._channel.send(asks=True)
             # Waits until the watchdogs know which worker is lost; then the thread ends this process.
             try:
-                time.sleep(max(self._intervals.silent_seconds, self._intervals.stopped_seconds) * 1.25)
+                time.sleep(max(self.intervals.silent_seconds, self.intervals.stopped_seconds) * 1.25)
             finally:  # Ctrl-C
                 self._report_failure(kind, error)
 
     def _report_failure(self, kind: type[BaseException], error: BaseException) -> None:
-        text = f"it failed: {kind.__name__}: {error}"[:_REPORTED_CHARACTERS]
-        self._report(failed=text, on_purpose=issubclass(kind, KeyboardInterrupt))
+        mismatch = _mismatch(error)
+        text = f"it failed{_place('at {}')}: {kind.__name__}: {mismatch or error}"[:_REPORTED_CHARACTERS]
+        self._report(failed=text, on_purpose=issubclass(kind, KeyboardInterrupt), diverged=bool(mismatch))
 
     def _on_exit(self, code: Any = None) -> NoReturn:
         """Replaces sys.exit, because nothing else knows the exit code while Python shuts down."""
@@ -163,12 +192,12 @@ class Watch:
     def _say_bye(self) -> None:
         code = self._exit_code
         if code in (None, 0):
-            self._report(bye=True)
+            self._report(bye=f"it had ended before, by itself{_place('and had come to {}')}")
         else:  # Python prints a string to stderr and ends with 1
             text = f"it ended with exit code {code if isinstance(code, int) else f'1: {code}'}"
             self._report(failed=text[:_REPORTED_CHARACTERS], on_purpose=True)
         with contextlib.suppress(subprocess.TimeoutExpired):  # it ends as soon as the others know
-            self._process.wait(self._intervals.linger_seconds + 1)
+            self._process.wait(self.intervals.linger_seconds + 1)
 
     def _report(self, **message: Any) -> None:
         """Reports how this process ends. Only the first report counts."""
@@ -219,15 +248,30 @@ def _broke_communication(error: BaseException) -> bool:
     )
 
 
-def _exit(text: str) -> NoReturn:
+def _mismatch(error: BaseException) -> str:
+    """What TensorFlow says on a collective operation about which workers disagree; empty for other errors."""
+    found = _MISMATCH.search(str(error)) if type(error).__module__.startswith("tensorflow") else None
+    return found[0] if found else ""
+
+
+def _exit(text: str, code: int) -> NoReturn:
     """Ends this process from a thread, since the main thread may wait for the lost worker indefinitely."""
     with contextlib.suppress(RuntimeError):  # no new threads while Python shuts down
         flush = threading.Thread(target=_flush, daemon=True)  # the main thread may hold a stream's lock
         flush.start()
         flush.join(_FLUSH_SECONDS)
+    _write(f"{text}{_place()} This process ends with exit code {code}.")
+    os._exit(code)
+
+
+def _place(sentence: str = "This worker had come to {}.") -> str:
+    """Says where this process is in its training; empty if that is not known."""
+    return progress.place and " " + sentence.format(progress.place)
+
+
+def _write(text: str) -> None:
     with contextlib.suppress(OSError):  # there may be no stderr
-        os.write(2, f"\n{text} This process ends with exit code {RESTART}.\n".encode())
-    os._exit(RESTART)
+        os.write(2, f"\n{text}\n".encode())
 
 
 def _flush() -> None:

@@ -1,0 +1,88 @@
+"""Real trainings whose workers take different steps, or of which one waits for ever: all end, with 1 or with 75."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from watched_workers import ROOT, Workers, free_addresses
+
+pytestmark = pytest.mark.slow
+TRAINING = ROOT / "tests" / "support" / "distributed_ends.py"
+SAME_WAY = "a restart would end in the same way."
+
+
+class Trainings(Workers):
+    """Runs the script in two workers."""
+
+    def run_case(self, case, **seconds):
+        """Returns how both ended. `seconds` change the watchdog's intervals."""
+        addresses = free_addresses(2)
+        times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in seconds.items()}
+        for index in range(2):
+            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CONFIG": json.dumps(config)}
+            with self._file(index, "stdout").open("wb") as out, self._file(index, "stderr").open("wb") as err:
+                self.processes[index] = subprocess.Popen(
+                    [sys.executable, TRAINING, case],
+                    env=os.environ | times | paths | {self._mark: "1"},
+                    stdout=out,
+                    stderr=err,
+                )
+        return self.wait(seconds=180)
+
+
+@pytest.fixture
+def trainings():
+    with Trainings() as trainings:
+        yield trainings
+
+
+@pytest.mark.parametrize(
+    ("case", "own"), [("one-epoch-fewer", "the end of epoch 2"), ("chief-evaluates-at-the-end", "the end of fit")]
+)
+def test_a_peer_that_ended_early_is_no_reason_to_restart(trainings, case, own):
+    ended = trainings.run_case(case)
+    assert (ended[0].code, ended[1].code) == (1, 0), ended
+    assert "Expected worker 1 (" in ended[0].stderr
+    assert "Found: it had ended before, by itself and had come to the end of fit." in ended[0].stderr
+    assert f"{SAME_WAY} This worker had come to {own}. This process ends with exit code 1." in ended[0].stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "text", "places"),
+    [
+        ("chief-evaluates-between", "collective instance ", {"the start of evaluate", "the end of fit"}),
+        ("another-model", "shape mismatch in the collective instance ", set()),
+    ],
+)
+def test_different_collective_operations_are_no_reason_to_restart(trainings, case, text, places):
+    ended = trainings.run_case(case)
+    assert [end.code for end in ended.values()] == [1, 1], ended
+    for end in ended.values():
+        assert text in end.stderr.rpartition("Expected ")[2].lower(), ended
+        assert SAME_WAY in end.stderr
+    said = "".join(end.stderr.rpartition("Expected ")[2] for end in ended.values())
+    assert all(f"This worker had come to {place}." in said for place in places), ended
+
+
+@pytest.mark.parametrize(
+    ("case", "place", "line"),
+    [
+        ("one-waits", "since the end of epoch 1", "wait_in_python"),
+        ("each-waits-elsewhere", "since the end of fit", "<lambda>"),
+    ],
+)
+def test_a_worker_whose_python_waits_ends_all_at_the_deadline(trainings, case, place, line):
+    ended = trainings.run_case(case, PROGRESS=20)
+    assert [end.code for end in ended.values()] == [75, 75], ended
+    found = ended[0].stderr.rpartition("Expected worker 1 (")[2]
+    assert "Found: it has made no progress for 2" in found, ended
+    assert f", {place}, and waits in {line} ({TRAINING}:" in found
+
+
+def test_a_worker_whose_python_waits_ends_though_the_chief_has_ended(trainings):
+    ended = trainings.run_case("one-waits-at-the-end", PROGRESS=20)
+    assert (ended[0].code, ended[1].code) == (0, 75), ended
+    assert "s, since the end of epoch 2, and waits in wait_in_python (" in ended[1].stderr
