@@ -138,6 +138,7 @@ class TestExitCode:
         assert code == 137
         assert "[launch] worker 1 was killed by SIGKILL" in err
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)])
     def test_a_survivor_does_not_hide_the_one_it_lost(self, launch, end, code):
         assert launch(f"rank == 0 and sys.exit(75); time.sleep(0.5); {end}").end()[0] == code
@@ -163,6 +164,37 @@ class TestExitCode:
         assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=DEADLINE).returncode == 7
 
 
+class TestRestarts:
+    @pytest.mark.parametrize(
+        ("most", "last", "code", "starts"),
+        [
+            (5, "sys.exit(75)", 0, 3),
+            (1, "sys.exit(75)", 75, 2),
+            (5, "os.kill(os.getpid(), signal.SIGKILL)", 0, 3),
+            (5, "sys.exit(1)", 1, 1),
+            (0, "sys.exit(75)", 75, 1),
+        ],
+    )
+    def test_all_workers_start_again_where_that_may_help(self, launch, tmp_path, most, last, code, starts):
+        started = tmp_path / "started"
+        script = (
+            f"if rank == 0:\n    with open({str(started)!r}, 'a') as file:\n        file.write('x')\n"
+            f"    if os.path.getsize({str(started)!r}) < 3:\n        {last}\n"
+        )
+        ended, _, err = launch(script, "-n", "2", "--max-restarts", str(most)).end()
+        assert (ended, len(started.read_text())) == (code, starts)
+        said = [line for line in err.splitlines() if "restarting all workers" in line]
+        assert said == [f"[launch] restarting all workers, {n} of at most {most}" for n in range(1, starts)]
+
+    def test_not_after_a_signal_to_the_launcher(self, launch, tmp_path):
+        run = launch(f"print('ready', flush=True); {SLEEP}", "-n", "2", "--max-restarts", "5")
+        run.lines(2)
+        run.process.send_signal(signal.SIGTERM)
+        code, _, err = run.end()
+        assert code == 143
+        assert "restarting" not in err
+
+
 class TestSignals:
     @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
     def test_are_passed_on(self, launch, number, expected):
@@ -173,6 +205,7 @@ class TestSignals:
         assert sorted(out.splitlines()) == ["[0] heard", "[1] heard"]
         assert code == expected
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
     def test_for_the_user_end_nothing(self, launch, number):
         run = launch(f"signal.signal({int(number)}, lambda *_: print('heard')); print('ready'); time.sleep(1)")
@@ -187,6 +220,7 @@ class TestSignals:
         run.process.terminate()
         assert run.end()[0] == 143
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_second_one_ends_workers_that_ignore_it(self, launch, number):
         run = launch(f"[signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; print('ready'); {SLEEP}")
@@ -208,6 +242,7 @@ class TestSignals:
 class TestWhatWorkersLeave:
     CHILD = "child = subprocess.Popen(['sleep', '300'], start_new_session={}); print(child.pid);"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(1)", f"rank == 0 and sys.exit(1); {SLEEP}"])
     def test_in_their_group_is_ended(self, launch, end):
         run = launch(self.CHILD.format(False) + f"time.sleep(1); {end}")
@@ -254,6 +289,7 @@ class TestUsage:
             (["-n", "0", "train.py"], "Received: argument -n: '0', which is not a whole number of 1 or more."),
             (["-n", "two", "train.py"], "'two', which is not a whole number"),
             (["-n", "2", "--gpus-per-worker", "-1", "train.py"], "'-1', which is not a whole number"),
+            (["-n", "2", "--max-restarts", "-1", "train.py"], "'-1', which is not a whole number of 0 or more"),
             (["-n", "2", "nowhere.py"], "'nowhere.py', and there is no such file"),
             (["-n", "2"], "Received: nothing for SCRIPT. What"),
             (["-n", "2", "-m"], "Received: nothing for SCRIPT. What"),

@@ -166,3 +166,10 @@ def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.train.tensorflow", None)
     with pytest.raises(UnsupportedError, match=r"Expected Ray.* Run: pip install 'tfopt\[ray\]'"):
         trainer(print)
+
+
+@pytest.mark.slow
+def test_a_range_of_workers_is_refused():
+    train = pytest.importorskip("ray.train")
+    with pytest.raises(UnsupportedError, match=r"Expected a fixed number of workers. Found: .*num_workers=\(2, 4\)"):
+        trainer(print, scaling_config=train.ScalingConfig(num_workers=(2, 4)))

@@ -1,6 +1,7 @@
 """Starts several workers of one training on this machine: `python -m tfopt.distribute.launch -n 2 train.py`."""
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,13 +9,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from tfopt.distribute.local_workers import LocalWorkers, local_cluster
+from tfopt.distribute.watchdog.watch import RESTART
 from tfopt.errors import ClusterError
 
 _EXIT_USAGE, _EXIT_ENVIRONMENT = 2, 3
+_SIGNALLED = 128  # plus the number of the signal that ended a worker
 
 _USAGE = """\
-python -m tfopt.distribute.launch -n N [--gpus-per-worker K] SCRIPT [ARGUMENT ...]
-       python -m tfopt.distribute.launch -n N [--gpus-per-worker K] -m MODULE [ARGUMENT ...]"""
+python -m tfopt.distribute.launch -n N [--gpus-per-worker K] [--max-restarts R] SCRIPT [ARGUMENT ...]
+       python -m tfopt.distribute.launch -n N [--gpus-per-worker K] [--max-restarts R] -m MODULE [ARGUMENT ...]"""
 
 _DESCRIPTION = """\
 Starts N workers of one training on this machine, each with its own TF_CONFIG,
@@ -29,11 +32,13 @@ exit codes:
   130      interrupted (Ctrl-C)
   128 + n  signal n ended the first worker that failed: 137 is SIGKILL, as when
            memory runs out, and 143 SIGTERM
-  others   the exit code of the first worker that failed
+  others   the exit code of the first worker that failed; 1 for an error in the
+           script, or if workers took different steps
 
 When a worker fails, the others lose it and exit with 75; the launcher's code is
 that of the first. So a scheduler should restart the job after 75, 137 and 143.
-After any other code it would fail again."""
+After any other code it would fail again. --max-restarts does so here: after 75
+and after a worker that a signal ended, unless the launcher itself got one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,10 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("[launch] replacing TF_CONFIG of the environment\n")
     try:
         gpus = gpu_variables(options.workers, options.gpus_per_worker, os.environ)
-        with local_cluster(options.workers) as configs:
-            common = os.environ | {"PYTHONUNBUFFERED": "1"}
-            environs = [common | {"TF_CONFIG": config} | own for config, own in zip(configs, gpus, strict=True)]
-            return LocalWorkers(command, environs).run()
+        for restart in range(options.max_restarts + 1):
+            if restart:
+                sys.stderr.write(f"[launch] restarting all workers, {restart} of at most {options.max_restarts}\n")
+            with local_cluster(options.workers) as configs:
+                common = os.environ | {"PYTHONUNBUFFERED": "1"}
+                environs = [common | {"TF_CONFIG": config} | own for config, own in zip(configs, gpus, strict=True)]
+                workers = LocalWorkers(command, environs)
+                code = workers.run()
+            if workers.was_signalled or not (code == RESTART or code > _SIGNALLED):
+                break
+        return code
     except (ClusterError, OSError) as error:
         sys.stderr.write(f"[launch] {error}\n")
         return _EXIT_ENVIRONMENT
@@ -103,6 +115,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="K",
         help="GPUs for each worker (default: tfopt.distribute.strategy() divides all of them)",
     )
+    parser.add_argument(
+        "--max-restarts",
+        type=functools.partial(_count, least=0),
+        default=0,
+        metavar="R",
+        help="start all workers again after one is lost, at most R times (default: 0)",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
     script_arguments = parser.add_argument(
@@ -115,13 +134,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _count(text: str) -> int:
+def _count(text: str, *, least: int = 1) -> int:
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}, which is not a whole number of 1 or more")
+        value = -1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r}, which is not a whole number of {least} or more")
     return value
 
 

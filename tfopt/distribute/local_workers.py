@@ -191,6 +191,11 @@ class LocalWorkers:
                     worker.signal(signal.SIGKILL)
         return self._code()
 
+    @property
+    def was_signalled(self) -> bool:
+        """Whether a SIGINT or SIGTERM to this process ended the workers."""
+        return bool(self._signals)
+
     def _code(self) -> int:
         if signal.SIGINT in self._signals:
             return _EXIT_INTERRUPTED

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import queue
 import socket
 import threading
 import time
@@ -11,31 +10,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.distribute.cluster.membership import Address, Cluster, cluster_error
-from tfopt.distribute.watchdog.barrier import MissingPeerError, listen_everywhere
+from tfopt.distribute.watchdog.barrier import MissingPeerError, listen_everywhere, pauses
 from tfopt.hardware.host_activity import port_holder
 from tfopt.text import listed
 
-# The name of a Kubernetes pod appears when it starts, perhaps after this process.
-_RETRY_SECONDS = 0.2
-_THREADS = 64
+_LONGEST_PAUSE_SECONDS = 4.0
 
 
 def check_host(cluster: Cluster, *, deadline_seconds: float = 10.0) -> None:
-    """Checks that all workers' host names resolve, that this worker's is this machine, and that its port is free.
+    """Checks that this worker's and the chief's names resolve, that the former is this machine, and its port is free.
 
+    The other names are their workers' to check: if all asked for all, hundreds would overload the DNS server.
     TensorFlow itself waits over ten minutes for a peer it cannot reach, and reports a taken port only as "Could not
     start gRPC server". For one process there is nothing to check.
 
     Raises:
-        MissingPeerError: If a name does not resolve by the deadline, which is for all names.
+        MissingPeerError: If one of the two names does not resolve by the deadline.
         ClusterError: If this worker's address is another machine's, or its port is taken.
     """
     if not cluster.workers:
         return
     addresses = cluster.addresses()
-    answers = look_up((address.host for address in addresses), deadline_seconds=deadline_seconds)
-    _check_names(addresses, answers, deadline_seconds)
     own = addresses[cluster.index]
+    needed = {0: addresses[0], cluster.index: own}
+    answers = look_up((address.host for address in needed.values()), deadline_seconds=deadline_seconds)
+    _check_names(needed, answers, deadline_seconds)
     _check_own(cluster, own.host, answers)
     _check_port(cluster, own.port)
 
@@ -51,16 +50,14 @@ class Answers:
 
 
 def look_up(hosts: Iterable[str], *, deadline_seconds: float) -> Answers:
-    """Looks up names or IP addresses in parallel, and retries those that fail until the deadline for all."""
+    """Looks up names or IP addresses at once, and retries those that fail, ever less often, until the deadline."""
     ends = time.monotonic() + deadline_seconds
-    names: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for host in dict.fromkeys(hosts):
-        names.put(host)
+    last_try = ends - deadline_seconds / 20  # leaves time for its answer
     answers = Answers()
     # Not a ThreadPoolExecutor: a DNS query cannot be interrupted, and Python joins an executor's threads at exit.
     threads = [
-        threading.Thread(target=_work, args=(names, answers, ends), name="tfopt-names", daemon=True)
-        for _ in range(min(_THREADS, names.qsize()))
+        threading.Thread(target=_work, args=(host, answers, last_try), name="tfopt-names", daemon=True)
+        for host in dict.fromkeys(hosts)
     ]
     for thread in threads:
         thread.start()
@@ -69,32 +66,31 @@ def look_up(hosts: Iterable[str], *, deadline_seconds: float) -> Answers:
     return Answers(dict(answers.found), dict(answers.failed))
 
 
-def _work(names: "queue.SimpleQueue[str]", answers: Answers, ends: float) -> None:
-    while time.monotonic() < ends:
-        try:
-            name = names.get_nowait()
-        except queue.Empty:
-            return
+def _work(name: str, answers: Answers, last_try: float) -> None:
+    for pause in pauses(_LONGEST_PAUSE_SECONDS):
         try:
             known = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
             answers.found[name] = [(family, address) for family, _, _, _, address in known]
+            return
         except (OSError, UnicodeError) as error:  # UnicodeError: two dots in a row, a label of over 63 characters
             answers.failed[name] = getattr(error, "strerror", None) or str(error)
-            names.put(name)
-            time.sleep(_RETRY_SECONDS)
+        left = last_try - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(pause, left))
 
 
-def _check_names(addresses: list[Address], answers: Answers, deadline_seconds: float) -> None:
+def _check_names(needed: dict[int, Address], answers: Answers, deadline_seconds: float) -> None:
     missing = [
         f"{address.host} of worker {rank} ({answers.failed.get(address.host, 'no answer')})"
-        for rank, address in enumerate(addresses)
+        for rank, address in needed.items()
         if address.host not in answers.found
     ]
     if missing:
         raise MissingPeerError(  # a Kubernetes pod has a name only once it has started
-            f"Expected the names of all {len(addresses)} workers' hosts to resolve within {deadline_seconds:g} s. "
-            f"Found unresolved: {listed(missing, 5)}. What to do: correct the names, or make them known here (DNS, "
-            "/etc/hosts)."
+            "Expected the host names of this worker and of the chief, worker 0, to resolve within "
+            f"{deadline_seconds:g} s. Found unresolved: {', '.join(missing)}. What to do: correct the names, or make "
+            "them known here (DNS, /etc/hosts)."
         )
 
 

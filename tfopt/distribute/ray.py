@@ -33,7 +33,7 @@ def trainer(train: Callable[..., Any], **options: Any) -> "TensorflowTrainer":
         options: For TensorflowTrainer: `scaling_config`, `run_config`, `train_loop_config` and more.
 
     Raises:
-        tfopt.errors.UnsupportedError: If Ray is not installed.
+        tfopt.errors.UnsupportedError: If Ray is not installed, or the number of workers is a range (elastic training).
 
     Example:
         >>> run = trainer(train, scaling_config=ScalingConfig(num_workers=2))
@@ -45,6 +45,13 @@ def trainer(train: Callable[..., Any], **options: Any) -> "TensorflowTrainer":
         raise UnsupportedError(
             "Expected Ray to be installed. Found: it is not. Run: pip install 'tfopt[ray]'"
         ) from error
+    workers = getattr(options.get("scaling_config"), "num_workers", 1)
+    if not isinstance(workers, int):
+        raise UnsupportedError(
+            f"Expected a fixed number of workers. Found: ScalingConfig(num_workers={workers!r}), a range within which "
+            "Ray changes the number while the training runs; tf.distribute fixes it at the start. What to do: give one "
+            "number, and start again from the checkpoint to change it."
+        )
     return TensorflowTrainer(_in_worker(train), **options)
 
 

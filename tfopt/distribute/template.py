@@ -7,11 +7,11 @@ from importlib.resources import files
 
 from tfopt.errors import unknown_name
 
-FILES = {"slurm": "slurm.sh", "kubernetes": "kubernetes.yaml", "ray": "ray.py"}
+FILES = {"slurm": "slurm.sh", "kubernetes": "kubernetes.yaml", "jobset": "jobset.yaml", "ray": "ray.py"}
 
 
 def template(name: str) -> str:
-    """Returns the job template for "slurm", "kubernetes" or "ray"; raises ValueError for another name."""
+    """Returns the job template for "slurm", "kubernetes", "jobset" or "ray"; raises ValueError for another name."""
     if name not in FILES:
         raise unknown_name("template", name, FILES)
     return (files("tfopt.distribute") / "templates" / FILES[name]).read_text(encoding="utf-8")
@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="save it to a file, then:\n"
         "  slurm       a batch script:   sbatch slurm.sh python train.py\n"
         "  kubernetes  a manifest:       kubectl apply -f job.yaml\n"
+        "  jobset      the same for JobSet: kubectl apply -f jobset.yaml\n"
         "  ray         a Python script:  ray job submit --working-dir . -- python training.py\n\n"
         "exit codes: 0 printed, 2 wrong usage",
     )

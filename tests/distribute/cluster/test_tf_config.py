@@ -58,6 +58,12 @@ def test_an_empty_one_counts_as_not_set(text: str) -> None:
         ("null", "Found: None"),
         ({"cluster": []}, "Expected 'cluster' in TF_CONFIG to be a JSON object"),
         (TWO | {"task": 1}, "Expected 'task' in TF_CONFIG to be a JSON object, {…}. Found: 1"),
+        (
+            TWO["cluster"] | {"task": W0},
+            "Expected the jobs of TF_CONFIG under the key 'cluster'. Found: 'worker' at the",
+        ),
+        ({"Cluster": TWO["cluster"], "task": W0}, "Found: 'Cluster' at the top"),
+        (WITH_CHIEF["cluster"], "under the key 'cluster'. Found: 'worker'"),
         ({"cluster": TWO["cluster"]}, "Expected task.type of TF_CONFIG .* Found: None"),
         ({"task": W0}, "Expected cluster.worker in TF_CONFIG to list this process"),
         (TWO | {"task": {"type": "chief", "index": 0}}, "Expected cluster.chief in TF_CONFIG to list this process"),

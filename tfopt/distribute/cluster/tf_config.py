@@ -20,6 +20,8 @@ _ALTERNATIVES = {
     "evaluator": "an evaluator does not train: start it without TF_CONFIG and let it evaluate the chief's checkpoints",
 }
 
+_WRAPPED = ("cluster", "chief", "master", "worker", *_ALTERNATIVES)  # "cluster": in other letters
+
 
 def from_tf_config(environ: Mapping[str, str]) -> Cluster | str:
     """Returns the cluster in TF_CONFIG, or one line that says why there is none; raises ClusterError if it is wrong."""
@@ -27,6 +29,13 @@ def from_tf_config(environ: Mapping[str, str]) -> Cluster | str:
     if not text.strip():
         return f"{NAME}: not set" if NAME not in environ else f"{NAME}: set, and empty"
     document = _parse(text)
+    unwrapped = [key for key in document if key.lower() in _WRAPPED and key != "cluster"]
+    if unwrapped and "cluster" not in document:  # ignored, each worker would train alone
+        raise cluster_error(
+            f"the jobs of {NAME} under the key 'cluster'",
+            f"{brief(unwrapped[0])} at the top, and no 'cluster'",
+            'write {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}',
+        )
     jobs = _object(document.get("cluster"), "cluster")
     task = _object(document.get("task"), "task")
     if not jobs and not task:

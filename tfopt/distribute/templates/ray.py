@@ -7,6 +7,7 @@ On one machine, `python training.py` starts Ray itself. All nodes need the same 
 TensorFlow and Keras.
 """
 
+import os
 from typing import Any
 
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
@@ -52,6 +53,8 @@ def train(config: dict[str, Any]) -> None:
     """Runs in every worker. TensorFlow is imported here, since the submitted script itself needs no GPU."""
     import tfopt
 
+    # SITE: a worker that makes no progress for so long is ended, and Ray restarts all of them.
+    os.environ.setdefault("TFOPT_WATCH_PROGRESS_SECONDS", "3600")
     strategy = tfopt.distribute.strategy("auto")  # before anything else of TensorFlow
     with strategy.scope():
         model = make_model()
@@ -81,7 +84,8 @@ def main() -> None:
             storage_path=STORAGE,
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             # Ray does not distinguish exit codes: it retries an error in your script as often as a lost worker.
-            failure_config=FailureConfig(max_failures=3),
+            # Preempted nodes count separately, by default without limit (an older Ray does not know that argument).
+            failure_config=FailureConfig(max_failures=3, max_preemption_failures=20),
         ),
     )
     result = run.fit()

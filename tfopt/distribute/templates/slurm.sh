@@ -36,6 +36,9 @@ MAX_RESTARTS=20 # an error that always kills a worker, such as too little memory
 # What the site must load, such as: module load cuda; source ~/venv/bin/activate
 
 export PYTHONUNBUFFERED=1
+# A worker that makes no progress for so long is ended, and the job restarts. Set more if anything takes longer, such as
+# reading the data before fit, one save, or one call of a tf.function.
+export TFOPT_WATCH_PROGRESS_SECONDS=${TFOPT_WATCH_PROGRESS_SECONDS:-3600}
 [ $# -gt 0 ] || set -- python train.py # what to run if sbatch gets no command
 
 # What every task runs. srun returns the highest code of its tasks: 200 for an error in one of them, otherwise 128 + n
