@@ -47,6 +47,12 @@ def test_the_training_drifts_a_little(found, dtype, limit, kind):
 
 
 @pytest.mark.slow
+def test_the_rows_of_an_embedding_stay_in_32_bits(found):
+    assert found["rows"]["short"]["sent"] == ["bfloat16", "float32"]
+    assert 0 < drift(found["rows"]["long"], found["rows"]["short"]) < 1e-2
+
+
+@pytest.mark.slow
 def test_on_one_device_nothing_is_rounded(found):
     assert found["one device"]["plain"]["sent"] == ["float32"]
     assert drift(found["None"]["plain"], found["one device"]["plain"]) < 1e-6

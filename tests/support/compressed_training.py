@@ -14,12 +14,17 @@ import numpy as np  # noqa: E402
 from tfopt import distribute, repairs  # noqa: E402
 
 
-def trained(strategy, dtype, **options):
+def trained(strategy, dtype, embedded=False, **options):
     keras.utils.set_random_seed(1)
     random = np.random.default_rng(0)
     x, y = random.normal(size=(64, 6)).astype("float32"), random.normal(size=(64, 2)).astype("float32")
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(2)])
+        if embedded:
+            x = np.arange(x.size, dtype="int32").reshape(x.shape) % 5
+            model = keras.Sequential([keras.Input((6,), dtype="int32"), keras.layers.Embedding(9, 4)])
+            model.add(keras.layers.Flatten())
+            model.add(keras.layers.Dense(2))
         model.compile(keras.optimizers.SGD(0.1, **options), "mse", jit_compile=False)
     seen = []
     reduce = tf.distribute.ReplicaContext.all_reduce
@@ -43,6 +48,10 @@ strategy = distribute.strategy("auto")
 found = {
     str(dtype): {"plain": trained(strategy, dtype), "clipped": trained(strategy, dtype, global_clipnorm=0.05)}
     for dtype in (None, "bfloat16", "float16")
+}
+found["rows"] = {
+    name: trained(strategy, dtype, embedded=True, global_clipnorm=0.05)
+    for name, dtype in (("long", None), ("short", "bfloat16"))
 }
 found["one device"] = {"plain": trained(tf.distribute.get_strategy(), "bfloat16")}
 found["explain"] = distribute.explain()

@@ -1,0 +1,153 @@
+"""Compressed gradients with error feedback train as NumPy's: on two logical devices and in two processes."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from compression_cases import CASES, METHODS, OVERFLOWS, _largest, by_hand
+
+from tfopt.distribute import Compression, LowRank, TopK, compress_gradients
+
+SUPPORT = Path(__file__).parents[1] / "support"
+TRAINING = SUPPORT / "compression_training.py"
+WHERE = ["here", "workers0", "workers1"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What was trained on two devices and in two processes."""
+    folder = tmp_path_factory.mktemp("compressed")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT, *sys.path]))}
+    environ.pop("TF_CONFIG", None)
+    launch = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2"]
+    for command in ([sys.executable, TRAINING, folder, "here"], [*launch, TRAINING, folder, "workers"]):
+        run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=800)
+        assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
+    return {name: pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in WHERE}
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """The weights by hand."""
+    keras.config.set_floatx("float64")
+    try:
+        return {name: by_hand(case) for name, case in CASES.items()}
+    finally:
+        keras.config.set_floatx("float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_those_of_gradients_compressed_by_numpy(found, truth, where, name):
+    trained = found[where][name]
+    assert not isinstance(trained, str), trained
+    for one, other in zip(trained["weights"], truth[name], strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    assert trained["apart"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", WHERE)
+def test_the_bytes_are_those_of_the_tensors_exchanged(found, where):
+    # Weights of 5 x 6, 6, 6 x 2 and 2 numbers.
+    top, low = found[where]["top, clipping"], found[where]["low, clipping"]
+    assert {each for each in top["exchanged"] if each[0] == "all_gather"} == {
+        ("all_gather", 16, 4),
+        ("all_gather", 16, 8),
+    }
+    assert not {each for each in top["exchanged"] if each[0] == "all_reduce" and each[1] > 3}  # but logs and counts
+    assert top["compression"] == Compression(2, 16 * (4 + 8), 50 * 8).to_dict()
+    assert {each[1] for each in low["exchanged"]} >= {5, 6, 2}
+    assert max(each[1] for each in low["exchanged"]) == 6
+    assert low["compression"] == Compression(2, (5 + 6 + 6 + 2 + 6 + 2) * 8, 50 * 8).to_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_a_step_that_overflows_is_skipped(found, where, name):
+    trained = found[where][name]
+    assert trained["scale"] == 2**15 / 4  # one overflow in each epoch
+    assert trained["apart"] == 0
+    assert all(np.isfinite(weight).all() for weight in trained["weights"])
+
+
+class Alone:
+    """The traffic of a single replica."""
+
+    def sum(self, values):
+        """Returns what it gets."""
+        return values
+
+    def gather(self, value):
+        """Returns it as the only row."""
+        return value[None]
+
+
+def steps(method, shape):
+    """Exchanges five random gradients."""
+    random = np.random.default_rng(0)
+    kept = [[tf.Variable(value) for value in method.begin(tf.zeros(shape, "float64"), 1)]]
+    for _ in range(5):
+        gradient = random.normal(size=shape)
+        yield gradient, method.exchange([tf.constant(gradient)], kept, Alone())[0].numpy(), kept[0]
+
+
+def test_what_top_k_leaves_out_is_sent_later():
+    unsent = np.zeros((7, 4))
+    for gradient, sent, kept in steps(TopK(0.2), (7, 4)):
+        expected = _largest(gradient + unsent, 0.2)
+        assert np.count_nonzero(sent) == 6
+        np.testing.assert_allclose(sent, expected, atol=1e-15)
+        unsent = gradient + unsent - expected
+        np.testing.assert_allclose(kept[0].numpy().reshape(7, 4), unsent, atol=1e-15)
+
+
+def test_what_low_rank_leaves_out_is_sent_later():
+    unsent, right = np.zeros((7, 4)), None
+    for gradient, sent, kept in steps(LowRank(2), (7, 4)):
+        if right is None:
+            right = tf.random.stateless_normal([4, 2], [1, 0], dtype="float64").numpy()
+        left, _ = np.linalg.qr((gradient + unsent) @ right)
+        right = (gradient + unsent).T @ left
+        np.testing.assert_allclose(sent, left @ right.T, atol=1e-12)
+        assert np.linalg.matrix_rank(sent) == 2
+        unsent = gradient + unsent - left @ right.T
+        np.testing.assert_allclose(kept[0].numpy(), unsent, atol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "kept"), [((3,), 0), ((2, 3), 0), ((3, 3, 4, 8), 2)])
+def test_low_rank_leaves_small_weights_whole(shape, kept):
+    assert len(LowRank(2).begin(tf.zeros(shape), 0)) == kept
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="fraction to be above 0"):
+        TopK(0)
+    with pytest.raises(ValueError, match="fraction to be at most 1"):
+        TopK(1.5)
+    with pytest.raises(TypeError, match="rank to be an integer"):
+        LowRank(0.5)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"Expected a model with weights, for TopK\(fraction=0.3\)"):
+        compress_gradients(model, METHODS["top"])
+
+
+def test_one_device_sends_nothing():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    compress_gradients(model, LowRank(1)).fit(np.ones((4, 2)), np.ones(4), verbose=0)
+    assert model.optimizer.compression is None
+
+
+def test_the_bytes_are_printed():
+    shown = "gradients of 2 replicas: 216 bytes sent per update instead of 4,000"
+    assert str(Compression(2, 216, 4000)) == shown

@@ -1,0 +1,1 @@
+"""Gradients that are summed over the replicas in fewer bytes."""
