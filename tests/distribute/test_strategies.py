@@ -24,7 +24,7 @@ def test_one_device_trains_as_without_a_strategy():
     assert strategy is tf.distribute.get_strategy()
     assert strategy.num_replicas_in_sync == 1
     assert distribute.strategy() is distribute.strategy("one_device") is strategy
-    assert distribute.explain() == f"{distribute.resolve().explain()}\none device: as without a strategy"
+    assert distribute.explain() == f"{distribute.resolve().explain()}\none device: no strategy"
 
 
 def test_before_it_is_called_explain_resolves():
@@ -50,7 +50,9 @@ def test_an_unknown_kind(kind):
         ("model_parallel", r"keras\.distribution\.ModelParallel, or PyTorch's FSDP"),
         ("FSDP", "PyTorch's FSDP"),
         ("parameter-server", "updates asynchronously.*your own training loop"),
-        ("ZeRO", "optimizer's state"),
+        ("ZeRO", r"tfopt\.distribute\.shard_optimizer.*for the gradients and weights, Keras on JAX"),
+        ("zero-1", r"use tfopt\.distribute\.shard_optimizer"),
+        ("zero 3", r"PyTorch's FSDP, or tfopt\.distribute\.shard_optimizer"),
         ("tpu", "TPUStrategy"),
     ],
 )

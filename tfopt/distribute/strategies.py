@@ -11,22 +11,31 @@ import tensorflow as tf
 from tfopt import hardware, repairs
 from tfopt.distribute.cluster.membership import Cluster
 from tfopt.distribute.cluster.resolving import resolve
+from tfopt.distribute.data_check.fits import DATA_CHECK
 from tfopt.distribute.placement import ASSIGNED, VISIBLE, bind_cpus, threads, visible_devices
 from tfopt.distribute.preflight import check_host
 from tfopt.distribute.watchdog.barrier import MissingPeerError
+from tfopt.distribute.watchdog.progress import count_progress
 from tfopt.distribute.watchdog.watch import RESTART, Watch, restore_sigterm
 from tfopt.errors import ClusterError, UnsupportedError, unknown_name
 
 KINDS = ("auto", "one_device", "mirrored", "multi_worker")
 
 _SHARDING = "Keras on JAX with keras.distribution.ModelParallel, or PyTorch's FSDP"
+_SHARDED_STATE = 'tfopt.distribute.shard_optimizer under strategy("auto"), which shards the optimizer\'s state'
 # What other strategies do, and what to use instead.
 _UNSUPPORTED = {
     "model_parallel": ("splits a model over devices", _SHARDING),
     "data_parallel": ("is part of keras.distribution, which does nothing on TensorFlow", 'strategy("auto")'),
     "pipeline_parallel": ("runs the layers of a model on several devices in turn", "PyTorch's pipelining"),
-    "zero": ("shards the optimizer's state", _SHARDING),
-    "fsdp": ("shards the weights and the optimizer's state", _SHARDING),
+    "zero": (
+        "shards training state over the replicas",
+        f"{_SHARDED_STATE}; for the gradients and weights, {_SHARDING}",
+    ),
+    "zero_1": ("shards the optimizer's state, which is the optimizer's matter", _SHARDED_STATE),
+    "zero_2": ("shards the gradients and the optimizer's state", f"{_SHARDING}, or {_SHARDED_STATE}"),
+    "zero_3": ("shards the weights, the gradients and the optimizer's state", f"{_SHARDING}, or {_SHARDED_STATE}"),
+    "fsdp": ("shards the weights, the gradients and the optimizer's state", f"{_SHARDING}, or {_SHARDED_STATE}"),
     "parameter_server": (
         "updates asynchronously, so that the result depends on timing",
         "tf.distribute with your own training loop",
@@ -49,22 +58,25 @@ class _Made:
 _made: list[_Made] = []
 
 
-def strategy(kind: str = "auto", *, start_seconds: float = 60.0) -> tf.distribute.Strategy:
+def strategy(kind: str = "auto", *, start_seconds: float = 60.0, check_data: bool = True) -> tf.distribute.Strategy:
     """Returns the tf.distribute strategy for where this process runs, with Keras' defects under it repaired.
 
     Call it once, before TensorFlow does anything else, and create and compile the model in its scope. Batch sizes, in
     `fit` and in datasets, are global: for all replicas together. In a cluster it waits until all workers have joined,
     then watches them: if a worker is killed, stops or hangs, the others name it on stderr and exit with code 75 within
-    90 s, so that the scheduler can restart them.
+    90 s, so that the scheduler can restart them. If it took other steps than they did, they exit with 1.
 
     Args:
         kind: "auto": all workers of the cluster in the environment, otherwise all GPUs of this machine, otherwise one
             device. "one_device", "mirrored" and "multi_worker" accept nothing else.
         start_seconds: How long to wait for the other workers. Default: 60.
+        check_data: Whether `fit` in several processes compares the workers' data before the first step, and counts the
+            examples of each epoch; it raises `tfopt.errors.PipelineError` if some would be left out or trained on
+            twice. Default: True.
 
     Returns:
-        MultiWorkerMirroredStrategy, MirroredStrategy or, on one device, TensorFlow's default strategy, under which
-        Keras trains as it does without one. A second call returns the same strategy.
+        MultiWorkerMirroredStrategy, MirroredStrategy or, on one device, TensorFlow's default strategy, as if there were
+        none. A second call returns the same strategy.
 
     Raises:
         ValueError: If `kind` is unknown.
@@ -84,7 +96,7 @@ def strategy(kind: str = "auto", *, start_seconds: float = 60.0) -> tf.distribut
         raise _unusable(kind)
     _refuse_keras_distribution()
     if not _made:
-        _made.append(_make(kind, start_seconds))
+        _made.append(_make(kind, start_seconds, check_data))
     elif kind not in ("auto", _made[0].kind):
         raise ClusterError(
             f"Expected one strategy per process. Found {kind!r} after {_made[0].kind!r}. Start a process for each."
@@ -112,7 +124,7 @@ def _unusable(kind: object) -> Exception:
     what, instead = _UNSUPPORTED[name]
     return UnsupportedError(
         "Expected a strategy that trains synchronously with the whole model on each device. Found "
-        f"{kind!r}, which {what}. Keras on TensorFlow cannot do it; use {instead}."
+        f"{kind!r}, which {what}. Keras on TensorFlow has no such strategy; use {instead}."
     )
 
 
@@ -126,7 +138,7 @@ def _refuse_keras_distribution() -> None:
         )
 
 
-def _make(kind: str, start_seconds: float) -> _Made:
+def _make(kind: str, start_seconds: float, check_data: bool) -> _Made:
     cluster = resolve()
     if kind == "multi_worker" and len(cluster.workers) < 2:
         raise ClusterError(
@@ -135,7 +147,7 @@ def _make(kind: str, start_seconds: float) -> _Made:
         )
     if len(cluster.workers) > 1 and kind in ("auto", "multi_worker"):
         try:
-            return _multi_worker(cluster, start_seconds)
+            return _multi_worker(cluster, start_seconds, check_data)
         except MissingPeerError as error:
             sys.stderr.write(f"tfopt: {error}\n")
             raise SystemExit(RESTART) from error
@@ -146,7 +158,8 @@ def _make(kind: str, start_seconds: float) -> _Made:
             'strategy("auto"), which trains on one device too.'
         )
     if len(devices) < 2:
-        return _Made("one_device", tf.distribute.get_strategy(), cluster, ["one device: as without a strategy"])
+        repairs.install(*repairs.ONE_DEVICE)
+        return _Made("one_device", tf.distribute.get_strategy(), cluster, ["one device: no strategy"])
     repairs.install(*repairs.REPLICAS)
     made = tf.distribute.MirroredStrategy(devices)
     return _Made("mirrored", made, cluster, [f"mirrored on {', '.join(devices)}"])
@@ -158,7 +171,7 @@ def _devices() -> list[str]:
     return [device.name.removeprefix("/device:") for device in found]
 
 
-def _multi_worker(cluster: Cluster, start_seconds: float) -> _Made:
+def _multi_worker(cluster: Cluster, start_seconds: float, check_data: bool) -> _Made:
     check_host(cluster, deadline_seconds=start_seconds)
     visible = visible_devices(os.environ, cluster)
     if visible.value is not None:
@@ -169,11 +182,14 @@ def _multi_worker(cluster: Cluster, start_seconds: float) -> _Made:
     pool_size, threads_reason = threads(cluster, binding)
     options, reasons = communication(cluster, len(used))
     repairs.install(*repairs.REPLICAS)
+    if check_data:
+        DATA_CHECK.install()
     try:
         # These fail if it is too late for a strategy: do that before the other workers proceed.
         tf.config.threading.set_intra_op_parallelism_threads(pool_size)
         tf.config.threading.set_inter_op_parallelism_threads(pool_size)
         watch = Watch.start(cluster, deadline_seconds=start_seconds)
+        count_progress(deadline=watch.intervals.progress_seconds is not None)
         os.environ["TF_CONFIG"] = json.dumps(cluster.tf_config())
         made = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
