@@ -1,4 +1,5 @@
 from .compilation_logger import CompilationLogger as CompilationLogger
+from .local_steps import LocalSteps as LocalSteps
 from .loss_scale_logger import LossScaleLogger as LossScaleLogger
 from .precision_monitor import PrecisionMonitor as PrecisionMonitor
 from .precision_monitor import PrecisionReading as PrecisionReading

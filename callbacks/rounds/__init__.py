@@ -1,0 +1,1 @@
+"""Local SGD: rounds of steps that each replica takes by itself."""
