@@ -89,7 +89,8 @@ def test_weights_history_and_counters_are_those_of_one_device(found, name, where
     for key in set(one) & {"evaluated"}:
         assert several[key] == pytest.approx(one[key], rel=limit)
     if "predicted" in one:
-        np.testing.assert_allclose(several["predicted"], one["predicted"], atol=limit)
+        for key in ("predicted", "predicted at once"):
+            np.testing.assert_allclose(several[key], one[key], atol=limit)
 
 
 @few_and_all_cases

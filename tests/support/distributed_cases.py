@@ -25,11 +25,13 @@ class Case:
         epochs=2,
         everything=False,
         same=True,
+        metrics=lambda: [],
         **compile_options,
     ):
         self.optimizer, self.layers, self.dtype, self.examples = optimizer, layers, dtype, examples
         self.weights, self.loss, self.overflow_in, self.epochs = weights, loss, overflow_in, epochs
         self.everything, self.same, self.batch, self.kind = everything, same, batch, model
+        self.metrics = metrics
         self.compile_options = {"jit_compile": False, **compile_options}
 
     def data(self):
@@ -56,7 +58,7 @@ class Case:
         model.compile(
             self.optimizer(),
             loss,
-            metrics=["mae"],
+            metrics=["mae", *self.metrics()],
             weighted_metrics=[] if self.weights else None,
             **self.compile_options,
         )
@@ -136,6 +138,9 @@ SAME = {
     "jit": Case(lambda: optimizers.Adam(0.01), jit_compile=True, examples=57, **DOUBLE),
     "a step of one's own, batches that never split evenly": Case(batch=15, model=OwnStep, **DOUBLE),
     "eagerly, uneven tail": Case(examples=57, epochs=1, run_eagerly=True, **DOUBLE),
+    "metrics of several numbers": Case(
+        examples=57, metrics=lambda: [keras.metrics.R2Score(None), keras.metrics.F1Score(threshold=0.5)], **DOUBLE
+    ),
     "float32 sgd": Case(examples=57),
     "float32 adam": Case(lambda: optimizers.Adam(0.01), examples=57),
     "float16": Case(lambda: optimizers.LossScaleOptimizer(sgd(0.01)), dtype="mixed_float16"),
@@ -166,6 +171,7 @@ OF_WORKERS = [
     "steps per execution",
     "jit",
     "batch norm, one example left",
+    "metrics of several numbers",
     "float32 sgd",
     "float32 adam",
     "float16, accumulation",
@@ -228,11 +234,13 @@ def trained(name, strategy):
     keras.config.set_floatx("float64" if case.dtype == "float64" else "float32")  # of losses and metrics
     with strategy.scope():
         model = case.model()
-    found = {"history": model.fit(case.dataset(), epochs=case.epochs, verbose=0).history}
+    history = model.fit(case.dataset(), epochs=case.epochs, verbose=0).history
+    found = {"history": {key: np.asarray(values).tolist() for key, values in history.items()}}
     if case.everything:
         found["evaluated"] = model.evaluate(case.dataset(), verbose=0, return_dict=True)
         predicted = model.predict(case.dataset().map(lambda *parts: parts[0]), verbose=0)
         found["predicted"] = np.asarray(predicted).tolist()
+        found["predicted at once"] = model.predict_on_batch(case.data()[0][:15]).tolist()
     optimizer = model.optimizer
     scale = getattr(optimizer, "dynamic_scale", None)
     return {

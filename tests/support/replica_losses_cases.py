@@ -1,0 +1,269 @@
+"""Models whose losses several replicas may weigh or log wrongly: python replica_losses_cases.py NAME …
+
+Each is trained on one device and on two logical ones. Prints, as JSON, the logs and weights of both, or the error.
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+from tfopt import distribute, repairs
+
+random = np.random.default_rng(0)
+X = random.normal(size=(32, 4)).astype("float32")
+Y = random.normal(size=(32, 3)).astype("float32")
+LABELS = random.integers(0, 3, 32)
+
+
+def net(*more, last=None):
+    return keras.Sequential([keras.Input((4,)), layers.Dense(5, activation="tanh"), *more, last or layers.Dense(3)])
+
+
+class Guide(keras.Model):
+    """The train_step of Keras' guide to custom steps."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+
+    def call(self, x, training=False):
+        return self.inside(x, training=training)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x, y)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return self.logs(loss)
+
+    def logs(self, loss):
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    def loss_of(self, x, y):
+        return self.compute_loss(y=y, y_pred=self(x, training=True))
+
+
+class Weighted(Guide):
+    """A sum of losses, with a weight."""
+
+    def loss_of(self, x, y):
+        y_pred = self(x, training=True)
+        absolute = keras.losses.MeanAbsoluteError()(y, y_pred)
+        return 0.25 * self.compute_loss(y=y, y_pred=y_pred) + absolute / 2.0
+
+
+class Multiplied(Guide):
+    """Logs what its author has multiplied again."""
+
+    def logs(self, loss):
+        return {"loss": loss * tf.distribute.get_strategy().num_replicas_in_sync}
+
+
+class Logged(Guide):
+    """Returns its loss in the logs."""
+
+    def logs(self, loss):
+        return {"own": loss}
+
+
+class ByHand(Guide):
+    """A mean of its own."""
+
+    def loss_of(self, x, y):
+        return ops.mean((y - self(x, training=True)) ** 2)
+
+
+class Divided(Guide):
+    """A mean of its own that is divided."""
+
+    def loss_of(self, x, y):
+        return tf.nn.scale_regularization_loss(ops.mean((y - self(x, training=True)) ** 2))
+
+
+class Averaged(Guide):
+    """TensorFlow's guide to distributed training."""
+
+    def loss_of(self, x, y):
+        return tf.nn.compute_average_loss(ops.mean((y - self(x, training=True)) ** 2, axis=-1), global_batch_size=8)
+
+
+class Unreduced(Guide):
+    """A loss that is reduced by hand."""
+
+    def loss_of(self, x, y):
+        loss = keras.losses.MeanSquaredError(reduction=None)(y, self(x, training=True))
+        return ops.sum(loss) / 8
+
+
+class OwnComputeLoss(keras.Sequential):
+    """A compute_loss that is a mean of its own."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean((y - y_pred) ** 2)
+
+
+class Added(layers.Layer):
+    """Adds a loss."""
+
+    def __init__(self, loss, **options):
+        super().__init__(**options)
+        self.loss = loss
+
+    def call(self, x):
+        self.add_loss(self.loss(x))
+        return x
+
+
+class NoisyLoss(layers.Layer):
+    """Adds noise and a loss, as the encoder of a variational autoencoder does."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x + 0.0 * keras.random.normal(ops.shape(x), seed=self.seeds)
+
+
+def sequential(*more, loss="mse", metrics=(), **options):
+    model = net(*more, **options)
+    model.compile(keras.optimizers.SGD(0.05), loss, metrics=list(metrics), jit_compile=False)
+    return model
+
+
+def guided(kind, **options):
+    model = kind(net())
+    model.compile(keras.optimizers.SGD(0.05), "mse", **{"jit_compile": False, **options})
+    return model
+
+
+def own_compute_loss():
+    model = OwnComputeLoss([keras.Input((4,)), layers.Dense(3)])
+    model.compile("sgd", jit_compile=False)
+    return model
+
+
+def two_outputs(loss):
+    x = keras.Input((4,))
+    hidden = layers.Dense(5, activation="tanh")(x)
+    model = keras.Model(x, {"a": layers.Dense(3, name="a")(hidden), "b": layers.Dense(3, name="b")(hidden)})
+    model.compile("sgd", loss, metrics={"a": ["mae"]}, loss_weights={"a": 1.0, "b": 0.5}, jit_compile=False)
+    return model
+
+
+def both(y):
+    return {"a": y, "b": 2 * y}
+
+
+def normed(x):
+    return ops.sqrt(ops.mean(ops.square(x)))
+
+
+def classes(loss, **options):
+    return sequential(loss=loss, last=layers.Dense(3, activation="softmax", **options))
+
+
+CIRCLE = keras.losses.Circle
+# Model and labels.
+REPAIRED = {
+    "guide's step": (lambda: guided(Guide), Y),
+    "a weighted sum of losses": (lambda: guided(Weighted), Y),
+    "a loss in the logs": (lambda: guided(Logged), Y),
+    "eager guide's step": (lambda: guided(Guide, run_eagerly=True), Y),
+}
+REFUSED = {
+    "a mean of its own": (lambda: guided(ByHand), Y),
+    "compute_loss with a mean": (own_compute_loss, Y),
+    "add_loss of a sum": (lambda: sequential(Added(lambda x: 0.1 * ops.sum(x**2), name="penalty")), Y),
+    "add_loss of each example": (lambda: sequential(Added(lambda x: 0.1 * ops.mean(x**2, -1), name="penalty")), Y),
+    "Circle": (lambda: sequential(layers.UnitNormalization(), loss=CIRCLE()), LABELS),
+    "in-batch softmax": (
+        lambda: sequential(
+            loss=lambda y, p: -ops.diagonal(ops.log_softmax(ops.matmul(p, ops.transpose(y)))),
+        ),
+        Y,
+    ),
+    "Circle beside another": (lambda: two_outputs({"a": "mse", "b": CIRCLE()}), {"a": Y, "b": LABELS}),
+}
+HEALTHY = {
+    "mse": (sequential, Y),
+    "mae and metrics": (lambda: sequential(loss="mae", metrics=["mse", "cosine_similarity"]), Y),
+    "sum": (lambda: sequential(loss=keras.losses.MeanSquaredError(reduction="sum")), Y),
+    "sparse labels": (lambda: classes("sparse_categorical_crossentropy"), LABELS),
+    "one-hot labels, smoothed": (
+        lambda: classes(keras.losses.CategoricalCrossentropy(label_smoothing=0.1)),
+        np.eye(3, dtype="float32")[LABELS],
+    ),
+    "focal": (lambda: classes("categorical_focal_crossentropy"), np.eye(3, dtype="float32")[LABELS]),
+    "huber": (lambda: sequential(loss=keras.losses.Huber()), Y),
+    "cosine": (lambda: sequential(loss="cosine_similarity"), Y),
+    "poisson": (lambda: sequential(loss="poisson", last=layers.Dense(3, activation="softplus")), np.abs(Y)),
+    "divergence": (lambda: classes("kl_divergence"), np.eye(3, dtype="float32")[LABELS]),
+    "log cosh": (lambda: sequential(loss="log_cosh"), Y),
+    "hinge": (lambda: sequential(loss="hinge"), np.sign(Y)),
+    "function": (lambda: sequential(loss=lambda y, p: ops.mean((y - p) ** 4, -1)), Y),
+    "weight decay": (lambda: sequential(last=layers.Dense(3, kernel_regularizer="l2")), Y),
+    "activity": (lambda: sequential(last=layers.Dense(3, activity_regularizer="l1")), Y),
+    "add_loss of a mean": (lambda: sequential(Added(lambda x: 0.1 * ops.mean(x**2))), Y),
+    "add_loss of nothing": (lambda: sequential(Added(lambda x: 0.0 * ops.sum(x))), Y),
+    "add_loss of a norm": (lambda: sequential(Added(normed)), None),
+    "noise and a loss": (lambda: sequential(NoisyLoss()), Y),
+    "batch norm": (lambda: sequential(layers.BatchNormalization()), None),
+    "synchronized batch norm": (lambda: sequential(layers.BatchNormalization(synchronized=True)), Y),
+    "dropout": (lambda: sequential(layers.Dropout(0.5, seed=1)), None),
+    "two outputs": (lambda: two_outputs({"a": "mse", "b": "mae"}), both(Y)),
+    "two outputs, a sum": (
+        lambda: two_outputs({"a": "mse", "b": keras.losses.MeanAbsoluteError(reduction="sum")}),
+        both(Y),
+    ),
+    "one of two outputs": (lambda: two_outputs({"a": "mse", "b": None}), both(Y)),
+    "divided by hand": (lambda: guided(Divided), Y),
+    "averaged by TensorFlow": (lambda: guided(Averaged), Y),
+    "reduced by hand": (lambda: guided(Unreduced), Y),
+    "multiplied by hand": (lambda: guided(Multiplied), Y),
+    "bfloat16": (lambda: sequential(last=layers.Dense(3, dtype="mixed_bfloat16")), None),
+    "float16": (lambda: sequential(last=layers.Dense(3, dtype="mixed_float16")), None),
+    "labels of another rank": (lambda: sequential(last=layers.Dense(1)), Y[:, 0]),
+    "binary": (
+        lambda: sequential(loss="binary_crossentropy", last=layers.Dense(1, activation="sigmoid")),
+        (LABELS > 0).astype("float32"),
+    ),
+}
+
+
+def trained(make, y, strategy):
+    with strategy.scope():
+        keras.utils.set_random_seed(2)
+        model = make()
+    try:
+        history = model.fit(X, Y if y is None else y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"history": history, "weights": [weight.numpy().ravel().tolist() for weight in model.weights]}
+
+
+def main():
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy, cases = distribute.strategy("auto"), REPAIRED | REFUSED | HEALTHY
+    if sys.argv[1] == "stock":
+        repairs.remove("replica_losses")
+    found = {
+        name: [trained(*cases[name], where) for where in (tf.distribute.get_strategy(), strategy)]
+        for name in cases
+        if sys.argv[1] == "repaired" or name not in HEALTHY
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
