@@ -223,6 +223,7 @@ def compared(before, tmp_path, capsys):
     return compare_with
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (2.0, 4), (0.5, 0)])
 def test_compare(before, compared, factor, code):
     found, text = compared(slowed(before, factor))

@@ -30,6 +30,7 @@ def gone(pid):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_messages_and_what_it_returns():
     said = []
     assert isolated.call(isolated_jobs.add, 2, 3, seconds=300, on_message=said.append) == 5

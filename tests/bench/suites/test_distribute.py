@@ -26,22 +26,50 @@ print(json.dumps(_case_to_json(measure(distribute.devices_case(["CPU:0", "CPU:1"
 """
 
 
-@pytest.fixture
-def case(document):
-    """The suite's part of a real run."""
-    (case,) = (case for case in document["cases"] if case["suite"] == "distribute")
+def find(document, workload):
+    """A case of the suite."""
+    (case,) = (each for each in document["cases"] if (each["suite"], each["workload"]) == ("distribute", workload))
     assert case["error"] is None
     return case
 
 
+@pytest.fixture
+def case(document):
+    """The suite's part of a real run."""
+    return find(document, "mlp, 2 processes")
+
+
 def test_all_ways_train_to_the_same_weights(case):
     variants = {variant["name"]: variant for variant in case["variants"]}
-    assert list(variants) == ["tf.distribute", "strategy()", "strategy(), fit", "one process"]
+    assert list(variants) == ["tf.distribute", "strategy()", "strategy(), fit", "shard_optimizer", "one process"]
     assert all(variant["check"]["passed"] for variant in variants.values())
     assert variants["one process"]["of_ceiling"] is None
-    assert all(variants[name]["of_ceiling"]["ratio"] > 0 for name in list(variants)[:3])
+    assert all(variants[name]["of_ceiling"]["ratio"] > 0 for name in list(variants)[:4])
     examples = {name: variant["step_time"]["examples_per_step"] for name, variant in variants.items()}
-    assert examples == {"tf.distribute": 256, "strategy()": 256, "strategy(), fit": 256, "one process": 128}
+    assert examples == {
+        "tf.distribute": 256,
+        "strategy()": 256,
+        "strategy(), fit": 256,
+        "shard_optimizer": 256,
+        "one process": 128,
+    }
+
+
+def test_local_steps_are_judged_by_their_loss(document):
+    case = find(document, "mlp, local steps")
+    every, local = case["variants"]
+    assert (every["name"], local["name"]) == ("every step", "LocalSteps(8)")
+    assert every["check"]["passed"]
+    assert local["check"]["passed"]
+    assert every["check"]["values"] != local["check"]["values"]  # another training
+    assert distribute._near_loss([1.0], [1.2]).passed
+    assert not distribute._near_loss([1.0], [1.5]).passed
+
+
+def test_input_is_read_once_by_all_processes_together(document):
+    case = find(document, "input in processes")
+    assert [variant["name"] for variant in case["variants"]] == ["1 process", "2 processes", "4 processes"]
+    assert all(variant["check"]["text"] == "each once" for variant in case["variants"])
 
 
 def test_what_is_sent_is_counted(case):

@@ -237,7 +237,7 @@ def test_a_gpu_adds_resnet50():
         name: [case.workload for suite in SUMMARIES for case in load(suite).cases(scale)]
         for name, scale in (("cpu", CPU), ("gpu", GPU))
     }
-    processes = ["mlp, 2 processes"]
+    processes = ["mlp, 2 processes", "mlp, local steps", "input in processes"]
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
     rest = [*photographs, "mlp, tiny", "digits", "mlp, tiny", *processes]
     assert workloads["cpu"] == ["photos", "digits", "digits", *rest]

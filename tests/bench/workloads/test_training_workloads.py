@@ -63,6 +63,7 @@ def test_a_python_without_sources(monkeypatch, tmp_path):
         gpt2.text.__wrapped__()
 
 
+@pytest.mark.slow
 def test_gpt2_learns_text_and_looks_at_no_later_token():
     model = gpt2.model(**TINY)
     model.optimizer.learning_rate = 1e-2

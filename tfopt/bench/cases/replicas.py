@@ -24,14 +24,19 @@ import tensorflow as tf
 from tfopt import distribute
 from tfopt.bench.cases import DrawTimer
 from tfopt.bench.workloads import digits
+from tfopt.callbacks import LocalSteps
 from tfopt.distribute.local_workers import local_cluster
 from tfopt.distribute.watchdog.channel import Channel, readable
 from tfopt.errors import TfoptError
 from tfopt.measure import FitTimer, StepTimes
+from tfopt.pipelines import build_pipeline
 
 WIDTH = 512
 REDUCED_BYTES = (0, 4, 2**22)
 """Sizes of the tensors reduced: 0 for the call alone, a small one for the latency, a large one for the bandwidth."""
+
+READ_EXAMPLES = 1024
+"""Examples of an epoch of `Input`."""
 
 _BATCHES = 16
 _REDUCTIONS = 40
@@ -47,13 +52,26 @@ class Training:
         strategy: Strategy it trains under.
         batch_size: Global batch size.
         by_hand: Whether its steps are a custom loop, as in tf.distribute's guide; else Keras' fit.
+        sharded: Whether the replicas divide the optimizer's state among them.
+        local_steps: After how many steps of `fit` the replicas average their weights, instead of summing gradients.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, batch_size: int, *, by_hand: bool):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        batch_size: int,
+        *,
+        by_hand: bool,
+        sharded: bool = False,
+        local_steps: int | None = None,
+    ):
         keras.utils.set_random_seed(0)
         self._strategy, self._batch_size = strategy, batch_size
+        self._callbacks = [] if local_steps is None else [LocalSteps(local_steps)]
         with strategy.scope():
             self.net = digits.perceptron(width=WIDTH, jit_compile=False)
+            if sharded:
+                distribute.shard_optimizer(self.net.optimizer)
             self.net.optimizer.build(self.net.trainable_variables)
         images, labels = digits.perceptron_batch(_BATCHES * batch_size)
         batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch_size, drop_remainder=True)
@@ -64,7 +82,8 @@ class Training:
     def train(self, steps: int) -> None:
         """Takes training steps. Each call goes on with the next batch."""
         if self._step is None:
-            self.net.fit(self._dataset.skip(self._done), steps_per_epoch=steps, verbose=0, shuffle=False)
+            batches = self._dataset.skip(self._done)
+            self.net.fit(batches, steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=self._callbacks)
             self._done += steps
         else:
             for _ in range(steps):
@@ -75,12 +94,18 @@ class Training:
         """Times steps: called with `steps`, `warmup` and `samples`, it returns StepTimes."""
         step = self._step
         if step is None:
-            return FitTimer(self.net, self._dataset)
+            return FitTimer(self.net, self._dataset, callbacks=self._callbacks)
         return DrawTimer(lambda: [step()], self._batch_size)
 
     def weights(self) -> Any:
         """All weights, shape (weights,), float32."""
         return np.concatenate([np.ravel(weight) for weight in self.net.get_weights()])
+
+    def loss(self) -> float:
+        """The mean loss over the digits that it trains on."""
+        images, labels = digits.perceptron_batch(_BATCHES * self._batch_size)
+        value = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, self.net(images))
+        return float(value)
 
     @property
     def gradient_bytes(self) -> int:
@@ -100,6 +125,29 @@ class Training:
         train = tf.function(lambda *batch: self._strategy.run(step, args=batch), autograph=False)
         batches = iter(self._strategy.experimental_distribute_dataset(self._dataset))
         return lambda: train(*next(batches))
+
+
+class Input:
+    """A pipeline of images that are enlarged on the CPU, of which each worker reads its part.
+
+    Args:
+        batch_size: Global batch size.
+    """
+
+    def __init__(self, batch_size: int):
+        numbered = (digits.batch(READ_EXAMPLES)[0], np.arange(READ_EXAMPLES))
+        self._dataset = build_pipeline(numbered, batch_size=batch_size, transform=_enlarge, cache=None, seed=0)
+        self.timer: Any = DrawTimer(lambda: iter(self._dataset), batch_size)
+
+    def numbers(self) -> list[int]:
+        """The examples that this worker reads in an epoch."""
+        local = tf.distribute.get_strategy().experimental_local_results
+        return [int(one) for _, numbers in self._dataset for part in local(numbers) for one in np.ravel(part)]
+
+
+def _enlarge(image: Any, number: Any) -> tuple[Any, Any]:
+    large = tf.image.resize(image, (512, 512), "bicubic")
+    return tf.image.resize(large, (64, 64), "area"), number
 
 
 def reduction_times(strategy: tf.distribute.Strategy) -> dict[int, StepTimes]:
@@ -216,25 +264,40 @@ class Worker:
         if job.cpu is not None:
             os.sched_setaffinity(0, {job.cpu})
         self._strategy = _strategy(job.layer)
-        # By batch size and by whether the loop is by hand; each is made once.
-        self._training = cache(lambda batch_size, by_hand: Training(self._strategy, batch_size, by_hand=by_hand))
+        self._training = cache(partial(Training, self._strategy))  # each is made once
+        self._input = cache(Input)
 
-    def train(self, batch_size: int, by_hand: bool, steps: int) -> dict[str, Any]:
-        """Takes steps, and answers how large all gradients are."""
-        training = self._training(batch_size, by_hand)
-        training.train(steps)
-        return {"gradient_bytes": training.gradient_bytes}
+    def train(self, training: dict[str, Any], steps: int) -> dict[str, Any]:
+        """Takes steps of a training, given by its arguments, and answers how large all gradients are."""
+        found = self._training(**training)
+        found.train(steps)
+        return {"gradient_bytes": found.gradient_bytes}
 
-    def save(self, batch_size: int, by_hand: bool, path: str) -> dict[str, Any]:
+    def save(self, training: dict[str, Any], path: str) -> dict[str, Any]:
         """Writes the weights to a file (.npy). Only the first worker does so."""
         if self._rank == 0:
-            np.save(path, self._training(batch_size, by_hand).weights())
+            np.save(path, self._training(**training).weights())
         return {}
 
-    def time(self, batch_size: int, by_hand: bool, **times: int) -> dict[str, Any]:
+    def loss(self, training: dict[str, Any]) -> dict[str, Any]:
+        """Answers the loss."""
+        return {"loss": self._training(**training).loss()}
+
+    def time(self, training: dict[str, Any], **times: int) -> dict[str, Any]:
         """Times steps."""
-        measured: dict[str, Any] = self._training(batch_size, by_hand).timer(**times).to_dict()
+        measured: dict[str, Any] = self._training(**training).timer(**times).to_dict()
         return measured
+
+    def read(self, batch_size: int, **times: int) -> dict[str, Any]:
+        """Times how long a global batch takes of which each worker reads its part."""
+        with self._strategy.scope():
+            measured: dict[str, Any] = self._input(batch_size).timer(**times).to_dict()
+        return measured
+
+    def numbers(self, batch_size: int) -> dict[str, Any]:
+        """Answers which examples this worker reads in an epoch."""
+        with self._strategy.scope():
+            return {"numbers": self._input(batch_size).numbers()}
 
     def reduce(self) -> dict[str, Any]:
         """Times the all-reduce."""

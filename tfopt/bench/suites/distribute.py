@@ -12,34 +12,49 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.bench.cases import Case, Scale, Timer, Variant
-from tfopt.bench.cases.replicas import Group, Job, Training, reduction_times
+from tfopt.bench.cases import Case, Scale, Timer, Variant, same_values
+from tfopt.bench.cases.replicas import READ_EXAMPLES, Group, Job, Training, reduction_times
 from tfopt.bench.results import Check, CommunicationResult, RingModel
 from tfopt.hardware.host_activity import sent_bytes
 from tfopt.hardware.host_limits import usable_cpus
 from tfopt.measure import StepTimes
 
 _PROCESSES = 2
+# Arguments of `Training`, in the processes.
+_BY_HAND: dict[str, Any] = {"by_hand": True}
+_FIT: dict[str, Any] = {"by_hand": False}
+_SHARDED: dict[str, Any] = {"by_hand": False, "sharded": True}
+_LOCAL: dict[str, Any] = {"by_hand": False, "local_steps": 8}
+_READERS = (1, 2, 4)
 _GLOBAL_BATCH_SIZE = 256  # of both; one alone takes half
 _DEVICE_BATCH_SIZE = 4096
+_READ_BATCH_SIZE = 128
 _CHECK_STEPS = 20
 _ALONE = "one process"
 _TOLERANCE = 1e-4  # of the weights' length: float32, summed in another order, through Adam
+_LOSS_TOLERANCE = 0.25  # of the loss after `_CHECK_STEPS` steps: local steps are another training
 
 
 def cases(scale: Scale) -> list[Case]:
-    """Lists the cases for this size: two processes on CPUs, and with several GPUs all of them beside one."""
+    """Lists the cases for this size: processes on CPUs, and with several GPUs all of them beside one."""
     gpus = [gpu.name.removeprefix("/device:") for gpu in tf.config.list_logical_devices("GPU")]
-    return [_processes_case(scale.steps // 2), *([devices_case(gpus, scale.steps)] if len(gpus) > 1 else [])]
+    steps = scale.steps // 2
+    devices = [devices_case(gpus, scale.steps)] if len(gpus) > 1 else []
+    return [_processes_case(steps), _local_steps_case(steps), _input_case(steps), *devices]
 
 
 def _processes_case(steps: int) -> Case:
     bare, tfopt, alone = _Processes("tensorflow", _PROCESSES), _Processes("tfopt", _PROCESSES), _Processes("none", 1)
     setups = {
-        "tf.distribute": (bare, True, "MultiWorkerMirroredStrategy and a loop by hand: stock Keras cannot fit there"),
-        "strategy()": (tfopt, True, "tfopt.distribute.strategy() and the same loop; goal: 0.98 of the speed"),
-        "strategy(), fit": (tfopt, False, "the same with model.fit"),
-        _ALONE: (alone, True, "on one of the CPUs, with one worker's part of the batch"),
+        "tf.distribute": (
+            bare,
+            _BY_HAND,
+            "MultiWorkerMirroredStrategy and a loop by hand: stock Keras cannot fit there",
+        ),
+        "strategy()": (tfopt, _BY_HAND, "tfopt.distribute.strategy() and the same loop; goal: 0.98 of the speed"),
+        "strategy(), fit": (tfopt, _FIT, "the same with model.fit"),
+        "shard_optimizer": (tfopt, _SHARDED, "the same, each process with half of Adam's state"),
+        _ALONE: (alone, _BY_HAND, "on one of the CPUs, with one worker's part of the batch"),
     }
     return Case(
         suite="distribute",
@@ -50,17 +65,65 @@ def _processes_case(steps: int) -> Case:
             Variant(
                 name=name,
                 note=note,
-                timer=partial(processes.timer, by_hand, steps),
-                values=partial(processes.weights, by_hand),
+                timer=partial(processes.timer, training, steps),
+                values=partial(processes.weights, training),
                 ceiling=name == _ALONE,
                 gpus=0,
             )
-            for name, (processes, by_hand, note) in setups.items()
+            for name, (processes, training, note) in setups.items()
         ],
         judge=_same_weights,
         communication=partial(
-            _communication_of_processes, tfopt, {name: each for name, (each, by_hand, _) in setups.items() if by_hand}
+            _communication_of_processes,
+            tfopt,
+            {name: each for name, (each, training, _) in setups.items() if training is _BY_HAND},
         ),
+    )
+
+
+def _local_steps_case(steps: int) -> Case:
+    processes = _Processes("tfopt", _PROCESSES)
+    setups = {
+        "every step": (_FIT, "gradients are summed in each step"),
+        "LocalSteps(8)": (_LOCAL, "weights are averaged after 8 steps: another training"),
+    }
+    return Case(
+        suite="distribute",
+        workload="mlp, local steps",
+        question="What do steps without the others save, and what do they do to the loss?",
+        unit="step",
+        variants=[
+            Variant(
+                name=name,
+                note=note,
+                timer=partial(processes.timer, training, steps),
+                values=partial(processes.loss, training),
+                gpus=0,
+            )
+            for name, (training, note) in setups.items()
+        ],
+        judge=_near_loss,
+    )
+
+
+def _input_case(steps: int) -> Case:
+    return Case(
+        suite="distribute",
+        workload="input in processes",
+        question="How does build_pipeline's input grow with the processes that each read a part?",
+        unit="batch",
+        variants=[
+            Variant(
+                name=f"{count} process{'es' * (count > 1)}",
+                note=f"on {min(count, len(usable_cpus()))} of the CPUs",
+                timer=partial(readers.reading, steps),
+                values=readers.numbers,
+                gpus=0,
+            )
+            for count in _READERS
+            for readers in [_Processes("tfopt" if count > 1 else "none", count)]
+        ],
+        judge=same_values(f"each of {READ_EXAMPLES} examples once an epoch", "each once"),
     )
 
 
@@ -70,40 +133,65 @@ class _Processes:
     def __init__(self, layer: str, count: int):
         self._layer, self._count = layer, count
         self._group: Group | None = None
-        self._weights: dict[bool, Sequence[float]] = {}
+        self._weights: dict[str, Sequence[float]] = {}
+        self._losses: dict[str, float] = {}
+        self._numbers: Sequence[float] = ()
         self._first_step_seconds = 0.0
         self.start_to_first_step_seconds = 0.0
         self.gradient_bytes = 0
         self.sent_bytes: float | None = None
         self.reduction_ms: Mapping[int, float] = {}
 
-    def timer(self, by_hand: bool, steps: int, stack: ExitStack) -> Timer:
-        """Trains for the comparison of weights, and returns what times `steps` steps."""
-        group = self._group or self._start(stack)
-        training: dict[str, Any] = {"batch_size": _GLOBAL_BATCH_SIZE, "by_hand": by_hand}
+    def timer(self, training: Mapping[str, Any], steps: int, stack: ExitStack) -> Timer:
+        """Trains for the comparison of results, and returns what times `steps` steps."""
+        group = self._group or self._start_training(stack)
+        whole = {"batch_size": _GLOBAL_BATCH_SIZE, **training}
+        by_hand = training["by_hand"]
         left = _CHECK_STEPS - 1 if by_hand else _CHECK_STEPS  # the first by hand was taken at the start
         before = sent_bytes()
-        group.ask("train", **training, steps=left)
+        group.ask("train", training=whole, steps=left)
         after = sent_bytes()
         if by_hand and before is not None and after is not None:
             self.sent_bytes = (after - before) / left / self._count
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "weights.npy")
-            group.ask("save", **training, path=str(path))
-            self._weights[by_hand] = np.load(path)
-        return partial(self._time, group, by_hand, steps)
+            group.ask("save", training=whole, path=str(path))
+            self._weights[str(training)] = np.load(path)
+        self._losses[str(training)] = group.ask("loss", training=whole)[0]["loss"]
+        return partial(self._time, group, training, steps)
 
-    def weights(self, by_hand: bool) -> Sequence[float]:
+    def weights(self, training: Mapping[str, Any]) -> Sequence[float]:
         """Weights after the steps that `timer` has taken."""
-        return self._weights[by_hand]
+        return self._weights[str(training)]
+
+    def loss(self, training: Mapping[str, Any]) -> Sequence[float]:
+        """The loss after them."""
+        return [self._losses[str(training)]]
+
+    def reading(self, steps: int, stack: ExitStack) -> Timer:
+        """Reads an epoch for the comparison, and returns what times `steps` batches."""
+        group = self._group = self._start(stack)
+        answers = group.ask("numbers", batch_size=_READ_BATCH_SIZE)
+        self._numbers = sorted(number for answer in answers for number in answer["numbers"])
+        return partial(self._read, group, steps)
+
+    def numbers(self) -> Sequence[float]:
+        """The examples that all processes together have read in an epoch."""
+        return self._numbers
 
     def _start(self, stack: ExitStack) -> Group:
         cpus = usable_cpus()
-        jobs = [Job(self._layer, rank, cpus[rank] if len(cpus) > 1 else None) for rank in range(self._count)]
-        self._group = group = stack.enter_context(Group(jobs))
+        jobs = [
+            Job(self._layer, rank, cpus[rank % len(cpus)] if len(cpus) > 1 else None) for rank in range(self._count)
+        ]
+        group = stack.enter_context(Group(jobs))
         group.answers()
+        return group
+
+    def _start_training(self, stack: ExitStack) -> Group:
+        self._group = group = self._start(stack)
         ready = time.monotonic()
-        first, *_ = group.ask("train", batch_size=_GLOBAL_BATCH_SIZE, by_hand=True, steps=1)
+        first, *_ = group.ask("train", training={"batch_size": _GLOBAL_BATCH_SIZE, **_BY_HAND}, steps=1)
         self._first_step_seconds = time.monotonic() - ready
         self.start_to_first_step_seconds = time.monotonic() - group.started
         self.gradient_bytes = first["gradient_bytes"]
@@ -112,13 +200,18 @@ class _Processes:
             self.reduction_ms = {int(size): StepTimes.from_dict(each).median_ms for size, each in times.items()}
         return group
 
-    def _time(self, group: Group, by_hand: bool, steps: int) -> StepTimes:
+    def _time(self, group: Group, training: Mapping[str, Any], steps: int) -> StepTimes:
         batch_size = _GLOBAL_BATCH_SIZE // _PROCESSES * self._count
-        answer, *_ = group.ask("time", batch_size=batch_size, by_hand=by_hand, steps=steps, warmup=2, samples=4)
+        whole = {"batch_size": batch_size, **training}
+        answer, *_ = group.ask("time", training=whole, steps=steps, warmup=2, samples=4)
         times = StepTimes.from_dict(answer)
         # fit sees one worker's part of the batch, and the timer's first step by hand was not the first.
-        first = self._first_step_seconds if by_hand else times.first_step_seconds
+        first = self._first_step_seconds if training["by_hand"] else times.first_step_seconds
         return replace(times, examples_per_step=batch_size, first_step_seconds=first)
+
+    def _read(self, group: Group, steps: int) -> StepTimes:
+        answers = group.ask("read", batch_size=_READ_BATCH_SIZE, steps=steps, warmup=4, samples=4)
+        return max(map(StepTimes.from_dict, answers), key=lambda times: times.median_ms)  # all wait for the slowest
 
 
 def _communication_of_processes(
@@ -197,4 +290,15 @@ def _same_weights(expected: Sequence[float], values: Sequence[float]) -> Check:
         values=(apart,),
         passed=passed,
         text="same weights" if passed else f"{apart:.1g} apart",
+    )
+
+
+def _near_loss(expected: Sequence[float], values: Sequence[float]) -> Check:
+    """Judges a loss by the baseline's."""
+    apart = abs(values[0] - expected[0]) / expected[0]
+    return Check(
+        what=f"loss after {_CHECK_STEPS} steps: within {_LOSS_TOLERANCE:.0%} of that of the first",
+        values=tuple(values),
+        passed=apart <= _LOSS_TOLERANCE,
+        text=f"loss {values[0]:.3f}",
     )
