@@ -41,6 +41,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, net, fault):
     """A hung call returns at the end of the test only: a fit or a row that waited for it would never end."""

@@ -40,6 +40,7 @@ class Stop(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+@pytest.mark.slow
 def test_by_epoch(pair, tmp_path):
     def train(model):
         log = tmp_path / "log.csv"

@@ -149,6 +149,7 @@ def test_a_device_stage_goes_on_where_the_epoch_before_ended(pair):
     pair.train(train)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [24, 40])
 def test_int32_parts_that_stay_on_the_host_train_the_same(pair, copies, monkeypatch, count):
     monkeypatch.setattr(overlapping, "is_gpu", lambda device: True)

@@ -249,6 +249,7 @@ def test_a_hang_never_holds_the_caller(
     assert {row.gpu_power_watts for row in sampler.samples} <= {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetPowerUsage"])
 def test_while_the_driver_takes_its_time_the_hosts_rows_go_on(
     function: str, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
@@ -276,6 +277,7 @@ def test_while_the_driver_takes_its_time_the_hosts_rows_go_on(
     assert "hangs" not in caplog.text
 
 
+@pytest.mark.slow
 def test_what_the_driver_says_late_is_no_reading_of_then_or_now(clock: FakeClock, fake_nvml: FakeNvml) -> None:
     """The second of three GPUs hangs for 5 s; the third is read after that. Later the first hangs for 1 s."""
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus) for bus in range(3)]

@@ -38,6 +38,7 @@ def fit(model, dataset=None):
     model.fit(dataset or fixed(), shuffle=False, verbose=0)
 
 
+@pytest.mark.slow
 def test_training_runs_through_cudnn_forward_and_backward(cudnn):
     plain, flash = attention_net(jit_compile=False), attention_net()
     assert use_flash_attention(flash) == 2
@@ -98,6 +99,7 @@ def test_gradients_of_a_model_are_those_of_float32(cudnn, uncompiled):
     assert len(cudnn.calls) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "dropout", "jit_compile"), [("float32", 0.3, False), ("mixed_bfloat16", 0.0, True)])
 def test_without_a_gpu_all_is_the_same_bits(monkeypatch, policy, dropout, jit_compile):
     monkeypatch.setattr(cudnn_module, "compute_capabilities", list)

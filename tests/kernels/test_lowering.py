@@ -40,6 +40,7 @@ def lowered_step(policy, *, flash):
     return lowered(stage="stablehlo", platform_name="GPU")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_each_block_calls_cudnn_forward_and_backward(hopper, policy):
     text = lowered_step(policy, flash=True)

@@ -63,6 +63,7 @@ def test_what_follows_a_copy_is_no_longer_on_the_device():
     assert not ends_on_device(pipeline(device=None))
 
 
+@pytest.mark.slow
 def test_a_copy_to_the_device_stays_the_last_stage(fitted):
     net, dataset = plain_net(), pipeline(device="CPU:0")
     step_time(net, dataset, steps=1)  # builds the metrics
@@ -100,6 +101,7 @@ def test_an_endless_dataset_is_fed_as_it_is(fitted):
     assert options["steps_per_epoch"] == 6
 
 
+@pytest.mark.slow
 def test_a_device_stage_gives_its_batches():
     net, dataset = plain_net(), pipeline(cache="device", shuffle=False)
     for found, expected in zip(first_batch(net, dataset), one_batch(pipeline(shuffle=False)), strict=True):

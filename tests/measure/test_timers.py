@@ -45,6 +45,7 @@ def test_the_model_comes_back_bit_for_bit(measure, policy, jit):
     assert (model.train_function, model.history, model.jit_compile) == (train_function, history, jit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", [step_time, fit_time])
 def test_training_goes_on_as_if_never_measured(measure):
     plain, measured = small_net(), small_net()
@@ -336,6 +337,7 @@ class TestRefusals:
         with pytest.raises(TypeError, match=r"Received: ndarray\. Make a dataset with tfopt\.pipelines"):
             measure(small_net(), np.zeros((8, 8, 8, 1)))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("name", "value"), [("steps", 0), ("steps", 2.5), ("warmup", -1)])
     def test_counts(self, measure, name, value):
         with pytest.raises(ValueError, match=f"Expected {name} to be an integer"):

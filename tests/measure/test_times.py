@@ -60,6 +60,7 @@ def test_verdicts(spread, factor, verdict):
     assert compare(*noisy).verdict == verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [(6, 6), (6, 4)])
 def test_the_interval_covers_the_truth(repeats):
     """With noise between repeats and within them, the interval holds the true ratio nine times in ten."""

@@ -64,6 +64,7 @@ def test_it_comes_back_bit_for_bit_from_host_and_device(gpu, policy, jit):
     assert_same_state(once, state(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "in_use", "peak", "fits"),
     [
@@ -148,6 +149,7 @@ def test_mirrored_variables():
     assert "came back" in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timer", [StepTimer, FitTimer])
 def test_timers_keep_it_on_the_device_from_the_third_call_on(gpu, timer):
     model = small_net()

@@ -283,6 +283,7 @@ def test_float16_without_loss_scaling_is_stock_keras_and_apply_mends_it(make):
     assert isinstance(model.optimizer, Scaled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "error"),
     [("mixed", ValueError), ("float16", UnsupportedError), ({"conv2d_none": "float32"}, ValueError)],

@@ -63,6 +63,7 @@ def timed(monkeypatch):
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_what_is_faster_and_the_same_is_on_and_nothing_changes(timed, dropout):
     traced = timed(off=10.0, on=5.0)
@@ -295,6 +296,7 @@ def test_a_batch_of_another_shape_is_refused():
     assert isinstance(told.value.__cause__, ValueError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_batch_that_is_not_finite_is_refused(value):
     images, labels = batch()

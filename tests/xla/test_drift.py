@@ -46,6 +46,7 @@ def test_with_dropout_in_place_the_masks_would_drift(monkeypatch):
     assert drift > 0.1
 
 
+@pytest.mark.slow
 def test_without_random_draws_nothing_is_traced_again(monkeypatch):
     model = small_net(dropout=0.0)
     timers = both_timers(model, batch(32))

@@ -325,6 +325,7 @@ def test_in_a_strategys_scope_keras_leaves_it_off(monkeypatch):
     assert (found.auto, found.auto_reason) == (False, "the model was built in a strategy's scope")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [batch(), None])
 def test_the_model_comes_back_bit_for_bit(data):
     model = small_net(jit_compile=False)

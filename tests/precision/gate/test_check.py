@@ -53,6 +53,7 @@ def test_float32_is_itself():
     assert {part.error for x in report.layers for part in (x.output, x.weight_gradient) if part} == {0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", HALVES)
 def test_the_model_comes_back_bit_for_bit(policy):
     model = small_net(jit_compile=False)

@@ -130,6 +130,7 @@ def test_a_layer_with_the_models_name_is_another():
     assert apply(functional(body, name="a"), report.fallback).changed == {"b": "mixed_float16"}
 
 
+@pytest.mark.slow
 def test_constants_among_the_worst_layers_are_left_out():
     def body(x):
         constants = layers.Normalization(mean=[0.0] * 8, variance=[1.0] * 8, name="constants")

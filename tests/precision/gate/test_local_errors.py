@@ -121,6 +121,7 @@ def years(count=3):
     return rows, np.arange(64) % 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [lambda: layers.Rescaling(1 / 2026, name="first"), lambda: layers.BatchNormalization(name="first")],

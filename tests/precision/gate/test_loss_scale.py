@@ -29,6 +29,7 @@ def moves(model):
     return bool(np.any(kernel.numpy() != before))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scales", [True, False])
 def test_a_loss_that_training_will_not_scale(scales):
     repairs.install("loss_scaling")  # which keeps the option

@@ -82,6 +82,7 @@ def several():
     return model, x, y, {"a": random.random(32).astype("float32"), "b": np.zeros(32, "float32")}
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs_with_sample_weights():
     model, *batch = several()
     dataset = tf.data.Dataset.from_tensor_slices(tuple(batch)).batch(16)

@@ -155,6 +155,7 @@ def with_years():
     return model, (years, Y)
 
 
+@pytest.mark.slow
 def test_a_layer_whose_error_is_beyond_the_tolerance_stays_in_float32(monkeypatch):
     model, data = with_years()
     Planted(monkeypatch, model, {"age": 5.0, "one": 5.0})
