@@ -9,6 +9,7 @@ from models import assert_same_state, state
 from precision_nets import X, Y, cross_entropy
 from quick import first_quick
 
+from tfopt.errors import UnsupportedError
 from tfopt.precision import apply, check
 
 layers = keras.layers
@@ -189,3 +190,22 @@ def test_a_verdict_on_the_step_that_trains(wrapped, scaling, trains):
     for layer in (*model.generator.layers[:2], *model.critic.layers[:2]):
         layer.dtype_policy = "mixed_float16"
     assert moves(model) == trains
+
+
+def test_fit_refuses_plain_optimizers_compiled_before_apply():
+    model = gan(wrapped=False, scaling="none")
+    apply(model, "mixed_float16")
+    before = state(model)
+    with pytest.raises(UnsupportedError, match="'d_optimizer' of 'gan' is a plain SGD"):
+        model.fit(REAL, verbose=0)
+    assert_same_state(before, state(model))
+
+
+def test_a_plain_optimizer_trains_the_half_in_float32():
+    model = gan(faint=1.0)
+    model.d_optimizer = SGD(1e-3)
+    apply(model, {"generator": "mixed_float16"})
+    kernels = [net.get_layer("first").kernel for net in (model.generator, model.critic)]
+    before = [kernel.numpy() for kernel in kernels]
+    model.fit(REAL, verbose=0)
+    assert all((kernel.numpy() != old).any() for kernel, old in zip(kernels, before, strict=True))
