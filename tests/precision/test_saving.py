@@ -145,6 +145,26 @@ def test_what_is_not_saved_is_said(tmp_path):
     assert lost == {("attention/softmax", "float32"), ("spatial", "mixed_bfloat16")}
 
 
+class Deep(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = [layers.Dense(4, name=f"inner_{at}") for at in range(6)]
+        self.head = layers.Dense(2, name="head")
+
+    def call(self, inputs):
+        for layer in self.inner:
+            inputs = layer(inputs)
+        return self.head(inputs)
+
+
+def test_of_many_unsaved_layers_four_are_named():
+    model = Deep()
+    model(X)
+    applied = apply(model, "mixed_bfloat16")
+    assert len(applied.unsaved) == 6
+    assert str(applied).endswith("a saved model, for inner_0, inner_1, inner_2, inner_3 and 2 more.")
+
+
 EVERY = [
     layers.Dense(4),
     layers.EinsumDense("btc,cd->btd", (None, 4)),

@@ -70,6 +70,14 @@ def test_a_long_table_ends():
     assert lines[-1] == "  (28 layers closer to float32 not shown)"
 
 
+def test_a_long_fallback_ends():
+    many = replace(FAILED, fallback={str(number): "float32" for number in range(40)})
+    [line] = [line for line in str(many).splitlines() if line.startswith("Passes instead")]
+    assert line.startswith("Passes instead: 0: float32, 1: float32")
+    assert line.endswith(", 11: float32 and 28 more (all in `fallback`)")
+    assert len(many.to_dict()["fallback"]) == 40
+
+
 def test_json():
     infinite = replace(PASSED, layers=(layer("a", output=replace(FINE, error=math.inf)),))
     for report in (PASSED, FAILED, infinite, replace(FAILED, fallback=None)):

@@ -8,7 +8,7 @@ from tfopt.page import Bar, bar_chart
 from tfopt.precision.float8_margins import Float8Margin
 from tfopt.precision.gate.layer_table import LayerPrecision, as_json
 from tfopt.precision.gate.verdict import relative
-from tfopt.text import Shown, aligned, percent
+from tfopt.text import Shown, aligned, listed, percent
 
 _HEAD = ("layer", "class", "policy", "error", "own error", "gradients", "overflow", "lost gradient")
 _FLOAT8_HEAD = ("layer", "rounded to float8", "format", "scale", "largest", "margin", "saturated", "vanished")
@@ -80,7 +80,8 @@ class PrecisionReport(Shown):
         lines = [self.verdict, *(f"- {problem}" for problem in self.problems)]
         if not self.passed:
             found = [f"{path}: {policy}" for path, policy in (self.fallback or {}).items()]
-            lines.append(f"Passes instead: {', '.join(found) or 'only float32, of everything tried.'}")
+            instead = listed(found, _ROWS) + " (all in `fallback`)" * (len(found) > _ROWS)
+            lines.append(f"Passes instead: {instead or 'only float32, of everything tried.'}")
         lines += [f"Note: {note}" for note in self.notes]
         ranked = sorted(self.layers, key=lambda layer: layer.severity, reverse=True)
         lines += aligned([_HEAD, *map(_row, ranked[:_ROWS])], texts=3)
