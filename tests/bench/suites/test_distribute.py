@@ -83,6 +83,15 @@ def test_what_is_sent_is_counted(case):
     assert set(found["start_to_first_step_seconds"]) == {"tf.distribute", "strategy()", "one process"}
 
 
+def test_a_sharded_optimizer_keeps_half_of_the_state_and_sends_half_as_much_again(case):
+    found, weights = case["communication"]["sharding"], case["communication"]["model"]["gradient_bytes"]
+    assert found["unsharded_state_bytes"] == 2 * weights
+    assert weights <= found["state_bytes"] <= weights + 100  # a part of odd length is filled up
+    # Others on this machine may send, too; fit also agrees on each step's data and logs.
+    assert 1.5 * weights < found["measured_sent_bytes"]
+    assert abs(found["sent_bytes"] - 1.5 * weights) < 100
+
+
 def test_other_weights_are_seen():
     weights = np.arange(1.0, 100.0)
     assert distribute._same_weights(weights, weights * (1 + 1e-6)).passed
@@ -97,7 +106,13 @@ def test_the_table_and_the_page_tell_what_is_predicted(document, case):
     assert " MiB per step, 2.55 MiB by the model's size" in text
     assert "Predicted, not measured: 2 replicas " in text
     html = page(only)
-    for said in ("Latency of a message", "Predicted, not measured", "64 replicas", "Start to first step, strategy()"):
+    for said in (
+        "Latency of a message",
+        "Predicted, not measured",
+        "64 replicas",
+        "Start to first step, strategy()",
+        "The same with shard_optimizer",
+    ):
         assert said in html
 
 

@@ -268,10 +268,11 @@ class Worker:
         self._input = cache(Input)
 
     def train(self, training: dict[str, Any], steps: int) -> dict[str, Any]:
-        """Takes steps of a training, given by its arguments, and answers how large all gradients are."""
+        """Takes steps of a training, given by its arguments, and answers how large its gradients and its state are."""
         found = self._training(**training)
         found.train(steps)
-        return {"gradient_bytes": found.gradient_bytes}
+        sharding = getattr(found.net.optimizer, "sharding", None)
+        return {"gradient_bytes": found.gradient_bytes, "sharding": sharding and sharding.to_dict()}
 
     def save(self, training: dict[str, Any], path: str) -> dict[str, Any]:
         """Writes the weights to a file (.npy). Only the first worker does so."""

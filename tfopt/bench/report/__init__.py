@@ -1,6 +1,6 @@
 """A run as a table in a terminal and as a self-contained HTML page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich import box
 from rich.console import Console
@@ -152,6 +152,7 @@ def _communication(case: CaseResult) -> Iterator[Table]:
                 (f"Start to first step, {name}", f"{number(seconds)} s")
                 for name, seconds in found.start_to_first_step_seconds.items()
             ],
+            *_sharding(found.sharding),
         ],
         align="lr",
     )
@@ -160,6 +161,14 @@ def _communication(case: CaseResult) -> Iterator[Table]:
         [(f"{each.replicas} replicas", number(each.step_ms), f"{each.efficiency:.0%}") for each in found.predictions],
         align="lrr",
     )
+
+
+def _sharding(found: Mapping[str, float] | None) -> Iterator[tuple[str, str]]:
+    if found:
+        yield "Bytes of optimizer state on each replica", f"{found['unsharded_state_bytes']:,.0f}"
+        yield "The same with shard_optimizer", f"{found['state_bytes']:,.0f}"
+        if measured := found.get("measured_sent_bytes"):
+            yield "Bytes each replica sends per step with shard_optimizer", f"{measured:,.0f}"
 
 
 def _samples(times: StepTimes) -> Table:

@@ -151,6 +151,7 @@ class CommunicationResult:
     sent_bytes_per_step: float | None  # by each, as counted; None where nothing counts them
     model: RingModel
     start_to_first_step_seconds: Mapping[str, float]  # by variant
+    sharding: Mapping[str, float] | None = None  # `Sharding.to_dict()`, and `measured_sent_bytes` per update
 
     @property
     def expected_bytes_per_step(self) -> float:

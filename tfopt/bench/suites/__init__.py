@@ -17,7 +17,7 @@ SUMMARIES = {
     "pipeline": "naive and hand-tuned tf.data pipelines against build_pipeline(), with crop and with cache",
     "fit": "fit, stock and overlapped, beside the step alone; on a GPU also fast kernels",
     "callbacks": "fit with and without tfopt's callbacks",
-    "distribute": "two processes under bare tf.distribute and under tfopt's strategy(), beside one; and all GPUs",
+    "distribute": "several processes: a step, its optimizer state, steps without the others, input; and all GPUs",
 }
 
 # Several suites under a name, as (suite, workload), None for what is left of the suite: what says most comes first,

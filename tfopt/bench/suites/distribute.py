@@ -139,7 +139,8 @@ class _Processes:
         self._first_step_seconds = 0.0
         self.start_to_first_step_seconds = 0.0
         self.gradient_bytes = 0
-        self.sent_bytes: float | None = None
+        self.sent_bytes: dict[str, float] = {}
+        self.sharding: dict[str, float] | None = None
         self.reduction_ms: Mapping[int, float] = {}
 
     def timer(self, training: Mapping[str, Any], steps: int, stack: ExitStack) -> Timer:
@@ -149,10 +150,11 @@ class _Processes:
         by_hand = training["by_hand"]
         left = _CHECK_STEPS - 1 if by_hand else _CHECK_STEPS  # the first by hand was taken at the start
         before = sent_bytes()
-        group.ask("train", training=whole, steps=left)
+        trained, *_ = group.ask("train", training=whole, steps=left)
         after = sent_bytes()
-        if by_hand and before is not None and after is not None:
-            self.sent_bytes = (after - before) / left / self._count
+        if before is not None and after is not None:
+            self.sent_bytes[str(training)] = (after - before) / left / self._count
+        self.sharding = trained["sharding"] or self.sharding
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "weights.npy")
             group.ask("save", training=whole, path=str(path))
@@ -217,9 +219,12 @@ class _Processes:
 def _communication_of_processes(
     tfopt: _Processes, groups: Mapping[str, _Processes], times: Mapping[str, StepTimes]
 ) -> CommunicationResult:
+    sharding = tfopt.sharding
+    if sharding and str(_SHARDED) in tfopt.sent_bytes:
+        sharding = sharding | {"measured_sent_bytes": tfopt.sent_bytes[str(_SHARDED)]}
     return CommunicationResult(
         replicas=_PROCESSES,
-        sent_bytes_per_step=tfopt.sent_bytes,
+        sent_bytes_per_step=tfopt.sent_bytes.get(str(_BY_HAND)),
         model=RingModel.measured(
             compute_ms=times[_ALONE].median_ms,
             gradient_bytes=tfopt.gradient_bytes,
@@ -227,6 +232,7 @@ def _communication_of_processes(
             reduction_ms=tfopt.reduction_ms,
         ),
         start_to_first_step_seconds={name: each.start_to_first_step_seconds for name, each in groups.items()},
+        sharding=sharding,
     )
 
 
