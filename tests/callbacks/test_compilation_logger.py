@@ -1,5 +1,7 @@
 import gc
 import os
+import signal
+import threading
 import time
 import warnings
 from types import SimpleNamespace
@@ -210,6 +212,24 @@ def test_what_other_callbacks_compile_is_counted_and_their_words_are_passed_on(c
     seen = capfd.readouterr().err
     assert seen.count("mine\n") == 2
     assert "xla_compiler.cc" not in seen
+
+
+@pytest.mark.slow
+def test_no_step_waits_for_a_forwarder_that_is_stopped(capfd):
+    """Whatever writes more than the pipe to it holds, here a callback."""
+    stuck = []
+
+    def on_batch_end(batch, logs):
+        forwarder = watching._COMPILER._tap._process
+        rescue = threading.Timer(30, lambda: stuck.append(batch) or forwarder.send_signal(signal.SIGCONT))
+        rescue.start()
+        forwarder.send_signal(signal.SIGSTOP)
+        os.write(2, b"x" * 3_000_000 + b"\n")
+        rescue.cancel()
+
+    history = fit(CompilationLogger(), callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=on_batch_end)])
+    assert (stuck, history["xla_compilations"]) == ([], [1])
+    assert capfd.readouterr().err.count("x" * 3_000_000) == 2
 
 
 def test_two_of_them_leave_nothing_behind():

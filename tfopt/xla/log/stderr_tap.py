@@ -6,18 +6,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 
 from tfopt.errors import UnsupportedError
 from tfopt.xla.log import forwarder
 
 _PATIENCE_SECONDS = 5.0
-_LOOK_SECONDS = 0.1  # how often it looks after the forwarder
 _END_SECONDS = 0.1  # a process that was started meanwhile may keep it for ever
-_PIPE_BYTES = 2**20  # room for what a step writes until then; the most that Linux gives a user
+_PIPE_BYTES = 2**20  # so that a busy forwarder slows no step; the most that Linux gives a user
 # Forwarders still in use by processes forked during a watch, kept so that Python does not warn about unreaped children.
 _left: list["subprocess.Popen[bytes]"] = []
 
@@ -26,8 +25,8 @@ class StderrTap:
     """Routes standard error through a forwarder process (forwarder.py) while it is on.
 
     TensorFlow logs only to file descriptor 2. The forwarder collects XLA's lines in an anonymous file for `lines` to
-    read; unlike a pipe, it never fills up. A forwarder that somebody has stopped is continued, before the pipe to it
-    fills up. Arguments are those of `Forwarder`.
+    read; unlike a pipe, it never fills up. A forwarder that somebody stops is continued at once, or whoever writes
+    would wait. Arguments are those of `Forwarder`.
 
     Raises:
         tfopt.errors.UnsupportedError: If standard error is closed, or no process or temporary file can be created.
@@ -54,7 +53,10 @@ class StderrTap:
             self._files = files.pop_all()
         self._read = self._marks = 0
         self._awaited = ""  # the mark that the forwarder has not passed on yet
-        self._next_look = 0.0
+        with suppress(RuntimeError):  # no more threads: all else works
+            keeper = threading.Thread(target=_keep_running, args=(self._process.pid,), daemon=True)
+            keeper.name = "tfopt-forwarder"
+            keeper.start()
 
     def on(self) -> None:
         """Routes standard error through the forwarder."""
@@ -65,20 +67,12 @@ class StderrTap:
         os.dup2(self._stderr, 2)
 
     def has_lines(self) -> bool:
-        """Whether lines have arrived that nobody has read; others may be on their way.
-
-        From time to time it looks after the forwarder, so ask often while the tap is on.
-        """
-        now = time.monotonic()
-        if now > self._next_look:
-            self._next_look = now + _LOOK_SECONDS
-            self._continue()
+        """Whether lines have arrived that nobody has read; others may be on their way."""
         # The forwarder shares the position. Unlike fstat, this takes no microseconds.
         return os.lseek(self._file.fileno(), 0, os.SEEK_CUR) > self._read
 
     def lines(self) -> list[str]:
         """Waits for the forwarder to catch up, and returns XLA's lines since the last call."""
-        self._continue()
         if not self._awaited:
             self._marks += 1
             self._awaited = f"\0{self._marks}\0"
@@ -104,13 +98,6 @@ class StderrTap:
             lines.remove(self._awaited)
             self._awaited = ""
         return lines
-
-    def _continue(self) -> None:
-        """Continues the forwarder if somebody has stopped it."""
-        with suppress(OSError):
-            status = Path(f"/proc/{self._process.pid}/stat").read_bytes()
-            if status.rpartition(b") ")[2].startswith(b"T"):
-                self._process.send_signal(signal.SIGCONT)
 
     def abandon(self) -> None:
         """Releases the tap in a forked child; the parent keeps using it."""
@@ -143,6 +130,14 @@ class StderrTap:
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
         return whole.decode(errors="replace").split("\n")[:-1]
+
+
+def _keep_running(pid: int) -> None:
+    """Continues a child process whenever somebody has stopped it, until it ends."""
+    changes = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+    with suppress(OSError):
+        while (found := os.waitid(os.P_PID, pid, changes)) and found.si_code == os.CLD_STOPPED:
+            os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
