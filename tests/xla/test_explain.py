@@ -11,7 +11,7 @@ from models import assert_same_state, batch, small_net, state
 from quick import first_quick
 
 from tfopt.errors import PipelineError
-from tfopt.xla import explain, explaining, jit, set_jit, watch
+from tfopt.xla import explain, explaining, jit, watch
 from tfopt.xla.obstacles import obstacles_of
 
 
@@ -146,7 +146,7 @@ def test_an_operation_that_xla_gets_wrong_is_named(data):
     x = batch()[0]
     outputs = {}
     for on in (False, True):
-        set_jit(model, on)
+        model.compile(jit_compile=on)  # set_jit refuses
         outputs[on] = model.predict(x, verbose=0)
     weights, bias = (weight.numpy() for weight in model.layers[-1].weights)
     expected = (x + np.sum(x > 0)).reshape(len(x), -1) @ weights + bias

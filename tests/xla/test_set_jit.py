@@ -6,14 +6,22 @@ from models import assert_same_state, batch, small_net, state
 from planted_layers import Noise, ScaledUnderXla
 
 from tfopt.errors import UnsupportedError
-from tfopt.xla import set_jit, watch
+from tfopt.xla import jit, set_jit, watch
+
+WRONG = r"XLA gets OnesLike in layer .*masked.* at .*test_set_jit\.py:\d+"
 
 
-class Masked(keras.layers.Layer):
-    """An operation that XLA gets wrong."""
+def masked(inputs):
+    return inputs * tf.reduce_sum(tf.ones_like(tf.boolean_mask(inputs, inputs > 0)))
 
-    def call(self, inputs):
-        return inputs * tf.reduce_sum(tf.ones_like(tf.boolean_mask(inputs, inputs > 0)))
+
+def in_a_loop(inputs):
+    return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, masked(x)), [0, inputs])[1]
+
+
+def wrong(function=masked):
+    """A layer that XLA gets wrong."""
+    return keras.layers.Lambda(function, name="masked")
 
 
 def net(layer):
@@ -78,7 +86,7 @@ def test_only_true_and_false_switch(on):
             "the output of layer .*scaled_under_xla.* is the first that differs, by 0.1 ",
         ),
         (Noise, "the model draws random numbers.*switch it on without data"),
-        (Masked, r"XLA gets OnesLike in layer .*masked.* at .*test_set_jit\.py:\d+"),
+        (wrong, WRONG),
     ],
 )
 def test_with_data_what_is_not_known_to_be_the_same_is_refused(layer, message):
@@ -89,8 +97,60 @@ def test_with_data_what_is_not_known_to_be_the_same_is_refused(layer, message):
         set_jit(model, True, data=batch())
     assert_same_state(before, state(model))
     assert (model.jit_compile, model.train_function) == (False, function)
-    set_jit(model, True)  # nothing is compared
+
+
+@pytest.mark.parametrize("layer", [lambda: ScaledUnderXla(1.1), Noise])
+def test_without_data_nothing_is_compared(layer):
+    model = net(layer())
+    set_jit(model, True)
     assert model.jit_compile
+
+
+@pytest.mark.parametrize("function", [masked, tf.function(masked), in_a_loop])
+def test_without_data_an_operation_known_to_be_wrong_is_refused(function):
+    model = net(wrong(function))
+    model.fit(*batch(), verbose=0)
+    before, function = state(model), model.train_function
+    for switch in (set_jit, lambda model, on: jit(model, on).__enter__()):
+        with pytest.raises(UnsupportedError, match=WRONG):
+            switch(model, True)
+    assert_same_state(before, state(model))
+    assert (model.jit_compile, model.train_function) == (False, function)
+    set_jit(model, False)
+
+
+def test_a_callback_may_not_switch_to_wrong_results_during_fit():
+    model = net(wrong())
+    switch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: set_jit(model, epoch == 1))
+    with pytest.raises(UnsupportedError, match=WRONG):
+        model.fit(*batch(), epochs=3, verbose=0, callbacks=[switch])
+    assert model.optimizer.iterations.numpy() == 1
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda: [keras.Input((None, 1)), wrong()],
+        lambda: [wrong()],
+        lambda: [keras.Input((8, 1)), keras.layers.Lambda(lambda x: tf.ensure_shape(x, (4, 8, 1))), wrong()],
+    ],
+    ids=["sizes unknown", "not built", "another batch size"],
+)
+def test_a_model_that_cannot_be_searched_is_switched_on(first):
+    model = keras.Sequential([*first(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    set_jit(model, True)
+    assert model.jit_compile
+
+
+@pytest.mark.parametrize(
+    "strategy", [tf.distribute.OneDeviceStrategy, lambda device: tf.distribute.MirroredStrategy([device])]
+)
+def test_in_the_scope_of_a_strategy(strategy):
+    with strategy("CPU:0").scope():
+        set_jit(net(keras.layers.BatchNormalization(synchronized=True)), True)
+        with pytest.raises(UnsupportedError, match=WRONG):
+            set_jit(net(wrong()), True)
 
 
 @pytest.mark.slow

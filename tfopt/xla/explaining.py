@@ -15,7 +15,14 @@ from tfopt.model.layers import require_compiled
 from tfopt.model.state import trace_train_step
 from tfopt.text import Shown
 from tfopt.xla.drift import compare_results
-from tfopt.xla.obstacles import Obstacle, batch_refused, device, obstacles_of, standing_obstacles
+from tfopt.xla.obstacles import (
+    Obstacle,
+    batch_refused,
+    device,
+    obstacles_of,
+    standing_obstacles,
+    wrong_operations_of,
+)
 
 _EXAMPLES = 8
 
@@ -132,6 +139,17 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
     )
 
 
+def known_wrong(model: keras.Model) -> tuple[Obstacle, ...]:
+    """Operations of the forward pass and its gradient that XLA is known to get wrong.
+
+    None are found if the shape of the model's inputs is unknown, or if the model does not take zeros of it.
+    """
+    try:
+        return wrong_operations_of(_gradients_of(model), _batch_of_zeros(model))
+    except ValueError:
+        return ()
+
+
 def _compared(model: keras.Model, batch: Any) -> tuple[str, float | None, tuple[Obstacle, ...]]:
     """`Explanation.results`, the distance, and the obstacles found by running the step."""
     try:
@@ -190,13 +208,13 @@ def _obstacles_in_training(model: keras.Model, batch: Any) -> tuple[Obstacle, ..
 
 
 def _gradients_of(model: keras.Model) -> Callable[[Any], Any]:
-    def step(inputs: Any) -> Any:
+    def gradients(inputs: Any) -> Any:
         with tf.GradientTape() as tape:
             outputs = tf.nest.flatten(model(inputs, training=True))
             total = tf.add_n([tf.reduce_sum(tf.cast(output, "float32")) for output in [*outputs, *model.losses]])
         return tape.gradient(total, [variable.value for variable in model.trainable_variables])
 
-    return step
+    return lambda inputs: model.distribute_strategy.run(gradients, args=(inputs,))
 
 
 def _batch_of_zeros(model: keras.Model) -> Any:

@@ -124,15 +124,28 @@ _OTHERWISE = f"Move it {_PIPELINE} if it needs no weights, write it with other o
 
 def obstacles_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]:
     """Returns what keeps XLA from compiling a step, each with its layer; raises ValueError if it rejects the batch."""
-    function = tf.function(tf.autograph.experimental.do_not_convert(step), jit_compile=True)
-    with recorded_scopes() as scopes, recomputation_refused(), batch_refused():
-        graph = function.get_concrete_function(batch).graph
+    function = _function(step)
+    graph, scopes = _traced(function, batch)
     hlo, refusal = _translated(function, batch)
     operations = list(traced_operations(graph, scopes))
     if refusal:
         return _unsupported_operations(operations) or (_refused(refusal, operations, scopes),)
     recompiled = (_recompiled(part) for part in _constants(function, batch, len(graph.captures), hlo))
     return (*wrong_operations(operations), *recompiled)
+
+
+def wrong_operations_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]:
+    """As `obstacles_of`, but only the operations that XLA gets wrong: the step is traced and not lowered."""
+    return wrong_operations(traced_operations(*_traced(_function(step), batch)))
+
+
+def _function(step: Callable[[Any], Any]) -> Any:
+    return tf.function(tf.autograph.experimental.do_not_convert(step), jit_compile=True)
+
+
+def _traced(function: Any, batch: Any) -> tuple[tf.Graph, dict[str, keras.Layer]]:
+    with recorded_scopes() as scopes, recomputation_refused(), batch_refused():
+        return function.get_concrete_function(batch).graph, scopes
 
 
 def device() -> str:

@@ -9,8 +9,8 @@ from tfopt.errors import UnsupportedError
 from tfopt.model.batches import Data
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
-from tfopt.xla.explaining import Explanation, explain
-from tfopt.xla.obstacles import standing_obstacles
+from tfopt.xla.explaining import explain, known_wrong
+from tfopt.xla.obstacles import Obstacle, standing_obstacles
 
 
 def set_jit(model: keras.Model, on: bool, *, data: Data | None = None) -> None:
@@ -25,14 +25,17 @@ def set_jit(model: keras.Model, on: bool, *, data: Data | None = None) -> None:
         data: A dataset, whose first batch is used, or one batch (x, y[, sample_weight]). XLA is then switched on only
             if it computes the same on this batch, as `tfopt.xla.explain` compares it: layers' outputs, loss, gradients
             and weights after four steps, to within 1 % (10 % if a layer computes in 16 bits), without dropout. That
-            costs a compilation. Without data nothing is compared, and XLA may give other results.
+            costs a compilation. Without data nothing is compared, so XLA may give other results. But if the model's
+            input shapes are fixed, its forward pass and gradient are traced, in less time than Keras takes to trace the
+            next step, and operations known to be wrong under XLA ([repairs](repairs.md), D22) are refused.
 
     Raises:
         TypeError: If `on` is not a bool.
         ValueError: If the model is not compiled, or cannot take the batch.
         tfopt.errors.UnsupportedError: If `on` is True and a layer does not support XLA, the model runs eagerly or on
-            several replicas, or op determinism is on. With data also if an operation fails or is known to be wrong
-            under XLA, results differ, or they cannot be compared. The model stays as it is.
+            several replicas, op determinism is on, an operation is known to be wrong under XLA, or keras.remat would
+            compute something else the second time, as with dropout. With data also if an operation fails, results
+            differ, or they cannot be compared. The model stays as it is.
         tfopt.errors.PipelineError: If the dataset is empty.
 
     Example:
@@ -48,7 +51,15 @@ def set_jit(model: keras.Model, on: bool, *, data: Data | None = None) -> None:
             f"Expected a model that XLA can compile. Found: {' '.join(map(str, standing))} Or leave XLA off for it."
         )
     if on and data is not None:
-        _require_same_results(explain(model, data))
+        found = explain(model, data)
+        _require_same_results(found.obstacles)
+        if found.distance is None:
+            raise UnsupportedError(
+                f"Expected a model whose results with and without XLA can be compared. Found: {found.results} "
+                "Leave XLA off, or switch it on without data, which compares nothing."
+            )
+    elif on:
+        _require_same_results(known_wrong(model))
     model.jit_compile = on
     # A loaded model is compiled with this, which Keras sets only in compile().
     model._compile_config.config["jit_compile"] = on
@@ -56,15 +67,10 @@ def set_jit(model: keras.Model, on: bool, *, data: Data | None = None) -> None:
         rebuild_step_function(model, name)
 
 
-def _require_same_results(found: Explanation) -> None:
-    if found.obstacles:
+def _require_same_results(obstacles: tuple[Obstacle, ...]) -> None:
+    if obstacles:
         raise UnsupportedError(
-            f"Expected a model that computes the same under XLA. Found: {' '.join(map(str, found.obstacles))}"
-        )
-    if found.distance is None:
-        raise UnsupportedError(
-            f"Expected a model whose results with and without XLA can be compared. Found: {found.results} "
-            "Leave XLA off, or switch it on without data, which compares nothing."
+            f"Expected a model that computes the same under XLA. Found: {' '.join(map(str, obstacles))}"
         )
 
 
