@@ -27,7 +27,7 @@ from tfopt.files import write_atomic
 from tfopt.page import require_renderer
 from tfopt.warn import warn_once
 
-# With 8 GPUs a page takes 0.5 s of Python's time, also away from the training thread: 0.2 % of it.
+# With 8 GPUs a page takes 0.1 s of Python's time, also away from the training thread.
 _EVERY_SECONDS = 300.0
 # How long the end of fit waits for a disk that hangs.
 _WAIT_SECONDS = 30.0

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from tfopt.callbacks.report.timeline import Timeline
-from tfopt.callbacks.report.training_charts import number
+from tfopt.callbacks.report.training_charts import number, or_none
 from tfopt.page import Line, Marks, Panel, duration, line_chart
 
 # Keys with these endings describe speed, not quality; tfopt's callbacks log dozens of them.
@@ -130,8 +130,8 @@ def _over_time(key: str, epochs: Sequence[Epoch], steps: Timeline) -> Line:
     series = steps.series.get(key, {}).get(None)
     if series is None:
         return _over_epochs(key, epochs, time=True)
-    points = series.points_with_pauses()
-    return Line("training", [(point.begin + point.end) / 2 for point in points], [point.mean for point in points])
+    at, _, mean, _ = series.curve()
+    return Line("training", at.tolist(), or_none(mean))
 
 
 def _finite(value: Any) -> float | None:

@@ -5,7 +5,6 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -78,18 +77,24 @@ class Series:
         """The points in order."""
         return [_point(row) for row in self._rows().tolist()]
 
-    def points_with_pauses(self) -> list[Point]:
-        """Returns the points, with an unknown one in each unusually long pause."""
-        found = self.points
-        pauses = [after.begin - before.end for before, after in pairwise(found)]
-        apart = [after.begin - before.begin for before, after in pairwise(found)]
-        longest = _PAUSE * float(np.median(apart)) / self._readings_in_point if apart else 0.0
-        result = found[:1]
-        for pause, point in zip(pauses, found[1:], strict=True):
-            if pause > longest > 0:
-                result.append(Point(point.begin - pause / 2, point.begin - pause / 2, None, None, None, 0))
-            result.append(point)
-        return result
+    @property
+    def merged(self) -> bool:
+        """Whether a point may hold several readings."""
+        return self._readings_in_point > 1
+
+    def curve(self) -> "np.ndarray[Any, Any]":
+        """Returns rows to draw: the points' middles, lowest, mean and highest values, NaN where unknown.
+
+        In each unusually long pause stands an unknown point.
+        """
+        begin, end, low, high, total, weight, known = self._rows().T
+        with np.errstate(invalid="ignore"):
+            values = np.where(known, (low, total / weight, high), np.nan)
+        pauses, apart = begin[1:] - end[:-1], np.diff(begin)
+        longest = _PAUSE * float(np.median(apart)) / self._readings_in_point if len(apart) else 0.0
+        after = np.flatnonzero(pauses > (longest or math.inf)) + 1
+        at = np.insert((begin + end) / 2, after, begin[after] - pauses[after - 1] / 2)
+        return np.vstack([at, np.insert(values, after, np.nan, axis=1)])
 
     def mean(self, since: float = -math.inf) -> float | None:
         """Returns the weighted mean of the readings from then on; None if none is known."""

@@ -1,15 +1,18 @@
 """A training's timeline as charts: which quantities, in which units, with how many lines."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from statistics import fmean, median
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from tfopt.callbacks.report.timeline import Event, Point, Series, Timeline
+import numpy as np
+
+from tfopt.callbacks.report.timeline import Event, Series, Timeline
 from tfopt.page import Line, Marks, Panel, Shade, line_chart
 
 Item = TypeVar("Item")
+Rows: TypeAlias = "np.ndarray[Any, Any]"  # of `Series.curve`
 
 # More marks would hide the lines.
 _EPOCHS_DRAWN = 20
@@ -157,7 +160,7 @@ def _description(found: Mapping[str, Known], since: float) -> str:
     gpus = max((len(devices) for _, devices in found.get("GPUs", ())), default=0)
     several = f" The line is the median of {gpus} GPUs." if gpus > _GPUS_DRAWN else ""
     series = [one for pairs in found.values() for _, devices in pairs for one in devices.values()]
-    if any(point.known > 1 for one in series for point in one.points):
+    if any(one.merged for one in series):
         several += " Each point is the mean of several readings, and the shade spans them all."
     if since:
         several += " The printed means leave out the first step, which compiles."
@@ -202,23 +205,26 @@ def usual_value(devices: Mapping[int | None, Series], since: float) -> float | N
 
 
 def _values(devices: Mapping[int | None, Series], since: float) -> list[float]:
-    points = [point for series in devices.values() for point in series.points if _middle(point) >= since]
-    return sorted(point.mean for point in points if point.mean is not None)
+    curves = [series.curve() for series in devices.values()]
+    return sorted(value for at, _, mean, _ in curves for value in mean[at >= since].tolist() if not math.isnan(value))
 
 
 def _panel(
     quantity: Quantity, devices: Mapping[int | None, Series], group: str, since: float, apart: int | None
 ) -> Panel:
     in_order = sorted(devices.items(), key=lambda item: -1 if item[0] is None else item[0])
-    every = {device: _points(series, quantity) for device, series in in_order}
+    every = {device: series.curve() for device, series in in_order}
+    for rows in every.values():
+        rows[1:] /= quantity.part
+    together = np.concatenate(list(every.values()), axis=1)
     if len(every) <= _GPUS_DRAWN:
-        lines = [_line(device, points) for device, points in every.items()]
+        lines = [_line(device, rows) for device, rows in every.items()]
     else:
-        lines = [_median(every.values()), *([_line(apart, every[apart])] if apart in every else [])]
+        lines = [_median(together), *([_line(apart, every[apart])] if apart in every else [])]
+    merged = any(series.merged for series in devices.values())
+    shade = _shade(together) if merged or len(every) > _GPUS_DRAWN else None  # otherwise lines show every reading
     text, top = _summary(quantity, devices, since)
-    return Panel(
-        quantity.title, quantity.what, lines, _shade(every.values()), text, top, quantity.tick_unit, group=group
-    )
+    return Panel(quantity.title, quantity.what, lines, shade, text, top, quantity.tick_unit, group=group)
 
 
 def _summary(quantity: Quantity, devices: Mapping[int | None, Series], since: float) -> tuple[str, float | None]:
@@ -242,51 +248,35 @@ def with_unit(value: float, unit: str) -> str:
     return f"{number(value)}\u00a0{unit}"
 
 
-def _points(series: Series, quantity: Quantity) -> list[Point]:
-    """A series' points in the page's unit."""
-    part = quantity.part
-    return [
-        point
-        if point.low is None or point.mean is None or point.high is None
-        else point._replace(low=point.low / part, mean=point.mean / part, high=point.high / part)
-        for point in series.points_with_pauses()
-    ]
-
-
-def _line(device: int | None, points: Sequence[Point]) -> Line:
+def _line(device: int | None, rows: Rows) -> Line:
     label = "" if device is None else f"GPU {device}"
-    return Line(label, [_middle(point) for point in points], [point.mean for point in points])
+    return Line(label, rows[0].tolist(), or_none(rows[2]))
 
 
-def _median(devices: Iterable[Sequence[Point]]) -> Line:
+def _median(together: Rows) -> Line:
     """The median of many devices."""
-    moments = _moments(devices)
-    means = [[point.mean for point in points if point.mean is not None] for _, points in moments]
-    return Line("median", [at for at, _ in moments], [median(known) if known else None for known in means])
+    (at, _, mean, _), starts = _by_time(together)
+    known = np.add.reduceat(~np.isnan(mean), starts, dtype=int)  # before the unknown ones
+    medians = (mean[starts + np.maximum(known - 1, 0) // 2] + mean[starts + known // 2]) / 2
+    return Line("median", at[starts].tolist(), or_none(medians))
 
 
-def _shade(devices: Collection[Sequence[Point]]) -> Shade | None:
-    """From the lowest to the highest reading of all devices; None if the lines show every reading."""
-    if len(devices) <= _GPUS_DRAWN and all(point.known <= 1 for points in devices for point in points):
-        return None
-    moments = _moments(devices)
-    lows = [[point.low for point in points if point.low is not None] for _, points in moments]
-    highs = [[point.high for point in points if point.high is not None] for _, points in moments]
-    return Shade(
-        [at for at, _ in moments],
-        [min(known) if known else None for known in lows],
-        [max(known) if known else None for known in highs],
-    )
+def _shade(together: Rows) -> Shade:
+    """From the lowest to the highest reading of all devices."""
+    (at, low, _, high), starts = _by_time(together)
+    edges = np.fmin.reduceat(low, starts), np.fmax.reduceat(high, starts)
+    return Shade(at[starts].tolist(), *map(or_none, edges))
 
 
-def _moments(devices: Iterable[Sequence[Point]]) -> list[tuple[float, list[Point]]]:
-    """The points of all devices by time. Devices are sampled together, so their points coincide."""
-    points = sorted((point for points in devices for point in points), key=_middle)
-    return [(at, list(together)) for at, together in groupby(points, _middle)]
+def _by_time(together: Rows) -> tuple[Rows, Rows]:
+    """The points of all devices by time and mean, and where each time begins: devices are sampled together."""
+    rows = together[:, np.lexsort((together[2], together[0]))]
+    return rows, np.flatnonzero(np.diff(rows[0], prepend=-math.inf))
 
 
-def _middle(point: Point) -> float:
-    return (point.begin + point.end) / 2
+def or_none(values: Rows) -> list[float | None]:
+    """Returns the numbers of an array, None for NaN."""
+    return [None if math.isnan(value) else value for value in values.tolist()]
 
 
 def _times(timeline: Timeline, kind: str, seconds: float) -> list[float]:

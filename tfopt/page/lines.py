@@ -4,9 +4,13 @@ Lines stretch with the page. Text must not, so it is positioned beside them in p
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
+
+import numpy as np
 
 from tfopt.page.document import escape
 from tfopt.page.panels import MOST_LINES, Kind, Line, Marks, Panel, Shade
@@ -81,9 +85,9 @@ class _Across:
     end: float
     ticks: Sequence[tuple[float, str]]
 
-    def __call__(self, at: float) -> float:
-        """Returns a place as a fraction of the width, clamped to the edges."""
-        return min(1.0, max(0.0, (at - self.start) / (self.end - self.start)))
+    def __call__(self, at: Any) -> Any:
+        """Returns a place, or an array of them, as fractions of the width, clamped to the edges."""
+        return np.clip((at - self.start) / (self.end - self.start), 0.0, 1.0)
 
 
 def _across(title: str, seconds: float | None, epochs: tuple[int, int] | None) -> _Across:
@@ -128,14 +132,16 @@ class _Axes:
     high: float
     logarithmic: bool = False
 
-    def down(self, value: float) -> float:
-        value = math.log10(value) if self.logarithmic else value
+    def down(self, value: Any) -> Any:
+        value = np.log10(value) if self.logarithmic else value
         # Halved: the difference of two huge values may be infinite.
-        place = (self.high / 2 - value / 2) / (self.high / 2 - self.low / 2)
-        return min(1.0, max(0.0, place))
+        with np.errstate(over="ignore"):
+            return np.clip((self.high / 2 - value / 2) / (self.high / 2 - self.low / 2), 0.0, 1.0)
 
-    def point(self, at: float, value: float) -> str:
-        return f"{round(self.across(at) * _WIDTH)} {round(self.down(value) * _HEIGHT)}"
+    def points(self, run: Sequence[tuple[float, float]]) -> list[str]:
+        at, values = np.array(run).T
+        places = np.rint([self.across(at) * _WIDTH, self.down(values) * _HEIGHT]).astype(int)
+        return [f"{across} {down}" for across, down in places.T.tolist()]
 
     def ticks(self) -> list[tuple[float, str]]:
         return (logarithmic_ticks if self.logarithmic else ticks)(self.low, self.high)
@@ -156,7 +162,7 @@ def _fit_axes(panel: Panel, across: _Across) -> _Axes:
         return _Axes(across, 0.0, 1.0)
     if panel.top is None and math.isfinite(high - low):
         step = nice_step(high - low, 4)
-        high = math.ceil(high / step - 1e-9) * step  # the highest tick is above all values
+        high = min(math.ceil(high / step - 1e-9) * step, sys.float_info.max)  # the highest tick is above all values
         low = math.floor(low / step + 1e-9) * step if low > 0 else low
     return _Axes(across, low, high)
 
@@ -215,7 +221,7 @@ def _marks(marks: Sequence[Marks], axes: _Axes) -> str:
 
 def _line(line: Line, name: str, axes: _Axes) -> str:
     """Draws each run of known values as one stroke, and single values between gaps as dots."""
-    runs = [[axes.point(at, value) for at, value in run] for run in _runs(line.at, line.values)]
+    runs = [axes.points(run) for run in _runs(line.at, line.values)]
     strokes = "".join(f"M{run[0]}L{' '.join(run[1:])}" for run in runs if len(run) > 1)
     dots = "".join(f"M{run[0]}L{run[0]}" for run in runs if len(run) == 1)
     drawn = f'<path class="line {name}" d="{strokes}"/>'
@@ -226,7 +232,7 @@ def _shade(shade: Shade, axes: _Axes) -> str:
     drawn = []
     runs = zip(_runs(shade.at, shade.high), _runs(shade.at, shade.low), strict=True)
     for high, low in runs:
-        edge = [axes.point(at, value) for at, value in [*high, *reversed(low)]]
+        edge = axes.points([*high, *reversed(low)])
         drawn.append(f"M{edge[0]}L" + " ".join(edge[1:]) + "z")
     return f'<path class="shade" d="{"".join(drawn)}"/>'
 

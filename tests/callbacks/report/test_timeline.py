@@ -90,16 +90,12 @@ def test_readings_count_in_means_for_the_time_they_stand_for():
 def test_a_pause_is_unknown():
     found = series([1.0, 2.0, 3.0, 4.0])
     found.add(60.0, 5.0)
-    assert [(point.begin, point.mean) for point in found.points_with_pauses()] == [
-        (0, 1),
-        (1, 2),
-        (2, 3),
-        (3, 4),
-        (31.5, None),
-        (60, 5),
+    assert found.curve()[::2].tolist() == [
+        [0, 1, 2, 3, 31.5, 60],
+        [1, 2, 3, 4, pytest.approx(math.nan, nan_ok=True), 5],
     ]
-    assert len(series([1.0, 2.0, 3.0]).points_with_pauses()) == 3
-    assert series([]).points_with_pauses() == []
+    assert series([1.0, 2.0, 3.0]).curve().shape == (4, 3)
+    assert series([]).curve().shape == (4, 0)
 
 
 def test_a_long_reading_is_no_pause_but_a_validation_after_it_is():
@@ -107,7 +103,8 @@ def test_a_long_reading_is_no_pause_but_a_validation_after_it_is():
     ends = [1.0, 2.0, 3.0, 4.0, 12.0, 13.0, 14.0, 15.0]
     for begin, end in [*pairwise(ends), (30.0, 31.0)]:
         found.add(end, 1.0, weight=end - begin, begin=begin)
-    assert [point.begin for point in found.points_with_pauses() if point.mean is None] == [22.5]
+    at, _, mean, _ = found.curve()
+    assert at[np.isnan(mean)].tolist() == [22.5]
 
 
 def test_a_copy_does_not_grow_and_may_end_earlier():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tfopt.callbacks.report.timeline import BoundedList, Event, Timeline
+from tfopt.callbacks.report.timeline import BoundedList, Event, Series, Timeline
 from tfopt.callbacks.report.training_charts import QUANTITIES, chart
 from tfopt.callbacks.report.training_page import Epoch, Record, readings_since, report
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS
@@ -133,6 +133,17 @@ def test_a_line_for_each_gpu_up_to_four_then_their_median():
     assert "GPU 7" not in many
     line, shade = re.search(r'class="line only" d="M0 (\d+)', many), re.search(r'class="shade" d="M0 (\d+)L', many)
     assert (int(line[1]), int(shade[1])) == (225, 50)  # 3.5 and 7 of 8 watts
+
+
+def test_the_median_and_the_range_are_of_the_gpus_that_are_known():
+    read = Timeline()
+    for at, watts in enumerate([(1, 2, 3, 4, None), (None, 7, None, None, None), (None,) * 5, (8, 0, 4, 4, 4)]):
+        for device, value in enumerate(watts):
+            read.series["gpu_power_watts"].setdefault(device, Series()).add(float(at), value)
+    found = chart(read, seconds=4.0, epoch_ends=[])
+    assert 'class="line only" d="M0 275L500 50"' in found, "2.5 and 7 of 8 watts"
+    assert 'class="line dots only" d="M1500 200L1500 200"' in found
+    assert 'class="shade" d="M0 200L500 50 500 50 0 350zM1500 0L1500 400z"' in found
 
 
 def test_a_step_that_took_a_hundred_times_as_long_leaves_the_others_readable():
