@@ -8,6 +8,7 @@ from keras.src.backend.tensorflow import trainer
 
 from tfopt.callbacks.rounds.averaging import Averaging
 from tfopt.callbacks.rounds.local_updates import inner, updating_locally
+from tfopt.distribute.data_check.fits import counting_step
 from tfopt.repairs.optimizers import ACCUMULATION, end_round
 from tfopt.repairs.repair import alone
 
@@ -102,7 +103,7 @@ class LocalFunction:
     def _replicas_step(self, data: Any) -> Any:
         def step(data: Any) -> Any:
             with alone():
-                return self._model.train_step(data)
+                return counting_step(self._model)(data)
 
         with updating_locally(self._model.optimizer):
             return self._strategy.run(step, args=(data,))

@@ -20,15 +20,17 @@ from tfopt.pipelines.shared.seeding import sequence
 from tfopt.pipelines.sources.source import Source
 
 IN_PARTS = "_tfopt_in_parts"
-"""An attribute of distributed datasets that hold a part of a source, which needs no check that it is another's."""
+"""An attribute of distributed datasets that hold a part of a source: which one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What this process reads of a source, and how many steps all processes take."""
 
+    source: Source  # the whole one, which must be the same in all processes
     index: int  # which part, from 0
     parts: int  # one per process
+    block: int  # neighbouring examples that go to one process
     size: int  # examples of each batch that this process reads
     replica_size: int  # those that go to each of its replicas
     whole: int  # examples of all parts
@@ -61,7 +63,8 @@ def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | 
     size = options.batch_size // parts
     # Without a shuffle each batch is divided in blocks: the processes' outputs in turn are then in the source's order.
     exact = options.service is None
-    divided = _exactly(source, parts, 1 if options.shuffle else size) if exact else _divided(source, parts)
+    block = 1 if options.shuffle or not exact else size
+    divided = _exactly(source, parts, block) if exact else _divided(source, parts)
     counts = [each.count or 0 for each in divided]
     full = min(counts) // size
     # By the counts alone, which all processes share; samples of their parts differ.
@@ -77,8 +80,10 @@ def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | 
             "remainder='keep'."
         )
     part = Part(
+        source=source,
         index=index,
         parts=parts,
+        block=block,
         size=size,
         replica_size=options.batch_size // replicas,
         whole=sum(counts),
@@ -107,7 +112,7 @@ def distributed(dataset: Any, part: Part) -> Any:
         return replicas
 
     found = tf.distribute.get_strategy().distribute_datasets_from_function(here)
-    setattr(found, IN_PARTS, True)
+    setattr(found, IN_PARTS, part)
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.callbacks import LocalSteps
-from tfopt.pipelines import build_pipeline
+from tfopt.pipelines import build_pipeline, images, records
 
 EXAMPLES, BATCH = 64, 16
 NUMBERS = np.arange(EXAMPLES)
@@ -130,6 +130,51 @@ def fits(data, **options):
     return fit
 
 
+def pipeline(source, **options):
+    """A case that trains on `build_pipeline`, given a function of the worker's number and its folder."""
+
+    def fit(model, rank, folder):
+        made = build_pipeline(source(rank, folder), **{"batch_size": BATCH, **options})
+        fits(lambda _: made)(model, rank, folder)
+
+    return fit
+
+
+def arrays(numbers=NUMBERS):
+    """Inputs and labels."""
+    return X[numbers], numbers
+
+
+def generated(numbers=NUMBERS, noise=0.0):
+    """A dataset that a Python function makes, with noise of the worker's own on inputs and labels."""
+    draw = np.random.default_rng()
+
+    def examples():
+        for x, y in zip(*arrays(numbers), strict=True):
+            yield x + np.float32(noise * draw.random()), y + noise * draw.random()
+
+    spec = tf.TensorSpec((1,), "float32"), tf.TensorSpec((), "float32")
+    made = tf.data.Dataset.from_generator(examples, output_signature=spec)
+    return made.apply(tf.data.experimental.assert_cardinality(len(numbers)))
+
+
+def photos(folder):
+    """The numbers as images, each labelled with its number."""
+    for number in NUMBERS:
+        keras.utils.save_img(f"{folder}/{number}.png", np.full((2, 2, 3), number), scale=False)
+    return images(([f"{folder}/{number}.png" for number in NUMBERS], NUMBERS))
+
+
+def shade(image, label):
+    """An example of an image."""
+    return tf.cast(image[0, 0, :1], tf.float32) / EXAMPLES, label
+
+
+def shifted(x, y, seed):
+    """An example with noise on its input."""
+    return x + tf.random.stateless_uniform((1,), seed), y
+
+
 def _seeds(model, rank, folder):
     keras.utils.set_random_seed(rank)
     fits(lambda _: (X, NUMBERS))(model, rank, folder)
@@ -146,6 +191,10 @@ def _files(model, rank, folder):
 
 def _own_files(model, rank, folder):
     fits(lambda _: counted_files(files(folder, (22, 20, 22))[rank:][:2]))(model, rank, folder)
+
+
+def _files_in_local_steps(model, rank, folder):
+    fits(lambda _: counted_files(files(folder)), callbacks=[LocalSteps(3)])(model, rank, folder)
 
 
 def _same_function(model, rank, folder):
@@ -176,17 +225,40 @@ WRONG = {
     "PyDataset in threads": (fits(lambda rank: Batches(workers=2)), "workers > 1"),
     "finite generator": (fits(lambda rank: generator(passes=8), epochs=1), "Expected 512 examples"),
     "files of unlike sizes": (_files, "Expected 64 examples"),
+    "files of unlike sizes, local steps": (_files_in_local_steps, "Expected 64 examples"),
     "own files": (_own_files, "other examples in worker 1"),
     "other steps": (fits(lambda rank: batches(NUMBERS[: 32 + 32 * rank])), "2 in worker 0, 4 in worker 1"),
+    "pipeline, sharded arrays": (pipeline(lambda rank, _: arrays(NUMBERS[rank::2])), "build_pipeline to get the same"),
+    "pipeline, arrays in own orders": (pipeline(lambda rank, _: arrays(permuted(rank))), "other examples in worker 1"),
+    "pipeline, sharded dataset": (
+        pipeline(lambda rank, _: slices().shard(2, rank)),
+        "build_pipeline to get the same source in all workers",
+    ),
+    "pipeline, sharded generator": (
+        pipeline(lambda rank, _: generated(NUMBERS[rank::2])),
+        "other examples in worker 1",
+    ),
+    "pipeline, unlike sizes": (
+        pipeline(lambda rank, _: arrays(NUMBERS[: 62 + rank]), remainder="keep"),
+        "62 examples in worker 0, 63 in worker 1",
+    ),
+    "pipeline, other steps": (
+        pipeline(lambda rank, _: arrays(NUMBERS[: 32 + 32 * rank])),
+        "pass build_pipeline the same whole source",
+    ),
+    "pipeline, own files": (
+        pipeline(lambda rank, folder: records(files(folder, (22, 20, 22))[rank:][:2]), transform=parsed),
+        "other examples in worker 1",
+    ),
+    "pipeline, files in own orders": (
+        pipeline(lambda rank, folder: records(files(folder)[:: 1 - 2 * rank]), transform=parsed),
+        "other examples in worker 1",
+    ),
+    "pipeline, shuffled in one worker": (
+        lambda model, rank, folder: pipeline(lambda *_: arrays(), shuffle=rank == 0)(model, rank, folder),
+        "shuffle(1) in worker 0, shuffle(0) in worker 1",
+    ),
 }
-
-
-def _pipeline(**options):
-    def fit(model, rank, folder):
-        made = build_pipeline((X[:57], NUMBERS[:57]), batch_size=BATCH, **options)
-        fits(lambda _: made)(model, rank, folder)
-
-    return fit
 
 
 def _function(model, rank, folder):
@@ -278,7 +350,7 @@ HEALTHY = {
     "augmented in each worker": fits(
         lambda rank: slices().map(lambda x, y: (x + tf.random.normal((1,), seed=rank), y)).batch(BATCH)
     ),
-    "local steps": fits(lambda rank: batches(), callbacks=[LocalSteps(3)]),
+    "local steps": fits(lambda rank: batches(NUMBERS[:57]), callbacks=[LocalSteps(3)]),
     "stopped": fits(lambda rank: batches(), callbacks=[Stops()]),
     "PyDataset, shuffled, uneven tail": fits(lambda rank: Batches(NUMBERS[:57]), shuffle=True),
     "PyDataset, augmented": fits(lambda rank: Batches(noise=np.random.default_rng(rank))),
@@ -303,12 +375,30 @@ HEALTHY = {
     "resumed": _resumed,
     "fits, evaluates and predicts again": _fits_again,
     "by hand first": _by_hand,
-    "pipeline, uneven tail": _pipeline(remainder="keep", seed=3),
-    "pipeline, full batches": _pipeline(remainder="drop", seed=3),
+    "pipeline, uneven tail": pipeline(lambda *_: arrays(NUMBERS[:57]), remainder="keep", seed=3),
+    "pipeline, full batches": pipeline(lambda *_: arrays(NUMBERS[:57]), remainder="drop", seed=3),
+    "pipeline, shuffled without a seed": pipeline(lambda *_: arrays()),
+    "pipeline, not shuffled, augmented": pipeline(lambda *_: arrays(), shuffle=False, augment=shifted),
+    "pipeline of records": pipeline(
+        lambda _, folder: records(files(folder)), transform=parsed, remainder="keep", seed=3
+    ),
+    "pipeline of images": pipeline(lambda _, folder: photos(folder), transform=shade),
+    "pipeline of a dataset": pipeline(lambda *_: slices()),
+    "pipeline of a generator, not shuffled": pipeline(lambda *_: generated(), shuffle=False),
+    "pipeline of random data": pipeline(lambda *_: generated(noise=1.0)),
 }
 
+# Those that the default run of the tests looks at.
+FEW = [
+    "dataset sharded",
+    "OFF",
+    "files of unlike sizes",
+    "pipeline, sharded arrays",
+    "arrays, shuffled",
+    "pipeline, uneven tail",
+]
 # Trained without the check too: wrong ones, to see what is wrong with them, and healthy ones, for equal weights.
-SHOWN = ["dataset sharded", "OFF", "shuffled with own seeds", "files of unlike sizes"]
+SHOWN = ["dataset sharded", "OFF", "shuffled with own seeds", "files of unlike sizes", "pipeline, sharded arrays"]
 COMPARED = [
     "arrays, shuffled",
     "arrays, uneven tail, validation",
@@ -316,6 +406,7 @@ COMPARED = [
     "shuffled with a common seed",
     "class weights",
     "endless, steps",
+    "local steps",
     "filtered",
     "PyDataset, shuffled, uneven tail",
     "dataset of a generator",
@@ -327,4 +418,6 @@ COMPARED = [
     "resumed",
     "fits, evaluates and predicts again",
     "pipeline, uneven tail",
+    "pipeline of records",
+    "pipeline of a generator, not shuffled",
 ]

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfopt import distribute
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines import plan_pipeline, profile_pipeline, records
+from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.parts import Part, distributed
 from tfopt.repairs.fit_data import mark_order_decided
 
@@ -108,8 +109,9 @@ def in_cluster(address, folder):
 
 def on_two_devices(address):
     """What two replicas see: of all examples, and of a part, of which a step takes 16."""
-    half, kept = BATCH // 2, ("keep", "")
-    part = Part(index=0, parts=1, size=BATCH, replica_size=half, whole=EXAMPLES, batches=13, steps=13, last_batch=kept)
+    counts = {"whole": EXAMPLES, "batches": 13, "steps": 13, "last_batch": ("keep", "")}
+    whole = as_source(arrays())
+    part = Part(source=whole, index=0, parts=1, block=1, size=BATCH, replica_size=BATCH // 2, **counts)
     here = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
     return {
         "arrays": train(arrays(), address, remainder="keep"),

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from data_check_cases import COMPARED, HEALTHY, SHOWN, WRONG
+from data_check_cases import COMPARED, FEW, HEALTHY, SHOWN, WRONG
 
 SCRIPT = str(Path(__file__).parents[2] / "support" / "data_check_job.py")
-pytestmark = pytest.mark.slow  # real processes
 
 # Those that say something of data that may be healthy.
 WARNED = {"sharded, endless, steps": "shard(2, 0) in worker 0", "files of unlike sizes, batches mapped": "Found: 52"}
@@ -33,15 +32,34 @@ def healthy(tmp_path_factory):
     return run(tmp_path_factory.mktemp("healthy"), "healthy")
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_data_is_refused_by_name_in_all_workers(wrong, name):
-    refused, other = (each["checked"][name]["refused"] for each in wrong)
+def expect_refused(found, name):
+    refused, other = (each["checked"][name]["refused"] for each in found)
     assert refused == other
     assert WRONG[name][1] in refused
     assert refused.startswith("Expected ")
     assert "What to do: " in refused
 
 
+def expect_healthy(found, name):
+    one, other = (each["checked"][name] for each in found)
+    assert one["weights"] == other["weights"]
+    warned = " ".join(one["warned"])
+    assert WARNED[name] in warned if name in WARNED else not warned
+
+
+def test_a_few_of_both(tmp_path):
+    found = run(tmp_path, "few")
+    for name in FEW:
+        (expect_refused if name in WRONG else expect_healthy)(found, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_data_is_refused_by_name_in_all_workers(wrong, name):
+    expect_refused(wrong, name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 def test_without_the_check_some_examples_are_never_seen(wrong, name):
     one, other = (each["without"][name]["seen"] for each in wrong)
@@ -49,14 +67,13 @@ def test_without_the_check_some_examples_are_never_seen(wrong, name):
     assert len(set(epoch)) < 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_data_is_not_refused(healthy, name):
-    one, other = (each["checked"][name] for each in healthy)
-    assert one["weights"] == other["weights"]
-    found = " ".join(one["warned"])
-    assert WARNED[name] in found if name in WARNED else not found
+    expect_healthy(healthy, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARED)
 def test_the_check_changes_neither_weights_nor_examples(healthy, name):
     for each in healthy:

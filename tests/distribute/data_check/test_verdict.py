@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tfopt.distribute.data_check.reading import Reading
-from tfopt.distribute.data_check.samples import differ, digest, sample
+from tfopt.distribute.data_check.samples import differ, digest, sample, sample_source
 from tfopt.distribute.data_check.verdict import judge_epoch, judge_start
+from tfopt.pipelines import Source, arrays
 
 ROWS = sample((np.arange(40.0).reshape(20, 2), np.arange(20)))
 OTHERS = sample((np.arange(1.0, 41.0).reshape(20, 2), np.arange(1, 21)))
@@ -44,6 +45,15 @@ def test_a_pydataset_that_augments_its_inputs_is_right():
     assert judge_start([first, reading(repeatable=False, rows=OTHERS)]).unless_random
 
 
+def test_sources_that_build_pipeline_divides_are_called_so():
+    first = reading(by_pipeline=True)
+    for other in ({"rows": OTHERS}, {"examples": 63}, {"stages": [("shuffle", [1])]}, {"steps": 5}):
+        verdict = judge_start([first, reading(by_pipeline=True, **other)])
+        assert verdict.refused
+        assert "What to do: pass build_pipeline the same whole source" in verdict.text
+    assert "in worker 1 only" in judge_start([reading(), reading(by_pipeline=True, stages=[("batch_size", [16])])]).text
+
+
 def test_the_same_first_batch_is_refused_only_of_data_that_tensorflow_does_not_divide():
     own, divided = reading(divided=False, first="a1"), reading(first="a1")
     assert "workers 0 and 2" in judge_start([own, reading(divided=False, first="b2"), own]).text
@@ -78,6 +88,22 @@ def test_samples_agree_despite_rounding_and_tell_neighbours_apart():
     assert differ(sample(np.zeros((9, 2))), sample(np.zeros((9, 2)))) == []  # says nothing
     paths = [np.array([f"/host{host}/{name}.png" for name in "abc"], object) for host in range(2)]
     assert differ(sample(paths[0]), sample(paths[1])) == [False]
+
+
+SQUARES = {"name": "squares", "dataset": lambda: tf.data.Dataset.range(1000), "decode": lambda number: number * number}
+
+
+@pytest.mark.parametrize(
+    ("source", "examples"),
+    [
+        (arrays(np.arange(1000) ** 2), np.linspace(0, 999, 16).astype(int) ** 2),
+        (Source(**SQUARES, shuffled=lambda seed: tf.data.Dataset.range(1000 * seed + 999, 0, -1)), None),
+        (Source(**SQUARES), np.arange(16) ** 2),
+    ],
+)
+def test_a_source_is_looked_at_where_it_can_be_read(source, examples):
+    expected = np.arange(999, 999 - 128, -8) ** 2 if examples is None else examples
+    assert sample_source(source, 1000) == sample(expected)
 
 
 def test_a_batch_in_which_an_example_occurs_twice_has_no_digest():

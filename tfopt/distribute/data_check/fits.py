@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
-from tfopt.distribute.data_check.reading import Reading, keep_first_batch, read
-from tfopt.distribute.data_check.samples import digest, sample
+from tfopt.distribute.data_check.reading import Reading, keep_first_batch, read, read_again
+from tfopt.distribute.data_check.samples import digest
 from tfopt.distribute.data_check.verdict import Verdict, judge_epoch, judge_generator, judge_start
 from tfopt.errors import PipelineError
 from tfopt.repairs.repair import Function, Repair
@@ -73,11 +73,8 @@ class Check:
         reading = replace(reading, in_step=sum(map(_examples, parts)))
         self._readings = [Reading(**values) for values in exchange(self._strategy, reading.to_dict())]
         verdict = judge_start(self._readings)
-        if verdict.unless_random:
-            adapter = self._iterator.data_adapter
-            again = sample(adapter._standardize_batch(adapter.py_dataset[0]))
-            if not all(exchange(self._strategy, again == reading.rows)):
-                return
+        if verdict.unless_random and not all(exchange(self._strategy, read_again(self._iterator) == reading.rows)):
+            return
         _report(verdict)
 
     def _of_replicas(self, batch: Any) -> list[Any]:
@@ -125,7 +122,7 @@ class Check:
         """Compares what the replicas have seen with what there is; all workers get here, or none."""
         counted = counter.read_value().numpy()  # summed over the workers, as Keras' metrics are next
         self._counted += counted
-        if self._model.stop_training or not counted.any():  # it trains with a function of its own: LocalSteps
+        if self._model.stop_training or not counted.any():  # a make_train_function of the model's own does not count
             return
         if self._ran_out and self._generator_ended:
             _report(judge_generator(self._yielded, self._counted.tolist()))
@@ -195,13 +192,21 @@ def _counting(original: Function) -> Function:
             return original(self, force)
         own = vars(self).get("train_step")
         # Not through Keras' attributes, which it would track and save.
-        vars(self)["train_step"] = _counted(self.train_step, _counter(self), _places(self.distribute_strategy))
+        vars(self)["train_step"] = counting_step(self)
         try:
             return original(self, force)
         finally:
             vars(self).pop("train_step") if own is None else vars(self).update(train_step=own)
 
     return make_train_function
+
+
+def counting_step(model: Any) -> Function:
+    """Returns a model's `train_step`, which counts the examples of each worker if the check is installed."""
+    strategy = model.distribute_strategy
+    if not DATA_CHECK.installed or not _spans_workers(strategy):
+        return model.train_step
+    return _counted(model.train_step, _counter(model), _places(strategy))
 
 
 def _counter(model: Any) -> tf.Variable:

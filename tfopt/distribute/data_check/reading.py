@@ -1,4 +1,4 @@
-"""What a worker finds out about the data passed to `fit`, without reading any of it."""
+"""What a worker finds out about the data passed to `fit`, of which it reads a few examples at most."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -8,10 +8,10 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from tensorflow.python.eager import context
 
-from tfopt.distribute.data_check.samples import Rows, sample
+from tfopt.distribute.data_check.samples import Rows, sample, sample_source
 from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.nondeterminism import lineage
-from tfopt.pipelines.sources.parts import IN_PARTS
+from tfopt.pipelines.sources.parts import IN_PARTS, Part
 
 # What must be the same in all workers if TensorFlow divides the dataset among them: attributes, by class.
 _AGREED = {
@@ -37,11 +37,13 @@ class Reading:
     steps: int | None
     """Per epoch, if known."""
     examples: int | None = None
-    """Per epoch, in this worker's data before TensorFlow divides it, if known."""
+    """Per epoch, in this worker's data before they are divided, if known."""
     certain: bool = True
     """Whether a step sees as many examples as the dataset counts: a `map` of batches may change that."""
     divided: bool = True
-    """Whether TensorFlow gives each worker a part of the same data."""
+    """Whether each worker gets a part of the same data."""
+    by_pipeline: bool = False
+    """Whether build_pipeline divides them, and not TensorFlow."""
     whole: bool = True
     """Whether an epoch ends with the data."""
     endless: bool = False
@@ -98,9 +100,31 @@ def read(iterator: Any) -> Reading:
     return _of_dataset(dataset, steps, whole)
 
 
+def read_again(iterator: Any) -> Rows:
+    """Returns the rows of `read` once more, of data that may not be repeatable."""
+    adapter = iterator.data_adapter
+    if isinstance(adapter, PyDatasetAdapter):
+        return sample(adapter._standardize_batch(adapter.py_dataset[0]))
+    part = getattr(adapter._dataset, IN_PARTS)
+    return sample_source(part.source, part.whole)
+
+
+def _of_part(part: Part, steps: int | None) -> Reading:
+    """Describes the source that build_pipeline divides, not this worker's part. The pipeline itself counts that."""
+    return Reading(
+        steps=steps,
+        examples=part.whole,
+        by_pipeline=True,
+        whole=False,
+        repeatable=part.source.fingerprint is not None,
+        stages=[("batch_size", [part.size * part.parts]), ("shuffle", [int(part.block < part.size)])],
+        rows=sample_source(part.source, part.whole),
+    )
+
+
 def _of_dataset(dataset: Any, steps: int | None, whole: bool) -> Reading:
     if hasattr(dataset, IN_PARTS):
-        return Reading(steps=steps, whole=False)
+        return _of_part(getattr(dataset, IN_PARTS), steps)
     original = getattr(dataset, "_original_dataset", dataset)
     if not isinstance(original, tf.data.Dataset):  # each worker's own function made it
         parts = getattr(original, "_datasets", [])

@@ -4,14 +4,17 @@ import hashlib
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.pipelines.sources.source import Source
+
 _ROWS = 16
+_APART = 8  # places between two examples that are looked at, where these come in a random order
 _LEAVES = 6
 _DIGESTED_ROWS = 64
 
@@ -28,15 +31,37 @@ def sample(batch: Any) -> Rows:
     with another rounding. Arrays that NumPy cannot read, such as sparse ones, have no numbers.
     """
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None][:_LEAVES]
-    return [_sampled(leaf) for leaf in leaves]
+    return [_numbers(_rows(leaf)) for leaf in leaves]
 
 
-def _sampled(leaf: Any) -> list[float]:
+def sample_source(source: Source, count: int) -> Rows:
+    """Describes examples of a source as `sample` does those of arrays.
+
+    They lie at even distances if the source reads by position, in a common random order if it has one, and else first.
+    """
+    if source.at is not None:
+        raw = source.at(tf.data.Dataset.from_tensor_slices(_positions(count)))
+    elif source.shuffled is not None:
+        raw = source.shuffled(0).take(_ROWS * _APART).shard(_APART, 0)
+    else:
+        raw = source.dataset().take(_ROWS)
+    examples = raw if source.decode is None else raw.map(source.decode)
+    leaves = zip(*(keras.tree.flatten(example) for example in examples), strict=True)
+    return [_numbers(leaf) for leaf in leaves][:_LEAVES]
+
+
+def _positions(count: int) -> Any:
+    return np.linspace(0, count - 1, min(count, _ROWS)).astype(np.int64)
+
+
+def _rows(leaf: Any) -> Iterator[Any]:
+    read = leaf.iloc if hasattr(leaf, "iloc") else leaf
+    yield from (read[int(position)] for position in _positions(int(leaf.shape[0])))
+
+
+def _numbers(rows: Iterable[Any]) -> list[float]:
     try:
-        size = int(leaf.shape[0])
-        positions = np.linspace(0, size - 1, min(size, _ROWS)).astype(int)
-        read = leaf.iloc if hasattr(leaf, "iloc") else leaf
-        return [_number(np.asarray(read[int(position)])) for position in positions]
+        return [_number(np.asarray(row)) for row in rows]
     except _UNREADABLE:
         return []
 

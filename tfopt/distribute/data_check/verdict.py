@@ -11,6 +11,13 @@ _SAME = (
     "build_pipeline divide it. For data that each worker has alone, use strategy.distribute_datasets_from_function."
 )
 _EXPECTED = "Expected all workers to pass the same data to fit, since TensorFlow gives each worker a part of it."
+_SAME_SOURCE = (
+    "pass build_pipeline the same whole source, in the same order, and the same options in every worker, and it gives "
+    "each its part. For data that each worker has alone, use strategy.distribute_datasets_from_function."
+)
+_EXPECTED_SOURCE = (
+    "Expected build_pipeline to get the same source in all workers, since it gives each worker a part of it."
+)
 _DIVIDED = (
     "TensorFlow divides files whole: of unlike sizes, the larger ones are not read to their end. What to do: let "
     "build_pipeline divide the data, or set tf.data.experimental.AutoShardPolicy.DATA."
@@ -36,11 +43,12 @@ class Verdict:
 
 def judge_start(readings: Sequence[Reading]) -> Verdict:
     """Judges the data before the first step, given the reading of each worker."""
+    same = _SAME_SOURCE if readings[0].by_pipeline else _SAME
     if len({reading.steps for reading in readings}) > 1:
         found = _listed([f"{reading.steps} in worker {index}" for index, reading in enumerate(readings)])
         return Verdict(
             f"Expected the same number of steps per epoch in all workers. Found: {found}, of which those that have "
-            f"fewer would leave the others waiting. What to do: {_SAME}"
+            f"fewer would leave the others waiting. What to do: {same}"
         )
     if any(reading.in_threads and not reading.endless for reading in readings):
         return Verdict(
@@ -72,16 +80,17 @@ def _judge_own(readings: Sequence[Reading]) -> Verdict:
 def _judge_divided(readings: Sequence[Reading]) -> Verdict:
     """Judges data of which each worker gets a part, and which must therefore be the same in all."""
     first = readings[0]
+    expected, same = (_EXPECTED_SOURCE, _SAME_SOURCE) if first.by_pipeline else (_EXPECTED, _SAME)
     refused = not first.endless
     for index, reading in enumerate(readings[1:], 1):
         found = _other_stage(first, reading, index)
         if found or reading.examples != first.examples:
             found = found or f"{first.examples} examples in worker 0, {reading.examples} in worker {index}"
-            return Verdict(f"{_EXPECTED} Found: {found}. What to do: {_SAME}", refused)
+            return Verdict(f"{expected} Found: {found}. What to do: {same}", refused)
     for name, values in first.stages:
         if "seed" in name and values in ([], [0, 0]):
             return Verdict(
-                f"{_EXPECTED} Found: a shuffle without a seed: each worker would have another order, and see some "
+                f"{expected} Found: a shuffle without a seed: each worker would have another order, and see some "
                 "examples of the others again. What to do: pass `seed` to shuffle, or call "
                 "keras.utils.set_random_seed with the same number in all workers.",
                 refused,
@@ -90,8 +99,8 @@ def _judge_divided(readings: Sequence[Reading]) -> Verdict:
         others = differ(first.rows, reading.rows)
         if any(others) and (first.repeatable or all(others)):
             return Verdict(
-                f"{_EXPECTED} Found: other examples in worker {index} than in worker 0, or another order: were they "
-                f"divided, or drawn or shuffled without a seed? What to do: {_SAME}",
+                f"{expected} Found: other examples in worker {index} than in worker 0, or another order: were they "
+                f"divided, or drawn or shuffled without a seed? What to do: {same}",
                 refused and all(others),
                 unless_random=not first.repeatable,
             )
