@@ -5,7 +5,7 @@ import keras
 from precision_matrix import image_nets, nets, own_steps, sequence_nets, structures
 from precision_matrix.case import HALVES, Case
 from precision_matrix.formulas import FORMULAS, between_layers, in_a_block, in_a_layer, in_its_call
-from precision_matrix.published_nets import APPLICATIONS, HAS_HUB, HUB
+from precision_matrix.published_nets import APPLICATIONS, HUB
 from precision_matrix.structures import trained
 
 F16, BF16 = HALVES
@@ -230,7 +230,9 @@ HEALTHY = [
     *healthy((f"{make.__name__} after training", trained(make)) for make in AFTER_TRAINING),
     *_float8(),
 ]
-PUBLISHED = [*_applications(), *(_hub() if HAS_HUB else ())]
+OF_HUB = _hub()
+"""Cases that need KerasHub, which no extra installs."""
+PUBLISHED = [*_applications(), *OF_HUB]
 COMPUTED = [case for name, formula in FORMULAS.items() for case in _formula_cases(name, formula)]
 PLANTED = [*_ids(), *_heads(), *_ranges(), *_values(), *_states(), *_scales(), *_refused()]
 ALL = [*HEALTHY, *PUBLISHED, *COMPUTED, *PLANTED]

@@ -1,10 +1,12 @@
 """What the tests of the matrix share: a pytest parameter for each case, and the comparison of its verdict."""
 
+import importlib.util
 import random
 
 import pytest
 
 from precision_matrix.case import run
+from precision_matrix.cases import OF_HUB
 
 DISPUTED = {
     "quantised_codes, bfloat16": "one row of 32 gets another code; distances belong into float32",
@@ -31,11 +33,15 @@ SHARE = 0.3
 
 def parameters(cases):
     drawn = random.Random(0)
-    marks = [pytest.mark.slow if drawn.random() < SHARE else pytest.mark.campaign for _ in cases]
-    return [
-        pytest.param(case, id=case.id, marks=[mark] * (case.id not in QUICK))
-        for case, mark in zip(cases, marks, strict=True)
-    ]
+    return [pytest.param(case, id=case.id, marks=_marks(case, drawn.random())) for case in cases]
+
+
+def _marks(case, drawn):
+    marks = [] if case.id in QUICK else [pytest.mark.slow if drawn < SHARE else pytest.mark.campaign]
+    if case in OF_HUB and importlib.util.find_spec("keras_hub") is None:
+        how = "pip install --no-deps keras-hub && pip install tokenizers sentencepiece regex kagglehub"
+        marks.append(pytest.mark.skip(reason=f"needs KerasHub: {how}"))
+    return marks
 
 
 def assert_judged_right(case):

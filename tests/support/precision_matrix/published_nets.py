@@ -1,7 +1,5 @@
 """Architectures of keras.applications and KerasHub, in small sizes, with data that they can learn."""
 
-import importlib.util
-
 import keras
 import numpy as np
 from keras.src.applications import convnext, densenet, resnet  # their makers are not public
@@ -11,7 +9,6 @@ from precision_matrix.nets import compiled, random
 
 layers, ops = keras.layers, keras.ops
 apps = keras.applications
-HAS_HUB = importlib.util.find_spec("keras_hub") is not None
 
 
 def of_application(make, size=32, **options):
