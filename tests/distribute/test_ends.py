@@ -1,4 +1,4 @@
-"""Real trainings whose workers take different steps, or of which one waits for ever: all end, with 1 or with 75."""
+"""Real trainings whose workers take different steps, whose input fails, or of which one waits for ever: all end."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 from watched_workers import ROOT, Workers, free_addresses
 
 pytestmark = pytest.mark.slow
@@ -16,7 +17,7 @@ SAME_WAY = "a restart would end in the same way."
 class Trainings(Workers):
     """Runs the script in two workers."""
 
-    def run_case(self, case, **seconds):
+    def run_case(self, case, folder="", **seconds):
         """Returns how both ended. `seconds` change the watchdog's intervals."""
         addresses = free_addresses(2)
         times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in seconds.items()}
@@ -25,7 +26,7 @@ class Trainings(Workers):
             paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CONFIG": json.dumps(config)}
             with self._file(index, "stdout").open("wb") as out, self._file(index, "stderr").open("wb") as err:
                 self.processes[index] = subprocess.Popen(
-                    [sys.executable, TRAINING, case],
+                    [sys.executable, TRAINING, case, folder],
                     env=os.environ | times | paths | {self._mark: "1"},
                     stdout=out,
                     stderr=err,
@@ -65,6 +66,42 @@ def test_different_collective_operations_are_no_reason_to_restart(trainings, cas
         assert SAME_WAY in end.stderr
     said = "".join(end.stderr.rpartition("Expected ")[2] for end in ended.values())
     assert all(f"This worker had come to {place}." in said for place in places), ended
+
+
+def write_files(folder, count, damaged_in=None):
+    """Writes files of 32 records; in one of them, a byte of the 21st is wrong."""
+    for number in range(count):
+        path = folder / f"{number}.tfrecord"
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for _ in range(32):
+                writer.write(bytes(12))
+        if number == damaged_in:
+            contents = bytearray(path.read_bytes())
+            contents[len(contents) * 20 // 32 + 15] ^= 1
+            path.write_bytes(contents)
+
+
+@pytest.mark.parametrize(
+    ("case", "found"),
+    [("files-for-one", "files: 1, workers: 2"), ("no-files", "data that are not read from files")],
+)
+def test_data_that_cannot_be_sharded_by_file_are_refused_in_all_workers(trainings, tmp_path, case, found):
+    write_files(tmp_path, 1)
+    ended = trainings.run_case(case, tmp_path)
+    assert [end.code for end in ended.values()] == [1, 1], ended
+    expected = "PipelineError: Expected a file for each worker, under AutoShardPolicy.FILE."
+    for end in ended.values():
+        assert f"{expected} Found: {found}. What to do: use AutoShardPolicy.DATA" in end.stderr, ended
+
+
+def test_a_damaged_record_in_the_part_of_one_worker_ends_both_and_is_no_reason_to_restart(trainings, tmp_path):
+    write_files(tmp_path, 2, damaged_in=1)  # TensorFlow gives each worker a file
+    ended = trainings.run_case("a-damaged-record", tmp_path)
+    assert [end.code for end in ended.values()] == [1, 1], ended
+    says = "PipelineError: Expected data that can be read to the end of the epoch. Found: DataLossError: corrupted reco"
+    assert says in ended[1].stderr
+    assert f"Found: it failed at epoch 1, step 5: {says}" in ended[0].stderr.rpartition("Expected worker 1 (")[2]
+    assert "a restart would end in the same way. This worker had come to epoch 1, step " in ended[0].stderr
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
-"""A worker of a training whose workers do not do the same: python distributed_ends.py CASE"""
+"""A worker of a training whose workers do not do the same, or whose input fails: python distributed_ends.py CASE FOLDER
+
+The folder has the files of records that cases of input read.
+"""
 
 import sys
 import time
+from pathlib import Path
 
 import tfopt
 
@@ -9,6 +13,7 @@ strategy = tfopt.distribute.strategy("auto")
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 case, rank = sys.argv[1], tfopt.distribute.resolve().index
 x, y = np.ones((32, 3), "float32"), np.ones((32, 2), "float32")
@@ -23,6 +28,18 @@ def fit(epochs=2, **hooks):
     model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
 
 
+def fit_shards(dataset, policy="FILE"):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+    model.fit(dataset.batch(8).with_options(options), epochs=2, verbose=0)
+
+
+def records():
+    files = sorted(map(str, Path(sys.argv[2]).glob("*.tfrecord")))
+    rows = tf.data.TFRecordDataset(files).map(lambda record: tf.io.decode_raw(record, tf.float32, fixed_length=12))
+    return rows.map(lambda row: (tf.reshape(row, (3,)), tf.zeros(2)))
+
+
 def wait_in_python(epoch, logs):
     if epoch == (case == "one-waits-at-the-end"):
         time.sleep(3600)
@@ -30,6 +47,12 @@ def wait_in_python(epoch, logs):
 
 if case == "one-epoch-fewer":
     fit(epochs=3 - rank)
+elif case == "files-for-one":
+    fit_shards(records())
+elif case == "no-files":
+    fit_shards(tf.data.Dataset.from_tensor_slices((x, y)))
+elif case == "a-damaged-record":
+    fit_shards(records(), "AUTO")
 elif case.startswith("one-waits"):
     fit(on_epoch_end=wait_in_python if rank == 1 else None)
 else:

@@ -18,6 +18,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tfopt.errors import UnsupportedError
+from tfopt.repairs.input_errors import explained_input_errors
 from tfopt.repairs.repair import Function, Repair
 
 _SAVING, _FILES = "keras.src.saving.saving_lib", "keras.src.utils.file_utils"
@@ -63,21 +64,35 @@ def _building_from_a_local_batch(original: Function) -> Function:
     return _maybe_symbolic_build
 
 
+def _explaining(original: Function) -> Function:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with explained_input_errors():
+            return original(self, *args, **kwargs)
+
+    return run
+
+
 MULTI_WORKER = Repair(
     name="multi_worker",
     defect=(
         "fit, evaluate and predict fail under MultiWorkerMirroredStrategy, and under any strategy if the first batch "
         "splits unevenly: Keras averages the replicas' batches to learn their shape, and averages scalar logs along "
-        "an axis that they do not have."
+        "an axis that they do not have. Errors of the input do not say what to do."
     ),
     reference="keras#20585, keras#20329, ray#47464.",
     broken={
         f"{_MODULE}:reduce_per_replica": frozenset({"ecf2ff48d4d6dbb6"}),
         f"{_TRAINER}._maybe_symbolic_build": frozenset({"f8854e57c6c86238"}),
+        f"{_TRAINER}.fit": frozenset({"c443656a13e238bb"}),
+        f"{_TRAINER}.evaluate": frozenset({"9ad3bb843b4d8584"}),
+        f"{_TRAINER}.predict": frozenset({"994b523efcb655cd"}),
     },
     replace={
         f"{_MODULE}:reduce_per_replica": _reducing_scalars,
         f"{_TRAINER}._maybe_symbolic_build": _building_from_a_local_batch,
+        f"{_TRAINER}.fit": _explaining,
+        f"{_TRAINER}.evaluate": _explaining,
+        f"{_TRAINER}.predict": _explaining,
     },
     without="Train in one process, or write your own training loop under the strategy.",
 )

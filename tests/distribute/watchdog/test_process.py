@@ -86,6 +86,12 @@ def test_an_exception_is_reported_to_the_others(workers):
     assert "Traceback" in ended[1].stderr
 
 
+def test_an_exception_that_would_recur_is_no_reason_to_restart(workers):
+    ended = workers.run(SLEEP, "from tfopt.errors import PipelineError; raise PipelineError('No file.')", SLEEP)
+    assert_lost(ended, 1, "it failed: PipelineError: No file. What to do: look at that worker's output first", code=1)
+    assert ended[1].code == 1
+
+
 def test_a_long_exception_is_cut(workers):
     ended = workers.run(SLEEP, "raise ValueError('𝄞' * 100_000)")
     assert_lost(ended, 1, "it failed: ValueError: 𝄞𝄞")

@@ -9,7 +9,7 @@ import pytest
 
 from tfopt.distribute.watchdog import training_process
 from tfopt.distribute.watchdog.channel import Channel
-from tfopt.distribute.watchdog.training_process import ExitStatus, Intervals, TrainingProcess
+from tfopt.distribute.watchdog.training_process import SAME_STEPS, ExitStatus, Intervals, TrainingProcess
 
 
 class World:
@@ -71,12 +71,12 @@ def test_stuck_in_python(world):
     assert not world.seen.is_ending
 
 
-def test_a_mismatch_is_a_divergence(world):
-    assert world.at(1, failed="it failed", diverged=True) == ExitStatus("it failed", diverged=True)
+def test_a_failure_that_would_recur(world):
+    assert world.at(1, failed="it failed", remedy="correct it") == ExitStatus("it failed", remedy="correct it")
 
 
 def test_ends(world):
-    left = ExitStatus("it had ended before", ended_well=True, diverged=True)
+    left = ExitStatus("it had ended before", ended_well=True, remedy=SAME_STEPS)
     assert world.at(1, bye="it had ended before") == left
     assert world.seen.is_ending
     assert not world.seen.gone

@@ -52,7 +52,7 @@ def test_an_invalid_deadline(seconds):
 def test_a_loss_reported_with_the_go_ahead_is_noticed(monkeypatch):
     ours, theirs = map(Channel, socket.socketpair())
     theirs.send(go=7)
-    theirs.send(lost="worker 1", diverged=True)
+    theirs.send(lost="worker 1", recurs=True)
     assert watch._await_go(ours, time.monotonic() + 30) == 7
 
     def end(text, code):

@@ -19,11 +19,6 @@ from tfopt.distribute.watchdog.channel import Channel, readable
 from tfopt.distribute.watchdog.training_process import ExitStatus, Intervals, TrainingProcess
 from tfopt.errors import ClusterError
 
-# What to do about workers that diverged.
-SAME_STEPS = (
-    "give all workers the same model, epochs and steps, and call fit, evaluate and predict in all of them; a restart "
-    "would end in the same way"
-)
 _CHIEF = 0
 _SETUP_BYTES = 1 << 24  # for a long list of workers
 
@@ -49,7 +44,7 @@ class Watchdog:
         self._lost = False  # a worker is lost and the job ends; later losses are consequences
         self._over = False  # the chief ended well, so nobody waits for anybody any more
         self._message = ""  # for its training process, before it is ended
-        self._diverged = False  # what ends it would recur
+        self._recurs = False  # what ends it would end a restart, too
         self._shutdown_at = self._kill_at = self._ended_at = math.inf
         for link in links.values():
             link.heard_at = time.monotonic()  # links are silent until the last worker has joined
@@ -146,14 +141,14 @@ class Watchdog:
     def _schedule_shutdown(self, index: int, status: ExitStatus) -> None:
         """Schedules the end of its training process, because a worker (perhaps this one) is lost."""
         if not self._message and not self._training.is_ending:
-            self._message, self._diverged = _shutdown_message(self._start, index, status), status.diverged
+            self._message, self._recurs = _shutdown_message(self._start, index, status), bool(status.remedy)
             self._shutdown_at = time.monotonic() + status.grace_seconds
 
     def _shut_down(self) -> None:
         """Tells its training process to end once that is due, and kills it if it does not."""
         now = time.monotonic()
         if now >= self._shutdown_at:
-            self._training.channel.send(lost=self._message, diverged=self._diverged)
+            self._training.channel.send(lost=self._message, recurs=self._recurs)
             self._shutdown_at, self._kill_at = math.inf, now + self._intervals.kill_seconds
         if now >= self._kill_at and not self._training.is_ending:
             with contextlib.suppress(OSError):  # there may be no stderr
@@ -184,9 +179,7 @@ def _shutdown_message(start: Start, index: int, status: ExitStatus) -> str:
             f"Expected this worker, {own}, to keep running. Found: {reason}. The other workers were told and end. "
             "What to do: find out what held it up, then restart all workers."
         )
-    remedy = f"look at the output of worker {index} first, then restart all workers"
-    if status.diverged:
-        remedy = SAME_STEPS
+    remedy = status.remedy or f"look at the output of worker {index} first, then restart all workers"
     expected = f"Expected {start.name(index)} to train with this one, {own}, to the end."
     return f"{expected} Found: {reason}. What to do: {remedy}."
 

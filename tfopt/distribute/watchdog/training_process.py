@@ -12,6 +12,12 @@ from typing import Any, Self
 from tfopt.distribute.watchdog.channel import Channel
 from tfopt.errors import ClusterError
 
+# What to do about workers that diverged.
+SAME_STEPS = (
+    "give all workers the same model, epochs and steps, and call fit, evaluate and predict in all of them; a restart "
+    "would end in the same way"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
@@ -67,8 +73,8 @@ class ExitStatus:
     """Time for the others to end by themselves."""
     ended_well: bool = False
     """Whether the others may go on, unless they wait for it."""
-    diverged: bool = False
-    """Whether workers that wait for it took other steps than it did, so that a restart would end in the same way."""
+    remedy: str = ""
+    """What to do, if a restart would end in the same way; the others then end with 1. Otherwise they are restarted."""
 
 
 class TrainingProcess:
@@ -111,9 +117,9 @@ class TrainingProcess:
         self._heard_at = time.monotonic()
         if "failed" in message:
             grace_seconds = self._intervals.leave_seconds if message.get("on_purpose") else 0.0
-            self._reported = ExitStatus(message["failed"], grace_seconds, diverged=message.get("diverged", False))
+            self._reported = ExitStatus(message["failed"], grace_seconds, remedy=message.get("remedy", ""))
         elif "bye" in message and self._reported is None:
-            self._reported = ExitStatus(message["bye"], ended_well=True, diverged=True)
+            self._reported = ExitStatus(message["bye"], ended_well=True, remedy=SAME_STEPS)
         elif "stuck" in message:
             self._stuck = ExitStatus(message["stuck"])
         elif "asks" in message:

@@ -23,13 +23,12 @@ from tfopt.checks import number
 from tfopt.distribute.cluster.membership import Cluster
 from tfopt.distribute.watchdog.barrier import MissingPeerError, Start
 from tfopt.distribute.watchdog.channel import Channel, readable
-from tfopt.distribute.watchdog.process import SAME_STEPS
 from tfopt.distribute.watchdog.progress import Deadline, progress
-from tfopt.distribute.watchdog.training_process import Intervals
-from tfopt.errors import ClusterError
+from tfopt.distribute.watchdog.training_process import SAME_STEPS, Intervals
+from tfopt.errors import ClusterError, PipelineError, UnsupportedError
 
 RESTART = 75  # exit code of a worker that lost another and should be restarted: EX_TEMPFAIL of sysexits.h
-DIVERGED = 1  # exit code of a worker that took other steps than another: a restart would end in the same way
+RECURS = 1  # exit code of a worker that lost another, where a restart would end in the same way
 
 # Where to find tfopt, and the one package it needs to be imported.
 _PATHS = [str(Path(module).parents[1]) for module in (tfopt.__file__, lazy_loader.__file__)]
@@ -44,6 +43,8 @@ _COMMUNICATION = ("UnavailableError", "AbortedError", "CancelledError", "Deadlin
 _MISMATCH = re.compile(
     r"(Collective instance \d+ expected|Shape mismatch in the collective instance|Collective Op .* that group has) .*"
 )
+_RECURRING = (PipelineError, UnsupportedError)  # errors that would end a restart, too
+_AS_IT_SAYS = "look at that worker's output first; a restart would end in the same way"
 _REPORTED_CHARACTERS = 300
 
 
@@ -52,7 +53,7 @@ class Watch:
 
     `tfopt.distribute.strategy()` starts it; start it yourself only for a strategy that you create yourself. If a worker
     is lost, all others name it on stderr and exit with code 75 within 90 s; with 1 if it took other steps
-    than they did.
+    than they did, or failed because of its data.
 
     Example:
         >>> watch = Watch.start(tfopt.distribute.resolve())
@@ -126,7 +127,7 @@ class Watch:
         while not self._over:
             for message in self._channel.receive():
                 if "lost" in message and not self._over:
-                    _exit(message["lost"], DIVERGED if message["diverged"] else RESTART)
+                    _exit(message["lost"], RECURS if message["recurs"] else RESTART)
                 if "over" in message:
                     self._chief_left, self._over = message["over"], True
             text = self._watchdog_lost()
@@ -169,7 +170,7 @@ class Watch:
             expected = "Expected all workers to run the same collective operations."
             _write(f"{expected} Found: {mismatch.rstrip('.')}. What to do: {SAME_STEPS}.{_place()}")
         if self._chief_left and _broke_communication(error):
-            _exit(self._chief_left, DIVERGED)
+            _exit(self._chief_left, RECURS)
         if lost_peer:
             self._channel.send(asks=True)
             # Waits until the watchdogs know which worker is lost; then the thread ends this process.
@@ -181,7 +182,8 @@ class Watch:
     def _report_failure(self, kind: type[BaseException], error: BaseException) -> None:
         mismatch = _mismatch(error)
         text = f"it failed{_place('at {}')}: {kind.__name__}: {mismatch or error}"[:_REPORTED_CHARACTERS]
-        self._report(failed=text, on_purpose=issubclass(kind, KeyboardInterrupt), diverged=bool(mismatch))
+        remedy = SAME_STEPS if mismatch else _AS_IT_SAYS if issubclass(kind, _RECURRING) else ""
+        self._report(failed=text, on_purpose=issubclass(kind, KeyboardInterrupt), remedy=remedy)
 
     def _on_exit(self, code: Any = None) -> NoReturn:
         """Replaces sys.exit, because nothing else knows the exit code while Python shuts down."""
