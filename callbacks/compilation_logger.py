@@ -13,6 +13,7 @@ from tfopt.xla.recompilation import check_stance, react, repeated_compilation
 from tfopt.xla.watching import Compilations, Watch
 
 _COMPILING_SECONDS = 0.005  # no compilation is shorter
+_WAIT_SECONDS = 0.03  # how long the end of fit waits for reports: the last epoch's end has waited for those before
 
 
 class CompilationLogger(keras.callbacks.Callback):
@@ -116,4 +117,4 @@ class CompilationLogger(keras.callbacks.Callback):
     def _end(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.stop()
+            watch.stop(_WAIT_SECONDS)

@@ -32,7 +32,9 @@ from tfopt.warn import warn_once
 if TYPE_CHECKING:  # prometheus-client is an optional extra
     from prometheus_client import CollectorRegistry
 
-_WAIT_SECONDS = 2.0
+# How long the end of fit waits for the file or the port. What takes longer goes on.
+_WAIT_SECONDS = 0.03
+_LONGEST_SECONDS = 5.0
 
 
 class PrometheusExporter(keras.callbacks.Callback):
@@ -113,7 +115,7 @@ class PrometheusExporter(keras.callbacks.Callback):
         if self._outlet is None:
             return
         end_with_fit(self, self._outlet.close)
-        self._ending.callback(self._outlet.close)
+        self._ending.callback(self._outlet.close, _WAIT_SECONDS)
         self._throughput = find_source(ThroughputLogger, self)
         subscribe(self, {UtilizationLogger: self._take_samples, ThroughputLogger: self._take_throughput}, self._ending)
         self._refresh()
@@ -191,11 +193,11 @@ class _Textfile:
             self._written = now
             self._background.put("readings")
 
-    def close(self) -> None:
+    def close(self, wait_seconds: float = _LONGEST_SECONDS) -> None:
         """Writes the file for the last time. A second call does nothing."""
         self._exported.end()
         self._background.put("the end")
-        self._background.close()
+        self._background.close(wait_seconds, rest_at_exit=True)
 
     def _write(self, _: str) -> None:
         from prometheus_client import generate_latest
@@ -222,7 +224,7 @@ class _Server:
         self._connections = _tracked_connections(self._server)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/metrics"
 
-    def close(self) -> None:
+    def close(self, wait_seconds: float = _LONGEST_SECONDS) -> None:
         """Closes the port. A second call does nothing."""
         # A forked child has this object, but not its threads, and must not close the parent's port.
         if self._closing is not None or os.getpid() != self._process:
@@ -232,7 +234,7 @@ class _Server:
         with contextlib.suppress(RuntimeError):  # no thread can be started: the port stays open until Python exits
             self._closing.start()
             if threading.current_thread() is not self._thread:
-                self._closing.join(_WAIT_SECONDS)
+                self._closing.join(wait_seconds)
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):

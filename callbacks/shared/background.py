@@ -1,5 +1,6 @@
 """A worker thread for what may be slow, hang or fail: a user's function, a tracker, a write to a full disk."""
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable
@@ -69,8 +70,11 @@ class Background:
             "dropped; the training goes on. Check whether it hangs, or ask for less.",
         )
 
-    def close(self, wait_seconds: float = _WAIT_SECONDS) -> None:
-        """Takes no more items and waits up to `wait_seconds` for the queued ones. A second call does nothing."""
+    def close(self, wait_seconds: float = _WAIT_SECONDS, *, rest_at_exit: bool = False) -> None:
+        """Takes no more items and waits up to `wait_seconds` for the queued ones. A second call does nothing.
+
+        What takes longer is reported, or with `rest_at_exit` waited for when Python exits, up to 5 s.
+        """
         if self.closed:
             return
         self.closed = True
@@ -79,7 +83,9 @@ class Background:
         if not self.works or self._thread is threading.current_thread():
             return
         self._thread.join(wait_seconds)
-        if self._thread.is_alive():
+        if self._thread.is_alive() and rest_at_exit:
+            atexit.register(self._thread.join, _WAIT_SECONDS)
+        elif self._thread.is_alive():
             warn_once(
                 f"late {self._name}",
                 f"Expected the {self._name} to finish within {wait_seconds:g} s. Found it still running; tfopt stops "

@@ -23,7 +23,7 @@ from watched_fit import Forks, Interrupts, fit, gpus, net, shared_net, threads, 
 
 import tfopt
 from tfopt import warn
-from tfopt.callbacks import ThroughputLogger, UtilizationLogger
+from tfopt.callbacks import ThroughputLogger, UtilizationLogger, prometheus_exporter
 from tfopt.callbacks.prometheus_exporter import PrometheusExporter
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import GpuSample
@@ -32,8 +32,9 @@ TICK = 0.01
 
 
 @pytest.fixture(autouse=True)
-def _forgotten_warnings():
+def _forgotten_warnings(monkeypatch):
     warn.forget_warnings()
+    monkeypatch.setattr(prometheus_exporter, "_WAIT_SECONDS", 20.0)  # tests read the file right after fit
 
 
 def parsed(text):

@@ -16,6 +16,7 @@ from quick import first_quick
 
 from tfopt import callbacks as ours
 from tfopt import fit as tfopt_fit
+from tfopt.callbacks import prometheus_exporter
 from tfopt.callbacks.report.recorder import Recorder
 from tfopt.callbacks.utilization_logger import EpochReadings
 from tfopt.causes.readings import RunningMeans, Throttling
@@ -60,6 +61,11 @@ def trained(callbacks, *, overlapped=False, **options):
     ).history
     tfopt_fit.undo(model)
     return history, state(model)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    monkeypatch.setattr(prometheus_exporter, "_WAIT_SECONDS", 20.0)  # tests read the file right after fit
 
 
 @pytest.fixture(scope="module")

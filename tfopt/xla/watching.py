@@ -16,7 +16,7 @@ from tfopt.errors import UnsupportedError
 from tfopt.text import Shown
 from tfopt.xla.log.compilations import Compilation, History, LogParser
 from tfopt.xla.log.framework import Verbosity
-from tfopt.xla.log.stderr_tap import StderrTap
+from tfopt.xla.log.stderr_tap import PATIENCE_SECONDS, StderrTap
 from tfopt.xla.recompilation import Reactor, check_stance, reacting
 
 _SHOWN = 10
@@ -112,10 +112,10 @@ class Compilations(Shown):
         """Total compile time; None if only signatures were counted."""
         return sum(event.seconds or 0.0 for event in self.events) if self.source == "compilations" else None
 
-    def end(self) -> None:
+    def end(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Stops counting."""
         if self._end is None:
-            self._listener.sync()
+            self._listener.sync(patience_seconds)
             self._end = len(self._listener.events)
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,12 +153,12 @@ class Watch:
         self._stopped = False
         self.compilations = Compilations(self._listener, reason)
 
-    def stop(self) -> None:
-        """Ends the watch. A second call does nothing."""
+    def stop(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        """Ends the watch; waits so long for reports that are late. A second call does nothing."""
         if not self._stopped:
             self._stopped = True
             try:
-                self.compilations.end()
+                self.compilations.end(patience_seconds)
             finally:
                 self._listener.close()
 
@@ -193,11 +193,11 @@ class _CompilerListener:
                 self._verbosity.up()
             self._watches += 1
 
-    def sync(self) -> None:
+    def sync(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Reads the log so far."""
         with self._lock:
             if self._tap:
-                self.events += self._parser.parse(self._tap.lines())
+                self.events += self._parser.parse(self._tap.lines(patience_seconds))
 
     def has_news(self) -> bool:
         """Whether the log may have more."""
@@ -237,7 +237,7 @@ class _SignatureListener:
                 self._original = polymorphic_function.Function.__call__
                 polymorphic_function.Function.__call__ = self._noting(self._original)
 
-    def sync(self) -> None:
+    def sync(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Does nothing; signatures are noted at once."""
 
     def has_news(self) -> bool:

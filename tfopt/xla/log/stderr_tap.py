@@ -14,11 +14,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from tfopt.errors import UnsupportedError
 from tfopt.xla.log import forwarder
 
-_PATIENCE_SECONDS = 5.0
-_END_SECONDS = 0.1  # a process that was started meanwhile may keep it for ever
+PATIENCE_SECONDS = 5.0
+_END_SECONDS = 0.03  # a process that was started meanwhile may keep it for ever
 _PIPE_BYTES = 2**20  # so that a busy forwarder slows no step; the most that Linux gives a user
-# Forwarders still in use by processes forked during a watch, kept so that Python does not warn about unreaped children.
-_left: list["subprocess.Popen[bytes]"] = []
 
 
 class StderrTap:
@@ -54,9 +52,7 @@ class StderrTap:
         self._read = self._marks = 0
         self._awaited = ""  # the mark that the forwarder has not passed on yet
         with suppress(RuntimeError):  # no more threads: all else works
-            keeper = threading.Thread(target=_keep_running, args=(self._process.pid,), daemon=True)
-            keeper.name = "tfopt-forwarder"
-            keeper.start()
+            threading.Thread(target=_keep, args=(self._process,), name="tfopt-forwarder", daemon=True).start()
 
     def on(self) -> None:
         """Routes standard error through the forwarder."""
@@ -71,7 +67,7 @@ class StderrTap:
         # The forwarder shares the position. Unlike fstat, this takes no microseconds.
         return os.lseek(self._file.fileno(), 0, os.SEEK_CUR) > self._read
 
-    def lines(self) -> list[str]:
+    def lines(self, patience_seconds: float = PATIENCE_SECONDS) -> list[str]:
         """Waits for the forwarder to catch up, and returns XLA's lines since the last call."""
         if not self._awaited:
             self._marks += 1
@@ -84,7 +80,7 @@ class StderrTap:
         else:  # it was late, as when nobody reads standard error: waiting again would not help
             return self._until_mark(self._new())
         lines: list[str] = []
-        end = time.monotonic() + _PATIENCE_SECONDS
+        end = time.monotonic() + patience_seconds
         while time.monotonic() < end:
             lines += self._until_mark(self._new())
             if not self._awaited:
@@ -107,10 +103,8 @@ class StderrTap:
     def close(self) -> None:
         """Restores standard error and ends the forwarder."""
         self.abandon()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            _left.append(self._process)
 
     def _start(self, source: int, hidden: str, copy: bool) -> "subprocess.Popen[bytes]":
         file = self._file.fileno()
@@ -132,12 +126,13 @@ class StderrTap:
         return whole.decode(errors="replace").split("\n")[:-1]
 
 
-def _keep_running(pid: int) -> None:
-    """Continues a child process whenever somebody has stopped it, until it ends."""
+def _keep(process: "subprocess.Popen[bytes]") -> None:
+    """Continues a process whenever somebody has stopped it, and takes its exit status once it ends."""
     changes = os.WSTOPPED | os.WEXITED | os.WNOWAIT
     with suppress(OSError):
-        while (found := os.waitid(os.P_PID, pid, changes)) and found.si_code == os.CLD_STOPPED:
-            os.kill(pid, signal.SIGCONT)
+        while (found := os.waitid(os.P_PID, process.pid, changes)) and found.si_code == os.CLD_STOPPED:
+            process.send_signal(signal.SIGCONT)
+    process.wait()
 
 
 @contextmanager
