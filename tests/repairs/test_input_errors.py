@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.repairs.input_errors import explained_input_errors
+from tfopt.repairs.fit_data import explained_input_errors
 
 
 @tf.function

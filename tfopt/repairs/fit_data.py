@@ -1,19 +1,20 @@
-"""Defects of what `fit` does with its data.
+"""Defects of what `fit` does with its data, and what it says of data that it cannot read.
 
 - `numpy_slices`: training overwrites labels in the NumPy array of which a generator yields slices.
 - D19, `extra_step`: a part of a step runs when data of unknown length has ended.
 - D20, `shuffle_warning`: `fit` warns of a shuffle that nobody asked for.
 """
 
+import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import UnsupportedError
+from tfopt.errors import PipelineError, UnsupportedError, summarize_error
 from tfopt.repairs.repair import Function, Repair
 
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
@@ -127,3 +128,40 @@ SHUFFLE_WARNING = Repair(
     replace={"keras.src.trainers.epoch_iterator:EpochIterator.__init__": _without_a_shuffle},
     without="Pass shuffle=False to fit.",
 )
+
+
+# Not those that TensorFlow raises when another worker is lost, nor the one with which data end.
+_WRONG_INPUT = (
+    tf.errors.DataLossError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.UnknownError,  # raised by a Python function
+)
+_INPUT = re.compile(r"\{\{node \w*IteratorGetNext|Error in user-defined function passed to \w*Dataset")
+_WHERE = re.compile(r"\[*\{\{\w+ [^}]*\}\}\]*|\[\[\w*\]\]|\[Op:\w*\]( name:)?|<stack traces unavailable>")
+
+
+@contextmanager
+def explained_input_errors() -> Iterator[None]:
+    """Raises a PipelineError that says what to do in place of TensorFlow's error for data that cannot be read."""
+    try:
+        yield
+    except _WRONG_INPUT as error:
+        text = str(error)
+        if "FILE based sharding" in text or "unshardable source" in text:
+            few = re.search(r"only has (\d+) file.* required (\d+)", text)
+            found = f"files: {few[1]}, workers: {few[2]}" if few else "data that are not read from files"
+            raise PipelineError(
+                f"Expected a file for each worker, under AutoShardPolicy.FILE. Found: {found}. What to do: use "
+                "AutoShardPolicy.DATA, with which each worker takes its part of the examples, or let build_pipeline "
+                "divide the data."
+            ) from error
+        if not _INPUT.search(text):  # the model's error
+            raise
+        found = summarize_error(ValueError(_WHERE.sub("", text)))
+        raise PipelineError(
+            f"Expected data that can be read to the end of the epoch. Found: {type(error).__name__}: {found}. What to "
+            "do: correct the data or the function that makes them; verify_records and verify_images of "
+            "tfopt.pipelines find damaged files."
+        ) from error

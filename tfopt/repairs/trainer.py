@@ -18,7 +18,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tfopt.errors import UnsupportedError
-from tfopt.repairs.input_errors import explained_input_errors
+from tfopt.repairs.fit_data import explained_input_errors
 from tfopt.repairs.repair import Function, Repair
 
 _SAVING, _FILES = "keras.src.saving.saving_lib", "keras.src.utils.file_utils"
