@@ -172,6 +172,7 @@ class TestRestarts:
             (1, "sys.exit(75)", 75, 2),
             (5, "os.kill(os.getpid(), signal.SIGKILL)", 0, 3),
             (5, "sys.exit(1)", 1, 1),
+            (5, "sys.exit(200)", 200, 1),
             (0, "sys.exit(75)", 75, 1),
         ],
     )

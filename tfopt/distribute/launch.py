@@ -13,7 +13,7 @@ from tfopt.distribute.watchdog.watch import RESTART
 from tfopt.errors import ClusterError
 
 _EXIT_USAGE, _EXIT_ENVIRONMENT = 2, 3
-_SIGNALLED = 128  # plus the number of the signal that ended a worker
+_SIGNALLED = range(129, 193)  # 128 and the number of the signal that ended a worker, 1 to 64
 
 _USAGE = """\
 python -m tfopt.distribute.launch -n N [--gpus-per-worker K] [--max-restarts R] SCRIPT [ARGUMENT ...]
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 environs = [common | {"TF_CONFIG": config} | own for config, own in zip(configs, gpus, strict=True)]
                 workers = LocalWorkers(command, environs)
                 code = workers.run()
-            if workers.was_signalled or not (code == RESTART or code > _SIGNALLED):
+            if workers.was_signalled or not (code == RESTART or code in _SIGNALLED):
                 break
         return code
     except (ClusterError, OSError) as error:
