@@ -5,7 +5,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfopt import distribute
+from tfopt import distribute, repairs
 from tfopt.distribute import strategies
 from tfopt.distribute.cluster.membership import Cluster
 from tfopt.distribute.strategies import communication
@@ -25,6 +25,14 @@ def test_one_device_trains_as_without_a_strategy():
     assert strategy.num_replicas_in_sync == 1
     assert distribute.strategy() is distribute.strategy("one_device") is strategy
     assert distribute.explain() == f"{distribute.resolve().explain()}\none device: no strategy"
+
+
+def test_one_device_gets_the_repairs_that_several_have_too():
+    distribute.strategy("auto")
+    states = repairs.status().states
+    repaired = {name for name, state in states.items() if state == "repaired"}
+    assert repaired == {"accumulation", "extra_step"}
+    assert repaired < set(repairs.REPLICAS)
 
 
 def test_before_it_is_called_explain_resolves():
@@ -52,6 +60,10 @@ def test_an_unknown_kind(kind):
         ("parameter-server", "updates asynchronously.*your own training loop"),
         ("ZeRO", r"tfopt\.distribute\.shard_optimizer.*for the gradients and weights, Keras on JAX"),
         ("zero-1", r"use tfopt\.distribute\.shard_optimizer"),
+        ("zero_2", r"shards the gradients.*PyTorch's FSDP, or tfopt\.distribute\.shard_optimizer"),
+        ("ZeRO-2", "shards the gradients and the optimizer's state"),
+        ("zero2", "shards the gradients and the optimizer's state"),
+        ("ZeRO stage 2", "shards the gradients and the optimizer's state"),
         ("zero 3", r"PyTorch's FSDP, or tfopt\.distribute\.shard_optimizer"),
         ("tpu", "TPUStrategy"),
     ],

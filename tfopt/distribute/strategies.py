@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 
@@ -119,10 +120,11 @@ def explain() -> str:
 
 def _unusable(kind: object) -> Exception:
     """Returns the error for a kind that is unknown, or that tfopt does not offer."""
-    name = kind.lower().replace("-", "_").replace(" ", "_") if isinstance(kind, str) else ""
-    if name not in _UNSUPPORTED:
+    name = re.sub("[-_ ]|stage", "", kind.lower()) if isinstance(kind, str) else ""
+    unsupported = {known.replace("_", ""): texts for known, texts in _UNSUPPORTED.items()}
+    if name not in unsupported:
         return unknown_name("kind of strategy", kind, KINDS)
-    what, instead = _UNSUPPORTED[name]
+    what, instead = unsupported[name]
     return UnsupportedError(
         "Expected a strategy that trains synchronously with the whole model on each device. Found "
         f"{kind!r}, which {what}. Keras on TensorFlow has no such strategy; use {instead}."
