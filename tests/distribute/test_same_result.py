@@ -25,9 +25,10 @@ def found(request, tmp_path_factory):
     environ.pop("TF_CONFIG", None)
     here = [sys.executable, TRAINING, folder, "here", which]
     workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "workers", which]
+    alone = [sys.executable, TRAINING, folder, "alone", which]
     started = [
         subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command in (here, workers)
+        for command in ((here, workers, alone) if which == "all" else (here, workers))
     ]
     for process in started:
         said = process.communicate(timeout=800)[0]
@@ -43,7 +44,10 @@ def found(request, tmp_path_factory):
     }
     if which == "few":
         return same
+    alone = json.loads((folder / "alone0.json").read_text())
     return same | {
+        "alone": alone["repaired"],
+        "stock alone": alone["stock"],
         "by hand": [trained["by hand"] for trained in (here, *workers)],
         "one by hand": here["one by hand"],
         "refused": here["refused"],
@@ -68,7 +72,7 @@ few_and_all_cases = pytest.mark.parametrize("found", ["few", ALL], indirect=True
     [("few", name, where) for where in REPLICAS for name in FEW]
     + [
         pytest.param("all", name, where, marks=pytest.mark.slow)
-        for where in REPLICAS
+        for where in [*REPLICAS, "alone"]
         for name, case in SAME.items()
         if case.same and (name in OF_WORKERS or where == "two replicas")
     ],
@@ -124,6 +128,12 @@ def test_a_replica_without_examples_leaves_no_trace_in_batch_norm(found):
 )
 def test_stock_keras_computes_something_else(found, name):
     assert distance(found["one device"][name]["weights"], found["stock"][name]["weights"]) > 1e-4
+
+
+@all_cases
+@pytest.mark.parametrize("name", ["accumulation, schedule", "filtered, adam"])
+def test_stock_keras_computes_something_else_on_one_device_too(found, name):
+    assert distance(found["one device"][name]["weights"], found["stock alone"][name]["weights"]) > 1e-4
 
 
 @all_cases

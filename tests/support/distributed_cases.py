@@ -95,6 +95,14 @@ class Embedded(Case):
         return model
 
 
+class Filtered(Case):
+    """Data whose length is not known before they end."""
+
+    def dataset(self):
+        data = tf.data.Dataset.from_tensor_slices(self.data())
+        return data.filter(lambda x, y: x[0] > -1).batch(self.batch)
+
+
 def _schedule():
     return keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
 
@@ -128,6 +136,7 @@ SAME = {
     "accumulation, adam, clipping, leftovers": Case(
         lambda: optimizers.Adam(0.01, gradient_accumulation_steps=3, global_clipnorm=0.05), examples=57, **DOUBLE
     ),
+    "filtered, adam": Filtered(lambda: optimizers.Adam(_schedule()), **DOUBLE),
     "synchronised batch norm, uneven tail": Case(layers=(_sync,), examples=57, **DOUBLE),
     "sample weights, uneven tail": Case(weights=_weights, examples=57, **DOUBLE),
     "mean with sample weight": Case(
@@ -164,7 +173,9 @@ SAME = {
 OF_WORKERS = [
     "one example left",
     "global_clipnorm",
+    "accumulation, schedule",
     "accumulation, adam, clipping, leftovers",
+    "filtered, adam",
     "synchronised batch norm, uneven tail",
     "mean with sample weight",
     "mask, uneven tail",
@@ -205,6 +216,7 @@ STOCK = {
         "overflow in the second",
     ],
     "workers": ["global_clipnorm"],
+    "alone": ["accumulation, schedule", "filtered, adam"],
 }
 
 

@@ -1,7 +1,7 @@
-"""Trains the cases and writes their outcomes: python distributed_training.py FOLDER here|workers few|all
+"""Trains the cases and writes their outcomes: python distributed_training.py FOLDER here|workers|alone few|all
 
-"here" trains on one device and on two logical ones; "workers", in the processes of a cluster. With "all", both also
-train on plain Keras and by hand.
+"here" trains on one device and on two logical ones; "workers", in the processes of a cluster; "alone", as a script on
+one device does. With "all", they also train on plain Keras, and the first two by hand.
 """
 
 import json
@@ -38,14 +38,15 @@ def main():
 
     found = {}
     if is_all:
+        repaired = [name for name, state in repairs.status().states.items() if state == "repaired"]
         repairs.remove()
         found["stock"] = outcomes(STOCK[where], strategy)
-    repairs.install(*repairs.REPLICAS)
+        repairs.install(*repaired)
     names = (SAME if where == "here" else OF_WORKERS) if is_all else FEW
     found["repaired"] = outcomes(names, strategy)
     if where == "here":
         found["one"] = outcomes(names, tf.distribute.get_strategy())
-    if is_all:
+    if is_all and where != "alone":
         found["by hand"] = trained_by_hand(strategy)
     if where == "here" and is_all:
         found["refused"] = outcomes(REFUSED, strategy)
