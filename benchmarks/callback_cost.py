@@ -1,12 +1,12 @@
-"""What all of tfopt's callbacks cost `fit`: on each step, in the sampler's thread, in memory, to begin with.
+"""What all of tfopt's callbacks cost `fit`: on each step, in their own threads, at the end, in memory, to begin with.
 
     python benchmarks/callback_cost.py [RESULTS.json]
 
 Prints the figures, and writes them with the raw samples and the environment, part by part. NVML is a stand-in with
 eight GPUs (tests/support/fake_nvml.py): a driver's own time is not in the figures. The goals, with all callbacks on at
 1 Hz: at most 20 µs of CPU on a step of half a millisecond and 0.5 % on one of 5 ms, against the same fit without them,
-all threads of the process included; the sampler's thread under 1 % of a core; a week's readings under 50 MB; import and
-construction under 50 ms beyond Keras'.
+all threads of the process included; sampling under 1 % of a core; under 100 ms at the end of fit; a week's readings
+under 50 MB; import and construction under 50 ms beyond Keras'.
 """
 
 import json
@@ -35,8 +35,8 @@ from fake_nvml import GPM, FakeGpu, FakeNvml
 
 GPUS = 8
 BATCH = 32
-# Name: width of the dense layers, steps of a fit, pairs of fits.
-NETS = {"0.5 ms": (16, 4000, 25), "5 ms": (1100, 400, 25)}
+# Name: width of the dense layers, whether XLA compiles the step, steps of a fit, pairs of fits.
+NETS = {"0.5 ms": (16, False, 4000, 25), "0.5 ms, XLA": (16, True, 4000, 10), "5 ms": (1100, False, 400, 25)}
 WARM_UP = 200  # steps of each fit that are not measured
 SAMPLER_SECONDS = 20
 WEEK = "--week"  # for a process of its own: what others have freed would hide the growth
@@ -81,14 +81,14 @@ def all_callbacks(folder):
     ]
 
 
-def net(width):
+def net(width, jit_compile=False):
     """Two dense layers with a metric, compiled."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(width, activation="relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=jit_compile)
     return model
 
 
@@ -100,7 +100,7 @@ def batches():
 
 
 class Clocks(keras.callbacks.Callback):
-    """Reads the clocks after the warm-up and the last step: the wall, the training thread's CPU and the process's.
+    """Reads the clocks after the warm-up and the last step: the wall's, and the CPU's of the process and its threads.
 
     In both arms: without any callback, Keras would read the logs in another thread.
     """
@@ -113,27 +113,48 @@ class Clocks(keras.callbacks.Callback):
         """Reads them."""
         if batch + 1 == WARM_UP:
             self._began = self._read()
+            self._threads_began = cpu_seconds()
         elif batch + 1 == self._steps:
-            self.us = 1e6 * (self._read() - self._began) / (self._steps - WARM_UP)
+            a_step = 1e6 / (self._steps - WARM_UP)
+            self.us = a_step * (self._read() - self._began)
+            before = self._threads_began
+            self.threads_us = {name: a_step * (now - before.get(name, 0.0)) for name, now in cpu_seconds().items()}
 
     def _read(self):
         return np.array([time.perf_counter(), time.thread_time(), time.process_time()])
 
 
-def on_a_step(width, steps, pairs):
+def cpu_seconds():
+    """The CPU time of each of tfopt's threads."""
+    found = {}
+    for thread in threading.enumerate():
+        if thread.name.startswith("tfopt-"):
+            seconds = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+            found[thread.name] = found.get(thread.name, 0.0) + seconds
+    return found
+
+
+def on_a_step(width, jit_compile, steps, pairs):
     """What a step of fit takes longer with all callbacks than without, in fits with and without them in turn."""
-    model, data = net(width), batches().repeat()
+    model, data = net(width, jit_compile), batches().repeat()
     samples = {"without": [], "with": []}
+    threads_us, closing_us = {}, {}
     for number in range(2 * pairs + 2):
         with tempfile.TemporaryDirectory() as folder:
             arm = ("without", "with")[number % 2]
             clocks = Clocks(steps)
             those = all_callbacks(folder) if arm == "with" else []
+            for one in those if number >= 2 else ():
+                one.on_train_end = timed(one.on_train_end, closing_us.setdefault(type(one).__name__, []))
             model.fit(data, steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=[*those, clocks])
         if number >= 2:  # the first pair compiles
             samples[arm].append(clocks.us)
+            for name, us in clocks.threads_us.items():
+                threads_us.setdefault(name, []).append(us)
     before, after = (np.array(samples[arm]) for arm in ("without", "with"))
-    figures = {"steps_per_fit": steps - WARM_UP, "hooks_us": by_callback(model, data)}
+    figures = {"steps_per_fit": steps - WARM_UP, **by_callback(model, data)}
+    figures["threads_us"] = {name: float(np.median(us)) for name, us in threads_us.items()}
+    figures["closing_ms"] = {name: float(np.median(us)) / 1000 for name, us in closing_us.items()}
     for column, clock in enumerate(("wall", "training thread", "process")):
         figures[clock] = longer(before[:, column], after[:, column])
     return figures
@@ -153,7 +174,10 @@ def longer(before, after):
 
 
 def by_callback(model, data):
-    """The median time that each callback's hooks take on a step, in µs."""
+    """The time that each callback's hooks take on a step, in µs: the median, and the mean with what is not done often.
+
+    Rows and listeners are among the latter.
+    """
     with tempfile.TemporaryDirectory() as folder:
         those = all_callbacks(folder)
         taken = {type(one).__name__: ([], []) for one in those}
@@ -161,12 +185,17 @@ def by_callback(model, data):
             begin, end = taken[type(one).__name__]
             one.on_train_batch_begin = timed(one.on_train_batch_begin, begin)
             one.on_train_batch_end = timed(one.on_train_batch_end, end)
-        model.fit(data, steps_per_epoch=1000, verbose=0, shuffle=False, callbacks=those)
+        model.fit(data, steps_per_epoch=WARM_UP + 1000, verbose=0, shuffle=False, callbacks=those)
     empty = []
     nothing = timed(lambda batch, logs=None: None, empty)
-    for batch in range(1000):
+    for batch in range(WARM_UP + 1000):
         nothing(batch, logs=None)
-    return {name: sum(max(0.0, np.median(hook) - np.median(empty)) for hook in hooks) for name, hooks in taken.items()}
+
+    def us(of):
+        nothing = of(empty[WARM_UP:])
+        return {name: sum(max(0.0, of(hook[WARM_UP:]) - nothing) for hook in both) for name, both in taken.items()}
+
+    return {"hooks_us": us(np.median), "hooks_mean_us": us(np.mean)}
 
 
 def timed(function, seconds):
@@ -200,25 +229,21 @@ class Wait(keras.callbacks.Callback):
         """Does it after the first step."""
         if batch == 0:
             time.sleep(2)  # the first sample looks for the devices
-            started, before = time.perf_counter(), self._seconds()
+            started, before = time.perf_counter(), sum(cpu_seconds().values())
             time.sleep(SAMPLER_SECONDS)
-            self.percent = 100 * (self._seconds() - before) / (time.perf_counter() - started)
-
-    def _seconds(self):
-        ours = [thread for thread in threading.enumerate() if thread.name in ("tfopt-sampler", "tfopt-nvml")]
-        clocks = [time.pthread_getcpuclockid(thread.ident) for thread in ours]
-        return sum(map(time.clock_gettime, clocks))
+            self.percent = 100 * (sum(cpu_seconds().values()) - before) / (time.perf_counter() - started)
 
 
 def of_a_week():
     """MiB that a new process grows by while the callbacks take a week's samples of a GPU at 1 Hz, and its pace."""
-    return float(subprocess.check_output([sys.executable, __file__, WEEK], text=True).split()[-1])
+    command = [sys.executable, __file__, WEEK, str(WEEK_SECONDS)]
+    return float(subprocess.check_output(command, text=True).split()[-1])
 
 
-def take_a_week():
+def take_a_week(seconds):
     """Prints how many MiB this process grows by."""
     stand_in()
-    feeding = Feed(WEEK_SECONDS)
+    feeding = Feed(seconds)
     with tempfile.TemporaryDirectory() as folder:
         # To no files, which take a disk and no memory.
         loggers = (callbacks.UtilizationLogger, callbacks.ThroughputLogger)
@@ -248,7 +273,7 @@ class Feed(keras.callbacks.Callback):
             utilization._take((GpuSample(at, at, 0, "GPU-0", busy, 1000.0 + busy, 140e3, 5.0 * busy),))
             pace = {"step_time_ms": 1.0 + busy, "examples_per_second": 1e5 / (1 + busy), "input_wait_percent": busy}
             throughput.listeners({"time_seconds": at, "elapsed_seconds": at, "epoch": 0, "step": number, **pace})
-            if number == 10_000:  # caches and pools are filled
+            if number == min(10_000, self.samples // 2):  # caches and pools are filled
                 before = process.memory_info().rss
         self.grown_mib = (process.memory_info().rss - before) / 2**20
 
@@ -282,7 +307,10 @@ def main():
             low, high = one["interval_us"]
             more = f"{one['longer_us']:.1f} µs ({low:.1f} to {high:.1f}), {one['longer_percent']:.2f} %"
             save(f"{name}, {clock}: {more} of {one['step_us']:.0f} µs")
-        save(f"{name}, hooks: " + ", ".join(f"{kind} {us:.2f}" for kind, us in figure["hooks_us"].items()) + " µs")
+        for part, values in figure.items():
+            if part in ("hooks_us", "hooks_mean_us", "threads_us", "closing_ms"):
+                what, _, unit = part.rpartition("_")
+                save(f"{name}, {what}: {', '.join(f'{one} {value:.2f}' for one, value in values.items())} {unit}")
     figures["sampler_percent_of_a_core"] = of_the_sampler()
     save(f"sampling: {figures['sampler_percent_of_a_core']:.2f} % of a core")
     figures["week_mib"] = of_a_week()
@@ -293,4 +321,4 @@ def main():
 
 
 if __name__ == "__main__":
-    take_a_week() if sys.argv[1:] == [WEEK] else main()
+    take_a_week(int(sys.argv[2])) if sys.argv[1:2] == [WEEK] else main()
