@@ -35,6 +35,7 @@ whole = training.train
 
 def train(config):
     import tensorflow as tf
+    from tfopt import pipelines
 
     rank, checkpoint = ray.train.get_context().get_world_rank(), ray.train.get_checkpoint()
     report, reported = ray.train.report, []
@@ -49,11 +50,18 @@ def train(config):
                 time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def build_and_read(*args, **options):
+        dataset, strategy = build(*args, **options), tf.distribute.get_strategy()
+        for x, y in dataset:
+            seen.extend(part[0] for half in strategy.experimental_local_results(x) for part in half.numpy().tolist())
+        return dataset
+
     resumed = checkpoint.get_metadata()["epochs"] if checkpoint else 0
-    ray.train.report = report_and_die
+    build, seen = pipelines.build_pipeline, []
+    pipelines.build_pipeline, ray.train.report = build_and_read, report_and_die
     whole(config)
     found = {"rank": rank, "resumed": resumed, "reported": reported, "keras": tf.keras.__version__}
-    found["assigned"] = os.environ["TFOPT_GPUS_ASSIGNED"]
+    found |= {"assigned": os.environ["TFOPT_GPUS_ASSIGNED"], "seen": seen}
     (FOLDER / f"worker{rank}.json").write_text(json.dumps(found))
 
 training.train, training.STORAGE = train, str(FOLDER / "runs")
@@ -70,6 +78,7 @@ load(trained, ray.train.Checkpoint.from_directory(last))
 x, y = training.data()
 history = alone.fit(x, y, batch_size=64, epochs=5, shuffle=False, verbose=0).history
 compared = {"trained": state(trained), "alone": state(alone), "loss": history["loss"], "last": str(last)}
+compared["examples"] = x[:, 0].tolist()
 (FOLDER / "compared.json").write_text(json.dumps(compared))
 """
 
@@ -113,6 +122,11 @@ class TestTheTemplate:
         assert workers[0]["resumed"] == workers[1]["resumed"]
         assert workers[0]["resumed"] in (1, 2)  # Ray may have missed the checkpoint after which the worker was killed
         assert all(len(worker["reported"]) == 5 - worker["resumed"] for worker in workers)
+
+    def test_each_example_is_seen_by_one_worker(self, run):
+        seen = [read(run[0], f"worker{rank}.json")["seen"] for rank in range(2)]
+        assert len(seen[0]) == len(seen[1])
+        assert sorted(seen[0] + seen[1]) == sorted(read(run[0], "compared.json")["examples"])
 
     def test_trains_what_one_process_trains(self, run):
         compared = read(run[0], "compared.json")

@@ -58,14 +58,12 @@ def train(config: dict[str, Any]) -> None:
     strategy = tfopt.distribute.strategy("auto")  # before anything else of TensorFlow
     with strategy.scope():
         model = make_model()
-    x, y = data()
+        # Each worker reads its part. batch_size is that of all together. The data are in random order already.
+        dataset = tfopt.pipelines.build_pipeline(data(), batch_size=64, shuffle=False)
     model.fit(
-        x,
-        y,
-        batch_size=64,  # of all workers together
+        dataset,
         epochs=config["epochs"],
         initial_epoch=restore(model),  # 0, or the epochs of the last checkpoint
-        shuffle=False,  # the data are in random order, and in the same order after a restart
         callbacks=[report_checkpoints(model)],
         verbose=0,
     )
