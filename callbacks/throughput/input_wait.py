@@ -104,7 +104,8 @@ class InputWait:
 
     def percent(self, reader: str, *, peek: bool = False) -> float | None:
         """Returns the share in percent since this reader's last call; a call that peeks does not count as one."""
-        self._read()
+        if self._unread:
+            self._read()
         since = self._seen.get(reader, _Balance())
         if not peek:
             self._seen[reader] = replace(self._total)

@@ -44,6 +44,16 @@ def test_each_reader_has_the_share_since_it_last_asked():
     assert waiting.end_epoch() is None
 
 
+def test_tf_data_is_asked_once_for_all_readers():
+    waiting, asked = Planted(), []
+    waiting.find(skipped_seconds=None)
+    waiting.work(5)
+    read = waiting._read_gaps
+    waiting._read_gaps = lambda: asked.append(None) or read()
+    assert [waiting.percent(reader) for reader in ("files", "listeners")] == [pytest.approx(50, abs=0.1)] * 2
+    assert len(asked) == 1
+
+
 class KeepsShortGaps(InputWait):
     """With the gaps that tf.data would keep of steps that wait and work so long, in seconds."""
 
