@@ -132,7 +132,8 @@ def chart_of(profile: Mapping[str, Any]) -> str:
             stage["name"],
             stage["ms_per_example"],
             f"{stage['ms_per_example']:,.3f} ms, busy {stage['busy_percent']:.0f} %",
-            tone="worse" if stage["name"] == profile["limiting"] else "baseline",
+            tone="worse" if stage["name"] == profile["limiting"] else "plain",
+            meaning="limits the input" if stage["name"] == profile["limiting"] else "another stage",
         )
         for stage in profile["stages"]
     ]

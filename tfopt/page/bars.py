@@ -12,19 +12,16 @@ from typing import Literal, get_args
 from tfopt.errors import unknown_name
 from tfopt.page.document import escape
 
-Tone = Literal["baseline", "better", "worse", "unclear"]
+Tone = Literal["baseline", "better", "worse", "unclear", "plain"]
 
 # A shape for each tone, for readers who cannot tell the colours apart.
 _MARKS: dict[Tone, str] = {
     "baseline": "M1.5 1.5h7v7h-7z",
     "better": "M5 1 9.5 9h-9z",
     "worse": "M5 9 .5 1h9z",
+    "plain": "M5 .5 9.5 5 5 9.5.5 5z",
     "unclear": "M5 1.5a3.5 3.5 0 1 1 0 7a3.5 3.5 0 1 1 0-7z",
 }
-_LOGARITHMIC_NOTE = "Logarithmic scale: bars start at the reference, and equal distances are equal ratios."
-
-# Beyond this, the shortest bar of a linear chart is under 5 % of the longest: too short to compare.
-_WIDEST_LINEAR_SPREAD = 20.0
 
 # The SVG file's layout, in its own units.
 _WIDTH, _ROW_HEIGHT, _TOP = 760, 26, 56
@@ -32,10 +29,10 @@ _LANE_LEFT, _LANE_WIDTH = 190, 400
 _STYLE = """\
 text { font: 13px system-ui, sans-serif; fill: #1c242c } .title { font-weight: 600; font-size: 15px }
 .muted { fill: #56616c } .line { stroke: #56616c } .whisker { stroke: #1c242c; fill: none }
-.baseline { fill: #52647a } .better { fill: #12857b } .worse { fill: #c2500f } .unclear { fill: #a9b1ba }
+.baseline, .plain { fill: #52647a } .better { fill: #12857b } .worse { fill: #c2500f } .unclear { fill: #a9b1ba }
 @media (prefers-color-scheme: dark) {
 text { fill: #e4e8ea } .muted { fill: #a0abb5 } .line { stroke: #a0abb5 } .whisker { stroke: #e4e8ea }
-.baseline { fill: #8296b0 } .better { fill: #3aa597 } .worse { fill: #e0793b } .unclear { fill: #6d7580 }
+.baseline, .plain { fill: #8296b0 } .better { fill: #3aa597 } .worse { fill: #e0793b } .unclear { fill: #6d7580 }
 }"""
 
 
@@ -59,6 +56,8 @@ class Bar:
     """Upper end of the interval."""
     tone: Tone = "unclear"
     """How to judge the value; sets the bar's colour and the mark beside the value."""
+    meaning: str = ""
+    """What the tone means here, for the chart's key. Default: the tone's name."""
 
     def __post_init__(self) -> None:
         for name in ("value", "low", "high"):
@@ -83,40 +82,26 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values to percent of a chart's width."""
+    """Maps values to percent of a chart's width. Bars begin at zero, so that the longer one is the greater one."""
 
     low: float
-    """The left edge."""
+    """The left edge, at most 0."""
     high: float
-    """The right edge, above `low`."""
-    origin: float
-    """Where bars begin: zero, or the reference on a logarithmic scale, which has no zero."""
-    logarithmic: bool
-    """Whether equal distances are equal ratios."""
+    """The right edge, at least 0 and above `low`."""
 
     def percent(self, value: float) -> float:
         """Returns the distance of `value` from the left edge, from 0 to 100."""
-        if self.logarithmic:
-            low, high, at = math.log10(self.low), math.log10(self.high), math.log10(value)
-        else:
-            # Scaled, so that the difference of two huge values stays finite.
-            largest = max(abs(self.low), abs(self.high))
-            low, high, at = self.low / largest, self.high / largest, value / largest
+        # Scaled, so that the difference of two huge values stays finite.
+        largest = max(abs(self.low), abs(self.high))
+        low, high, at = self.low / largest, self.high / largest, value / largest
         return min(100.0, max(0.0, 100 * (at - low) / (high - low)))
 
 
 def fit_scale(values: Iterable[float], reference: float | None) -> Scale:
-    """Returns the scale that holds all of `values` and the reference.
-
-    It is linear from zero. If the values spread too widely, are positive and have a reference, it is logarithmic, and
-    bars run from the reference to either side.
-    """
-    held = [*values, *([] if reference is None else [reference])]
+    """Returns the scale that holds zero, all of `values` and the reference."""
+    held = [0.0, *values, *([] if reference is None else [reference])]
     low, high = min(held), max(held)
-    if reference is not None and low > 0 and math.log10(high) - math.log10(low) > math.log10(_WIDEST_LINEAR_SPREAD):
-        return Scale(low, high, origin=reference, logarithmic=True)
-    low, high = min(low, 0.0), max(high, 0.0)
-    return Scale(low, high if high > low else low + 1.0, origin=0.0, logarithmic=False)
+    return Scale(low, high if high > low else low + 1.0)
 
 
 def bar_chart(
@@ -130,8 +115,7 @@ def bar_chart(
     """Returns horizontal bars as an HTML figure with inline SVG, for `Section(charts=...)`.
 
     Colours, sizes and fonts come from the page's style sheet. There are no axis ticks; all numbers come from the
-    caller. Bars start at zero. If values spread over more than a factor of 20 around a reference, the scale is
-    logarithmic, bars start at the reference, and the chart says so.
+    caller. Bars start at zero.
 
     Args:
         bars: From top to bottom.
@@ -150,12 +134,11 @@ def bar_chart(
         raise ValueError(f"Expected a reference for reference_label={reference_label!r}. Received: reference=None.")
     scale = fit_scale([number for bar in bars for number in bar.numbers], reference)
     rows = "\n".join(_html_row(bar, scale, reference) for bar in bars)
-    note = f'<p class="note">{_LOGARITHMIC_NOTE}</p>\n' if scale.logarithmic else ""
     return (
         f'<figure class="chart">\n<figcaption><strong>{escape(title)}</strong> '
         f"<span>{escape(description)}</span></figcaption>\n"
         f'<ul class="bars" role="list">\n{rows}\n</ul>\n'
-        f"{_key(bars, reference, reference_label)}\n{note}</figure>"
+        f"{_key(bars, reference, reference_label)}\n</figure>"
     )
 
 
@@ -200,7 +183,7 @@ def _html_row(bar: Bar, scale: Scale, reference: float | None) -> str:
         f'<li class="{bar.tone}"><span class="name" title="{label}">{label}</span>'
         f'<span class="value">{_mark(bar.tone)}{text}</span>'
         f'<div class="lane"><svg role="img" width="100%" height="100%">'
-        f"<title>{label}: {bar.tone}</title><desc>{text}</desc>"
+        f"<title>{label}: {_meaning(bar)}</title><desc>{text}</desc>"
         f"{_lines(scale, reference)}"
         f'<svg y="50%" overflow="visible">{_rounded_bar(bar, scale)}{_whisker(bar, scale)}</svg>'
         f"</svg></div></li>"
@@ -209,7 +192,7 @@ def _html_row(bar: Bar, scale: Scale, reference: float | None) -> str:
 
 def _lines(scale: Scale, reference: float | None) -> str:
     """The line that bars start at, and the reference, over the height of a row."""
-    positions = {} if scale.logarithmic else {"origin": scale.percent(scale.origin)}
+    positions = {"origin": scale.percent(0.0)}
     if reference is not None:
         positions["reference"] = scale.percent(reference)
     return "".join(
@@ -218,10 +201,7 @@ def _lines(scale: Scale, reference: float | None) -> str:
 
 
 def _rounded_bar(bar: Bar, scale: Scale) -> str:
-    left, right = sorted((scale.percent(scale.origin), scale.percent(bar.value)))
-    if scale.logarithmic and right - left < 1:
-        # A bar at the reference would have no length; a dot shows that it was measured.
-        return f'<circle class="bar" cx="{scale.percent(bar.value):.2f}%" r="5"/>'
+    left, right = sorted((scale.percent(0.0), scale.percent(bar.value)))
     return f'<rect class="bar" x="{left:.2f}%" width="{right - left:.2f}%" y="-5" height="10" rx="5"/>'
 
 
@@ -239,10 +219,15 @@ def _mark(tone: Tone) -> str:
     return f'<svg class="mark {tone}" viewBox="0 0 10 10" aria-hidden="true"><path d="{_MARKS[tone]}"/></svg>'
 
 
+def _meaning(bar: Bar) -> str:
+    return escape(bar.meaning or bar.tone)
+
+
 def _key(bars: Sequence[Bar], reference: float | None, reference_label: str) -> str:
     """The meaning of this chart's marks and lines."""
-    used = {bar.tone for bar in bars}
-    items = [f"{_mark(tone)}{tone}" for tone in _MARKS if tone in used]
+    order = list(_MARKS)
+    used = dict.fromkeys((bar.tone, _meaning(bar)) for bar in sorted(bars, key=lambda bar: order.index(bar.tone)))
+    items = [f"{_mark(tone)}{meaning}" for tone, meaning in used]
     if any(bar.low is not None for bar in bars):
         items.append(f"{_sample('whisker', 'M1 5h14M1 1v8M15 1v8')}interval")
     if reference is not None:
@@ -256,7 +241,7 @@ def _sample(name: str, path: str) -> str:
 
 def _svg_row(bar: Bar, scale: Scale, top: float) -> str:
     middle = top + _ROW_HEIGHT / 2
-    left, right = sorted((_x(scale, scale.origin), _x(scale, bar.value)))
+    left, right = sorted((_x(scale, 0.0), _x(scale, bar.value)))
     whisker = ""
     if bar.low is not None and bar.high is not None:
         low, high = _x(scale, bar.low), _x(scale, bar.high)

@@ -54,7 +54,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page: text, then charts, tables and details.
+    """A part of a page: text, then code, charts, tables and details.
 
     Raises:
         TypeError: If `charts`, `tables` or `details` is a single item instead of a sequence.
@@ -70,6 +70,8 @@ class Section:
     """Tables, always shown."""
     details: Sequence[tuple[str, Table | str]] = ()
     """Pairs of a summary and what unfolds below it: a table, or preformatted text."""
+    code: str = ""
+    """Preformatted lines below the text, to be copied."""
 
     def __post_init__(self) -> None:
         for name in ("charts", "tables", "details"):

@@ -86,7 +86,8 @@ def test_the_chart_marks_the_limiting_stage():
     chart = profile(read=1.0, decode=3.0).chart()
     assert chart.startswith("<figure")
     assert '<li class="worse"><span class="name" title="decode">' in chart
-    assert '<li class="baseline"><span class="name" title="read">' in chart
+    assert '<li class="plain"><span class="name" title="read">' in chart
+    assert "</svg>limits the input</span>" in chart
     assert "0.500 ms, busy 90 %" in chart
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tfopt.precision import LayerPrecision, PrecisionReport
+from tfopt.precision.gate.gate_chart import chart_of
 from tfopt.precision.gate.layer_table import Deviation
-from tfopt.precision.gate.precision_report import chart_of
 from tfopt.precision.gate.verdict import relative
 from tfopt.text import percent
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tfopt.page import Bar, bar_chart
 from tfopt.precision.float8_margins import Float8Margin
+from tfopt.precision.gate.gate_chart import chart_of
 from tfopt.precision.gate.layer_table import LayerPrecision, as_json
 from tfopt.precision.gate.verdict import relative
 from tfopt.text import Shown, aligned, listed, percent
@@ -13,7 +13,6 @@ from tfopt.text import Shown, aligned, listed, percent
 _HEAD = ("layer", "class", "policy", "error", "own error", "gradients", "overflow", "lost gradient")
 _FLOAT8_HEAD = ("layer", "rounded to float8", "format", "scale", "largest", "margin", "saturated", "vanished")
 _ROWS = 12
-_BARS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -93,32 +92,6 @@ class PrecisionReport(Shown):
             if len(tightest) > _ROWS:
                 lines.append(f"  ({len(tightest) - _ROWS} tensors that fit better into float8 not shown)")
         return "\n".join(lines)
-
-
-def chart_of(report: Mapping[str, Any]) -> str:
-    """Returns the chart of a report stored as `PrecisionReport.to_dict` values."""
-    layers = [layer for layer in report["layers"] if layer["output"]]
-    ranked = sorted(layers, key=lambda layer: (layer["blamed"], _length(layer)), reverse=True)[:_BARS]
-    bars = [
-        Bar(layer["path"], _length(layer), _text(layer), tone="worse" if layer["blamed"] else "baseline")
-        for layer in ranked
-    ]
-    left_out = f" The {len(ranked)} furthest of {len(layers)} layers." if len(ranked) < len(layers) else ""
-    return bar_chart(
-        bars,
-        title=f"Distance of each layer's output from float32 under {report['policy']}",
-        description=f"Norm of the difference over the norm, or the share that overflows. {report['verdict']}{left_out}",
-    )
-
-
-def _length(layer: Mapping[str, Any]) -> float:
-    error = layer["output"]["error"]
-    return float(max(1.0 if error is None else error, layer["output"]["overflow"]))
-
-
-def _text(layer: Mapping[str, Any]) -> str:
-    overflow = layer["output"]["overflow"]
-    return f"{percent(overflow)} overflow" if overflow else percent(_length(layer))
 
 
 def _row(layer: LayerPrecision) -> tuple[str, ...]:
