@@ -13,7 +13,7 @@ import pytest
 from limited_machine import GIB, Machine, machine
 
 from tfopt.hardware import host_activity
-from tfopt.hardware.host_activity import HostMeter, HostReading, port_holder, sent_bytes
+from tfopt.hardware.host_activity import HostMeter, HostReading, OtherProcesses, port_holder, sent_bytes
 
 __all__ = ["machine"]  # the fixture
 
@@ -166,3 +166,30 @@ def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, error: Exc
 
     monkeypatch.setattr(host_activity.psutil, "net_connections", refuse)
     assert port_holder(80) is None
+
+
+def test_what_others_take_of_the_cpus(monkeypatch):
+    """Two CPUs for 10 s: 12 s busy, with waiting for disks idle and guests within users; 5 s by us and our children."""
+    cpus = [(0, 0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0)], [(5, 0, 1, 2, 2, 3, 0), (6, 0, 0, 4, 0, 0, 0)]
+    ours = [(0, 0, 0, 0), (1, 0, 0, 0)], [(2, 0.5, 1, 0.5), (1.5, 0.5, 0, 0)]
+    reading = 0
+
+    class Process:
+        def __init__(self, which=0):
+            self._which = which
+
+        def children(self, recursive):
+            assert recursive
+            gone = SimpleNamespace(cpu_times=lambda: (_ for _ in ()).throw(psutil.NoSuchProcess(1)))
+            return [Process(1), gone]
+
+        def cpu_times(self):
+            return (*ours[reading][self._which], 99.0)  # and waiting for disks
+
+    monkeypatch.setattr(psutil, "Process", Process)
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [Times(*one) for one in cpus[reading]])
+    monkeypatch.setattr(host_activity, "usable_cpus", lambda: (0, 1))
+    others = OtherProcesses()
+    assert others.cpu_percent() is None
+    reading = 1
+    assert others.cpu_percent() == pytest.approx(100 * (12 - 5) / 20)

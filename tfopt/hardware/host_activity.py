@@ -1,5 +1,6 @@
 """The host's activity: CPU, memory, disks and network, and which process holds a port."""
 
+import contextlib
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
@@ -237,3 +238,36 @@ def _busy_and_total(times: Any) -> tuple[float, float]:
     # Linux includes a guest's time in user and nice.
     total = sum(fields.values()) - fields.get("guest", 0.0) - fields.get("guest_nice", 0.0)
     return total - fields["idle"] - fields.get("iowait", 0.0), total
+
+
+class OtherProcesses:
+    """What other processes take of the CPUs that this one may use, since this was made.
+
+    Its children, and theirs, do not count as others. On a virtual machine, time that the host gave to others (steal)
+    does.
+    """
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._before = self._read()
+
+    def cpu_percent(self) -> float | None:
+        """Returns their share of these CPUs' time; None if it is unknown, or no time has passed."""
+        (busy, all_time, own), now = self._before, self._read()
+        passed = now[1] - all_time
+        if passed <= 0:
+            return None
+        return max(0.0, min(100.0, 100 * ((now[0] - busy) - (now[2] - own)) / passed))
+
+    def _read(self) -> tuple[float, float, float]:
+        """CPU seconds: of all processes, of the CPUs, of this process and its children."""
+        usable = set(usable_cpus())
+        times = [one for number, one in enumerate(psutil.cpu_times(percpu=True)) if number in usable]
+        # Guests are counted as users already.
+        total = sum(sum(one) - getattr(one, "guest", 0) - getattr(one, "guest_nice", 0) for one in times)
+        idle = sum(one.idle + getattr(one, "iowait", 0) for one in times)
+        own = 0.0
+        for process in [self._process, *self._process.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):  # it has ended
+                own += sum(process.cpu_times()[:4])  # user, system, and those of children that were waited for
+        return total - idle, total, own

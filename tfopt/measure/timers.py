@@ -12,8 +12,10 @@ from tfopt import checks
 from tfopt.errors import TfoptError
 from tfopt.measure.times import StepTimes
 from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, is_endless, on_device, repeated
+from tfopt.model.batches import one_batch as one_batch
 from tfopt.model.layers import graph_operations, require_compiled
 from tfopt.model.state import StatePreserver, trace_train_step
+from tfopt.model.state import preserved as preserved
 
 _SAMPLES = 10
 _WARMUP = 3

@@ -1,0 +1,12 @@
+from .environment_record import environment as environment
+from .peak import matmul_tflops as matmul_tflops
+from .timers import FitTimer as FitTimer
+from .timers import StepTimer as StepTimer
+from .timers import fit_time as fit_time
+from .timers import one_batch as one_batch
+from .timers import preserved as preserved
+from .timers import step_time as step_time
+from .times import Comparison as Comparison
+from .times import StepTimes as StepTimes
+from .times import compare as compare
+from .times import interleave as interleave
