@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -37,7 +38,7 @@ def played(monkeypatch, recorded):
 
 def test_without_arguments_every_suite_runs(played, capsys):
     assert cli.main([]) == cli.DONE
-    assert played.calls == [([], "tfopt-bench-results", {"budget_seconds": None, "resume": False})]
+    assert played.calls == [([], "tfopt-bench-results", {"budget_seconds": 285, "shared": True, "resume": False})]
     output = capsys.readouterr().out
     assert "float32" in output
     assert str(played.path) in output
@@ -51,7 +52,9 @@ def test_json_is_one_document(played, capsys):
 
 def test_suites_output_and_budget(played, tmp_path):
     assert cli.main(["run", "xla", "pipeline", "--output", str(tmp_path), "--budget", "60", "--resume"]) == cli.DONE
-    assert played.calls == [(["xla", "pipeline"], str(tmp_path), {"budget_seconds": 60.0, "resume": True})]
+    assert played.calls == [
+        (["xla", "pipeline"], str(tmp_path), {"budget_seconds": 60.0, "shared": False, "resume": True})
+    ]
 
 
 def with_first(run, change):
@@ -102,7 +105,15 @@ def test_an_unknown_suite_is_exit_code_2_with_the_nearest(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["run", "--budget", "0"], ["run", "--budget", "x"], ["compare", "a"], ["--wrong"]]
+    "arguments",
+    [
+        ["nonsense"],
+        ["run", "--budget", "0"],
+        ["run", "--budget", "1"],
+        ["run", "--budget", "x"],
+        ["compare", "a"],
+        ["--wrong"],
+    ],
 )
 def test_wrong_usage_is_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -239,6 +250,8 @@ def test_compare(before, compared, factor, code):
 def test_a_slower_machine_is_no_regression(before, compared):
     code, text = compared(slowed(before, 2.0, baselines=2.0))
     assert code == cli.DONE
+    assert text.startswith("How many times as fast each variant is in B (")
+    assert re.search(r"\nNone of \d+ variants regressed\.\n$", text)
     assert "0.50× [" in text
     assert "the machine's own speed, not judged" in text
 
@@ -266,8 +279,9 @@ def test_what_is_missing_or_failed_in_the_second_run_fails(before, compared):
     code, text = compared(replace(before, cases=cases))
     assert code == cli.FAILED
     assert "failed: RuntimeError: broken" in text
-    assert "precision on digits, mixed_float16: missing in the second run" in text
-    assert f"xla on digits, {refused.name}: refused: no such device" in text
+    assert re.search("precision, digits, mixed_float16\n +– +missing in the second run", text)
+    assert re.search(f"xla, digits, {refused.name}\n +– +refused: no such device", text)
+    assert "regressed or changed: naive Keras, " in text
 
 
 def test_what_the_first_run_lacks_is_not_compared(before, compared, tmp_path, capsys):
@@ -283,7 +297,8 @@ def test_what_the_first_run_lacks_is_not_compared(before, compared, tmp_path, ca
     assert second.variants[1].name in text
     code, text = compared(replace(before, cases=(first, *cases)))
     assert code == cli.FAILED
-    assert f"precision on digits, {waiting.name}: not measured: cut" in text
+    assert re.search(f"precision, digits, {waiting.name}\n +– +not measured: cut", text)
+    assert text.endswith(f"1 of 39 variants regressed or changed: {waiting.name}.\n")
 
 
 def test_a_result_that_changed_fails(before, compared):
@@ -317,6 +332,23 @@ def test_runs_that_share_nothing_are_refused(before, compared):
     code, text = compared(replace(before, cases=()))
     assert code == cli.FAILED
     assert "share a case" in text
+
+
+@pytest.mark.parametrize(("output", "found"), [("file", "File exists"), ("file/folder", "Not a directory")])
+def test_an_output_that_cannot_be_written_is_wrong_usage(tmp_path, monkeypatch, capsys, output, found):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("it was measured"))
+    assert cli.main(["run", "--output", str(tmp_path / output)]) == cli.USAGE
+    assert found in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["report", "none.json"], ["compare", "a.json", "b.json"], ["run", "nonsense"]])
+def test_what_is_wrong_is_said_before_tensorflow_is_loaded(tmp_path, command):
+    code = "import sys; from tfopt.bench.cli import main; code = main(sys.argv[1:])\n"
+    code += "sys.exit(100 + code if 'tensorflow' in sys.modules else code)"
+    ended = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == cli.USAGE
+    assert "Expected" in ended.stderr
 
 
 def test_an_unreadable_file_is_wrong_usage(recorded, tmp_path, capsys):

@@ -67,6 +67,22 @@ def test_what_it_raises(capfd):
         isolated.call(isolated_jobs.no_pickle, seconds=300)
 
 
+def test_lines_are_handed_over_as_they_come_and_remarks_of_tensorflow_are_not(monkeypatch):
+    seen = []
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    isolated.call(isolated_jobs.writes, seconds=300, on_line=seen.append)
+    assert seen == ["UserWarning: mine", "from a child", "the last line"]
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    seen.clear()
+    isolated.call(isolated_jobs.writes, seconds=300, on_line=seen.append)
+    assert len(seen) == 6
+
+
+def test_one_that_writes_for_ever_is_ended_too():
+    with pytest.raises(ProcessError, match="within 2 s"):
+        isolated.call(isolated_jobs.write_for_ever, seconds=2, on_line=lambda line: None)
+
+
 @pytest.mark.parametrize(("how", "found"), [("exit", "ended with code 7"), ("kill", "was ended by signal 9")])
 def test_one_that_ends_without_an_answer(how, found):
     with pytest.raises(ProcessError, match=found):

@@ -100,16 +100,18 @@ def test_a_refused_variant_is_no_failure(planned, tmp_path):
     assert file.run.done
 
 
-def test_an_interrupt_keeps_what_was_measured(planned, tmp_path, monkeypatch):
+def test_an_interrupt_keeps_what_was_measured(planned, tmp_path, monkeypatch, capsys):
     def interrupted(self, variant):
-        if "two" in self._case:
+        if "two" in self._title:
             raise KeyboardInterrupt
 
     planned(planned_cases.three)
-    monkeypatch.setattr(run_module._Progress, "tick", interrupted)
+    monkeypatch.setattr(run_module.Progress, "tick", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_module.run([], tmp_path)
     (path,) = tmp_path.iterdir()
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == f"Kept in {path}. To go on: tfopt-bench run --resume --output {tmp_path}"
     found = read(path)
     assert found.status == "interrupted"
     assert [(case.suite, case.unfinished, case.turns) for case in found.cases] == [
@@ -274,7 +276,8 @@ def test_what_failed_is_measured_again_after_what_was_never_tried(planned, tmp_p
     capsys.readouterr()
     planned(planned_cases.three)
     resumed = run_module.run([], tmp_path, resume=True)
-    assert capsys.readouterr().err.splitlines() == ["three on w …", "two on w …"]
+    said = [line.split(" …")[0] for line in capsys.readouterr().err.splitlines() if " …" in line]
+    assert said == ["three on w", "two on w"]
     assert resumed.path == path
     assert [(case.suite, case.error) for case in resumed.run.cases] == [("one", None), ("two", None), ("three", None)]
 
@@ -310,14 +313,41 @@ def test_a_run_of_other_suites_is_another_run(planned, tmp_path):
     assert run_module.run(["xla"], tmp_path, resume=True).path == first.path
 
 
-def test_the_autotuning_cache_is_there_before_the_first_process(planned, tmp_path, monkeypatch):
-    happened = []
-    call = run_module.isolated.call
-    monkeypatch.setattr(run_module, "share_cache", lambda: happened.append("cache"))
-    monkeypatch.setattr(run_module.isolated, "call", lambda *a, **k: happened.append("process") or call(*a, **k))
+def test_the_cases_share_the_autotuning_cache_that_their_listing_has_set_up(planned, tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    planned(planned_cases.with_flags)
+    file = run_module.run([], tmp_path)
+    assert [case.error for case in file.run.cases] == [None]
+
+
+def test_the_process_that_waits_loads_no_tensorflow(tmp_path):
+    code = "import sys; from tfopt.bench import cli, run, report; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_cases_share_a_budget(planned, tmp_path):
+    """Each takes fewer turns, instead of the last none."""
+    planned(planned_cases.all_slow)
+    file = run_module.run([], tmp_path, budget_seconds=24, shared=True)
+    assert [case.unfinished for case in file.run.cases] == ["the budget ran out"] * 3
+    assert all(variant.turns >= 1 for case in file.run.cases for variant in case.variants)
+
+
+def test_what_other_programs_take_is_recorded_and_waited_for(planned, tmp_path, monkeypatch, capsys):
+    shares = iter([90.0, 40.0, 0.0])
+
+    class Others:
+        def cpu_percent(self):
+            return next(shares, 0.0)
+
+    monkeypatch.setattr(run_module, "OtherProcesses", Others)
+    monkeypatch.setattr(run_module, "_LOOK_SECONDS", 0.0)
     planned(planned_cases.three)
-    run_module.run([], tmp_path)
-    assert happened == ["cache", *["process"] * 4]
+    file = run_module.run([], tmp_path)
+    said = capsys.readouterr().err
+    assert said.count("other programs, which take 90 % of the CPUs") == 1
+    assert next(shares, None) is None
+    assert all(0 <= case.others_cpu_percent <= 100 for case in read(file.path).cases)
 
 
 def test_an_unknown_suite(tmp_path):

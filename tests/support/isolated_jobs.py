@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -45,3 +46,20 @@ def end(send, how):
         sys.stdout.flush()
         os._exit(7)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def writes(send):
+    for line in (
+        b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n",
+        b"I0000 00:00:1795633731.993833   20433 port.cc:153] oneDNN custom operations are on.\n",
+        b"2026-11-25 19:08:57.123456: W tensorflow/core/x.cc:1] something\n",
+        b"UserWarning: mine\n",
+    ):
+        os.write(2, line)
+    subprocess.run(["echo", "from a child"])
+    os.write(1, b"the last line")
+
+
+def write_for_ever(send):
+    while True:
+        os.write(1, b"y\n" * 1000)

@@ -23,6 +23,26 @@ def three(names, scale):
     return [_case(name) for name in ("one", "two", "three")]
 
 
+def with_flags(names, scale):
+    """The listing, the first process, sets a flag as `share_cache` does; without it, the case fails."""
+    found = os.environ["XLA_FLAGS"]
+    os.environ["XLA_FLAGS"] = "--xla_gpu_per_fusion_autotune_cache_dir=/nowhere"
+
+    def timer(stack):
+        assert found
+        return lambda: times(1.0)
+
+    return [_case("one", timer)]
+
+
+def all_slow(names, scale):
+    def slowly():
+        time.sleep(0.5)
+        return times(500.0)
+
+    return [_case(name, lambda stack: slowly, repeats=100) for name in ("one", "two", "three")]
+
+
 def second_raises(names, scale):
     def broken(stack):
         raise RuntimeError("broken on purpose")

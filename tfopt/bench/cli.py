@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from tfopt.errors import ResultsError, TfoptError, UnsupportedError
 
 DONE, INTERNAL, USAGE, ENVIRONMENT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _FOLDER = "tfopt-bench-results"
+_BUDGET_SECONDS, _LEAST_SECONDS = 285, 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,7 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     run = add("run", "run suites and write a table, a JSON file and an HTML page", _run)
     run.add_argument("suites", nargs="*", metavar="SUITE", help="by default all of them")
     run.add_argument("--output", default=_FOLDER, metavar="FOLDER", help=f"where the files go (default: {_FOLDER})")
-    run.add_argument("--budget", type=_seconds, metavar="SECONDS", help="end the run after this time")
+    run.add_argument(
+        "--budget",
+        type=_seconds,
+        metavar="SECONDS",
+        help=f"end the run after this time (default without a GPU: {_BUDGET_SECONDS}, which all cases share)",
+    )
     run.add_argument(
         "--resume",
         action="store_true",
@@ -112,7 +119,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    return _number(text, "a number of seconds above 0", lambda value: value > 0)
+    what = f"a number of seconds of {_LEAST_SECONDS} or more, since TensorFlow and the first case take that"
+    return _number(text, what, lambda value: value >= _LEAST_SECONDS)
 
 
 def _percent(text: str) -> float:
@@ -135,15 +143,19 @@ def _run(options: argparse.Namespace) -> int:
 
     try:
         expand(options.suites)
+        require_all()
+        _require_writable(Path(options.output))
     except ValueError as error:
         return _say(str(error), USAGE)
-    require_all()
     from tfopt.bench import report
     from tfopt.bench.results import run_file
     from tfopt.bench.run import run
     from tfopt.files import write_atomic
+    from tfopt.hardware import gpus
 
-    file = run(options.suites, options.output, budget_seconds=options.budget, resume=options.resume)
+    shared = options.budget is None and not gpus()
+    budget = _BUDGET_SECONDS if shared else options.budget
+    file = run(options.suites, options.output, budget_seconds=budget, shared=shared, resume=options.resume)
     page = file.path.with_suffix(".html")
     print(run_file.dumps(file.run) if options.json else report.terminal(file.run))
     write_atomic(page, report.page(file.run))
@@ -153,6 +165,18 @@ def _run(options: argparse.Namespace) -> int:
         return INTERNAL
     verdicts = [variant.verdict for case in file.run.cases for variant in case.variants]
     return FAILED if "changes the result" in verdicts else DONE
+
+
+def _require_writable(folder: Path) -> None:
+    """Raises ValueError unless files can be written to a folder, which is made if there is none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"Expected --output to name a folder that can be written to. Found: {error}. Name another one."
+        ) from error
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -223,7 +247,7 @@ def _compare(options: argparse.Namespace) -> int:
         found = changes(before, after, threshold_percent=options.threshold, force=options.force)
     except ResultsError as error:
         return _say(str(error), FAILED)
-    _show([change.to_dict() for change in found], [formatting.change(change) for change in found], options)
+    _show([change.to_dict() for change in found], [formatting.changes(found, options.before, options.after)], options)
     return FAILED if any(change.failed for change in found) else DONE
 
 

@@ -1,30 +1,35 @@
-"""Runs suites and records what they find: each case in a process of its own, each turn on disk as it ends."""
+"""Runs suites and records what they find: each case in a process of its own, each turn on disk as it ends.
+
+The process that waits for the others loads no TensorFlow, so that it answers at once and leaves the GPU alone.
+"""
 
 import math
-import sys
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import rich.progress
-import tensorflow as tf
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from tfopt.bench import isolated, suites
-from tfopt.bench.cases import CPU, GPU, Case, Scale
-from tfopt.bench.cases.measuring import measure
 from tfopt.bench.isolated import ProcessError, ProcessTimeoutError
+from tfopt.bench.progress import Progress, duration
 from tfopt.bench.results import CaseResult
 from tfopt.bench.results.changes import differences
 from tfopt.bench.results.run_file import RunFile
 from tfopt.errors import ResultsError
-from tfopt.measure import environment
-from tfopt.xla.autotune_cache import share_cache
+from tfopt.hardware.host_activity import OtherProcesses
+
+if TYPE_CHECKING:
+    from tfopt.bench.cases import Case, Scale
+
+    _Make = Callable[[Sequence[str], Scale | None], list[Case]]
 
 _LISTING_SECONDS = 300.0
-_Make = Callable[[Sequence[str], Scale | None], list[Case]]
+_BUSY_PERCENT = 25.0  # of the CPUs, taken by other programs
+_WAIT_SHARE = 0.05  # of the run's time, for them to stop
+_LOOK_SECONDS = 0.3
 
 
 def run(
@@ -32,7 +37,8 @@ def run(
     folder: str | Path,
     *,
     budget_seconds: float | None = None,
-    scale: Scale | None = None,
+    shared: bool = False,
+    scale: "Scale | None" = None,
     resume: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> RunFile:
@@ -45,6 +51,7 @@ def run(
         names: Suites, or lists of them. Empty: all, or those of the run that is resumed.
         folder: Where the results file is written.
         budget_seconds: Ends the run after this time. The case under way then takes fewer turns, and stays unfinished.
+        shared: Whether the cases share the budget: where time is short, all take fewer turns, instead of the last none.
         scale: How large the workloads are. None: as the device allows.
         resume: Go on with the last run in the folder that has something left to measure. Cases that failed or are
             unfinished are measured again. With nothing left, nothing is measured; without an earlier run, one starts.
@@ -60,39 +67,47 @@ def run(
         OSError: If the folder cannot be written.
     """
     started = clock()
-    share_cache()  # XLA's autotuning, 40 to 75 s for each large model on a GPU, is done once for all processes
+    at_most = math.inf if budget_seconds is None else budget_seconds
     wanted = suites.expand(names)
     file = RunFile.earlier(folder, wanted if names else ()) if resume else None
-    if file is not None:
-        if file.run.done:
-            print(f"tfopt-bench: {file.path} is complete: nothing is left to measure.", file=sys.stderr)
-            return file
-        names = names or file.run.suites
-    listing: _Listing = isolated.call(_list, _cases, names, scale, seconds=_LISTING_SECONDS)
-    if file is None:
-        file = RunFile.create(folder, suites.expand(names), listing.environment, small=listing.small)
-    else:
-        _go_on(file, listing)
-    tried = {case.address: case.done for case in file.run.cases}
-    left = [case for case in listing.cases if not tried.get(case.planned.address)]
-    # One that failed or never fits into the budget must not keep the others from being measured.
-    left.sort(key=lambda case: case.planned.address in tried)
-    status = "interrupted"
-    try:
-        progress = _Progress(sum(case.ticks for case in left))
-        with progress.bar:
-            enough = True
-            for case in left:
-                budget = math.inf if budget_seconds is None else budget_seconds - (clock() - started)
-                if budget <= 0:
-                    enough = False
-                    break
-                progress.start(case)
-                enough = _measure(file, case, progress, budget, _cases, scale) and enough
-        status = "complete" if enough else "out of budget"
-    finally:
-        file.end(status)
+    names = names or (file.run.suites if file is not None else ())
+    expected = sum(map(suites.seconds, suites.expand(names)))
+    progress = Progress(expected, at_most=at_most)
+    if file is not None and file.run.done:
+        progress.say(f"tfopt-bench: {file.path} is complete: nothing is left to measure.")
+        return file
+    progress.say(f"tfopt-bench measures {', '.join(suites.expand(names))}: {duration(min(expected, at_most))}.")
+    with progress:
+        listing: _Listing = isolated.call(_list, _cases, names, scale, seconds=_LISTING_SECONDS, on_line=progress.say)
+        os.environ |= listing.variables
+        if file is None:
+            file = RunFile.create(folder, suites.expand(names), listing.environment, small=listing.small)
+        else:
+            _go_on(file, listing)
+        status = "interrupted"
+        try:
+            measuring = _Measuring(file, progress, lambda: at_most - (clock() - started), _cases, scale, shared=shared)
+            status = "complete" if measuring.all_of(listing.cases) else "out of budget"
+        finally:
+            file.end(status)
+            if status == "interrupted":
+                progress.say(f"Kept in {file.path}. To go on: tfopt-bench run --resume --output {folder}")
     return file
+
+
+def _wait_for_quiet(say: Callable[[str], None], seconds: float) -> float:
+    """Waits until other programs leave the CPUs alone, but not for longer than this. Returns how long it waited."""
+    began, said = time.monotonic(), False
+    while (waited := time.monotonic() - began) < seconds:
+        others = OtherProcesses()
+        time.sleep(_LOOK_SECONDS)
+        percent = others.cpu_percent()
+        if percent is None or percent < _BUSY_PERCENT:
+            break
+        if not said:
+            said = True
+            say(f"Waiting up to {seconds:.0f} s for other programs, which take {percent:.0f} % of the CPUs.")
+    return waited
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,7 @@ class _Listed:
     """A case of a run, as the process that waits for it sees it."""
 
     planned: CaseResult
-    ticks: int  # how often its progress is reported
+    seconds: float  # what it takes on two CPU cores, about
     limit_seconds: float
 
 
@@ -109,27 +124,36 @@ class _Listing:
     cases: list[_Listed]
     environment: dict[str, Any]
     small: bool
+    variables: dict[str, str]  # of the environment, for the processes of the cases
 
 
-def default_scale() -> Scale:
+def default_scale() -> "Scale":
     """Returns the size for this machine: larger with a GPU."""
+    import tensorflow as tf
+
+    from tfopt.bench.cases import CPU, GPU
+
     return GPU if tf.config.list_physical_devices("GPU") else CPU
 
 
-def _cases(names: Sequence[str], scale: Scale | None) -> list[Case]:
+def _cases(names: Sequence[str], scale: "Scale | None") -> "list[Case]":
     chosen = scale or default_scale()
     cases = [case for suite in suites.expand(names) for case in suites.load(suite).cases(chosen)]
     ordered = sorted(cases, key=lambda case: suites.position(names, (case.suite, case.workload)))
     return [replace(case, repeats=min(case.repeats, chosen.repeats)) for case in ordered]
 
 
-def _list(send: Callable[[Any], None], make: _Make, names: Sequence[str], scale: Scale | None) -> _Listing:
-    """Lists a run, in a process of its own: the one that waits touches no GPU, whose memory is the cases'."""
-    cases = [
-        _Listed(case.planned, len(case.variants) * (case.repeats + (case.judge is not None)), case.limit_seconds)
-        for case in make(names, scale)
-    ]
-    return _Listing(cases, environment(), (scale or default_scale()).resnet is None)
+def _list(send: Callable[[Any], None], make: "_Make", names: Sequence[str], scale: "Scale | None") -> _Listing:
+    """Lists a run, in a process of its own."""
+    from tfopt.measure import environment
+    from tfopt.xla.autotune_cache import share_cache
+
+    share_cache()  # XLA's autotuning, 40 to 75 s for each large model on a GPU, is done once for all processes
+    cases = make(names, scale)
+    of_suite = Counter(case.suite for case in cases)
+    listed = [_Listed(one.planned, suites.seconds(one.suite) / of_suite[one.suite], one.limit_seconds) for one in cases]
+    variables = {name: os.environ[name] for name in ("XLA_FLAGS",) if name in os.environ}
+    return _Listing(listed, environment(), (scale or default_scale()).resnet is None, variables)
 
 
 def _go_on(file: RunFile, listing: _Listing) -> None:
@@ -141,64 +165,79 @@ def _go_on(file: RunFile, listing: _Listing) -> None:
     file.go_on(differences(before, listing.environment))
 
 
-def _measure(
-    file: RunFile, case: _Listed, progress: "_Progress", budget: float, make: _Make, scale: Scale | None
-) -> bool:
-    """Measures a case and records it, whatever becomes of it. Returns whether the budget sufficed."""
-    so_far = case.planned
+class _Measuring:
+    """Measures cases and records them.
 
-    def receive(message: tuple[CaseResult, str]) -> None:
-        nonlocal so_far
-        file.put(message[0])
-        so_far = message[0]
-        progress.tick(message[1])
+    Args:
+        file: Where to.
+        progress: What says how far it is.
+        seconds_left: Returns what is left of the budget.
+        make: Makes the cases, in their processes.
+        scale: As for `make`.
+        shared: Whether each case gets a part of what is left, or all.
+    """
 
-    limit = min(budget, case.limit_seconds)
-    try:
-        result = isolated.call(_measured, make, case.planned.address, scale, budget, seconds=limit, on_message=receive)
-        file.put(result)
-    except Exception as error:  # noqa: BLE001  whatever a case does, the others are measured
-        if isinstance(error, ProcessTimeoutError) and limit == budget:
-            result = replace(so_far.with_metrics(), unfinished="the budget ran out")
-        else:
-            said = str(error) if isinstance(error, ProcessError) else f"{type(error).__name__}: {error}"
-            result = replace(so_far.with_metrics(), unfinished=None, error=said)
-        file.put(result)
-    return result.unfinished is None
+    def __init__(
+        self,
+        file: RunFile,
+        progress: Progress,
+        seconds_left: Callable[[], float],
+        make: "_Make",
+        scale: "Scale | None",
+        *,
+        shared: bool,
+    ):
+        self._file, self._progress, self._seconds_left = file, progress, seconds_left
+        self._make, self._scale, self._shared = make, scale, shared
+
+    def all_of(self, cases: Sequence[_Listed]) -> bool:
+        """Measures those that are not done. Returns whether the budget sufficed."""
+        tried = {case.address: case.done for case in self._file.run.cases}
+        left = [case for case in cases if not tried.get(case.planned.address)]
+        # One that failed or never fits into the budget must not keep the others from being measured.
+        left.sort(key=lambda case: case.planned.address in tried)
+        expected = self._progress.plan([case.seconds for case in left])
+        enough, waited = True, 0.0
+        for at, case in enumerate(left):
+            budget = self._seconds_left()
+            if budget <= 0:
+                return False
+            waited += _wait_for_quiet(self._progress.say, _WAIT_SHARE * min(budget, expected) - waited)
+            self._progress.start(" on ".join(case.planned.address), case.seconds)
+            part = case.seconds / sum(one.seconds for one in left[at:]) if self._shared else 1.0
+            enough = self._one(case, budget, part * budget) and enough
+        return enough
+
+    def _one(self, case: _Listed, budget: float, part: float) -> bool:
+        """Measures a case in its part of the budget, whatever becomes of it. Returns whether that sufficed."""
+        so_far = case.planned
+
+        def receive(message: tuple[CaseResult, str]) -> None:
+            nonlocal so_far
+            self._file.put(message[0])
+            so_far = message[0]
+            self._progress.tick(message[1])
+
+        limit = min(budget, case.limit_seconds)
+        arguments = self._make, case.planned.address, self._scale, part
+        say = self._progress.say
+        try:
+            result = isolated.call(_measured, *arguments, seconds=limit, on_message=receive, on_line=say)
+            self._file.put(result)
+        except Exception as error:  # noqa: BLE001  whatever a case does, the others are measured
+            if isinstance(error, ProcessTimeoutError) and limit == budget:
+                result = replace(so_far.with_metrics(), unfinished="the budget ran out")
+            else:
+                said = str(error) if isinstance(error, ProcessError) else f"{type(error).__name__}: {error}"
+                result = replace(so_far.with_metrics(), unfinished=None, error=said)
+            self._file.put(result)
+        return result.unfinished is None
 
 
 def _measured(
-    send: Callable[[Any], None], make: _Make, address: tuple[str, str], scale: Scale | None, seconds: float
+    send: Callable[[Any], None], make: "_Make", address: tuple[str, str], scale: "Scale | None", seconds: float
 ) -> CaseResult:
+    from tfopt.bench.cases.measuring import measure
+
     case = next(case for case in make([address[0]], scale) if (case.suite, case.workload) == address)
     return measure(case, lambda result, variant: send((result, variant)), seconds=seconds)
-
-
-class _Progress:
-    """A progress bar on standard error; without a terminal, a line for each case."""
-
-    def __init__(self, total: int):
-        self._console = Console(file=sys.stderr)
-        columns = [
-            rich.progress.BarColumn(),
-            rich.progress.TextColumn("{task.percentage:>3.0f} %"),
-            rich.progress.TimeElapsedColumn(),
-            rich.progress.TextColumn("{task.description}"),
-        ]
-        hidden = not self._console.is_terminal
-        self.bar = rich.progress.Progress(*columns, console=self._console, transient=True, disable=hidden)
-        self._task = self.bar.add_task("starting", total=total)
-        self._case = ""
-        self._end = 0.0
-
-    def start(self, case: _Listed) -> None:
-        """Begins a case; ticks missing from the one before, which failed, are skipped."""
-        self._case = " on ".join(case.planned.address)
-        self.bar.update(self._task, completed=self._end, description=self._case)
-        self._end += case.ticks
-        if not self._console.is_terminal:
-            self._console.print(f"{self._case} …", highlight=False)
-
-    def tick(self, variant: str) -> None:
-        """Notes that a part of the case is done."""
-        self.bar.update(self._task, advance=1, description=f"{self._case}: {variant}")

@@ -14,6 +14,7 @@ from tfopt.bench.cases import Case, Timer, Variant
 from tfopt.bench.cases.device import GpuReadings, MemoryMeter, device_rates
 from tfopt.bench.results import UNDER_WAY, CaseResult, VariantResult
 from tfopt.errors import DeviceMemoryError, UnsupportedError, summarize_error
+from tfopt.hardware.host_activity import OtherProcesses
 from tfopt.measure import StepTimes
 from tfopt.model.flops import functional_flops
 
@@ -78,6 +79,7 @@ class _Measurement:
         case = self._case
         with ExitStack() as stack, GpuReadings(max(variant.gpus for variant in case.variants)) as readings:
             stacks = {variant.name: stack.enter_context(ExitStack()) for variant in case.variants}
+            others = OtherProcesses()
             meters = {v.name: MemoryMeter(partial(v.timer, stacks[v.name])) for v in case.variants}
             for turn in range(case.repeats):
                 for variant in case.variants:
@@ -87,6 +89,7 @@ class _Measurement:
                     if turn and self._clock() >= self._due:
                         return
                     if times := self._attempt(variant, readings.during(name, meters[name])):
+                        self._result = replace(self._result, others_cpu_percent=others.cpu_percent())
                         self._add(variant, times, meters[name], readings)
                     else:
                         # What it holds on the device, the others need.

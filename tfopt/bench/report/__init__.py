@@ -1,22 +1,23 @@
 """A run as a table in a terminal and as a self-contained HTML page."""
 
+import textwrap
 from collections.abc import Iterator, Mapping
 
-from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from tfopt.bench.report import formatting
+from tfopt.bench.report.advice import Advice, advise
 from tfopt.bench.report.formatting import bars, number
 from tfopt.bench.results import FORMULA, CaseResult, Run
 from tfopt.measure import StepTimes
 from tfopt.page import Page, Section, Table, bar_chart, entries, render
 
-WIDTH = 120
-"""Columns, whatever the terminal, so that a file or a README always gets the same table."""
+WIDTH = 80
+"""Columns, whatever the terminal, so that the table fits any, a file and a README."""
 
-_TITLE, _TITLE_BESIDE_MEMORY = 36, 28
 _LEGEND = (
     "Times are medians with a 95 % interval. Speed is the baseline's time over the variant's, turn by turn, and the "
     "median of these. Result says what the variant computes, compared with the baseline."
@@ -24,46 +25,64 @@ _LEGEND = (
 
 
 def terminal(run: Run) -> str:
-    """Returns the table and the sentences around it, as plain text."""
+    """Returns the table and the sentences around it, as plain text that ends in what to do."""
     console = Console(width=WIDTH, color_system=None, force_terminal=False, highlight=False, markup=False)
     with console.capture() as capture:
-        console.print(f"tfopt-bench on {formatting.device(run)}")
-        console.print(_terminal_table(run))
-        console.print(formatting.lead(run))
-        for case in run.cases:
-            for sentence in formatting.sentences(case):
-                console.print(sentence)
-        console.print(
-            "ms a step: median [95 % interval]. Speed: the baseline's time over the variant's, turn by turn. "
-            f"Status: {run.status}."
-        )
+        console.print(f"tfopt-bench on {formatting.device(run)}, {_when(run)}")
+        for part in _terminal_tables(run):
+            console.print(part)
+        console.print("ms: median of a step. Speed: the baseline's time over it, with a 95 % interval.")
+        for paragraph in (
+            formatting.lead(run),
+            *(said for case in run.cases for said in formatting.remarks(case)),
+            formatting.load(run),
+        ):
+            console.print(paragraph)
+        if run.status != "complete":
+            console.print(f"This run was cut short: {run.status}.")
+        for found in advise(run):
+            console.print(f"\nDo this: {found.summary}")
+            for part in filter(None, (found.code and textwrap.indent(f"\n{found.code}\n", "    "), found.notes)):
+                console.print(part)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def _terminal_table(run: Run) -> TerminalTable:
+def _when(run: Run) -> str:
+    return run.started[:16].replace("T", " ")
+
+
+def _terminal_tables(run: Run) -> Iterator[RenderableType]:
+    """A table with the headers, then a title and a table for each case, since no row of a table can be a title."""
     with_memory = any(variant.peak_memory_mib is not None for case in run.cases for variant in case.variants)
-    table = TerminalTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=with_memory)
-    table.add_column("Variant", no_wrap=True)
-    table.add_column("ms a step", justify="right")
-    table.add_column("Speed", justify="right")
-    if with_memory:
-        table.add_column("Peak\nMiB", justify="right")
-    table.add_column("Result")
-    table.add_column("Verdict")
-    longest = _TITLE_BESIDE_MEMORY if with_memory else _TITLE
-    for position, case in enumerate(run.cases):
-        if position:
-            table.add_row()
-        title, unit = f"{case.suite}, {case.workload}:", case.unit
-        # No row spans columns: a long title would take their width.
-        table.add_row(Text(f"{title} {unit}" if len(title) + len(unit) < longest else f"{title}\n{unit}"))
-        for state, reason in (("failed", case.error), ("unfinished", case.unfinished)):
-            if reason:
-                table.add_row(f"  {state}", "", "", *[""] * with_memory, "", Text(reason))
+    header = _terminal_table(with_memory)
+    header.show_header = True
+    yield Padding(header, (1, 0, 0, 2))
+    for case in run.cases:
+        yield Text(f"{case.suite}, {case.workload}")
+        table = _terminal_table(with_memory)
         for variant in case.variants:
             memory = [formatting.memory(variant)] * with_memory
-            cells = (formatting.step_time(variant), formatting.speed(variant), *memory, formatting.check(variant))
-            table.add_row(*map(Text, (f"  {formatting.name(variant)}", *cells, formatting.verdict(variant))))
+            cells = (formatting.median(variant), formatting.speed(variant), *memory, formatting.check(variant))
+            verdict = "refused" if variant.refused else formatting.verdict(variant)
+            table.add_row(*map(Text, (formatting.name(variant), *cells, verdict)))
+        yield Padding(table, (0, 0, 0, 2))
+        # Reasons are longer than a cell.
+        reasons = [(v.name, formatting.verdict(v)) for v in case.variants if v.refused]
+        for what, reason in (*reasons, ("failed", case.error), ("unfinished", case.unfinished)):
+            if reason:
+                yield Padding(Text(f"{what}: {reason}"), (0, 0, 0, 2))
+        yield ""
+
+
+def _terminal_table(with_memory: bool) -> TerminalTable:
+    table = TerminalTable(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("Variant", width=17 if with_memory else 24)
+    table.add_column("ms", width=6, justify="right", no_wrap=True)
+    table.add_column("Speed", width=19, justify="right", no_wrap=True)
+    if with_memory:
+        table.add_column("MiB", width=6, justify="right", no_wrap=True)
+    table.add_column("Result", width=14)
+    table.add_column("Verdict", width=11)
     return table
 
 
@@ -73,17 +92,32 @@ def page(run: Run) -> str:
     Raises:
         tfopt.errors.UnsupportedError: If jinja2 is not installed.
     """
-    status = "" if run.status == "complete" else f"\n\nThis run was cut short: {run.status}."
+    status = "" if run.status == "complete" else f"This run was cut short: {run.status}."
+    measured = f"Measured on {formatting.device(run)}, {_when(run)}. {formatting.load(run)}"
     rows = entries(run.environment)
     environment = Section(title="Environment", tables=(Table(("What", "Value"), rows, align="ll"),))
+    found = advise(run)
     return render(
         Page(
             title="tfopt-bench",
-            lead=f"{formatting.lead(run)}{status}\n\nMeasured on {formatting.device(run)}. {_LEGEND}",
-            sections=[*map(section, run.cases), environment],
+            lead="\n\n".join(filter(None, (*(each.summary for each in found), measured, status))),
+            sections=[
+                *(
+                    Section(title=f"Do this: {_of(each)}", code=each.code, text=each.notes)
+                    for each in found
+                    if each.code
+                ),
+                Section(title="What was found", text=f"{formatting.lead(run)}\n\n{_LEGEND}"),
+                *map(section, run.cases),
+                environment,
+            ],
             footer=f"Written by tfopt {run.environment['tfopt']}, run of {run.started}.",
         )
     )
+
+
+def _of(found: Advice) -> str:
+    return found.summary.split(" trains ")[0]
 
 
 def section(case: CaseResult) -> Section:
@@ -114,13 +148,12 @@ def _charts(case: CaseResult) -> Iterator[str]:
             reference=1.0,
             reference_label=f"as fast as {case.baseline}",
         )
-    # What draws the others loads TensorFlow.
     if case.profile:
         from tfopt.pipelines.profiling.pipeline_profile import chart_of as chart_of_profile
 
         yield chart_of_profile(case.profile)
     for gate in case.gate or ():
-        from tfopt.precision.gate.precision_report import chart_of as chart_of_gate
+        from tfopt.precision.gate.gate_chart import chart_of as chart_of_gate
 
         yield chart_of_gate(gate)
 

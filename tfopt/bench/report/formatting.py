@@ -1,5 +1,6 @@
 """A run's figures as text: cells of a table, bars of a chart, and the sentences beside them."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -7,6 +8,9 @@ from tfopt.bench.results import CaseResult, Run, VariantResult
 from tfopt.bench.results.changes import Change
 from tfopt.measure import compare
 from tfopt.page import Bar, Table
+
+BUSY_PERCENT = 10.0
+"""Of the CPUs: more than this, taken by other programs, explains noisy figures."""
 
 _TONES: dict[str, Literal["baseline", "better", "worse"]] = {
     "baseline": "baseline",
@@ -41,6 +45,11 @@ def step_time(variant: VariantResult) -> str:
     return f"{number(variant.times.median_ms)} [{number(low)}–{number(high)}]"
 
 
+def median(variant: VariantResult) -> str:
+    """Milliseconds per step."""
+    return number(variant.times.median_ms) if variant.times and variant.metrics else ""
+
+
 def speed(variant: VariantResult) -> str:
     """Ratio to the baseline, with its interval."""
     if variant.metrics is None or variant.metrics.verdict == "not compared":
@@ -68,7 +77,7 @@ def verdict(variant: VariantResult) -> str:
         return f"refused{turns}: {variant.refused}"
     if variant.verdict == "faster" and variant.ceiling:
         return "the ceiling"
-    return "slower: leave it off" if variant.verdict == "slower" else variant.verdict or "not measured"
+    return "too noisy" if variant.verdict == "too noisy to tell" else variant.verdict or "not measured"
 
 
 def _first_step(variant: VariantResult) -> str:
@@ -112,8 +121,9 @@ class _Column(NamedTuple):
 
 _COLUMNS = (
     _Column("Variant", "l", name),
-    _Column("ms a step", "r", step_time),
+    _Column("Verdict", "l", verdict),
     _Column("Speed", "r", speed),
+    _Column("ms a step", "r", step_time),
     _Column("Of the ceiling", "r", _of_ceiling, always=False),
     _Column("MFU %", "r", _mfu, always=False),
     _Column("J / 1,000", "r", _joules, always=False),
@@ -121,7 +131,6 @@ _COLUMNS = (
     _Column("Peak MiB", "r", memory, always=False),
     _Column("GPU", "l", _conditions, always=False),
     _Column("Result", "l", check),
-    _Column("Verdict", "l", verdict),
 )
 
 
@@ -148,7 +157,8 @@ def bars(case: CaseResult) -> list[Bar]:
                 text=speed(variant),
                 low=low,
                 high=high,
-                tone="baseline" if variant.ceiling else _TONES.get(metrics.verdict, "unclear"),
+                tone="plain" if variant.ceiling else _TONES.get(metrics.verdict, "unclear"),
+                meaning="the ceiling" if variant.ceiling else metrics.verdict,
             )
         )
     return found
@@ -163,20 +173,55 @@ def device(run: Run) -> str:
 
 
 def lead(run: Run) -> str:
-    """What the run found, in a few sentences."""
+    """What the run found, technique by technique, in a few sentences."""
     measured = [variant for case in run.cases for variant in case.measured]
     end = "".join(f" {sentence}" for sentence in _shortcomings(run))
     if not measured:
         return f"Nothing was measured.{end}"
-    apart = [variant for case in run.cases if case.suite != "stack" for variant in case.measured]
-    helped = [(v, _ratio(v)) for v in _with_verdict(apart, "faster") if not v.ceiling]
-    listed = ", ".join(f"{v.name} ({number(r)}×)" for v, r in sorted(helped, key=lambda pair: -pair[1]))
-    first = f"Faster on this machine: {listed}." if helped else "Nothing measured here was faster than its baseline."
-    hurt = ", ".join(v.name for v in _with_verdict(apart, "slower"))
+    steps = [variant for case in run.cases if case.suite != "stack" and not _is_part(case) for variant in case.measured]
+    parts = [variant for case in run.cases if _is_part(case) for variant in case.measured]
+    helped, of_input = _helped(steps), _helped(parts)
+    hurt = ", ".join(v.name for v in _with_verdict([*steps, *parts], "slower"))
     wrong = ", ".join(v.name for v in _with_verdict(measured, "changes the result"))
-    return (
-        f"{_stacked(run)}{first}{f' Slower: {hurt}.' * bool(hurt)}{f' Changes the result: {wrong}.' * bool(wrong)}{end}"
-    )
+    found = [
+        f"Faster than its baseline here: {helped}." if helped else "No step was faster than its baseline here.",
+        f"Faster input, without a training: {of_input}." if of_input else "",
+        f"Slower: {hurt}." if hurt else "",
+        f"Changes the result: {wrong}." if wrong else "",
+    ]
+    return " ".join(filter(None, found)) + end
+
+
+def _is_part(case: CaseResult) -> bool:
+    """Whether a case measures the input without a training, whose gain says little about one."""
+    return case.unit.startswith("batch")
+
+
+def _helped(variants: Sequence[VariantResult]) -> str:
+    helped = [(v.name, _ratio(v)) for v in _with_verdict(variants, "faster") if not v.ceiling]
+    return ", ".join(f"{name} {number(gain)}×" for name, gain in sorted(helped, key=lambda pair: -pair[1]))
+
+
+def load(run: Run) -> str:
+    """How busy the machine was with other things, which variants are too noisy for it, and how to measure again."""
+    shares = [case.others_cpu_percent for case in run.cases if case.others_cpu_percent is not None]
+    busy = max(shares, default=0.0)
+    noisy = [v for case in run.cases for v in _with_verdict(case.variants, "too noisy to tell")]
+    said = []
+    if shares:
+        said.append(
+            f"Other programs took {statistics.median(shares):.0f} % of the CPUs, at most {busy:.0f} % in a case."
+        )
+    if noisy:
+        said.append(f"{len(noisy)} variant{'s are' if len(noisy) > 1 else ' is'} too noisy to tell.")
+        suites = " ".join(dict.fromkeys(c.suite for c in run.cases if _with_verdict(c.variants, "too noisy to tell")))
+        quiet = (
+            "Close other programs"
+            if busy > BUSY_PERCENT
+            else "Fix the CPU's frequency, if you can (pyperf system tune)"
+        )
+        said.append(f"{quiet}, then measure again: tfopt-bench run {suites}")
+    return " ".join(said)
 
 
 def _shortcomings(run: Run) -> list[str]:
@@ -194,13 +239,6 @@ def _shortcomings(run: Run) -> list[str]:
     return list(filter(None, found))
 
 
-def _stacked(run: Run) -> str:
-    """What all techniques together bring; empty if that was not measured."""
-    found = [(case.workload, v) for case in run.cases if case.suite == "stack" for v in case.measured if v.recommended]
-    listed = ", ".join(f"{workload} {number(_ratio(v))}×" for workload, v in found if _ratio(v))
-    return f"From everything off to what is recommended: {listed}. " if listed else ""
-
-
 def _with_verdict(variants: Sequence[VariantResult], stated: str) -> list[VariantResult]:
     return [v for v in variants if v.verdict == stated]
 
@@ -211,7 +249,13 @@ def _ratio(variant: VariantResult) -> float:
 
 def sentences(case: CaseResult) -> list[str]:
     """What there is to say about a case beside its table."""
-    found = (unfinished(case), recommended(case), reached(case), _efficiency(case), throttled(case), _sent(case))
+    found = (*remarks(case), reached(case), _efficiency(case), _sent(case))
+    return [sentence for sentence in found if sentence]
+
+
+def remarks(case: CaseResult) -> list[str]:
+    """What a reader of its table must know."""
+    found = (unfinished(case), recommended(case), throttled(case))
     return [sentence for sentence in found if sentence]
 
 
@@ -236,7 +280,9 @@ def recommended(case: CaseResult) -> str:
     best = min(times, key=lambda name: times[name].median_ms)
     begin = f"{case.workload}: {chosen.name}, recommended for this device (*),"
     if best == chosen.name:
-        return f"{begin} is the fastest."
+        others = [one for name, one in times.items() if name != best]
+        surely = all(compare(one, times[best]).verdict == "faster" for one in others)
+        return f"{begin} is the fastest." if surely else f"{begin} is as fast as any other, within noise."
     slower = compare(times[best], times[chosen.name]).verdict == "slower"
     return f"{begin} is slower than {best}." if slower else f"{begin} is as fast as {best}, the fastest, within noise."
 
@@ -285,10 +331,18 @@ def _sent(case: CaseResult) -> str:
     return f"{measured}{by_size}.{started} Predicted, not measured: {predicted}."
 
 
-def change(found: Change) -> str:
-    """How a variant did in a second run, as a line."""
-    speed = f" {ratio(found.comparison.ratio, found.comparison.interval)}," if found.comparison else ""
-    return f"{found.suite} on {found.workload}, {found.variant}:{speed} {found.finding}"
+def changes(found: Sequence[Change], before: str, after: str) -> str:
+    """How the variants of a run did in a second one: what is compared, a line for each, and what follows."""
+    failed = [change for change in found if change.failed]
+    lines = [f"How many times as fast each variant is in B ({after}) as in A ({before}), relative to its baseline:"]
+    for change in found:
+        gain = change.comparison
+        speed = ratio(gain.ratio, gain.interval) if gain else "–"
+        lines.append(f"  {change.suite}, {change.workload}, {change.variant}\n    {speed:<22} {change.finding}")
+    names = ", ".join(change.variant for change in failed)
+    count = f"{len(failed)} of {len(found)} variants regressed or changed: {names}."
+    lines.append(count if failed else f"None of {len(found)} variants regressed.")
+    return "\n".join(lines)
 
 
 def _throttle_reasons(variant: VariantResult) -> Sequence[str]:

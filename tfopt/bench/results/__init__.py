@@ -12,6 +12,9 @@ UNDER_WAY = "under way when this was written"
 FORMULA = "compute + 2 (n - 1) latency + 2 (n - 1) / n · bytes / bandwidth"
 """Of `RingModel.step_ms`, for n replicas."""
 
+NAIVE, DEFAULTS = "naive Keras", "Keras' defaults"
+"""Names of the variants of the suite `stack` against which techniques are measured."""
+
 _PREDICTED_REPLICAS = (8, 64)
 
 
@@ -183,6 +186,7 @@ class CaseResult:
     profile: dict[str, Any] | None = None  # `PipelineProfile.to_dict()`
     gate: tuple[dict[str, Any], ...] | None = None  # `PrecisionReport.to_dict()` for each policy
     communication: CommunicationResult | None = None
+    others_cpu_percent: float | None = None  # of the CPUs' time during the turns, taken by other programs
     unfinished: str | None = None  # why turns or checks are missing
     error: str | None = None  # why the case failed
 

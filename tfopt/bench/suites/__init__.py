@@ -20,6 +20,9 @@ SUMMARIES = {
     "distribute": "several processes: a step, its optimizer state, steps without the others, input; and all GPUs",
 }
 
+# What each takes on two CPU cores, in seconds: the time left of a run is estimated from it.
+_SECONDS = {"stack": 40, "precision": 40, "xla": 25, "pipeline": 60, "fit": 15, "callbacks": 40, "distribute": 80}
+
 # Several suites under a name, as (suite, workload), None for what is left of the suite: what says most comes first,
 # should the time run out.
 LISTS: dict[str, tuple[tuple[str, str | None], ...]] = {
@@ -46,6 +49,11 @@ def expand(names: Sequence[str]) -> list[str]:
         ValueError: If there is no suite or list of that name.
     """
     return list(dict.fromkeys(suite for suite, _ in _places(names)))
+
+
+def seconds(name: str) -> float:
+    """Returns about how long a suite takes on two CPU cores."""
+    return _SECONDS.get(name, 10.0)
 
 
 def position(names: Sequence[str], address: tuple[str, str]) -> int:

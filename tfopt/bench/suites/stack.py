@@ -16,12 +16,11 @@ import tensorflow as tf
 from tfopt import fit, hardware, kernels, precision
 from tfopt.bench.cases import Case, Scale, Timer, Variant
 from tfopt.bench.cases.kernels import GPT2_BATCH, expect_kernel
-from tfopt.bench.results import Check
+from tfopt.bench.results import DEFAULTS, NAIVE, Check
 from tfopt.bench.workloads import gpt2, photos
 from tfopt.measure import FitTimer, StepTimer, StepTimes, one_batch, preserved
 from tfopt.pipelines import build_pipeline
 
-_NAIVE, _DEFAULTS = "naive Keras", "Keras' defaults"
 _STEPS, _WARMUP = 12, 6
 _SAMPLES = 2  # few and long beside the wait at a sample's end
 _LOSS_STEPS = 10
@@ -160,7 +159,8 @@ def _naive(rows: tuple[Any, Any], batch_size: int, optimised: bool) -> tf.data.D
 def stacked(workload: Workload) -> Case:
     """Returns the case with everything off, then each technique on top of those before it, beside Keras' defaults."""
     setup = TrainingSetup()
-    setups = {_NAIVE: setup, _DEFAULTS: TrainingSetup(tf32=True, jit_compile="auto", optimised=True)}
+    tf32 = "TF32" in workload.techniques
+    setups = {NAIVE: setup, DEFAULTS: TrainingSetup(tf32=tf32, jit_compile="auto", optimised=True)}
     for name in workload.techniques:
         setups[f"+ {name}"] = setup = replace(setup, **_TECHNIQUES[name][0])
     return _case(
@@ -171,7 +171,7 @@ def stacked(workload: Workload) -> Case:
 def alone(workload: Workload) -> Case:
     """Returns the case with each technique while everything else is off."""
     names = [name for name in workload.techniques if name not in _NOT_ALONE]
-    setups = {_NAIVE: TrainingSetup()} | {f"{name} alone": TrainingSetup(**_TECHNIQUES[name][0]) for name in names}
+    setups = {NAIVE: TrainingSetup()} | {f"{name} alone": TrainingSetup(**_TECHNIQUES[name][0]) for name in names}
     return _case(workload, f"{workload.name}, alone", "What does each technique do by itself?", setups, ceiling=None)
 
 
@@ -209,8 +209,8 @@ def _variant(
 
 def _note(name: str) -> str:
     notes = {
-        _NAIVE: "all off: float32 without TF32, no XLA, nothing parallel or ahead",
-        _DEFAULTS: "TF32, XLA and tf.data's optimisations as they are switched on by themselves",
+        NAIVE: "all off: float32 without TF32, no XLA, nothing parallel or ahead",
+        DEFAULTS: "XLA, tf.data's optimisations and, on a GPU, TF32 as they are switched on by themselves",
         "step alone": "the ceiling: one batch, on the device",
     }
     return notes.get(name) or _TECHNIQUES[name.removeprefix("+ ").removesuffix(" alone")][1]
@@ -261,7 +261,7 @@ class _Training:
 def _same_loss(tolerance: float, expected: Sequence[float], values: Sequence[float]) -> Check:
     apart = abs(values[0] - expected[0]) / abs(expected[0])
     return Check(
-        what=f"mean loss of {_LOSS_STEPS} steps on one batch: within {tolerance:.2%} of {_NAIVE}'s",
+        what=f"mean loss of {_LOSS_STEPS} steps on one batch: within {tolerance:.2%} of {NAIVE}'s",
         values=tuple(values),
         passed=apart <= tolerance,
         text=f"loss {values[0]:.4f}",
