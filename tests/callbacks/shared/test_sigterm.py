@@ -1,9 +1,11 @@
 """SIGTERM during fit leaves the last rows and the page, and ends the process as it would have without tfopt."""
 
+import json
 import signal
 import subprocess
 import sys
 import textwrap
+from itertools import pairwise
 
 import pytest
 
@@ -38,10 +40,11 @@ def hang():
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
 
-def fit(**options):
+def fit(*more, **options):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse", jit_compile=False)
     callbacks = [UtilizationLogger(folder, 0.05), ThroughputLogger(folder), ReportWriter(folder / "page.html"), Acts()]
+    callbacks += more
     return model.fit(np.zeros((64, 3)), np.zeros((64, 2)), batch_size=1, verbose=0, callbacks=callbacks, **options)
 
 """
@@ -74,6 +77,32 @@ def test_a_killed_training_leaves_its_page_and_rows(tmp_path, step):
     assert left >= LEFT
     assert "had not ended when this page was written" in (tmp_path / "page.html").read_text()
     assert (tmp_path / "utilization.jsonl").read_text().endswith("}\n")
+
+
+def test_the_last_rows_are_of_the_last_second(tmp_path):
+    """Between two rows of 100 steps; ThroughputLogger keeps one ready, a second old at most."""
+    code, _, _ = run(
+        tmp_path,
+        """
+        act = lambda: None
+        ends = []
+        class Kills(keras.callbacks.Callback):
+            def on_train_batch_end(self, step, logs=None):
+                time.sleep(0.05)
+                ends.append(time.time())
+                if len(ends) == 170:
+                    (folder / "steps.json").write_text(str(ends))
+                    term()
+                    time.sleep(100)
+        fit(Kills(), epochs=3)
+    """,
+    )
+    assert code == -signal.SIGTERM
+    ends = json.loads((tmp_path / "steps.json").read_text())
+    for name, every in (("throughput", ends), ("utilization", None)):
+        times = [json.loads(row)["time_seconds"] for row in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        longest = max(after - before for before, after in pairwise(every or times))
+        assert ends[-1] - times[-1] < 1 + longest, name
 
 
 def test_a_disk_that_hangs_does_not_keep_the_process(tmp_path):
