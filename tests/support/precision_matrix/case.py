@@ -63,8 +63,13 @@ class Case:
 class Finding:
     """What `check` made of a case."""
 
+    expected: str
+    """"pass", "fail", "refuse", or "fail or refuse"."""
+    verdict: str
+    """"pass", "fail", "refuse", or "crash" for an error of another kind than tfopt's."""
     outcome: str
-    """"right", "wrong pass", "wrong refusal", "crash", "no cause" (a verdict without the layer or words)."""
+    """"right", "wrong pass", "wrong refusal", "crash" (also an error in place of a verdict, or a verdict on what cannot
+    be judged), "no cause" (a verdict without the layer or words)."""
     said: str
 
 
@@ -86,27 +91,28 @@ def run(case: Case) -> Finding:
 
 def _run(case: Case) -> Finding:
     model, data = case.build()
-    right = case.verdict if case.verdict != "by ids" else _verdict_by_ids(case)
+    expected = case.verdict if case.verdict != "by ids" else _verdict_by_ids(case)
     try:
         report = check(model, first(data, EXAMPLES), case.policy)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        said = blamed = f"{type(error).__name__}: {error}"
         # tfopt's own errors begin like this.
-        if not str(error).startswith("Expected"):
-            return Finding("crash", said)
-        verdict = "refuse"
+        verdict = "refuse" if str(error).startswith("Expected") else "crash"
     else:
-        said, verdict = str(report), "pass" if report.passed else "fail"
-        blamed = " ".join(report.problems)
-    if verdict == "pass" != right:
-        return Finding("wrong pass", said)
-    if right == "pass" != verdict:
-        return Finding("wrong refusal", said)
-    if verdict not in right.split(" or "):
-        return Finding("crash", said)  # an error in place of a verdict, or a verdict on what cannot be judged
-    if verdict != "pass" and any(name not in (said if verdict == "refuse" else blamed) for name in case.names):
-        return Finding("no cause", said)
-    return Finding("right", said)
+        said, blamed = str(report), " ".join(report.problems)
+        verdict = "pass" if report.passed else "fail"
+    named = verdict == "pass" or all(name in blamed for name in case.names)
+    return Finding(expected, verdict, _outcome(expected, verdict, named), said)
+
+
+def _outcome(expected: str, verdict: str, named: bool) -> str:
+    if verdict == "pass" != expected:
+        return "wrong pass"
+    if expected == "pass" != verdict != "crash":
+        return "wrong refusal"
+    if verdict not in expected.split(" or "):
+        return "crash"
+    return "right" if named else "no cause"
 
 
 def _verdict_by_ids(case: Case) -> str:

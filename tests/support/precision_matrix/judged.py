@@ -17,9 +17,14 @@ QUICK = (
     "mlp, float16",
     "encoder, bfloat16",
     "stochastic_depth, float16",
+    "augmented, bfloat16",
+    "augmented_colours, bfloat16",
     "positions of 1,024, bfloat16",
+    "rotary positions of 1,024, bfloat16",
     "years, bfloat16",
     "mask of -1e9 that is added, float16",
+    "ids below 5000 without an Input, as it stands, made under bfloat16",
+    "ids below 5000 without an Input, bfloat16, made under bfloat16",
     "softmax by operation, as it stands, made under bfloat16",
     "faint gradient, not scaled, float16",
     "GAN, float16",
@@ -31,13 +36,13 @@ SHARE = 0.3
 """Of the others, those that are slow; the rest is a campaign. Drawn by a fixed seed."""
 
 
-def parameters(cases):
+def parameters(cases, share=SHARE):
     drawn = random.Random(0)
-    return [pytest.param(case, id=case.id, marks=_marks(case, drawn.random())) for case in cases]
+    return [pytest.param(case, id=case.id, marks=_marks(case, drawn.random() < share)) for case in cases]
 
 
-def _marks(case, drawn):
-    marks = [] if case.id in QUICK else [pytest.mark.slow if drawn < SHARE else pytest.mark.campaign]
+def _marks(case, slow):
+    marks = [] if case.id in QUICK else [pytest.mark.slow if slow else pytest.mark.campaign]
     if case in OF_HUB and importlib.util.find_spec("keras_hub") is None:
         how = "pip install --no-deps keras-hub && pip install tokenizers sentencepiece regex kagglehub"
         marks.append(pytest.mark.skip(reason=f"needs KerasHub: {how}"))
