@@ -19,15 +19,11 @@ def test_a_reader_finds_a_whole_file(which, tmp_path):
     command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", SUPPORT / "shared_files.py", tmp_path, which]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    if which == "stock" and ended.returncode:  # it cannot even end well
-        return
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "found0.json").read_text())
-    if which == "stock":
-        assert True not in found["read"]
-    else:
-        assert found == {"read": [True] * 3, "left": []}
-        assert not (tmp_path / "backup").exists()
+    errors = ["ValueError", "OSError"]  # no archive; an HDF5 file that another process has open
+    assert found == {"read": 3 * (errors if which == "stock" else [True, True]), "left": []}
+    assert not (tmp_path / "backup").exists()
 
 
 def test_a_folder_is_made_and_removed_by_whoever_comes_first(tmp_path):

@@ -86,7 +86,9 @@ repairs.install(*repairs.REPLICAS, *repairs.FLOAT16)
 alone = tf.distribute.get_strategy()
 for examples in (8, 9):
     found[f"summed {examples}"] = {
-        "one": updated(alone, examples), "replicas": updated(strategy, examples), "float32": updated(alone, examples, "float32")
+        "one": updated(alone, examples),
+        "replicas": updated(strategy, examples),
+        "float32": updated(alone, examples, "float32"),
     }
 print(json.dumps(found))
 """

@@ -22,6 +22,7 @@ from tfopt.repairs.fit_data import explained_input_errors
 from tfopt.repairs.repair import Function, Repair
 
 _SAVING, _FILES = "keras.src.saving.saving_lib", "keras.src.utils.file_utils"
+_HDF5 = "keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5"
 _BACKUP = "keras.src.callbacks.backup_and_restore:BackupAndRestore"
 _MODULE = "keras.src.backend.tensorflow.trainer"
 _TRAINER = f"{_MODULE}:TensorFlowTrainer"
@@ -214,7 +215,7 @@ def _through_own_file(original: Function) -> Function:
     def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         strategy: Any = getattr(model, "distribute_strategy", None)
         target = Path(filepath) if isinstance(filepath, (str, Path)) else Path()
-        a_file = target.name.endswith((".keras", ".weights.h5")) and "://" not in str(filepath)
+        a_file = target.name.endswith((".keras", ".h5", ".hdf5")) and "://" not in str(filepath)
         if not a_file or not _spans_workers(strategy):
             return original(model, filepath, *args, **kwargs)
         resolver = strategy.cluster_resolver
@@ -271,6 +272,7 @@ SHARED_FILES = Repair(
     broken={
         f"{_SAVING}:save_model": frozenset({"9e69ac53f5426cf6"}),
         f"{_SAVING}:save_weights_only": frozenset({"b6843e7292f03c0a"}),
+        _HDF5: frozenset({"be7135d2264f06ff"}),
         f"{_FILES}:makedirs": frozenset({"e4d370237ffa4f77"}),
         f"{_BACKUP}.on_train_end": frozenset({"0a689ee55ae91bd7"}),
         f"{_FILES}:rmtree": frozenset({"bc46e98a7b6fb09c"}),
@@ -278,6 +280,7 @@ SHARED_FILES = Repair(
     replace={
         f"{_SAVING}:save_model": _through_own_file,
         f"{_SAVING}:save_weights_only": _through_own_file,
+        _HDF5: _through_own_file,
         f"{_FILES}:makedirs": _making,
         f"{_FILES}:rmtree": _removing,
         f"{_BACKUP}.on_train_end": _after_all_have_saved,
