@@ -1,39 +1,47 @@
 """`fit`, `evaluate` and `predict` on `build_pipeline` in several processes: each example once, and in order."""
 
+import functools
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
+import part_sources
 import pytest
-import tensorflow as tf
+from pipeline_parts import ROWS
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "pipeline_parts.py")
 ALL, BATCH = list(range(203)), 12
 pytestmark = pytest.mark.slow  # real processes
 
 
-def write_records(folder):
-    """Writes the numbers into three files of unlike sizes."""
-    numbers = iter(ALL)
-    for name, size in (("a", 68), ("b", 104), ("c", 31)):
-        with tf.io.TFRecordWriter(str(folder / f"{name}.tfrecord")) as writer:
-            for _ in range(size):
-                value = tf.train.Feature(int64_list=tf.train.Int64List(value=[next(numbers)]))
-                features = tf.train.Features(feature={"number": value})
-                writer.write(tf.train.Example(features=features).SerializeToString())
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Returns what each of so many processes saw."""
+
+    @functools.cache
+    def found(processes):
+        folder = tmp_path_factory.mktemp("parts")
+        part_sources.write_files(folder, (68, 104, 31))  # of unlike sizes
+        with h5py.File(folder / "rows.h5", "w") as file:
+            file["rows"] = np.array(ALL)
+        (folder / "sources").mkdir()
+        for name in part_sources.NAMES if processes == 2 else ():
+            part_sources.source(folder / "sources", name)
+        command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", str(processes), SCRIPT, str(folder)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return [json.loads((folder / f"{index}.json").read_text()) for index in range(processes)]
+
+    return found
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def trained(request, tmp_path_factory):
+@pytest.fixture(params=[2, 3, 4])
+def trained(run, request):
     """What each of the processes saw."""
-    folder = tmp_path_factory.mktemp("parts")
-    write_records(folder)
-    command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", str(request.param), SCRIPT, str(folder)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return [json.loads((folder / f"{index}.json").read_text()) for index in range(request.param)]
+    return run(request.param)
 
 
 @pytest.mark.parametrize("name", ["arrays", "records"])
@@ -65,6 +73,31 @@ def test_processes_agree_and_predict_in_the_order_of_the_source(trained, name):
         assert each[name]["predictions"] == pytest.approx(outputs, rel=1e-4, abs=1e-5)
         squares = [(output - number) ** 2 for output, number in zip(outputs, ALL, strict=True)]
         assert each[name]["evaluation loss"] == pytest.approx(np.mean(squares), rel=1e-5)
+
+
+@pytest.mark.parametrize("how", ["transformed", "transformed in order"])
+@pytest.mark.parametrize("name", ["arrays", "hdf5", "generator"])
+def test_a_process_transforms_its_own_examples_only(trained, how, name):
+    calls = [each[how][name] for each in trained]
+    assert sorted(number for each in calls for number in each) == ALL
+    for each in calls:
+        assert abs(len(each) - len(ALL) / len(trained)) <= (1 if how == "transformed" else BATCH // len(trained))
+
+
+@pytest.mark.parametrize("row", range(len(ROWS)), ids=["-".join(map(str, row)) for row in ROWS])
+def test_each_kind_of_source_is_seen_once_an_epoch(run, row):
+    _, remainder, _ = ROWS[row]
+    epochs = [[sorted(part) for part in epoch] for epoch in zip(*(each["rows"][row] for each in run(2)), strict=True)]
+    count = part_sources.COUNT
+    for parts in epochs:
+        found = sorted(number for part in parts for number in part)
+        if remainder == "keep":
+            assert found == part_sources.ALL
+            assert sorted(map(len, parts)) == [count // 2, count - count // 2]
+        else:
+            assert [len(part) for part in parts] == [count // BATCH * BATCH // 2] * 2
+            assert len(set(found)) == len(found)
+    assert run(2)[0]["rows"][row][0] != run(2)[0]["rows"][row][1]  # another order
 
 
 def test_what_would_lose_examples_is_refused(trained):

@@ -1,8 +1,10 @@
 """Trains, evaluates and predicts on `build_pipeline` in each process of a cluster: python pipeline_parts.py FOLDER
 
-Each process writes into FOLDER which examples it saw, by epoch, and what `evaluate` and `predict` returned.
+Each process writes into FOLDER which examples it saw and transformed, by epoch, and what `evaluate` and `predict`
+returned. Two processes also train on each kind of source in FOLDER/sources.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -10,13 +12,15 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from part_sources import NAMES, source
 
 from tfopt import distribute
 from tfopt.errors import TfoptError
-from tfopt.pipelines import plan_pipeline, records
+from tfopt.pipelines import hdf5, plan_pipeline, records
 
 EXAMPLES, BATCH = 203, 12
 FEATURES = {"number": tf.io.FixedLenFeature((), tf.int64)}
+ROWS = [*itertools.product(NAMES, ("keep", "drop"), (None, 7))]
 
 
 class Recording(keras.Sequential):
@@ -54,15 +58,15 @@ def sources(folder):
     }
 
 
-def used(source, options):
+def used(data, options):
     """What `fit`, `evaluate` and `predict` saw and returned."""
     model, epochs = Recording(), []
     model.compile("sgd", "mse", jit_compile=False)
     take = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: (epochs.append([*model.seen]), model.seen.clear()))
-    plan = plan_pipeline(source, batch_size=BATCH, **options)
+    plan = plan_pipeline(data, batch_size=BATCH, **options)
     history = model.fit(plan.build(), epochs=2, verbose=0, callbacks=[take])
     weights = [weight.tolist() for weight in model.get_weights()]
-    ordered = plan_pipeline(source, batch_size=BATCH, training=False, transform=options["transform"]).build()
+    ordered = plan_pipeline(data, batch_size=BATCH, training=False, transform=options["transform"]).build()
     loss = model.evaluate(ordered, verbose=0)
     return {
         "epochs": epochs,
@@ -76,10 +80,61 @@ def used(source, options):
     }
 
 
-def refused(source, **options):
+def counted(folder):
+    """Sources whose `transform` is counted: read by position, with all workers reading all, and by Python."""
+    numbers = tf.data.Dataset.from_generator(
+        lambda: iter(range(EXAMPLES)), output_signature=tf.TensorSpec((), tf.int64)
+    )
+    return {
+        "arrays": np.arange(EXAMPLES),
+        "hdf5": hdf5(f"{folder}/rows.h5", "rows"),
+        "generator": numbers.apply(tf.data.experimental.assert_cardinality(EXAMPLES)),
+    }
+
+
+def transformed(data, **options):
+    """The examples that the `transform` of this process got in the second epoch."""
+    calls = []
+
+    def transform(number):
+        tf.numpy_function(lambda number: calls.append(int(number)), [number], [])
+        return pair(number)
+
+    model = Recording()
+    model.compile("sgd", "mse", jit_compile=False)
+    dataset = plan_pipeline(data, batch_size=BATCH, transform=transform, **options).build()
+    begin = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: calls.clear())
+    model.fit(dataset, epochs=2, verbose=0, callbacks=[begin])
+    return calls
+
+
+def rows(folder):
+    """What each epoch of `fit` saw of each kind of source, in the order of ROWS."""
+    model = Recording()
+    model.compile("sgd", "mse", jit_compile=False)
+    found = []
+    for name, remainder, seed in ROWS:
+        data, to_number = source(folder, name)
+        epochs = []
+
+        def transform(*element, to_number=to_number):
+            return pair(to_number(*element) if to_number else element[0])
+
+        def take(epoch, logs, epochs=epochs):
+            epochs.append([*model.seen])
+            model.seen.clear()
+
+        plan = plan_pipeline(data, batch_size=BATCH, transform=transform, remainder=remainder, seed=seed)
+        callback = keras.callbacks.LambdaCallback(on_epoch_end=take)
+        model.fit(plan.build(), epochs=2, verbose=0, callbacks=[callback])
+        found.append(epochs)
+    return found
+
+
+def refused(data, **options):
     """The error of a plan."""
     try:
-        plan_pipeline(source, batch_size=BATCH, **options)
+        plan_pipeline(data, batch_size=BATCH, **options)
     except TfoptError as error:
         return str(error)
     return ""
@@ -91,6 +146,12 @@ def main():
     strategy = distribute.strategy("auto")
     with strategy.scope():
         found = {name: used(*each) for name, each in sources(folder).items()}
+        found["transformed"] = {name: transformed(each) for name, each in counted(folder).items()}
+        found["transformed in order"] = {
+            name: transformed(each, shuffle=False) for name, each in counted(folder).items()
+        }
+        if len(distribute.resolve().workers) == 2:
+            found["rows"] = rows(f"{folder}/sources")
         found["shuffled"] = refused(tf.data.Dataset.range(EXAMPLES).shuffle(EXAMPLES))
     found["outside"] = refused(np.arange(EXAMPLES))
     Path(folder, f"{distribute.resolve().index}.json").write_text(json.dumps(found))
