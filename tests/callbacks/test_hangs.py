@@ -1,7 +1,11 @@
 """A training that hangs, with all callbacks that watch one, on eight GPUs."""
 
+import os
+import subprocess
+import sys
 import threading
 import urllib.request
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -46,8 +50,13 @@ def batches(hold, count=8):
     return data.apply(tf.data.experimental.assert_cardinality(count))
 
 
-def net(**options):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+def net(hold=lambda: None, **options):
+    class Net(keras.Sequential):
+        def train_step(self, data):
+            tf.py_function(hold, [], [])
+            return super().train_step(data)
+
+    model = Net([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse", jit_compile=False, **options)
     return model
 
@@ -57,6 +66,7 @@ def net(**options):
     ("where", "named"),
     [
         ("input", "fit waits for a batch"),
+        ("step", "the step has its batch and is running"),
         ("callback", "fit is in a callback (Saves.on_epoch_end)"),
         ("validation", "fit waits for a batch"),
         ("execution", "fit waits for a batch"),
@@ -75,7 +85,7 @@ def test_a_hang_is_told_by_all_and_the_next_fit_starts_over(tmp_path, fake_nvml,
             if where == "callback":
                 hang()
 
-    model = net(steps_per_execution=2 if where == "execution" else 1)
+    model = net(*[hang] * (where == "step"), steps_per_execution=2 if where == "execution" else 1)
     free = batches(lambda: None)
     if where in ("input", "execution"):
         data, checked = batches(hang), free
@@ -106,3 +116,47 @@ def test_a_hang_is_told_by_all_and_the_next_fit_starts_over(tmp_path, fake_nvml,
     assert named in (tmp_path / "page.html").read_text()
     model.fit(data, epochs=2, shuffle=False, verbose=0, validation_data=checked, callbacks=watching)
     assert [alert for alert in (*stuck.alerts, *second.alerts) if named in alert.cause] == []
+
+
+# A replica stops in its third step, and the other one waits for it.
+REPLICAS = """
+import threading, time
+import keras, numpy as np, tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from fake_nvml import GPM, FakeGpu, FakeNvml
+from test_hangs import net
+from tfopt.callbacks import UtilizationAlert, UtilizationLogger
+from tfopt.hardware.nvml import driver
+
+nvml = FakeNvml()
+waiting = GPM | {"NVML_GPM_METRIC_SM_UTIL": 9.0}
+nvml.gpus += [FakeGpu(utilization=100, uuid=f"GPU-{at}", bus=at + 1, gpm=waiting) for at in range(2)]
+driver._door = driver.Nvml(load=nvml.load, clock=time.monotonic)
+steps, told = [], threading.Event()
+
+def hold():
+    steps.append(1)
+    assert len(steps) != 2 * 2 + 1 or told.wait(60)
+
+def tell(alert):
+    print(alert.text)
+    told.set()
+
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = net(hold)
+alert = UtilizationAlert("seconds_since_step", above=3, for_seconds=0.2, action=tell)
+model.fit(np.ones((32, 3)), np.ones((32, 2)), batch_size=4, verbose=0, callbacks=[UtilizationLogger(None, 0.05), alert])
+print(len(alert.alerts), int(model.optimizer.iterations.numpy()))
+"""
+
+
+@pytest.mark.slow
+def test_an_all_reduce_that_waits_for_a_replica_is_named():
+    paths = os.pathsep.join([str(Path(__file__).parents[1] / "support"), str(Path(__file__).parent)])
+    environ = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True, env=environ, timeout=300)
+    told, counted = done.stdout.splitlines()
+    assert told.startswith("Expected seconds_since_step to be at most 3. Found ")
+    assert "the GPUs run without pause, so they wait in an all-reduce for a replica that has stopped" in told
+    assert counted == "1 8"
