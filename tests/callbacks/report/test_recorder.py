@@ -1,9 +1,13 @@
+import html
+import re
 from types import SimpleNamespace
 
 import pytest
 from clock import Clock
 
 from tfopt.callbacks.report.recorder import Recorder
+from tfopt.callbacks.report.training_charts import QUANTITIES, chart
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS
 from tfopt.hardware import GpuSample
 
 
@@ -209,3 +213,63 @@ def test_a_record_does_not_grow(recording, clock):
     recording.end_epoch(0, {})
     assert before.timeline.events["alert"].count == 1
     assert before.epochs.count == 0
+
+
+# By quantity: readings, its panel's number, and the end of its axis.
+PANELS = {
+    "step_time_ms": ({"step_time_ms": 38.5}, "median 38.5 ms", "40 ms"),
+    "examples_per_second": ({"examples_per_second": 5260.4}, "mean 5,260 examples/s", "6,000 /s"),
+    "input_wait_percent": ({"input_wait_percent": 12.5}, "mean 12.5 %", "100 %"),
+    "mfu_percent": ({"mfu_percent": 41.5}, "mean 41.5 %", "60 %"),
+    "model_tflops_per_second": ({"model_tflops_per_second": 250.0}, "mean 250 TFLOP/s", "300 T/s"),
+    "gpu_utilization_percent": ({"gpu_utilization_percent": 97}, "mean 97.0 %", "100 %"),
+    "sm_active_percent": ({"sm_active_percent": 55.5}, "mean 55.5 %", "100 %"),
+    "tensor_active_percent": ({"tensor_active_percent": 22.5}, "mean 22.5 %", "100 %"),
+    "dram_active_percent": ({"dram_active_percent": 45.5}, "mean 45.5 %", "100 %"),
+    "gpu_memory_used_mib": ({"gpu_memory_used_mib": 3 * 1024.0}, "mean 3.00 GiB", "3 GiB"),
+    "gpu_memory_allocated_mib": ({"gpu_memory_allocated_mib": 1536.0}, "mean 1.50 GiB", "1.5 GiB"),
+    "nvlink_mib_per_second": (
+        {"nvlink_rx_mib_per_second": 81_920.0, "nvlink_tx_mib_per_second": 20_480.0},
+        "mean 100 GiB/s",
+        "100 GiB/s",
+    ),
+    "pcie_mib_per_second": (
+        {"pcie_rx_mib_per_second": 2048.0, "pcie_tx_mib_per_second": 512.0},
+        "mean 2.50 GiB/s",
+        "3 GiB/s",
+    ),
+    "gpu_power_watts": ({"gpu_power_watts": 640.0}, "mean 640 W", "800 W"),
+    "gpu_energy_kwh": ({"gpu_energy_joules": 1e9}, "2.00 kWh", "2.0 kWh"),
+    "throttled_percent": ({"throttle_reasons": ("hw_slowdown",)}, "mean 100 %", "100 %"),
+    "host_cpu_percent": ({"host_cpu_percent": 40.0}, "mean 40.0 %", "100 %"),
+    "host_cpu_throttled_percent": ({"host_cpu_throttled_percent": 4.0}, "mean 4.00 %", "4 %"),
+    "process_memory_mib": ({"process_memory_mib": 14 * 1024.0}, "mean 14.0 GiB", "15 GiB"),
+    "disk_read_mib_per_second": ({"disk_read_mib_per_second": 12.5}, "mean 12.5 MiB/s", "15 MiB/s"),
+    "host_network_mib_per_second": (
+        {"host_network_rx_mib_per_second": 5.0, "host_network_tx_mib_per_second": 2.0},
+        "mean 7.00 MiB/s",
+        "8 MiB/s",
+    ),
+}
+
+
+def test_there_is_a_panel_of_each_quantity():
+    assert list(PANELS) == [quantity.name for group in QUANTITIES.values() for quantity in group]
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_the_readings_of_a_quantity_reach_its_panel(recording, clock, name):
+    read, text, top = PANELS[name]
+    quantity, group = next((one, title) for title, group in QUANTITIES.items() for one in group if one.name == name)
+    for second in range(3):
+        clock.now = 1000.0 + second
+        if name in THROUGHPUT_KEYS:
+            recording.take_steps({"window_seconds": 1.0, "window_steps": 9, **read})
+        else:
+            used = {key: value + second * 3.6e6 for key, value in read.items() if key == "gpu_energy_joules"}
+            recording.take_samples((GpuSample(0.0, 0.0, index=0, uuid="GPU-0", **{**read, **used}),))
+    markup = html.unescape(chart(record(recording).timeline, seconds=3.0, epoch_ends=[])).replace("\u00a0", " ")
+    heading = f"<strong>{quantity.title}</strong> <span>{quantity.what}</span><b>{text}</b>"
+    assert re.findall('class="quantity">(.*?)</p>', markup) == [heading]
+    assert re.findall('class="group">(.*?)</p>', markup) == [group]
+    assert re.findall('x="-8" [^>]*>(.*?)</text>', markup)[-1] == top
