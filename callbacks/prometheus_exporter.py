@@ -41,8 +41,8 @@ class PrometheusExporter(keras.callbacks.Callback):
     """Exports the readings of `model.fit` to Prometheus, in a file for node_exporter or on a port.
 
     Use the file where node_exporter runs (its textfile collector), and the port where Prometheus reaches the machine.
-    Readings keep their names and units, prefixed with `tfopt_`, with the GPU as labels:
-    `tfopt_gpu_utilization_percent{gpu="0",uuid="GPU-…"}`. docs/callbacks.md lists the metrics. What is unknown has no
+    Readings have Prometheus' names and base units, and the GPU as labels:
+    `tfopt_gpu_utilization_ratio{gpu="0",uuid="GPU-…"}`. docs/callbacks.md lists the metrics. What is unknown has no
     sample. A file that cannot be written and a port that is taken are reported once, and the training goes on.
 
     Args:

@@ -59,7 +59,7 @@ class UtilizationLogger(keras.callbacks.Callback):
 
     Args:
         log_dir: Folder for the files. Default None: only epoch logs.
-        interval_seconds: Time between samples. Default 1, which costs 0.1 % of a core.
+        interval_seconds: Time between samples. Default 1.
         formats: Which files: "csv", "jsonl", "tensorboard".
         clock: Seconds, monotonic.
 

@@ -26,13 +26,15 @@ KEYS = {
 
 
 def listed(logger):
-    """Unit and source of each key in the tables of a logger's section."""
+    """Unit and source of each key in the tables of a logger's section, each of which stands there once."""
     section = re.split(r"\n##+ ", TEXT.split(f"\n### {logger}\n")[1])[0]
     found = {}
     for table in re.findall(r"^\| key \| unit \| what, and where .*\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE):
         for row in table.splitlines():
             keys, unit, source = (cell.strip() for cell in row.split("|")[1:4])
-            found |= dict.fromkeys(re.findall("`(.*?)`", keys), (unit, source))
+            for key in re.findall("`(.*?)`", keys):
+                assert key not in found, f"{key} is listed twice"
+                found[key] = unit, source
     return found
 
 
