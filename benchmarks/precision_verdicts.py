@@ -1,0 +1,82 @@
+"""Records what `precision.check` says of every case of the precision matrix, and whether that is right.
+
+    PYTHONPATH=tests/support python benchmarks/precision_verdicts.py [RESULTS.json] [--only CASE ...]
+
+A case is a model and a policy with the verdict that is right, known without `check`
+(`tests/support/precision_matrix`). Each goes into RESULTS as soon as it is done; a second run goes on with those that
+are missing there. The cases of KerasHub need it: `.ci/run` says how to install it.
+"""
+
+import argparse
+import json
+import time
+from collections import Counter
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+import keras
+from precision_matrix.case import run
+from precision_matrix.cases import ALL
+
+from tfopt import repairs
+from tfopt.files import write_atomic
+from tfopt.measure import environment
+
+
+def judged(case):
+    """The record of a case, in a process that is as it began."""
+    for repair in repairs.REPAIRS.values():
+        if repair.installed:  # by the case before
+            repair.remove()
+    keras.backend.clear_session()
+    started = time.perf_counter()
+    found = run(case)
+    return {
+        "case": case.id,
+        "expected": found.expected,
+        "verdict": found.verdict,
+        "outcome": found.outcome,
+        "said": " ".join(found.said.splitlines()[: 2 if found.verdict == "fail" else 1]),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def sentences(document):
+    """What docs/precision.md says of the run."""
+    found = document["cases"]
+    right = Counter(one["verdict"] for one in found if one["outcome"] == "right")
+    wrong = Counter(one["outcome"] for one in found)
+    return (
+        f"`check` was run on {len(found)} models under a policy whose verdict is known without it: {right['pass']} "
+        f"pass and {right['fail']} fail rightly, and {right['refuse']} that cannot be judged are refused with the "
+        f"reason. It passes none wrongly, crashes on none, and fails {wrong['wrong refusal']} that train well"
+    )
+
+
+def main():
+    """Judges, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
+    parser.add_argument("--only", action="append", metavar="CASE", help="judge only these, again if they are there")
+    options = parser.parse_args()
+    document = {"environment": environment(), "status": "running", "cases": []}
+    with suppress(metadata.PackageNotFoundError):
+        document["environment"]["packages"]["keras-hub"] = metadata.version("keras-hub")
+    if options.results and Path(options.results).exists():
+        document = json.loads(Path(options.results).read_text(encoding="utf-8"))
+    done = {one["case"]: one for one in document["cases"]}
+    for case in ALL:
+        if case.id not in options.only if options.only else case.id in done:
+            continue
+        done[case.id] = judged(case)
+        print(f"{case.id}: {done[case.id]['outcome']}, {done[case.id]['seconds']} s", flush=True)
+        document["cases"] = [done[case.id] for case in ALL if case.id in done]
+        document["status"] = "complete" if len(document["cases"]) == len(ALL) else "running"
+        if options.results:
+            write_atomic(options.results, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    print(sentences(document))
+
+
+if __name__ == "__main__":
+    main()
