@@ -164,6 +164,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         shuffle: Default: True when training.
         seed: Makes elements, their order and their augmentation the same on every run, regardless of parallelism and
             `tf.random.set_seed`, and different in each epoch. Default: random.
+        split: A share of the examples to validate on, such as 0.1: training=True takes the others, training=False
+            these. Drawn at random, the same whatever the other options, before anything is shuffled.
         remainder: "drop" leaves out the examples that do not fill a batch, "keep" makes a smaller last batch, "pad"
             fills it and returns sample weights that keep loss and gradients those of the smaller one. Default: "drop"
             when training on examples that are shuffled as a whole, so that each epoch leaves out others, of at most

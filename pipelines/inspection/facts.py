@@ -26,6 +26,7 @@ from tfopt.pipelines.shared.nondeterminism import Finding, find_in_dataset, refu
 from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_remainder
 from tfopt.pipelines.sources.parts import Part, expect_one_order, take_part
 from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.sources.split import take_split
 
 MIB = 2**20
 # For the shuffle's buffer. Fixed, not a share of the free memory: under a seed the order must not depend on what else
@@ -138,12 +139,16 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
             cropped or padded, or a tf.data service could not run the pipeline.
         UnsupportedError: If several processes train together and cannot divide the source.
     """
+    if options.split is not None:
+        source = take_split(source, options.split, training=options.training)
     source, part = take_part(source, options)
     whole, raw, count, infinite = open_source(source)
     traced = trace(source, options, raw)
     in_source = find_in_dataset(whole) + traced.in_decode
     if part is not None and options.service is None:
-        expect_one_order(source, in_source)
+        expect_one_order(source, in_source, "in each of several processes, which divide it")
+    if options.split is not None:
+        expect_one_order(source, in_source, "each time, for `split`")
     refuse_draws(options, in_source, traced.in_transform, traced.in_augment)
     if options.remainder == "pad":
         expect_paddable(traced.augmented.element_spec)

@@ -79,6 +79,7 @@ class Choices(TypedDict, total=False):
     cache_limit_gib: float | None
     shuffle: bool | None
     seed: int | None
+    split: float | None
     remainder: Remainder | None
     prefetch: Prefetch
     service: str | None
@@ -111,6 +112,7 @@ class PipelineOptions:
     cache_limit_gib: float | None = None
     shuffle: bool | None = None
     seed: int | None = None
+    split: float | None = None
     remainder: Remainder | None = None
     prefetch: Prefetch = "auto"
     service: str | None = None
@@ -150,6 +152,10 @@ class PipelineOptions:
         fill_in("batch_size", checks.integer("batch_size", self.batch_size, "Pass a number of examples.", least=1))
         if self.seed is not None:
             fill_in("seed", checks.integer("seed", self.seed, "Pass a whole number, such as 1.", least=0))
+        if self.split is not None:
+            share = checks.number("split", self.split, "Pass the share to validate on, such as 0.1.", above=0)
+            if share >= 1:
+                raise ValueError(f"Expected split to be below 1. Received: {share}. Pass the share to validate on.")
         if isinstance(self.prefetch, str):
             _expect_name("prefetch", self.prefetch, ("auto",))
         elif self.prefetch == _AUTOTUNE:

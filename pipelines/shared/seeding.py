@@ -104,6 +104,14 @@ def in_batches(dataset: Any, size: int, *, full: bool) -> Any:
     return dataset.batch(size, drop_remainder=full, name="batch") if made is None else made(size, full=full)
 
 
+def renumbered(dataset: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns numbers after a function of each or of many at once; `in_batches` still gives many at once."""
+    numbers, made = dataset.map(function), getattr(dataset, _IN_BATCHES, None)
+    if made is not None:
+        setattr(numbers, _IN_BATCHES, lambda size, full: made(size, full=full).map(function))
+    return numbers
+
+
 def in_turn(first: Any, later: Any) -> Any:
     """Returns a dataset that is `first` on its first iteration, and `later` on all others."""
     bits = _random_bits(0)

@@ -110,11 +110,11 @@ def unhonoured(found: Sequence[ImageFile]) -> str:
 
 
 def refusal(problems: Sequence[Problem]) -> PipelineError:
-    """Returns the error that names the first file."""
-    more = f" {len(problems) - 1:,} more do not decode either: verify_images lists them." if len(problems) > 1 else ""
+    """Returns the error that names the files."""
     return PipelineError(
-        f"Expected an image that TensorFlow decodes at {problems[0].file!r}. Found: {problems[0].what}. Remove or "
-        f"convert it, or pass on_bad_file='skip', which leaves such files out.{more}"
+        f"Expected images that TensorFlow decodes. Found {len(problems):,} that it does not:\n{listed(problems)}\n"
+        "Remove or convert them, or pass on_bad_file='skip', which leaves such files out. verify_images also finds "
+        "those that are damaged inside."
     )
 
 

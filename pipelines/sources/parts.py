@@ -141,14 +141,14 @@ def _no_strategy(processes: int) -> UnsupportedError:
     )
 
 
-def expect_one_order(source: Source, in_source: Sequence[Finding]) -> None:
-    """Refuses to divide by position what comes in another order in each process."""
+def expect_one_order(source: Source, in_source: Sequence[Finding], where: str) -> None:
+    """Refuses to divide by position what comes in another order elsewhere."""
     for found in in_source:
         if found.kind in ("shuffle", "unordered"):
             raise UnsupportedError(
-                f"Expected a source that has the same order in each of several processes, which divide it. Found "
-                f"{found} in {source.name}: they would train on some examples twice, and on others never. What to do: "
-                "take it out, and leave the order to `shuffle`."
+                f"Expected a source that has the same order {where}. Found {found} in {source.name}: some "
+                "examples would be in both parts, and others in neither. What to do: take it out, and leave the order "
+                "to `shuffle`."
             )
 
 

@@ -94,6 +94,8 @@ EXTRA_STEP = Repair(
 
 
 _ORDER_DECIDED = "_tfopt_order_decided"  # an attribute of datasets
+_BEGIN = "keras.src.trainers.epoch_iterator:EpochIterator.__init__"
+_SPLIT = f"{_ADAPTERS}.array_slicing:train_validation_split"
 
 
 def mark_order_decided(dataset: Any) -> Any:
@@ -117,15 +119,29 @@ def _without_a_shuffle(original: Function) -> Function:
     return begin
 
 
+def _naming_split(original: Function) -> Function:
+    def train_validation_split(arrays: Any, validation_split: float) -> Any:
+        if any(getattr(part, _ORDER_DECIDED, False) for part in arrays):
+            raise ValueError(
+                "Expected no validation_split in `fit` with a pipeline, which Keras cannot divide. Found: "
+                f"validation_split={validation_split}. What to do: build both parts, build_pipeline(source, "
+                f"split={validation_split}) to train on and build_pipeline(source, split={validation_split}, "
+                "training=False) for validation_data."
+            )
+        return original(arrays, validation_split)
+
+    return train_validation_split
+
+
 SHUFFLE_WARNING = Repair(
     name="shuffle_warning",
     defect=(
         "fit warns that `shuffle=True` was passed for every tf.data.Dataset, though it is "
-        "only the default and the dataset may be shuffled."
+        "only the default and the dataset may be shuffled, and refuses validation_split without naming another way."
     ),
     reference="Keras, get_data_adapter in keras/src/trainers/data_adapters; no upstream report was found.",
-    broken={"keras.src.trainers.epoch_iterator:EpochIterator.__init__": frozenset({"0c220ae28381002f"})},
-    replace={"keras.src.trainers.epoch_iterator:EpochIterator.__init__": _without_a_shuffle},
+    broken={_BEGIN: frozenset({"0c220ae28381002f"}), _SPLIT: frozenset({"6aee314f90ac6b4a"})},
+    replace={_BEGIN: _without_a_shuffle, _SPLIT: _naming_split},
     without="Pass shuffle=False to fit.",
 )
 

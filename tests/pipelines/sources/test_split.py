@@ -1,0 +1,99 @@
+"""Examples to train on and to validate on: apart, complete, and the same ones whatever else is chosen."""
+
+import keras
+import numpy as np
+import part_sources
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.pipelines import arrays, build_pipeline, images, plan_pipeline
+from tfopt.pipelines.shared.nondeterminism import lineage
+from tfopt.pipelines.shared.seeding import in_batches, sequence
+from tfopt.pipelines.sources.split import take_split
+
+
+def numbers(dataset):
+    return [int(number) for batch in dataset for number in np.ravel(batch)]
+
+
+def both(source, transform, **options):
+    """The numbers in one epoch of training and of validation."""
+    options = {"batch_size": 8, "transform": transform, "split": 0.2, "remainder": "keep"} | options
+    return [numbers(build_pipeline(source, training=training, **options)) for training in (True, False)]
+
+
+@pytest.mark.parametrize("name", part_sources.NAMES)
+def test_each_example_is_in_one_part(tmp_path, name):
+    source, transform = part_sources.source(tmp_path, name)
+    train, validate = both(source, transform, cache=None)
+    assert sorted(train + validate) == part_sources.ALL
+    assert len(validate) == round(0.2 * part_sources.COUNT)
+    order = numbers(build_pipeline(source, batch_size=8, transform=transform, training=False))
+    assert validate == [number for number in order if number in validate]
+    assert train != [number for number in order if number in train]
+    assert max(np.diff(sorted(validate))) < 40  # from all over the data
+    again, same = both(source, transform, cache="memory", seed=7, batch_size=5)
+    assert (sorted(again), same) == (sorted(train), validate)
+
+
+def test_each_epoch_is_another_permutation_of_the_same_examples():
+    dataset = build_pipeline(np.arange(50), batch_size=10, split=0.2, cache=None)
+    epochs = [numbers(dataset) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1
+
+
+def test_positions_are_still_read_many_at_once():
+    part = take_split(arrays(np.arange(100)), 0.1, training=True)
+    positions = part.at(sequence(90))
+    each = [int(number) for number in positions]
+    batches = in_batches(positions, 40, full=False)
+    assert [len(batch) for batch in batches] == [40, 40, 10]
+    assert [int(number) for batch in batches for number in batch] == each
+    stages = [type(stage).__name__ for stage in lineage(batches)]
+    assert not [name for name in stages if "Batch" in name]  # none collects single numbers
+
+
+def test_the_plan_says_so(photos):
+    train = plan_pipeline(str(photos), batch_size=4, split=0.25, transform=lambda image, label: label)
+    assert "split=0.25: 9 of 12 to train on; training=False has those to validate on" in str(train)
+    assert len(train.source.files) == 9
+    assert train.source.class_names == images(photos).class_names
+
+
+def test_a_cache_on_disk_holds_one_part_only(tmp_path):
+    source = np.arange(100)
+    kept = {"cache": tmp_path / "cache", "cache_after": "decode"}
+    first = both(source, None, **kept)
+    assert both(source, None, **kept) != [[], []]
+    assert [sorted(part) for part in both(source, None, **kept)] == [sorted(part) for part in first]
+
+
+@pytest.mark.parametrize(
+    ("source", "split", "error", "found"),
+    [
+        (np.arange(10), 1.0, ValueError, "below 1"),
+        (np.arange(10), 0, ValueError, "above 0"),
+        (np.arange(10), "0.1", TypeError, "number"),
+        (np.arange(10), 0.01, PipelineError, "of the 10 in arrays, which is 0"),
+        (tf.data.Dataset.range(9).filter(lambda number: True), 0.5, PipelineError, "assert_cardinality"),
+        (tf.data.Dataset.range(9).repeat(), 0.5, PipelineError, "unknown or endless"),
+        (tf.data.Dataset.range(9).shuffle(9), 0.5, UnsupportedError, "the same order each time, for `split`"),
+    ],
+)
+def test_what_cannot_be_split(source, split, error, found):
+    with pytest.raises(error, match=found):
+        plan_pipeline(source, batch_size=2, split=split)
+
+
+def test_validation_split_names_it():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = np.ones((20, 1), "float32"), np.ones((20, 1), "float32")
+    dataset = build_pipeline(data, batch_size=4)
+    with pytest.raises(ValueError, match=r"build_pipeline\(source, split=0.2, training=False\) for validation_data"):
+        model.fit(dataset, validation_split=0.2, verbose=0)
+    model.fit(*data, validation_split=0.2, verbose=0)  # arrays are divided by Keras
+    with pytest.raises(ValueError, match="only supported for tensors or NumPy arrays"):
+        model.fit(tf.data.Dataset.from_tensor_slices(data).batch(4), validation_split=0.2, verbose=0)
