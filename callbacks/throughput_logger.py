@@ -4,7 +4,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,9 @@ from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
 from tfopt.callbacks.shared.running_fit import (
     EpochExamples,
+    check_shown,
     end_with_fit,
+    log_epoch,
     most_steps,
     steps_trained,
     warn_of_earlier_loggers,
@@ -28,7 +30,8 @@ from tfopt.checks import integer, log_folder, number
 _CALL_LISTENERS_EVERY_SECONDS = 1.0
 # Steps of a second or more fill no window of 100 in this time, and their training may be killed before they do.
 _WRITE_EVERY_SECONDS = 60.0
-_COLUMNS = (*COORDINATES, "window_steps", "window_seconds", *THROUGHPUT_KEYS, "eta_seconds")
+_LOGGED = (*THROUGHPUT_KEYS, "eta_seconds")
+_COLUMNS = (*COORDINATES, "window_steps", "window_seconds", *_LOGGED)
 
 
 class ThroughputLogger(keras.callbacks.Callback):
@@ -49,6 +52,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         formats: Which files: "csv", "jsonl", "tensorboard".
         examples_per_step: Examples in the batches of all replicas. Default None: Keras counts them in `fit`; a loop of
             your own has to say.
+        show: Which of the epoch's figures the progress bar prints. None: all.
         tokens_per_example: Gives `tokens_per_second`. Default None: no such figure.
         flops_per_example: FLOPs of a training step on one example, a multiply-add being two. Default None: counted in
             the graph of the step that `fit` has traced. What cannot be counted is named once, and no FLOPs are logged.
@@ -74,6 +78,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         window_steps: int = 100,
         formats: Sequence[str] = ("csv", "jsonl"),
         *,
+        show: Collection[str] | None = ("examples_per_second", "input_wait_percent"),
         examples_per_step: float | None = None,
         tokens_per_example: float | None = None,
         flops_per_example: float | None = None,
@@ -84,6 +89,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._log_dir = log_folder(log_dir)
         self._window_steps = integer("window_steps", window_steps, "Give a number of steps.", least=1)
         self._formats = check_formats(formats)
+        self._show = check_shown(show, _LOGGED)
         self._examples_per_step = _positive("examples_per_step", examples_per_step)
         self._tokens_per_example = _positive("tokens_per_example", tokens_per_example)
         self._given_flops = _positive("flops_per_example", flops_per_example)
@@ -251,7 +257,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._report()
         if logs is not None and self._done:
             found = self._epoch_figures() | {"input_wait_percent": wait_percent, "eta_seconds": self._eta_seconds()}
-            logs.update({key: value for key, value in found.items() if value is not None})
+            log_epoch(logs, {key: value for key, value in found.items() if value is not None}, self._show)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes the last row and closes the files."""

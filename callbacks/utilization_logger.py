@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,7 +18,9 @@ from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
 from tfopt.callbacks.shared.running_fit import (
     EpochExamples,
+    check_shown,
     end_with_fit,
+    log_epoch,
     most_steps,
     steps_trained,
     warn_of_earlier_loggers,
@@ -39,6 +41,13 @@ _PEAKS = {
     "gpu_memory_peak_mib": "gpu_memory_used_mib",
     "gpu_memory_allocated_peak_mib": "gpu_memory_allocated_peak_mib",
 }
+_LOGGED = (
+    *_AVERAGED,
+    *_PEAKS,
+    "throttled_percent",
+    "gpu_energy_joules",
+    "gpu_energy_joules_per_thousand_examples",
+)
 
 
 class UtilizationLogger(keras.callbacks.Callback):
@@ -61,6 +70,7 @@ class UtilizationLogger(keras.callbacks.Callback):
         log_dir: Folder for the files. Default None: only epoch logs.
         interval_seconds: Time between samples. Default 1.
         formats: Which files: "csv", "jsonl", "tensorboard".
+        show: Which of the epoch's figures the progress bar prints. None: all.
         clock: Seconds, monotonic.
 
     Raises:
@@ -78,9 +88,11 @@ class UtilizationLogger(keras.callbacks.Callback):
         interval_seconds: float = 1.0,
         formats: Sequence[str] = ("csv", "jsonl"),
         *,
+        show: Collection[str] | None = ("gpu_utilization_percent", "gpu_memory_peak_mib"),
         clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
+        self._show = check_shown(show, _LOGGED)
         self._log_dir = log_folder(log_dir)
         self._formats = check_formats(formats)
         self._interval_seconds = number("interval_seconds", interval_seconds, "Give seconds.", above=0)
@@ -158,7 +170,7 @@ class UtilizationLogger(keras.callbacks.Callback):
         examples = self._examples.examples(self._step - self._first_step)
         if joules is not None and examples:
             figures["gpu_energy_joules_per_thousand_examples"] = joules / examples * 1000
-        logs.update(figures)
+        log_epoch(logs, figures, self._show)
         if self._summaries is not None:
             self._summaries.put(epoch, figures, gpus=self._gpus)
 

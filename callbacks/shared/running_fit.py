@@ -4,19 +4,22 @@ import contextlib
 import math
 import sys
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Collection, Mapping
 from itertools import takewhile
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
 from tfopt.callbacks.shared.fit_watch import Loop, end_with
 from tfopt.causes.between_gpus import Replicas
+from tfopt.errors import unknown_name
 
 Kind = TypeVar("Kind")
 
+_HIDDEN = "_tfopt_hidden"  # an attribute of progress bars: keys that they do not print
 _LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
 
 
@@ -56,6 +59,38 @@ def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
                 f"where {type(earlier).__name__} misses its keys. Put {type(callback).__name__} first.",
                 stacklevel=2,
             )
+
+
+def log_epoch(logs: dict[str, Any], figures: Mapping[str, float], show: Collection[str] | None) -> None:
+    """Adds an epoch's figures to the logs, of which fit's progress bar prints only those in `show`. None: all.
+
+    Call it from `on_epoch_end`. History and loggers get all of them.
+    """
+    logs.update(figures)
+    bar = getattr(running_list(), "_progbar", None)
+    if bar is None or show is None:
+        return
+    if not hasattr(bar, _HIDDEN):
+        stock, reference = type(bar)._finalize_progbar, weakref.ref(bar)
+
+        def finalize(logs: Mapping[str, Any] | None) -> None:
+            bar = reference()
+            if bar is not None:
+                stock(bar, {key: value for key, value in (logs or {}).items() if key not in getattr(bar, _HIDDEN)})
+
+        setattr(bar, _HIDDEN, set())
+        bar._finalize_progbar = finalize
+    getattr(bar, _HIDDEN).update(figures.keys() - set(show))
+
+
+def check_shown(show: Collection[str] | None, logged: Collection[str]) -> Collection[str] | None:
+    """Returns the keys to print, checked."""
+    if isinstance(show, str):
+        raise TypeError(f"Expected `show` to be a list of keys, or None for all. Received: {show!r}. Pass [{show!r}].")
+    for key in show or ():
+        if key not in logged:
+            raise unknown_name("key of `show`", key, logged)
+    return show
 
 
 def end_with_fit(callback: keras.callbacks.Callback, end: Callable[[], object], *, at_exit: bool = True) -> None:
