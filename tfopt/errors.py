@@ -33,8 +33,8 @@ class UnsupportedError(TfoptError):
     """Keras, TensorFlow or this machine cannot do what was requested."""
 
 
-def unknown_name(kind: str, received: object, valid: Iterable[str]) -> ValueError:
-    """Returns the error for an unknown name, which suggests the nearest valid one.
+def unknown_name(kind: str, received: object, valid: Iterable[str], meant: str | None = None) -> ValueError:
+    """Returns the error for an unknown name, which suggests `meant` or the nearest valid one.
 
     Example:
         >>> str(unknown_name("suite", "precison", ["precision", "xla"]))
@@ -42,7 +42,7 @@ def unknown_name(kind: str, received: object, valid: Iterable[str]) -> ValueErro
     """
     names = list(valid)
     listed = " or ".join([", ".join(map(repr, names[:-1])), repr(names[-1])] if len(names) > 1 else map(repr, names))
-    near = difflib.get_close_matches(str(received), names, n=1, cutoff=0.5)
+    near = [meant] if meant else difflib.get_close_matches(str(received), names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     article = "an" if kind[0] in "aeiou" else "a"
     return ValueError(f"Expected {article} {kind}: {listed}. Received: {received!r}.{hint}")

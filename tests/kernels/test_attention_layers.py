@@ -22,6 +22,7 @@ from quick import first_quick
 
 from tfopt.kernels import cudnn as cudnn_module
 from tfopt.kernels import explain, undo, use_flash_attention
+from tfopt.warn import forget_warnings
 
 FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
 LAYERS = keras.layers
@@ -350,3 +351,21 @@ def test_a_model_that_is_not_compiled(cudnn):
     first = json.loads(json.dumps(found.to_dict()))["layers"][0]
     assert first.keys() == {"layer", "kernel", "training", "inference"}
     assert first["kernel"] == "flash attention"
+
+
+def test_where_cudnn_cannot_be_taken_is_said_once(caplog, monkeypatch):
+    forget_warnings()
+    monkeypatch.setattr(cudnn_module, "compute_capabilities", lambda: [(7, 0)])
+    tokens = keras.Input((16, 8))
+    layer = keras.layers.MultiHeadAttention(2, 12, dtype="mixed_float16")
+    model = keras.Model(tokens, layer(tokens, tokens))
+    for _ in range(2):
+        use_flash_attention(model)
+    (record,) = caplog.records
+    assert "a GPU older than Ampere, heads of size 12, where cuDNN takes multiples of 8" in record.message
+
+
+def test_where_it_can_nothing_is_said(caplog, cudnn):
+    forget_warnings()
+    assert use_flash_attention(attention_net()) == 2
+    assert not caplog.records

@@ -251,3 +251,13 @@ def test_other_threads_see_float32():
 def test_half_a_quantised_name_is_none(name):
     with pytest.raises(ValueError, match=f"Expected a dtype policy: .* Received: '{name}'"):
         precision.set_policy(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("bf16", "mixed_bfloat16"), ("FP16", "mixed_float16"), ("bf16-mixed", "mixed_bfloat16"), ("fp32", "float32")],
+)
+def test_short_names_mean_the_mixed_policies(given, meant):
+    """Not the pure ones, whose names are nearer: their weights lose small updates."""
+    with pytest.raises(ValueError, match=rf"Did you mean '{meant}'\?"):
+        precision.set_policy(given)

@@ -12,6 +12,7 @@ from tfopt import checks
 from tfopt.kernels.cudnn import flash_attention, obstacles, standing_obstacles
 from tfopt.kernels.replacing import LayerPath, Traced, layer_path, replace_each, replacement
 from tfopt.model.layers import require_model
+from tfopt.warn import warn_once
 
 
 def dot_product_attention(
@@ -138,7 +139,8 @@ def use_flash_attention(model: keras.Model) -> int:
         model: A model, compiled or not.
 
     Returns:
-        How many layers changed: 0 if all have it already.
+        How many layers changed: 0 if all have it already. If none of them can take cuDNN here, as without a GPU, that
+        is said once (logger `tfopt`).
 
     Raises:
         TypeError: If `model` is not a Keras model.
@@ -149,7 +151,17 @@ def use_flash_attention(model: keras.Model) -> int:
     """
     require_model(model)
     layers = [layer for layer in model._flatten_layers() if _computes_as(_kind(layer), layer)]
-    return replace_each(model, layers, "_compute_attention", _FlashAttention)
+    changed = replace_each(model, layers, "_compute_attention", _FlashAttention)
+    kernels = list(filter(None, map(_kernel, layers)))
+    obstacles = [kernel.found(training=True, jit=True) for kernel in kernels]
+    if obstacles and all(obstacles):
+        found = ", ".join(dict.fromkeys(why for each in obstacles for why in each or ()))
+        warn_once(
+            f"flash attention {found}",
+            f"Expected attention that cuDNN can compute. Found: {found}. {model.name!r} trains through Keras' own path "
+            "until that changes; tfopt.kernels.explain(model) says more.",
+        )
+    return changed
 
 
 class _FlashAttention:

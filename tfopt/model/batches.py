@@ -1,5 +1,6 @@
 """Batches as `fit` would hand them to the training step, from a dataset or given directly."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -7,9 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
+from tfopt.warn import warn_caller
 
 Data = Any
 """A tf.data.Dataset of batches (x, y[, sample_weight]), or one such batch as a tuple."""
+
+_LARGE_BATCH = 8192  # examples; more are probably a data set that was meant
 
 # The attribute under which tfopt.pipelines, a floor above, attaches a device stage to a dataset.
 DEVICE_STAGE = "_tfopt_device_stage"
@@ -46,6 +50,7 @@ def as_dataset(data: Data) -> tf.data.Dataset:
                 f"Expected None in a batch only after all other parts. Received: ({given}). Give the missing part, "
                 "or apply the sample weights in the model's train_step."
             )
+        _warn_of_many(parts)
         return tf.data.Dataset.from_tensors(_as_fit_takes(parts))
     raise TypeError(
         "Expected a tf.data.Dataset of batches or one batch, a tuple (x, y[, sample_weight]). "
@@ -53,6 +58,16 @@ def as_dataset(data: Data) -> tf.data.Dataset:
         "tfopt.pipelines.build_pipeline(...), or with tf.data.Dataset.from_tensors(batch) if the model has its own "
         "train_step that takes another kind of batch."
     )
+
+
+def _warn_of_many(parts: Sequence[Any]) -> None:
+    shape: Any = getattr(tf.nest.flatten(parts)[0], "shape", None)
+    if shape and shape[0] is not None and shape[0] > _LARGE_BATCH:
+        warn_caller(
+            f"Took {shape[0]:,} examples as one batch, since a tuple of arrays is one. If they are a data set, pass "
+            "batches of it: build_pipeline(arrays, batch_size=...), or tf.data.Dataset.from_tensor_slices(arrays)"
+            ".batch(...)."
+        )
 
 
 def _as_fit_takes(value: Any) -> Any:

@@ -76,6 +76,14 @@ def recommend(gpu: Gpu | None = None) -> Recommendation:
     return Recommendation("float32", f"{device}, which has no Tensor Cores.")
 
 
+# What these stand for elsewhere: 16-bit compute with float32 weights, not the pure policy whose name is nearer.
+_MEANT = {
+    **dict.fromkeys(("bf16", "bfloat", "bf16-mixed", "amp_bf16", "mixed_bf16"), "mixed_bfloat16"),
+    **dict.fromkeys(("fp16", "f16", "half", "16-mixed", "amp", "amp_fp16", "mixed_fp16"), "mixed_float16"),
+    **dict.fromkeys(("fp32", "f32", "single", "32-true"), "float32"),
+}
+
+
 def as_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
     """Returns a Keras policy for a name; "auto" is what `recommend()` names."""
     if isinstance(policy, keras.DTypePolicy):
@@ -87,7 +95,7 @@ def as_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
         )
     name = recommend().policy if policy == "auto" else policy
     if name not in POLICIES:
-        raise unknown_name("dtype policy", name, ("auto", *POLICIES))
+        raise unknown_name("dtype policy", name, ("auto", *POLICIES), _MEANT.get(name.lower()))
     return keras.DTypePolicy(name)
 
 
@@ -152,7 +160,7 @@ def _global_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
         try:
             chosen = keras.dtype_policies.get(policy)
         except (ValueError, TypeError, IndexError) as error:  # from Keras' parser of such names
-            raise unknown_name("dtype policy", policy, ("auto", *POLICIES)) from error
+            raise unknown_name("dtype policy", policy, ("auto", *POLICIES), _MEANT.get(policy.lower())) from error
     else:
         chosen = as_policy(policy)
     if chosen.quantization_mode is not None:
