@@ -19,7 +19,7 @@ from tfopt.page.ticks import epoch_ticks, logarithmic_ticks, nice_step, ticks, t
 # The drawing's own units, fine enough for a wide screen; integers keep the page small.
 _WIDTH, _HEIGHT = 2000, 400
 _LABEL_PERCENT = 11.0  # height of a label, of the panel's height
-_LETTER_REM = 0.42  # width of a letter of a label
+_LETTER_REM = 0.46  # width of a letter of a label
 _LONGEST_LABEL = 12
 # The narrowest panel that leaves room for so many columns on a wide screen; fewer fit on others.
 _NARROWEST: dict[int, str] = {1: "100%", 2: "26rem", 3: "19rem"}

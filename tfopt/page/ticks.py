@@ -42,14 +42,15 @@ def number_text(value: float, step: float) -> str:
 
 
 def time_ticks(seconds: float) -> list[tuple[float, str]]:
-    """Returns round times from 0 to `seconds`, with their text, all in one unit: seconds, minutes, hours or days."""
+    """Returns round times from 0 to `seconds`, with their text; the last one has the unit, seconds to days."""
     unit, size = next(((unit, size) for unit, size in _UNITS if seconds >= 2 * size), _UNITS[-1])
     span = seconds / size
     step = next((part for part in _PARTS.get(unit, ()) if span / part <= _STEPS), nice_step(span, _STEPS))
     if seconds < _STEPS:  # a few seconds in all
         step = nice_step(span, _STEPS)
     count = math.floor(span / step + 1e-9)
-    return [(0.0, "0"), *((number * step * size, f"{number * step:g}\u00a0{unit}") for number in range(1, count + 1))]
+    texts = [f"{number * step:g}" for number in range(count)] + [f"{count * step:g}\u00a0{unit}"]
+    return [(number * step * size, text) for number, text in enumerate(texts)]
 
 
 def epoch_ticks(first: int, last: int) -> list[tuple[float, str]]:
