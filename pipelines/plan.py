@@ -14,6 +14,7 @@ from tfopt.pipelines.shared.options import Choices, PipelineOptions
 from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.batch_stages import (
+    left_out,
     plan_batch,
     plan_batch_functions,
     plan_memory,
@@ -34,6 +35,7 @@ from tfopt.pipelines.stages.order_stages import plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.repairs.fit_data import mark_order_decided
 from tfopt.text import Shown
+from tfopt.warn import warn_once
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -198,9 +200,15 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         >>> plan_pipeline((images, labels), batch_size=100).build().element_spec[0].shape
         TensorShape([100, 8, 8, 3])
     """
-    chosen = PipelineOptions(**options)
-    facts = inspect_source(as_source(source, chosen.on_bad_file), chosen)
-    chosen = replace(chosen, remainder=facts.last_batch[0])
+    asked = PipelineOptions(**options)
+    facts = inspect_source(as_source(source, asked.on_bad_file), asked)
+    chosen = replace(asked, remainder=facts.last_batch[0])
+    if asked.remainder is None and (found := left_out(chosen, facts)):
+        warn_once(
+            "examples left out",
+            f"Of {facts.source.name}, {found}, so that all batches are full. remainder='keep' trains on all of them, "
+            "and remainder='drop' says that you know.",
+        )
     return PipelinePlan(facts.source, chosen, _stages(chosen, facts))
 
 

@@ -159,7 +159,8 @@ def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
     full = options.remainder == "drop" or (facts.part is None and divides)
     steps = facts.steps
     reason = "every batch is full, and its shape static" if full else _smaller_last(options, facts)
-    reason += _left_out(options, facts) if options.remainder == "drop" else ""
+    out = left_out(options, facts)
+    reason += f"; {out}" if out else ""
     reason += "" if steps is None else f"; {steps:,} steps an epoch"
     if facts.check is not None:
         reason += f"; shapes checked: {', '.join(map(str, facts.check.shapes))}"
@@ -190,18 +191,18 @@ def _smaller_last(options: PipelineOptions, facts: Facts) -> str:
     return f"{used}; the last batch has {last:,}, and XLA compiles a second time for it"
 
 
-def _left_out(options: PipelineOptions, facts: Facts) -> str:
-    """Says how many examples are left out, and which."""
-    if facts.infinite:
+def left_out(options: PipelineOptions, facts: Facts) -> str:
+    """Says how many examples are left out, and which; "" for none."""
+    if facts.infinite or options.remainder != "drop":
         return ""
     if facts.count is None:
-        return "; examples that do not fill the last one are left out"
+        return "examples that do not fill the last one are left out"
     read = options.batch_size * (facts.steps or 0) if facts.part is None else facts.part.used
     if read == facts.count:
         return ""
     which = "different ones in each epoch" if facts.mixed else "mostly the last ones in each epoch"
     which = which if options.shuffle else "the last, in each epoch"
-    return f"; {facts.count - read:,} of {facts.count:,} examples are left out, {which}"
+    return f"{facts.count - read:,} of {facts.count:,} examples are left out, {which}"
 
 
 def plan_batch_functions(options: PipelineOptions, held: OnDevice | str | None) -> list[Stage] | list[FunctionStage]:

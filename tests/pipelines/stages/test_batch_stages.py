@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfopt.pipelines import build_pipeline, per_batch, plan_pipeline
 from tfopt.pipelines.device import placing
 from tfopt.pipelines.stages import batch_stages
+from tfopt.warn import forget_warnings
 
 X = np.random.default_rng(0).normal(size=(22, 4)).astype("float32")
 Y = X.sum(axis=1)
@@ -170,3 +171,16 @@ def test_threads_follow_the_quota_where_it_is_less_than_the_cpus(monkeypatch, cp
     assert options.threading.private_threadpool_size == threads
     assert options.autotune.cpu_budget == threads
     assert ("as many as this container's CPUs" in str(plan)) is (threads is not None)
+
+
+def test_what_is_left_out_by_default_is_said_once(caplog):
+    forget_warnings()
+    for _ in range(2):
+        plan_pipeline(np.zeros(1001), batch_size=100)
+    (record,) = caplog.records
+    assert record.message.startswith("Of arrays, 1 of 1,001 examples are left out, different ones in each epoch, so ")
+    forget_warnings()
+    plan_pipeline(np.zeros(1001), batch_size=100, remainder="drop")  # asked for
+    plan_pipeline(np.zeros(1000), batch_size=100)
+    plan_pipeline(np.zeros(1001), batch_size=100, training=False)
+    assert len(caplog.records) == 1
