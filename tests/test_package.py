@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -85,6 +86,19 @@ def test_the_wheel_can_be_built_from_the_sdist(built, tmp_path):
         assert wheel.namelist() == direct.namelist()
 
 
+def test_the_sdist_holds_what_a_reader_needs(built):
+    with tarfile.open(built[1]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    documents = [
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("docs/**/*.svg"),
+        *ROOT.glob("examples/*.py"),
+        *ROOT.glob("*.md"),
+    ]
+    assert len(documents) > 20
+    assert {str(document.relative_to(ROOT)) for document in documents} | {"LICENSE"} <= names
+
+
 def loaded_after(code, among=HEAVY):
     """Which of these modules a fresh interpreter has loaded after some code."""
     script = f"{code}\nimport sys, json\nprint(json.dumps([n for n in {among!r} if n in sys.modules]))"
@@ -101,6 +115,11 @@ def test_help_loads_nothing_heavy():
     assert loaded_after(script) == []
     assert loaded_after("from tfopt.bench.cli import main\nmain(['list'])") == []
     assert loaded_after("from tfopt.bench.cli import main\nmain(['run', 'precison'])") == []
+
+
+def test_a_pipeline_loads_no_other_source():
+    code = "import numpy as np\nfrom tfopt.pipelines import build_pipeline\nbuild_pipeline(np.zeros(9), batch_size=3)"
+    assert loaded_after(code, ["tensorflow_datasets"]) == []
 
 
 def test_a_callback_loads_what_it_uses():

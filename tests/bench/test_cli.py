@@ -17,6 +17,12 @@ from tfopt.bench.results.run_file import dumps, read
 from tfopt.errors import UnsupportedError
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    """The folder of the results is made where a test runs."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def played(monkeypatch, recorded):
     """`run` answers with the recorded run, changed as the test wants."""
