@@ -168,7 +168,7 @@ class Recorder:
             seconds = self._seen if interrupted else self._ended or self.now
             timeline, epochs = self._timeline.copy(seconds), self._epochs.copy()
             learning = self._learning.copy(seconds)
-        first = self._throughput.first_step_seconds
+        first, steps = self._throughput.first_step_seconds, self._throughput.step_times
         # A loop that announces no epochs does not tell when its first step began.
         first_step_end = self._first_steps
         if first is not None and self._first_epoch is not None:
@@ -187,6 +187,7 @@ class Recorder:
             replicas=self._replicas,
             idle_seconds=self.now - seconds if interrupted else 0.0,
             batch_size=self._throughput.batch_size,
+            step_time_ms=1000 * steps.percentiles(50)[0] if steps.count else None,
         )
 
     def _take_compilations(self) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -39,8 +39,8 @@ class Quantity:
     top: float | None = None
     """Where the axis ends; None: at the largest value."""
     spikes: bool = False
-    """Whether a few values may dwarf the others: those are cut off at the axis' end, and the median is printed instead
-    of the mean."""
+    """Whether a few values may dwarf the others, as of step times: those are cut off at the axis' end, and the median
+    is printed instead of the mean."""
     total: bool = False
     """Whether it adds up over the training: the last value is printed instead of the mean."""
     unless_zero: bool = False
@@ -97,6 +97,7 @@ def chart(
     epoch_ends: Sequence[float],
     since: float = 0.0,
     apart: int | None = None,
+    step_time_ms: float | None = None,
 ) -> str | None:
     """Returns the timeline as one figure, None if it is empty.
 
@@ -106,13 +107,14 @@ def chart(
         epoch_ends: When epochs ended.
         since: From then on count the means and medians that it prints.
         apart: A GPU that is drawn beside the median of all.
+        step_time_ms: The median that it prints.
     """
     found = known(timeline)
     if not found:
         return None
     return line_chart(
         [
-            _panel(quantity, devices, group, since, apart)
+            _panel(quantity, devices, group, _summary(quantity, devices, since, step_time_ms), apart)
             for group, pairs in found.items()
             for quantity, devices in pairs
         ],
@@ -198,19 +200,17 @@ def figures(
     return fmean(means) / quantity.part if means else None, low / quantity.part, high / quantity.part
 
 
-def usual_value(devices: Mapping[int | None, Series], since: float) -> float | None:
-    """Returns the median of a quantity's points from then on, in the key's unit; None if none is known."""
-    values = _values(devices, since)
-    return median(values) if values else None
-
-
 def _values(devices: Mapping[int | None, Series], since: float) -> list[float]:
     curves = [series.curve() for series in devices.values()]
     return sorted(value for at, _, mean, _ in curves for value in mean[at >= since].tolist() if not math.isnan(value))
 
 
 def _panel(
-    quantity: Quantity, devices: Mapping[int | None, Series], group: str, since: float, apart: int | None
+    quantity: Quantity,
+    devices: Mapping[int | None, Series],
+    group: str,
+    summary: tuple[str, float | None],
+    apart: int | None,
 ) -> Panel:
     in_order = sorted(devices.items(), key=lambda item: -1 if item[0] is None else item[0])
     every = {device: series.curve() for device, series in in_order}
@@ -223,24 +223,24 @@ def _panel(
         lines = [_median(together), *([_line(apart, every[apart])] if apart in every else [])]
     merged = any(series.merged for series in devices.values())
     shade = _shade(together) if merged or len(every) > _GPUS_DRAWN else None  # otherwise lines show every reading
-    text, top = _summary(quantity, devices, since)
-    return Panel(quantity.title, quantity.what, lines, shade, text, top, quantity.tick_unit, group=group)
+    return Panel(quantity.title, quantity.what, lines, shade, *summary, quantity.tick_unit, group=group)
 
 
-def _summary(quantity: Quantity, devices: Mapping[int | None, Series], since: float) -> tuple[str, float | None]:
+def _summary(
+    quantity: Quantity, devices: Mapping[int | None, Series], since: float, step_time_ms: float | None
+) -> tuple[str, float | None]:
     """A panel's number in words, and where its axis ends."""
     mean, _, highest = figures(quantity, devices, since)
     if quantity.total:
         return with_unit(highest, quantity.unit), quantity.top
     if not quantity.spikes:
         return "" if mean is None else f"mean {with_unit(mean, quantity.unit)}", quantity.top
-    values = _values(devices, since)
-    if not values:
-        return "", quantity.top
-    text, usual = f"median {with_unit(median(values), quantity.unit)}", values[int(_USUAL * (len(values) - 1))]
+    texts = [] if step_time_ms is None else [f"median {with_unit(step_time_ms, quantity.unit)}"]
+    values, top = _values(devices, since), quantity.top
+    usual = values[int(_USUAL * (len(values) - 1))] if values else 0.0
     if highest > _SPIKE * usual > 0:
-        return f"{text}, highest {with_unit(highest, quantity.unit)}, beyond the chart", 2 * usual
-    return text, quantity.top
+        texts, top = [*texts, f"highest {with_unit(highest, quantity.unit)}", "beyond the chart"], 2 * usual
+    return ", ".join(texts), top
 
 
 def with_unit(value: float, unit: str) -> str:

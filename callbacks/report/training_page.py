@@ -15,7 +15,6 @@ from tfopt.callbacks.report.training_charts import (
     ordinal,
     thinned,
     time_marks,
-    usual_value,
 )
 from tfopt.causes.between_gpus import Replicas, Straggler, names, straggler, unused_gpus
 from tfopt.causes.readings import Readings
@@ -69,6 +68,8 @@ class Record:
     """How long no step had ended when the page of an interrupted training was written; within a second or two."""
     batch_size: float | None = None
     """Examples per step, None if unknown."""
+    step_time_ms: float | None = None
+    """The median of all steps but the first, None if unknown."""
     replicas: Replicas | None = None
     """How the model was spread over devices, None if unknown."""
 
@@ -175,14 +176,13 @@ def _key_figures(record: Record, readings: Readings) -> list[tuple[str, str, str
         series = record.timeline.series.get(name, {}).get(None)
         return None if series is None else series.mean(since)
 
-    steps = record.timeline.series.get("step_time_ms", {})
     flops = ("Model FLOPs utilisation", mean("mfu_percent"), "%")
     if flops[1] is None:
         flops = ("Model FLOPs, peak unknown", mean("model_tflops_per_second"), "TFLOP/s")
     busy = [gpu.gpu_utilization_percent for gpu in readings.gpus if gpu.gpu_utilization_percent is not None]
     values = [
         ("Throughput", mean("examples_per_second"), "examples/s"),
-        ("Median step", usual_value(steps, since), "ms"),
+        ("Median step", record.step_time_ms, "ms"),
         ("Waited for input", readings.input_wait_percent, "%"),
         ("GPU busy" if len(busy) == 1 else "GPUs busy", fmean(busy) if busy else None, "%"),
         flops,
@@ -226,6 +226,7 @@ def _timeline(record: Record, text: str, slow: Straggler | None) -> Section:
         epoch_ends=_epoch_ends(record),
         since=since,
         apart=None if slow is None else slow.index,
+        step_time_ms=record.step_time_ms,
     )
     if drawn is None:
         return Section("Hardware and speed", "Nothing was read: the training ended before the first sample.")

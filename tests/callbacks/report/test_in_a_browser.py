@@ -11,6 +11,7 @@ from clock import Clock
 
 from tfopt.callbacks.report.recorder import Recorder
 from tfopt.callbacks.report.training_page import report
+from tfopt.callbacks.shared.histogram import Histogram
 from tfopt.causes.between_gpus import Replicas
 from tfopt.hardware import GpuSample
 
@@ -38,7 +39,7 @@ document.body.innerHTML = "<pre>" + JSON.stringify(result) + "</pre>";
 
 def page():
     clock = Clock()
-    throughput = SimpleNamespace(first_step_seconds=21.0, batch_size=1024.0)
+    throughput = SimpleNamespace(first_step_seconds=21.0, batch_size=1024.0, step_times=Histogram())
     setup = ("AdamW", "mixed_bfloat16", "XLA on", "8 replicas")
     recorder = Recorder("vision_transformer", throughput, None, clock, setup, Replicas(8, 8, "MirroredStrategy"))
     recorder.begin_epoch()
@@ -66,6 +67,7 @@ def page():
         ]
         recorder.take_samples(tuple(rows))
         pace = {"step_time_ms": 190.0, "examples_per_second": 5260.4, "input_wait_percent": 2.0, "mfu_percent": 39.0}
+        throughput.step_times.add([0.19])
         recorder.take_steps({"window_seconds": 1.0, "window_steps": 5, **pace})
         if second % 50 == 0:
             names = ("loss", "sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy", "mean_absolute_error")

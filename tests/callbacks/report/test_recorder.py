@@ -7,6 +7,8 @@ from clock import Clock
 
 from tfopt.callbacks.report.recorder import Recorder
 from tfopt.callbacks.report.training_charts import QUANTITIES, chart
+from tfopt.callbacks.report.training_page import report
+from tfopt.callbacks.shared.histogram import Histogram
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS
 from tfopt.hardware import GpuSample
 
@@ -23,8 +25,14 @@ def logger():
 
 
 @pytest.fixture
-def recording(clock, logger):
-    return Recorder("net", SimpleNamespace(first_step_seconds=3.0, batch_size=32.0), logger, clock, ("Adam",))
+def throughput():
+    """Stands in for a ThroughputLogger."""
+    return SimpleNamespace(first_step_seconds=3.0, batch_size=32.0, step_times=Histogram())
+
+
+@pytest.fixture
+def recording(clock, logger, throughput):
+    return Recorder("net", throughput, logger, clock, ("Adam",))
 
 
 def record(recording, **changes):
@@ -74,6 +82,25 @@ def test_steps_stand_where_they_were_and_count_for_their_time(recording, clock):
     assert [(point.begin, point.end, point.mean) for point in waits.points] == [(0.0, 1.0, 0.0), (2.0, 11.0, 100.0)]
     assert waits.mean() == 90.0
     assert series["step_time_ms"][None].mean() == 1000.0, "10 s of ten steps"
+
+
+def test_the_median_step_is_that_of_all_steps(recording, throughput):
+    """Not of the medians that seconds have: most of these have few and slow steps."""
+    assert record(recording).step_time_ms is None
+    for steps, seconds in ((1000, 0.001), (1, 1.0), (1, 1.0), (1, 1.0)):
+        throughput.step_times.add([seconds], steps)
+        recording.take_steps({"step_time_ms": 1000 * seconds, "window_steps": steps, "window_seconds": 1.0})
+    assert record(recording).step_time_ms == pytest.approx(1.0)
+
+
+def test_the_verdict_weighs_windows_by_their_seconds(recording, clock):
+    """Three of 27 windows waited, which took 44 % of the time."""
+    for seconds, wait in [*[(1.0, 1.0)] * 24, *[(6.25, 100.0)] * 3]:
+        clock.now += seconds
+        recording.take_steps({"input_wait_percent": wait, "window_steps": 9, "window_seconds": seconds})
+    page = html.unescape(report(record(recording))).replace("\u00a0", " ")
+    assert "44 % of the time" in page.split('<div class="lead">')[1].split("</div>")[0]
+    assert "<dt>Waited for input</dt><dd>44.4 <small>%</small>" in page
 
 
 def test_without_a_gpu_the_host_alone(recording):
@@ -268,7 +295,8 @@ def test_the_readings_of_a_quantity_reach_its_panel(recording, clock, name):
         else:
             used = {key: value + second * 3.6e6 for key, value in read.items() if key == "gpu_energy_joules"}
             recording.take_samples((GpuSample(0.0, 0.0, index=0, uuid="GPU-0", **{**read, **used}),))
-    markup = html.unescape(chart(record(recording).timeline, seconds=3.0, epoch_ends=[])).replace("\u00a0", " ")
+    drawn = chart(record(recording).timeline, seconds=3.0, epoch_ends=[], step_time_ms=38.5)
+    markup = html.unescape(drawn).replace("\u00a0", " ")
     heading = f"<strong>{quantity.title}</strong> <span>{quantity.what}</span><b>{text}</b>"
     assert re.findall('class="quantity">(.*?)</p>', markup) == [heading]
     assert re.findall('class="group">(.*?)</p>', markup) == [group]
