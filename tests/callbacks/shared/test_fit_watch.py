@@ -14,8 +14,11 @@ import pytest
 from watched_fit import Interrupts, fit, net, threads
 
 from tfopt.callbacks import (
+    CompilationLogger,
+    LossScaleLogger,
     PrometheusExporter,
     ReportWriter,
+    StepProfiler,
     ThroughputLogger,
     TrackerLogger,
     UtilizationAlert,
@@ -96,6 +99,8 @@ def test_an_interrupted_fit_ends_though_its_exception_is_held(looks):
 
 @pytest.mark.slow
 def test_three_interrupted_fits_of_all_callbacks_leave_no_thread(tmp_path, looks, fake_nvml):
+    model = net()
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "mse", jit_compile=False)
     before, held = set(threading.enumerate()), []  # other tests' threads may run on
     for number in range(3):
         callbacks = [
@@ -105,9 +110,12 @@ def test_three_interrupted_fits_of_all_callbacks_leave_no_thread(tmp_path, looks
             ReportWriter(tmp_path / f"{number}.html"),
             PrometheusExporter(port=0),
             TrackerLogger(SimpleNamespace(log=lambda values, step: None)),
+            CompilationLogger(),
+            LossScaleLogger(tmp_path / str(number)),
+            StepProfiler(tmp_path / str(number), start_step=0),
         ]
         with pytest.raises(KeyboardInterrupt) as caught:
-            fit(*callbacks, Interrupts())
+            fit(*callbacks, Interrupts(), model=model)
         held.append((caught, callbacks))
     until = time.monotonic() + 60
     while time.monotonic() < until:
