@@ -56,10 +56,22 @@ def test_weights_are_the_mean_of_separate_trainings(found, where, name):
     trained = found[where][name]
     assert not isinstance(trained, str), trained
     limit = 1e-6 if case.outer else LIMITS[case.dtype]  # Keras keeps the outer learning rate in 32 bits
-    assert distance(trained["weights"], found["truth"][name]) <= limit
+    truth = found["truth"][name]
+    assert distance(trained["weights"], truth["weights"]) <= limit
+    assert trained["loss"] == pytest.approx(truth["loss"], rel=max(limit, 1e-6))
+    assert (trained["iterations"], trained["scale"]) == (truth["iterations"], truth["scale"])
     assert trained["apart"] == 0
     assert trained["apart at epoch's ends"] == [0] * case.epochs
     assert trained["stock again"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", WHERE)
+def test_each_float16_replica_scales_its_own_loss_until_the_first_ones_scale_is_taken(found, where):
+    name = "float16, overflow in the second"
+    first, second = found["truth"][name]["scales"][-1]
+    assert first > second
+    assert found[where][name]["scale"] == first
 
 
 @pytest.mark.slow

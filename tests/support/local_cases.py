@@ -93,17 +93,23 @@ def batches(case):
 
 
 def separately(case):
-    """Trains a model for each replica on one device, and averages their weights with NumPy."""
+    """Trains a model for each replica on one device, and averages their weights with NumPy.
+
+    Returns the outcome as `local_training` does, with the loss scales of both before the first one's is taken.
+    """
     keras.config.set_floatx("float64" if case.dtype == "float64" else "float32")
     models = [case.model() for _ in range(REPLICAS)]
     for model in models:
         model.optimizer.build(model.trainable_variables)
     anchor, velocity = models[0].get_weights(), [0.0] * len(models[0].get_weights())
+    found = {"loss": [], "scales": []}
     for _ in range(case.epochs):
-        steps = batches(case)
+        steps, total, count = batches(case), 0.0, 0.0
         for at, parts in enumerate(steps, start=1):
             for model, part in zip(models, parts, strict=True):
                 model.train_on_batch(*part)
+                total += float(model._loss_tracker.total)
+                count += float(model._loss_tracker.count)
             if at % case.every == 0 or at == len(steps):
                 mean = _mean([model.get_weights() for model in models])
                 if case.outer:  # Nesterov's momentum, as in DiLoCo
@@ -113,6 +119,8 @@ def separately(case):
                 anchor = mean
                 for model in models:
                     model.set_weights(mean)
+        found["loss"].append(total / max(count, 1.0))  # an own step tracks none
+        found["scales"].append([_scale(model) for model in models])
         _average_state([model.optimizer for model in models])
         if getattr(models[0].optimizer, "gradient_accumulation_steps", None) == 3:  # one of four batches is left over
             for model in models:
@@ -125,7 +133,13 @@ def separately(case):
     for model in models:
         inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         inner.finalize_variable_values(model.trainable_variables)
-    return models[0].get_weights()
+    iterations = int(models[0].optimizer.iterations.numpy())
+    return found | {"weights": models[0].get_weights(), "iterations": iterations, "scale": _scale(models[0])}
+
+
+def _scale(model):
+    scale = getattr(model.optimizer, "dynamic_scale", None)
+    return None if scale is None else float(scale.numpy())
 
 
 def _mean(lists):

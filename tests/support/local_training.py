@@ -14,7 +14,7 @@ MANY = 192
 
 
 def outcome(case, strategy):
-    """Trains a case: weights, each replica's own, and the count of synchronisations."""
+    """Trains a case: weights, how far the replicas are apart, and what the optimizer and the history say."""
     import keras
 
     from tfopt.callbacks import LocalSteps
@@ -24,16 +24,15 @@ def outcome(case, strategy):
         model = case.model()
     if case.overlapped:
         fit.overlap(model)
-    local = LocalSteps(case.every, outer=case.outer and case.outer())
     seen = looking(strategy)
-    history = model.fit(case.dataset(), epochs=case.epochs, verbose=0, callbacks=[seen, local]).history
+    callbacks = [seen, LocalSteps(case.every, outer=case.outer and case.outer())]
+    history = model.fit(case.dataset(), epochs=case.epochs, verbose=0, callbacks=callbacks).history
     optimizer = model.optimizer
     scale = getattr(optimizer, "dynamic_scale", None)
     return {
         "weights": model.get_weights(),
         "apart": apart([*model.weights, *optimizer.variables], strategy),
         "apart at epoch's ends": seen.apart,
-        "synchronizations": local.synchronizations,
         "iterations": int(optimizer.iterations.numpy()),
         "scale": None if scale is None else float(scale.value.numpy()),
         "loss": history["loss"],
