@@ -1,11 +1,12 @@
 """What sending less does to a training: bytes, time of a step, and the loss after the same steps, in two processes.
 
-    python benchmarks/less_traffic.py [RESULTS.json]
+    python benchmarks/less_traffic.py [RESULTS.json [--tiny]]
 
 Trains a perceptron on scikit-learn's digits: with the gradients summed in 32 bits, compressed in each way that
 `compress_gradients` knows, and with `LocalSteps`. Prints a line for each, and writes them with the environment. The
 processes share this machine's CPUs and its loopback, where nothing waits for a network: the times say what compression
-costs, not what it saves. Run nothing else that uses the loopback meanwhile, or the measured bytes are too many.
+costs, not what it saves. Run nothing else that uses the loopback meanwhile, or the measured bytes are too many. With
+--tiny, each trains for a few steps only, to see that it runs.
 """
 
 import json
@@ -18,11 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-STEPS, WARM_UP = 120, 20
+WORKER, TINY = "--worker", "--tiny"
+STEPS, WARM_UP, SEEDS = (16, 4, (0,)) if TINY in sys.argv else (120, 20, (0, 1, 2))
 BATCH, WIDTH = 128, 256
-SEEDS = (0, 1, 2)
 EVERY = 8
-WORKER = "--worker"
 
 
 def arms():
@@ -107,7 +107,7 @@ def main():
     """Starts both processes, and reports."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "runs.json")
-        launch = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", __file__, WORKER, path]
+        launch = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", __file__, WORKER, path, *sys.argv[2:]]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         subprocess.run(launch, check=True, env=environ, stdout=subprocess.DEVNULL)
         runs = json.loads(path.read_text(encoding="utf-8"))
