@@ -36,7 +36,7 @@ from fake_nvml import GPM, FakeGpu, FakeNvml
 GPUS = 8
 BATCH = 32
 # Name: width of the dense layers, whether XLA compiles the step, steps of a fit, pairs of fits.
-NETS = {"0.5 ms": (16, False, 4000, 25), "0.5 ms, XLA": (16, True, 4000, 10), "5 ms": (1100, False, 400, 25)}
+NETS = {"0.5 ms, XLA": (16, True, 4000, 10), "0.5 ms": (16, False, 4000, 25), "5 ms": (1100, False, 400, 25)}
 WARM_UP = 200  # steps of each fit that are not measured
 SAMPLER_SECONDS = 20
 WEEK = "--week"  # for a process of its own: what others have freed would hide the growth
