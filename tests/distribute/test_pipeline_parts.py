@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow  # real processes
 def run(tmp_path_factory):
     """Returns what each of so many processes saw."""
 
-    @functools.cache
-    def found(processes):
+    @functools.cache  # also if they fail
+    def ended(processes):
         folder = tmp_path_factory.mktemp("parts")
         part_sources.write_files(folder, (68, 104, 31))  # of unlike sizes
         with h5py.File(folder / "rows.h5", "w") as file:
@@ -31,8 +31,11 @@ def run(tmp_path_factory):
         for name in part_sources.NAMES if processes == 2 else ():
             part_sources.source(folder / "sources", name)
         command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", str(processes), SCRIPT, str(folder)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return folder, subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+    def found(processes):
+        folder, process = ended(processes)
+        assert process.returncode == 0, process.stdout + process.stderr
         return [json.loads((folder / f"{index}.json").read_text()) for index in range(processes)]
 
     return found
