@@ -78,13 +78,14 @@ def test_on_a_terminal_lines_stand_above_the_bar(clock):
         progress.tick("naive")
         progress._bar.refresh()
     shown = progress._console.file.getvalue()
-    assert "less than a minute left" in shown
+    assert "about 40 s left" in shown
     assert "stack on photos: naive" in shown
     assert shown.index("a warning") < shown.rindex("stack on photos")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(7300, "about 2 h"), (290, "about 5 min"), (61, "about 1 min"), (12, "less than a minute")]
+    ("seconds", "text"),
+    [(7300, "about 2 h"), (290, "about 5 min"), (61, "about 60 s"), (12, "about 10 s"), (0.1, "about 5 s")],
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text

@@ -9,7 +9,7 @@ from typing import Self
 import rich.progress
 from rich.console import Console, RenderableType
 
-_TITLE_SECONDS = {"h": 3600, "min": 60}
+_UNITS = {"h": 3600, "min": 60}
 
 
 class Progress:
@@ -99,10 +99,10 @@ class Progress:
 
 def duration(seconds: float) -> str:
     """A length of time in words, such as "about 4 min"."""
-    for unit, size in _TITLE_SECONDS.items():
-        if seconds >= size:
+    for unit, size in _UNITS.items():
+        if seconds >= 1.5 * size:
             return f"about {seconds / size:.0f} {unit}"
-    return "less than a minute"
+    return f"about {max(5, 5 * round(seconds / 5))} s"
 
 
 class _Bar(rich.progress.Progress):

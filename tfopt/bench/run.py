@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _LISTING_SECONDS = 300.0
 _BUSY_PERCENT = 25.0  # of the CPUs, taken by other programs
 _WAIT_SHARE = 0.05  # of the run's time, for them to stop
+_LEAST_WAIT_SECONDS = 2.0
 _LOOK_SECONDS = 0.3
 
 
@@ -97,7 +98,9 @@ def run(
 
 def _wait_for_quiet(say: Callable[[str], None], seconds: float) -> float:
     """Waits until other programs leave the CPUs alone, but not for longer than this. Returns how long it waited."""
-    began, said = time.monotonic(), False
+    began, said, waited = time.monotonic(), False, 0.0
+    if seconds < _LEAST_WAIT_SECONDS:
+        return waited
     while (waited := time.monotonic() - began) < seconds:
         others = OtherProcesses()
         time.sleep(_LOOK_SECONDS)

@@ -40,6 +40,8 @@ def terminal(run: Run) -> str:
             console.print(paragraph)
         if run.status != "complete":
             console.print(f"This run was cut short: {run.status}.")
+        if not any(case.suite == "stack" for case in run.cases):
+            console.print("What to do on this machine: tfopt-bench run stack")
         for found in advise(run):
             console.print(f"\nDo this: {found.summary}")
             for part in filter(None, (found.code and textwrap.indent(f"\n{found.code}\n", "    "), found.notes)):
