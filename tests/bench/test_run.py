@@ -342,7 +342,7 @@ def test_what_other_programs_take_is_recorded_and_waited_for(planned, tmp_path, 
 
     monkeypatch.setattr(run_module, "OtherProcesses", Others)
     monkeypatch.setattr(run_module, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(run_module.suites, "seconds", lambda name: 60.0)
+    monkeypatch.setattr(run_module, "_LEAST_WAIT_SECONDS", 0.0)
     planned(planned_cases.three)
     file = run_module.run([], tmp_path)
     said = capsys.readouterr().err
