@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_datasets
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import build_pipeline
+from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.sources.image_files import decode_image
 from tfopt.pipelines.sources.tfds import tfds
 
@@ -56,6 +56,12 @@ def test_each_example_is_in_one_of_the_parts_of_several_processes(folder, split,
     whole = numbers or shades(build_pipeline(source, batch_size=5, training=False))
     assert len(whole) == source.count
     assert sorted(shade for each in found for shade in each) == sorted(whole)
+
+
+@pytest.mark.parametrize("split", ["train", "train[:50%]"])
+def test_a_tf_data_service_is_refused(folder, split):
+    with pytest.raises(ValueError, match=r"Found: assert_cardinality in tfds .* such as write_records makes"):
+        plan_pipeline(tfds("shades", split, data_dir=folder), batch_size=5, service="grpc://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("cache", [None, "memory"])
