@@ -173,7 +173,7 @@ def explained_input_errors() -> Iterator[None]:
                 "AutoShardPolicy.DATA, with which each worker takes its part of the examples, or let build_pipeline "
                 "divide the data."
             ) from error
-        if not _INPUT.search(text):  # the model's error
+        if not _INPUT.search(text) or "tf.data service" in text:  # the model's, or one that says what to do already
             raise
         found = summarize_error(ValueError(_WHERE.sub("", text)))
         raise PipelineError(
