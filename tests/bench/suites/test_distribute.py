@@ -55,15 +55,16 @@ def test_all_ways_train_to_the_same_weights(case):
     }
 
 
-def test_local_steps_are_judged_by_their_loss(document):
+def test_local_steps_show_their_loss_and_must_learn(document):
     case = find(document, "mlp, local steps")
     every, local = case["variants"]
     assert (every["name"], local["name"]) == ("every step", "LocalSteps(8)")
     assert every["check"]["passed"]
     assert local["check"]["passed"]
     assert every["check"]["values"] != local["check"]["values"]  # another training
-    assert distribute._near_loss([1.0], [1.2]).passed
-    assert not distribute._near_loss([1.0], [1.5]).passed
+    assert distribute._learns([0.1], [1.0]).passed
+    assert not distribute._learns([0.1], [1.5]).passed
+    assert not distribute._learns([0.1], [float("nan")]).passed
 
 
 def test_input_is_read_once_by_all_processes_together(document):

@@ -1,5 +1,6 @@
 """Processes that train together: bare tf.distribute, tfopt's layer over it, one process alone; and all GPUs."""
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ _READ_BATCH_SIZE = 128
 _CHECK_STEPS = 20
 _ALONE = "one process"
 _TOLERANCE = 1e-4  # of the weights' length: float32, summed in another order, through Adam
-_LOSS_TOLERANCE = 0.25  # of the loss after `_CHECK_STEPS` steps: local steps are another training
+_GUESSING = math.log(10)  # the loss of an untrained net on ten digits
 
 
 def cases(scale: Scale) -> list[Case]:
@@ -102,7 +103,7 @@ def _local_steps_case(steps: int) -> Case:
             )
             for name, (training, note) in setups.items()
         ],
-        judge=_near_loss,
+        judge=_learns,
     )
 
 
@@ -299,12 +300,12 @@ def _same_weights(expected: Sequence[float], values: Sequence[float]) -> Check:
     )
 
 
-def _near_loss(expected: Sequence[float], values: Sequence[float]) -> Check:
-    """Judges a loss by the baseline's."""
-    apart = abs(values[0] - expected[0]) / expected[0]
+def _learns(expected: Sequence[float], values: Sequence[float]) -> Check:
+    """Shows a loss, and judges only that the training learns: local steps are another training."""
+    del expected
     return Check(
-        what=f"loss after {_CHECK_STEPS} steps: within {_LOSS_TOLERANCE:.0%} of that of the first",
+        what=f"loss after {_CHECK_STEPS} steps: below half of the {_GUESSING:.2f} of guessing, not compared",
         values=tuple(values),
-        passed=apart <= _LOSS_TOLERANCE,
+        passed=values[0] < _GUESSING / 2,
         text=f"loss {values[0]:.3f}",
     )
