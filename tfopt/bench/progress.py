@@ -80,9 +80,14 @@ class Progress:
             self._took += self._clock() - self._began
             self._now = 0.0
 
+    @property
+    def pace(self) -> float:
+        """How many times as long as expected the cases that are done took."""
+        return self._took / self._done if self._done else 1.0
+
     def seconds_left(self) -> float:
         """Seconds until the end of the run."""
-        pace = self._took / self._done if self._done else 1.0
+        pace = self.pace
         elapsed, here = self._clock() - self._started, self._clock() - self._began
         left = pace * self._left - min(here, 0.9 * pace * self._now if self._now else here)
         return max(0.0, min(left, self._at_most - elapsed))

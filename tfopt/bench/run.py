@@ -207,9 +207,15 @@ class _Measuring:
                 return False
             waited += _wait_for_quiet(self._progress.say, _WAIT_SHARE * min(budget, expected) - waited)
             self._progress.start(" on ".join(case.planned.address), case.seconds)
-            part = case.seconds / sum(one.seconds for one in left[at:]) if self._shared else 1.0
-            enough = self._one(case, budget, part * budget) and enough
+            enough = self._one(case, budget, self._part(budget, left[at:])) and enough
         return enough
+
+    def _part(self, budget: float, left: Sequence[_Listed]) -> float:
+        """What the first of the cases that are left may take: what the others do not need, but at least its share."""
+        if not self._shared or len(left) == 1:
+            return budget
+        first, *others = (case.seconds for case in left)
+        return max(budget * first / (first + sum(others)), budget - self._progress.pace * sum(others))
 
     def _one(self, case: _Listed, budget: float, part: float) -> bool:
         """Measures a case in its part of the budget, whatever becomes of it. Returns whether that sufficed."""

@@ -71,7 +71,7 @@ def accuracy(seed: int, *, width: int = 1, jit_compile: bool | str = "auto") -> 
     train, test = data()
     net = conv_net(width=width, jit_compile=jit_compile)
     # Batches of 64 on any device: eight epochs need the updates.
-    net.fit(build_pipeline(train, batch_size=64, seed=seed), epochs=_EPOCHS, verbose=0)
+    net.fit(build_pipeline(train, batch_size=64, seed=seed, remainder="drop"), epochs=_EPOCHS, verbose=0)
     return float(net.evaluate(*test, batch_size=TEST_EXAMPLES, verbose=0, return_dict=True)["accuracy"])
 
 
