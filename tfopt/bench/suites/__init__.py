@@ -21,7 +21,7 @@ SUMMARIES = {
 }
 
 # What each takes on two CPU cores, in seconds: the time left of a run is estimated from it.
-_SECONDS = {"stack": 40, "precision": 40, "xla": 25, "pipeline": 60, "fit": 15, "callbacks": 40, "distribute": 80}
+_SECONDS = {"stack": 27, "precision": 23, "xla": 13, "pipeline": 65, "fit": 9, "callbacks": 15, "distribute": 85}
 
 # Several suites under a name, as (suite, workload), None for what is left of the suite: what says most comes first,
 # should the time run out.
