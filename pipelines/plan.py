@@ -270,6 +270,6 @@ def _stages(asked: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
         plan_prefetch(options),
         plan_device(placement, facts),
         *plan_overlap(options, facts, placement.held, loading),
-        plan_order(asked, cache.choice),
+        plan_order(asked, facts.source, cache.choice),
         plan_memory(options, facts, cache.choice, shuffle, reading, placement),
     )

@@ -142,7 +142,7 @@ def _no_strategy(processes: int) -> UnsupportedError:
 
 
 def expect_one_order(source: Source, in_source: Sequence[Finding], where: str) -> None:
-    """Refuses to divide by position what comes in another order elsewhere."""
+    """Refuses to divide a source by position if its order may differ between processes or reads."""
     for found in in_source:
         if found.kind in ("shuffle", "unordered"):
             raise UnsupportedError(
@@ -204,6 +204,7 @@ def _by_position(source: Source, index: int, parts: int, block: int, count: int)
         # Of all examples, so that all processes plan alike.
         sample=source.sample or (lambda limit: source.dataset().take(limit)),
         shuffled=None,
+        keeps_order=source.at is None,
         at=None if source.at is None else read_at,
         part=None,
     )
@@ -241,8 +242,8 @@ def _refuse_options(options: PipelineOptions, replicas: int) -> None:
     if options.remainder == "pad":
         raise ValueError(
             "Expected remainder='drop' or 'keep' where several processes train together. Found: 'pad', whose "
-            "weights know one process' batch only. What to do: pass 'keep', under which the examples of a "
-            "smaller last batch weigh the same in all processes."
+            "weights account for one process' batch only. What to do: pass 'keep', which gives every example of a "
+            "smaller last batch the same weight in all processes."
         )
     if options.device not in ("auto", None):
         raise ValueError(

@@ -95,6 +95,9 @@ class Source:
     """Given `on_bad_file`, looks at the files when a pipeline is planned: returns the source without those that do not
     decode ("skip"), or raises an error that names one ("raise")."""
 
+    keeps_order: bool = False
+    """Whether elements must be read in one order, since they are chosen by their place in it."""
+
     note: str = ""
     """What the plan says besides, such as what of the data is left out or not used as it is meant."""
 

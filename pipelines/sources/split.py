@@ -15,10 +15,10 @@ from tfopt.pipelines.sources.source import Source
 def take_split(source: Source, split: float, *, training: bool) -> Source:
     """Returns the share `split` of a source, drawn at random, or what is left of it for training.
 
-    The draw depends on the number of examples alone, so that both calls agree whatever their other options.
+    The split depends only on the number of examples, so both calls agree whatever their other options.
 
     Raises:
-        PipelineError: If the number of examples is unknown, or one of both would be empty.
+        PipelineError: If the number of examples is unknown, or either part would be empty.
     """
     count = source.count if source.count is not None else int(source.dataset().cardinality())
     if count < 0:
@@ -30,8 +30,8 @@ def take_split(source: Source, split: float, *, training: bool) -> Source:
     kept = round(split * count)
     if not 0 < kept < count:
         raise PipelineError(
-            f"Expected examples to train on and to validate on. Found: split={split} of the {count} in {source.name}, "
-            f"which is {kept}. What to do: pass another `split`, or more examples."
+            f"Expected `split` to leave examples for training and for validation. Found: split={split} of the {count} "
+            f"in {source.name}, which is {kept}. What to do: pass another `split`, or more examples."
         )
     order = np.random.RandomState(0).permutation(count)  # the same in each version of NumPy
     chosen = np.sort(order[kept:] if training else order[:kept])
@@ -69,6 +69,7 @@ def _only(source: Source, chosen: Any, count: int) -> Source:
         count=len(chosen),
         sample=None,
         shuffled=None,
+        keeps_order=at is None,
         part=None,
         fingerprint=None if fingerprint is None else lambda: [fingerprint(), chosen],
         files=None if files is None else tuple(files[number] for number in chosen),

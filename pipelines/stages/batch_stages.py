@@ -16,7 +16,7 @@ from tfopt.pipelines.shared.nondeterminism import find_states
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
 from tfopt.pipelines.shared.seeding import in_batches
 from tfopt.pipelines.sources.parts import Part, distributed
-from tfopt.pipelines.sources.source import HELD
+from tfopt.pipelines.sources.source import HELD, Source
 from tfopt.pipelines.stages.example_stages import FunctionStage, plan_augment
 from tfopt.pipelines.stages.order_stages import SMALL_BYTES, Mix, Shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
@@ -266,7 +266,7 @@ def plan_prefetch(options: PipelineOptions) -> Stage:
     return PrefetchBatches(name="prefetch", setting=setting, reason=reason, batches=options.prefetch)
 
 
-def plan_order(options: PipelineOptions, cache: CacheChoice) -> Order:
+def plan_order(options: PipelineOptions, source: Source, cache: CacheChoice) -> Order:
     """Returns the stage "order"."""
     deterministic = options.service is None
     if options.service is not None:
@@ -279,6 +279,8 @@ def plan_order(options: PipelineOptions, cache: CacheChoice) -> Order:
     elif cache.folder is not None:
         # Such a cache goes on with the source where it ends: both need one order.
         setting, reason = "kept", "shuffled without a seed; what is cached on disk keeps one order before that"
+    elif source.keeps_order:
+        setting, reason = "kept", "shuffled without a seed; what is read is chosen by its place in the source"
     else:
         deterministic = False
         setting, reason = "free", "shuffled without a seed: no element waits for a slower one"
