@@ -69,9 +69,8 @@ def test_what_the_callbacks_cost_is_what_was_recorded():
     assert f"sampling takes {figures['sampler_percent_of_a_core']:.1f} % of a core" in prose
     assert f"A week's readings take {figures['week_mib']:.0f} MiB;" in prose
     assert f"import and construction take {median(figures['import_ms']):.0f} ms." in prose
-    if "threads_us" in small:  # not recorded yet
-        assert f"their own threads spend {sum(small['threads_us'].values()):.0f}" in prose
-        assert f"the end of `fit` waits {sum(small['closing_ms'].values()):.0f} ms for them" in prose
+    assert f"their own threads spend {sum(small['threads_us'].values()):.0f}" in prose
+    assert f"the end of `fit` waits {sum(small['closing_ms'].values()):.0f} ms for them" in prose
 
 
 @pytest.mark.slow
