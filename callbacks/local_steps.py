@@ -23,14 +23,15 @@ _READERS = ("evaluate", "predict", "save", "save_weights", "export")
 class LocalSteps(keras.callbacks.Callback):
     """Lets each replica take several steps by itself between synchronisations (local SGD, DiLoCo).
 
-    Use it if steps wait for a slow network. It is **another training**, with another result: each replica updates its
-    own weights with its own gradients, and after `every` steps all take the mean of their weights. Compare the loss
-    with that of a training without it. With `every=1`, SGD without momentum and equal batches, it is the same training.
+    Use it if steps wait for a slow network. It is **a different training algorithm**, with a different result: each
+    replica updates its own weights with its own gradients, and after `every` steps all take the mean of their weights.
+    Compare the loss with that of a training without it. With `every=1`, SGD without momentum and equal batches, it is
+    the same training.
 
     The optimizer's state (moments, averages of weights, accumulated gradients) stays each replica's own within an
     epoch. Before an epoch ends, and before `evaluate`, `predict`, `save`, `save_weights` and `export`, a round ends
-    early and the state is averaged too, so that all replicas are equal then, and a training resumed from a checkpoint
-    goes on as the one that saved it. Logs of single batches are those of the last synchronisation.
+    early and the state is averaged too: all replicas are then equal, and training resumes exactly from a checkpoint.
+    Logs of single batches are those of the last synchronisation.
 
     With `outer=keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)`, replicas do not take the mean: the outer
     optimizer takes a step from the last common weights, with the mean change as its gradient (DiLoCo, Douillard et al.

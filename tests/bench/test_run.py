@@ -302,7 +302,7 @@ def test_another_patch_of_the_system_is_resumed_and_said(planned, tmp_path):
     path.write_text(json.dumps(document))
     found = run_module.run([], tmp_path, resume=True).run
     assert (found.done, found.resumed) == (True, (f"python: {before} and {python}",))
-    assert f"Resumed elsewhere than begun: python: {before} and {python}." in formatting.lead(found)
+    assert f"Changed before the run was resumed: python: {before} and {python}." in formatting.lead(found)
 
 
 def test_a_run_of_other_suites_is_another_run(planned, tmp_path):

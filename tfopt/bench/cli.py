@@ -174,9 +174,7 @@ def _require_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ValueError(
-            f"Expected --output to name a folder that can be written to. Found: {error}. Name another one."
-        ) from error
+        raise ValueError(f"Expected --output to name a writable folder. Found: {error}. Choose another.") from error
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -223,7 +221,7 @@ def _report_folder(options: argparse.Namespace) -> int:
     if target.suffix != ".md":
         return _say(f"Expected --output to name a Markdown file (.md) for a folder. Received: {target}.", USAGE)
     if target.exists() and collection.MARK not in target.read_text(encoding="utf-8"):
-        return _say(f"Expected {target} to be this command's own. Found another document. Pass --output.", USAGE)
+        return _say(f"Expected {target} to be written by this command. Found another document. Pass --output.", USAGE)
     pictures = {target.with_suffix("") / name: text for name, text in collection.pictures(found).items()}
     written = {
         target: collection.markdown(found, target.stem),

@@ -83,7 +83,7 @@ def call(
 
 
 def _start_server() -> None:
-    """Starts the process that the others are forked from, unless it runs, with what its imports remark out of sight."""
+    """Starts the fork server unless it is running, and hides what its imports log."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -152,15 +152,15 @@ def _receive(
             process.join()
             raise ProcessError(
                 f"Expected the process to answer. Found that it {_ended(process.exitcode)}. What to do: read what it "
-                "wrote; a process that the system kills (signal 9) mostly lacks memory."
+                "wrote; signal 9 usually means that the system ran out of memory."
             ) from None
         if kind == "returned":
             return value
         if kind == "raised":
             raise value
     raise ProcessTimeoutError(
-        f"Expected an answer within {seconds:g} s. Found none, and ended the process. What to do: look for what hangs "
-        "or compiles for so long."
+        f"Expected an answer within {seconds:g} s. Found none, and ended the process. What to do: find out what hangs, "
+        "or takes so long to compile."
     )
 
 

@@ -15,8 +15,8 @@ _UNITS = {"h": 3600, "min": 60}
 class Progress:
     """A bar that moves with the time; without a terminal, a line for each case.
 
-    How much time is left follows from how long cases of this kind take on two CPU cores, and from how much longer those
-    that are done took here.
+    Estimates the time left from how long these cases take on two CPU cores, scaled by how much longer the finished ones
+    took here.
 
     Args:
         seconds: What the run is expected to take.

@@ -163,7 +163,8 @@ def _go_on(file: RunFile, listing: _Listing) -> None:
     before = file.run.environment
     if found := differences(before, listing.environment, patches=False):
         raise ResultsError(
-            f"Expected to go on where {file.path} was begun. Found {'; '.join(found)}. Run without --resume."
+            f"Expected the machine and versions with which {file.path} was started. Found {'; '.join(found)}. Run "
+            "without --resume."
         )
     file.go_on(differences(before, listing.environment))
 

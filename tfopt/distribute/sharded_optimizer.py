@@ -54,11 +54,11 @@ def shard_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.O
 
     Use it if Adam's moments take memory that the model or the batch needs: with n replicas, each keeps 1/n of them. The
     weights are those of the unsharded training. Each replica sums the gradients with the others, updates its part of
-    each weight, and gathers the parts of the others, for which it sends half as much again. Gradients and weights stay
+    each weight, and gathers the parts of the others, which takes half as much traffic again. Gradients and weights stay
     whole on each replica; to shard them too (ZeRO stages 2 and 3), use PyTorch's FSDP, or Keras on JAX.
 
     Embeddings are trained as on Keras' other backends: the gradients of an id that occurs several times in a batch are
-    summed before they are clipped and squared, which plain Keras omits on TensorFlow.
+    summed before they are clipped and squared, which plain Keras does not do on TensorFlow.
 
     Clipping, loss scaling, weight decay, accumulation and averages of weights work as without sharding; accumulated
     gradients and averages stay whole. Keras saves and loads the state whole, so that any number of replicas, and a
@@ -247,7 +247,7 @@ class _Slice(keras.Variable):
         whole = np.asarray(value)
         if whole.shape != self.whole_shape:
             raise ValueError(
-                f"Expected the whole of {self.path!r}, of shape {self.whole_shape}. Received shape {whole.shape}."
+                f"Expected a value of the full shape {self.whole_shape} of {self.path!r}. Received shape {whole.shape}."
             )
         for replica, part in self._parts():
             part.assign(_own(tf.cast(whole, self.dtype), whole.shape, replica, self.strategy.num_replicas_in_sync))

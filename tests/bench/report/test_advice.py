@@ -47,7 +47,7 @@ def test_the_lines_and_what_they_gain(stack):
         "tfopt.fit.overlap(model)  # 1.50×",
         "model.fit(dataset)",
     ]
-    assert "it would be 12.0×" in found.notes
+    assert "the gain is 12.0×" in found.notes
     assert found.notes.endswith("Read docs/pipelines.md, docs/fit.md.")
 
 

@@ -314,7 +314,7 @@ def test_what_is_missing_is_said_beside_what_was_measured(cut, render):
     of_stack, of_precision = (case.measured[0].turns for case in cut.cases[:2])
     for said in (
         "Failed: stack on photos. Unfinished: precision on digits. Refused on this machine: XLA on (xla on digits).",
-        "Resumed elsewhere than begun: driver: 580.1 and 580.2.",
+        "Changed before the run was resumed: driver: 580.1 and 580.2.",
         "digits, unfinished, the budget ran out. Turns measured of 99 each: "
         f"float32 {of_precision}, mixed_bfloat16 {of_precision},",
         "photos, unfinished, RuntimeError: lost. Turns measured of 99 each: "

@@ -78,13 +78,13 @@ def _terminal_tables(run: Run) -> Iterator[RenderableType]:
 
 def _terminal_table(with_memory: bool) -> TerminalTable:
     table = TerminalTable(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("Variant", width=17 if with_memory else 24)
+    table.add_column("Variant", width=16 if with_memory else 21)
     table.add_column("ms", width=6, justify="right", no_wrap=True)
-    table.add_column("Speed", width=19, justify="right", no_wrap=True)
+    table.add_column("Speed", width=20, justify="right", no_wrap=True)
     if with_memory:
         table.add_column("MiB", width=6, justify="right", no_wrap=True)
     table.add_column("Result", width=14)
-    table.add_column("Verdict", width=11)
+    table.add_column("Verdict", width=11 if with_memory else 13)
     return table
 
 

@@ -95,7 +95,7 @@ def _notes(names: Sequence[str], slower: Sequence[str], case: CaseResult, best: 
             f"Left out, since {'it does' if len(slower) == 1 else 'they do'} not help here: {', '.join(slower)}."
         )
     if (naive := best.metrics and best.metrics.comparison) and case.baseline == NAIVE:
-        notes.append(f"With everything off, even what is on by default, it would be {number(naive.ratio)}×.")
+        notes.append(f"Compared with everything off, even the defaults, the gain is {number(naive.ratio)}×.")
     return " ".join([*notes, f"Read {read}."])
 
 

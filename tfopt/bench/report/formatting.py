@@ -233,8 +233,8 @@ def _shortcomings(run: Run) -> list[str]:
         f"Failed: {', '.join(failed)}." if failed else "",
         f"Unfinished: {', '.join(cut)}." if cut else "",
         f"Refused on this machine: {', '.join(refused)}." if refused else "",
-        "Small sizes, as on a machine without a GPU: they say nothing about one." if run.small else "",
-        f"Resumed elsewhere than begun: {'; '.join(run.resumed)}." if run.resumed else "",
+        "Run at CPU sizes: the results say nothing about a GPU." if run.small else "",
+        f"Changed before the run was resumed: {'; '.join(run.resumed)}." if run.resumed else "",
     ]
     return list(filter(None, found))
 

@@ -19,13 +19,14 @@ _EXPECTED_SOURCE = (
     "Expected build_pipeline to get the same source in all workers, since it gives each worker a part of it."
 )
 _DIVIDED = (
-    "TensorFlow divides files whole: of unlike sizes, the larger ones are not read to their end. What to do: let "
-    "build_pipeline divide the data, or set tf.data.experimental.AutoShardPolicy.DATA."
+    "TensorFlow gives workers whole files, so if these differ in size, the larger ones are not read to the end. What "
+    "to do: let build_pipeline divide the data, or set tf.data.experimental.AutoShardPolicy.DATA."
 )
 _OWN = (
-    "Of data that it does not divide (AutoShardPolicy.OFF), TensorFlow makes a step for each worker of a batch that "
-    "Keras counts once, and the rest is never read. What to do: leave out AutoShardPolicy.OFF if all workers have the "
-    "same data; otherwise use strategy.distribute_datasets_from_function, with as many batches in each worker."
+    "With AutoShardPolicy.OFF, TensorFlow makes one step per worker of each batch, which Keras counts as one step, and "
+    "the rest of the data is never read. What to do: leave out AutoShardPolicy.OFF if all workers have the "
+    "same data; otherwise use strategy.distribute_datasets_from_function, with the same number of batches in each "
+    "worker."
 )
 
 
@@ -47,8 +48,8 @@ def judge_start(readings: Sequence[Reading]) -> Verdict:
     if len({reading.steps for reading in readings}) > 1:
         found = _listed([f"{reading.steps} in worker {index}" for index, reading in enumerate(readings)])
         return Verdict(
-            f"Expected the same number of steps per epoch in all workers. Found: {found}, of which those that have "
-            f"fewer would leave the others waiting. What to do: {same}"
+            f"Expected the same number of steps per epoch in all workers. Found: {found}. Workers with "
+            f"fewer steps would leave the others waiting. What to do: {same}"
         )
     if any(reading.in_threads and not reading.endless for reading in readings):
         return Verdict(
@@ -90,8 +91,8 @@ def _judge_divided(readings: Sequence[Reading]) -> Verdict:
     for name, values in first.stages:
         if "seed" in name and values in ([], [0, 0]):
             return Verdict(
-                f"{expected} Found: a shuffle without a seed: each worker would have another order, and see some "
-                "examples of the others again. What to do: pass `seed` to shuffle, or call "
+                f"{expected} Found: a shuffle without a seed, which gives each worker another order: some examples "
+                "would be seen twice, others never. What to do: pass `seed` to shuffle, or call "
                 "keras.utils.set_random_seed with the same number in all workers.",
                 refused,
             )
@@ -146,7 +147,7 @@ def judge_generator(yielded: int, counted: Sequence[int]) -> Verdict:
     if sum(counted) == yielded:
         return Verdict()
     return Verdict(
-        f"{_counts(yielded, counted)} Keras reads ahead to build the model, and what it has read of a generator is "
+        f"{_counts(yielded, counted)} Keras reads from a generator to build the model, and those examples are "
         "lost. What to do: pass tf.data.Dataset.from_generator with a function that returns the generator, a "
         "PyDataset, or an endless generator with steps_per_epoch."
     )
