@@ -164,19 +164,13 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
             decoded_bytes=sample.decoded_bytes * (sent or 0),
             infinite=infinite,
         )
-    if part is not None and count is not None and options.service is None:
-        tail = count - part.used if part.last_batch[0] == "drop" else 0
-    else:
-        tail = 0 if count is None else count % options.batch_size
+    tail = _tail(options, part, count)
     mixed = _is_mixed(options, source, sample, count)
     left_out = None if count is None and not infinite else tail
     last_batch = choose_remainder(options, count, left_out, mixed=mixed) if part is None else part.last_batch
     drops = last_batch[0] == "drop"
-    if part is None and count is not None and drops and count < options.batch_size:
-        raise PipelineError(
-            f"Expected at least batch_size={options.batch_size} examples with remainder='drop'. {source.name} has "
-            f"{count}: there would be zero steps. Pass a smaller batch_size, or remainder='keep'."
-        )
+    if part is None and count is not None and drops:
+        _expect_a_batch(source.name, count, options.batch_size)
     findings = in_source + traced.in_transform
     drops_tail = drops and not options.shuffle and options.service is None
     steps = None if count is None else (count - tail) // options.batch_size + (tail > 0 and not drops)
@@ -203,6 +197,21 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         by_batch=source.decode_batch is not None and not pinned,
         pinned=pinned,
     )
+
+
+def _expect_a_batch(name: str, count: int, batch_size: int) -> None:
+    if count < batch_size:
+        raise PipelineError(
+            f"Expected at least batch_size={batch_size} examples with remainder='drop'. {name} has {count}: there "
+            "would be zero steps. Pass a smaller batch_size, or remainder='keep'."
+        )
+
+
+def _tail(options: PipelineOptions, part: Part | None, count: int | None) -> int:
+    """How many examples fill no batch; of a part, those that it leaves out."""
+    if part is not None and count is not None and options.service is None:
+        return count - part.used if part.last_batch[0] == "drop" else 0
+    return 0 if count is None else count % options.batch_size
 
 
 def _is_mixed(options: PipelineOptions, source: Source, sample: Sample, count: int | None) -> bool:
