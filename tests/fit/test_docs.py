@@ -1,7 +1,14 @@
-"""The snippets of docs/fit.md run as they stand, one after the other."""
+"""The snippets of docs/fit.md run as they stand, one after the other, and its figures are those recorded."""
+
+import json
+from pathlib import Path
 
 import pytest
 from snippets import run_snippets
+
+from tfopt.measure import StepTimes
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -16,3 +23,16 @@ def test_the_snippets_run(tmp_path):
         "200",
     ]
     assert printed[-1] == "372"
+
+
+def test_what_fit_adds_is_what_was_recorded():
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "fit-overhead-cpu.json").read_text(encoding="utf-8"))
+    times = {name: StepTimes.from_dict(each) for name, each in recorded["times"].items()}
+    alone = times["step"].median_ms
+    share = (times["overlapped"].median_ms - alone) / (times["stock"].median_ms - alone)
+    assert share == pytest.approx(recorded["overhead_ratio"])
+    low, high = recorded["interval"]
+    said = " ".join((ROOT / "docs" / "fit.md").read_text(encoding="utf-8").split())
+    assert f"adds to the step of a tiny model {share:.2f} ({low:.2f}–{high:.2f}) of what stock `fit` adds" in said
+    found = recorded["conversions"]
+    assert f"converts logs {found['overlapped']} times in {found['steps']} steps instead of {found['steps']}" in said
