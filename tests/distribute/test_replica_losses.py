@@ -1,5 +1,6 @@
-"""Losses of users' own on two replicas: right, or refused by name; healthy ones are left alone."""
+"""Losses of users' own on two replicas, in one process and in two: right or refused by name; healthy ones trained."""
 
+import functools
 import json
 import os
 import subprocess
@@ -23,19 +24,28 @@ NAMED = {
 LOGS = {"reduced by hand"}  # Keras does not know that this loss is a part of the whole one
 
 
-@pytest.fixture(scope="module", params=["stock", "repaired"])
-def found(request):
+def ran(*command):
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
-    run = subprocess.run(
-        [sys.executable, SUPPORT / "replica_losses_cases.py", request.param],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return request.param, json.loads(run.stdout.splitlines()[-1])
+    command = [sys.executable, *command]
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=500)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return run.stdout
+
+
+@functools.cache
+def here(which):
+    """On one device and on two logical ones."""
+    return json.loads(ran(SUPPORT / "replica_losses_cases.py", which).splitlines()[-1])
+
+
+@pytest.fixture(scope="module", params=["stock", "repaired", "workers"])
+def found(request, tmp_path_factory):
+    if request.param != "workers":
+        return request.param, here(request.param)
+    path = tmp_path_factory.mktemp("workers") / "found.json"
+    ran("-m", "tfopt.distribute.launch", "-n", "2", SUPPORT / "replica_losses_cases.py", "workers", path)
+    together = json.loads(path.read_text())
+    return "repaired", {name: (alone, together[name]) for name, (alone, _) in here("repaired").items()}
 
 
 def error(one, two):

@@ -1,10 +1,12 @@
-"""Models whose losses several replicas may weigh or log wrongly: python replica_losses_cases.py NAME …
+"""Models whose losses several replicas may weigh or log wrongly: python replica_losses_cases.py stock|repaired|workers
 
-Each is trained on one device and on two logical ones. Prints, as JSON, the logs and weights of both, or the error.
+Each is trained on one device and on two logical ones; prints, as JSON, the logs and weights of both, or the error. As
+two workers, each is trained by both together, and the chief prints that.
 """
 
 import json
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -251,6 +253,13 @@ def trained(make, y, strategy):
     return {"history": history, "weights": [weight.numpy().ravel().tolist() for weight in model.weights]}
 
 
+def work():
+    strategy, cases = distribute.strategy("multi_worker"), REPAIRED | REFUSED | HEALTHY
+    found = {name: trained(*cases[name], strategy) for name in cases}
+    if distribute.resolve().is_chief:
+        Path(sys.argv[2]).write_text(json.dumps(found))
+
+
 def main():
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -266,4 +275,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    work() if sys.argv[1] == "workers" else main()
