@@ -40,7 +40,7 @@ from tfopt.warn import warn_once
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"'}
+_RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"', "validation_split": "split"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)

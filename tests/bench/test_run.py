@@ -111,7 +111,7 @@ def test_an_interrupt_keeps_what_was_measured(planned, tmp_path, monkeypatch, ca
         run_module.run([], tmp_path)
     (path,) = tmp_path.iterdir()
     said = capsys.readouterr().err.splitlines()
-    assert said[-1] == f"Kept in {path}. To go on: tfopt-bench run --resume --output {tmp_path}"
+    assert said[-2:] == [f"Kept in {path}. To go on:", f"tfopt-bench run --resume --output {tmp_path}"]
     found = read(path)
     assert found.status == "interrupted"
     assert [(case.suite, case.unfinished, case.turns) for case in found.cases] == [

@@ -19,6 +19,7 @@ from tfopt.errors import ResultsError, TfoptError, UnsupportedError
 DONE, INTERNAL, USAGE, ENVIRONMENT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _FOLDER = "tfopt-bench-results"
 _BUDGET_SECONDS, _LEAST_SECONDS = 285, 10
+_ENVIRONMENT_SECONDS = 300
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,13 +187,19 @@ def _listed() -> dict[str, str]:
 
 
 def _env(options: argparse.Namespace) -> int:
-    from tfopt.measure import environment
+    from tfopt.bench import isolated
     from tfopt.page import entries
 
-    found = environment()
+    found = isolated.call(_environment, seconds=_ENVIRONMENT_SECONDS)  # where TensorFlow's remarks are left out
     rows = entries(found)
     width = max(len(name) for name, _ in rows)
     return _show(found, [f"{name:<{width}}  {value}" for name, value in rows], options)
+
+
+def _environment(send: Callable[[Any], None]) -> dict[str, Any]:
+    from tfopt.measure import environment
+
+    return environment()
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -92,7 +92,7 @@ def run(
         finally:
             file.end(status)
             if status == "interrupted":
-                progress.say(f"Kept in {file.path}. To go on: tfopt-bench run --resume --output {folder}")
+                progress.say(f"Kept in {file.path}. To go on:\ntfopt-bench run --resume --output {folder}")
     return file
 
 

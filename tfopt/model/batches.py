@@ -13,7 +13,7 @@ from tfopt.warn import warn_caller
 Data = Any
 """A tf.data.Dataset of batches (x, y[, sample_weight]), or one such batch as a tuple."""
 
-_LARGE_BATCH = 8192  # examples; more are probably a data set that was meant
+_LARGE_BATCH = 4096  # examples; more are probably a data set that was meant
 
 # The attribute under which tfopt.pipelines, a floor above, attaches a device stage to a dataset.
 DEVICE_STAGE = "_tfopt_device_stage"

@@ -266,7 +266,7 @@ def test_the_lead_names_what_helped_best_first(document):
             variant["verdict"], variant["comparison"]["ratio"] = "faster", ratio
     run = from_json(changed)
     steps, parts = formatting.lead(run).split(" Faster input, without a training: ")
-    assert steps.startswith("Faster than its baseline here: mixed_float16 3.00×, build_pipeline 3.00×,")
+    assert steps.startswith("Faster than its baseline here: mixed_float16 3.00×; build_pipeline 3.00×;")
     assert parts.startswith("cache on disk 3.00×")  # alone it says little about a training
     assert "cache" not in steps.replace("build_pipeline with cache", "")
     assert "+ overlap" not in formatting.lead(run)

@@ -110,7 +110,7 @@ def test_without_a_baseline_nothing_is_compared(tmp_path):
 def test_a_cut_file_is_refused(written, keep):
     text = written.path.read_text()
     written.path.write_text(text[:keep])
-    with pytest.raises(ResultsError, match=r"cut short or no JSON.*Run tfopt-bench again"):
+    with pytest.raises(ResultsError, match=r"cut short or no JSON.*or run it again"):
         read(written.path)
 
 

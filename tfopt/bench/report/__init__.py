@@ -31,7 +31,7 @@ def terminal(run: Run) -> str:
         console.print(f"tfopt-bench on {formatting.device(run)}, {_when(run)}")
         for part in _terminal_tables(run):
             console.print(part)
-        console.print("ms: median of a step. Speed: the baseline's time over it, with a 95 % interval.")
+        console.print("ms: median of a step. Speed: the baseline's time over it, turn by turn [95 %].")
         for paragraph in (
             formatting.lead(run),
             *(said for case in run.cases for said in formatting.remarks(case)),

@@ -89,7 +89,9 @@ def _code(names: Sequence[str], steps: dict[str, Comparison | None]) -> str:
 def _notes(names: Sequence[str], slower: Sequence[str], case: CaseResult, best: VariantResult) -> str:
     pages = dict.fromkeys(next((page for key, page in _PAGES.items() if name.startswith(key)), "fit") for name in names)
     read = ", ".join(f"docs/{page}.md" for page in pages)
-    notes = ["A comment is what its line adds to those before it in the table."]
+    notes = [
+        "A comment is what its line adds to those before it in the table; without one, that was too little to tell."
+    ]
     if slower:
         notes.append(
             f"Left out, since {'it does' if len(slower) == 1 else 'they do'} not help here: {', '.join(slower)}."

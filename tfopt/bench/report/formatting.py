@@ -181,8 +181,8 @@ def lead(run: Run) -> str:
     steps = [variant for case in run.cases if case.suite != "stack" and not _is_part(case) for variant in case.measured]
     parts = [variant for case in run.cases if _is_part(case) for variant in case.measured]
     helped, of_input = _helped(steps), _helped(parts)
-    hurt = ", ".join(v.name for v in _with_verdict([*steps, *parts], "slower"))
-    wrong = ", ".join(v.name for v in _with_verdict(measured, "changes the result"))
+    hurt = "; ".join(v.name for v in _with_verdict([*steps, *parts], "slower"))
+    wrong = "; ".join(v.name for v in _with_verdict(measured, "changes the result"))
     found = [
         f"Faster than its baseline here: {helped}." if helped else "No step was faster than its baseline here.",
         f"Faster input, without a training: {of_input}." if of_input else "",
@@ -199,7 +199,7 @@ def _is_part(case: CaseResult) -> bool:
 
 def _helped(variants: Sequence[VariantResult]) -> str:
     helped = [(v.name, _ratio(v)) for v in _with_verdict(variants, "faster") if not v.ceiling]
-    return ", ".join(f"{name} {number(gain)}×" for name, gain in sorted(helped, key=lambda pair: -pair[1]))
+    return "; ".join(f"{name} {number(gain)}×" for name, gain in sorted(helped, key=lambda pair: -pair[1]))
 
 
 def load(run: Run) -> str:
@@ -230,9 +230,9 @@ def _shortcomings(run: Run) -> list[str]:
     cut = [" on ".join(case.address) for case in run.cases if case.unfinished]
     refused = [f"{v.name} ({' on '.join(case.address)})" for case in run.cases for v in case.variants if v.refused]
     found = [
-        f"Failed: {', '.join(failed)}." if failed else "",
-        f"Unfinished: {', '.join(cut)}." if cut else "",
-        f"Refused on this machine: {', '.join(refused)}." if refused else "",
+        f"Failed: {'; '.join(failed)}." if failed else "",
+        f"Unfinished: {'; '.join(cut)}." if cut else "",
+        f"Refused on this machine: {'; '.join(refused)}." if refused else "",
         "Run at CPU sizes: the results say nothing about a GPU." if run.small else "",
         f"Changed before the run was resumed: {'; '.join(run.resumed)}." if run.resumed else "",
     ]

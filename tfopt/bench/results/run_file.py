@@ -126,7 +126,7 @@ def read(path: str | os.PathLike[str]) -> Run:
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
         raise ResultsError(
             f"Expected a results file of tfopt-bench. Found in {path}: text that is cut short or no JSON ({error}). "
-            "Run tfopt-bench again."
+            "Give a file that tfopt-bench wrote, or run it again."
         ) from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise ResultsError(f"Expected a results file of tfopt-bench. Found another JSON document in {path}.")
