@@ -12,6 +12,7 @@ from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.xla import explain, explaining, jit, watch
+from tfopt.xla.drift import ResultComparison
 from tfopt.xla.obstacles import obstacles_of
 
 
@@ -482,3 +483,11 @@ def test_what_xla_refuses_only_when_it_generates_code():
     except tf.errors.OpError:
         failed = True
     assert found.supported is not failed
+
+
+@pytest.mark.parametrize("tolerance", [0.01, 0.1])
+def test_in_16_bits_xla_is_not_the_only_one_to_blame(monkeypatch, tolerance):
+    found = ResultComparison(tolerance=tolerance, distance=0.8, where="the gradient of a/bias", layer="a")
+    monkeypatch.setattr(explaining, "compare_results", lambda model, batch: found)
+    (obstacle,) = explain(small_net(), batch()).obstacles
+    assert ("the result without XLA may be the inexact one" in obstacle.remedy) == (tolerance == 0.1)

@@ -81,6 +81,11 @@ class ResultComparison:
     unknown: str | None = None
     """Why the results cannot be compared; None if they can."""
 
+    @property
+    def in_16_bits(self) -> bool:
+        """Whether a layer computes in 16 bits, where the result without XLA may be the inexact one."""
+        return self.tolerance == _TOLERANCE_16_BIT
+
 
 def compare_results(model: keras.Model, batch: Any) -> ResultComparison:
     """Runs training steps with and without XLA, without dropout, from one state, which is restored.

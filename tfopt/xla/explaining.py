@@ -139,6 +139,12 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
     )
 
 
+_IN_16_BITS = (
+    " In 16 bits the result without XLA may be the inexact one: on CPUs, TensorFlow sums some gradients in 16 bits "
+    "where XLA takes 32. Compare in float32: if both agree there, XLA is right."
+)
+
+
 def known_wrong(model: keras.Model) -> tuple[Obstacle, ...]:
     """Operations of the forward pass and its gradient that XLA is known to get wrong.
 
@@ -168,7 +174,7 @@ def _compared(model: keras.Model, batch: Any) -> tuple[str, float | None, tuple[
         kind="results",
         found=f"XLA gives different results on this batch: {compared.where} is the first that differs, {how} "
         f"(up to {compared.tolerance:g} would count as rounding)",
-        remedy="Write that layer with other operations, or leave XLA off.",
+        remedy="Write that layer with other operations, or leave XLA off." + _IN_16_BITS * compared.in_16_bits,
         layer=compared.layer,
     )
     return f"Its results differ from those without XLA: {compared.where}, {how}.", compared.distance, (different,)
