@@ -397,4 +397,4 @@ def test_the_list_for_a_gpu_runs_on_a_cpu_is_killed_and_goes_on(tmp_path):
     assert [after.case(case.address) for case in done] == done
     report = [sys.executable, "-m", "tfopt.bench", "report", "results"]
     subprocess.run(report, cwd=tmp_path, env=environ, capture_output=True, check=True)
-    assert "Small sizes" in (tmp_path / "results" / "benchmarks.md").read_text()
+    assert "Run at CPU sizes" in (tmp_path / "results" / "benchmarks.md").read_text()
