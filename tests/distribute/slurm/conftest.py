@@ -12,6 +12,8 @@ sys.path.append(str(Path(__file__).parent))
 from two_nodes import DEADLINE, two_nodes, why_not
 
 ROOT = Path(__file__).parents[3]
+# States of a job on its way, such as SIGNALING, come and go; only these are final.
+FINAL = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL")
 
 
 class Slurm:
@@ -56,7 +58,7 @@ class Slurm:
 
     def ended(self, job, seconds=DEADLINE):
         """Waits until a job has finally ended and returns what Slurm knows of it."""
-        self.until(lambda: self.show(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), job, seconds)
+        self.until(lambda: self.show(job)["JobState"] in FINAL, job, seconds)
         return self.show(job)
 
     def _call(self, *command):
