@@ -19,8 +19,20 @@ from tfopt.errors import UnsupportedError
 
 @pytest.fixture(autouse=True)
 def _elsewhere(monkeypatch, tmp_path):
-    """The folder of the results is made where a test runs."""
+    """The folder of the results is made where a test runs, and no message is wrapped."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """Makes the terminal narrow, and checks that a text fits it."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def check(text):
+        assert max(map(len, text.splitlines())) <= 80
+
+    return check
 
 
 @pytest.fixture
@@ -105,9 +117,11 @@ def test_other_ends(monkeypatch, capsys, error, code):
     assert capsys.readouterr().err.startswith("tfopt-bench: ")
 
 
-def test_an_unknown_suite_is_exit_code_2_with_the_nearest(capsys):
+def test_an_unknown_suite_is_exit_code_2_with_the_nearest(fits, capsys):
     assert cli.main(["run", "pipelines"]) == cli.USAGE
-    assert "Did you mean 'pipeline'?" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "Did you mean 'pipeline'?" in " ".join(error.split())
+    fits(error)
 
 
 @pytest.mark.parametrize(
@@ -121,19 +135,27 @@ def test_an_unknown_suite_is_exit_code_2_with_the_nearest(capsys):
         ["--wrong"],
     ],
 )
-def test_wrong_usage_is_exit_code_2(arguments, capsys):
+def test_wrong_usage_is_exit_code_2(arguments, fits, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == cli.USAGE
     error = capsys.readouterr().err
     assert "usage: tfopt-bench" in error
     assert "_seconds" not in error
+    fits(error)
 
 
-def test_list(capsys):
+def test_help_fits_the_terminal(fits, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    fits(capsys.readouterr().out)
+
+
+def test_list(fits, capsys):
     assert cli.main(["list"]) == cli.DONE
     text = capsys.readouterr().out
     assert all(name in text for name in suites.SUMMARIES)
+    fits(text)
     assert cli.main(["list", "--json"]) == cli.DONE
     assert list(json.loads(capsys.readouterr().out)) == [*suites.SUMMARIES, "gpu"]
 
@@ -253,10 +275,11 @@ def test_compare(before, compared, factor, code):
     assert [round(change["comparison"]["ratio"], 6) for change in judged] == [1 / factor] * len(judged)
 
 
-def test_a_slower_machine_is_no_regression(before, compared):
+def test_a_slower_machine_is_no_regression(before, compared, fits):
     code, text = compared(slowed(before, 2.0, baselines=2.0))
     assert code == cli.DONE
-    assert text.startswith("How many times as fast each variant is in B (")
+    assert text.startswith("Each variant's speed relative to its baseline, second run over first:\n")
+    fits(text)
     assert re.search(r"\nNone of \d+ variants regressed\.\n$", text)
     assert "0.50× [" in text
     assert "the machine's own speed, not judged" in text

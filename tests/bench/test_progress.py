@@ -64,8 +64,10 @@ def test_without_a_terminal_each_case_has_a_line(clock):
         progress.plan([40, 60])
         progress.start("stack on photos", 40)
         progress.tick("naive")
-        progress.say("a warning [bold]")
-    assert progress._console.file.getvalue() == "stack on photos … about 2 min left\na warning [bold]\n"
+        progress.say("a warning [bold] " + 9 * "of seven " + "columns")
+    assert progress._console.file.getvalue() == (
+        f"stack on photos … about 2 min left\na warning [bold]{7 * ' of seven'}\nof seven of seven columns\n"
+    )
 
 
 def test_on_a_terminal_lines_stand_above_the_bar(clock):

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 from tfopt import __version__
 from tfopt.bench.suites import LISTS, SUMMARIES, expand
 from tfopt.errors import ResultsError, TfoptError, UnsupportedError
+from tfopt.text import described, wrapped
 
 DONE, INTERNAL, USAGE, ENVIRONMENT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _FOLDER = "tfopt-bench-results"
@@ -53,8 +55,12 @@ def _terminated(number: int, frame: object) -> NoReturn:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"tfopt-bench: {text}", file=sys.stderr)
+    print(wrapped(f"tfopt-bench: {text}", _columns()), file=sys.stderr)
     return code
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def _with_default(arguments: list[str]) -> list[str]:
@@ -64,20 +70,33 @@ def _with_default(arguments: list[str]) -> list[str]:
     return arguments
 
 
+class _Parser(argparse.ArgumentParser):
+    """One whose error messages fit the terminal, as its help does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, wrapped(f"{self.prog}: error: {message}", _columns()) + "\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    suites = "\n".join(f"  {name:<10} {summary}" for name, summary in _listed().items())
-    parser = argparse.ArgumentParser(
+    suites = "\n".join(described([*_listed().items()], _columns()))
+    codes = (
+        "exit codes: 0 done, 1 a case failed or an internal error, 2 wrong usage or an unreadable results file, "
+        "3 this environment cannot run it, 4 a result changed or regressed, 130 interrupted, 143 terminated"
+    )
+    parser = _Parser(
         prog="tfopt-bench",
-        description="Measures on this machine what each optimisation does to a real Keras training.\n"
-        "Without a command: runs every suite.",
-        epilog=f"suites:\n{suites}\n\n"
-        "exit codes: 0 done, 1 a case failed or an internal error, 2 wrong usage or an unreadable results file,\n"
-        "3 this environment cannot run it, 4 a result changed or regressed, 130 interrupted, 143 terminated",
+        description=wrapped(
+            "Measures on this machine what each optimisation does to a real Keras training.\n"
+            "Without a command: runs every suite.",
+            _columns(),
+        ),
+        epilog=f"suites:\n{suites}\n\n{wrapped(codes, _columns())}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tfopt {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    json_option = argparse.ArgumentParser(add_help=False)
+    json_option = _Parser(add_help=False)
     json_option.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
     def add(name: str, help_: str, command: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
@@ -179,7 +198,7 @@ def _require_writable(folder: Path) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    return _show(_listed(), [f"{name:<10} {summary}" for name, summary in _listed().items()], options)
+    return _show(_listed(), described([*_listed().items()], _columns()), options)
 
 
 def _listed() -> dict[str, str]:
@@ -191,9 +210,7 @@ def _env(options: argparse.Namespace) -> int:
     from tfopt.page import entries
 
     found = isolated.call(_environment, seconds=_ENVIRONMENT_SECONDS)  # where TensorFlow's remarks are left out
-    rows = entries(found)
-    width = max(len(name) for name, _ in rows)
-    return _show(found, [f"{name:<{width}}  {value}" for name, value in rows], options)
+    return _show(found, described(entries(found), _columns()), options)
 
 
 def _environment(send: Callable[[Any], None]) -> dict[str, Any]:
@@ -252,7 +269,7 @@ def _compare(options: argparse.Namespace) -> int:
         found = changes(before, after, threshold_percent=options.threshold, force=options.force)
     except ResultsError as error:
         return _say(str(error), FAILED)
-    _show([change.to_dict() for change in found], [formatting.changes(found, options.before, options.after)], options)
+    _show([change.to_dict() for change in found], [formatting.changes(found, _columns())], options)
     return FAILED if any(change.failed for change in found) else DONE
 
 

@@ -9,6 +9,8 @@ from typing import Self
 import rich.progress
 from rich.console import Console, RenderableType
 
+from tfopt.text import wrapped
+
 _UNITS = {"h": 3600, "min": 60}
 
 
@@ -53,8 +55,8 @@ class Progress:
             self._bar.stop()
 
     def say(self, line: str) -> None:
-        """Prints a line, above the bar."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        """Prints a line, wrapped to the terminal, above the bar."""
+        self._console.print(wrapped(line, self._console.width), markup=False, highlight=False, soft_wrap=True)
 
     def plan(self, seconds: Iterable[float]) -> float:
         """Notes how long the cases that are left are expected to take, now that they are known. Returns the sum."""

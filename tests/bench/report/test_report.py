@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tfopt.bench.report import WIDTH, formatting, page, terminal
+from tfopt.bench.report import formatting, page, terminal
 from tfopt.bench.results import CaseResult, Metrics, VariantResult
 from tfopt.bench.results.run_file import from_json
 from tfopt.measure import Comparison, StepTimes, compare
-from tfopt.text import percent
+from tfopt.text import WIDTH, percent
 
 VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
 NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -182,6 +182,8 @@ def test_the_table_fits_its_width(recorded_run):
     assert sum(line.endswith("baseline") for line in lines) == len(recorded_run.cases)
     words = {word for case in recorded_run.cases for v in case.variants for word in formatting.name(v).split()}
     assert words <= set(terminal(recorded_run).split())  # none is broken
+    command = next(line for line in lines if line.startswith("tfopt-bench run"))
+    assert formatting.load(recorded_run).endswith(f": {command}")
 
 
 @pytest.fixture

@@ -14,9 +14,7 @@ from tfopt.bench.report.formatting import bars, number
 from tfopt.bench.results import FORMULA, CaseResult, Run
 from tfopt.measure import StepTimes
 from tfopt.page import Page, Section, Table, bar_chart, entries, render
-
-WIDTH = 80
-"""Columns, whatever the terminal, so that the table fits any, a file and a README."""
+from tfopt.text import WIDTH, wrapped
 
 _LEGEND = (
     "Times are medians with a 95 % interval. Speed is the baseline's time over the variant's, turn by turn, and the "
@@ -26,27 +24,33 @@ _LEGEND = (
 
 def terminal(run: Run) -> str:
     """Returns the table and the sentences around it, as plain text that ends in what to do."""
+    # Whatever the terminal, so that the table fits any, a file and a README.
     console = Console(width=WIDTH, color_system=None, force_terminal=False, highlight=False, markup=False)
     with console.capture() as capture:
-        console.print(f"tfopt-bench on {formatting.device(run)}, {_when(run)}")
         for part in _terminal_tables(run):
             console.print(part)
-        console.print("ms: median of a step. Speed: the baseline's time over it, turn by turn [95 %].")
-        for paragraph in (
-            formatting.lead(run),
-            *(said for case in run.cases for said in formatting.remarks(case)),
-            formatting.load(run),
-        ):
-            console.print(paragraph)
-        if run.status != "complete":
-            console.print(f"This run was cut short: {run.status}.")
-        if not any(case.suite == "stack" for case in run.cases):
-            console.print("What to do on this machine: tfopt-bench run stack")
-        for found in advise(run):
-            console.print(f"\nDo this: {found.summary}")
-            for part in filter(None, (found.code and textwrap.indent(f"\n{found.code}\n", "    "), found.notes)):
-                console.print(part)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    tables = "\n".join(line.rstrip() for line in capture.get().splitlines())
+    title = f"tfopt-bench on {formatting.device(run)}, {_when(run)}"
+    return "\n".join([wrapped(title), tables, *map(wrapped, _sentences(run))])
+
+
+def _sentences(run: Run) -> Iterator[str]:
+    """What stands below the tables."""
+    yield "ms: median of a step. Speed: the baseline's time over it, turn by turn [95 %]."
+    yield formatting.lead(run)
+    for case in run.cases:
+        yield from formatting.remarks(case)
+    yield formatting.load(run)
+    if run.status != "complete":
+        yield f"This run was cut short: {run.status}."
+    if not any(case.suite == "stack" for case in run.cases):
+        yield "What to do on this machine: tfopt-bench run stack"
+    for found in advise(run):
+        yield f"\nDo this: {found.summary}"
+        if found.code:
+            yield from ("", textwrap.indent(found.code, "    "), "")
+        if found.notes:
+            yield found.notes
 
 
 def _when(run: Run) -> str:

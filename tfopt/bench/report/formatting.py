@@ -8,6 +8,7 @@ from tfopt.bench.results import CaseResult, Run, VariantResult
 from tfopt.bench.results.changes import Change
 from tfopt.measure import compare
 from tfopt.page import Bar, Table
+from tfopt.text import described, wrapped
 
 BUSY_PERCENT = 10.0
 """Of the CPUs: more than this, taken by other programs, explains noisy figures."""
@@ -331,18 +332,19 @@ def _sent(case: CaseResult) -> str:
     return f"{measured}{by_size}.{started} Predicted, not measured: {predicted}."
 
 
-def changes(found: Sequence[Change], before: str, after: str) -> str:
-    """How the variants of a run did in a second one: what is compared, a line for each, and what follows."""
+def changes(found: Sequence[Change], width: int) -> str:
+    """How the variants of a run did in a second one: what is compared, lines for each, and what follows."""
     failed = [change for change in found if change.failed]
-    lines = [f"How many times as fast each variant is in B ({after}) as in A ({before}), relative to its baseline:"]
+    lines = ["Each variant's speed relative to its baseline, second run over first:"]
     for change in found:
         gain = change.comparison
         speed = ratio(gain.ratio, gain.interval) if gain else "–"
-        lines.append(f"  {change.suite}, {change.workload}, {change.variant}\n    {speed:<22} {change.finding}")
+        lines.append(f"{change.suite}, {change.workload}, {change.variant}")
+        lines += described([(f"{speed:<20}", change.finding)], width)
     names = ", ".join(change.variant for change in failed)
     count = f"{len(failed)} of {len(found)} variants regressed or changed: {names}."
     lines.append(count if failed else f"None of {len(found)} variants regressed.")
-    return "\n".join(lines)
+    return wrapped("\n".join(lines), width)
 
 
 def _throttle_reasons(variant: VariantResult) -> Sequence[str]:
