@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 import warnings
+from collections.abc import Iterable
 
 _logger = logging.getLogger("tfopt")
 _lock = threading.Lock()
@@ -27,6 +28,18 @@ def warn_once(cause: str, text: str, *, error: BaseException | None = None) -> N
             return
         _given.add(cause)
     _logger.warning("%s", text, exc_info=error)
+
+
+def warned() -> frozenset[str]:
+    """Returns the causes of the warnings logged so far, for `inherit_warnings` in another process."""
+    with _lock:
+        return frozenset(_given)
+
+
+def inherit_warnings(causes: Iterable[str]) -> None:
+    """Counts warnings that another process has logged as logged in this one."""
+    with _lock:
+        _given.update(causes)
 
 
 def warn_caller(text: str) -> None:

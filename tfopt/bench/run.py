@@ -20,6 +20,7 @@ from tfopt.bench.results.changes import differences
 from tfopt.bench.results.run_file import RunFile
 from tfopt.errors import ResultsError
 from tfopt.hardware.host_activity import OtherProcesses
+from tfopt.warn import inherit_warnings, warned
 
 if TYPE_CHECKING:
     from tfopt.bench.cases import Case, Scale
@@ -72,23 +73,34 @@ def run(
     wanted = suites.expand(names)
     file = RunFile.earlier(folder, wanted if names else ()) if resume else None
     names = names or (file.run.suites if file is not None else ())
-    expected = sum(map(suites.seconds, suites.expand(names)))
+    wanted = suites.expand(names)
+    begun = {case.suite for case in file.run.cases} if file is not None else set()
+    expected = sum(suites.seconds(suite) for suite in wanted if suite not in begun)
     progress = Progress(expected, at_most=at_most)
-    if file is not None and file.run.done:
+    if file is None:
+        progress.say(f"tfopt-bench measures {', '.join(wanted)}: {duration(min(expected, at_most))}.")
+    elif file.run.done:
         progress.say(f"tfopt-bench: {file.path} is complete: nothing is left to measure.")
         return file
-    progress.say(f"tfopt-bench measures {', '.join(suites.expand(names))}: {duration(min(expected, at_most))}.")
+    else:
+        progress.say(f"tfopt-bench goes on with {file.path}.")
     with progress:
         listing: _Listing = isolated.call(_list, _cases, names, scale, seconds=_LISTING_SECONDS, on_line=progress.say)
         os.environ |= listing.variables
+        resumed = file is not None
         if file is None:
-            file = RunFile.create(folder, suites.expand(names), listing.environment, small=listing.small)
+            file = RunFile.create(folder, wanted, listing.environment, small=listing.small)
         else:
             _go_on(file, listing)
+        left = _left(listing.cases, file)
+        expected = progress.plan([case.seconds for case in left])
+        if resumed:
+            unfinished = ", ".join(dict.fromkeys(case.planned.suite for case in left))
+            progress.say(f"What is left of {unfinished}: {duration(min(expected, at_most))}.")
         status = "interrupted"
         try:
             measuring = _Measuring(file, progress, lambda: at_most - (clock() - started), _cases, scale, shared=shared)
-            status = "complete" if measuring.all_of(listing.cases) else "out of budget"
+            status = "complete" if measuring.all_of(left, expected) else "out of budget"
         finally:
             file.end(status)
             if status == "interrupted":
@@ -169,6 +181,13 @@ def _go_on(file: RunFile, listing: _Listing) -> None:
     file.go_on(differences(before, listing.environment))
 
 
+def _left(cases: Sequence[_Listed], file: RunFile) -> list[_Listed]:
+    """Returns the cases that are not done, those never tried first: others may fail again, or never fit the budget."""
+    tried = {case.address: case.done for case in file.run.cases}
+    left = [case for case in cases if not tried.get(case.planned.address)]
+    return sorted(left, key=lambda case: case.planned.address in tried)
+
+
 class _Measuring:
     """Measures cases and records them.
 
@@ -193,14 +212,10 @@ class _Measuring:
     ):
         self._file, self._progress, self._seconds_left = file, progress, seconds_left
         self._make, self._scale, self._shared = make, scale, shared
+        self._warned: frozenset[str] = frozenset()  # causes that no further case warns of
 
-    def all_of(self, cases: Sequence[_Listed]) -> bool:
-        """Measures those that are not done. Returns whether the budget sufficed."""
-        tried = {case.address: case.done for case in self._file.run.cases}
-        left = [case for case in cases if not tried.get(case.planned.address)]
-        # One that failed or never fits into the budget must not keep the others from being measured.
-        left.sort(key=lambda case: case.planned.address in tried)
-        expected = self._progress.plan([case.seconds for case in left])
+    def all_of(self, left: Sequence[_Listed], expected: float) -> bool:
+        """Measures these cases, which take about `expected` seconds. Returns whether the budget sufficed."""
         enough, waited = True, 0.0
         for at, case in enumerate(left):
             budget = self._seconds_left()
@@ -229,10 +244,11 @@ class _Measuring:
             self._progress.tick(message[1])
 
         limit = min(budget, case.limit_seconds)
-        arguments = self._make, case.planned.address, self._scale, part
+        arguments = self._make, case.planned.address, self._scale, part, self._warned
         say = self._progress.say
         try:
-            result = isolated.call(_measured, *arguments, seconds=limit, on_message=receive, on_line=say)
+            found = isolated.call(_measured, *arguments, seconds=limit, on_message=receive, on_line=say)
+            result, self._warned = found
             self._file.put(result)
         except Exception as error:  # noqa: BLE001  whatever a case does, the others are measured
             if isinstance(error, ProcessTimeoutError) and limit == budget:
@@ -245,9 +261,15 @@ class _Measuring:
 
 
 def _measured(
-    send: Callable[[Any], None], make: "_Make", address: tuple[str, str], scale: "Scale | None", seconds: float
-) -> CaseResult:
+    send: Callable[[Any], None],
+    make: "_Make",
+    address: tuple[str, str],
+    scale: "Scale | None",
+    seconds: float,
+    earlier: frozenset[str],
+) -> tuple[CaseResult, frozenset[str]]:
     from tfopt.bench.cases.measuring import measure
 
+    inherit_warnings(earlier)
     case = next(case for case in make([address[0]], scale) if (case.suite, case.workload) == address)
-    return measure(case, lambda result, variant: send((result, variant)), seconds=seconds)
+    return measure(case, lambda result, variant: send((result, variant)), seconds=seconds), warned()
