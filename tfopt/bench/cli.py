@@ -1,6 +1,7 @@
 """The command `tfopt-bench`. Nothing heavy is imported before a command needs it: `--help` answers at once."""
 
 import argparse
+import functools
 import io
 import json
 import math
@@ -27,8 +28,9 @@ _ENVIRONMENT_SECONDS = 300
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = _parser().parse_args(_with_default(sys.argv[1:] if arguments is None else list(arguments)))
-    # TensorFlow's remarks, from each case's process, would bury the table; a user who sets the variable gets them.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if options.command is not _doctor:  # whose script finds the environment as it is
+        # TensorFlow's remarks, from each case's process, would bury the table; a user who sets the variable gets them.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII terminal gets a table, too
@@ -135,6 +137,23 @@ def _parser() -> argparse.ArgumentParser:
         "--threshold", type=_percent, default=5.0, metavar="PERCENT", help="slower by more than this fails (default: 5)"
     )
     compare.add_argument("--force", action="store_true", help="compare even different devices and versions")
+    doctor = add("doctor", "run a training script up to its first fit, and say what slows that training down", _doctor)
+    doctor.add_argument("--fit", type=_count, default=1, metavar="N", help="diagnose the Nth fit (default: the first)")
+    doctor.add_argument(
+        "--steps",
+        type=functools.partial(_count, least=5),
+        default=50,
+        metavar="N",
+        help="training steps of each experiment (default: 50)",
+    )
+    doctor.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page, too")
+    doctor.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
+    doctor.add_argument("script", metavar="SCRIPT", help="the training script, which runs as it does under python")
+    doctor.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="what it gets, options included")
+    doctor.epilog = (
+        "exit codes: 0 done, 1 the script or the diagnosis failed, 2 wrong usage, 3 the script did not call fit or its "
+        "training cannot be diagnosed, 130 interrupted, 143 terminated"
+    )
     return parser
 
 
@@ -145,6 +164,11 @@ def _seconds(text: str) -> float:
 
 def _percent(text: str) -> float:
     return _number(text, "a percentage from 0 to below 100", lambda value: 0 <= value < 100)
+
+
+def _count(text: str, least: int = 1) -> int:
+    what = f"a whole number of {least} or more"
+    return int(_number(text, what, lambda value: value >= least and value.is_integer()))
 
 
 def _number(text: str, expected: str, is_valid: Callable[[float], bool]) -> float:
@@ -271,6 +295,26 @@ def _compare(options: argparse.Namespace) -> int:
         return _say(str(error), FAILED)
     _show([change.to_dict() for change in found], [formatting.changes(found, _columns())], options)
     return FAILED if any(change.failed for change in found) else DONE
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from tfopt.bench import doctor
+    from tfopt.files import write_atomic
+
+    try:
+        doctor.require_files(None if options.module else options.script, options.html)
+    except ValueError as error:
+        return _say(str(error), USAGE)
+    command = [*(["-m"] if options.module else []), options.script, *options.arguments]
+    output = sys.stderr.fileno() if options.json else None
+    try:
+        found = doctor.examine(command, fit=options.fit, steps=options.steps, page=bool(options.html), output=output)
+    except doctor.ScriptError as error:
+        return _say(str(error), INTERNAL)
+    if found.page:
+        write_atomic(options.html, found.page)
+    page = [f"\nPage: {options.html}"] if found.page else []
+    return _show(found.diagnosis, [found.text, *page], options)
 
 
 def _show(value: Any, lines: Sequence[str], options: argparse.Namespace) -> int:

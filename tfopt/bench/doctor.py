@@ -1,0 +1,204 @@
+"""Runs a training script in a child process, and diagnoses a training of it instead of running that."""
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tfopt
+from tfopt.diagnosis.hook import ANSWER, PAGE
+from tfopt.errors import TfoptError, UnsupportedError
+
+# Python imports a module of this name before it runs the script: what `install` hides, the script does not see.
+_SITECUSTOMIZE = """\
+import sys
+sys.path.remove({folder!r})
+sys.path.insert(0, {root!r})
+from tfopt.diagnosis import hook
+sys.path.remove({root!r})
+hook.install({folder!r}, {restored!r}, **{options!r})
+del sys.modules["sitecustomize"]
+import sitecustomize  # the one that this one hid, if any
+"""
+_PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
+_TERMINATE_SECONDS, _KILL_SECONDS = 5.0, 5.0
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+class ScriptError(TfoptError):
+    """The script failed before a training of it was diagnosed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What was found."""
+
+    text: str
+    diagnosis: dict[str, Any]
+    page: str | None
+    """The HTML page, if it was asked for."""
+
+
+def require_files(script: str | None, page: Path | None) -> None:
+    """Checks before anything is run that the script, unless it is None, is there, and that a page can be written.
+
+    Raises:
+        ValueError: If not.
+        tfopt.errors.UnsupportedError: If jinja2, which a page needs, is not installed.
+    """
+    if script is not None and not Path(script).exists():
+        raise ValueError(f"Expected a Python script. Found no file {script!r}. Check its path; a module needs -m.")
+    if page is None:
+        return
+    if importlib.util.find_spec("jinja2") is None:
+        raise UnsupportedError(
+            "Expected jinja2, which renders the page. Found: it is not installed. Run: pip install jinja2"
+        )
+    try:
+        if page.is_dir():
+            raise IsADirectoryError(f"{str(page)!r} is a folder")
+        with tempfile.TemporaryFile(dir=page.parent):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"Expected --html to name a file that can be written. Found: {error}. Choose another."
+        ) from error
+
+
+def examine(
+    command: Sequence[str], *, fit: int = 1, steps: int = 50, page: bool = False, output: int | None = None
+) -> Examined:
+    """Runs a script as `python` would, and diagnoses a call of `Model.fit` instead of running it.
+
+    The script ends with that call. Everything it has started has ended, too, when this returns or raises.
+
+    Args:
+        command: The script, or "-m" and a module, and its arguments.
+        fit: Which call, from 1. Earlier ones train as usual.
+        steps: Steps of each experiment.
+        page: Whether to make an HTML page, too.
+        output: A file descriptor for what the script writes to standard output; by default that of this process.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If the script ends with exit code 0 without that call, or the training is one
+            that cannot be diagnosed.
+        ScriptError: If it ends otherwise without that call, or the diagnosis fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfopt-doctor-") as folder:
+        code = _run(command, _environ(folder, {"fit": fit, "steps": steps, "page": page}), output)
+        answer: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError):  # a script that was killed leaves none
+            answer = json.loads(Path(folder, ANSWER).read_text(encoding="utf-8"))
+        if "diagnosis" in answer:
+            html = Path(folder, PAGE).read_text(encoding="utf-8") if page else None
+            return Examined(answer["text"], answer["diagnosis"], html)
+    script = " ".join(command[: 2 if command[0] == "-m" else 1])
+    if "refused" in answer:
+        raise UnsupportedError(answer["refused"])
+    if "failed" in answer:
+        raise ScriptError(
+            f"Expected to diagnose the training of {script}. Found {answer['failed']}, as above. Run the script as it "
+            "is, to see whether its training fails, too."
+        )
+    raise _without_fit(script, code, fit, answer.get("calls", {}))
+
+
+def _environ(folder: str, options: dict[str, Any]) -> dict[str, str]:
+    """The environment in which Python finds the hook, which restores it. Nothing is written beside the script."""
+    path = os.environ.get("PYTHONPATH")
+    changed = {
+        "PYTHONPATH": f"{folder}{os.pathsep}{path}" if path else folder,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    restored = {name: os.environ.get(name) for name in changed}
+    root = str(Path(tfopt.__file__).parents[1])
+    code = _SITECUSTOMIZE.format(folder=folder, root=root, restored=restored, options=options)
+    Path(folder, "sitecustomize.py").write_text(code, encoding="utf-8")
+    return os.environ | changed
+
+
+def _without_fit(script: str, code: int, fit: int, calls: dict[str, int]) -> TfoptError:
+    """The error for a script that has ended without the call."""
+    expected = f"Expected {script} to call Model.fit" + (f" {fit} times" if fit > 1 else "")
+    ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    called = calls.get("fit", 0)
+    if called >= fit:
+        return ScriptError(
+            f"Expected to time the training of {script}. Found that it {ended} meanwhile. Run it as it is."
+        )
+    if code:
+        return ScriptError(f"{expected}. Found that it {ended} before that. Mend what it says above.")
+    if called:
+        return UnsupportedError(f"{expected}. Found {called}. Pass --fit {called} or less.")
+    return UnsupportedError(
+        f"{expected}. Found that it {ended} without doing so{_seen(calls)}. Only fit can be examined, in the script's "
+        "own process: move a loop of its own into Model.train_step, and pass the script that a launcher starts."
+    )
+
+
+def _seen(calls: dict[str, int]) -> str:
+    if batches := calls.get("train_on_batch"):
+        return f"; it called train_on_batch {batches} times"
+    if calls.get("GradientTape"):
+        return "; it trained with tf.GradientTape in a loop of its own"
+    return "" if calls.get("import") else "; it did not even import Keras"
+
+
+def _run(command: Sequence[str], environ: dict[str, str], output: int | None) -> int:
+    """Runs Python to its end and returns its exit code. What it has started ends with it."""
+    if sys.platform == "linux":  # processes that outlive their parent become children of this one, so they are found
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    others = _descendants(os.getpid())
+    # In the group of this process: Ctrl-C reaches it as well, and it may read the terminal.
+    process = subprocess.Popen([sys.executable, *command], env=environ, stdout=output)
+    try:
+        return process.wait()
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        _end(process, others)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+
+
+def _end(process: subprocess.Popen[bytes], others: set[int]) -> None:
+    """Ends the process and what it has started, also what outlived it."""
+    for number, seconds in ((signal.SIGTERM, _TERMINATE_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+        due, signalled = time.monotonic() + seconds, set[int]()
+        while (running := _running(process, others)) and time.monotonic() < due:
+            for pid in running - signalled:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            signalled |= running
+            time.sleep(0.02)
+
+
+def _running(process: subprocess.Popen[bytes], others: set[int]) -> set[int]:
+    running = {process.pid} if process.poll() is None else set()
+    for pid in _descendants(os.getpid()) - others - running:
+        ended = 0
+        with contextlib.suppress(ChildProcessError):  # its parent is still there to wait for it
+            ended, _ = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            running.add(pid)
+    return running
+
+
+def _descendants(pid: int) -> set[int]:
+    """Processes below one; none where there is no /proc."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parents[int(stat.parent.name)] = int(stat.read_bytes().rpartition(b") ")[2].split()[1])
+    found = {pid}
+    while children := {child for child, parent in parents.items() if parent in found} - found:
+        found |= children
+    return found - {pid}

@@ -1,0 +1,169 @@
+"""What `tfopt-bench doctor` puts into the process of a training script: diagnoses what a call of `Model.fit` trains.
+
+Python runs the script as ever, and calls `install` before that. Keras is not imported before the script does.
+"""
+
+import atexit
+import functools
+import importlib.machinery
+import inspect
+import json
+import os
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from tfopt.errors import TfoptError, UnsupportedError
+
+ANSWER, PAGE = "answer.json", "page.html"
+_KERAS = ("keras", "tf_keras")  # the second is Keras 2, which TF_USE_LEGACY_KERAS=1 chooses
+_EXIT_SECONDS = 5.0
+
+
+def install(folder: str, environ: Mapping[str, str | None], *, fit: int, steps: int, page: bool) -> None:
+    """Diagnoses a call of `Model.fit` in this process, then ends the process.
+
+    Child processes are left alone: those started anew get no hook, and in forked ones `fit` trains as usual.
+
+    Args:
+        folder: Where the answer goes: `ANSWER`, and `PAGE` if `page` is true.
+        environ: Environment variables to restore before the script sees them; None stands for one that was not set.
+        fit: Which call, from 1. Earlier ones train as usual.
+        steps: Steps of each experiment.
+        page: Whether to write the HTML page.
+    """
+    for name, value in environ.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    doctor = _Doctor(Path(folder), fit, steps, page)
+    sys.meta_path.insert(0, _WhenImported(doctor.meet))
+    atexit.register(doctor.report)  # the first to be registered is the last to be called
+
+
+class _WhenImported:
+    """An import hook: calls a function with Keras once the script has imported it."""
+
+    def __init__(self, then: Callable[[ModuleType], None]):
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Returns the module as the other import hooks find it, with a loader that also calls the function."""
+        if name not in _KERAS:
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((found for found in others if found), None)
+        loader: Any = spec and spec.loader
+        if loader:
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._then(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+class _Doctor:
+    """Counts what the script calls, and diagnoses the training that it was asked for."""
+
+    def __init__(self, folder: Path, fit: int, steps: int, page: bool):
+        self._folder, self._fit, self._steps, self._page = folder, fit, steps, page
+        self._process = os.getpid()
+        self._calls: Counter[str] = Counter()
+        self._outcome: dict[str, Any] = {}
+
+    def meet(self, keras: ModuleType) -> None:
+        """Patches Keras' own `fit`. A model that overrides it is met when it calls `super().fit`."""
+        self._calls["import"] += 1
+        trainer = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
+        stock = trainer.fit
+
+        @functools.wraps(stock)
+        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+            self._calls["fit"] += 1
+            if self._calls["fit"] != self._fit or os.getpid() != self._process:
+                return stock(model, *args, **kwargs)
+            given = inspect.signature(stock.__get__(model)).bind(*args, **kwargs)
+            given.apply_defaults()
+            trainer.fit = stock  # for the experiments
+            self.report()  # the experiments may kill the process
+            self._outcome = self._diagnose(keras, model, given.arguments)
+            self.report()
+            _end_process()
+
+        trainer.fit = fit
+        self._count(trainer, "train_on_batch", "train_on_batch")
+        if "tensorflow" in sys.modules:
+            self._count(sys.modules["tensorflow"].GradientTape, "__enter__", "GradientTape")
+
+    def _diagnose(self, keras: ModuleType, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            _require_supported(keras)
+            from tfopt.diagnosis.diagnosing import diagnose_fit
+
+            sys.stderr.write("tfopt-bench: timing this call of fit instead of training; the script ends afterwards\n")
+            diagnosis = diagnose_fit(model, arguments, self._steps)
+            if self._page:
+                diagnosis.to_html(self._folder / PAGE)
+            return {"diagnosis": diagnosis.to_dict(), "text": str(diagnosis)}
+        except TfoptError as error:
+            return {"refused": str(error)}
+        except Exception as error:  # noqa: BLE001  the script must not go on after it
+            traceback.print_exc()
+            return {"failed": f"{type(error).__name__}: {error}"}
+
+    def report(self) -> None:
+        """Writes what is known so far."""
+        if os.getpid() == self._process:
+            part = self._folder / f"{ANSWER}.part"
+            with suppress(OSError):  # nobody waits for it any more
+                part.write_text(json.dumps({"calls": self._calls} | self._outcome), encoding="utf-8")
+                part.rename(self._folder / ANSWER)
+
+    def _count(self, owner: Any, name: str, what: str) -> None:
+        stock = getattr(owner, name)
+
+        @functools.wraps(stock)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._calls[what] += 1
+            return stock(*args, **kwargs)
+
+        setattr(owner, name, counted)
+
+
+def _require_supported(keras: ModuleType) -> None:
+    if keras.__name__ == "tf_keras":
+        found = "Keras 2 (tf_keras). Run it with Keras 3: without TF_USE_LEGACY_KERAS, and with `import keras`"
+    elif keras.config.backend() != "tensorflow":
+        found = f"Keras on {keras.config.backend()}. Run it with KERAS_BACKEND=tensorflow"
+    else:
+        return
+    raise UnsupportedError(f"Expected a script that trains with Keras 3 on TensorFlow. Found {found}.")
+
+
+def _end_process() -> NoReturn:
+    """Ends the process from any thread. An exception would not: the script may catch it, and clean up at length."""
+
+    def leave() -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the script may have replaced them
+                stream.flush()
+        os._exit(0)
+
+    late = threading.Timer(_EXIT_SECONDS, leave)  # multiprocessing's handler waits for processes that wait for data
+    late.daemon = True
+    late.start()
+    try:
+        atexit._run_exitfuncs()
+    finally:
+        leave()
