@@ -145,3 +145,12 @@ def test_interval_is_checked():
 def test_unknown_tone_is_refused():
     with pytest.raises(ValueError, match="Did you mean 'better'"):
         Bar("a", 1, "1", tone="beter")  # type: ignore[arg-type]
+
+
+def test_a_bar_and_its_interval_are_counted_from_its_start():
+    figure = chart(Bar("now", 40, "40 ms"), Bar("input", -10, "10 ms", -12, -8, start=40))
+    rects = list(figure.iter("rect"))
+    assert [(rect.get("x"), rect.get("width")) for rect in rects] == [("0.00%", "100.00%"), ("75.00%", "25.00%")]
+    whisker = figure.find(".//g[@class='whisker']/line")
+    assert whisker is not None
+    assert (whisker.get("x1"), whisker.get("x2")) == ("70.00%", "80.00%")

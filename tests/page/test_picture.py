@@ -60,3 +60,12 @@ def test_it_follows_the_scheme_and_needs_nothing_from_elsewhere():
 def test_no_bar_is_refused():
     with pytest.raises(ValueError, match="at least one bar"):
         picture([], title="t", description="d")
+
+
+def test_a_bar_and_its_interval_are_counted_from_its_start():
+    bars = [Bar("now", 40, "40 ms"), Bar("input", -10, "10 ms", low=-12, high=-8, start=40)]
+    root = ET.fromstring(picture(bars, title="t", description="d"))
+    places = [(float(rect.get("x")), float(rect.get("width"))) for rect in root.iter(f"{SVG}rect")]
+    assert places == [(190, 400), (490, 100)]
+    (whisker,) = root.iter(f"{SVG}path")
+    assert whisker.get("d").startswith("M470.0 95H510.0")

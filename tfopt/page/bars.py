@@ -58,9 +58,11 @@ class Bar:
     """How to judge the value; sets the bar's colour and the mark beside the value."""
     meaning: str = ""
     """What the tone means here, for the chart's key. Default: the tone's name."""
+    start: float = 0.0
+    """Where the bar begins, and its interval is counted from: in a waterfall, where the bar above ends."""
 
     def __post_init__(self) -> None:
-        for name in ("value", "low", "high"):
+        for name in ("value", "low", "high", "start"):
             _require_finite(f"{name} of bar {self.label!r}", getattr(self, name))
         if (self.low is None) != (self.high is None):
             raise ValueError(
@@ -76,13 +78,14 @@ class Bar:
 
     @property
     def numbers(self) -> list[float]:
-        """The value and the ends of its interval."""
-        return [number for number in (self.value, self.low, self.high) if number is not None]
+        """Where the bar begins and ends, and the ends of its interval."""
+        found = [self.start + number for number in (self.value, self.low, self.high) if number is not None]
+        return [self.start, *found]
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values to percent of a chart's width. Bars begin at zero, so that the longer one is the greater one."""
+    """Maps values to percent of a chart's width. Zero is always on it, so that the longer bar is the greater one."""
 
     low: float
     """The left edge, at most 0."""
@@ -115,7 +118,7 @@ def bar_chart(
     """Returns horizontal bars as an HTML figure with inline SVG, for `Section(charts=...)`.
 
     Colours, sizes and fonts come from the page's style sheet. There are no axis ticks; all numbers come from the
-    caller. Bars start at zero.
+    caller. Bars start at zero, or at their `start`.
 
     Args:
         bars: From top to bottom.
@@ -201,14 +204,14 @@ def _lines(scale: Scale, reference: float | None) -> str:
 
 
 def _rounded_bar(bar: Bar, scale: Scale) -> str:
-    left, right = sorted((scale.percent(0.0), scale.percent(bar.value)))
+    left, right = sorted((scale.percent(bar.start), scale.percent(bar.start + bar.value)))
     return f'<rect class="bar" x="{left:.2f}%" width="{right - left:.2f}%" y="-5" height="10" rx="5"/>'
 
 
 def _whisker(bar: Bar, scale: Scale) -> str:
     if bar.low is None or bar.high is None:
         return ""
-    low, high = f"{scale.percent(bar.low):.2f}%", f"{scale.percent(bar.high):.2f}%"
+    low, high = (f"{scale.percent(bar.start + end):.2f}%" for end in (bar.low, bar.high))
     return (
         f'<g class="whisker"><line x1="{low}" x2="{high}"/>'
         f'<line x1="{low}" x2="{low}" y1="-7" y2="7"/><line x1="{high}" x2="{high}" y1="-7" y2="7"/></g>'
@@ -241,10 +244,10 @@ def _sample(name: str, path: str) -> str:
 
 def _svg_row(bar: Bar, scale: Scale, top: float) -> str:
     middle = top + _ROW_HEIGHT / 2
-    left, right = sorted((_x(scale, 0.0), _x(scale, bar.value)))
+    left, right = sorted((_x(scale, bar.start), _x(scale, bar.start + bar.value)))
     whisker = ""
     if bar.low is not None and bar.high is not None:
-        low, high = _x(scale, bar.low), _x(scale, bar.high)
+        low, high = (_x(scale, bar.start + end) for end in (bar.low, bar.high))
         ends = "".join(f"M{x} {middle - 5:g}v10" for x in (low, high))
         whisker = f'<path class="whisker" d="M{low} {middle:g}H{high}{ends}"/>'
     bar_height = _ROW_HEIGHT - 12
