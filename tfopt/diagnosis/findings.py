@@ -1,0 +1,194 @@
+"""What `diagnose` found: each cause with what it costs, and what a step takes without any of them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from tfopt.files import write_atomic
+from tfopt.measure import StepTimes
+from tfopt.text import Shown, figure, listed, percent
+
+# A cause counts if its interval lies above 0 and it takes at least this share of a step.
+WORTH_SHARE = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseCost:
+    """A cause, and what it costs: the training as it stands against the training without it."""
+
+    name: str
+    """Its name, such as "input", "callback CSVLogger" or "XLA is off"."""
+    cost_ms: float
+    """Milliseconds a step that it takes; below 0 if the training is slower without it."""
+    interval_ms: tuple[float, float]
+    """The 95 % interval of `cost_ms`."""
+    share: float
+    """`cost_ms` as a share of a step as it stands."""
+    evidence: str
+    """What was measured, in a sentence."""
+    remedy: str
+    """What to do: lines of code, or a command. Empty if nothing is worth changing."""
+    gain: float | None = None
+    """How many times as fast the training is predicted to run with the remedy; None if that is unknown."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is worth changing: the interval lies above 0 and the share is at least 3 %."""
+        return self.interval_ms[0] > 0 and self.share >= WORTH_SHARE
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values, and whether it counts."""
+        return asdict(self) | {"counts": self.counts}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Restores the result of `to_dict`."""
+        given = {field.name: values[field.name] for field in fields(cls)}
+        return cls(**given | {"interval_ms": tuple(values["interval_ms"])})
+
+
+@dataclass(frozen=True, slots=True)
+class NotTested:
+    """A cause that could not be tested here."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Diagnosis(Shown):
+    """What slows a training down, cause by cause."""
+
+    now: StepTimes
+    """A step of the training as it stands."""
+    floor: StepTimes
+    """A step with every cause taken away at once: the computation."""
+    causes: tuple[CauseCost, ...]
+    """Every cause tested, the most expensive first."""
+    not_tested: tuple[NotTested, ...]
+    """Causes that could not be tested here, each with the reason."""
+    computation: str
+    """What the remaining computation does, in sentences: its rate beside the device's, and the costliest layers."""
+    environment: Mapping[str, Any]
+    """What it was measured on, as `tfopt.measure.environment` returns it."""
+
+    @property
+    def worth_changing(self) -> tuple[CauseCost, ...]:
+        """The causes that count, the most expensive first."""
+        return tuple(sorted((cause for cause in self.causes if cause.counts), key=lambda cause: -cause.cost_ms))
+
+    @property
+    def too_noisy(self) -> tuple[CauseCost, ...]:
+        """Causes that do not count, but whose interval reaches beyond 3 % of a step: they may be worth changing."""
+        least_ms = WORTH_SHARE * self.now.median_ms
+        return tuple(cause for cause in self.causes if not cause.counts and cause.interval_ms[1] > least_ms)
+
+    @property
+    def floor_ms(self) -> float:
+        """The median step with every cause taken away."""
+        return self.floor.median_ms
+
+    @property
+    def unexplained_ms(self) -> float:
+        """The median step, less `floor_ms` and the causes that count. Below 0 if causes overlap: if taking away either
+        of two saves the same time."""
+        return self.now.median_ms - self.floor_ms - sum(cause.cost_ms for cause in self.worth_changing)
+
+    @property
+    def verdict(self) -> str:
+        """The most expensive cause and what it costs, or that nothing is worth changing, in a sentence."""
+        if not self.causes:
+            return "No cause could be tested here."
+        if self.worth_changing:
+            return self._most_expensive()
+        if self.too_noisy:
+            names = listed([cause.name for cause in self.too_noisy], 3)
+            return f"Too noisy to tell whether anything is worth changing: {names} may take 3 % of a step or more."
+        computation = self.floor_ms / self.now.median_ms
+        if computation >= 1 - WORTH_SHARE:
+            of_step = percent(min(round(computation, 2), 1.0))
+            return f"Nothing here is worth changing: {of_step} of a step is the computation itself."
+        return (
+            "No single cause is worth changing: each takes less than 3 % of a step, "
+            f"and the computation itself {percent(round(computation, 2))}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON: the raw samples, every cause, and the figures and the verdict derived from them."""
+        return {
+            "verdict": self.verdict,
+            "now": self.now.to_dict(),
+            "floor": self.floor.to_dict(),
+            "floor_ms": self.floor_ms,
+            "unexplained_ms": self.unexplained_ms,
+            "causes": [cause.to_dict() for cause in self.causes],
+            "not_tested": [asdict(each) for each in self.not_tested],
+            "computation": self.computation,
+            "environment": dict(self.environment),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Restores the result of `to_dict`, ignoring the derived figures."""
+        return cls(
+            now=StepTimes.from_dict(values["now"]),
+            floor=StepTimes.from_dict(values["floor"]),
+            causes=tuple(map(CauseCost.from_dict, values["causes"])),
+            not_tested=tuple(NotTested(**each) for each in values["not_tested"]),
+            computation=values["computation"],
+            environment=values["environment"],
+        )
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes it as a self-contained HTML page and returns the page's path.
+
+        Raises:
+            tfopt.errors.UnsupportedError: If jinja2 is not installed.
+            OSError: If the file cannot be written.
+
+        Example:
+            >>> tfopt.diagnose(model, data).to_html("diagnosis.html")
+            PosixPath('diagnosis.html')
+        """
+        from tfopt.diagnosis.waterfall import page
+
+        write_atomic(path, page(self))
+        return Path(path)
+
+    def __str__(self) -> str:
+        from tfopt.diagnosis.waterfall import text
+
+        return text(self)
+
+    def __repr__(self) -> str:
+        # The first line of the text may be only a part of the verdict.
+        return f"<Diagnosis: {self.verdict}>"
+
+    def _most_expensive(self) -> str:
+        """Names the most expensive cause, and those that may be as expensive."""
+        first, *others = self.worth_changing
+        of_step = f"{figure(first.cost_ms)} ms of a {figure(self.now.median_ms)} ms step"
+        rivals = [
+            f"{other.name} ({figure(other.cost_ms)} ms)"
+            for other in others
+            if other.interval_ms[1] >= first.interval_ms[0]
+        ]
+        if rivals:
+            close = f"{first.name} ({of_step}), {listed(rivals, 2)}"
+            named = f"The most expensive causes, too close to tell apart: {close}; without the first"
+        else:
+            named = f"The most expensive cause: {first.name}, {of_step} ({percent(round(first.share, 2))}); without it"
+        return f"{named}, {self._speed_without(first)}."
+
+    def _speed_without(self, cause: CauseCost) -> str:
+        """How many times as fast the training would be, no more precisely than the interval says."""
+        now_ms = self.now.median_ms
+        low_ms, high_ms = cause.interval_ms
+        if high_ms < now_ms:
+            ratio, low, high = (figure(now_ms / (now_ms - ms)) for ms in (cause.cost_ms, low_ms, high_ms))
+            return f"the training would be {ratio} times as fast (95 %: {low}–{high})"
+        if low_ms < now_ms:
+            return f"the training would be at least {figure(now_ms / (now_ms - low_ms))} times as fast"
+        return "next to nothing of a step would be left"
