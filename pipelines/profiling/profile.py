@@ -16,7 +16,7 @@ from tfopt.pipelines.inspection.facts import open_source
 from tfopt.pipelines.inspection.tracing import trace
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile
-from tfopt.pipelines.profiling.sampled_run import Node, Run, run_passes, run_unfused
+from tfopt.pipelines.profiling.sampled_run import Node, Run, endless, run_passes, run_unfused
 from tfopt.pipelines.profiling.stage_names import StageNames
 from tfopt.pipelines.stages.device_stages import CopyToDevice
 from tfopt.pipelines.stages.example_stages import Cache, FunctionStage
@@ -205,7 +205,7 @@ def remedy(plan: PipelinePlan, profile: PipelineProfile) -> str:
 
 def _profile_dataset(dataset: Any, seconds: float) -> PipelineProfile:
     def unfused(run: Run) -> dict[str, float]:
-        return _unfused_costs(dataset.repeat() if run.later else dataset, dataset, None, seconds)
+        return _unfused_costs(endless(dataset) if run.later else dataset, dataset, None, seconds)
 
     return _profile("dataset", dataset, None, seconds, unfused)
 

@@ -24,6 +24,7 @@ _INTERVAL_SECONDS = 0.01  # a reading takes some 0.15 ms
 # The inner datasets of these come and go; those of all others stay.
 _NESTING = ("FlatMap", "Interleave", "ParallelInterleave")
 _KNOWN_RATIO = (3, 4)  # KNOWN_RATIO and ASYNC_KNOWN_RATIO in tensorflow/core/framework/model.proto
+_NO_LIMIT_BYTES = 2**60
 _BLOCKS = 9  # parts of a run, whose median cost counts
 
 _Path = tuple[tuple[int, str], ...]
@@ -91,7 +92,18 @@ def run_passes(dataset: Any, seconds: float) -> Run:
         )
     if not first.ended or first.seconds > _FIRST_PASS_SHARE * seconds:
         return first
-    return _run(dataset.repeat(), seconds - first.seconds, later=True)
+    return _run(endless(dataset), seconds - first.seconds, later=True)
+
+
+def endless(dataset: Any) -> Any:
+    """Repeats a dataset for ever, without a limit on the memory of batches ahead; those of one pass are the most.
+
+    TensorFlow never gives back what an ended pass had prefetched: within the limit, it would warn at each further pass
+    and stop tuning.
+    """
+    options = tf.data.Options()
+    options.autotune.ram_budget = _NO_LIMIT_BYTES
+    return dataset.repeat().with_options(options)
 
 
 def run_unfused(dataset: Any, seconds: float) -> Run:
