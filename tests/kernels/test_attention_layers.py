@@ -357,12 +357,22 @@ def test_where_cudnn_cannot_be_taken_is_said_once(caplog, monkeypatch):
     forget_warnings()
     monkeypatch.setattr(cudnn_module, "compute_capabilities", lambda: [(7, 0)])
     tokens = keras.Input((16, 8))
-    layer = keras.layers.MultiHeadAttention(2, 12, dtype="mixed_float16")
-    model = keras.Model(tokens, layer(tokens, tokens))
     for _ in range(2):
-        use_flash_attention(model)
+        layer = keras.layers.MultiHeadAttention(2, 12, dtype="mixed_float16")
+        use_flash_attention(keras.Model(tokens, layer(tokens, tokens)))
     (record,) = caplog.records
     assert "a GPU older than Ampere, heads of size 12, where cuDNN takes multiples of 8" in record.message
+
+
+def test_why_no_layer_changes_is_said_once(caplog, cudnn):
+    forget_warnings()
+    inputs = keras.Input((8,))
+    dense = keras.Model(inputs, keras.layers.Dense(2)(inputs), name="dense")
+    flash = attention_net()
+    assert [use_flash_attention(model) for model in (dense, dense, flash, flash, flash)] == [0, 0, 2, 0, 0]
+    none, already = [record.message for record in caplog.records]
+    assert "Keras' own attention in 'dense'. Found none; nothing changed." in none
+    assert "Found that all have it; nothing changed." in already
 
 
 def test_where_it_can_nothing_is_said(caplog, cudnn):

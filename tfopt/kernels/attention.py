@@ -139,8 +139,8 @@ def use_flash_attention(model: keras.Model) -> int:
         model: A model, compiled or not.
 
     Returns:
-        How many layers changed: 0 if all have it already. If none of them can take cuDNN here, as without a GPU, that
-        is said once (logger `tfopt`).
+        How many layers changed. If that is 0, or none of them can take cuDNN here, as without a GPU, the reason is
+        said once (logger `tfopt`).
 
     Raises:
         TypeError: If `model` is not a Keras model.
@@ -151,6 +151,8 @@ def use_flash_attention(model: keras.Model) -> int:
     """
     require_model(model)
     layers = [layer for layer in model._flatten_layers() if _computes_as(_kind(layer), layer)]
+    if not layers:
+        _say_why_none_changes(model)
     changed = replace_each(model, layers, "_compute_attention", _FlashAttention)
     kernels = list(filter(None, map(_kernel, layers)))
     obstacles = [kernel.found(training=True, jit=True) for kernel in kernels]
@@ -162,6 +164,17 @@ def use_flash_attention(model: keras.Model) -> int:
             "until that changes; tfopt.kernels.explain(model) says more.",
         )
     return changed
+
+
+def _say_why_none_changes(model: keras.Model) -> None:
+    if any(map(_kernel, model._flatten_layers())):
+        text = f"Expected attention layers without cuDNN in {model.name!r}. Found that all have it; nothing changed."
+    else:
+        text = (
+            f"Expected a MultiHeadAttention or GroupQueryAttention layer with Keras' own attention in {model.name!r}. "
+            "Found none; nothing changed. In a layer of your own, call tfopt.kernels.dot_product_attention."
+        )
+    warn_once(f"flash attention: {text}", text)
 
 
 class _FlashAttention:
