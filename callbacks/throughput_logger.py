@@ -26,6 +26,7 @@ from tfopt.callbacks.throughput.input_wait import InputWait, takes_one_batch_per
 from tfopt.callbacks.throughput.model_rate import CountedRate
 from tfopt.callbacks.throughput.step_times import EpochSteps, StepWindow, TimeLeft
 from tfopt.checks import integer, log_folder, number
+from tfopt.warn import warn_once
 
 _CALL_LISTENERS_EVERY_SECONDS = 1.0
 # Steps of a second or more fill no window of 100 in this time, and their training may be killed before they do.
@@ -180,6 +181,8 @@ class ThroughputLogger(keras.callbacks.Callback):
         if batch >= self._examples.due:
             self._examples.look(batch)  # before reading the clock: it waits for steps launched ahead
             self.batch_size = self._examples.batch_size
+            if not self.batch_size:
+                _warn_of_no_examples(self.model)
         now = self._clock()
         self._uncounted.append((batch, now))
         if len(self._uncounted) >= self._countable or now - self._reported_at >= _CALL_LISTENERS_EVERY_SECONDS:
@@ -368,6 +371,16 @@ def _write_rest(writer: BackgroundRows, rest: list[dict[str, Any]]) -> None:
     while rest:
         writer.write(rest.pop())
     writer.close()
+
+
+def _warn_of_no_examples(model: keras.Model | None) -> None:
+    name = getattr(model, "name", None)
+    warn_once(
+        f"examples per step {name}",
+        f"Expected Keras' loss tracker to count the examples of {name!r}. Found that its train_step, or a loop of your "
+        "own, does not update it. No examples_per_second, and nothing that needs it, is logged; pass "
+        "ThroughputLogger(examples_per_step=…).",
+    )
 
 
 def _positive(name: str, value: float | None) -> float | None:

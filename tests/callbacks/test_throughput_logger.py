@@ -124,16 +124,22 @@ def test_data_of_unknown_length():
     assert history["examples_per_second"] == [12 / 2]
 
 
-def test_a_train_step_without_a_loss_tracker_has_no_examples():
+def test_a_train_step_without_a_loss_tracker_has_no_examples_and_it_is_said_once(caplog):
     class Custom(keras.Sequential):
         def train_step(self, data):
             return {"x": tf.constant(1.0)}
 
-    model = Custom([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
+    forget_warnings()
+    model = Custom([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(1)], name="custom")
     model.compile("sgd", "mse")
     history = fit(ThroughputLogger(clock=Clock()), model=model)
     assert history.history["step_time_ms"] == [1000.0]
     assert "examples_per_second" not in history.history
+    fit(ThroughputLogger(clock=Clock()), model=model)
+    assert caplog.text.count("the examples of 'custom'") == 1
+    caplog.clear()
+    fit(ThroughputLogger(clock=Clock(), examples_per_step=4), model=model)
+    assert "examples" not in caplog.text
 
 
 def test_a_row_for_each_window(tmp_path):
