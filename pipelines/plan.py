@@ -34,7 +34,7 @@ from tfopt.pipelines.stages.example_stages import (
 from tfopt.pipelines.stages.order_stages import plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.repairs.fit_data import mark_order_decided
-from tfopt.text import Shown
+from tfopt.text import Shown, described
 from tfopt.warn import warn_once
 
 P = ParamSpec("P")
@@ -91,9 +91,8 @@ class PipelinePlan(Shown):
 
     def __str__(self) -> str:
         kind = "Training" if self.options.training else "Evaluation"
-        widths = [max(len(getattr(stage, column)) for stage in self.stages) for column in ("name", "setting")]
-        rows = (f"  {s.name:<{widths[0]}}  {s.setting:<{widths[1]}}  {s.reason}" for s in self.stages)
-        return "\n".join([f"{kind} pipeline over {self.source.name}", *rows])
+        rows = [(stage.name, stage.setting, stage.reason) for stage in self.stages]
+        return "\n".join([f"{kind} pipeline over {self.source.name}", *described(rows)])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as JSON values; functions by name."""

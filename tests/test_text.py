@@ -36,6 +36,17 @@ def test_texts_start_together_and_figures_end_together():
         "  a       Dense    12 %   0 %",
         "  longer  B      1.25 %",
     ]
+    long = 60 * "x"
+    assert aligned([*rows, (long, "Dense", "3 %", "")], texts=2) == [
+        "  layer, class",
+        "     error  lost",
+        "  a, Dense",
+        "      12 %   0 %",
+        "  longer, B",
+        "    1.25 %",
+        f"  {long}, Dense",
+        "       3 %",
+    ]
 
 
 def test_sentences_are_wrapped_beside_their_names():

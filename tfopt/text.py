@@ -36,7 +36,7 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
-    """Returns the lines of a table, indented by two.
+    """Returns the lines of a table, indented by two. In one that is too wide, figures stand below their row's texts.
 
     Args:
         rows: The cells, headings included; all rows have the same length.
@@ -47,6 +47,10 @@ def aligned(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
         ['  stage   busy', '  decode   9 %']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if sum(widths) + 2 * len(widths) > WIDTH and texts:
+        names = (f"  {', '.join(filter(None, row[:texts]))}" for row in rows)
+        figures = (f"  {line}" for line in aligned([row[texts:] for row in rows], texts=0))
+        return [line for pair in zip(names, figures, strict=True) for line in pair if line.strip()]
     lines = ("  ".join(f"{cell:{'<' if i < texts else '>'}{widths[i]}}" for i, cell in enumerate(row)) for row in rows)
     return [f"  {line}".rstrip() for line in lines]
 

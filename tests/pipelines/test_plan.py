@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from quick import first_quick
+from unwrapped import unwrapped
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import PipelinePlan, build_pipeline, plan_pipeline
@@ -43,9 +44,10 @@ def test_the_text_is_a_table_with_reasons():
     assert "double" in table["transform"]
     assert "within a quarter of the 16,384 MiB" in table["cache"]
     assert "buffer of 50" in table["shuffle"]
-    assert "6 steps an epoch" in table["batch"]
+    assert "6 steps an epoch" in unwrapped("\n".join(lines))
     assert "seed 3" in table["order"]
     assert len({line.index(setting) for line, setting in ((table["cache"], "memory"), (table["order"], "seed 3"))}) == 1
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_plan_is_json():

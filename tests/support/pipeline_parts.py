@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from part_sources import NAMES, source
+from unwrapped import unwrapped
 
 from tfopt import distribute
 from tfopt.errors import TfoptError
@@ -76,7 +77,7 @@ def used(data, options):
         "evaluated": [*model.seen],
         "evaluation loss": loss,
         "predictions": model.predict(ordered, verbose=0).ravel().tolist(),
-        "plan": str(plan),
+        "plan": unwrapped(plan),
     }
 
 

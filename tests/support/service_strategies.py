@@ -16,6 +16,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from unwrapped import unwrapped
 
 from tfopt import distribute
 from tfopt.errors import UnsupportedError
@@ -64,7 +65,7 @@ def seen(dataset):
 def train(source, address, **options):
     """What each epoch of `fit` saw, and what the plan had said."""
     plan = plan_pipeline(source, batch_size=BATCH, service=address, **options)
-    return {**seen(plan.build()), "steps": plan.to_dict()["steps_per_epoch"], "plan": str(plan)}
+    return {**seen(plan.build()), "steps": plan.to_dict()["steps_per_epoch"], "plan": unwrapped(plan)}
 
 
 def killed(address, number):

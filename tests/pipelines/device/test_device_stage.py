@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from quick import first_quick
+from unwrapped import unwrapped
 
 from tfopt.errors import DeviceMemoryError, PipelineError, UnsupportedError
 from tfopt.pipelines import Source, build_pipeline, per_batch, plan_pipeline, profile_pipeline
@@ -268,12 +269,12 @@ def test_the_plan_says_where_what_is_done():
         *("cache", "shuffle", "batch", "gather", "augment", "augment", "pad"),
         *("prefetch", "device", "overlap", "order", "memory"),
     ]
-    text = str(plan)
+    text = unwrapped(plan)
     for said in (
         "within half of the 16.0 GiB free on /device:CPU:0",
         "all 22 ",
-        "RandomFlip      whole batches on the device, compiled by XLA; a fresh seed",
-        "RandomRotation  whole batches on the device, without XLA: supports_jit is False",
+        "RandomFlip whole batches on the device, compiled by XLA; a fresh seed",
+        "RandomRotation whole batches on the device, without XLA: supports_jit is False",
         "without it `fit` is refused",
     ):
         assert said in text

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from unwrapped import unwrapped
 
 from tfopt.errors import DeviceMemoryError, PipelineError, UnsupportedError
 from tfopt.pipelines import (
@@ -123,7 +124,7 @@ def test_auto_keeps_both_ways(as_gpu):
     held = plan.stage("device").held
     assert isinstance(held, OnDevice)
     assert (held.only, held.bytes, plan.to_dict()["cache"]) == (False, X.nbytes + Y.nbytes, None)
-    assert "with tfopt.fit.overlap the examples lie on CPU:0" in str(plan)
+    assert "with tfopt.fit.overlap the examples lie on CPU:0" in unwrapped(plan)
     dataset = plan.build()
     stage = stage_of(dataset)
     found = [[np.asarray(part) for part in stage.batch(element)] for element in stage.elements]

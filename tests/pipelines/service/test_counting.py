@@ -87,11 +87,11 @@ def test_the_last_batch_is_padded(service):
 
 
 def test_the_plan_says_what_runs_where(service):
-    lines = str(plan_pipeline(ROWS, batch_size=64, service=service)).splitlines()
-    table = {line.split()[0]: line for line in lines[1:]}
-    assert service in table["service"]
-    assert "3 workers there" in table["service"]
-    assert "on each run" in table["order"]
-    assert "divide the examples differently" in table["cache"]
-    names = [line.split()[0] for line in lines]
+    plan = plan_pipeline(ROWS, batch_size=64, service=service)
+    reasons = {stage.name: stage.reason for stage in plan.stages}
+    assert service in plan.stage("service").setting
+    assert "3 workers there" in reasons["service"]
+    assert "on each run" in reasons["order"]
+    assert "divide the examples differently" in reasons["cache"]
+    names = list(reasons)
     assert names.index("batch") < names.index("service") < names.index("prefetch")

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from unwrapped import unwrapped
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, plan_pipeline
@@ -64,7 +65,7 @@ def test_a_service_that_is_not_there_is_an_error_of_the_plan(soon):
 @pytest.mark.slow
 def test_a_dispatcher_without_workers_is_an_error(servers, soon):
     _, (at,) = servers.serve("--port", "0", "--workers", "0")
-    assert "no worker there yet" in str(plan_pipeline(ROWS, service=f"grpc://{at}"))
+    assert "no worker there yet" in unwrapped(plan_pipeline(ROWS, service=f"grpc://{at}"))
     with pytest.raises(tf.errors.DataLossError, match=LOST.format("dispatcher", at, "it has had no worker for 3 s")):
         list(build_pipeline(ROWS, service=f"grpc://{at}"))
 

@@ -1,8 +1,10 @@
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
+from unwrapped import unwrapped
 
 from tfopt.precision import LayerPrecision, PrecisionReport
 from tfopt.precision.gate.gate_chart import chart_of
@@ -44,8 +46,10 @@ def test_a_report_that_passes():
     assert str(PASSED).splitlines() == [
         "mixed_float16 passes: the loss differs by 0.5 % from float32's.",
         "Note: A note.",
-        "  layer  class  policy         error  own error  gradients  overflow  lost gradient",
-        "  first  Dense  mixed_float16  0.2 %    0.173 %      0.1 %       0 %            0 %",
+        "  layer, class, policy",
+        "    error  own error  gradients  overflow  lost gradient",
+        "  first, Dense, mixed_float16",
+        "    0.2 %    0.173 %      0.1 %       0 %            0 %",
     ]
 
 
@@ -58,7 +62,7 @@ def test_a_report_that_does_not_has_the_verdict_on_top_and_the_worst_layer_first
         "Passes instead: net: mixed_float16, loud: float32",
         "Note: A note.",
     ]
-    assert [line.split()[0] for line in str(FAILED).splitlines()[6:]] == ["loud", "first", "whole"]
+    assert re.findall("\n  (.*), Dense, ", str(FAILED)) == ["loud !", "first", "whole numbers"]
     assert "Passes instead: only float32" in str(replace(FAILED, fallback=None))
     assert "1 problem." in replace(FAILED, problems=("One.",)).verdict
 
@@ -66,15 +70,16 @@ def test_a_report_that_does_not_has_the_verdict_on_top_and_the_worst_layer_first
 def test_a_long_table_ends():
     many = replace(PASSED, layers=tuple(layer(str(number), output=FINE) for number in range(40)))
     lines = str(many).splitlines()
-    assert len(lines) == 2 + 1 + 12 + 1
+    assert len(lines) == 2 + 2 * (1 + 12) + 1
+    assert max(map(len, lines)) <= 80
     assert lines[-1] == "  (28 layers closer to float32 not shown)"
 
 
 def test_a_long_fallback_ends():
     many = replace(FAILED, fallback={str(number): "float32" for number in range(40)})
-    [line] = [line for line in str(many).splitlines() if line.startswith("Passes instead")]
-    assert line.startswith("Passes instead: 0: float32, 1: float32")
-    assert line.endswith(", 11: float32 and 28 more (all in `fallback`)")
+    assert "\nPasses instead: 0: float32, 1: float32" in str(many)
+    assert ", 11: float32 and 28 more (all in `fallback`) Note: " in unwrapped(many)
+    assert max(map(len, str(many).splitlines())) <= 80
     assert len(many.to_dict()["fallback"]) == 40
 
 

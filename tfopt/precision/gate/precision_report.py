@@ -8,7 +8,7 @@ from tfopt.precision.float8_margins import Float8Margin
 from tfopt.precision.gate.gate_chart import chart_of
 from tfopt.precision.gate.layer_table import LayerPrecision, as_json
 from tfopt.precision.gate.verdict import relative
-from tfopt.text import Shown, aligned, listed, percent
+from tfopt.text import Shown, aligned, listed, percent, wrapped
 
 _HEAD = ("layer", "class", "policy", "error", "own error", "gradients", "overflow", "lost gradient")
 _FLOAT8_HEAD = ("layer", "rounded to float8", "format", "scale", "largest", "margin", "saturated", "vanished")
@@ -82,6 +82,7 @@ class PrecisionReport(Shown):
             instead = listed(found, _ROWS) + " (all in `fallback`)" * (len(found) > _ROWS)
             lines.append(f"Passes instead: {instead or 'only float32, of everything tried.'}")
         lines += [f"Note: {note}" for note in self.notes]
+        lines = [wrapped("\n".join(lines))]
         ranked = sorted(self.layers, key=lambda layer: layer.severity, reverse=True)
         lines += aligned([_HEAD, *map(_row, ranked[:_ROWS])], texts=3)
         if len(ranked) > _ROWS:
