@@ -19,7 +19,7 @@ from tfopt.errors import unknown_name
 
 Kind = TypeVar("Kind")
 
-_HIDDEN = "_tfopt_hidden"  # an attribute of progress bars: keys that they do not print
+_SHOWN = "_tfopt_shown"  # an attribute of progress bars: of each of tfopt's keys, whether they print it
 _LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
 
 
@@ -61,6 +61,16 @@ def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
             )
 
 
+class _Rounded(float):
+    """A figure as the progress bar prints it: four significant digits, where Keras prints four decimals."""
+
+    def __truediv__(self, count: float) -> "_Rounded":
+        return _Rounded(float(self) / count)
+
+    def __format__(self, spec: str) -> str:
+        return f"{float(self):.0f}" if abs(self) >= 1000 else f"{float(self):.4g}"
+
+
 def log_epoch(logs: dict[str, Any], figures: Mapping[str, float], show: Collection[str] | None) -> None:
     """Adds an epoch's figures to the logs, of which fit's progress bar prints only those in `show`. None: all.
 
@@ -68,19 +78,21 @@ def log_epoch(logs: dict[str, Any], figures: Mapping[str, float], show: Collecti
     """
     logs.update(figures)
     bar = getattr(running_list(), "_progbar", None)
-    if bar is None or show is None:
+    if bar is None:
         return
-    if not hasattr(bar, _HIDDEN):
+    if not hasattr(bar, _SHOWN):
         stock, reference = type(bar)._finalize_progbar, weakref.ref(bar)
 
         def finalize(logs: Mapping[str, Any] | None) -> None:
             bar = reference()
             if bar is not None:
-                stock(bar, {key: value for key, value in (logs or {}).items() if key not in getattr(bar, _HIDDEN)})
+                shown = getattr(bar, _SHOWN)
+                kept = {key: value for key, value in (logs or {}).items() if shown.get(key, True)}
+                stock(bar, {key: _Rounded(value) if key in shown else value for key, value in kept.items()})
 
-        setattr(bar, _HIDDEN, set())
+        setattr(bar, _SHOWN, {})
         bar._finalize_progbar = finalize
-    getattr(bar, _HIDDEN).update(figures.keys() - set(show))
+    getattr(bar, _SHOWN).update((key, show is None or key in show) for key in figures)
 
 
 def check_shown(show: Collection[str] | None, logged: Collection[str]) -> Collection[str] | None:

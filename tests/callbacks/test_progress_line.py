@@ -1,6 +1,7 @@
 """What fit's progress bar prints of the loggers' figures, which history and later loggers get whole."""
 
 import csv
+import re
 
 import keras
 import numpy as np
@@ -36,6 +37,11 @@ def test_a_chosen_few_are_printed_and_all_are_kept(capsys, tmp_path, overlapped)
         assert "examples_per_second" in line
         assert "host_" not in line
         assert not any(key in line for key in EVERY - {"examples_per_second", "input_wait_percent"})
+    shown = [float(re.search(r"examples_per_second: (\S+)", line)[1]) for line in lines]
+    assert shown == [
+        float(f"{value:.0f}" if value >= 1000 else f"{value:.4g}") for value in history["examples_per_second"]
+    ]
+    assert shown != history["examples_per_second"]
     first, _ = csv.DictReader(log.read_text().splitlines())
     assert first.keys() >= EVERY
 
@@ -47,6 +53,8 @@ def test_others_can_be_chosen(capsys):
     assert all("examples_per_second" not in line and "val_loss" in line for line in lines)
     _, lines = fit(capsys, [ThroughputLogger(show=None)])
     assert all(key in line for line in lines for key in EVERY)
+    figures = [float(figure) for line in lines for figure in re.findall(r"_\w+: (\S+)", line)]
+    assert figures == [float(f"{figure:.0f}" if figure >= 1000 else f"{figure:.4g}") for figure in figures]
 
 
 def test_a_progress_bar_of_ones_own(capsys):
