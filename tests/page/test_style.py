@@ -3,7 +3,7 @@ from importlib import resources
 
 import pytest
 
-from tfopt.page import MOST_LINES
+from tfopt.page import MOST_LINES, Page, Section, render
 
 STYLE = resources.files("tfopt.page").joinpath("style.html.jinja").read_text(encoding="utf-8")
 COLOURS = re.findall(r":root \{([^}]*)\}", STYLE)
@@ -55,6 +55,13 @@ def test_each_style_of_a_line_is_another_colour_or_dash():
     styles = re.findall(r"\.line(\d), \.line(\d) \{ --line: var\(--(\w+)\); \}", STYLE)
     assert styles == [(str(number), str(number + 4), f"line{number}") for number in range(MOST_LINES // 2)]
     assert re.findall(r"path:is\((.*)\):not\(.dots\) \{ stroke-dasharray", STYLE) == [".line4, .line5, .line6, .line7"]
+
+
+def test_lines_of_code_stay_whole_and_scroll():
+    document = render(Page("Title", "Lead.", [Section("Do this", code="x = 1")]))
+    assert re.search(r'<pre class="code scroll"[^>]* tabindex="0">x = 1</pre>', document)
+    assert re.search(r"^pre\.code \{[^}]* white-space: pre; \}", STYLE, re.M)
+    assert re.search(r"^\.scroll \{[^}]* overflow-x: auto; \}", STYLE, re.M)
 
 
 def test_colours_come_from_variables_only():
