@@ -137,8 +137,8 @@ def test_every_public_name_resolves(name):
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="tfopt attribute diagnose"):
-        _ = tfopt.diagnose
+    with pytest.raises(AttributeError, match="tfopt attribute diagnosed"):
+        _ = tfopt.diagnosed
     assert set(tfopt.__all__) <= set(dir(tfopt))
     with pytest.raises(AttributeError, match=r"tfopt\.callbacks attribute Logger"):
         _ = tfopt.callbacks.Logger

@@ -1,5 +1,6 @@
 """tfopt keeps the GPU busy under Keras on TensorFlow, and never silently changes what is computed.
 
+- `tfopt.diagnose`: what slows a training down, found by experiment, with the remedies
 - `tfopt.precision`: mixed-precision policies, recommended for the device that is there
 - `tfopt.xla`: XLA on or off for a model, decided by measurement
 - `tfopt.kernels`: flash attention and fused batch norm, layer by layer

@@ -1,4 +1,5 @@
 from . import callbacks as callbacks
+from . import diagnosis as diagnosis
 from . import distribute as distribute
 from . import errors as errors
 from . import fit as fit
@@ -9,5 +10,7 @@ from . import pipelines as pipelines
 from . import precision as precision
 from . import repairs as repairs
 from . import xla as xla
+from .diagnosis import diagnose as diagnose
+from .diagnosis import tune as tune
 
 __version__: str

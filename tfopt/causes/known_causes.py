@@ -47,6 +47,15 @@ OTHER_PROCESS = Cause(
     "another process is on the GPU", "nvidia-smi names it; choose a free GPU with CUDA_VISIBLE_DEVICES."
 )
 
+CPUS_SHARED = Cause(
+    "other processes use the CPUs",
+    "top names them; end them, or give this training CPUs of its own (taskset, or the scheduler's cores per task).",
+)
+CPU_QUOTA = Cause(
+    "the CPU quota is used up",
+    "Ask the scheduler or the container for more CPUs (--cpus-per-task, docker run --cpus, resources.limits.cpu).",
+)
+
 FULL_MEMORY = Cause(
     "the GPU's memory is nearly full",
     'Take a smaller batch or a 16-bit policy (tfopt.precision.set_policy("auto")).',

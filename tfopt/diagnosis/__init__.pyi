@@ -1,3 +1,10 @@
+from .diagnosing import diagnose as diagnose
+from .diagnosing import diagnose_fit as diagnose_fit
 from .findings import CauseCost as CauseCost
 from .findings import Diagnosis as Diagnosis
+from .findings import Noticed as Noticed
 from .findings import NotTested as NotTested
+from .tuning import Refused as Refused
+from .tuning import Tuning as Tuning
+from .tuning import tune as tune
+from .tuning import tune_fit as tune_fit

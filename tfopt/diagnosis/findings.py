@@ -57,12 +57,22 @@ class NotTested:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something about the machine that slows a training down, whose cost cannot be measured from here."""
+
+    name: str
+    evidence: str
+    """What was read."""
+    remedy: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnosis(Shown):
     """What slows a training down, cause by cause."""
 
     now: StepTimes
-    """A step of the training as it stands."""
+    """A step of the training as it stands, with its share of validation and of other pauses between steps."""
     floor: StepTimes
     """A step with every cause taken away at once: the computation."""
     causes: tuple[CauseCost, ...]
@@ -73,6 +83,8 @@ class Diagnosis(Shown):
     """What the remaining computation does, in sentences: its rate beside the device's, and the costliest layers."""
     environment: Mapping[str, Any]
     """What it was measured on, as `tfopt.measure.environment` returns it."""
+    noticed: tuple[Noticed, ...] = ()
+    """What slows it down from outside, such as other processes: read, not measured."""
 
     @property
     def worth_changing(self) -> tuple[CauseCost, ...]:
@@ -124,6 +136,7 @@ class Diagnosis(Shown):
             "floor_ms": self.floor_ms,
             "unexplained_ms": self.unexplained_ms,
             "causes": [cause.to_dict() for cause in self.causes],
+            "noticed": [asdict(each) for each in self.noticed],
             "not_tested": [asdict(each) for each in self.not_tested],
             "computation": self.computation,
             "environment": dict(self.environment),
@@ -136,6 +149,7 @@ class Diagnosis(Shown):
             now=StepTimes.from_dict(values["now"]),
             floor=StepTimes.from_dict(values["floor"]),
             causes=tuple(map(CauseCost.from_dict, values["causes"])),
+            noticed=tuple(Noticed(**each) for each in values["noticed"]),
             not_tested=tuple(NotTested(**each) for each in values["not_tested"]),
             computation=values["computation"],
             environment=values["environment"],

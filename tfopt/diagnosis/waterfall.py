@@ -48,6 +48,7 @@ def text(diagnosis: Diagnosis) -> str:
         _wrapped(diagnosis.verdict),
         _drawn(bars(diagnosis)),
         *map(_block, diagnosis.worth_changing),
+        *(_wrapped(f"Noticed: {each.evidence} {each.remedy}") for each in diagnosis.noticed),
         "\n".join(map(_wrapped, others)),
         _wrapped(diagnosis.computation),
     ]
@@ -109,6 +110,7 @@ def page(diagnosis: Diagnosis) -> str:
     sections = [
         _picture(diagnosis),
         *map(_remedy, diagnosis.worth_changing),
+        *(Section(f"Noticed: {each.name}", f"{each.evidence} {each.remedy}") for each in diagnosis.noticed),
         _tested(diagnosis),
         Section("The computation", diagnosis.computation),
         Section("Environment", details=[("Everything recorded", recorded)]),

@@ -9,4 +9,5 @@ from .timers import step_time as step_time
 from .times import Comparison as Comparison
 from .times import StepTimes as StepTimes
 from .times import compare as compare
+from .times import difference_ms as difference_ms
 from .times import interleave as interleave

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -91,6 +91,17 @@ def fit_time(
     return FitTimer(model, data, callbacks=callbacks, clock=clock)(steps, warmup=warmup)
 
 
+class TrainedState(NamedTuple):
+    """What training steps change, as arrays."""
+
+    slots: list[Any]
+    """The optimizer's, such as momentum; none for plain SGD."""
+    weights: list[Any]
+    """The trainable ones."""
+    updates: int
+    """How many the optimizer has made. Steps whose gradients overflow make none if it scales the loss."""
+
+
 class StepTimer:
     """`step_time` as an object for `interleave`: it traces and compiles once, and measures at each call.
 
@@ -154,20 +165,19 @@ class StepTimer:
         with self._state.preserved():
             return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._step(self._batch))
 
-    def state_after(self, steps: int) -> tuple[list[Any], list[Any]]:
-        """Runs `steps` steps and restores the model.
-
-        Returns:
-            The optimizer's slots (such as momentum; none for plain SGD) and the trainable weights after the steps, as
-            arrays.
-        """
+    def state_after(self, steps: int) -> TrainedState:
+        """Runs `steps` steps, restores the model, and returns what the steps trained."""
         with self._state.preserved():
             for _ in range(steps):
                 self._step(self._batch)
-            kept = self._model.optimizer.variables if self._model.optimizer else []
-            # Counters and rates are scalars.
-            slots = [variable.numpy() for variable in kept if len(variable.shape) > 0]
-            return slots, [weight.numpy() for weight in self._model.trainable_variables]
+            optimizer = self._model.optimizer
+            kept = optimizer.variables if optimizer else []
+            return TrainedState(
+                # Counters and rates are scalars.
+                slots=[variable.numpy() for variable in kept if len(variable.shape) > 0],
+                weights=[weight.numpy() for weight in self._model.trainable_variables],
+                updates=int(optimizer.iterations) if optimizer else steps,
+            )
 
     def _compile(self) -> None:
         """Runs the first step, which compiles, unless it has run."""
@@ -187,7 +197,12 @@ class StepTimer:
 
 
 class FitTimer:
-    """`fit_time` as an object for `interleave`: it traces and compiles once, and measures at each call."""
+    """`fit_time` as an object for `interleave`: it traces and compiles once, and measures at each call.
+
+    Args:
+        model, data, callbacks, clock: As for `fit_time`.
+        traced: A batch of `data` and the graph of the model's step on it, if known: then neither is made here.
+    """
 
     def __init__(
         self,
@@ -195,14 +210,17 @@ class FitTimer:
         data: Data,
         *,
         callbacks: Sequence[keras.callbacks.Callback] = (),
+        traced: tuple[Any, tf.Graph] | None = None,
         clock: _Clock = time.perf_counter,
     ):
         self._model = model
         self._clock = clock
         self._callbacks = callbacks
         self._dataset = repeated(as_dataset(data))
-        self._batch = first_batch(require_compiled(model), self._dataset)
-        _, graph = trace_train_step(model, self._batch)
+        if traced is None:
+            batch = first_batch(require_compiled(model), self._dataset)
+            traced = batch, trace_train_step(model, batch)[1]
+        self._batch, graph = traced
         self._state = StatePreserver(model, also=graph.variables)
         self.train_function: Any = None
         """The function `fit` runs, compiled by the first call, so that a later fit need not compile; None before it."""

@@ -1,0 +1,207 @@
+"""What `diagnose` tests, that it leaves everything as it was, and what it refuses."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+from tfopt.diagnosis import diagnose_fit
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.pipelines import plan_pipeline
+
+STEPS = 5
+X = np.random.default_rng(0).normal(size=(48, 8)).astype("float32")
+Y = X[:, :1] * 2
+
+
+def made(**compile_arguments):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"], **compile_arguments)
+    return model
+
+
+def state(model):
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [variable.numpy() for variable in variables]
+
+
+def same(before, after):
+    return len(before) == len(after) and all(
+        np.array_equal(one, other) for one, other in zip(before, after, strict=True)
+    )
+
+
+class Counting(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(batch)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A diagnosis of a model that was trained before, and what was there before it."""
+    folder = tmp_path_factory.mktemp("diagnosis")
+    model, counting = made(), Counting()
+    checkpoint = keras.callbacks.ModelCheckpoint(folder / "best.keras", save_best_only=True)
+    model.fit(X, Y, verbose=0)
+    before = state(model)
+    functions = model.train_function, model.test_function, model.history
+    random.seed(1), np.random.seed(1)
+    draws = random.getstate()[1], np.random.get_state()[1]
+    arguments = {
+        "x": X,
+        "y": Y,
+        "batch_size": 16,
+        "epochs": 2,
+        "callbacks": [counting, checkpoint],
+        "validation_data": (X, Y),
+    }
+    diagnosis = diagnose_fit(model, arguments, STEPS)
+    return {
+        "diagnosis": diagnosis,
+        "before": before,
+        "after": state(model),
+        "functions": (functions, (model.train_function, model.test_function, model.history)),
+        "draws": (draws, (random.getstate()[1], np.random.get_state()[1])),
+        "counting": counting,
+        "checkpoint": checkpoint,
+        "folder": folder,
+    }
+
+
+def test_the_model_comes_back_bit_for_bit(done):
+    assert same(done["before"], done["after"])
+    assert all(one is other for one, other in zip(*done["functions"], strict=True))
+    assert done["draws"][0][0] == done["draws"][1][0]
+    assert np.array_equal(done["draws"][0][1], done["draws"][1][1])
+
+
+def test_callbacks_come_back_and_write_elsewhere(done):
+    assert done["counting"].seen == []
+    assert "on_epoch_end" not in vars(done["counting"])
+    assert done["checkpoint"].filepath == str(done["folder"] / "best.keras")
+    assert list(done["folder"].iterdir()) == []
+
+
+def test_each_cause_is_tested_or_the_reason_is_given(done):
+    diagnosis = done["diagnosis"]
+    tested = {cause.name for cause in diagnosis.causes}
+    assert tested >= {
+        "input",
+        "callback Counting",
+        "progress bar",
+        "fit waits for each step",
+        "XLA is off",
+        "small batch",
+        "validation",
+        "callback ModelCheckpoint, between epochs",
+    }
+    assert {each.name for each in diagnosis.not_tested} >= {"float32", "copying to the GPU", "communication"}
+
+
+def test_a_step_has_its_share_of_the_pauses(done):
+    diagnosis = done["diagnosis"]
+    validation = next(cause for cause in diagnosis.causes if cause.name == "validation")
+    assert 0 < validation.cost_ms < diagnosis.now.median_ms
+    assert validation.share == validation.cost_ms / diagnosis.now.median_ms
+    assert diagnosis.now.examples_per_step == 16
+    assert diagnosis.floor_ms < diagnosis.now.median_ms
+
+
+@pytest.mark.slow
+def test_the_same_training_as_without_a_diagnosis():
+    model = made()
+    model.fit(X, Y, verbose=0, epochs=2)
+    other = made()
+    tfopt.diagnose(other, (X, Y), steps=STEPS)
+    other.fit(X, Y, verbose=0, epochs=2)
+    assert same(state(model), state(other))
+
+
+class Stops(keras.callbacks.Callback):
+    def __init__(self, error, after):
+        super().__init__()
+        self.error, self.left = error, [after]
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left[0] -= 1
+        if self.left[0] == 0:
+            raise self.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no disk")], ids=["interrupt", "error"])
+def test_an_error_leaves_everything_as_it_was(error):
+    model = made()
+    model.fit(X, Y, verbose=0)
+    before, function = state(model), model.train_function
+
+    callback = Stops(error, after=4)
+    with pytest.raises(type(error)):
+        tfopt.diagnose(model, (X, Y), [callback], steps=STEPS)
+    assert same(before, state(model))
+    assert model.train_function is function
+    assert vars(callback).get("on_epoch_end") is None
+
+
+class Squares(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        return X[16 * number : 16 * number + 16], Y[16 * number : 16 * number + 16]
+
+
+def endless():
+    while True:
+        yield X[:16], Y[:16]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda: tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(48).batch(16),
+        lambda: plan_pipeline((X, Y), batch_size=16),
+        lambda: Squares(workers=2),
+        endless,
+    ],
+    ids=["dataset", "plan", "PyDataset", "generator"],
+)
+def test_whatever_fit_takes(data):
+    model = made()
+    model.fit(X, Y, verbose=0)
+    before = state(model)
+    diagnosis = tfopt.diagnose(model, data(), steps=STEPS)
+    assert diagnosis.now.examples_per_step == 16
+    assert same(before, state(model))
+
+
+@pytest.mark.slow
+def test_under_a_strategy():
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = made()
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16, drop_remainder=True)
+    diagnosis = tfopt.diagnose(model, dataset, steps=STEPS)
+    assert diagnosis.now.examples_per_step == 16
+    assert "small batch" in {each.name for each in diagnosis.not_tested}
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="compiled"):
+        tfopt.diagnose(keras.Sequential([keras.layers.Dense(1)]), (X, Y))
+    with pytest.raises(ValueError, match="Expected steps to be an integer of at least 5"):
+        tfopt.diagnose(made(), (X, Y), steps=2)
+    with pytest.raises(TypeError, match=r"Expected data that model\.fit takes.*Received: int"):
+        tfopt.diagnose(made(), 7)
+    with pytest.raises(PipelineError, match="at least one batch"):
+        tfopt.diagnose(made(), tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).take(0))
+    with pytest.raises(UnsupportedError, match="CallbackList"):
+        diagnose_fit(made(), {"x": X, "y": Y, "callbacks": keras.callbacks.CallbackList([])})

@@ -1,0 +1,77 @@
+"""What `tune` applies, refuses and takes back, and that the training computes the same."""
+
+import keras
+import numpy as np
+import pytest
+from planted_trainings import eager_left_on, many_small_operations
+
+import tfopt
+from tfopt.diagnosis import tuning
+from tfopt.diagnosis.tuning import tune_fit
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    """A training that gains from XLA, tuned; its twin, not tuned; and the weights before."""
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        model, arguments = many_small_operations(mended=False)
+        models.append(model)
+    before = models[0].get_weights()
+    result = tune_fit(models[0], arguments, steps=20)
+    return result, models[1], arguments, before
+
+
+def test_what_pays_is_applied(tuned):
+    result, _, _, _ = tuned
+    assert "XLA is off" in result.applied, str(result)
+    assert result.model.jit_compile
+    assert result.speedup > 1.05
+    assert "tfopt.xla.set_jit(model, True)" in result.code
+    assert str(result).startswith("A step now runs ")
+
+
+def test_the_training_is_the_same(tuned):
+    result, twin, arguments, before = tuned
+    assert all(np.array_equal(one, other) for one, other in zip(before, result.model.get_weights(), strict=True))
+    for model, x in ((result.model, result.data), (twin, arguments["x"])):
+        model.fit(x, arguments["y"], batch_size=arguments["batch_size"], shuffle=False, verbose=0)
+    for one, other in zip(result.model.get_weights(), twin.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_undo_takes_everything_back(tuned):
+    result = tuned[0]
+    result.undo()
+    assert not result.model.jit_compile
+    assert tfopt.fit.launching.overlap_of(result.model) is None
+    result.undo()
+
+
+def test_what_only_the_user_can_change_is_refused_with_the_reason():
+    model, arguments = eager_left_on(mended=False)
+    result = tune_fit(model, arguments, allow=(), steps=5)
+    reasons = {one.cause: one.reason for one in result.refused}
+    assert "it is for you to change" in reasons["eager execution"]
+    assert result.applied == ()
+    assert result.data is arguments["x"]
+    assert result.speedup == 1.0
+
+
+def test_what_is_not_faster_together_is_not_applied(monkeypatch):
+    slower = tfopt.measure.Comparison(ratio=0.9, interval=(0.8, 0.95))
+    monkeypatch.setattr(tuning, "_together", lambda *arguments: slower)
+    model, arguments = many_small_operations(mended=False)
+    result = tune_fit(model, arguments, steps=20)
+    assert result.applied == ()
+    assert result.code == ""
+    assert not model.jit_compile
+    assert str(result).startswith("Nothing was changed: with all changes a step runs 0.9")
+
+
+def test_unknown_changes_are_named():
+    with pytest.raises(ValueError, match=r"Expected a change: 'precision', .*Received: 'batch'"):
+        tfopt.tune(keras.Sequential(), np.zeros((4, 1)), allow=["batch"])

@@ -1,0 +1,142 @@
+"""The arms of an experiment: the training as it stands, or with something changed, timed through `fit`."""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt import fit, kernels
+from tfopt.diagnosis.training import Training, without_epoch_hooks
+from tfopt.measure import FitTimer, StepTimer, StepTimes
+from tfopt.precision.layer_policies import assign_policies, under_policies
+
+_SAMPLES = 2  # blocks of steps in a round, with a wait at the end of each
+_WARMUP = 2
+
+Change = Callable[[keras.Model], AbstractContextManager[Any]]
+"""Changes a model for a block of code."""
+
+
+class FitArm:
+    """Times `fit` as the training stands, but for what is given; compiles in its first call.
+
+    Args:
+        training: The training.
+        dataset: Instead of its own.
+        without: Callbacks to leave out.
+        changes: What to change in the model while the arm runs.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        *,
+        dataset: tf.data.Dataset | None = None,
+        without: Sequence[keras.callbacks.Callback] = (),
+        changes: Sequence[Change] = (),
+    ):
+        self._callbacks = [one for one in training.callbacks if one not in without]
+        self._changes, self._model = changes, training.model
+        self._timer = FitTimer(
+            training.model,
+            training.dataset if dataset is None else dataset,
+            callbacks=self._callbacks,
+            traced=(training.batch, training.graph),
+        )
+
+    def __call__(self, steps: int) -> StepTimes:
+        """Times that many steps."""
+        with changed(self._model, self._changes), without_epoch_hooks(self._callbacks), quiet():
+            return self._timer(steps, warmup=_WARMUP, samples=_SAMPLES)
+
+
+class StepArm:
+    """Times the step alone, without `fit`, on one batch that stays in memory.
+
+    Args:
+        training: The training.
+        twice: On a batch twice as large, of which half the time counts.
+        changes: What to change in the model while the arm runs.
+    """
+
+    def __init__(self, training: Training, *, twice: bool = False, changes: Sequence[Change] = ()):
+        self._model, self._twice, self._changes = training.model, twice, changes
+        with changed(self._model, changes):
+            self._timer = StepTimer(self._model, training.twice() if twice else training.resident)
+
+    def __call__(self, steps: int) -> StepTimes:
+        """Times that many steps."""
+        with changed(self._model, self._changes):
+            times = self._timer(steps, warmup=_WARMUP, samples=_SAMPLES)
+        if not self._twice:
+            return times
+        halves = tuple(tuple(sample / 2 for sample in turn) for turn in times.repeats_ms)
+        return replace(times, repeats_ms=halves, examples_per_step=(times.examples_per_step or 0) // 2)
+
+
+@contextmanager
+def changed(model: keras.Model, changes: Sequence[Change]) -> Iterator[None]:
+    """Makes several changes for a block of code."""
+    with ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(change(model))
+        yield
+
+
+def quiet() -> AbstractContextManager[Any]:
+    """Keeps what callbacks print from the terminal."""
+    return contextlib.redirect_stdout(io.StringIO())
+
+
+@contextmanager
+def overlapped(model: keras.Model) -> Iterator[None]:
+    """Lets `fit` launch steps without waiting for them."""
+    fit.overlap(model)
+    try:
+        yield
+    finally:
+        fit.undo(model)
+
+
+def jit(on: bool) -> Change:
+    """Switches XLA on or off in the functions traced inside the block."""
+
+    @contextmanager
+    def change(model: keras.Model) -> Iterator[None]:
+        before, model.jit_compile = model.jit_compile, on
+        try:
+            yield
+        finally:
+            model.jit_compile = before
+
+    return change
+
+
+@contextmanager
+def in_a_graph(model: keras.Model) -> Iterator[None]:
+    """Lets an eager model run as a graph in the functions made inside the block."""
+    before, model.run_eagerly = model.run_eagerly, False
+    try:
+        yield
+    finally:
+        model.run_eagerly = before
+
+
+@contextmanager
+def flash_attention(model: keras.Model) -> Iterator[None]:
+    """Gives attention its fast kernel in the functions traced inside the block."""
+    kernels.use_flash_attention(model)
+    try:
+        yield
+    finally:
+        kernels.undo(model)
+
+
+def policy(name: str) -> Change:
+    """Puts the layers under a dtype policy in the functions traced inside the block."""
+    return lambda model: under_policies(model, assign_policies(model, name).policies)

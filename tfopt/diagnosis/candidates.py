@@ -1,0 +1,266 @@
+"""The causes that are tested: how each is taken away, what shows it, and what to do about it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt import fit, kernels, precision, xla
+from tfopt.diagnosis.arms import Change, FitArm, StepArm, flash_attention, in_a_graph, jit, overlapped, policy
+from tfopt.diagnosis.findings import NotTested
+from tfopt.diagnosis.training import Training
+from tfopt.errors import TfoptError, UnsupportedError, summarize_error
+from tfopt.fit.launching import overlap_of
+from tfopt.measure import StepTimes
+from tfopt.model.layers import computing_layers, layer_paths
+from tfopt.precision.layer_policies import assign_policies, current_policy, is_16_bit
+
+NOW, STEP = "now", "the step alone"
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A cause that may slow the training down."""
+
+    name: str
+    arm: Callable[[int], StepTimes]
+    """Times so many steps without it."""
+    evidence: str
+    """What the experiment was."""
+    remedy: str
+    """What to do."""
+    kind: str = ""
+    """What mends it: one of the names that `tune` allows; empty if only the user can."""
+    change: Change | None = None
+    """Takes it away from the model for a block of code."""
+    code: str = ""
+    """The lines that do so; empty: those of the remedy."""
+    apply: Callable[[keras.Model], Callable[[], Any]] | None = None
+    """Takes it away from the model for good; returns what undoes that."""
+
+    @property
+    def lines(self) -> str:
+        """The lines of code that take it away."""
+        return self.code or self.remedy
+
+    against: str = NOW
+    """The arm that it is compared with."""
+
+
+def candidates(training: Training) -> Iterator[Candidate | NotTested]:
+    """Yields each cause that may be tested on this training, and those that cannot be, with the reason."""
+    yield Candidate(
+        name="input",
+        arm=FitArm(training, dataset=training.resident),
+        evidence="The same steps on one batch that stays in memory.",
+        remedy=_input_remedy(training),
+        kind="input",
+        code="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
+    )
+    yield from _callbacks(training)
+    for find in (_eager, _overlap, _xla, _precision, _kernels, _batch):
+        try:
+            yield from find(training)
+        except (TfoptError, ValueError) as error:
+            yield NotTested(_NAMES[find], summarize_error(error))
+    if not tf.config.list_logical_devices("GPU"):
+        yield NotTested("copying to the GPU", "TensorFlow sees no GPU here")
+    if training.model.distribute_strategy.num_replicas_in_sync == 1:
+        yield NotTested("communication", "the model runs on one device")
+    else:
+        yield NotTested("communication", "it is not measured yet; tfopt-bench run distribute times the all-reduce")
+
+
+def _input_remedy(training: Training) -> str:
+    data = training.data
+    if isinstance(data, keras.utils.PyDataset):
+        return (
+            "keras.utils.PyDataset.__init__(self, workers=4, use_multiprocessing=False)  # in the data set's __init__"
+        )
+    if isinstance(data, tf.data.Dataset):
+        return (
+            "dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)  # each map of it\n"
+            "dataset = dataset.prefetch(tf.data.AUTOTUNE)                          # at its end"
+        )
+    return (
+        "from tfopt.pipelines import build_pipeline\n"
+        f"dataset = build_pipeline((x, y), batch_size={training.examples})\n"
+        "model.fit(dataset)"
+    )
+
+
+def callback_names(callbacks: Sequence[keras.callbacks.Callback]) -> dict[keras.callbacks.Callback, str]:
+    """A name for each callback: its class's, with a number where there are several."""
+    kinds = Counter(type(one).__name__ for one in callbacks)
+    seen: Counter[str] = Counter()
+    names = {}
+    for one in callbacks:
+        kind = type(one).__name__
+        seen[kind] += 1
+        names[one] = "progress bar" if _is_progress_bar(one) else f"callback {kind}"
+        if kinds[kind] > 1:
+            names[one] += f" {seen[kind]}"
+    return names
+
+
+def _is_progress_bar(callback: keras.callbacks.Callback) -> bool:
+    return type(callback) is keras.callbacks.ProgbarLogger
+
+
+def _callbacks(training: Training) -> Iterator[Candidate]:
+    for callback, name in callback_names(training.callbacks).items():
+        if not any(_overrides(callback, hook) for hook in _BATCH_HOOKS):
+            continue
+        own = _is_progress_bar(callback)
+        yield Candidate(
+            name=name,
+            arm=FitArm(training, without=[callback]),
+            evidence="The same training without the progress bar." if own else "The same training without it.",
+            remedy="model.fit(..., verbose=2)  # a line an epoch"
+            if own
+            else "Do its work every 100th batch: `if batch % 100: return` in on_train_batch_end, or in a thread.",
+        )
+
+
+def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
+    return hook in vars(callback) or getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)
+
+
+def _eager(training: Training) -> Iterator[Candidate]:
+    if training.model.run_eagerly:
+        yield Candidate(
+            name="eager execution",
+            arm=FitArm(training, changes=[in_a_graph]),
+            evidence="The same training with the step as a graph.",
+            remedy="model.compile(..., run_eagerly=False)",
+            change=in_a_graph,
+        )
+
+
+def _overlap(training: Training) -> Iterator[Candidate | NotTested]:
+    if overlap_of(training.model) is not None:
+        return
+    with overlapped(training.model):  # raises if it cannot be
+        pass
+    yield Candidate(
+        name="fit waits for each step",
+        arm=FitArm(training, changes=[overlapped]),
+        evidence="The same training with tfopt.fit.overlap, which launches steps without waiting and reads logs late.",
+        remedy="import tfopt\ntfopt.fit.overlap(model)",
+        kind="overlap",
+        change=overlapped,
+        apply=_apply_overlap,
+    )
+
+
+def _xla(training: Training) -> Iterator[Candidate | NotTested]:
+    model = training.model
+    on = not model.jit_compile
+    if on:
+        if model.run_eagerly:
+            raise UnsupportedError("the model runs eagerly")
+        found = xla.explain(model, training.resident)
+        if found.obstacles:
+            raise UnsupportedError(str(found.obstacles[0]))
+    yield Candidate(
+        name="XLA is off" if on else "XLA does not pay",
+        arm=FitArm(training, changes=[jit(on)]),
+        evidence=f"The same training {'with' if on else 'without'} XLA"
+        + (", which computes the same on this batch." if on else "."),
+        remedy=f"import tfopt\ntfopt.xla.set_jit(model, {on})",
+        kind="xla",
+        change=jit(on),
+        apply=partial(_apply_jit, on=on),
+    )
+
+
+def _precision(training: Training) -> Iterator[Candidate | NotTested]:
+    model = training.model
+    half = any(is_16_bit(layer.dtype_policy) for layer in computing_layers(model))
+    recommended = precision.recommend()
+    name = recommended.policy
+    if half == (name != "float32"):
+        if not half:
+            yield NotTested("float32", recommended.reason)
+        return
+    if not half:
+        report = precision.check(model, training.resident, name)
+        if not report.passed:
+            raise UnsupportedError(f"{name} is refused: {report.verdict}")
+    yield Candidate(
+        name="16 bits do not pay" if half else "float32",
+        arm=FitArm(training, changes=[policy(name)]),
+        evidence=f"The same training under {name}" + (", which tfopt.precision.check passes." if not half else "."),
+        remedy=f'import tfopt\ntfopt.precision.apply(model, "{name}")',
+        kind="precision",
+        change=policy(name),
+        apply=partial(_apply_policy, name=name),
+    )
+
+
+def _kernels(training: Training) -> Iterator[Candidate | NotTested]:
+    if not tf.config.list_logical_devices("GPU"):
+        yield NotTested("attention without a fast kernel", "flash attention needs an NVIDIA GPU")
+        return
+    paths = kernels.explain(training.model).layers
+    if not paths:
+        return
+    yield Candidate(
+        name="attention without a fast kernel",
+        arm=FitArm(training, changes=[flash_attention]),
+        evidence="The same training with flash attention.",
+        remedy="import tfopt\ntfopt.kernels.use_flash_attention(model)",
+        kind="kernels",
+        change=flash_attention,
+        apply=_apply_flash_attention,
+    )
+
+
+def _batch(training: Training) -> Iterator[Candidate | NotTested]:
+    model = training.model
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise UnsupportedError("the model runs on several replicas")
+    yield Candidate(
+        name="small batch",
+        arm=StepArm(training, twice=True),
+        evidence=f"The step alone on {2 * training.examples} examples at once, for {training.examples} of them.",
+        remedy=f"batch_size = {2 * training.examples}  # a larger batch changes the training: see docs/diagnosis.md",
+        against=STEP,
+    )
+
+
+def _apply_overlap(model: keras.Model) -> Callable[[], Any]:
+    fit.overlap(model)
+    return partial(fit.undo, model)
+
+
+def _apply_jit(model: keras.Model, *, on: bool) -> Callable[[], Any]:
+    before = bool(model.jit_compile)
+    xla.set_jit(model, on)
+    return partial(xla.set_jit, model, before)
+
+
+def _apply_policy(model: keras.Model, *, name: str) -> Callable[[], Any]:
+    before = {layer_paths(model)[layer]: current_policy(layer) for layer in assign_policies(model, name).policies}
+    precision.apply(model, name)
+    return partial(precision.apply, model, before)
+
+
+def _apply_flash_attention(model: keras.Model) -> Callable[[], Any]:
+    kernels.use_flash_attention(model)
+    return partial(kernels.undo, model)
+
+
+_NAMES = {
+    _eager: "eager execution",
+    _overlap: "fit waits for each step",
+    _xla: "XLA",
+    _precision: "float32",
+    _kernels: "attention without a fast kernel",
+    _batch: "small batch",
+}

@@ -1,0 +1,258 @@
+"""`diagnose`: takes each cause of a slow training away in turn, and times the training without it."""
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfopt import checks
+from tfopt.diagnosis import pauses
+from tfopt.diagnosis.arms import FitArm, StepArm
+from tfopt.diagnosis.candidates import NOW, STEP, Candidate, callback_names, candidates
+from tfopt.diagnosis.computation import describe
+from tfopt.diagnosis.findings import CauseCost, Diagnosis, NotTested
+from tfopt.diagnosis.placement import readings
+from tfopt.diagnosis.training import Training
+from tfopt.errors import summarize_error
+from tfopt.measure import StepTimes, environment, interleave
+from tfopt.measure.times import difference_ms
+
+ROUNDS = 5
+_FLOOR = "floor"
+_FOUR_FIFTHS = 0.8  # what doing something every fifth time saves
+_PAUSE_SECONDS = 0.001
+_LEAST_MS = 100.0  # of an arm in a round
+
+
+def diagnose(
+    model: keras.Model, data: Any, callbacks: Sequence[keras.callbacks.Callback] = (), steps: int = 50
+) -> Diagnosis:
+    """Finds what slows a training down: takes each cause away in turn, and times the training without it.
+
+    Use it when a GPU idles, or before optimising anything. Each experiment runs real training steps through `fit`,
+    interleaved with the training as it stands: on a batch that stays in memory, without each callback, with steps
+    launched ahead, with XLA or without, in the dtype recommended for the device if `tfopt.precision.check` passes it,
+    on a batch twice as large. What pauses a training between steps (validation, callbacks at the end of an epoch,
+    tracing for new shapes) is timed apart.
+
+    The model comes back as it was, bit for bit: weights, optimizer, metrics, seeds and compiled functions; so do
+    callbacks, unless they change objects that they only refer to. Keras' and tfopt's callbacks write into a temporary
+    folder meanwhile; yours are run as they are. The data are read from their start about three times `steps` batches an
+    experiment; a generator goes on from there afterwards.
+
+    Args:
+        model: A compiled model.
+        data: What `fit` takes: a tf.data.Dataset, a PyDataset, a generator, a plan of tfopt.pipelines, or arrays
+            `(x, y[, sample_weight])`, which `fit` would feed in batches of 32.
+        callbacks: The callbacks of the training.
+        steps: Steps to time in each experiment, in five rounds. Default: 50.
+
+    Returns:
+        The causes, each with its cost, evidence and remedy. `print` it, or write a page with `to_html(path)`.
+
+    Raises:
+        TypeError: If `model` is not a Keras model, or `data` is nothing that `fit` takes.
+        ValueError: If the model is not compiled, or `steps` is below 5.
+        tfopt.errors.PipelineError: If the data are empty.
+        tfopt.errors.UnsupportedError: If the model runs eagerly and its step cannot be traced, so that not everything
+            it changes could be restored.
+
+    Example:
+        >>> print(tfopt.diagnose(model, dataset))
+        The input takes 71 % of a step, 29.3 of 41.2 ms: …
+    """
+    return diagnose_fit(model, as_arguments(data) | {"callbacks": list(callbacks)}, steps)
+
+
+def diagnose_fit(model: keras.Model, arguments: Mapping[str, Any], steps: int = 50) -> Diagnosis:
+    """Diagnoses the training that `model.fit(**arguments)` would run; otherwise as `diagnose`."""
+    with experiments(model, arguments, steps) as its:
+        return its.run()
+
+
+def as_arguments(data: Any) -> dict[str, Any]:
+    """The arguments of `fit` for data given as one value; a tuple holds arrays."""
+    return dict(zip(("x", "y", "sample_weight"), data, strict=False)) if isinstance(data, tuple) else {"x": data}
+
+
+@contextmanager
+def experiments(model: keras.Model, arguments: Mapping[str, Any], steps: int) -> Iterator["Experiments"]:
+    """Yields the experiments on a training, and gives everything back as it was at the end of the block."""
+    checks.count("steps", steps, "Pass a number of steps, such as 50.", least=ROUNDS)
+    training = Training.of(model, arguments)
+    with training.untouched(), _Progress() as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about experiments that the user has not asked for one by one
+        yield Experiments(training, steps, progress)
+
+
+class _Cost(NamedTuple):
+    """What something costs a step."""
+
+    name: str
+    cost_ms: float
+    evidence: str
+    remedy: str
+    interval_ms: tuple[float, float]
+    saved: float = 1.0
+    """The share of it that the remedy saves."""
+
+
+class Experiments:
+    """The experiments on one training, and what they found."""
+
+    def __init__(self, training: Training, steps: int, progress: "_Progress"):
+        self.training, self._steps, self._progress = training, steps, progress
+        self.tested: list[Candidate] = []
+        self._not_tested: list[NotTested] = []
+
+    def run(self) -> Diagnosis:
+        """Runs them all."""
+        self._progress.say("tracing")
+        with readings() as noticed:
+            retraced = None if self.training.model.run_eagerly else pauses.retracing(self.training, self._steps)
+            found = list(candidates(self.training))
+            self._not_tested += [one for one in found if isinstance(one, NotTested)]
+            self.tested = [one for one in found if isinstance(one, Candidate)]
+            arms: dict[str, Callable[[int], StepTimes]] = {NOW: FitArm(self.training), STEP: StepArm(self.training)}
+            times = self.interleave(arms | {one.name: one.arm for one in self.tested})
+            paused = list(self._pauses(retraced))
+            now = _slower(times[NOW], sum(pause.cost_ms for pause in paused))
+            costs = [_compared(one, times) for one in self.tested if one.name in times] + paused
+            causes = [_cause(cost, now.median_ms) for cost in costs]
+            floor = self._floor(causes)
+        return Diagnosis(
+            now=now,
+            floor=floor,
+            causes=tuple(sorted(causes, key=lambda cause: -cause.cost_ms)),
+            noticed=tuple(noticed),
+            not_tested=tuple(self._not_tested),
+            computation=describe(self.training, floor),
+            environment=environment(),
+        )
+
+    def interleave(self, arms: Mapping[str, Callable[[int], StepTimes]]) -> dict[str, StepTimes]:
+        """Times all arms in turn; one that fails is listed as not tested."""
+        running = {}
+        for name, arm in arms.items():
+            self._progress.say(f"compiling: {name}")
+            try:
+                first = arm(2)
+            except (tf.errors.OpError, ValueError, TypeError, RuntimeError) as error:
+                if name == NOW:
+                    raise
+                self._not_tested.append(NotTested(name, f"it failed: {summarize_error(error)}"))
+            else:
+                # More where a step is so short that a block of them would be noise.
+                running[name] = partial(arm, max(self._steps // ROUNDS, math.ceil(_LEAST_MS / first.median_ms)))
+        return interleave(
+            running, ROUNDS, on_progress=lambda name, turn: self._progress.say(f"round {turn + 1} of {ROUNDS}: {name}")
+        )
+
+    def _floor(self, causes: Sequence[CauseCost]) -> StepTimes:
+        """Times the step alone, with all changes that pay."""
+        counts = {cause.name for cause in causes if cause.counts}
+        changes = [one.change for one in self.tested if one.name in counts and one.change]
+        arm = StepArm(self.training, twice="small batch" in counts, changes=changes)
+        return self.interleave({_FLOOR: arm})[_FLOOR]
+
+    def _pauses(self, retraced: pauses.Retracing | None) -> Iterator[_Cost]:
+        """Times what stops the training between steps, spread over the steps."""
+        training, steps = self.training, self.training.steps_per_epoch
+        if retraced is not None and retraced.times:
+            over = retraced.steps if retraced.goes_on or steps is None else steps * training.epochs
+            ms = 1000 * retraced.seconds / over
+            yield _Cost(
+                "new shapes",
+                ms,
+                f"Of the first {retraced.steps} steps, {retraced.times} after the first were traced or compiled again, "
+                f"which took {retraced.seconds:.2g} s, here spread over {over:,} steps.",
+                "dataset = dataset.batch(size, drop_remainder=True)  # or padded_batch to one length, or a few buckets",
+                (ms, ms),
+            )
+        if steps is None:
+            reason = "the number of steps in an epoch is unknown: pass steps_per_epoch to fit"
+            self._not_tested.append(NotTested("pauses between epochs", reason))
+            return
+        self._progress.say("pauses between epochs")
+        if training.validation is not None:
+            yield from self._validation(training.validation, steps * training.epochs_per_validation)
+        for name, seconds in pauses.hook_seconds(training, callback_names(training.callbacks)).items():
+            each = median(seconds)
+            if each >= _PAUSE_SECONDS:
+                yield _Cost(
+                    f"{name}, between epochs",
+                    1000 * each / steps,
+                    f"It takes {each:.2g} s at the end of each epoch of {steps:,} steps.",
+                    "Do it every fifth epoch: `if epoch % 5: return`; or in a thread.",
+                    (1000 * min(seconds) / steps, 1000 * max(seconds) / steps),
+                    _FOUR_FIFTHS,
+                )
+
+    def _validation(self, given: Mapping[str, Any], steps: int) -> Iterator[_Cost]:
+        found = pauses.validation(self.training.model, given)
+        if found is None:
+            reason = "the number of its batches is unknown: pass validation_steps to fit"
+            self._not_tested.append(NotTested("validation", reason))
+            return
+        times, batches = found
+        (low, high), often = times.interval_ms, 5 * self.training.epochs_per_validation
+        yield _Cost(
+            "validation",
+            times.median_ms * batches / steps,
+            f"{batches:,} batches take {times.median_ms * batches / 1000:.2g} s, after {steps:,} steps each time.",
+            f"model.fit(..., validation_freq={often})  # every {often} epochs; or fewer validation_steps",
+            (low * batches / steps, high * batches / steps),
+            _FOUR_FIFTHS,
+        )
+
+
+def _compared(one: Candidate, times: Mapping[str, StepTimes]) -> _Cost:
+    """What a cause costs: the training with it against the training without it."""
+    before, without = times[one.against], times[one.name]
+    cost, interval = difference_ms(before, without)
+    took = f"A step takes {without.median_ms:.3g} ms instead of {before.median_ms:.3g}."
+    return _Cost(one.name, cost, f"{one.evidence} {took}", one.remedy, interval)
+
+
+def _cause(cost: _Cost, now_ms: float) -> CauseCost:
+    return CauseCost(
+        name=cost.name,
+        cost_ms=cost.cost_ms,
+        interval_ms=cost.interval_ms,
+        share=cost.cost_ms / now_ms,
+        evidence=cost.evidence,
+        remedy=cost.remedy,
+        gain=now_ms / left if (left := now_ms - cost.saved * cost.cost_ms) > 0 else None,
+    )
+
+
+def _slower(times: StepTimes, ms: float) -> StepTimes:
+    """Steps that take so much longer."""
+    return replace(times, repeats_ms=tuple(tuple(sample + ms for sample in turn) for turn in times.repeats_ms))
+
+
+class _Progress:
+    """A line on standard error that says what is under way; nothing unless that is a terminal."""
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._write("")
+
+    def say(self, what: str) -> None:
+        """Replaces the line."""
+        self._write(f"tfopt.diagnose: {what} …"[:79])
+
+    def _write(self, line: str) -> None:
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()

@@ -1,0 +1,149 @@
+"""What stops a training between steps: tracing and compiling for new shapes, validation, and the ends of epochs."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import keras
+
+from tfopt import xla
+from tfopt.diagnosis.arms import quiet
+from tfopt.diagnosis.training import Training, evaluation_batches
+from tfopt.measure import StepTimes
+from tfopt.measure.timers import wait
+
+_EPOCHS = 3
+_VALIDATION_BATCHES = 12
+_EPOCH_HOOKS = ("on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Retracing:
+    """What the steps of a fresh `fit` took beyond the usual, because their batch had a new shape."""
+
+    seconds: float
+    times: int
+    """How many steps were traced or compiled again, the first one not counted."""
+    steps: int
+    goes_on: bool
+    """Whether it still happened in the second half of the steps."""
+
+
+def retracing(training: Training, steps: int) -> Retracing:
+    """Fits so many steps from the first trace on, and finds those that were traced or compiled again."""
+    model = training.model
+    log = _StepLog(steps)
+    model.train_function = None
+    with _traces_counted(model, log), xla.watch() as compilations, quiet():
+        log.compilations = compilations
+        model.fit(training.dataset, epochs=steps, verbose=0, shuffle=False, callbacks=[log])
+    usual = median(log.seconds)
+    again = [number for number, (before, after) in enumerate(pairwise(log.counts)) if number > 0 and after > before]
+    extra = sum(max(0.0, log.seconds[number] - usual) for number in again)
+    return Retracing(extra, len(again), len(log.seconds), any(number >= len(log.seconds) / 2 for number in again))
+
+
+class _StepLog(keras.callbacks.Callback):
+    """The seconds of each step, and how often anything had been traced or compiled after it."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self._steps = steps
+        self.traces = 0
+        self.compilations: Any = None
+        self.seconds: list[float] = []
+        self.counts = [0]
+        self._began = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        wait()
+        self.seconds.append(time.perf_counter() - self._began)
+        self.counts.append(self.traces + self.compilations.count)
+        if len(self.seconds) >= self._steps:
+            self.model.stop_training = True
+
+
+@contextmanager
+def _traces_counted(model: keras.Model, log: _StepLog) -> Iterator[None]:
+    """Counts calls of the model's `train_step`, which Python runs once for each trace."""
+    original, own = model.train_step, "train_step" in model.__dict__
+
+    def train_step(*args: Any, **kwargs: Any) -> Any:
+        log.traces += 1
+        return original(*args, **kwargs)
+
+    model.__dict__["train_step"] = train_step
+    try:
+        yield
+    finally:
+        if own:
+            model.__dict__["train_step"] = original
+        else:
+            del model.__dict__["train_step"]
+
+
+def validation(model: keras.Model, given: Mapping[str, Any]) -> tuple[StepTimes, int] | None:
+    """The time of a batch of validation, from a few of them, and how many there are; None if that is unknown."""
+    batches = evaluation_batches(given)
+    if batches is None:
+        return None
+    ends: list[float] = []
+    clock = keras.callbacks.LambdaCallback()
+    clock.on_test_batch_end = lambda batch, logs=None: ends.append(time.perf_counter())
+    few = min(batches, _VALIDATION_BATCHES)
+    for _ in range(2):  # the first traces and compiles
+        ends[:] = [time.perf_counter()]
+        model.evaluate(**{**given, "steps": few, "verbose": 0, "callbacks": [clock]})
+    # The first batch waits until the data are open, which happens once.
+    each = [1000 * (later - earlier) for earlier, later in pairwise(ends[-few:] if few > 1 else ends)]
+    return StepTimes(repeats_ms=(tuple(each),), steps_per_sample=1, first_step_seconds=0.0), batches
+
+
+def hook_seconds(training: Training, names: Mapping[keras.callbacks.Callback, str]) -> dict[str, list[float]]:
+    """Seconds that each callback's hooks at the ends of an epoch and of validation take, in each of three epochs."""
+    took: dict[tuple[str, str], list[float]] = {}
+    for callback, name in names.items():
+        for hook in _EPOCH_HOOKS:
+            vars(callback)[hook] = _timed(getattr(callback, hook), took.setdefault((name, hook), []))
+    given = training.validation
+    validated = {}
+    if given is not None:
+        parts = given["x"], given["y"], given["sample_weight"]
+        size = given["batch_size"]
+        data = parts[0] if parts[1] is None else parts[: 2 if parts[2] is None else 3]
+        validated = {"validation_data": data, "validation_batch_size": size, "validation_steps": 1}
+    try:
+        with quiet():
+            training.model.fit(
+                training.resident,
+                steps_per_epoch=training.model.steps_per_execution,
+                epochs=_EPOCHS,
+                verbose=0,
+                shuffle=False,
+                callbacks=list(names),
+                **validated,
+            )
+    finally:
+        for callback in names:
+            for hook in _EPOCH_HOOKS:
+                vars(callback).pop(hook, None)
+    hooks = {name: [took[name, hook] for hook in _EPOCH_HOOKS if took[name, hook]] for name in names.values()}
+    return {name: [sum(epoch) for epoch in zip(*lists, strict=False)] for name, lists in hooks.items() if lists}
+
+
+def _timed(hook: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return hook(*args, **kwargs)
+        finally:
+            seconds.append(time.perf_counter() - started)
+
+    return timed

@@ -1,0 +1,228 @@
+"""The training in question: what `fit` is given, as the experiments feed it, and put back afterwards as it was."""
+
+import copy
+import inspect
+import random
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
+from tensorflow.python.eager import context
+
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.model.batches import batch_size, first_batch
+from tfopt.model.layers import require_compiled
+from tfopt.model.state import STEP_FUNCTIONS, StatePreserver, trace_train_step
+from tfopt.pipelines.plan import PipelinePlan
+
+# Attributes of Keras' and tfopt's callbacks that say where they write.
+_PATHS = ("path", "dir", "file", "folder", "filename")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Training:
+    """A model, and what its `fit` is given."""
+
+    model: keras.Model
+    dataset: tf.data.Dataset
+    """What `fit` iterates in an epoch: the dataset, or what Keras makes of arrays, a PyDataset or generator."""
+    data: Any
+    """The data as they were given."""
+    batch: Any
+    """A first batch, as the training step takes it."""
+    resident: tf.data.Dataset
+    """That batch again and again."""
+    examples: int
+    """Examples in that batch."""
+    callbacks: tuple[keras.callbacks.Callback, ...]
+    validation: Mapping[str, Any] | None
+    """Arguments of `evaluate`; None without validation."""
+    steps_per_epoch: int | None
+    """Steps of an epoch; None if unknown."""
+    epochs: int
+    epochs_per_validation: int
+    graph: Any
+    """The traced step."""
+
+    @classmethod
+    def of(cls, model: keras.Model, arguments: Mapping[str, Any]) -> "Training":
+        """Returns the training that `model.fit(**arguments)` would run.
+
+        Reads the first batch (Keras itself reads up to three of a PyDataset or generator, to learn their shapes).
+
+        Raises:
+            TypeError: If `model` is not a Keras model, or the data are nothing that `fit` takes.
+            ValueError: If the model is not compiled.
+            tfopt.errors.PipelineError: If the data are empty.
+            tfopt.errors.UnsupportedError: If the model runs eagerly and its step cannot be traced.
+        """
+        require_compiled(model)
+        given = inspect.signature(keras.Model.fit).bind(model, **arguments)
+        given.apply_defaults()
+        asked = given.arguments
+        data, plan = asked["x"], isinstance(asked["x"], PipelinePlan)
+        x, y, weights = (data.build() if plan else data), asked["y"], asked["sample_weight"]
+        validation = asked["validation_data"]
+        if asked["validation_split"] and validation is None:
+            (x, y, weights), validation = array_slicing.train_validation_split(
+                (x, y, weights), validation_split=asked["validation_split"]
+            )
+        dataset, batches = _as_fit_iterates(x, y, weights, asked)
+        batch = first_batch(model, dataset)
+        with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
+            one = batch if model._distribute_strategy is None else next(iter(dataset))
+            resident = tf.data.Dataset.from_tensors(one).repeat()
+        _, graph = trace_train_step(model, batch)
+        return cls(
+            model=model,
+            dataset=dataset,
+            data=data,
+            batch=batch,
+            resident=resident,
+            examples=batch_size(model, batch),
+            callbacks=(*_as_tuple(asked["callbacks"]), *([_progress_bar()] if asked["verbose"] in ("auto", 1) else [])),
+            validation=None if validation is None else _evaluation(validation, asked),
+            steps_per_epoch=asked["steps_per_epoch"] or batches,
+            epochs=max(1, asked["epochs"] - asked["initial_epoch"]),
+            epochs_per_validation=asked["validation_freq"] if isinstance(asked["validation_freq"], int) else 1,
+            graph=graph,
+        )
+
+    def twice(self) -> tf.data.Dataset:
+        """The resident batch, twice as large."""
+        spec = self.resident.element_spec
+        return self.resident.map(
+            lambda *parts: tf.nest.pack_sequence_as(spec, [tf.concat([x, x], 0) for x in tf.nest.flatten(parts)])
+        )
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Gives everything back as it was at the beginning of the block: model, optimizer, callbacks, random states."""
+        model = self.model
+        kept = {name: model.__dict__.get(name) for name in STEP_FUNCTIONS}
+        jit, generator = model.jit_compile, context.context()._rng
+        states = random.getstate(), np.random.get_state(), generator and generator.getstate()
+        with ExitStack() as stack:
+            stack.enter_context(StatePreserver(model, also=self.graph.variables).preserved())
+            stack.enter_context(_kept(self.callbacks))
+            try:
+                yield
+            finally:
+                model.jit_compile = jit
+                for name, function in kept.items():
+                    setattr(model, name, function)
+                random.setstate(states[0])
+                np.random.set_state(states[1])
+                if generator is not None and states[2] is not None:
+                    generator.setstate(states[2])
+
+
+def _progress_bar() -> keras.callbacks.ProgbarLogger:
+    """The progress bar that `fit` shows, as a callback that is there whatever `verbose` says."""
+    bar = keras.callbacks.ProgbarLogger()
+    # Not a subclass: tfopt.fit.overlap knows Keras' own class.
+    bar.set_params = lambda params: keras.callbacks.ProgbarLogger.set_params(bar, params | {"verbose": 1})
+    return bar
+
+
+def _as_fit_iterates(x: Any, y: Any, weights: Any, asked: Mapping[str, Any]) -> tuple[tf.data.Dataset, int | None]:
+    """The dataset that `fit` iterates, and how many batches it has, None if unknown."""
+    if isinstance(x, tf.data.Dataset) and not asked["class_weight"]:
+        batches = int(x.cardinality())
+        return x, batches if batches > 0 else None
+    try:
+        adapter = get_data_adapter(
+            x=x,
+            y=y,
+            sample_weight=weights,
+            batch_size=asked["batch_size"],
+            steps_per_epoch=asked["steps_per_epoch"],
+            shuffle=asked["shuffle"] and not isinstance(x, tf.data.Dataset),
+            class_weight=asked["class_weight"],
+        )
+    except ValueError as error:
+        if "empty" in str(error) or "at least one batch" in str(error):
+            raise PipelineError(f"Expected data of at least one batch. Found: {error} Check the source.") from error
+        raise TypeError(
+            "Expected data that model.fit takes: a tf.data.Dataset, arrays, a PyDataset, a generator, or a plan of "
+            f"tfopt.pipelines. Received: {type(x).__name__}. {error}"
+        ) from error
+    return adapter.get_tf_dataset(), adapter.num_batches
+
+
+def _evaluation(validation: Any, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(validation)
+    size = asked["validation_batch_size"] or asked["batch_size"]
+    return {"x": x, "y": y, "sample_weight": weights, "batch_size": size, "steps": asked["validation_steps"]}
+
+
+def evaluation_batches(given: Mapping[str, Any]) -> int | None:
+    """How many batches `evaluate` takes with these arguments; None if unknown."""
+    if given["steps"] is not None:
+        return int(given["steps"])
+    asked = {"class_weight": None, "steps_per_epoch": None, "shuffle": False, "batch_size": given["batch_size"]}
+    return _as_fit_iterates(given["x"], given["y"], given["sample_weight"], asked)[1]
+
+
+def _as_tuple(callbacks: Any) -> tuple[keras.callbacks.Callback, ...]:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        raise UnsupportedError(
+            "Expected callbacks as a list. Found a keras.callbacks.CallbackList, from which none can be taken away. "
+            "Pass the callbacks themselves."
+        )
+    flat = [] if callbacks is None else callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    return tuple(flat)
+
+
+@contextmanager
+def _kept(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
+    """Keeps callbacks from writing where they would, and gives their attributes back afterwards."""
+    before = [(callback, _copied(callback)) for callback in callbacks]
+    with tempfile.TemporaryDirectory(prefix="tfopt-", ignore_cleanup_errors=True) as folder:
+        try:
+            for number, callback in enumerate(callbacks):
+                _redirect(callback, Path(folder) / str(number))
+            yield
+        finally:
+            for callback, attributes in before:
+                vars(callback).clear()
+                vars(callback).update(attributes)
+
+
+def _copied(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """A callback's attributes; lists, counters and the like are copies, since its hooks change them in place."""
+    found = dict(vars(callback))
+    for name, value in found.items():
+        if isinstance(value, list | dict | set | np.ndarray):
+            with suppress(Exception):  # what cannot be copied is shared
+                found[name] = copy.deepcopy(value)
+    return found
+
+
+def _redirect(callback: keras.callbacks.Callback, folder: Path) -> None:
+    """Lets one of Keras' or tfopt's callbacks write into a folder; the user's own are run as they are."""
+    if not type(callback).__module__.startswith(("keras.", "tfopt.")):
+        return
+    folder.mkdir()
+    for name, value in vars(callback).items():
+        if isinstance(value, str | Path) and value and name.lower().endswith(_PATHS):
+            vars(callback)[name] = type(value)(folder / Path(value).name)
+
+
+@contextmanager
+def without_epoch_hooks(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
+    """Lets callbacks do nothing at the end of an epoch, which comes after every few steps of an experiment."""
+    for callback in callbacks:
+        vars(callback)["on_epoch_end"] = lambda epoch, logs=None: None
+    try:
+        yield
+    finally:
+        for callback in callbacks:
+            vars(callback).pop("on_epoch_end", None)

@@ -1,0 +1,221 @@
+"""`tune`: applies what a diagnosis found to pay, and proves it together against the training as it was."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt import xla
+from tfopt.diagnosis.arms import FitArm
+from tfopt.diagnosis.candidates import NOW, Candidate
+from tfopt.diagnosis.diagnosing import Experiments, as_arguments, experiments
+from tfopt.diagnosis.findings import Diagnosis
+from tfopt.errors import unknown_name
+from tfopt.measure import Comparison, compare
+from tfopt.model.batches import DEVICE_STAGE, ends_on_device
+from tfopt.text import Shown
+
+ALLOWED = ("precision", "xla", "input", "overlap", "kernels")
+"""What `tune` may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A change that was not made, and why."""
+
+    cause: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.reason}"
+
+
+@dataclass(slots=True, kw_only=True, repr=False)
+class Tuning(Shown):
+    """What `tune` changed, and how much faster the training became."""
+
+    model: keras.Model
+    """The model, changed in place."""
+    data: Any
+    """What to give to `fit` instead of the data."""
+    applied: tuple[str, ...]
+    """What was applied, by the cause that it mends."""
+    refused: tuple[Refused, ...]
+    """What was not, each with the reason."""
+    comparison: Comparison | None
+    """The training as it was against all that was tried together; None if nothing was."""
+    code: str
+    """Lines that do the same, to paste before `fit`, so that the script need not tune at each start."""
+    diagnosis: Diagnosis
+    """What it is based on."""
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast a step became; 1 if nothing was applied."""
+        return self.comparison.ratio if self.applied and self.comparison else 1.0
+
+    def undo(self) -> None:
+        """Takes all changes back from the model; a second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON."""
+        return {
+            "applied": list(self.applied),
+            "refused": [{"cause": one.cause, "reason": one.reason} for one in self.refused],
+            "speedup": self.speedup,
+            "comparison": self.comparison and self.comparison.to_dict(),
+            "code": self.code,
+            "diagnosis": self.diagnosis.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        if self.applied:
+            lines = [f"A step now runs {self.comparison}.", "", *(f"    {line}" for line in self.code.splitlines())]
+        elif self.comparison is None:
+            lines = ["Nothing was changed: no change that may be made here would pay."]
+        else:
+            lines = [f"Nothing was changed: with all changes a step runs {self.comparison}."]
+        if self.refused:
+            lines += ["", "Not changed:", *(f"- {one}" for one in self.refused)]
+        return "\n".join(lines)
+
+
+def tune(
+    model: keras.Model,
+    data: Any,
+    allow: Collection[str] = ALLOWED,
+    *,
+    callbacks: Collection[keras.callbacks.Callback] = (),
+    steps: int = 50,
+    tolerance: float | None = None,
+) -> Tuning:
+    """Diagnoses a training, applies what pays, and proves all of it together against the training as it was.
+
+    Only what computes the same is applied: 16 bits if `tfopt.precision.check` passes them, XLA if `tfopt.xla.explain`
+    finds the same results with it, overlap and prefetching, which change no result. If all of it together is not
+    faster by its interval, nothing is changed. The batch size, the learning rate and the order of the data stay.
+
+    Args:
+        model: A compiled model; it is changed in place, and its weights and its training state stay.
+        data: As for `tfopt.diagnose`.
+        allow: What may be changed: some of "precision", "xla", "input", "overlap", "kernels". Default: all.
+        callbacks, steps: As for `tfopt.diagnose`.
+        tolerance: The largest `drift` that XLA may have, as in `tfopt.xla.decide`. None: as `tfopt.xla.explain`
+            compares, to within 1 %, or 10 % in 16 bits.
+
+    Returns:
+        What was applied and what was not, the data to give to `fit`, and the lines that do the same.
+
+    Raises:
+        ValueError: If `allow` names anything else, and as `tfopt.diagnose`.
+        TypeError, tfopt.errors.PipelineError, tfopt.errors.UnsupportedError: As `tfopt.diagnose`.
+
+    Example:
+        >>> tuning = tfopt.tune(model, dataset)
+        >>> print(tuning)
+        A step now runs 2.31× (95 %: 2.24–2.37), faster. …
+        >>> model.fit(tuning.data, epochs=10)
+    """
+    return tune_fit(model, as_arguments(data) | {"callbacks": list(callbacks)}, allow, steps=steps, tolerance=tolerance)
+
+
+def tune_fit(
+    model: keras.Model,
+    arguments: Mapping[str, Any],
+    allow: Collection[str] = ALLOWED,
+    *,
+    steps: int = 50,
+    tolerance: float | None = None,
+) -> Tuning:
+    """Tunes the training that `model.fit(**arguments)` would run; otherwise as `tune`."""
+    for name in allow:
+        if name not in ALLOWED:
+            raise unknown_name("change", name, ALLOWED)
+    with experiments(model, arguments, steps) as its:
+        diagnosis = its.run()
+        chosen, refused = _chosen(its, diagnosis, allow, tolerance)
+        dataset = _prefetched(arguments["x"]) if any(one.kind == "input" for one in chosen) else None
+        comparison = _together(its, chosen, dataset) if chosen else None
+    faster = comparison is not None and comparison.verdict == "faster"
+    tuning = Tuning(
+        model=model,
+        data=dataset if faster and dataset is not None else arguments["x"],
+        applied=tuple(one.name for one in chosen) if faster else (),
+        refused=tuple(refused),
+        comparison=comparison,
+        code=_code(chosen) if faster else "",
+        diagnosis=diagnosis,
+    )
+    if faster:
+        _apply(tuning, chosen)
+    return tuning
+
+
+def _chosen(
+    its: Experiments, diagnosis: Diagnosis, allow: Collection[str], tolerance: float | None
+) -> tuple[list[Candidate], list[Refused]]:
+    """The candidates to apply, the one that pays most first, and why others are not."""
+    candidates = {one.name: one for one in its.tested}
+    chosen, refused = [], []
+    for cause in diagnosis.worth_changing:
+        one = candidates.get(cause.name)
+        reason = (
+            "it is for you to change; see the diagnosis"
+            if one is None or not one.kind
+            else f"allow leaves out {one.kind!r}"
+            if one.kind not in allow
+            else _reason_against(its, one, tolerance)
+        )
+        if reason or one is None:
+            refused.append(Refused(cause.name, reason))
+        else:
+            chosen.append(one)
+    refused += [Refused(one.name, one.reason) for one in diagnosis.not_tested]
+    return chosen, refused
+
+
+def _reason_against(its: Experiments, one: Candidate, tolerance: float | None) -> str:
+    """Why a change that may be made is not; empty if nothing speaks against it."""
+    if one.kind == "input" and _prefetched(its.training.data) is None:
+        return "only prefetching can be added to the data as they are, and they have it, or are no tf.data.Dataset"
+    if one.kind == "xla" and tolerance is not None and not its.training.model.jit_compile:
+        drift = xla.decide(its.training.model, its.training.resident, steps=5, tolerance=tolerance).drift
+        if drift is None or not drift <= tolerance:
+            return f"its drift is {drift if drift is None else format(drift, '.2g')}, the tolerance {tolerance:g}"
+    return ""
+
+
+def _prefetched(data: Any) -> tf.data.Dataset | None:
+    """The data set with its batches made ahead; None if they are already, or it is none."""
+    if not isinstance(data, tf.data.Dataset) or ends_on_device(data) or getattr(data, DEVICE_STAGE, None) is not None:
+        return None
+    return None if type(data).__name__ == "_PrefetchDataset" else data.prefetch(tf.data.AUTOTUNE)
+
+
+def _together(its: Experiments, chosen: list[Candidate], dataset: tf.data.Dataset | None) -> Comparison:
+    """Times all changes together against the training as it was."""
+    changes = [one.change for one in chosen if one.change]
+    arms = {NOW: FitArm(its.training), "tuned": FitArm(its.training, dataset=dataset, changes=changes)}
+    times = its.interleave(arms)
+    return compare(times[NOW], times["tuned"])
+
+
+def _apply(tuning: Tuning, chosen: list[Candidate]) -> None:
+    """Makes the changes for good; one that fails is taken back with all others."""
+    try:
+        for one in chosen:
+            if one.apply is not None:
+                tuning._undo.append(one.apply(tuning.model))
+    except BaseException:
+        tuning.undo()
+        raise
+
+
+def _code(chosen: list[Candidate]) -> str:
+    lines = [line for one in chosen for line in one.lines.splitlines()]
+    return "\n".join(dict.fromkeys(lines))
