@@ -107,7 +107,8 @@ class Training:
         """Gives everything back as it was at the beginning of the block: model, optimizer, callbacks, random states."""
         model = self.model
         kept = {name: model.__dict__.get(name) for name in STEP_FUNCTIONS}
-        jit, generator = model.jit_compile, context.context()._rng
+        # Before a script sets a seed, TensorFlow has no generator.
+        jit, generator = model.jit_compile, getattr(context.context(), "_rng", None)
         states = random.getstate(), np.random.get_state(), generator and generator.getstate()
         with ExitStack() as stack:
             stack.enter_context(StatePreserver(model, also=self.graph.variables).preserved())
