@@ -1,0 +1,64 @@
+"""What `tfopt-bench doctor` says about examples/diagnose.py, as docs/diagnosis.md and README.md show it.
+
+    python benchmarks/doctor.py [--pages]
+
+Runs it, writes the diagnosis to benchmarks/results/diagnosis-cpu.json, and puts it into the two pages. With `--pages`,
+nothing is measured: the recorded diagnosis goes into the pages. Run it on a machine that has nothing else to do.
+"""
+
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+
+from tfopt.bench.doctor import examine
+from tfopt.diagnosis import Diagnosis
+from tfopt.files import write_atomic
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = "examples/diagnose.py"
+RESULTS = ROOT / "benchmarks" / "results" / "diagnosis-cpu.json"
+CAUSES = 3  # that README.md has room for
+WHOLE, SHORT = ROOT / "docs" / "diagnosis.md", ROOT / "README.md"
+_COMMAND = f"```\n$ tfopt-bench doctor {SCRIPT}\n"
+
+
+def filled(page, said):
+    """The page with this in the block that begins with the command."""
+    block, count = re.subn(
+        rf"({re.escape(_COMMAND)}).*?(?=^```$)", lambda found: found[1] + said + "\n", page, flags=re.S | re.M
+    )
+    if count != 1:
+        raise ValueError(f"Expected a block that begins with the command. Found {count}.")
+    return block
+
+
+def whole(diagnosis):
+    """All that the command prints."""
+    return str(diagnosis)
+
+
+def short(diagnosis):
+    """The waterfall, with the most expensive causes."""
+    now, *others, computation = str(diagnosis).split("\n\n")[1].splitlines()
+    left_out = ["  …"] if len(others) > CAUSES else []
+    return "\n".join([now, *others[:CAUSES], *left_out, computation])
+
+
+def main():
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pages", action="store_true", help="measure nothing; fill the pages")
+    if not parser.parse_args().pages:
+        os.chdir(ROOT)
+        found = examine([SCRIPT]).diagnosis
+        write_atomic(RESULTS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    diagnosis = Diagnosis.from_dict(json.loads(RESULTS.read_text(encoding="utf-8")))
+    for page, said in (WHOLE, whole(diagnosis)), (SHORT, short(diagnosis)):
+        write_atomic(page, filled(page.read_text(encoding="utf-8"), said))
+    print(diagnosis)
+
+
+if __name__ == "__main__":
+    main()
