@@ -47,6 +47,13 @@ class ScaledUnderXla(keras.layers.Layer):
         return inputs * self.factor if under_xla() else inputs
 
 
+class ScaledWithoutXla(ScaledUnderXla):
+    """Computes something else in 16 bits without XLA, as an inexact operation of TensorFlow would."""
+
+    def call(self, inputs):
+        return inputs if under_xla() or inputs.dtype == "float32" else inputs * self.factor
+
+
 class Opaque(keras.layers.Layer):
     """An operation that XLA has no kernel for."""
 

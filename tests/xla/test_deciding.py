@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
-from planted_layers import Noise, Opaque, ScaledUnderXla, SlowUnderXla, SlowWithoutXla
+from planted_layers import Noise, Opaque, ScaledUnderXla, ScaledWithoutXla, SlowUnderXla, SlowWithoutXla
+from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.measure import StepTimer, StepTimes, compare
@@ -186,6 +187,28 @@ def test_what_xla_computes_wrongly_is_off(timed):
     assert decide(net(ScaledUnderXla(-3.0)), batch(32), steps=5, tolerance=None).enabled
 
 
+@pytest.mark.parametrize("policy", first_quick(["mixed_bfloat16", "mixed_float16"]))
+@pytest.mark.parametrize(
+    ("layer", "enabled", "said"),
+    [
+        (lambda: ScaledWithoutXla(3.0), True, "above the tolerance of 0.1. Its results .*So XLA is not to blame"),
+        (lambda: ScaledUnderXla(-3.0), False, "XLA computes something else. .* by 4 with XLA, by 0.* without"),
+    ],
+    ids=["TensorFlow is wrong", "XLA is wrong"],
+)
+def test_in_16_bits_only_what_xla_computes_wrongly_is_off(timed, policy, layer, enabled, said):
+    timed(off=10.0, on=5.0)
+    keras.config.set_dtype_policy(policy)
+    model = net(layer())
+    model.fit(*batch(), verbose=0)
+    before = state(model)
+    decision = decide(model, batch(32), steps=5)
+    assert decision.enabled == enabled
+    assert decision.drift > 0.1
+    assert re.search(said, decision.reason)
+    assert_same_state(before, state(model))
+
+
 def test_what_xla_is_known_to_get_wrong_never_runs():
     """Under XLA a cumulative sum of a mask ends the process."""
 
@@ -262,6 +285,12 @@ def test_a_dataset_that_can_be_read_once_may_have_one_batch():
 def test_bad_arguments(arguments):
     with pytest.raises(ValueError, match=f"Expected {next(iter(arguments))} to be .* Received: .* Pass "):
         decide(small_net(), batch(), **arguments)
+
+
+@pytest.mark.parametrize("y", [batch()[1], list(batch()[1]), tf.constant(batch()[1])])
+def test_targets_belong_to_the_batch(y):
+    with pytest.raises(TypeError, match=r"steps of type .*\. Pass a batch as a tuple: decide\(model, \(x, y\)\)"):
+        decide(small_net(), batch()[0], y)
 
 
 def frozen():

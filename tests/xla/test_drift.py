@@ -1,19 +1,17 @@
-"""What XLA computes is compared with what the step computes without it."""
+"""Trainings with and without XLA, and how far apart they end."""
 
 import math
-import re
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
-from planted_layers import Noise, ScaledUnderXla, under_xla
+from planted_layers import Noise, ScaledUnderXla
 from quick import first_quick
 
 from tfopt.measure import StepTimer
 from tfopt.xla import drift
-from tfopt.xla.drift import both_timers, compare_results, measure_drift
+from tfopt.xla.drift import both_timers, measure_drift
 
 
 def drift_of(model, data):
@@ -104,104 +102,3 @@ def test_another_computation_drifts(factor, optimizer, policy):
     model = net(ScaledUnderXla(factor), optimizer=keras.optimizers.SGD(**optimizer))
     drift, _ = drift_of(model, batch(32))
     assert drift > 0.1 or math.isnan(drift)
-
-
-class GradientScaledUnderXla(keras.layers.Layer):
-    """Its output is the same with and without XLA, its gradient is not."""
-
-    def call(self, inputs):
-        factor = 3.0 if under_xla() else 1.0
-
-        @tf.custom_gradient
-        def scaled(x):
-            return tf.identity(x), lambda upstream: upstream * factor
-
-        return scaled(inputs)
-
-
-class GradientStep(keras.Model):
-    """A train_step of its own that updates only half of what it should under XLA."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x, training=True)[:, 0] - tf.cast(y, "float32")) ** 2)
-        variables = [variable.value for variable in self.trainable_variables]
-        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
-            variable.assign_sub(gradient * (0.001 if under_xla() else 0.002))
-        return {"loss": loss}
-
-
-class HeldOptimizer(keras.Model):
-    """A train_step of its own, with an optimizer in a dict."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x, training=True)[:, 0] - tf.cast(y, "float32")) ** 2)
-        self.held["only"].apply_gradients(
-            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
-        )
-        return {"loss": loss}
-
-
-def held_optimizer():
-    inputs = keras.Input((8, 8, 1))
-    x = GradientScaledUnderXla()(keras.layers.Dense(2, name="first")(keras.layers.Flatten()(inputs)))
-    model = HeldOptimizer(inputs, keras.layers.Dense(1)(x))
-    model.compile()
-    model.held = {"only": keras.optimizers.SGD(0.001)}
-    return model
-
-
-def own_step():
-    inputs = keras.Input((8, 8, 1))
-    model = GradientStep(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(inputs)))
-    model.compile("sgd")
-    return model
-
-
-@pytest.mark.parametrize(
-    ("model", "where"),
-    first_quick(
-        [
-            (lambda: net(keras.layers.Conv2D(2, 3), ScaledUnderXla(1.1)), "the output of layer {}/scaled_under_xla"),
-            (
-                lambda: net(keras.layers.Conv2D(2, 3), GradientScaledUnderXla(), keras.layers.Conv2D(2, 3)),
-                "the gradient of {}/conv2d",
-            ),
-            (own_step, "the weights after four training steps"),
-            (held_optimizer, "the gradient of first/"),
-        ],
-        2,
-    ),
-)
-def test_the_first_result_that_differs_is_named(model, where):
-    model = model()
-    before = state(model)
-    compared = compare_results(model, batch(32))
-    assert re.sub(r"_\d+", "", compared.where).startswith(re.sub(r"_\d+", "", where.format(model.name)))
-    assert compared.distance > compared.tolerance == 0.01
-    assert_same_state(before, state(model))
-    assert not {"train_step", "call"} & vars(model).keys()
-    assert "apply" not in vars(model.optimizer)
-
-
-@pytest.mark.parametrize(
-    ("policy", "optimizer"),
-    first_quick([("float32", "adam"), ("mixed_float16", "sgd"), ("mixed_bfloat16", "adam")]),
-)
-def test_what_computes_the_same_is_within_rounding(policy, optimizer):
-    keras.config.set_dtype_policy(policy)
-    model = small_net(policy, optimizer=optimizer)
-    compared = compare_results(model, batch(32))
-    assert (compared.where, compared.unknown) == (None, None)
-    assert 0 < compared.distance < compared.tolerance == (0.01 if policy == "float32" else 0.1)
-
-
-def test_what_is_not_finite_in_the_same_places_is_the_same():
-    images, labels = batch()
-    images[0] = np.nan
-    compared = compare_results(net(), (images, labels))
-    assert compared.where is None
-    assert "no finite numbers" in compared.unknown

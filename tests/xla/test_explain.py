@@ -12,7 +12,7 @@ from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.xla import explain, explaining, jit, watch
-from tfopt.xla.drift import ResultComparison
+from tfopt.xla.comparing import Errors, ResultComparison
 from tfopt.xla.obstacles import obstacles_of
 
 
@@ -458,7 +458,7 @@ def test_the_tensor_whose_values_are_a_shape_is_told_from_others_of_its_shape(st
 
 
 def test_a_step_that_only_fails_while_it_is_recorded_is_not_refused(monkeypatch):
-    def fails(model, batch):
+    def fails(model, batch, tolerance):
         raise tf.errors.InternalError(None, None, "a bug of XLA")
 
     monkeypatch.setattr(explaining, "compare_results", fails)
@@ -485,9 +485,20 @@ def test_what_xla_refuses_only_when_it_generates_code():
     assert found.supported is not failed
 
 
-@pytest.mark.parametrize("tolerance", [0.01, 0.1])
-def test_in_16_bits_xla_is_not_the_only_one_to_blame(monkeypatch, tolerance):
-    found = ResultComparison(tolerance=tolerance, distance=0.8, where="the gradient of a/bias", layer="a")
-    monkeypatch.setattr(explaining, "compare_results", lambda model, batch: found)
-    (obstacle,) = explain(small_net(), batch()).obstacles
-    assert ("the result without XLA may be the inexact one" in obstacle.remedy) == (tolerance == 0.1)
+@pytest.mark.parametrize(
+    ("policy", "errors", "said"),
+    [
+        ("float32", None, "is the first that differs, by 0.8 of its norm (up to 0.1 would count as rounding). "),
+        ("mixed_bfloat16", None, "In 16 bits the result without XLA may be the inexact one"),
+        ("mixed_bfloat16", Errors(0.8, 0.02), "; from float32 it differs by 0.8 with XLA, by 0.02 without. Write "),
+        ("mixed_bfloat16", Errors(0.02, 0.8), "by 0.02 with XLA, by 0.8 without. So XLA is not to blame."),
+    ],
+)
+def test_what_is_said_of_results_that_differ(monkeypatch, policy, errors, said):
+    compared = ResultComparison(tolerance=0.1, distance=0.8, where="the gradient of a/bias", layer="a", errors=errors)
+    monkeypatch.setattr(explaining, "compare_results", lambda model, batch, tolerance: compared)
+    found = explain(small_net(policy), batch())
+    assert said in str(found)
+    assert found.supported == ("not to blame" in said)
+    assert ("may be the inexact one" in str(found)) == ("inexact" in said)
+    assert found.distance == 0.8

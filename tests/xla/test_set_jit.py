@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
-from planted_layers import Noise, ScaledUnderXla
+from planted_layers import Noise, ScaledUnderXla, ScaledWithoutXla
 
 from tfopt.errors import UnsupportedError
 from tfopt.xla import jit, set_jit, watch
@@ -97,6 +97,18 @@ def test_with_data_what_is_not_known_to_be_the_same_is_refused(layer, message):
         set_jit(model, True, data=batch())
     assert_same_state(before, state(model))
     assert (model.jit_compile, model.train_function) == (False, function)
+
+
+def test_with_data_in_16_bits_only_what_xla_gets_wrong_is_refused():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    wrong = net(ScaledUnderXla(1.5))
+    with pytest.raises(
+        UnsupportedError, match=r"scaled_under_xla.* differs by 0\.5 .*; from float32 it differs by 0\.5 "
+    ):
+        set_jit(wrong, True, data=batch())
+    inexact = net(ScaledWithoutXla(1.5))
+    set_jit(inexact, True, data=batch())
+    assert inexact.jit_compile
 
 
 @pytest.mark.parametrize("layer", [lambda: ScaledUnderXla(1.1), Noise])

@@ -180,6 +180,23 @@ def without_dropout(model: keras.Model) -> Iterator[None]:
 
 
 @contextmanager
+def layers_in_float32(model: keras.Model) -> Iterator[None]:
+    """Lets 16-bit layers compute in float32, from the same weights, as a reference for what they compute in 16 bits.
+
+    Trace a new function inside the block: those traced before keep their dtypes.
+    """
+    before = {layer: layer._dtype_policy for layer in model._flatten_layers()}
+    try:
+        for layer in before:
+            if layer.compute_dtype in ("float16", "bfloat16"):
+                layer._dtype_policy = keras.DTypePolicy("float32")
+        yield
+    finally:
+        for layer, policy in before.items():
+            layer._dtype_policy = policy
+
+
+@contextmanager
 def draws_in_float32() -> Iterator[None]:
     """Lets `keras.random` draw its 16-bit numbers in float32 and cast them, so that every dtype draws the same.
 

@@ -17,8 +17,9 @@ from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave,
 from tfopt.model.batches import not_finite_parts
 from tfopt.model.layers import require_compiled
 from tfopt.text import Shown
+from tfopt.xla.comparing import computes_in_16_bits
 from tfopt.xla.drift import Timers, measure_drift
-from tfopt.xla.explaining import explain
+from tfopt.xla.explaining import compared, explain
 from tfopt.xla.obstacles import standing_obstacles, wrong_operations
 from tfopt.xla.shapes import BatchShapes, Pad, batch_shapes, padded, shape_of
 from tfopt.xla.toggles import set_jit
@@ -94,7 +95,7 @@ def decide(
     compilation took. If there are too many shapes, `.pad` says what one fixed shape would gain.
 
     The model is left as it was; call `.apply(model)` on the result. XLA compiles the step once, and once more if it is
-    faster and the model has dropout, or if a padded shape is tried.
+    faster and the model has dropout, if a padded shape is tried, or if a 16-bit model drifts.
 
     Args:
         model: A compiled model.
@@ -102,13 +103,14 @@ def decide(
         steps: Steps to time with each setting.
         planned_steps: Total steps planned, epochs × steps per epoch. None: unknown; XLA is on if it ever pays.
         tolerance: Largest `drift` that counts as the same computation. None: decide by speed alone. The default, 0.1,
-            separates bfloat16's rounding (below 0.1) from a different computation (0.3 or more).
+            separates bfloat16's rounding (below 0.1) from a different computation (0.3 or more). A model that drifts
+            further in 16 bits is compared result by result, as by `explain`.
 
     Returns:
         The decision with its figures.
 
     Raises:
-        TypeError: If `model` is not a Keras model, or `data` is neither a dataset nor a batch.
+        TypeError: If `model` is not a Keras model, `data` is neither a dataset nor a batch, or `steps` is an array.
         ValueError: If the model is not compiled or has nothing to train, the batch does not fit it, or an argument is
             out of range.
         tfopt.errors.PipelineError: If the dataset is empty or fails while it is read, or its first batch holds NaN or
@@ -214,16 +216,22 @@ def break_even(gain_seconds: float, compile_seconds: float, shapes: BatchShapes)
 def _judged(
     model: keras.Model, batch: Any, by_speed: JitDecision, timers: Timers, tolerance: float | None
 ) -> JitDecision:
-    """The decision if XLA pays: on if it computes the same."""
+    """The decision if XLA pays: on if it computes the same, or is not to blame for the difference."""
     if tolerance is None:
         return replace(by_speed, reason=f"{by_speed.reason}; drift not measured.")
     drift, unknown = measure_drift(model, batch, timers)
     if drift is None:
-        found, same = f"drift unknown, since {unknown} (tolerance=None ignores it)", False
+        found, same = f"drift unknown, since {unknown} (tolerance=None ignores it).", False
+    elif drift <= tolerance:
+        found, same = f"drift {drift:.1g}.", True
     else:
-        found, same = f"drift {drift:.1g}", drift <= tolerance  # False for NaN
-        found += "" if same else f", above the tolerance of {tolerance:g}: XLA computes something else"
-    return replace(by_speed, enabled=same, reason=f"{by_speed.reason}; {found}.", drift=drift)
+        results, same = "", False
+        if computes_in_16_bits(model):
+            results, distance, obstacles = compared(model, batch, tolerance)
+            same = distance is not None and not obstacles
+        verdict = "" if same else ": XLA computes something else"
+        found = f"drift {drift:.1g}, above the tolerance of {tolerance:g}{verdict}. {results}".rstrip()
+    return replace(by_speed, enabled=same, reason=f"{by_speed.reason}; {found}", drift=drift)
 
 
 def _first_call(timer: StepTimer) -> float:
@@ -257,6 +265,11 @@ def _why(model: keras.Model, batch: Any, error: Exception) -> str:
 
 def _check(model: keras.Model, steps: int, planned_steps: int | None, tolerance: float | None) -> None:
     """Checks the arguments; raises as `decide` does."""
+    if hasattr(steps, "__len__") and not isinstance(steps, str):
+        raise TypeError(
+            f"Expected data as one argument, then a number of steps. Received: steps of type {type(steps).__name__}. "
+            "Pass a batch as a tuple: decide(model, (x, y))."
+        )
     checks.count("steps", steps, "Pass a number of steps.")
     if planned_steps is not None:
         checks.count("planned_steps", planned_steps, "Pass a number of steps.")

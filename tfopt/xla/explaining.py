@@ -14,7 +14,7 @@ from tfopt.model.batches import Data, as_dataset, first_batch, on_device
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import trace_train_step
 from tfopt.text import Shown
-from tfopt.xla.drift import compare_results
+from tfopt.xla.comparing import compare_results, computes_in_16_bits
 from tfopt.xla.obstacles import (
     Obstacle,
     batch_refused,
@@ -33,14 +33,15 @@ class Explanation(Shown):
 
     obstacles: tuple[Obstacle, ...]
     """What stands in its way, each with its layer, operation, line and remedy. Empty if XLA can compile what was
-    examined and, where results were compared, gives the same ones."""
+    examined and, where results were compared, gives the same ones or is not to blame for the difference."""
     examined: str
     """What was examined: "the training step"."""
     results: str
     """A sentence that says whether results with and without XLA were compared, and what came of it."""
     distance: float | None
-    """Distance between the results relative to their norm: of the first result that differs by more than rounding, or
-    the largest distance if none does. Infinite if shapes differ. None if results were not compared."""
+    """Distance between the results relative to their norm: of the first result that XLA gets wrong, or the largest
+    distance if there is none. Infinite if shapes differ, or which numbers are finite. None if results were not
+    compared."""
     device: str
     """Target device: "GPU" or "CPU"."""
     auto: bool
@@ -50,7 +51,7 @@ class Explanation(Shown):
 
     @property
     def supported(self) -> bool:
-        """Whether XLA can compile the model and, where results were compared, gives the same ones."""
+        """Whether XLA can compile the model and, where results were compared, gets none wrong."""
         return not self.obstacles
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,7 +82,8 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
     Use it before the first step, or after XLA failed. The training step is traced and lowered. If nothing stands in
     XLA's way and there is data, a few steps run with and without XLA, without dropout, and the first layer is named
     whose outputs or gradients differ by more than rounding: by 1 % of their norm, or 10 % if a layer computes in 16
-    bits. Weights, metrics, seeds and what `fit` has compiled do not change. (An unbuilt model is built.)
+    bits. In 16 bits XLA is to blame only if it is more than twice as far from float32 as TensorFlow. Weights, metrics,
+    seeds and what `fit` has compiled do not change. (An unbuilt model is built.)
 
     Without data nothing is compiled to machine code and nothing runs: operations known to be wrong under XLA are found
     ([repairs](repairs.md), D22), but no results are compared.
@@ -127,7 +129,7 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
     if obstacles or data is None:
         results += "." if obstacles else "; pass data for that."
     else:
-        results, distance, obstacles = _compared(model, batch)
+        results, distance, obstacles = compared(model, batch)
     return Explanation(
         obstacles=obstacles,
         examined=examined,
@@ -156,32 +158,44 @@ def known_wrong(model: keras.Model) -> tuple[Obstacle, ...]:
         return ()
 
 
-def _compared(model: keras.Model, batch: Any) -> tuple[str, float | None, tuple[Obstacle, ...]]:
-    """`Explanation.results`, the distance, and the obstacles found by running the step."""
+def compared(
+    model: keras.Model, batch: Any, tolerance: float | None = None
+) -> tuple[str, float | None, tuple[Obstacle, ...]]:
+    """`Explanation.results`, the distance, and the obstacles found by running the step.
+
+    `tolerance` is as for `compare_results`.
+    """
     try:
-        compared = compare_results(model, batch)
+        found = compare_results(model, batch, tolerance)
     except tf.errors.ResourceExhaustedError:
         return "Its results were not compared with those without XLA: there is too little memory for it.", None, ()
     except tf.errors.OpError as error:
         return _failed(model, batch, summarize_error(error))
-    if compared.unknown:
-        return f"Its results cannot be compared with those without XLA: {compared.unknown}.", None, ()
-    if compared.where is None:
-        rounding = f"results differ by at most {compared.distance:.1g} of their norm, which is rounding"
-        return f"On this batch it computes the same with and without XLA: {rounding}.", compared.distance, ()
-    how = "in shape" if compared.distance == math.inf else f"by {compared.distance:.1g} of its norm"
+    if found.unknown:
+        return f"Its results cannot be compared with those without XLA: {found.unknown}.", None, ()
+    if found.where is None:
+        rounding = f"results differ by at most {found.distance:.1g} of their norm, which is rounding"
+        return f"On this batch it computes the same with and without XLA: {rounding}.", found.distance, ()
+    infinite = found.distance == math.inf
+    how = "in shape or in which numbers are finite" if infinite else f"by {found.distance:.1g} of its norm"
+    against_float32 = f"; from float32 it differs {found.errors}" if found.errors else ""
+    results = f"Its results differ from those without XLA: {found.where}, {how}{against_float32}."
+    if not found.wrong:
+        return f"{results} So XLA is not to blame.", found.distance, ()
+    first = "differs" if found.errors else "is the first that differs,"
+    either = _IN_16_BITS if not found.errors and computes_in_16_bits(model) else ""
     different = Obstacle(
         kind="results",
-        found=f"XLA gives different results on this batch: {compared.where} is the first that differs, {how} "
-        f"(up to {compared.tolerance:g} would count as rounding)",
-        remedy="Write that layer with other operations, or leave XLA off." + _IN_16_BITS * compared.in_16_bits,
-        layer=compared.layer,
+        found=f"XLA gives different results on this batch: {found.where} {first} {how} "
+        f"(up to {found.tolerance:g} would count as rounding){against_float32}",
+        remedy=f"Write that layer with other operations, or leave XLA off.{either}",
+        layer=found.layer,
     )
-    return f"Its results differ from those without XLA: {compared.where}, {how}.", compared.distance, (different,)
+    return results, found.distance, (different,)
 
 
 def _failed(model: keras.Model, batch: Any, error: str) -> tuple[str, float | None, tuple[Obstacle, ...]]:
-    """As `_compared`, if the step failed while its results were recorded: XLA may fuse it differently then."""
+    """As `compared`, if the step failed while its results were recorded: XLA may fuse it differently then."""
     with batch_refused():
         StepTimer(model, batch, jit_compile=False).results()
     try:
