@@ -4,6 +4,7 @@ A node is an iterator inside the iterator. For its autotuning TensorFlow counts 
 the time it works: wall time of its function's kernels or its own code, without waiting for input or for room.
 """
 
+import logging
 import statistics
 import threading
 import time
@@ -103,7 +104,17 @@ def endless(dataset: Any) -> Any:
     """
     options = tf.data.Options()
     options.autotune.ram_budget = _NO_LIMIT_BYTES
-    return dataset.repeat().with_options(options)
+    logger = logging.getLogger("absl")
+    logger.addFilter(_not_of_the_limit)
+    try:
+        return dataset.repeat().with_options(options)
+    finally:
+        logger.removeFilter(_not_of_the_limit)
+
+
+def _not_of_the_limit(record: logging.LogRecord) -> bool:
+    """Drops TensorFlow's remark that this option has changed."""
+    return "ram_budget" not in record.getMessage()
 
 
 def run_unfused(dataset: Any, seconds: float) -> Run:

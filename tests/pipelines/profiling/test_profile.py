@@ -100,12 +100,13 @@ def test_behind_a_full_cache_later_passes_are_measured():
     assert "later passes" in str(found)
 
 
-def test_tensorflow_does_not_warn_of_the_memory_of_passes_that_ended(capfd):
+def test_tensorflow_does_not_warn_of_the_memory_of_passes_that_ended(capfd, caplog):
     options = tf.data.Options()
     options.autotune.ram_budget = 8 * 2**20
     rows = tf.data.Dataset.from_tensor_slices(np.zeros((4, 1, 2**18), np.float32))  # 1 MiB each
     assert not profile(rows.prefetch(tf.data.AUTOTUNE).with_options(options), 0.5).first_pass
     assert "Prefetch autotuner" not in capfd.readouterr().err
+    assert "ram_budget" not in caplog.text
 
 
 def test_a_cache_that_does_not_fill_in_the_time_is_measured_as_it_fills():
