@@ -1,6 +1,7 @@
 """What `diagnose` tests, that it leaves everything as it was, and what it refuses."""
 
 import random
+import time
 
 import keras
 import numpy as np
@@ -50,6 +51,7 @@ def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("diagnosis")
     model, counting = made(), Counting()
     checkpoint = keras.callbacks.ModelCheckpoint(folder / "best.keras", save_best_only=True)
+    waiting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.01))
     model.fit(X, Y, verbose=0)
     before = state(model)
     functions = model.train_function, model.test_function, model.history
@@ -60,7 +62,7 @@ def done(tmp_path_factory):
         "y": Y,
         "batch_size": 16,
         "epochs": 2,
-        "callbacks": [counting, checkpoint],
+        "callbacks": [counting, checkpoint, waiting],
         "validation_data": (X, Y),
     }
     diagnosis = diagnose_fit(model, arguments, STEPS)
@@ -102,6 +104,7 @@ def test_each_cause_is_tested_or_the_reason_is_given(done):
         "small batch",
         "validation",
         "callback ModelCheckpoint, between epochs",
+        "callback LambdaCallback, between epochs",
     }
     assert {each.name for each in diagnosis.not_tested} >= {"float32", "copying to the GPU", "communication"}
 
@@ -192,6 +195,9 @@ def test_under_a_strategy():
     diagnosis = tfopt.diagnose(model, dataset, steps=STEPS)
     assert diagnosis.now.examples_per_step == 16
     assert "small batch" in {each.name for each in diagnosis.not_tested}
+    communication = next(cause for cause in diagnosis.causes if cause.name == "communication")
+    assert communication.cost_ms > 0
+    assert "gradients over 2 replicas" in communication.evidence
 
 
 def test_wrong_arguments_are_named():

@@ -252,7 +252,7 @@ def test_a_fit_that_ends_early_is_an_error():
         def on_train_batch_end(self, step, logs=None):
             self.model.stop_training = step == 4
 
-    with pytest.raises(TfoptError, match=r"Expected fit to run \d+ steps\. Found that a callback stopped it after 5"):
+    with pytest.raises(TfoptError, match=r"to run \d+ steps\. Found that it ended after 5: a callback stopped it"):
         fit_time(small_net(), dataset(), callbacks=[Stops()])
 
 

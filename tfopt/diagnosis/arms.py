@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -11,8 +13,9 @@ import keras
 import tensorflow as tf
 
 from tfopt import fit, kernels
-from tfopt.diagnosis.training import Training, without_epoch_hooks
+from tfopt.diagnosis.training import Training, without_epoch_ends
 from tfopt.measure import FitTimer, StepTimer, StepTimes
+from tfopt.measure.timers import wait
 from tfopt.precision.layer_policies import assign_policies, under_policies
 
 _SAMPLES = 2  # blocks of steps in a round, with a wait at the end of each
@@ -51,7 +54,7 @@ class FitArm:
 
     def __call__(self, steps: int) -> StepTimes:
         """Times that many steps."""
-        with changed(self._model, self._changes), without_epoch_hooks(self._callbacks), quiet():
+        with changed(self._model, self._changes), without_epoch_ends(self._callbacks), quiet():
             return self._timer(steps, warmup=_WARMUP, samples=_SAMPLES)
 
 
@@ -77,6 +80,35 @@ class StepArm:
             return times
         halves = tuple(tuple(sample / 2 for sample in turn) for turn in times.repeats_ms)
         return replace(times, repeats_ms=halves, examples_per_step=(times.examples_per_step or 0) // 2)
+
+
+class ReduceArm:
+    """Times the all-reduce of the gradients alone, as the optimizer asks for it."""
+
+    def __init__(self, training: Training, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        strategy, variables = training.model.distribute_strategy, training.model.trainable_variables
+        self.mib = sum(math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in variables) / 2**20
+
+        def reduce() -> Any:
+            values = [tf.convert_to_tensor(one.value) for one in variables]
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+        self._reduce = tf.function(lambda: strategy.run(reduce), autograph=False)
+
+    def __call__(self, steps: int) -> StepTimes:
+        """Times that many of them."""
+        block = max(1, steps // _SAMPLES)
+        first = self._ms(_WARMUP)
+        samples = tuple(self._ms(block) for _ in range(_SAMPLES))
+        return StepTimes(repeats_ms=(samples,), steps_per_sample=block, first_step_seconds=first / 1000)
+
+    def _ms(self, times: int) -> float:
+        started = self._clock()
+        for _ in range(times):
+            self._reduce()
+        wait()
+        return (self._clock() - started) * 1000 / times
 
 
 @contextmanager
@@ -120,10 +152,13 @@ def jit(on: bool) -> Change:
 @contextmanager
 def in_a_graph(model: keras.Model) -> Iterator[None]:
     """Lets an eager model run as a graph in the functions made inside the block."""
-    before, model.run_eagerly = model.run_eagerly, False
+    before, everywhere = model.run_eagerly, tf.config.functions_run_eagerly()
+    model.run_eagerly = False
+    tf.config.run_functions_eagerly(False)
     try:
         yield
     finally:
+        tf.config.run_functions_eagerly(everywhere)
         model.run_eagerly = before
 
 

@@ -10,7 +10,17 @@ import keras
 import tensorflow as tf
 
 from tfopt import fit, kernels, precision, xla
-from tfopt.diagnosis.arms import Change, FitArm, StepArm, flash_attention, in_a_graph, jit, overlapped, policy
+from tfopt.diagnosis.arms import (
+    Change,
+    FitArm,
+    ReduceArm,
+    StepArm,
+    flash_attention,
+    in_a_graph,
+    jit,
+    overlapped,
+    policy,
+)
 from tfopt.diagnosis.findings import NotTested
 from tfopt.diagnosis.training import Training
 from tfopt.errors import TfoptError, UnsupportedError, summarize_error
@@ -49,7 +59,7 @@ class Candidate:
         return self.code or self.remedy
 
     against: str = NOW
-    """The arm that it is compared with."""
+    """The arm that it is compared with; empty if its own arm times the cause itself."""
 
 
 def candidates(training: Training) -> Iterator[Candidate | NotTested]:
@@ -63,17 +73,13 @@ def candidates(training: Training) -> Iterator[Candidate | NotTested]:
         code="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
     )
     yield from _callbacks(training)
-    for find in (_eager, _overlap, _xla, _precision, _kernels, _batch):
+    for find in (_eager, _overlap, _xla, _precision, _kernels, _batch, _communication):
         try:
             yield from find(training)
-        except (TfoptError, ValueError) as error:
+        except (TfoptError, ValueError, TypeError) as error:
             yield NotTested(_NAMES[find], summarize_error(error))
     if not tf.config.list_logical_devices("GPU"):
         yield NotTested("copying to the GPU", "TensorFlow sees no GPU here")
-    if training.model.distribute_strategy.num_replicas_in_sync == 1:
-        yield NotTested("communication", "the model runs on one device")
-    else:
-        yield NotTested("communication", "it is not measured yet; tfopt-bench run distribute times the all-reduce")
 
 
 def _input_remedy(training: Training) -> str:
@@ -132,12 +138,13 @@ def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
 
 
 def _eager(training: Training) -> Iterator[Candidate]:
-    if training.model.run_eagerly:
+    everywhere = tf.config.functions_run_eagerly()
+    if training.model.run_eagerly or everywhere:
         yield Candidate(
             name="eager execution",
             arm=FitArm(training, changes=[in_a_graph]),
             evidence="The same training with the step as a graph.",
-            remedy="model.compile(..., run_eagerly=False)",
+            remedy="tf.config.run_functions_eagerly(False)" if everywhere else "model.compile(..., run_eagerly=False)",
             change=in_a_graph,
         )
 
@@ -234,6 +241,23 @@ def _batch(training: Training) -> Iterator[Candidate | NotTested]:
     )
 
 
+def _communication(training: Training) -> Iterator[Candidate | NotTested]:
+    replicas = training.model.distribute_strategy.num_replicas_in_sync
+    if replicas == 1:
+        yield NotTested("communication", "the model runs on one device")
+        return
+    arm = ReduceArm(training)
+    yield Candidate(
+        name="communication",
+        arm=arm,
+        evidence=f"The all-reduce of {arm.mib:,.1f} MiB of gradients over {replicas} replicas, alone; a part of it may "
+        "run beside the computation.",
+        remedy="Reduce less often (optimizer's gradient_accumulation_steps), or fewer bytes: "
+        "tfopt.distribute.compress_gradients(optimizer).",
+        against="",
+    )
+
+
 def _apply_overlap(model: keras.Model) -> Callable[[], Any]:
     fit.overlap(model)
     return partial(fit.undo, model)
@@ -263,4 +287,5 @@ _NAMES = {
     _precision: "float32",
     _kernels: "attention without a fast kernel",
     _batch: "small batch",
+    _communication: "communication",
 }

@@ -116,8 +116,9 @@ class Experiments:
     def run(self) -> Diagnosis:
         """Runs them all."""
         self._progress.say("tracing")
+        eager = self.training.model.run_eagerly or tf.config.functions_run_eagerly()
         with readings() as noticed:
-            retraced = None if self.training.model.run_eagerly else pauses.retracing(self.training, self._steps)
+            retraced = None if eager else pauses.retracing(self.training, self._steps)
             found = list(candidates(self.training))
             self._not_tested += [one for one in found if isinstance(one, NotTested)]
             self.tested = [one for one in found if isinstance(one, Candidate)]
@@ -216,6 +217,10 @@ class Experiments:
 
 def _compared(one: Candidate, times: Mapping[str, StepTimes]) -> _Cost:
     """What a cause costs: the training with it against the training without it."""
+    if not one.against:
+        alone = times[one.name]
+        evidence = f"{one.evidence} It takes {alone.median_ms:.3g} ms."
+        return _Cost(one.name, alone.median_ms, evidence, one.remedy, alone.interval_ms)
     before, without = times[one.against], times[one.name]
     cost, interval = difference_ms(before, without)
     took = f"A step takes {without.median_ms:.3g} ms instead of {before.median_ms:.3g}."

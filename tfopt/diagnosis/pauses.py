@@ -12,7 +12,7 @@ import keras
 
 from tfopt import xla
 from tfopt.diagnosis.arms import quiet
-from tfopt.diagnosis.training import Training, evaluation_batches
+from tfopt.diagnosis.training import Training, evaluation_batches, hooks_replaced
 from tfopt.measure import StepTimes
 from tfopt.measure.timers import wait
 
@@ -33,14 +33,19 @@ class Retracing:
     """Whether it still happened in the second half of the steps."""
 
 
-def retracing(training: Training, steps: int) -> Retracing:
-    """Fits so many steps from the first trace on, and finds those that were traced or compiled again."""
+def retracing(training: Training, steps: int) -> Retracing | None:
+    """Fits so many steps from the first trace on, and finds those that were traced or compiled again.
+
+    None if the data end before the second step.
+    """
     model = training.model
     log = _StepLog(steps)
     model.train_function = None
     with _traces_counted(model, log), xla.watch() as compilations, quiet():
         log.compilations = compilations
         model.fit(training.dataset, epochs=steps, verbose=0, shuffle=False, callbacks=[log])
+    if len(log.seconds) < 2:
+        return None
     usual = median(log.seconds)
     again = [number for number, (before, after) in enumerate(pairwise(log.counts)) if number > 0 and after > before]
     extra = sum(max(0.0, log.seconds[number] - usual) for number in again)
@@ -109,9 +114,10 @@ def validation(model: keras.Model, given: Mapping[str, Any]) -> tuple[StepTimes,
 def hook_seconds(training: Training, names: Mapping[keras.callbacks.Callback, str]) -> dict[str, list[float]]:
     """Seconds that each callback's hooks at the ends of an epoch and of validation take, in each of three epochs."""
     took: dict[tuple[str, str], list[float]] = {}
-    for callback, name in names.items():
-        for hook in _EPOCH_HOOKS:
-            vars(callback)[hook] = _timed(getattr(callback, hook), took.setdefault((name, hook), []))
+
+    def timed(callback: keras.callbacks.Callback, hook: str) -> Callable[..., Any]:
+        return _timed(getattr(callback, hook), took.setdefault((names[callback], hook), []))
+
     given = training.validation
     validated = {}
     if given is not None:
@@ -119,21 +125,16 @@ def hook_seconds(training: Training, names: Mapping[keras.callbacks.Callback, st
         size = given["batch_size"]
         data = parts[0] if parts[1] is None else parts[: 2 if parts[2] is None else 3]
         validated = {"validation_data": data, "validation_batch_size": size, "validation_steps": 1}
-    try:
-        with quiet():
-            training.model.fit(
-                training.resident,
-                steps_per_epoch=training.model.steps_per_execution,
-                epochs=_EPOCHS,
-                verbose=0,
-                shuffle=False,
-                callbacks=list(names),
-                **validated,
-            )
-    finally:
-        for callback in names:
-            for hook in _EPOCH_HOOKS:
-                vars(callback).pop(hook, None)
+    with hooks_replaced(names, _EPOCH_HOOKS, timed), quiet():
+        training.model.fit(
+            training.resident,
+            steps_per_epoch=training.model.steps_per_execution,
+            epochs=_EPOCHS,
+            verbose=0,
+            shuffle=False,
+            callbacks=list(names),
+            **validated,
+        )
     hooks = {name: [took[name, hook] for hook in _EPOCH_HOOKS if took[name, hook]] for name in names.values()}
     return {name: [sum(epoch) for epoch in zip(*lists, strict=False)] for name, lists in hooks.items() if lists}
 

@@ -4,8 +4,8 @@ import copy
 import inspect
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,12 +218,24 @@ def _redirect(callback: keras.callbacks.Callback, folder: Path) -> None:
 
 
 @contextmanager
-def without_epoch_hooks(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
-    """Lets callbacks do nothing at the end of an epoch, which comes after every few steps of an experiment."""
-    for callback in callbacks:
-        vars(callback)["on_epoch_end"] = lambda epoch, logs=None: None
+def hooks_replaced(
+    callbacks: Iterable[keras.callbacks.Callback], names: Sequence[str], make: Callable[[Any, str], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replaces hooks of callbacks for a block by what `make` returns for a callback and the hook's name."""
+    own = [
+        (callback, {name: vars(callback)[name] for name in names if name in vars(callback)}) for callback in callbacks
+    ]
     try:
+        for callback, _ in own:
+            vars(callback).update({name: make(callback, name) for name in names})
         yield
     finally:
-        for callback in callbacks:
-            vars(callback).pop("on_epoch_end", None)
+        for callback, before in own:
+            for name in names:
+                vars(callback).pop(name, None)
+            vars(callback).update(before)
+
+
+def without_epoch_ends(callbacks: Iterable[keras.callbacks.Callback]) -> AbstractContextManager[None]:
+    """Lets callbacks do nothing at the end of an epoch, which comes after every few steps of an experiment."""
+    return hooks_replaced(callbacks, ["on_epoch_end"], lambda callback, name: lambda epoch, logs=None: None)

@@ -254,8 +254,8 @@ class FitTimer:
         self._model.fit(self._dataset, **length, verbose=0, shuffle=False, callbacks=callbacks)
         if steps not in marks.passed:
             raise TfoptError(
-                f"Expected fit to run {steps} steps. Found that a callback stopped it after {marks.done}. Measure "
-                "without that callback."
+                f"Expected fit to run {steps} steps. Found that it ended after {marks.done}: a callback stopped it, or "
+                "the data ended. Measure without that callback, or with data that can be repeated."
             )
         if self.train_function is None:
             self.train_function = self._model.train_function
