@@ -30,9 +30,11 @@ def describe(training: Training, floor: StepTimes) -> str:
         else "the rest of the time goes into moving memory, small operations and layers that are not matrix products"
     )
     costly = _costliest(training.model, training.examples)
+    # Above 1 where the machine was busier while the peak was measured.
+    reached = f"{percent(share)} of the" if share < 1 else "no less than the"
     return (
-        f"The computation runs at {tflops:.3g} TFLOP/s, {percent(share)} of the {peak:.3g} that a large matrix product "
-        f"reaches here: {bound}.{costly}"
+        f"The computation runs at {tflops:.3g} TFLOP/s, {reached} {peak:.3g} that a large matrix product reaches here: "
+        f"{bound}.{costly}"
     )
 
 
