@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -31,13 +32,15 @@ class Diagnosis:
     def to_html(self, path): Path(path).write_text("<p>the page")
 
 def diagnose_fit(model, arguments, steps):
-    if arguments["x"] == "bad": raise ZeroDivisionError("the data are bad")
-    if arguments["x"] == "strange":
+    x = str(arguments["x"])
+    if x == "bad": raise ZeroDivisionError("the data are bad")
+    if x == "strange":
         from tfopt.errors import UnsupportedError
         raise UnsupportedError("Expected data. Found none.")
-    if arguments["x"] == "nested": model.fit("one epoch")
-    if arguments["x"] == "slow":
-        import time
+    if "nested" in x: model.fit("one epoch")
+    if x == "slow":
+        import tempfile, time
+        file, _ = tempfile.mkstemp()
         print("diagnosing", flush=True)
         time.sleep(60)
     given = {name: str(value) for name, value in arguments.items()}
@@ -71,26 +74,27 @@ def folder(tmp_path):
     for name, text in {"own/sitecustomize.py": STAND_IN, "keras.py": KERAS, "tensorflow.py": TENSORFLOW}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "temporary").mkdir()
     return tmp_path
 
 
-DOCTOR = (sys.executable, "-m", "tfopt.bench", "doctor")
+DOCTOR = (sys.executable, "-B", "-m", "tfopt.bench", "doctor")
 
 
 @pytest.fixture
 def start(folder):
-    """Starts the command, or another, on a script."""
+    """Starts the command, or another, on a script. It leaves nothing behind."""
+    temporary = Path(tempfile.mkdtemp(prefix="t"))  # short: multiprocessing puts sockets there
 
     def start(script, *options, command=DOCTOR, run=("train.py",), **environ):
         (folder / "train.py").write_text(script)
         path = os.pathsep.join([str(folder / "own"), str(ROOT)])
-        environ = os.environ | {"PYTHONPATH": path, "TMPDIR": str(folder / "temporary")} | environ
+        own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environ = own | {"PYTHONPATH": path, "TMPDIR": str(temporary)} | environ
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return subprocess.Popen([*command, *options, *run], cwd=folder, env=environ, text=True, **pipes)
 
     yield start
-    assert not list((folder / "temporary").iterdir())
+    temporary.rmdir()
     assert not list(folder.glob("__pycache__"))
 
 
@@ -100,7 +104,10 @@ def doctor(start):
 
     def doctor(*arguments, **more):
         process = start(*arguments, **more)
-        process.out, process.written = process.communicate("typed\n", timeout=300)
+        try:
+            process.out, process.written = process.communicate("typed\n", timeout=300)
+        finally:
+            process.terminate()
         process.err = " ".join(process.written.split())
         return process
 
@@ -110,7 +117,8 @@ def doctor(start):
 SHOWS_WHAT_IT_FINDS = """
 import json, os, sys
 print(json.dumps([__name__, __file__, __spec__ and __spec__.name, sys.argv, sys.orig_argv, sys.path]))
-print(os.getcwd(), input(), sorted(os.environ.items()), sorted(vars()), sys.modules["sitecustomize"])
+print(os.getcwd(), input(), {"keras", "tensorflow"} & set(sys.modules), sys.modules["sitecustomize"])
+print(sorted(os.environ.items()), sorted(vars()))
 import helper
 raise SystemExit(helper.CODE)
 """
@@ -183,15 +191,11 @@ def test_json_is_one_document_and_the_page_is_written(doctor, folder):
 def test_a_later_fit(doctor):
     script = "import keras\nfor x in 'abcd':\n    print(keras.Model().fit(x))"
     found = doctor(script, "--fit", "3", "--json")
-    assert found.err.startswith("trained on a None trained on b None")
+    assert found.err.startswith("trained on a None trained on b ")
     assert json.loads(found.out)["arguments"]["x"] == "c"
     few = doctor(script, "--fit", "5")
     assert few.returncode == cli.ENVIRONMENT
-    assert "to call Model.fit 5 times. Found 4. Pass --fit 4 or less." in few.err
-
-
-def test_the_experiments_may_fit(doctor):
-    assert doctor(TRAINS, run=["train.py", "nested"]).out == "begin\ntrained on one epoch\nat exit\nTHE DIAGNOSIS\n"
+    assert "to call Model.fit 5 times. Found 4. Pass a smaller --fit." in few.err
 
 
 THREAD = """
@@ -202,13 +206,13 @@ thread.join()
 print("on")
 """
 OVERRIDES = """
-import keras
+import keras, sys
 
 class Net(keras.Model):
     def fit(self, x):
         return super().fit(x + " prepared")
 
-Net().fit("data")
+Net().fit(sys.argv[1] if sys.argv[1:] else "data")
 print("on")
 """
 
@@ -218,6 +222,13 @@ def test_a_fit_in_a_thread_and_one_that_calls_super(doctor, script, x):
     found = doctor(script, "--json")
     assert json.loads(found.out)["arguments"]["x"] == x
     assert "on" not in found.err.split()
+
+
+@pytest.mark.parametrize("script", [TRAINS, OVERRIDES])
+def test_the_experiments_call_the_fit_of_keras(doctor, script):
+    found = doctor(script, run=["train.py", "nested"])
+    assert "\ntrained on one epoch\n" in f"\n{found.out}"
+    assert found.out.endswith("THE DIAGNOSIS\n")
 
 
 FAILS = "def load():\n    raise ValueError('no data')\nload()"
@@ -246,7 +257,7 @@ def test_a_script_that_fails_shows_its_own_traceback(doctor):
             "it trained with tf.GradientTape in a loop of its own",
         ),
         ("import sys; sys.exit('no GPU')", cli.INTERNAL, "no GPU tfopt-bench: Expected train.py"),
-        ("import os; os.kill(os.getpid(), 9)", cli.INTERNAL, "was ended by SIGKILL before that"),
+        ("import os; os.kill(os.getpid(), 9)", cli.INTERNAL, "was ended by signal 9 before that"),
         (
             "import keras, os, threading\nthreading.Timer(1, os._exit, [5]).start()\nkeras.Model().fit('slow')",
             cli.INTERNAL,
@@ -324,6 +335,12 @@ def test_children_of_the_script_train(doctor):
     assert json.loads(found.out)["arguments"]["x"] == "data"
 
 
+def test_the_report_of_a_forked_child_does_not_count(doctor):
+    found = doctor("import keras, os\nif os.fork():\n  os.wait(), os._exit(0)\nkeras.Model().fit('data')")
+    assert found.returncode == cli.ENVIRONMENT
+    assert "exit code 0 without doing so. Only fit" in found.err
+
+
 def ended(pid):
     """Whether a process has ended, or ends soon."""
     due = time.monotonic() + 10
@@ -399,4 +416,138 @@ def test_doctor_itself_loads_nothing_heavy(doctor):
         "import sys; from tfopt.bench.cli import main; code = main(sys.argv[1:])\n"
         "sys.exit(100 + code if {'tensorflow', 'keras', 'numpy'} & set(sys.modules) else code)"
     )
-    assert doctor(TRAINS, "doctor", command=[sys.executable, "-c", code]).returncode == cli.DONE
+    assert doctor(TRAINS, "doctor", command=[sys.executable, "-B", "-c", code]).returncode == cli.DONE
+
+
+REAL = """
+import argparse
+import keras
+import numpy as np
+import tensorflow as tf
+
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4)
+
+    def call(self, x):
+        return self.dense(x)
+
+def train(batch_size):
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = Net()
+        model.compile("sgd", "mse")
+        model.fit(np.ones((64, 8)), np.ones((64, 4)), batch_size, verbose=0)
+        print("epoch of", batch_size, flush=True)
+        model.fit(np.ones((64, 8)), np.ones((64, 4)), batch_size, callbacks=[keras.callbacks.TerminateOnNaN()])
+    print("on")
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=1)
+    train(parser.parse_args().batch_size)
+"""
+
+
+@pytest.fixture
+def real(folder):
+    """Keras and TensorFlow themselves."""
+    (folder / "keras.py").unlink()
+    (folder / "tensorflow.py").unlink()
+
+
+@pytest.mark.usefixtures("real")
+def test_a_fit_of_keras_itself(doctor):
+    found = doctor(REAL, "--fit", "2", "--json", run=["train.py", "--batch-size", "16"])
+    assert "epoch of 16" in found.err, found.err
+    diagnosis = json.loads(found.out)
+    assert diagnosis["model"] == "Net"
+    given = diagnosis["arguments"]
+    assert (given["batch_size"], given["epochs"], given["shuffle"]) == ("16", "1", "True")
+    assert "TerminateOnNaN" in given["callbacks"]
+    assert "Traceback" not in found.err
+
+
+WORKERS = """
+import keras
+import numpy as np
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        return np.full((8, 4), number), np.ones((8, 1))
+
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def fit(self, data, **options):
+        return super().fit(data, verbose=0, **options)
+
+if __name__ == "__main__":
+    model = Net()
+    model.compile("sgd", "mse")
+    model.fit(Batches(workers=2, use_multiprocessing=True, max_queue_size=4), epochs=2)
+    print("on")
+"""
+OWN_LOOP = """
+import keras
+import tensorflow as tf
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+optimizer = keras.optimizers.SGD()
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x) ** 2)
+    gradients = tape.gradient(loss, model.trainable_weights)
+    optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+
+for _ in range(3):
+    step(tf.ones((2, 4)))
+"""
+ON_BATCHES = """
+import keras
+import numpy as np
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+for _ in range(5):
+    model.train_on_batch(np.ones((2, 4)), np.ones((2, 1)))
+"""
+WRONG_SHAPE = """
+import keras
+import numpy as np
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((2, 5)), np.ones((2, 1)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        (REAL, cli.DONE, ""),
+        (WORKERS, cli.DONE, ""),
+        (OWN_LOOP, cli.ENVIRONMENT, "it trained with tf.GradientTape in a loop of its own"),
+        (ON_BATCHES, cli.ENVIRONMENT, "it called train_on_batch 5 times"),
+        (WRONG_SHAPE, cli.INTERNAL, "Expected to diagnose the training of train.py. Found ValueError"),
+    ],
+)
+def test_diagnoses_of_real_trainings(doctor, folder, script, code, said):
+    (folder / "own/sitecustomize.py").unlink()
+    found = doctor(script, "--steps", "5", "--html", "page.html")
+    assert found.returncode == code, found.written
+    assert said in found.err
+    assert (folder / "page.html").exists() == (code == cli.DONE)
+    assert "on" not in found.out.splitlines()

@@ -110,7 +110,7 @@ def examine(
             f"Expected to diagnose the training of {script}. Found {answer['failed']}, as above. Run the script as it "
             "is, to see whether its training fails, too."
         )
-    raise _without_fit(script, code, fit, answer.get("calls", {}))
+    raise _without_fit(script, code, fit, answer.get("calls", _UNKNOWN))
 
 
 def _environ(folder: str, options: dict[str, Any]) -> dict[str, str]:
@@ -127,19 +127,23 @@ def _environ(folder: str, options: dict[str, Any]) -> dict[str, str]:
     return os.environ | changed
 
 
+# Of a script that was killed, or left by os._exit.
+_UNKNOWN = {"import": 1}
+
+
 def _without_fit(script: str, code: int, fit: int, calls: dict[str, int]) -> TfoptError:
     """The error for a script that has ended without the call."""
     expected = f"Expected {script} to call Model.fit" + (f" {fit} times" if fit > 1 else "")
-    ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     called = calls.get("fit", 0)
     if called >= fit:
         return ScriptError(
             f"Expected to time the training of {script}. Found that it {ended} meanwhile. Run it as it is."
         )
     if code:
-        return ScriptError(f"{expected}. Found that it {ended} before that. Mend what it says above.")
+        return ScriptError(f"{expected}. Found that it {ended} before that. Run it as it is, and correct that first.")
     if called:
-        return UnsupportedError(f"{expected}. Found {called}. Pass --fit {called} or less.")
+        return UnsupportedError(f"{expected}. Found {called}. Pass a smaller --fit.")
     return UnsupportedError(
         f"{expected}. Found that it {ended} without doing so{_seen(calls)}. Only fit can be examined, in the script's "
         "own process: move a loop of its own into Model.train_step, and pass the script that a launcher starts."

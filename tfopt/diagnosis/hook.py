@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import sys
+import tempfile
 import threading
 import traceback
 from collections import Counter
@@ -95,7 +96,9 @@ class _Doctor:
                 return stock(model, *args, **kwargs)
             given = inspect.signature(stock.__get__(model)).bind(*args, **kwargs)
             given.apply_defaults()
-            trainer.fit = stock  # for the experiments
+            tempfile.tempdir = str(self._folder)  # removed even if the process is killed meanwhile
+            if type(model).fit is not fit:  # a fit of its own has prepared these arguments, and would do so again
+                vars(model)["fit"] = stock.__get__(model)
             self.report()  # the experiments may kill the process
             self._outcome = self._diagnose(keras, model, given.arguments)
             self.report()
