@@ -106,8 +106,10 @@ def doctor(start):
         process = start(*arguments, **more)
         try:
             process.out, process.written = process.communicate("typed\n", timeout=300)
-        finally:
+        except subprocess.TimeoutExpired:
             process.terminate()
+            process.communicate()
+            raise
         process.err = " ".join(process.written.split())
         return process
 
