@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from local_cases import CASES, by_hand
+from local_cases import CASES, FEW, by_hand
+from quick import SLOW, in_shares
 
 from tfopt.callbacks import LocalSteps
 from tfopt.distribute import compress_gradients, shard_optimizer
@@ -23,16 +24,16 @@ LIMITS = {"float64": 1e-12, "mixed_float16": 1e-3, "mixed_bfloat16": 1e-2}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What was trained on two devices, in two processes, and on one device after another."""
+def found(request, tmp_path_factory):
+    """What a share of the cases became on two devices, in two processes, and on one device after another."""
     folder = tmp_path_factory.mktemp("local")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT, *sys.path]))}
     environ.pop("TF_CONFIG", None)
     launch = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2"]
     commands = [
-        [sys.executable, TRAINING, folder, "here"],
-        [sys.executable, TRAINING, folder, "truth"],
-        [*launch, TRAINING, folder, "workers"],
+        [sys.executable, TRAINING, folder, "here", request.param],
+        [sys.executable, TRAINING, folder, "truth", request.param],
+        [*launch, TRAINING, folder, "workers", request.param],
     ]
     for command in commands:
         run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=800)
@@ -46,13 +47,18 @@ def distance(one, other):
     return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", CASES)
+in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")
+ROWS = [(where, name) for where in WHERE for name in CASES if where == "here" or not CASES[name].overlapped]
+
+
+@pytest.mark.parametrize(
+    ("found", "where", "name"),
+    in_shares(ROWS, lambda where, name: name in FEW[where.rstrip("01")]),
+    indirect=["found"],
+    scope="module",
+)
 def test_weights_are_the_mean_of_separate_trainings(found, where, name):
     case = CASES[name]
-    if case.overlapped and where != "here":
-        return  # overlap refuses several workers
     trained = found[where][name]
     assert not isinstance(trained, str), trained
     limit = 1e-6 if case.outer else LIMITS[case.dtype]  # Keras keeps the outer learning rate in 32 bits
@@ -65,7 +71,7 @@ def test_weights_are_the_mean_of_separate_trainings(found, where, name):
     assert trained["stock again"]
 
 
-@pytest.mark.slow
+@in_few
 @pytest.mark.parametrize("where", WHERE)
 def test_each_float16_replica_scales_its_own_loss_until_the_first_ones_scale_is_taken(found, where):
     name = "float16, overflow in the second"
@@ -74,7 +80,7 @@ def test_each_float16_replica_scales_its_own_loss_until_the_first_ones_scale_is_
     assert found[where][name]["scale"] == first
 
 
-@pytest.mark.slow
+@in_few
 @pytest.mark.parametrize("where", WHERE)
 def test_numpy_alone_finds_the_same(found, where):
     keras.config.set_floatx("float64")
@@ -85,7 +91,7 @@ def test_numpy_alone_finds_the_same(found, where):
         keras.config.set_floatx("float32")
 
 
-@pytest.mark.slow
+@in_few
 def test_every_step_is_synchronous_training(found):
     keras.config.set_floatx("float64")
     try:
@@ -98,7 +104,7 @@ def test_every_step_is_synchronous_training(found):
     assert distance(found["here"]["sgd"]["weights"], model.get_weights()) > 1e-4
 
 
-@pytest.mark.slow
+@in_few
 @pytest.mark.parametrize("where", WHERE)
 def test_192_steps_synchronise_25_times(found, where):
     counted = found[where]["counted"]
@@ -109,7 +115,7 @@ def test_192_steps_synchronise_25_times(found, where):
     assert counted["end of a round"] == ([2, 2] if where == "here" else [1, 1])
 
 
-@pytest.mark.slow
+@in_few
 @pytest.mark.parametrize("where", WHERE)
 def test_a_fit_after_an_interrupted_one_is_synchronous(found, where):
     interrupted = found[where]["interrupted"]
@@ -118,7 +124,7 @@ def test_a_fit_after_an_interrupted_one_is_synchronous(found, where):
     assert interrupted["function"] != "LocalFunction"
 
 
-@pytest.mark.slow
+@in_few
 @pytest.mark.parametrize("where", WHERE)
 def test_a_training_resumes_from_a_checkpoint(found, where):
     resumed = found[where]["resumed"]

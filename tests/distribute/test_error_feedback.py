@@ -1,5 +1,7 @@
 """Compressed gradients with error feedback train as NumPy's: on two logical devices and in two processes."""
 
+import functools
+import itertools
 import os
 import pickle
 import subprocess
@@ -10,7 +12,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from compression_cases import CASES, METHODS, OVERFLOWS, _largest, by_hand
+from compression_cases import CASES, FEW, METHODS, OVERFLOWS, _largest, by_hand
+from quick import SLOW, in_shares
 
 from tfopt.distribute import Compression, LowRank, TopK, compress_gradients
 
@@ -20,13 +23,13 @@ WHERE = ["here", "workers0", "workers1"]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What was trained on two devices and in two processes."""
-    folder = tmp_path_factory.mktemp("compressed")
+def found(request, tmp_path_factory):
+    """What a share of the cases became on two devices and in two processes."""
+    folder, share = tmp_path_factory.mktemp("compressed"), request.param
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT, *sys.path]))}
     environ.pop("TF_CONFIG", None)
     launch = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2"]
-    for command in ([sys.executable, TRAINING, folder, "here"], [*launch, TRAINING, folder, "workers"]):
+    for command in ([sys.executable, TRAINING, folder, "here", share], [*launch, TRAINING, folder, "workers", share]):
         run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=800)
         assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
     return {name: pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in WHERE}
@@ -34,26 +37,38 @@ def found(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def truth():
-    """The weights by hand."""
-    keras.config.set_floatx("float64")
-    try:
-        return {name: by_hand(case) for name, case in CASES.items()}
-    finally:
-        keras.config.set_floatx("float32")
+    """Returns the weights of a case by hand."""
+
+    @functools.cache
+    def weights(name):
+        keras.config.set_floatx("float64")
+        try:
+            return by_hand(CASES[name])
+        finally:
+            keras.config.set_floatx("float32")
+
+    return weights
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", CASES)
+in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")
+
+
+def shared(names):
+    """Parameters for the share, the place and each of these cases."""
+    rows = in_shares(itertools.product(WHERE, names), lambda where, name: name in FEW[where.rstrip("01")])
+    return pytest.mark.parametrize(("found", "where", "name"), rows, indirect=["found"], scope="module")
+
+
+@shared(CASES)
 def test_weights_are_those_of_gradients_compressed_by_numpy(found, truth, where, name):
     trained = found[where][name]
     assert not isinstance(trained, str), trained
-    for one, other in zip(trained["weights"], truth[name], strict=True):
+    for one, other in zip(trained["weights"], truth(name), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
     assert trained["apart"] == 0
 
 
-@pytest.mark.slow
+@in_few
 @pytest.mark.parametrize("where", WHERE)
 def test_the_bytes_are_those_of_the_tensors_exchanged(found, where):
     # Weights of 5 x 6, 6, 6 x 2 and 2 numbers.
@@ -69,9 +84,7 @@ def test_the_bytes_are_those_of_the_tensors_exchanged(found, where):
     assert low["compression"] == Compression(2, (5 + 6 + 6 + 2 + 6 + 2) * 8, 50 * 8).to_dict()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", OVERFLOWS)
+@shared(OVERFLOWS)
 def test_a_step_that_overflows_is_skipped(found, where, name):
     trained = found[where][name]
     assert trained["scale"] == 2**15 / 4  # one overflow in each epoch

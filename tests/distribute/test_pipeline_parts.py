@@ -10,19 +10,19 @@ import h5py
 import numpy as np
 import part_sources
 import pytest
-from pipeline_parts import ROWS
+from pipeline_parts import FEW, ROWS
+from quick import in_shares
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "pipeline_parts.py")
 ALL, BATCH = list(range(203)), 12
-pytestmark = pytest.mark.slow  # real processes
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Returns what each of so many processes saw."""
+    """Returns what each of so many processes saw in a share of the work."""
 
     @functools.cache  # also if they fail
-    def ended(processes):
+    def ended(processes, share):
         folder = tmp_path_factory.mktemp("parts")
         part_sources.write_files(folder, (68, 104, 31))  # of unlike sizes
         with h5py.File(folder / "rows.h5", "w") as file:
@@ -30,18 +30,24 @@ def run(tmp_path_factory):
         (folder / "sources").mkdir()
         for name in part_sources.NAMES if processes == 2 else ():
             part_sources.source(folder / "sources", name)
-        command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", str(processes), SCRIPT, str(folder)]
+        command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", str(processes), SCRIPT, str(folder), share]
         return folder, subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
-    def found(processes):
-        folder, process = ended(processes)
+    def found(processes, share="few"):
+        folder, process = ended(processes, share)
         assert process.returncode == 0, process.stdout + process.stderr
         return [json.loads((folder / f"{index}.json").read_text()) for index in range(processes)]
 
     return found
 
 
-@pytest.fixture(params=[2, 3, 4])
+@pytest.fixture(
+    params=[
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(3, marks=pytest.mark.campaign),
+        pytest.param(4, marks=pytest.mark.campaign),
+    ]
+)
 def trained(run, request):
     """What each of the processes saw."""
     return run(request.param)
@@ -87,20 +93,20 @@ def test_a_process_transforms_its_own_examples_only(trained, how, name):
         assert abs(len(each) - len(ALL) / len(trained)) <= (1 if how == "transformed" else BATCH // len(trained))
 
 
-@pytest.mark.parametrize("row", range(len(ROWS)), ids=["-".join(map(str, row)) for row in ROWS])
-def test_each_kind_of_source_is_seen_once_an_epoch(run, row):
-    _, remainder, _ = ROWS[row]
-    epochs = [[sorted(part) for part in epoch] for epoch in zip(*(each["rows"][row] for each in run(2)), strict=True)]
+@pytest.mark.parametrize(("share", "remainder", "seed", "name"), in_shares(ROWS, lambda *row: row in FEW))
+def test_each_kind_of_source_is_seen_once_an_epoch(run, share, remainder, seed, name):
+    found = [each["rows"][f"{remainder}, {seed}, {name}"] for each in run(2, share)]
+    epochs = [[sorted(part) for part in epoch] for epoch in zip(*found, strict=True)]
     count = part_sources.COUNT
     for parts in epochs:
-        found = sorted(number for part in parts for number in part)
+        seen = sorted(number for part in parts for number in part)
         if remainder == "keep":
-            assert found == part_sources.ALL
+            assert seen == part_sources.ALL
             assert sorted(map(len, parts)) == [count // 2, count - count // 2]
         else:
             assert [len(part) for part in parts] == [count // BATCH * BATCH // 2] * 2
-            assert len(set(found)) == len(found)
-    assert run(2)[0]["rows"][row][0] != run(2)[0]["rows"][row][1]  # another order
+            assert len(set(seen)) == len(seen)
+    assert found[0][0] != found[0][1]  # another order
 
 
 def test_what_would_lose_examples_is_refused(trained):

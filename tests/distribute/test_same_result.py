@@ -1,4 +1,4 @@
-"""Two replicas and two processes compute what one device does: few cases by default, all of them in the slow tests."""
+"""Two replicas and two processes compute what one device does."""
 
 import json
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed_cases import FEW, OF_WORKERS, SAME
+from distributed_cases import FEW, OF_WORKERS, QUICK, SAME
+from quick import SHARES, SLOW, in_shares
 
 SUPPORT = Path(__file__).parents[1] / "support"
 TRAINING = SUPPORT / "distributed_training.py"
@@ -19,16 +20,16 @@ REPLICAS = ["two replicas", "worker 0", "worker 1"]
 
 @pytest.fixture(scope="module")
 def found(request, tmp_path_factory):
-    """The outcomes of few or all cases, by where they were trained."""
-    folder, which = tmp_path_factory.mktemp("trained"), request.param
+    """The outcomes of a share of the cases, by where they were trained."""
+    folder, share = tmp_path_factory.mktemp("trained"), request.param
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
     environ.pop("TF_CONFIG", None)
-    here = [sys.executable, TRAINING, folder, "here", which]
-    workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "workers", which]
-    alone = [sys.executable, TRAINING, folder, "alone", which]
+    here = [sys.executable, TRAINING, folder, "here", share]
+    workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "workers", share]
+    alone = [sys.executable, TRAINING, folder, "alone", share]
     started = [
         subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command in ((here, workers, alone) if which == "all" else (here, workers))
+        for command in ((here, workers) if share == "quick" else (here, workers, alone))
     ]
     for process in started:
         said = process.communicate(timeout=800)[0]
@@ -42,17 +43,21 @@ def found(request, tmp_path_factory):
         "worker 0": workers[0]["repaired"],
         "worker 1": workers[1]["repaired"],
     }
-    if which == "few":
+    if share == "quick":
         return same
     alone = json.loads((folder / "alone0.json").read_text())
-    return same | {
+    same |= {
         "alone": alone["repaired"],
         "stock alone": alone["stock"],
+        "stock": here["stock"],
+        "stock workers": workers[0]["stock"],
+    }
+    if share == "rest":
+        return same
+    return same | {
         "by hand": [trained["by hand"] for trained in (here, *workers)],
         "one by hand": here["one by hand"],
         "refused": here["refused"],
-        "stock": here["stock"],
-        "stock workers": workers[0]["stock"],
     }
 
 
@@ -62,24 +67,33 @@ def distance(one, other):
     return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(one, other, strict=True))
 
 
-ALL = pytest.param("all", marks=pytest.mark.slow)
-all_cases = pytest.mark.parametrize("found", [ALL], indirect=True, scope="module")
-few_and_all_cases = pytest.mark.parametrize("found", ["few", ALL], indirect=True, scope="module")
+in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")
+in_each = pytest.mark.parametrize("found", ["quick", *SHARES], indirect=True, scope="module")
+PLACES = {"two replicas": "here", "worker 0": "workers", "worker 1": "workers", "alone": "alone"}
+
+
+def of_stock(*names):
+    """Parameters for the share and each of these cases."""
+    rows = in_shares([(name,) for name in names], lambda name: name in FEW["here"])
+    return pytest.mark.parametrize(("found", "name"), rows, indirect=["found"], scope="module")
 
 
 @pytest.mark.parametrize(
-    ("found", "name", "where"),
-    [("few", name, where) for where in REPLICAS for name in FEW]
-    + [
-        pytest.param("all", name, where, marks=pytest.mark.slow)
-        for where in [*REPLICAS, "alone"]
-        for name, case in SAME.items()
-        if case.same and (name in OF_WORKERS or where == "two replicas")
-    ],
+    ("found", "where", "name"),
+    [("quick", where, name) for where in REPLICAS for name in QUICK]
+    + in_shares(
+        [
+            (where, name)
+            for where in PLACES
+            for name, case in SAME.items()
+            if case.same and (name in OF_WORKERS or where == "two replicas")
+        ],
+        lambda where, name: name in FEW[PLACES[where]],
+    ),
     indirect=["found"],
     scope="module",
 )
-def test_weights_history_and_counters_are_those_of_one_device(found, name, where):
+def test_weights_history_and_counters_are_those_of_one_device(found, where, name):
     one, several = found["one device"][name], found[where][name]
     assert "error" not in several
     limit = LIMITS[SAME[name].dtype] * (100 if "adam" in name and SAME[name].dtype == "float32" else 1)
@@ -97,7 +111,7 @@ def test_weights_history_and_counters_are_those_of_one_device(found, name, where
             np.testing.assert_allclose(several[key], one[key], atol=limit)
 
 
-@few_and_all_cases
+@in_each
 @pytest.mark.parametrize("where", REPLICAS)
 def test_it_trained_at_all(found, where):
     for name, outcome in found[where].items():
@@ -106,14 +120,14 @@ def test_it_trained_at_all(found, where):
             assert outcome["history"]["mae"][-1] < outcome["history"]["mae"][0], name
 
 
-@few_and_all_cases
+@in_each
 @pytest.mark.parametrize("where", REPLICAS)
 def test_an_overflow_in_either_replica_skips_the_step_for_all(found, where):
     for name in {"overflow in the first", "overflow in the second"} & set(found[where]):
         assert (found[where][name]["iterations"], found[where][name]["scale"]) == (6, 2.0**13)
 
 
-@all_cases
+@in_few
 def test_a_replica_without_examples_leaves_no_trace_in_batch_norm(found):
     for where in REPLICAS:
         weights = found[where]["batch norm, one example left"]["weights"]
@@ -122,21 +136,18 @@ def test_a_replica_without_examples_leaves_no_trace_in_batch_norm(found):
     assert not all(np.isfinite(weight).all() for weight in stock)
 
 
-@all_cases
-@pytest.mark.parametrize(
-    "name", ["one example left", "global_clipnorm", "mask, uneven tail", "mean with sample weight"]
-)
+@of_stock("one example left", "global_clipnorm", "mask, uneven tail", "mean with sample weight")
 def test_stock_keras_computes_something_else(found, name):
     assert distance(found["one device"][name]["weights"], found["stock"][name]["weights"]) > 1e-4
 
 
-@all_cases
+@in_few
 @pytest.mark.parametrize("name", ["accumulation, schedule", "filtered, adam"])
 def test_stock_keras_computes_something_else_on_one_device_too(found, name):
     assert distance(found["one device"][name]["weights"], found["stock alone"][name]["weights"]) > 1e-4
 
 
-@all_cases
+@in_few
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -150,36 +161,36 @@ def test_stock_keras_ends_with_an_error(found, name, says):
     assert says in found["stock"][name]["error"]
 
 
-@all_cases
+@in_few
 def test_stock_keras_cannot_fit_in_several_processes(found):
-    assert "unsupported type" in found["stock workers"]["global_clipnorm"]["error"]
+    assert "unsupported type" in found["stock workers"]["mean with sample weight"]["error"]
 
 
-@all_cases
+@in_few
 def test_jit_is_refused_where_replicas_need_each_other(found):
     for name in ("jit, synchronised batch norm", "jit, mask"):
         error = found["refused"][name]["error"]
         assert error.startswith("UnsupportedError: Expected a forward and backward pass that works without the other")
 
 
-@all_cases
+@in_few
 def test_a_loss_that_is_one_number_for_the_batch_is_refused(found):
     error = found["refused"]["one number for the batch"]["error"]
     assert error.startswith("UnsupportedError: Expected a loss per example")
 
 
-@all_cases
+@in_few
 def test_weights_overwritten_by_averages_are_refused(found):
     assert "ema_overwrite_frequency=3" in found["refused"]["overwritten by averages"]["error"]
 
 
-@all_cases
+@in_few
 def test_a_custom_loop_trains_as_on_one_device(found):
     for weights in found["by hand"]:
         assert distance(found["one by hand"], weights) < 1e-6
 
 
-@all_cases
+@in_few
 def test_stock_keras_overlooks_an_overflow(found):
     weights = found["stock"]["overflow in the second"]["weights"]
     assert not all(np.isfinite(weight).all() for weight in weights)

@@ -1,5 +1,6 @@
 """A sharded optimizer trains as the plain one: on two logical devices and in two processes."""
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -10,7 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from sharded_cases import CASES, SAVED
+from quick import SHARES, SLOW, in_shares
+from sharded_cases import CASES, FEW, SAVED
 
 from tfopt.distribute import shard_optimizer
 from tfopt.distribute.sharded_optimizer import _gathered
@@ -30,12 +32,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
-    """What was trained on two devices, in two processes, and then, from their files, on three devices."""
+def found(request, folder):
+    """What a share of the cases became on two devices and in two processes; the few then go on on three devices."""
+    share = request.param
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
     environ.pop("TF_CONFIG", None)
-    workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "0"]
-    for commands in [[[sys.executable, TRAINING, folder, "2"], workers], [[sys.executable, TRAINING, folder, "3"]]]:
+    workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "0", share]
+    here, more = ([sys.executable, TRAINING, folder, devices, share] for devices in ("2", "3"))
+    for commands in [[here, workers], [more]] if share == "few" else [[here, workers]]:
         started = [
             subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             for command in commands
@@ -47,7 +51,8 @@ def found(folder):
         finally:
             for process in started:
                 process.kill()
-    return {name: pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in [*WHERE, "three"]}
+    names = [*WHERE, "three"] if share == "few" else WHERE
+    return {name: pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in names}
 
 
 def distance(one, other):
@@ -56,9 +61,16 @@ def distance(one, other):
     return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", CASES)
+in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")
+in_both = pytest.mark.parametrize("found", SHARES, indirect=True, scope="module")
+
+
+@pytest.mark.parametrize(
+    ("found", "where", "name"),
+    in_shares(itertools.product(WHERE, CASES), lambda where, name: name in FEW[where.rstrip("01")]),
+    indirect=["found"],
+    scope="module",
+)
 def test_weights_and_state_are_those_of_the_plain_optimizer(found, where, name):
     assert not isinstance(found[where][name], str), found[where][name]
     plain, sharded = found[where][name]
@@ -68,13 +80,13 @@ def test_weights_and_state_are_those_of_the_plain_optimizer(found, where, name):
     assert all(np.isfinite(weight).all() for weight in sharded["weights"])
 
 
-@pytest.mark.slow
+@in_both
 def test_both_workers_have_the_same_weights(found):
-    for name in CASES:
+    for name in set(CASES) & set(found["worker0"]):
         assert distance(*(found[worker][name][1]["weights"] for worker in ("worker0", "worker1"))) == 0, name
 
 
-@pytest.mark.slow
+@in_few
 @pytest.mark.parametrize("where", WHERE)
 def test_each_replica_keeps_half_of_the_state(found, where):
     plain, sharded = found[where]["Adam"]
@@ -85,7 +97,7 @@ def test_each_replica_keeps_half_of_the_state(found, where):
     assert sharded["sharding"]["unsharded_state_bytes"] == sum(plain["local"]) - scalars
 
 
-@pytest.mark.slow
+@in_few
 def test_the_bytes_sent_are_those_that_the_network_counts(found):
     sent = found["worker0"]["sent"]
     if sent[True] is None:
@@ -95,14 +107,14 @@ def test_the_bytes_sent_are_those_that_the_network_counts(found):
     assert sent[True] / 2 == pytest.approx(sent["said"]["sent_bytes"], rel=0.03)
 
 
-@pytest.mark.slow
+@in_few
 @pytest.mark.parametrize("saved_by", FILES)
 def test_three_replicas_go_on_from_the_files_of_two(found, saved_by):
     three, two = found["three"][FILES[saved_by]], found["worker0" if saved_by == "workers" else "here"]["saved"]
     assert distance(three["weights"], two["weights"]) < 1e-4  # sums over other numbers of replicas, through Adam
 
 
-@pytest.mark.slow
+@in_few
 @pytest.mark.parametrize("saved_by", FILES)
 def test_a_plain_optimizer_reads_the_files(found, folder, saved_by):
     model = SAVED()

@@ -75,6 +75,27 @@ OVERFLOWS = {
     for name, method in METHODS.items()
 }
 
+# Of the slow tests: every kind of case under one method or the other, and in two processes what they exchange.
+FEW = {
+    "here": [
+        "top, uneven tail",
+        "top, clipping",
+        "top, accumulation",
+        "top, steps per execution, jit",
+        "low, clipping",
+        "low, sharded adam",
+        "low, embedding",
+        "low, eagerly",
+        *OVERFLOWS,
+    ],
+    "workers": ["top, clipping", "low, clipping", "low, accumulation", "low"],
+}
+
+
+def in_share(share, where):
+    """Returns the cases that a share trains on two devices or in two processes."""
+    return {name: case for name, case in (CASES | OVERFLOWS).items() if (name in FEW[where]) == (share == "few")}
+
 
 def by_hand(case):
     """The weights after training one model with gradients that are compressed and summed in NumPy."""

@@ -1,4 +1,7 @@
-"""Trains with compressed gradients, and writes the outcomes: python compression_training.py FOLDER here|workers"""
+"""Trains with compressed gradients, and writes the outcomes.
+
+python compression_training.py FOLDER here|workers few|rest
+"""
 
 import pickle
 import sys
@@ -56,7 +59,7 @@ class Noting:
 
 def main():
     """Trains all of it."""
-    folder, where = Path(sys.argv[1]), sys.argv[2]
+    folder, where, share = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     if where == "here":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -64,7 +67,7 @@ def main():
     import compression_cases
 
     found = {}
-    for name, case in (compression_cases.CASES | compression_cases.OVERFLOWS).items():
+    for name, case in compression_cases.in_share(share, where).items():
         try:
             found[name] = outcome(case, strategy)
         except Exception as error:

@@ -389,13 +389,33 @@ HEALTHY = {
 }
 
 # Those that the default run of the tests looks at.
-FEW = [
+QUICK = [
     "dataset sharded",
     "OFF",
     "files of unlike sizes",
     "pipeline, sharded arrays",
     "arrays, shuffled",
     "pipeline, uneven tail",
+]
+# Healthy ones of the slow tests, which look at all wrong ones: each kind of data and each way to train, and the warned.
+FEW = [
+    "arrays, uneven tail, validation",
+    "dataset, uneven tail, validation data",
+    "batches that never split evenly",
+    "shuffled with a common seed",
+    "sharded, endless, steps",
+    "filtered",
+    "local steps",
+    "PyDataset, shuffled, uneven tail",
+    "part of a generator",
+    "steps per execution",
+    "eagerly",
+    "function",
+    "files of one size, shuffled",
+    "files of unlike sizes, batches mapped",
+    "fits, evaluates and predicts again",
+    "pipeline of records",
+    "pipeline of random data",
 ]
 # Trained without the check too: wrong ones, to see what is wrong with them, and healthy ones, for equal weights.
 SHOWN = ["dataset sharded", "OFF", "shuffled with own seeds", "files of unlike sizes", "pipeline, sharded arrays"]

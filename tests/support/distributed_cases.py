@@ -190,7 +190,34 @@ OF_WORKERS = [
 ]
 
 # For the quick run: evaluation and prediction, most repairs, and float16.
-FEW = ["one example left", "accumulation, adam, clipping, leftovers", "overflow in the second"]
+QUICK = ["one example left", "accumulation, adam, clipping, leftovers", "overflow in the second"]
+# For the slow tests: each repair, each way to train, and what only several processes or one alone would get wrong.
+FEW = {
+    "here": [
+        "batch norm, one example left",
+        "accumulation, schedule",
+        "filtered, adam",
+        "synchronised batch norm, uneven tail",
+        "mean with sample weight",
+        "mask, uneven tail",
+        "steps per execution",
+        "jit",
+        "a step of one's own, batches that never split evenly",
+        "metrics of several numbers",
+        "float16, accumulation",
+        "overflow in the first",
+        "overflow in the second",
+    ],
+    "workers": [
+        "batch norm, one example left",
+        "filtered, adam",
+        "mean with sample weight",
+        "mask, uneven tail",
+        "steps per execution",
+        "float16, accumulation",
+    ],
+    "alone": ["accumulation, schedule", "filtered, adam"],
+}
 
 REFUSED = {
     "jit, synchronised batch norm": Case(layers=(_sync,), jit_compile=True, epochs=1),
@@ -215,9 +242,16 @@ STOCK = {
         "jit",
         "overflow in the second",
     ],
-    "workers": ["global_clipnorm"],
+    "workers": ["mean with sample weight"],
     "alone": ["accumulation, schedule", "filtered, adam"],
 }
+
+
+def in_share(share, where, names):
+    """Returns those of the names that a share trains in a place."""
+    if share == "quick":
+        return QUICK
+    return [name for name in names if (name in FEW[where]) == (share == "few")]
 
 
 def trained_by_hand(strategy):

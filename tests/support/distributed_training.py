@@ -1,9 +1,12 @@
-"""Trains the cases and writes their outcomes: python distributed_training.py FOLDER here|workers|alone few|all
+"""Trains the cases and writes their outcomes.
+
+    python distributed_training.py FOLDER here|workers|alone quick|few|rest
 
 "here" trains on one device and on two logical ones; "workers", in the processes of a cluster; "alone", as a script on
-one device does. With "all", they also train on plain Keras, and the first two by hand.
+one device does. With "few" and "rest", they also train on plain Keras; with "few", the first two also by hand.
 """
 
+import itertools
 import json
 import sys
 import warnings
@@ -29,26 +32,27 @@ def outcomes(names, strategy):
 
 def main():
     """Trains all of it."""
-    folder, where, is_all = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "all"
+    folder, where, share = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     if where == "here":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = distribute.strategy("auto")
-    from distributed_cases import FEW, OF_WORKERS, REFUSED, SAME, STOCK, trained_by_hand
+    from distributed_cases import FEW, OF_WORKERS, REFUSED, SAME, STOCK, in_share, trained_by_hand
 
     found = {}
-    if is_all:
+    if share != "quick":
         repaired = [name for name, state in repairs.status().states.items() if state == "repaired"]
         repairs.remove()
-        found["stock"] = outcomes(STOCK[where], strategy)
+        found["stock"] = outcomes(in_share(share, where, STOCK[where]), strategy)
         repairs.install(*repaired)
-    names = (SAME if where == "here" else OF_WORKERS) if is_all else FEW
-    found["repaired"] = outcomes(names, strategy)
+    found["repaired"] = outcomes(in_share(share, where, SAME if where == "here" else OF_WORKERS), strategy)
     if where == "here":
-        found["one"] = outcomes(names, tf.distribute.get_strategy())
-    if is_all and where != "alone":
+        # Also those that the others train of this share, to compare.
+        places = {place: in_share(share, place, SAME if place == "here" else OF_WORKERS) for place in FEW}
+        found["one"] = outcomes(dict.fromkeys(itertools.chain(*places.values())), tf.distribute.get_strategy())
+    if share == "few" and where != "alone":
         found["by hand"] = trained_by_hand(strategy)
-    if where == "here" and is_all:
+    if share == "few" and where == "here":
         found["refused"] = outcomes(REFUSED, strategy)
         found["one by hand"] = trained_by_hand(tf.distribute.get_strategy())
     (folder / f"{where}{distribute.resolve().index}.json").write_text(json.dumps(found))

@@ -80,6 +80,32 @@ CASES = {
     ),
     "bfloat16": Local(_momentum, dtype="mixed_bfloat16"),
 }
+# Of the slow tests: each way through LocalSteps; in two processes, those whose state or sums need the other one.
+FEW = {
+    "here": [
+        "sgd",
+        "every step",
+        "outer",
+        "accumulation, leftovers",
+        "batch norm",
+        "mask",
+        "steps per execution",
+        "overlap",
+        "eagerly",
+        "float16, overflow in the second",
+    ],
+    "workers": ["sgd", "every step", "outer", "batch norm", "float16, overflow in the second"],
+}
+
+
+def in_share(share, where):
+    """Returns the names of the cases that a share trains in a place: of "truth", those of either other place."""
+    if where == "truth":
+        return list(dict.fromkeys([*in_share(share, "here"), *in_share(share, "workers")]))
+    possible = [
+        name for name, case in CASES.items() if where == "here" or not case.overlapped
+    ]  # overlap refuses workers
+    return [name for name in possible if (name in FEW[where]) == (share == "few")]
 
 
 def batches(case):

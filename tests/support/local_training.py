@@ -1,4 +1,9 @@
-"""Trains in rounds of local steps, and writes the outcomes: python local_training.py FOLDER here|workers|truth"""
+"""Trains in rounds of local steps, and writes the outcomes.
+
+    python local_training.py FOLDER here|workers|truth few|rest
+
+Of the few, it also counts, interrupts and resumes.
+"""
 
 import contextlib
 import pickle
@@ -159,7 +164,7 @@ def resumed(case, strategy, folder, rank):
 
 def main():
     """Trains all of it."""
-    folder, where = Path(sys.argv[1]), sys.argv[2]
+    folder, where, share = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     if where == "here":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -167,9 +172,8 @@ def main():
     import local_cases
 
     rank = distribute.resolve().index if where == "workers" else ""
-    names = [name for name, case in local_cases.CASES.items() if where != "workers" or not case.overlapped]
     found = {}
-    for name in names:
+    for name in local_cases.in_share(share, where):
         case = local_cases.CASES[name]
         try:
             if strategy:
@@ -178,7 +182,7 @@ def main():
                 found[name] = local_cases.separately(case)
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
-    if strategy:
+    if strategy and share == "few":
         found["counted"] = counted(strategy)
         found["interrupted"] = interrupted(local_cases.CASES["momentum, uneven tail"], strategy)
         found["resumed"] = resumed(local_cases.CASES["momentum, uneven tail"], strategy, folder, rank)

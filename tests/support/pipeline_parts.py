@@ -1,7 +1,10 @@
-"""Trains, evaluates and predicts on `build_pipeline` in each process of a cluster: python pipeline_parts.py FOLDER
+"""Trains, evaluates and predicts on `build_pipeline` in each process of a cluster.
+
+    python pipeline_parts.py FOLDER few|rest
 
 Each process writes into FOLDER which examples it saw and transformed, by epoch, and what `evaluate` and `predict`
-returned. Two processes also train on each kind of source in FOLDER/sources.
+returned. Two processes also train on each kind of source in FOLDER/sources: on a few rows of the table, or, with rest
+and nothing else, on the others.
 """
 
 import itertools
@@ -21,7 +24,8 @@ from tfopt.pipelines import hdf5, plan_pipeline, records
 
 EXAMPLES, BATCH = 203, 12
 FEATURES = {"number": tf.io.FixedLenFeature((), tf.int64)}
-ROWS = [*itertools.product(NAMES, ("keep", "drop"), (None, 7))]
+ROWS = [*itertools.product(("keep", "drop"), (None, 7), NAMES)]
+FEW = ROWS[::4]  # each name, and each way to read one
 
 
 class Recording(keras.Sequential):
@@ -109,12 +113,12 @@ def transformed(data, **options):
     return calls
 
 
-def rows(folder):
-    """What each epoch of `fit` saw of each kind of source, in the order of ROWS."""
+def rows(folder, share):
+    """What each epoch of `fit` saw in each row of a share."""
     model = Recording()
     model.compile("sgd", "mse", jit_compile=False)
-    found = []
-    for name, remainder, seed in ROWS:
+    found = {}
+    for remainder, seed, name in FEW if share == "few" else [row for row in ROWS if row not in FEW]:
         data, to_number = source(folder, name)
         epochs = []
 
@@ -128,7 +132,7 @@ def rows(folder):
         plan = plan_pipeline(data, batch_size=BATCH, transform=transform, remainder=remainder, seed=seed)
         callback = keras.callbacks.LambdaCallback(on_epoch_end=take)
         model.fit(plan.build(), epochs=2, verbose=0, callbacks=[callback])
-        found.append(epochs)
+        found[f"{remainder}, {seed}, {name}"] = epochs
     return found
 
 
@@ -141,19 +145,24 @@ def refused(data, **options):
     return ""
 
 
+def trained(folder):
+    """Does all but the table, in the strategy's scope."""
+    found = {name: used(*each) for name, each in sources(folder).items()}
+    found["transformed"] = {name: transformed(each) for name, each in counted(folder).items()}
+    found["transformed in order"] = {name: transformed(each, shuffle=False) for name, each in counted(folder).items()}
+    found["shuffled"] = refused(tf.data.Dataset.range(EXAMPLES).shuffle(EXAMPLES))
+    return found
+
+
 def main():
-    """Does all of it."""
-    folder = sys.argv[1]
-    strategy = distribute.strategy("auto")
+    """Does what a share asks for."""
+    folder, share = sys.argv[1:]
+    strategy, found = distribute.strategy("auto"), {}
     with strategy.scope():
-        found = {name: used(*each) for name, each in sources(folder).items()}
-        found["transformed"] = {name: transformed(each) for name, each in counted(folder).items()}
-        found["transformed in order"] = {
-            name: transformed(each, shuffle=False) for name, each in counted(folder).items()
-        }
+        if share == "few":
+            found = trained(folder)
         if len(distribute.resolve().workers) == 2:
-            found["rows"] = rows(f"{folder}/sources")
-        found["shuffled"] = refused(tf.data.Dataset.range(EXAMPLES).shuffle(EXAMPLES))
+            found["rows"] = rows(f"{folder}/sources", share)
     found["outside"] = refused(np.arange(EXAMPLES))
     Path(folder, f"{distribute.resolve().index}.json").write_text(json.dumps(found))
 

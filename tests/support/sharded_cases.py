@@ -63,6 +63,26 @@ CASES = {name: Case(make, examples=57) for name, make in KINDS.items()} | {
     "embedding": Embedded(lambda: optimizers.Adam(0.01), examples=57),
 }
 CASES["embedding"].plain = lambda: Summed(0.01)
+# Of the slow tests: each way to clip, scale and average, and the kinds whose state is unlike Adam's; Adam in both.
+FEW = {
+    "here": [
+        "Adam",
+        "RMSprop",
+        "Nadam",
+        "Ftrl",
+        "global_clipnorm, accumulation, leftovers",
+        "clipnorm, weight decay but of biases",
+        "float16, overflow in the second",
+        "jit",
+        "embedding",
+    ],
+    "worker": ["Adam", "clipvalue, amsgrad, averages", "float16, accumulation"],
+}
+
+
+def in_share(share, where):
+    """Returns the cases that a share trains on two devices or in two processes."""
+    return {name: case for name, case in CASES.items() if (name in FEW[where]) == (share == "few")}
 
 
 class _Saved:

@@ -1,6 +1,8 @@
-"""Trains with plain and with sharded optimizers, and writes the outcomes: python sharded_training.py FOLDER DEVICES
+"""Trains with plain and with sharded optimizers, and writes the outcomes.
 
-DEVICES is 0 in the processes of a cluster. With 3, it only goes on from the files that the others saved.
+    python sharded_training.py FOLDER DEVICES few|rest
+
+DEVICES is 0 in the processes of a cluster. With 3, it only goes on from the files that the others saved with few cases.
 """
 
 import pickle
@@ -88,12 +90,12 @@ def sent(strategy):
 
 def main():
     """Trains all of it."""
-    folder, devices = Path(sys.argv[1]), int(sys.argv[2])
+    folder, devices, share = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if devices:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
     strategy = distribute.strategy("auto")
-    from sharded_cases import CASES
+    from sharded_cases import in_share
 
     rank = f"worker{distribute.resolve().index}" if not devices else "here"
     if devices == 3:
@@ -101,14 +103,15 @@ def main():
         (folder / "three.pickle").write_bytes(pickle.dumps(found))
         return
     found = {}
-    for name, case in CASES.items():
+    for name, case in in_share(share, "here" if devices else "worker").items():
         try:
             found[name] = [outcome(case, strategy, shard) for shard in (False, True)]
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
-    found["saved"] = saved(folder, strategy, rank)
-    if not devices:
-        found["sent"] = sent(strategy)
+    if share == "few":
+        found["saved"] = saved(folder, strategy, rank)
+        if not devices:
+            found["sent"] = sent(strategy)
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
 
 

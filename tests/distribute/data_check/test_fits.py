@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from data_check_cases import COMPARED, FEW, HEALTHY, SHOWN, WRONG
+from data_check_cases import COMPARED, FEW, HEALTHY, QUICK, SHOWN, WRONG
+from quick import SLOW, in_shares
 
 SCRIPT = str(Path(__file__).parents[2] / "support" / "data_check_job.py")
 
@@ -23,13 +24,9 @@ def run(folder, which):
 
 
 @pytest.fixture(scope="module")
-def wrong(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("wrong"), "wrong")
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("healthy"), "healthy")
+def found(request, tmp_path_factory):
+    """What a share of the cases came to in each of two processes."""
+    return run(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def expect_refused(found, name):
@@ -48,33 +45,40 @@ def expect_healthy(found, name):
 
 
 def test_a_few_of_both(tmp_path):
-    found = run(tmp_path, "few")
-    for name in FEW:
+    found = run(tmp_path, "quick")
+    for name in QUICK:
         (expect_refused if name in WRONG else expect_healthy)(found, name)
 
 
-@pytest.mark.slow
+in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")
+
+
+def shared(names):
+    """Parameters for the share and each of these healthy cases."""
+    rows = in_shares([(name,) for name in names], lambda name: name in FEW)
+    return pytest.mark.parametrize(("found", "name"), rows, indirect=["found"], scope="module")
+
+
+@in_few
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_data_is_refused_by_name_in_all_workers(wrong, name):
-    expect_refused(wrong, name)
+def test_wrong_data_is_refused_by_name_in_all_workers(found, name):
+    expect_refused(found, name)
 
 
-@pytest.mark.slow
+@in_few
 @pytest.mark.parametrize("name", SHOWN)
-def test_without_the_check_some_examples_are_never_seen(wrong, name):
-    one, other = (each["without"][name]["seen"] for each in wrong)
+def test_without_the_check_some_examples_are_never_seen(found, name):
+    one, other = (each["without"][name]["seen"] for each in found)
     epoch = [*one[: len(one) // 2], *other[: len(other) // 2]]  # of two
     assert len(set(epoch)) < 64
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HEALTHY)
-def test_healthy_data_is_not_refused(healthy, name):
-    expect_healthy(healthy, name)
+@shared(HEALTHY)
+def test_healthy_data_is_not_refused(found, name):
+    expect_healthy(found, name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COMPARED)
-def test_the_check_changes_neither_weights_nor_examples(healthy, name):
-    for each in healthy:
+@shared(COMPARED)
+def test_the_check_changes_neither_weights_nor_examples(found, name):
+    for each in found:
         assert each["checked"][name] == {**each["without"][name], "warned": []}
