@@ -173,10 +173,11 @@ def endless():
     [
         lambda: tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(48).batch(16),
         lambda: plan_pipeline((X, Y), batch_size=16),
+        Squares,
         lambda: Squares(workers=2),
         endless,
     ],
-    ids=["dataset", "plan", "PyDataset", "generator"],
+    ids=["dataset", "plan", "PyDataset", "workers", "generator"],
 )
 def test_whatever_fit_takes(data):
     model = made()
@@ -187,7 +188,7 @@ def test_whatever_fit_takes(data):
     assert same(before, state(model))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_under_a_strategy():
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = made()

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +139,19 @@ def _as_fit_iterates(x: Any, y: Any, weights: Any, asked: Mapping[str, Any]) -> 
     if isinstance(x, tf.data.Dataset) and not asked["class_weight"]:
         batches = int(x.cardinality())
         return x, batches if batches > 0 else None
+    make = partial(
+        get_data_adapter,
+        x=x,
+        y=y,
+        sample_weight=weights,
+        batch_size=asked["batch_size"],
+        steps_per_epoch=asked["steps_per_epoch"],
+        shuffle=asked["shuffle"]
+        and isinstance(x, np.ndarray | tf.Tensor | list | tuple | dict | keras.utils.PyDataset),
+        class_weight=asked["class_weight"],
+    )
     try:
-        adapter = get_data_adapter(
-            x=x,
-            y=y,
-            sample_weight=weights,
-            batch_size=asked["batch_size"],
-            steps_per_epoch=asked["steps_per_epoch"],
-            shuffle=asked["shuffle"] and not isinstance(x, tf.data.Dataset),
-            class_weight=asked["class_weight"],
-        )
+        adapter = make()
     except ValueError as error:
         if "empty" in str(error) or "at least one batch" in str(error):
             raise PipelineError(f"Expected data of at least one batch. Found: {error} Check the source.") from error
@@ -155,7 +159,25 @@ def _as_fit_iterates(x: Any, y: Any, weights: Any, asked: Mapping[str, Any]) -> 
             "Expected data that model.fit takes: a tf.data.Dataset, arrays, a PyDataset, a generator, or a plan of "
             f"tfopt.pipelines. Received: {type(x).__name__}. {error}"
         ) from error
-    return adapter.get_tf_dataset(), adapter.num_batches
+    dataset = adapter.get_tf_dataset()
+    if isinstance(x, keras.utils.PyDataset):
+        dataset = _in_passes(make, dataset)
+    return dataset, adapter.num_batches
+
+
+def _in_passes(make: Callable[[], Any], dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Keras' dataset of a PyDataset, with an adapter for each pass: workers of one that was cut short would hang."""
+
+    def one_pass() -> Iterator[Any]:
+        adapter = make()
+        adapter.on_epoch_begin()
+        try:
+            yield from adapter._get_iterator()
+        finally:
+            adapter.on_epoch_end()
+
+    passes = tf.data.Dataset.from_generator(one_pass, output_signature=dataset.element_spec)
+    return passes.with_options(dataset.options()) if make().enqueuer else passes.prefetch(tf.data.AUTOTUNE)
 
 
 def _evaluation(validation: Any, asked: Mapping[str, Any]) -> Mapping[str, Any]:
