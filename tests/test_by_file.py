@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick import campaign, first_quick
 
 CONFTEST = """
 from by_file import ByFile
@@ -15,8 +16,7 @@ DIES = "import os\ndef test_before(): pass\ndef test_dies(): os._exit(1)\n"
 PASSES = "def test_passes(): pass\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("after", first_quick([1], 0) + campaign([0, 3]))
 def test_the_tests_behind_one_that_kills_its_worker_run_once(tmp_path, after):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_dies.py").write_text(DIES + "".join(f"def test_{n}(): pass\n" for n in range(after)))

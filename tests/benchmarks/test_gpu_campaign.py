@@ -148,7 +148,7 @@ KILLED_AT = {
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "step",
-    [pytest.param(step, marks=pytest.mark.slow if step in (1, 5) else pytest.mark.campaign) for step in KILLED_AT],
+    [pytest.param(step, marks=pytest.mark.slow if step == 5 else pytest.mark.campaign) for step in KILLED_AT],
 )
 def test_a_killed_step_keeps_its_figures_and_goes_on(tmp_path, step):
     pattern, mark = KILLED_AT[step]

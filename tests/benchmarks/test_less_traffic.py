@@ -12,7 +12,11 @@ ROOT = Path(less_traffic.__file__).parents[1]
 RECORDED = ROOT / "benchmarks" / "results" / "less-traffic-cpu.json"
 
 
-@pytest.mark.slow
+def test_every_way_is_recorded():
+    assert list(json.loads(RECORDED.read_text(encoding="utf-8"))["figures"]) == list(less_traffic.arms())
+
+
+@pytest.mark.campaign
 def test_every_way_runs(tmp_path):
     results = tmp_path / "results.json"
     command = [sys.executable, less_traffic.__file__, results, less_traffic.TINY]

@@ -8,13 +8,15 @@ from pathlib import Path
 import precision_faults
 import pytest
 from precision_faults import POLICIES, REMEDY, TRAININGS, markdown, one_training
+from quick import first_quick
 
 ROOT = Path(precision_faults.__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "precision-faults-cpu.json"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("training", TRAININGS, ids=lambda training: training.name)
+@pytest.mark.parametrize(
+    "training", first_quick(TRAININGS, 0, every=len(TRAININGS)), ids=lambda training: training.name
+)
 def test_every_training_runs(training):
     saved = []
     found = one_training(replace(training, examples=512, epochs=2), 1, saved.append)

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import tensorflow as tf
+from quick import campaign, first_quick
 from watched_workers import ROOT, Workers, free_addresses
 
-pytestmark = pytest.mark.slow
 TRAINING = ROOT / "tests" / "support" / "distributed_ends.py"
 SAME_WAY = "a restart would end in the same way."
 
@@ -41,7 +41,9 @@ def trainings():
 
 
 @pytest.mark.parametrize(
-    ("case", "own"), [("one-epoch-fewer", "the end of epoch 2"), ("chief-evaluates-at-the-end", "the end of fit")]
+    ("case", "own"),
+    first_quick([("one-epoch-fewer", "the end of epoch 2")], 0)
+    + campaign([("chief-evaluates-at-the-end", "the end of fit")]),
 )
 def test_a_peer_that_ended_early_is_no_reason_to_restart(trainings, case, own):
     ended = trainings.run_case(case)
@@ -51,6 +53,7 @@ def test_a_peer_that_ended_early_is_no_reason_to_restart(trainings, case, own):
     assert f"{SAME_WAY} This worker had come to {own}. This process ends with exit code 1." in ended[0].stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "text", "places"),
     [
@@ -83,7 +86,8 @@ def write_files(folder, count, damaged_in=None):
 
 @pytest.mark.parametrize(
     ("case", "found"),
-    [("files-for-one", "files: 1, workers: 2"), ("no-files", "data that are not read from files")],
+    first_quick([("files-for-one", "files: 1, workers: 2")], 0)
+    + campaign([("no-files", "data that are not read from files")]),
 )
 def test_data_that_cannot_be_sharded_by_file_are_refused_in_all_workers(trainings, tmp_path, case, found):
     write_files(tmp_path, 1)
@@ -94,6 +98,7 @@ def test_data_that_cannot_be_sharded_by_file_are_refused_in_all_workers(training
         assert f"{expected} Found: {found}. What to do: use AutoShardPolicy.DATA" in end.stderr, ended
 
 
+@pytest.mark.slow
 def test_a_damaged_record_in_the_part_of_one_worker_ends_both_and_is_no_reason_to_restart(trainings, tmp_path):
     write_files(tmp_path, 2, damaged_in=1)  # TensorFlow gives each worker a file
     ended = trainings.run_case("a-damaged-record", tmp_path)
@@ -106,10 +111,8 @@ def test_a_damaged_record_in_the_part_of_one_worker_ends_both_and_is_no_reason_t
 
 @pytest.mark.parametrize(
     ("case", "place", "line"),
-    [
-        ("one-waits", "since the end of epoch 1", "wait_in_python"),
-        ("each-waits-elsewhere", "since the end of fit", "<lambda>"),
-    ],
+    first_quick([("each-waits-elsewhere", "since the end of fit", "<lambda>")], 0)
+    + campaign([("one-waits", "since the end of epoch 1", "wait_in_python")]),
 )
 def test_a_worker_whose_python_waits_ends_all_at_the_deadline(trainings, case, place, line):
     ended = trainings.run_case(case, PROGRESS=20)
@@ -119,6 +122,7 @@ def test_a_worker_whose_python_waits_ends_all_at_the_deadline(trainings, case, p
     assert f", {place}, and waits in {line} ({TRAINING}:" in found
 
 
+@pytest.mark.slow
 def test_a_worker_whose_python_waits_ends_though_the_chief_has_ended(trainings):
     ended = trainings.run_case("one-waits-at-the-end", PROGRESS=20)
     assert (ended[0].code, ended[1].code) == (0, 75), ended

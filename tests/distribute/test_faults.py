@@ -11,6 +11,7 @@ import time
 
 import psutil
 import pytest
+from quick import campaign
 from watched_workers import ROOT, Workers, free_addresses
 
 from tfopt import distribute
@@ -74,8 +75,8 @@ def trainings():
     [
         (signal.SIGKILL, 1, -signal.SIGKILL, "ended without a goodbye"),
         slow(signal.SIGKILL, 0, -signal.SIGKILL, "ended without a goodbye"),
-        slow(signal.SIGTERM, 1, -signal.SIGTERM, "ended without a goodbye"),
         slow(signal.SIGSTOP, 1, -signal.SIGKILL, "has been stopped (SIGSTOP)"),
+        *campaign([(signal.SIGTERM, 1, -signal.SIGTERM, "ended without a goodbye")]),
     ],
 )
 def test_a_lost_worker_ends_the_other_with_75_and_is_named(trainings, number, lost, code, why):

@@ -115,24 +115,21 @@ def as_it_is(make):
     return make
 
 
-WAYS = first_quick(
-    [
-        (under_a_global_seed, as_it_is, True),
-        (piped, copied_by_the_plan, False),
-        (piped, copied_by_the_plan, True),
-        (piped, as_it_is, True),
-        (shuffled, as_it_is, True),
-        (shuffled, copied, False),
-        (under_a_global_seed, copied, False),
-    ],
-    2,
-)
+WAYS = [
+    (under_a_global_seed, as_it_is, True),
+    (piped, copied_by_the_plan, False),
+    (piped, copied_by_the_plan, True),
+    (piped, as_it_is, True),
+    (shuffled, as_it_is, True),
+    (shuffled, copied, False),
+    (under_a_global_seed, copied, False),
+]
+USES = [with_validation, validated_on_the_same, twice, across_epochs, interrupted, by_hand]
+QUICK = [(*way, use) for way in WAYS[:2] for use in USES[:2]]
+REST = [row for row in ((*way, use) for way in WAYS for use in USES) if row not in QUICK]
 
 
-@pytest.mark.parametrize(("make", "change", "overlapped"), WAYS)
-@pytest.mark.parametrize(
-    "use", first_quick([with_validation, validated_on_the_same, twice, across_epochs, interrupted, by_hand], 2)
-)
+@pytest.mark.parametrize(("make", "change", "overlapped", "use"), first_quick([*QUICK, *REST], len(QUICK), every=5))
 def test_each_epoch_has_the_batches_of_stock_fit_without_the_copy(monkeypatch, use, make, change, overlapped):
     expected = taken(use, make)
     assert expected[:4] != expected[8:12], "one order for all epochs"
@@ -141,7 +138,7 @@ def test_each_epoch_has_the_batches_of_stock_fit_without_the_copy(monkeypatch, u
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("make", "change", "overlapped"), WAYS)
+@pytest.mark.parametrize(("make", "change", "overlapped"), first_quick(WAYS, 2))
 @pytest.mark.parametrize("use", [with_validation, by_hand])
 def test_on_a_gpu_the_order_is_stock_fits_too(use, make, change, overlapped):
     expected = taken(use, make)

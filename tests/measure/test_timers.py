@@ -1,3 +1,4 @@
+import itertools
 import os
 import subprocess
 import sys
@@ -30,9 +31,13 @@ def dataset(examples=40, size=8):
     return tf.data.Dataset.from_tensor_slices(batch(examples)).batch(size)
 
 
-@pytest.mark.parametrize("measure", [step_time, fit_time])
-@pytest.mark.parametrize("policy", first_quick(["mixed_float16", "float32", "mixed_bfloat16"]))
-@pytest.mark.parametrize("jit", first_quick([False, True]))
+POLICIES = ("mixed_float16", "float32", "mixed_bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("jit", "policy", "measure"),
+    first_quick(itertools.product((False, True), POLICIES, (step_time, fit_time)), 2, every=3),
+)
 def test_the_model_comes_back_bit_for_bit(measure, policy, jit):
     # mixed_float16 as the global policy, so that compile adds a LossScaleOptimizer, whose scale is state too.
     keras.config.set_dtype_policy(policy)

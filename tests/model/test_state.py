@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from models import assert_same_state, batch, small_net, state
-from quick import first_quick
+from quick import campaign, first_quick
 
 from tfopt.hardware import gpu_memory
 from tfopt.measure import FitTimer, StepTimer, preserved
@@ -42,8 +42,11 @@ def train(model, jit=None):
     model.fit(*batch(16), batch_size=8, verbose=0, shuffle=False)
 
 
-@pytest.mark.parametrize("jit", first_quick([False, True]))
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    ("policy", "jit"),
+    first_quick([("float32", False), ("mixed_float16", False), ("mixed_bfloat16", False), ("mixed_float16", True)], 3)
+    + campaign([("float32", True), ("mixed_bfloat16", True)]),
+)
 def test_it_comes_back_bit_for_bit_from_host_and_device(gpu, policy, jit):
     model = small_net(policy, jit_compile=jit)
     train(model)

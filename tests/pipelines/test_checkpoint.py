@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from quick import first_quick
+from quick import campaign, first_quick
 
 from tfopt.pipelines import build_pipeline, per_batch
 from tfopt.pipelines.sources import source as source_module
@@ -74,16 +74,20 @@ AUGMENTED = {"augment": [plus_noise, per_batch(scaled)]}
     first_quick(
         [
             {"seed": 1, **AUGMENTED, "remainder": "keep", "prefetch": 2},
+            {"seed": 1, "transform": per_batch(doubled), "cache": None, "remainder": "keep"},
+            {"seed": 1, "transform": doubled, "cache": "memory", **AUGMENTED, "remainder": "pad"},
+            {"seed": 1, "shuffle": False, "transform": doubled, "cache": None, **AUGMENTED, "remainder": "keep"},
+            {"training": False, "transform": doubled, "cache": "memory", "remainder": "pad"},
+        ]
+    )
+    + campaign(
+        [
             {"seed": 1},
             {"seed": 1, "transform": doubled, "cache": None, "augment": plus_noise},
             {"seed": 1, "transform": per_batch(doubled), "augment": plus_noise},
-            {"seed": 1, "transform": per_batch(doubled), "cache": None, "remainder": "keep"},
-            {"seed": 1, "transform": doubled, "cache": "memory", **AUGMENTED, "remainder": "pad"},
             {"seed": 1, "cache": "memory", "augment": per_batch(scaled)},
-            {"seed": 1, "shuffle": False, "transform": doubled, "cache": None, **AUGMENTED, "remainder": "keep"},
             {"seed": 1, "shuffle": False, "cache": "memory", "augment": plus_noise},
             {"training": False},
-            {"training": False, "transform": doubled, "cache": "memory", "remainder": "pad"},
             {"training": False, "transform": doubled, "cache": None},
         ]
     ),
@@ -100,10 +104,12 @@ def test_a_restored_iterator_goes_on_and_so_do_the_epochs_after_it(sources, sour
     assert (contents(restored(again, path)), contents(again), contents(again)) == uninterrupted
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("source", ["arrays", "npy"])
-@pytest.mark.parametrize("cache", [None, "memory"])
-@pytest.mark.parametrize("functions", [{}, {"transform": doubled, **AUGMENTED}])
+@pytest.mark.parametrize(
+    ("cache", "functions"),
+    first_quick([(None, {"transform": doubled, **AUGMENTED}), ("memory", {})], 0)
+    + campaign([(None, {}), ("memory", {"transform": doubled, **AUGMENTED})]),
+)
 def test_without_a_seed_the_epoch_still_gives_each_example_once(sources, source, cache, functions, tmp_path):
     options = {"batch_size": 10, "remainder": "keep", "cache": cache, **functions}
     iterator = iter(build_pipeline(sources[source], **options))
@@ -150,9 +156,18 @@ print(contents(dataset))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ["arrays", "npy"])
-@pytest.mark.parametrize("options", [{"seed": 1}, {"seed": 1, "cache": "memory"}, {"remainder": "keep"}])
+@pytest.mark.parametrize(
+    ("source", "options"),
+    first_quick([("arrays", {"seed": 1, "cache": "memory"}), ("npy", {"remainder": "keep"})], 0)
+    + campaign(
+        [
+            ("arrays", {"seed": 1}),
+            ("arrays", {"remainder": "keep"}),
+            ("npy", {"seed": 1}),
+            ("npy", {"seed": 1, "cache": "memory"}),
+        ]
+    ),
+)
 def test_another_process_goes_on(sources, source, options, tmp_path):
     functions = {"augment": [scaled, per_batch(scaled)]}
     dataset = build_pipeline(sources[source], batch_size=10, **functions, **options)

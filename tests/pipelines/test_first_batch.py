@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import first_quick
 
 from tfopt.pipelines import build_pipeline, write_records
 from tfopt.pipelines.sources.records import records
@@ -73,16 +74,11 @@ def generated(folder, picture):
 
 SOURCES = [images, arrays, npy, own_records, parsed_records, generated]
 CACHES = [None, "memory", "disk"]
-QUICK = {(images, "memory"), (own_records, None)}
+QUICK = {(images, "memory", None), (own_records, None, None)}
+TABLE = sorted(itertools.product(SOURCES, CACHES, (None, 1)), key=lambda row: row not in QUICK)
 
 
-def case(source, cache):
-    marks = [] if (source, cache) in QUICK else [pytest.mark.slow]
-    return pytest.param(source, cache, marks=marks, id=f"{source.__name__}-{cache}")
-
-
-@pytest.mark.parametrize("seed", [None, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("source", "cache"), [case(*each) for each in itertools.product(SOURCES, CACHES)])
+@pytest.mark.parametrize(("source", "cache", "seed"), first_quick(TABLE, len(QUICK), every=5))
 def test_the_first_batch_of_a_shuffle_waits_for_few_examples(source, cache, seed, calls, counting, picture, tmp_path):
     options = {"cache": str(tmp_path / "cache") if cache == "disk" else cache, "cache_key": "1", "seed": seed}
     dataset = build_pipeline(

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from keras.src.trainers.epoch_iterator import EpochIterator
 from models import batch, small_net, state
-from quick import first_quick
+from quick import campaign, first_quick
 from snippets import ROOT
 
 from tfopt import repairs
@@ -54,11 +54,11 @@ def _cleared_session():
             {"batch_size": 9},  # the last batch is kept: to drop it would leave out 10 %
             {"transform": shift, "augment": jitter},
             {"transform": shift, "cache": None},
-            {"batch_size": 64},
             {"shuffle": False},
         ],
         2,
-    ),
+    )
+    + campaign([{"batch_size": 64}]),
 )
 def test_fit_computes_what_keras_computes_on_the_same_batches(options):
     seen = []
@@ -83,8 +83,7 @@ def test_fit_computes_what_keras_computes_on_the_same_batches(options):
     assert in_order is not options.get("shuffle", True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"transform": shift, "augment": jitter}])
+@pytest.mark.parametrize("options", first_quick([{"transform": shift, "augment": jitter}], 0) + campaign([{}]))
 def test_fit_under_a_seed_is_the_same_again(options):
     def trained():
         model = small_net()

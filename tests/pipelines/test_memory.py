@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from quick import first_quick
+from quick import campaign, first_quick
 
 ROOT = Path(__file__).parents[2]
 EPOCH = """
@@ -98,18 +98,16 @@ def test_loading_takes_the_memory_of_the_examples_and_little_more(tmp_path):
     assert 800 < taken < 1.3 * 800
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ["arrays", "npy"])
+@pytest.mark.parametrize("source", first_quick(["arrays"], 0) + campaign(["npy"]))
 def test_iterators_over_rows_do_not_copy_them(tmp_path, source):
     """They take 381 MiB."""
     (taken,) = run(ROWS, tmp_path, source)
     assert taken < 190
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "least"),
-    first_quick([("{'cache': None}", 0), ("{'cache': 'memory'}", 700), ("{'cache': './caches'}", 50)]),
+    first_quick([("{'cache': 'memory'}", 700), ("{'cache': './caches'}", 50)], 0) + campaign([("{'cache': None}", 0)]),
 )
 def test_an_epoch_stays_within_the_stated_budget(tmp_path, options, least):
     stated, taken = run(EPOCH, tmp_path, options)

@@ -14,8 +14,16 @@ def first_quick(values, count=1, *, every=1):
     With `every`, only each such one is slow and the rest is a campaign. In a table that is a product, take a number
     that shares no divisor with the lengths of its columns: then the slow rows hold each value of each column.
     """
-    rows = [value if isinstance(value, tuple) else (value,) for value in values]
-    return [pytest.param(*row, marks=_marks(at, count, every)) for at, row in enumerate(rows)]
+    return [pytest.param(*_row(value), marks=_marks(at, count, every)) for at, value in enumerate(values)]
+
+
+def campaign(values):
+    """Returns pytest parameters, all of a campaign."""
+    return [pytest.param(*value, marks=pytest.mark.campaign) for value in map(_row, values)]
+
+
+def _row(value):
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _marks(at, count, every):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from models import assert_same_state, batch, small_net, state
 from planted_layers import Noise, ScaledUnderXla
-from quick import first_quick
+from quick import campaign, first_quick
 
 from tfopt.measure import StepTimer
 from tfopt.xla import drift
@@ -57,8 +57,7 @@ def test_without_random_draws_nothing_is_traced_again(monkeypatch):
     assert found < 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", first_quick(["mixed_bfloat16"], 0) + campaign(["float32"]))
 def test_weights_without_a_gradient_are_no_drift(policy):
     """A bias before batch norm: its gradient is rounding noise, and Adam moves it as far as any other weight."""
     random = np.random.default_rng(0)
@@ -74,7 +73,7 @@ def test_weights_without_a_gradient_are_no_drift(policy):
 
 
 @pytest.mark.parametrize(
-    "optimizer", first_quick(["sgd", "adam", "rmsprop", "adagrad", "lion", "adamw", "ftrl", "nadam"], 2)
+    "optimizer", first_quick(["sgd", "adam", "rmsprop", "adagrad", "lion", "adamw", "ftrl", "nadam"], 2, every=3)
 )
 def test_every_optimizer_leaves_something_to_compare(optimizer):
     assert drift_of(net(optimizer=optimizer), batch(32))[0] < 1e-3

@@ -97,10 +97,10 @@ PARTS = {
 ALONE = ("empty", "text", "unknown", "nothing", "ragged", "sparse")
 
 
-@pytest.mark.parametrize(
-    "parts", first_quick([(tuple(name for name in PARTS if name not in ALONE),), *((("bytes", a),) for a in ALONE)], 2)
-)
-@pytest.mark.parametrize("at_once", first_quick([7, 1, 1000]))
+TOGETHER = [tuple(name for name in PARTS if name not in ALONE), *(("bytes", alone) for alone in ALONE)]
+
+
+@pytest.mark.parametrize(("at_once", "parts"), first_quick(itertools.product((7, 1, 1000), TOGETHER), 2, every=3))
 def test_examples_come_back_in_order_many_to_a_record_or_alone(tmp_path, parts, at_once):
     calls = itertools.count()
 

@@ -1,6 +1,7 @@
 """Records that are parsed a batch at a time give what parsing each of them gives."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -74,8 +75,7 @@ def same_bytes(batch, other):
     return all((a.dtype, a.shape, a.numpy().tolist()) == (b.dtype, b.shape, b.numpy().tolist()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("kind", ["features", "own"])
-@pytest.mark.parametrize("case", first_quick(OPTIONS, 2))
+@pytest.mark.parametrize(("case", "kind"), first_quick(itertools.product(OPTIONS, ("features", "own")), 4, every=3))
 def test_they_are_those_that_are_parsed_one_by_one(sources, tmp_path, kind, case):
     def built(source):
         options = {"batch_size": 32, "seed": 3, **OPTIONS[case]}

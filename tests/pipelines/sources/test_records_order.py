@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from quick import first_quick
+from quick import campaign, first_quick
 from unwrapped import unwrapped
 
 from tfopt.pipelines import RandomCrop, build_pipeline, images, plan_pipeline, profile_pipeline, records, write_records
@@ -105,8 +105,11 @@ def test_positions_are_those_of_the_list(by_class):
     assert [record.numpy() for record in source.at(positions)] == [in_order[position] for position in chosen]
 
 
-@pytest.mark.parametrize("room", [0.001, 1024])  # for the buffer: it holds a few records, or all of them
-@pytest.mark.parametrize("cache", first_quick([None, "auto", "memory", "folder"]))
+@pytest.mark.parametrize(
+    ("cache", "room"),  # for the buffer: it holds a few records, or all of them
+    first_quick([(None, 0.001), (None, 1024), ("auto", 0.001), ("memory", 1024), ("folder", 0.001)], 2)
+    + campaign([("auto", 1024), ("memory", 0.001), ("folder", 1024)]),
+)
 def test_a_seed_gives_one_order_whatever_is_cached(by_class, buffer_mib, free_memory, tmp_path, cache, room):
     folder = by_class(300)
     buffer_mib(room)

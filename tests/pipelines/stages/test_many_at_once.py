@@ -1,6 +1,7 @@
 """`transform=per_batch(...)`: the same examples in the same order as one by one, wherever it stands."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -57,8 +58,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("source", first_quick(SOURCES))
-@pytest.mark.parametrize("options", first_quick(OPTIONS, 4))
+@pytest.mark.parametrize(("source", "options"), first_quick(itertools.product(SOURCES, OPTIONS), 4, every=4))
 def test_batches_are_those_of_a_transform_of_single_examples(tmp_path, source, options):
     options = {"batch_size": 8, "seed": 3, "remainder": "keep", "cache_key": "1"} | options
     if options["cache"] == "caches":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from models import assert_same_state, batch, small_net, state
 from precision_nets import X, Y, cross_entropy, functional
-from quick import first_quick
+from quick import campaign, first_quick
 
 from tfopt.measure import StepTimes
 from tfopt.model.layers import layer_paths
@@ -195,10 +195,10 @@ def test_outputs_in_16_bits_go_back_to_float32(monkeypatch):
     assert (policy["net"], policy["head"], policy.get("body")) == ("mixed_bfloat16", "float32", None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("half", "options"),
-    first_quick([("mixed_bfloat16", {"jit_compile": True}), ("mixed_float16", {}), ("mixed_bfloat16", {})], 0),
+    first_quick([("mixed_bfloat16", {"jit_compile": True}), ("mixed_float16", {})], 0)
+    + campaign([("mixed_bfloat16", {})]),
 )
 def test_the_measured_model_is_unchanged(monkeypatch, half, options):
     monkeypatch.setattr(assigning, "_half_policy", lambda: half)

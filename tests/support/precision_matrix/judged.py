@@ -32,7 +32,7 @@ QUICK = (
 """Cases of the default run."""
 
 
-SHARE = 0.3
+SHARE = 0.1
 """Of the others, those that are slow; the rest is a campaign. Drawn by a fixed seed."""
 
 
