@@ -39,6 +39,7 @@ BATCH = 32
 NETS = {"0.5 ms, XLA": (16, True, 4000, 10), "0.5 ms": (16, False, 4000, 25), "5 ms": (1100, False, 400, 25)}
 WARM_UP = 200  # steps of each fit that are not measured
 SAMPLER_SECONDS = 20
+STARTS = 6  # processes that import; the first is not measured
 WEEK = "--week"  # for a process of its own: what others have freed would hide the growth
 WEEK_SECONDS = 7 * 24 * 3600
 IMPORT = """
@@ -286,7 +287,7 @@ def to_begin_with():
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
         command = [sys.executable, "-c", IMPORT]
-        return [float(subprocess.check_output(command, text=True, env=environ)) for _ in range(6)][1:]
+        return [float(subprocess.check_output(command, text=True, env=environ)) for _ in range(STARTS)][1:]
 
 
 def main():

@@ -13,7 +13,7 @@ import sys
 sys.path.insert(0, sys.argv.pop(1))
 import callback_cost
 callback_cost.NETS = {"5 ms": (8, False, 40, 2)}  # the three differ in their numbers and XLA only
-callback_cost.WARM_UP, callback_cost.SAMPLER_SECONDS, callback_cost.WEEK_SECONDS = 20, 1, 1000
+callback_cost.WARM_UP, callback_cost.SAMPLER_SECONDS, callback_cost.WEEK_SECONDS, callback_cost.STARTS = 20, 1, 1000, 2
 callback_cost.main()
 """
 THREADS = {
