@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import planned_cases
 import pytest
-from quick import first_quick
+from quick import campaign, first_quick
 
 from tfopt.bench import report, suites
 from tfopt.bench import run as run_module
@@ -214,7 +214,7 @@ def test_a_run_that_was_killed_is_resumed(planned, tmp_path):
     assert [(case.suite, case.error) for case in found.cases] == [("one", None), ("two", None), ("three", None)]
 
 
-@pytest.mark.parametrize("turn", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turn", first_quick([2, 1]) + campaign([5]))
 def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypatch, turn):
     with started(tmp_path, planned_cases.second_pauses, PAUSE=str(turn)):
         pass
@@ -240,8 +240,7 @@ def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypa
     assert found.cases[0] == one
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("turn", [3, 0])
+@pytest.mark.parametrize("turn", first_quick([3], 0) + campaign([0]))
 def test_a_case_whose_process_is_killed_keeps_its_turns(planned, tmp_path, turn):
     with started(tmp_path, planned_cases.second_pauses, PAUSE=str(turn)) as running:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
