@@ -4,7 +4,7 @@ A node is an iterator inside the iterator. For its autotuning TensorFlow counts 
 the time it works: wall time of its function's kernels or its own code, without waiting for input or for room.
 """
 
-import logging
+import copy
 import statistics
 import threading
 import time
@@ -102,19 +102,12 @@ def endless(dataset: Any) -> Any:
     TensorFlow never gives back what an ended pass had prefetched: within the limit, it would warn at each further pass
     and stop tuning.
     """
-    options = tf.data.Options()
+    options = copy.deepcopy(dataset.options())
+    options._set_mutable(True)
     options.autotune.ram_budget = _NO_LIMIT_BYTES
-    logger = logging.getLogger("absl")
-    logger.addFilter(_not_of_the_limit)
-    try:
-        return dataset.repeat().with_options(options)
-    finally:
-        logger.removeFilter(_not_of_the_limit)
-
-
-def _not_of_the_limit(record: logging.LogRecord) -> bool:
-    """Drops TensorFlow's remark that this option has changed."""
-    return "ram_budget" not in record.getMessage()
+    while type(dataset).__name__ == "_OptionsDataset":  # TensorFlow remarks on each change of an option
+        dataset = dataset._input_dataset
+    return dataset.repeat().with_options(options)
 
 
 def run_unfused(dataset: Any, seconds: float) -> Run:

@@ -65,8 +65,10 @@ def test_what_is_not_faster_together_is_not_applied(monkeypatch):
     slower = tfopt.measure.Comparison(ratio=0.9, interval=(0.8, 0.95))
     monkeypatch.setattr(tuning, "_together", lambda *arguments: slower)
     model, arguments = many_small_operations(mended=False)
-    result = tune_fit(model, arguments, steps=20)
+    arrays = arguments["x"], arguments["y"]
+    result = tfopt.tune(model, arrays, steps=20)
     assert result.applied == ()
+    assert result.data is arrays
     assert result.code == ""
     assert not model.jit_compile
     assert str(result).startswith("Nothing was changed: with all changes a step runs 0.9")

