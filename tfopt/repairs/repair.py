@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import gc
 import hashlib
 import importlib
 import inspect
@@ -182,7 +183,8 @@ def fingerprint(function: Function) -> str:
     """
     source = textwrap.dedent(inspect.getsource(function))
     lines = source.splitlines()
-    definition: Any = ast.parse(source).body[0]
+    with _no_collection():
+        definition: Any = ast.parse(source).body[0]
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
@@ -191,6 +193,18 @@ def fingerprint(function: Function) -> str:
         del lines[docstring.lineno - 1 : docstring.end_lineno]
     code = "\n".join(line.rstrip() for line in lines if line.strip())
     return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collects no garbage in a block: Python 3.11's parser fails if a finaliser runs meanwhile."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _find(target: str) -> tuple[Any, str, Function]:
