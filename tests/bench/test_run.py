@@ -392,7 +392,7 @@ def test_the_list_for_a_gpu_runs_on_a_cpu_is_killed_and_goes_on(tmp_path):
     (path,) = tmp_path.glob("results/*.json")
     before = read(path)
     assert (before.status, before.small, before.suites[:2]) == ("running", True, ("fit", "stack"))
-    resumed = [*command, "60", "--resume"]
+    resumed = [*command, "40", "--resume"]
     assert subprocess.run(resumed, cwd=tmp_path, env=environ, capture_output=True, check=False).returncode == 0
     after = read(path)
     assert after.status == "out of budget"

@@ -76,10 +76,15 @@ def test_a_case_that_failed_says_so():
     assert figures.row(document(at_least(1), [1.0], [1.0]) | {"error": "it broke"}).verdict == "failed: it broke"
 
 
-@pytest.mark.slow
-def test_every_case_runs(tmp_path):
+ONE_OF_EACH = ["small rows", "records, written", "disk cache, large rows", "images, later", "first batch, generator"]
+
+
+@pytest.mark.parametrize(
+    "cases", [pytest.param(ONE_OF_EACH, marks=pytest.mark.slow), pytest.param([], marks=pytest.mark.campaign)]
+)
+def test_every_case_runs(tmp_path, cases):
     results = tmp_path / "results.json"
-    command = [sys.executable, SCRIPT, results, "--tiny"]
+    command = [sys.executable, SCRIPT, results, "--tiny", *(word for case in cases for word in ("--case", case))]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(results.read_text())
     assert found["status"] == "complete"

@@ -42,9 +42,8 @@ def main():
     rank = distribute.resolve().index
     from data_check_cases import COMPARED, FEW, HEALTHY, QUICK, SHOWN, WRONG
 
-    rest = [name for name in HEALTHY if name not in FEW]
-    chosen = {"quick": QUICK, "few": [*WRONG, *FEW], "rest": rest}[which]
     cases = {name: case for name, (case, _) in WRONG.items()} | HEALTHY
+    chosen = {"quick": QUICK, "few": FEW, "rest": [name for name in cases if name not in FEW]}[which]
     found = {"checked": {}, "without": {}}
     for name in chosen:
         logged.clear()

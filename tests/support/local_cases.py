@@ -88,7 +88,6 @@ FEW = {
         "outer",
         "accumulation, leftovers",
         "batch norm",
-        "mask",
         "steps per execution",
         "overlap",
         "eagerly",

@@ -69,7 +69,6 @@ FEW = {
         "Adam",
         "RMSprop",
         "Nadam",
-        "Ftrl",
         "global_clipnorm, accumulation, leftovers",
         "clipnorm, weight decay but of biases",
         "float16, overflow in the second",

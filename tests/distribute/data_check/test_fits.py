@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from data_check_cases import COMPARED, FEW, HEALTHY, QUICK, SHOWN, WRONG
-from quick import SLOW, in_shares
+from quick import in_shares
 
 SCRIPT = str(Path(__file__).parents[2] / "support" / "data_check_job.py")
 
@@ -50,23 +50,18 @@ def test_a_few_of_both(tmp_path):
         (expect_refused if name in WRONG else expect_healthy)(found, name)
 
 
-in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")
-
-
 def shared(names):
-    """Parameters for the share and each of these healthy cases."""
+    """Parameters for the share and each of these cases."""
     rows = in_shares([(name,) for name in names], lambda name: name in FEW)
     return pytest.mark.parametrize(("found", "name"), rows, indirect=["found"], scope="module")
 
 
-@in_few
-@pytest.mark.parametrize("name", WRONG)
+@shared(WRONG)
 def test_wrong_data_is_refused_by_name_in_all_workers(found, name):
     expect_refused(found, name)
 
 
-@in_few
-@pytest.mark.parametrize("name", SHOWN)
+@shared(SHOWN)
 def test_without_the_check_some_examples_are_never_seen(found, name):
     one, other = (each["without"][name]["seen"] for each in found)
     epoch = [*one[: len(one) // 2], *other[: len(other) // 2]]  # of two
