@@ -63,12 +63,12 @@ CASES = {name: Case(make, examples=57) for name, make in KINDS.items()} | {
     "embedding": Embedded(lambda: optimizers.Adam(0.01), examples=57),
 }
 CASES["embedding"].plain = lambda: Summed(0.01)
-# Of the slow tests: each way to clip, scale and average, and the kinds whose state is unlike Adam's; Adam in both.
+# Of the slow tests: each way to clip, scale and average, and the kinds that update otherwise than Adam; Adam in both.
 FEW = {
     "here": [
+        "SGD",
         "Adam",
-        "RMSprop",
-        "Nadam",
+        "Ftrl",
         "global_clipnorm, accumulation, leftovers",
         "clipnorm, weight decay but of biases",
         "float16, overflow in the second",
