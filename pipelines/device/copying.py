@@ -58,6 +58,10 @@ class CopiedAhead(tf.data.Dataset):
         """Returns the number of batches, as without the copy."""
         return tf.constant(self._steps, tf.int64)
 
+    def options(self) -> Any:
+        """Returns the host's options, which TensorFlow does not find behind the copy to a GPU."""
+        return self.host.options()
+
     def _inputs(self) -> list[Any]:
         return [self._copy]
 

@@ -108,13 +108,17 @@ def pad_batch(batch: Any, batch_size: int) -> Any:
         for target in tf.nest.flatten(batch[1]):
             _expect_one_loss(target, batch_size)
     flat = tf.nest.flatten(batch)
-    count = tf.shape(flat[0])[0]
+    # Where the size is known, without a branch: XLA on a GPU gets the shape of uint8 wrong that comes out of one.
+    count = flat[0].shape[0] or tf.shape(flat[0])[0]
     rows = tf.range(batch_size)
-    filled = tf.cond(
-        tf.equal(count, batch_size),
-        lambda: flat,
-        lambda: [tf.gather(leaf, rows % count) for leaf in flat],
-    )
+
+    def repeated() -> list[Any]:
+        return [tf.gather(leaf, rows % count) for leaf in flat]
+
+    if isinstance(count, int):
+        filled = flat if count == batch_size else repeated()
+    else:
+        filled = tf.cond(tf.equal(count, batch_size), lambda: flat, repeated)
     for before, after in zip(flat, filled, strict=True):
         after.set_shape((batch_size, *before.shape[1:]))
     weight = tf.where(rows < count, tf.cast(batch_size / count, tf.float32), 0.0)

@@ -135,8 +135,9 @@ def _unchanged(files: list[_File], positions: Any) -> Any:
 @without_autograph
 def _read_rows(files: list[_File], structure: Any, numbers: range, index: Any) -> Any:
     mapped = held_on_host(lambda: tuple(_map(file) for file in files))
-    at = nth(numbers, index)
-    read = [_rows(file, tensor, at) for file, tensor in zip(files, mapped, strict=True)]
+    with tf.device("CPU:0"):  # run eagerly, the whole file would go to the GPU where there is one
+        at = nth(numbers, index)
+        read = [_rows(file, tensor, at) for file, tensor in zip(files, mapped, strict=True)]
     return tf.nest.pack_sequence_as(structure, read)
 
 

@@ -223,11 +223,12 @@ def test_what_is_not_known_is_named(call, reason):
     assert reason in " ".join(found.unknown)
 
 
-def test_branches_that_compute_as_much():
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_branches_that_compute_as_much(jit_compile):
     def call(inputs, dense):
         return tf.cond(ops.sum(inputs) > 0, lambda: dense(inputs), lambda: dense(-inputs))
 
-    assert traced(Own(call), (4,)).per_example == 2 * 2 * 16
+    assert traced(Own(call), (4,), jit_compile=jit_compile).per_example == 2 * 2 * 16
 
 
 def test_sparse_products():
@@ -334,11 +335,13 @@ def test_cudnn_attention():
     ("directions", "layers_deep", "forward"),
     [(1, 1, 5 * (3 + 5)), (2, 1, 2 * 5 * (3 + 5)), (2, 2, 2 * 5 * (3 + 5) + 2 * 5 * (2 * 5 + 5))],
 )
-def test_cudnn_recurrent_layers(directions, layers_deep, forward):
+@pytest.mark.parametrize("batch_first", [False, True])  # True as Keras' own layers ask for it
+def test_cudnn_recurrent_layers(directions, layers_deep, forward, batch_first):
     """Traced, not run."""
 
     def step(inputs):
-        state = tf.zeros([directions * layers_deep, 2, 5])
+        stacked = directions * layers_deep
+        state = tf.zeros([2, stacked, 5] if batch_first else [stacked, 2, 5])
         weights = tf.zeros([4 * (forward + 2 * 5 * directions * layers_deep)])
         with tf.GradientTape() as tape:
             tape.watch([inputs, weights])
@@ -350,8 +353,9 @@ def test_cudnn_recurrent_layers(directions, layers_deep, forward):
                 sequence_lengths=tf.fill([2], 7),
                 rnn_mode="lstm",
                 direction="bidirectional" if directions == 2 else "unidirectional",
+                time_major=not batch_first,
             ).output
         return tape.gradient(output, [inputs, weights])
 
-    found = count(step, tf.TensorSpec((7, 2, 3)))
+    found = count(step, tf.TensorSpec((2, 7, 3) if batch_first else (7, 2, 3)))
     assert found.by_dtype == {"float32": 2 * 3 * 7 * 2 * 4 * forward}

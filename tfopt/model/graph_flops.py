@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.model.graph_loops import counters, trips, unchanged_variables
-from tfopt.model.graph_shapes import Known, ShapedGraph, TracedGraph
+from tfopt.model.graph_shapes import Known, ShapedGraph, TracedGraph, origin
 from tfopt.model.operation_products import is_opaque, is_product, multiply_adds, product_dtype
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -146,7 +146,8 @@ class FlopsCounter:
         if choice is not None and choice.size == 1:
             number = int(choice) if operation.type in _CASES else int(not choice)  # `If` lists true first
             functions = [functions[min(max(number, 0), len(functions) - 1)]]
-        return _any_of([self.count(function, arguments, used) for function in functions], operation.name)
+        branches = [self.count(function, arguments, used) for function in functions]
+        return _any_of(branches, [function.outputs for function in functions], operation.name)
 
     def _loop(self, name: str, condition: FuncGraph, body: FuncGraph, arguments: list[Known]) -> GraphFlops:
         unchanged = unchanged_variables(body)
@@ -255,18 +256,20 @@ def _is_gradient(operation: tf.Operation) -> bool:
     return found is not None and not found[2].rpartition("/")[2].startswith("IdentityN")
 
 
-def _any_of(branches: Sequence[GraphFlops], name: str) -> GraphFlops:
-    """The FLOPs of whichever branch runs."""
+def _any_of(branches: Sequence[GraphFlops], outputs: Sequence[Sequence[tf.Tensor]], name: str) -> GraphFlops:
+    """The FLOPs of whichever branch runs, from those of each and its traced outputs."""
     found = GraphFlops()
     found.add(branches[0])
     for other in branches[1:]:
         found.unknown |= other.unknown
         if +found.by_dtype != +other.by_dtype:
             found.unknown[name] = "which branch runs follows from its data"
-    for results in zip(*(branch.results for branch in branches), strict=True):
-        first = results[0]
+    for place, results in enumerate(zip(*(branch.results for branch in branches), strict=True)):
+        # Under XLA a branch stands in for what only another's gradient takes, by a tensor whose open sizes are 0.
+        real = [one for one, made in zip(results, outputs, strict=True) if origin(made[place]).op.type != "FakeParam"]
+        first, *others = real or results
         shape = first.shape
-        for other in results[1:]:
+        for other in others:
             shape = _common_shape(shape, other.shape)
         found.results.append(replace(first, shape=shape, value=first.value if len(branches) == 1 else None))
     return found

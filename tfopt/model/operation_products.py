@@ -111,7 +111,9 @@ def _cudnn_rnn(backward: bool) -> _Count:
     def count(operation: tf.Operation) -> int | None:
         inputs, state = operation.inputs[0], operation.inputs[1]
         directions = 2 if operation.get_attr("direction") == b"bidirectional" else 1
-        layers, units = _axis(state, 0), _axis(state, -1)
+        # Keras' LSTM asks for the batch first, in the state too.
+        batch_first = operation.type.endswith("V3") and not operation.get_attr("time_major")
+        layers, units = _axis(state, 1 if batch_first else 0), _axis(state, -1)
         if layers is None or units is None or operation.get_attr("num_proj"):
             return None
         fed = _axis(inputs, 2)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from itertools import accumulate
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -48,7 +49,7 @@ def package_of(module: str) -> str | None:
         return None
     if origin in ("built-in", "frozen") or _in_python(origin):
         return f"{platform.python_implementation()} {platform.python_version()}"
-    return _installed(top) if any(part in _INSTALLED for part in origin.split(os.sep)) else None
+    return _installed(top) if _among_packages(origin) else None
 
 
 def by_name(value: Any) -> bool:
@@ -175,6 +176,16 @@ def _in_python(file: str) -> bool:
         for path in (file, os.path.realpath(file))
     )
     return inside and not any(part in _INSTALLED for part in file.split(os.sep))
+
+
+@functools.cache
+def _among_packages(file: str) -> bool:
+    """Whether a file lies in a folder of installed packages, be it one of the user's choice: `pip install --target`."""
+    folders, imported_from = Path(file).parents, {Path(entry) for entry in sys.path if entry}
+    return any(
+        folder.name in _INSTALLED or (folder in imported_from and any(folder.glob("*.dist-info/RECORD")))
+        for folder in folders
+    )
 
 
 @functools.cache

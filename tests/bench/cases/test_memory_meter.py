@@ -1,5 +1,7 @@
 """The GPU memory of a variant, on a device whose counters the test sets."""
 
+import gc
+
 import pytest
 import tensorflow as tf
 
@@ -93,6 +95,22 @@ def test_a_copy_of_the_state_in_later_calls_does_not_count(device):
     for _ in range(4):
         meter()
     assert meter.peak_mib == 100.0
+
+
+def test_garbage_of_others_is_not_counted(device):
+    class Garbage:
+        def __init__(self):
+            self.itself = self
+            device.take(500)
+
+        def __del__(self):
+            device.take(-500)
+
+    Garbage()
+    make = variant(device, model=10, step=100)
+    meter = MemoryMeter(lambda: (gc.collect(), make())[1])
+    meter()
+    assert meter.peak_mib == 110.0
 
 
 def test_a_case_records_it(device):

@@ -103,7 +103,7 @@ def test_throttle_reasons_have_names_and_an_idle_gpu_is_not_throttled(
 def test_every_throttle_reason_of_pynvml_has_a_name() -> None:
     known = {value for name, value in vars(pynvml).items() if name.startswith(("nvmlClocksEventReason", "nvmlClocksT"))}
     bits = {value for value in known if value and value & (value - 1) == 0}
-    assert bits == THROTTLE_REASONS.keys() | {0x1}
+    assert bits <= THROTTLE_REASONS.keys() | {0x1}  # an older pynvml lacks some
 
 
 def test_devices_come_in_the_order_of_their_bus_ids(fake_nvml: FakeNvml) -> None:

@@ -89,6 +89,17 @@ def test_each_example_comes_once_an_epoch_in_a_new_order(remainder):
     assert len({tuple(order) for order in orders}) == 3
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bool", "int32"])
+def test_on_a_gpu_batches_are_those_of_the_cache_in_memory(remainder, dtype):
+    data, chosen = (X.astype(dtype), Y), {"batch_size": 5, "remainder": remainder, "training": False}
+    device = build_pipeline(data, cache="device", **chosen)
+    memory = build_pipeline(data, cache="memory", device=None, **chosen)
+    assert "GPU" in stage_of(device).device
+    assert_same(epoch(device), epoch(memory))
+
+
 def test_a_shuffled_epoch_without_its_last_batch_leaves_out_others_each_time():
     dataset = build_pipeline(DATA, batch_size=5, cache="device", remainder="drop")
     left_out = {frozenset(Y.tolist()) - frozenset(labels(epoch(dataset))) for _ in range(6)}

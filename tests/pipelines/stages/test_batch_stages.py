@@ -145,7 +145,7 @@ def test_what_cannot_be_copied_stays_on_the_host(monkeypatch):
 @pytest.mark.gpu
 def test_on_a_gpu_batches_lie_there_before_they_are_asked_for():
     dataset = build_pipeline((X, Y), batch_size=8)
-    assert len(dataset) == 2
+    assert len(dataset) == 3
     assert all("GPU" in x.device for x, _ in dataset)
 
 

@@ -1,5 +1,6 @@
 """The device of a case: its GPUs' clocks, power and peak memory while a variant runs, and the best rates it reaches."""
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -118,11 +119,12 @@ class MemoryMeter:
     def __call__(self) -> StepTimes:
         """Calls the timer."""
         device = first_gpu()
-        begun = before = in_use_bytes(device) if device else 0
         if self._timer is None:
+            gc.collect()  # or what others left could be freed meanwhile, and this one would seem to keep less
+            begun = in_use_bytes(device) if device else 0
             self._timer = self._make()
-            before = in_use_bytes(device) if device else 0
-            self._own = before - begun
+            self._own = in_use_bytes(device) - begun if device else 0
+        before = in_use_bytes(device) if device else 0
         if device:
             reset_peak(device)
         times = self._timer()

@@ -40,12 +40,12 @@ def test_a_name_on_loan_does_not_count():
     assert not by_name(loan)
 
 
-@pytest.mark.slow
-def test_a_package_installed_again_with_other_code_counts_as_another(tmp_path, monkeypatch):
+@pytest.mark.parametrize("packages", ["lib/site-packages", "chosen"])  # the other one: pip install --target
+def test_a_package_installed_again_with_other_code_counts_as_another(packages, tmp_path, monkeypatch):
     """In folders laid out as pip leaves them; a loose file that no package lists counts by its code."""
 
     def install(folder, digest):
-        site = tmp_path / folder / "lib" / "site-packages"
+        site = tmp_path / folder / packages
         info = site / "own_package-1.0.dist-info"
         info.mkdir(parents=True)
         (site / "own_package").mkdir()
