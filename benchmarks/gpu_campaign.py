@@ -32,6 +32,14 @@ STEP_SECONDS = 480.0
 _SUMMARY_LINES = 10
 _TEST = re.compile(r"(?P<test>tests/\S+::.+?) (?P<outcome>PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b")
 
+_XDIST_FAILURE = re.compile(r"\[gw\d+\].* (FAILED|ERROR) (?P<test>tests/\S+::.+?) *$")
+_IN_A_NEW_FOLDER = """
+import os, runpy, sys, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -70,6 +78,25 @@ def gpu_tests(setting):
         )
         for path in (files[:2] if setting.rehearse else files)  # without a GPU all are skipped
     ]
+
+
+def other_tests(setting):
+    """The examples and the quick tests: what works on a CPU shall work beside a GPU, where XLA and TF32 are on."""
+    examples = sorted((ROOT / "examples").glob("*.py"))
+    parts = [
+        Part(name=f"examples/{path.name}", command=("-c", _IN_A_NEW_FOLDER, str(path)), limit_seconds=120, read=_said)
+        for path in (examples[-1:] if setting.rehearse else examples)
+    ]
+    tests = ("tests/model/test_batches.py", "-n", "1") if setting.rehearse else ("tests", "-n", "8", "--timeout", "120")
+    options = ("-m", "not slow and not campaign and not gpu", "-W", "default", "-v", "--tb=short", "--color=no")
+    quick = Part(
+        name="quick tests",
+        command=("-m", "pytest", "-o", "addopts=--import-mode=importlib", *options, "-p", "no:cacheprovider", *tests),
+        limit_seconds=STEP_SECONDS,
+        read=_failure,
+        figures=lambda records: f"{len(last_run(records))} failed",
+    )
+    return [*parts, quick]
 
 
 def torch_peers(setting, name):
@@ -120,7 +147,7 @@ def scripts(setting):
             name=name,
             command=(str(HERE / files[name]), str(setting.folder / f"{name}.json"), *tiny),
             limit_seconds=limit,
-            read=lambda line: {"said": line},
+            read=_said,
             figures=lambda records: "; ".join(record["said"] for record in last_run(records))[:300],
         )
         for name, limit in names.items()
@@ -167,7 +194,17 @@ STEPS = (
     Step("decisions and callbacks", "6 min", "scripts.jsonl", scripts),
     Step("PyTorch, after", "5 min", "peers.jsonl", partial(torch_peers, name="after")),
     Step("goals and report", "1 min", "goals.jsonl", goals),
+    Step("examples and quick tests", "6 min", "other_tests.jsonl", other_tests),
 )
+
+
+def _said(line):
+    return {"said": line}
+
+
+def _failure(line):
+    found = _XDIST_FAILURE.search(line)
+    return {"failed": found["test"]} if found else None
 
 
 def _every_figure(records):
@@ -226,6 +263,7 @@ def main():
     }
     environ["PYTHONUNBUFFERED"] = "1"  # so that each line comes when it is printed
     environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # or the first of several processes takes all memory
     machine = _machine(folder, environ)
     if refusal := _refusal(machine, folder, options.rehearse):
         print(refusal)

@@ -44,8 +44,8 @@ train = dataset.skip(128).shuffle(640).map(decode).batch(32)
 model = keras.Sequential(
     [
         keras.Input((64, 64, 3)),
-        keras.layers.Conv2D(16, 3, strides=2, activation="relu"),
-        keras.layers.Conv2D(32, 3, strides=2, activation="relu"),
+        keras.layers.Conv2D(16, 3, strides=2, padding="same", activation="relu"),
+        keras.layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
         keras.layers.Flatten(),
         keras.layers.Dense(64, activation="relu"),
         keras.layers.Dense(CLASSES),

@@ -55,6 +55,19 @@ def test_outcomes_are_read_from_pytests_lines(line, outcome):
     assert found == (outcome and {"test": outcome[0], "outcome": outcome[1]})
 
 
+@pytest.mark.parametrize(
+    ("line", "failed"),
+    [
+        ("[gw2] [ 80%] FAILED tests/a/test_b.py::test_c[x y-1] ", "tests/a/test_b.py::test_c[x y-1]"),
+        ("[gw2] [ 80%] ERROR tests/a/test_b.py::test_c", "tests/a/test_b.py::test_c"),
+        ("[gw2] [ 80%] PASSED tests/a/test_b.py::test_c ", None),
+        ("FAILED tests/a/test_b.py::test_c - assert 1 == 2", None),
+    ],
+)
+def test_failures_are_read_from_lines_of_several_workers(line, failed):
+    assert gpu_campaign._failure(line) == (failed and {"failed": failed})
+
+
 def test_only_one_machine_writes_to_a_folder(tmp_path):
     assert gpu_campaign._refusal(MACHINE, tmp_path, False) is None
     # Another patch of the driver, and another torch, are the same machine.
@@ -142,6 +155,7 @@ KILLED_AT = {
     4: ("*.json", '"median_ms"'),
     5: ("scripts.jsonl", '"said"'),
     7: ("goals.jsonl", '"goal"'),
+    8: ("other_tests.jsonl", '"said"'),
 }
 
 
