@@ -212,3 +212,37 @@ def test_wrong_arguments_are_named():
         tfopt.diagnose(made(), tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).take(0))
     with pytest.raises(UnsupportedError, match="CallbackList"):
         diagnose_fit(made(), {"x": X, "y": Y, "callbacks": keras.callbacks.CallbackList([])})
+
+
+@pytest.mark.slow
+def test_the_slow_stage_of_the_input_is_named():
+    def read(row):
+        time.sleep(0.005)
+        return row
+
+    def load(x, y):
+        return tf.ensure_shape(tf.numpy_function(read, [x], tf.float32), (8,)), y
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).map(load).batch(8)
+    (cause,) = (cause for cause in tfopt.diagnose(made(), data, steps=STEPS).causes if cause.name == "input")
+    assert "profile_pipeline: map (load) limits it" in cause.evidence
+
+
+@pytest.mark.slow
+def test_causes_are_also_taken_away_together():
+    """An input and a callback that sleep: fit may prefetch, so that a step takes the longer of both, or their sum."""
+
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.03)
+
+    class Slower(Slow):
+        def on_train_batch_begin(self, batch, logs=None):
+            time.sleep(0.06)
+
+    found = tfopt.diagnose(made(), (X, Y), [Slow(), Slower()], steps=STEPS)
+    assert {"callback Slow", "callback Slower"} <= {cause.name for cause in found.worth_changing}
+    slept_ms = 30 + 30 + 60
+    # Without them a step takes what the rest does: at least the computation.
+    without_ms = found.now.median_ms / found.together.ratio
+    assert found.floor_ms / 2 < without_ms < found.now.median_ms - 0.8 * slept_ms

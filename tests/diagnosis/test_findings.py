@@ -5,6 +5,7 @@ import pytest
 from diagnoses import cause, diagnosis, times
 
 from tfopt.diagnosis import Diagnosis, NotTested
+from tfopt.measure import Comparison
 
 
 def test_a_cause_counts_if_its_interval_lies_above_0_and_it_takes_3_percent():
@@ -64,6 +65,8 @@ def test_the_verdict_says_no_more_than_was_measured(verdict):
 def test_it_is_json_and_is_read_back():
     not_tested = (NotTested("precision", "it overflows"),)
     found = replace(diagnosis(cause("a", 40.0), cause("b", 1.0)), not_tested=not_tested)
+    assert Diagnosis.from_dict(found.to_dict()) == found
+    found = replace(found, together=Comparison(ratio=2.5, interval=(2.25, 2.75)))
     written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert Diagnosis.from_dict(written) == found
     assert written["now"]["repeats_ms"] == [[100.0], [100.0]]

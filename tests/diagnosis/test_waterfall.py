@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tfopt.diagnosis import NotTested
 from tfopt.diagnosis.waterfall import bars
+from tfopt.measure import Comparison
 
 CODE = f"data = build_pipeline({', '.join(f'option_{number}=None' for number in range(9))})\n\nmodel.fit(data)"
 SLOW = diagnosis(
@@ -65,6 +66,14 @@ def page(found, path) -> ElementTree.Element:
 
 def test_text():
     assert str(SLOW) == TEXT
+
+
+def test_what_all_of_it_gains_stands_after_the_causes(tmp_path):
+    found = diagnosis(cause("a", 40.0), cause("b", 30.0), together=Comparison(ratio=2.5, interval=(2.25, 2.75)))
+    sentence = "Without all of these at once, steps run 2.5 times as fast (95 %: 2.25–2.75),\nmeasured through fit."
+    assert str(found).split("\n\n")[-2] == sentence
+    assert sentence.replace("\n", " ") in "".join(page(found, tmp_path / "page.html").itertext())
+    assert "at once" not in str(diagnosis(cause("a", 40.0)))
 
 
 def test_nothing_counts():

@@ -30,6 +30,7 @@ from tfopt.model.layers import computing_layers, layer_paths
 from tfopt.precision.layer_policies import assign_policies, current_policy, is_16_bit
 
 NOW, STEP = "now", "the step alone"
+INPUT = "input"
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -65,7 +66,7 @@ class Candidate:
 def candidates(training: Training) -> Iterator[Candidate | NotTested]:
     """Yields each cause that may be tested on this training, and those that cannot be, with the reason."""
     yield Candidate(
-        name="input",
+        name=INPUT,
         arm=FitArm(training, dataset=training.resident),
         evidence="The same steps on one batch that stays in memory.",
         remedy=_input_remedy(training),

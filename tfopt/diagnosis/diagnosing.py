@@ -3,7 +3,7 @@
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,17 +16,20 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.diagnosis import pauses
 from tfopt.diagnosis.arms import FitArm, StepArm
-from tfopt.diagnosis.candidates import NOW, STEP, Candidate, callback_names, candidates
+from tfopt.diagnosis.candidates import INPUT, NOW, STEP, Candidate, callback_names, candidates
 from tfopt.diagnosis.computation import describe
 from tfopt.diagnosis.findings import CauseCost, Diagnosis, NotTested
 from tfopt.diagnosis.placement import readings
 from tfopt.diagnosis.training import Training
-from tfopt.errors import summarize_error
-from tfopt.measure import StepTimes, environment, interleave
+from tfopt.errors import TfoptError, summarize_error
+from tfopt.measure import Comparison, StepTimes, compare, environment, interleave
 from tfopt.measure.times import difference_ms
+from tfopt.pipelines import profile_pipeline
+from tfopt.pipelines.plan import PipelinePlan
 
 ROUNDS = 5
-_FLOOR = "floor"
+_FLOOR, _TOGETHER = "floor", "without all of them"
+_PROFILE_SECONDS = 2.0
 _FOUR_FIFTHS = 0.8  # what doing something every fifth time saves
 _PAUSE_SECONDS = 0.001
 _LEAST_MS = 100.0  # of an arm in a round
@@ -46,7 +49,7 @@ def diagnose(
     The model comes back as it was, bit for bit: weights, optimizer, metrics, seeds and compiled functions; so do
     callbacks, unless they change objects that they only refer to. Keras' and tfopt's callbacks write into a temporary
     folder meanwhile; yours are run as they are. The data are read from their start about three times `steps` batches an
-    experiment; a generator goes on from there afterwards.
+    experiment, and for two seconds more if the input proves slow; a generator goes on from there afterwards.
 
     Args:
         model: A compiled model.
@@ -128,10 +131,14 @@ class Experiments:
             now = _slower(times[NOW], sum(pause.cost_ms for pause in paused))
             costs = [_compared(one, times) for one in self.tested if one.name in times] + paused
             causes = [_cause(cost, now.median_ms) for cost in costs]
-            floor = self._floor(causes)
+            counts = {cause.name for cause in causes if cause.counts}
+            if INPUT in counts:
+                causes = [self._explained(cause) if cause.name == INPUT else cause for cause in causes]
+            floor, together = self._without_all(counts)
         return Diagnosis(
             now=now,
             floor=floor,
+            together=together,
             causes=tuple(sorted(causes, key=lambda cause: -cause.cost_ms)),
             noticed=tuple(noticed),
             not_tested=tuple(self._not_tested),
@@ -157,12 +164,35 @@ class Experiments:
             running, ROUNDS, on_progress=lambda name, turn: self._progress.say(f"round {turn + 1} of {ROUNDS}: {name}")
         )
 
-    def _floor(self, causes: Sequence[CauseCost]) -> StepTimes:
-        """Times the step alone, with all changes that pay."""
-        counts = {cause.name for cause in causes if cause.counts}
+    def _without_all(self, counts: Collection[str]) -> tuple[StepTimes, Comparison | None]:
+        """Times the step alone with all changes that pay, and `fit` without several causes at once beside it as it is.
+        """
+        training = self.training
         changes = [one.change for one in self.tested if one.name in counts and one.change]
-        arm = StepArm(self.training, twice="small batch" in counts, changes=changes)
-        return self.interleave({_FLOOR: arm})[_FLOOR]
+        left_out = [one for one, name in callback_names(training.callbacks).items() if name in counts]
+        taken_away = len(changes) + len(left_out) + (INPUT in counts)
+        arms: dict[str, Callable[[int], StepTimes]] = {
+            _FLOOR: StepArm(training, twice="small batch" in counts, changes=changes)
+        }
+        if taken_away > 1:
+            resident = training.resident if INPUT in counts else None
+            arms[NOW] = FitArm(training)
+            arms[_TOGETHER] = FitArm(training, dataset=resident, without=left_out, changes=changes)
+        times = self.interleave(arms)
+        return times[_FLOOR], compare(times[NOW], times[_TOGETHER]) if _TOGETHER in times else None
+
+    def _explained(self, cause: CauseCost) -> CauseCost:
+        """The input, with the stage that limits it where `profile_pipeline` can look inside."""
+        data = self.training.data
+        if not isinstance(data, PipelinePlan | tf.data.Dataset):
+            return cause
+        self._progress.say("stages of the input")
+        try:
+            profile = profile_pipeline(data, _PROFILE_SECONDS)
+        except (TfoptError, tf.errors.OpError, ValueError):
+            return cause
+        said = " ".join(filter(None, [cause.evidence, f"profile_pipeline: {profile.verdict}", profile.remedy]))
+        return replace(cause, evidence=said)
 
     def _pauses(self, retraced: pauses.Retracing | None) -> Iterator[_Cost]:
         """Times what stops the training between steps, spread over the steps."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfopt.files import write_atomic
-from tfopt.measure import StepTimes
+from tfopt.measure import Comparison, StepTimes
 from tfopt.text import Shown, figure, listed, percent
 
 # A cause counts if its interval lies above 0 and it takes at least this share of a step.
@@ -83,6 +83,9 @@ class Diagnosis(Shown):
     """What the remaining computation does, in sentences: its rate beside the device's, and the costliest layers."""
     environment: Mapping[str, Any]
     """What it was measured on, as `tfopt.measure.environment` returns it."""
+    together: Comparison | None = None
+    """How many times as fast the steps run through `fit` without all causes that count, pauses between steps aside; None
+    unless there are several."""
     noticed: tuple[Noticed, ...] = ()
     """What slows it down from outside, such as other processes: read, not measured."""
 
@@ -139,6 +142,7 @@ class Diagnosis(Shown):
             "noticed": [asdict(each) for each in self.noticed],
             "not_tested": [asdict(each) for each in self.not_tested],
             "computation": self.computation,
+            "together": self.together and self.together.to_dict(),
             "environment": dict(self.environment),
         }
 
@@ -152,6 +156,7 @@ class Diagnosis(Shown):
             noticed=tuple(Noticed(**each) for each in values["noticed"]),
             not_tested=tuple(NotTested(**each) for each in values["not_tested"]),
             computation=values["computation"],
+            together=(together := values["together"]) and Comparison.from_dict(together),
             environment=values["environment"],
         )
 

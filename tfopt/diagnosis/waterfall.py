@@ -48,6 +48,7 @@ def text(diagnosis: Diagnosis) -> str:
         _wrapped(diagnosis.verdict),
         _drawn(bars(diagnosis)),
         *map(_block, diagnosis.worth_changing),
+        _wrapped(_together(diagnosis)),
         *(_wrapped(f"Noticed: {each.evidence} {each.remedy}") for each in diagnosis.noticed),
         "\n".join(map(_wrapped, others)),
         _wrapped(diagnosis.computation),
@@ -99,6 +100,18 @@ def _predicted(cause: CauseCost) -> str:
     return "" if gain is None else f"With this change, the training is predicted to run {figure(gain)} times as fast."
 
 
+def _together(diagnosis: Diagnosis) -> str:
+    """What all of it gains at once; empty unless several causes count."""
+    found = diagnosis.together
+    if found is None:
+        return ""
+    low, high = found.interval
+    return (
+        f"Without all of these at once, steps run {figure(found.ratio)} times as fast (95 %: {figure(low)}–"
+        f"{figure(high)}), measured through fit."
+    )
+
+
 def page(diagnosis: Diagnosis) -> str:
     """Returns the HTML page.
 
@@ -111,6 +124,7 @@ def page(diagnosis: Diagnosis) -> str:
         _picture(diagnosis),
         *map(_remedy, diagnosis.worth_changing),
         *(Section(f"Noticed: {each.name}", f"{each.evidence} {each.remedy}") for each in diagnosis.noticed),
+        *([Section("All of these at once", _together(diagnosis))] if diagnosis.together else []),
         _tested(diagnosis),
         Section("The computation", diagnosis.computation),
         Section("Environment", details=[("Everything recorded", recorded)]),

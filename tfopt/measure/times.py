@@ -101,6 +101,11 @@ class Comparison(Shown):
         """JSON: ratio, interval and verdict."""
         return asdict(self) | {"verdict": self.verdict}
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Restores the result of `to_dict`."""
+        return cls(ratio=values["ratio"], interval=tuple(values["interval"]))
+
     def __str__(self) -> str:
         return f"{self.ratio:.3g}× (95 %: {self.interval[0]:.3g}–{self.interval[1]:.3g}), {self.verdict}"
 
