@@ -62,9 +62,9 @@ class UtilizationAlert(keras.callbacks.Callback):
     """Warns, stops or calls a function when a metric is beyond a bound for a while, and names the likely cause.
 
     Use it for trainings that nobody watches: for a GPU that idles, steps that slow down, memory that fills up, a
-    training that hangs. GPU metrics are judged for each GPU separately. The time counts from the end of the first step,
-    which traces and compiles, and includes validation and the time between epochs. After an alert, the next one needs
-    the metric to have been back within its bound, by a margin, for as long.
+    training that hangs. GPU metrics are judged separately for each GPU that TensorFlow may use. The time counts from
+    the end of the first step, which traces and compiles, and includes validation and the time between epochs. After an
+    alert, the next one needs the metric to have been back within its bound, by a margin, for as long.
 
     Args:
         metric: A number of `tfopt.hardware.GpuSample`, one of `ThroughputLogger` (`step_time_ms`,
@@ -170,6 +170,9 @@ class UtilizationAlert(keras.callbacks.Callback):
 
     def _take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Runs in the sampler's thread."""
+        host, visible = rows[0], None if self._replicas is None else self._replicas.visible
+        # tf.config.set_visible_devices hides GPUs that are read all the same.
+        rows = tuple(row for row in rows if visible is None or row.index is None or row.index in visible)
         for row in rows:  # without a GPU one of the host alone, whose time passes too
             reasons = self._throttling.reasons(row)
             # For a low clock the power cap is an answer however little it slows the GPU.
@@ -178,7 +181,7 @@ class UtilizationAlert(keras.callbacks.Callback):
             for row in rows:
                 self._take(row.index, getattr(row, self._metric))
         elif self._metric in HOST_KEYS:
-            self._take(None, getattr(rows[0], self._metric))
+            self._take(None, getattr(host, self._metric))
         elif self._metric == SECONDS_SINCE_STEP:
             self._take(None, self._progress.seconds_since_step)
         else:

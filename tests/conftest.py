@@ -34,11 +34,13 @@ def _frozen_garbage():
 
 
 def pytest_collection_modifyitems(config, items):
-    if not tf.config.list_physical_devices("GPU"):
-        no_gpu = pytest.mark.skip(reason="needs an NVIDIA GPU, and TensorFlow sees none here")
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(no_gpu)
+    if tf.config.list_physical_devices("GPU"):
+        marker, reason = "no_gpu", "about a machine without a GPU, and TensorFlow sees one here"
+    else:
+        marker, reason = "gpu", "needs an NVIDIA GPU, and TensorFlow sees none here"
+    for item in items:
+        if item.get_closest_marker(marker):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -280,7 +280,8 @@ def test_no_time_is_left_to_tell_where_the_number_of_steps_is_unknown():
     assert by_place[0, 2] is None
     # Keras begins a fourth step, which finds no data: the end of an epoch takes 2 s.
     assert history["eta_seconds"] == [3 * 2 + 2, 0]
-    assert by_place[1, 6] == 2 + 2  # the optimizer counts the step without data, too
+    # The optimizer counts the step without data, too: on a GPU only if it is quicker than the end of the data.
+    assert by_place[1, 6] in (2 + 2, *([2] if tf.config.list_physical_devices("GPU") else []))
 
 
 def test_operations_and_their_share_of_the_peak():
@@ -291,7 +292,7 @@ def test_operations_and_their_share_of_the_peak():
     assert history["mfu_percent"] == pytest.approx([0.4, 0.4])
 
 
-def test_operations_are_counted_and_without_a_peak_they_have_no_share(tmp_path):
+def test_operations_are_counted_and_without_a_peak_they_have_no_share(tmp_path, fake_nvml):
     logger = ThroughputLogger(tmp_path, window_steps=2, clock=Clock())
     history = fit(logger).history
     assert logger.flops_per_example == 4 * 64  # of a single layer: forward, and the gradient of its kernel
@@ -314,7 +315,7 @@ def test_what_cannot_be_counted_is_named_once_and_survived(caplog):
     forget_warnings()
     stack = [keras.layers.Flatten(), Own(name="own"), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((8, 8, 1), batch_size=8), *stack])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", jit_compile=False)
     with caplog.at_level(logging.WARNING, "tfopt"):
         for _ in range(2):
             history = fit(ThroughputLogger(), model=model).history

@@ -37,7 +37,7 @@ def clock():
 
 
 @pytest.fixture
-def driven(clock):
+def driven(clock, fake_nvml):
     """Makes alerts that run without fit: the test hands them their readings, one a second."""
     begun = []
 
@@ -318,6 +318,20 @@ def test_gpus_that_no_replica_uses_are_told_once(driven, clock):
     # Once they have worked, it is news again.
     sample(alert, clock, *[gpus(*[90] * 8)] * 9, *[gpus(90, *[0] * 7)] * 20)
     assert len(alert.alerts) == 2
+
+
+def test_gpus_that_tensorflow_must_not_use_are_not_judged(driven, clock, monkeypatch):
+    """After tf.config.set_visible_devices: the environment hides none of them."""
+    only = [tf.config.PhysicalDevice("/physical_device:GPU:1", "GPU")]
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: only)
+    alert = driven()
+    sample(alert, clock, *[gpus(0, 90, 0, throttle_reasons=("thermal",))] * 20)
+    assert alert.alerts == ()
+    sample(alert, clock, *[gpus(0, 10, 0)] * 20)
+    assert [found.gpu_index for found in alert.alerts] == [1]
+    host = driven("host_cpu_percent", above=90)
+    sample(host, clock, *[gpus(0, 90, host_cpu_percent=99.0)] * 20)
+    assert host.alerts[0].value == 99.0
 
 
 def test_a_straggler_is_told_once(driven, clock):

@@ -183,7 +183,7 @@ def test_whole_batches_are_gathered_in_parallel(seed):
 
 @pytest.mark.parametrize(("prefetch", "size"), [("auto", tf.data.AUTOTUNE), (3, 3), (0, None)])
 def test_batches_are_prefetched_last(prefetch, size):
-    built = build_pipeline(ROWS, batch_size=8, prefetch=prefetch)
+    built = build_pipeline(ROWS, batch_size=8, prefetch=prefetch, device=None)
     found = [stage for stage in lineage(built) if type(stage).__name__ == "_PrefetchDataset"]
     assert [int(stage._buffer_size) for stage in found] == ([] if size is None else [size])
     if found:

@@ -29,7 +29,7 @@ def names(plan):
 
 
 def test_the_stages_stand_in_their_order():
-    plan = plan_pipeline(ROWS, batch_size=8, transform=double, augment=add_noise)
+    plan = plan_pipeline(ROWS, batch_size=8, transform=double, augment=add_noise, device=None)
     last = ["prefetch", "device", "order", "memory"]
     assert names(plan) == ["read", "decode", "transform", "cache", "shuffle", "augment", "batch", *last]
     uncached = plan_pipeline(ROWS, batch_size=8, transform=double, augment=add_noise, cache=None)

@@ -88,7 +88,9 @@ def composite():
     inputs = keras.Input((3, 8))
     x = layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
     x = layers.Bidirectional(layers.LSTM(2, name="lstm", return_sequences=True), name="both")(x)
-    x = layers.GRU(2, name="gru", return_sequences=True)(layers.TimeDistributed(layers.Dense(2), name="each")(x))
+    x = layers.TimeDistributed(layers.Dense(2), name="each")(x)
+    # cuDNN's takes no cell of another dtype than its layer's.
+    x = layers.GRU(2, name="gru", return_sequences=True, use_cudnn=False)(x)
     return keras.Model(inputs, layers.Dense(2)(x))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import pynvml
 import pytest
+import tensorflow as tf
 
 from tfopt import warn
 from tfopt.hardware import GpuSample, GpuSampler
@@ -483,8 +484,12 @@ def _raise(code: int) -> Any:
 
 @pytest.fixture
 def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    """A machine without GPUs at first; no warning given yet, no GPU hidden by the environment."""
+    """A machine without GPUs at first; no warning given yet, no GPU hidden by the environment.
+
+    TensorFlow tells of no GPU of this machine, which would be taken for one of those here.
+    """
     fake = FakeNvml()
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [])
     monkeypatch.setattr(driver, "_door", driver.Nvml(load=fake.load, clock=lambda: fake.now))
     for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(variable, raising=False)

@@ -249,9 +249,13 @@ def test_a_dataset_that_shuffles_is_compared_on_one_batch(timed):
 
 
 def test_what_fails_without_xla_is_raised():
-    images, labels = batch()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):
-        decide(net(), (images, labels + 10), steps=5)
+    class Checks(keras.layers.Layer):
+        def call(self, inputs):
+            with tf.control_dependencies([tf.debugging.assert_less(inputs, 0.0, "no images")]):
+                return tf.identity(inputs)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no images"):
+        decide(net(Checks()), batch(), steps=5)
 
 
 def test_a_dataset_that_fails_later_is_no_fault_of_xla():

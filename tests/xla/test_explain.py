@@ -151,7 +151,7 @@ def test_an_operation_that_xla_gets_wrong_is_named(data):
         outputs[on] = model.predict(x, verbose=0)
     weights, bias = (weight.numpy() for weight in model.layers[-1].weights)
     expected = (x + np.sum(x > 0)).reshape(len(x), -1) @ weights + bias
-    np.testing.assert_allclose(outputs[False], expected, rtol=1e-3, atol=1e-2)
+    assert np.linalg.norm(outputs[False] - expected) < 0.01 * np.linalg.norm(expected)
     assert np.linalg.norm(outputs[True] - expected) > 0.3 * np.linalg.norm(expected)
 
 
@@ -219,11 +219,12 @@ def test_layers_that_keras_keeps_off_are_named_once(layer, remedy):
 def test_layers_with_a_choice_of_kernels_and_layers_of_ones_own():
     model = keras.Sequential([keras.Input((4, 2)), keras.layers.Bidirectional(keras.layers.LSTM(3)), Computes(abs)])
     model.compile("sgd", "mse")
-    model.layers[0].forward_layer.supports_jit = False  # as it is where cuDNN's kernel is in reach
-    model.layers[1].supports_jit = False
-    lstm, own = explain(model).obstacles
-    assert lstm.layer == f"{model.name}/bidirectional/forward_lstm" or "forward" in lstm.layer
-    assert "use_cudnn=False" in lstm.remedy
+    lstms = model.layers[0].forward_layer, model.layers[0].backward_layer
+    for layer in (*lstms, model.layers[1]):
+        layer.supports_jit = False  # as it is of an LSTM where cuDNN's kernel is in reach
+    forward, backward, own = explain(model).obstacles
+    assert (forward.layer, backward.layer) == tuple(layer.path for layer in lstms)
+    assert "use_cudnn=False" in forward.remedy
     assert "supports_jit = False" in own.remedy
 
 
@@ -437,23 +438,23 @@ def test_numbers_that_are_none_do_not_matter():
 @pytest.mark.parametrize(
     ("step", "extra", "part"),
     [
-        (lambda x, n, y: tf.reduce_sum(x) + tf.reduce_sum(tf.zeros([n])), tf.constant(5), 1),
+        (lambda x, n, y: tf.reduce_sum(x) + tf.reduce_sum(tf.zeros([n])), tf.constant(5, tf.int64), 1),
         (
             lambda x, n, y: tf.reduce_sum(x) + tf.reduce_sum(tf.zeros(n)) + tf.cast(y[0], "float32"),
-            tf.constant([3, 4]),
+            tf.constant([3, 4], tf.int64),
             1,
         ),
         (lambda x, n, y: tf.reduce_sum(x) + tf.cast(tf.size(n), "float32"), tf.zeros((0, 3)), None),
     ],
 )
 def test_the_tensor_whose_values_are_a_shape_is_told_from_others_of_its_shape(step, extra, part):
-    weight = tf.Variable(5)
+    weight = tf.Variable(5, dtype=tf.int64)  # one of int32 lies on the host, where XLA on a GPU does not reach it
 
     def training(data):
         (x, n), y = data
         return step(x, n, y) + tf.cast(weight, "float32")
 
-    found = obstacles_of(training, ((tf.ones((2, 3)), extra), tf.constant([1, 2])))
+    found = obstacles_of(training, ((tf.ones((2, 3)), extra), tf.constant([1, 2], tf.int64)))
     assert [f"its tensor {part}" in obstacle.found for obstacle in found] == ([] if part is None else [True])
 
 

@@ -7,6 +7,7 @@ from tensorflow.python.ops import control_flow_util
 
 from tfopt.errors import UnsupportedError
 from tfopt.xla import jit, set_jit
+from tfopt.xla.obstacles import device
 
 
 class Tracer(keras.layers.Layer):
@@ -177,7 +178,7 @@ def test_under_determinism_stock_keras_only_warns(monkeypatch):
 
 
 def test_one_replica_may_run_under_xla():
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+    with tf.distribute.MirroredStrategy([f"{device()}:0"]).scope():
         model, tracer = traced_net()
     fit(model)
     tracer.new()

@@ -21,8 +21,8 @@ SAMPLE = Sample(
     raw_bytes=100.0,
     decoded_bytes=float(MIB) / 4,
     example_bytes=float(MIB),
-    decode_seconds=0.02,
-    transform_seconds=0.01,
+    decode_seconds=0.02 * host().cpus,
+    transform_seconds=0.01 * host().cpus,
 )
 
 

@@ -265,7 +265,7 @@ def test_a_full_device_is_told(monkeypatch):
     def full(*_):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM")
 
-    stage = stage_of(build_pipeline(DATA, batch_size=5, cache="device"))
+    stage = stage_of(build_pipeline(DATA, batch_size=5, cache="device", device="/device:CPU:0"))
     element = next(iter(stage.elements))
     monkeypatch.setattr(device_stage.tf, "zeros", full)
     with pytest.raises(DeviceMemoryError, match=r"Expected room for 286 B of examples on /device:CPU:0"):
@@ -274,7 +274,8 @@ def test_a_full_device_is_told(monkeypatch):
 
 def test_the_plan_says_where_what_is_done():
     layers = [keras.layers.RandomFlip(), keras.layers.RandomRotation(0.1)]
-    plan = plan_pipeline(DATA, batch_size=5, cache="device", remainder="pad", augment=layers)
+    options = {"cache": "device", "device": "/device:CPU:0", "remainder": "pad", "augment": layers}
+    plan = plan_pipeline(DATA, batch_size=5, **options)
     names = [stage.name for stage in plan.stages]
     assert names[2:] == [
         *("cache", "shuffle", "batch", "gather", "augment", "augment", "pad"),

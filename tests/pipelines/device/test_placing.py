@@ -83,17 +83,20 @@ def test_a_strategy_is_refused():
 
 
 def test_data_take_half_of_what_is_free(free_memory):
+    def plan():
+        return plan_pipeline((X, Y), batch_size=4, cache="device", device="/device:CPU:0")
+
     free_memory(17.0)
-    reason = plan_pipeline((X, Y), batch_size=4, cache="device").stage("cache").reason
+    reason = plan().stage("cache").reason
     assert reason == "asked for; 8.0 MiB, within half of the 17.0 MiB free on /device:CPU:0"
     free_memory(15.0)
     with pytest.raises(
         DeviceMemoryError, match=r"8\.0 MiB are needed, and exceed half of the 15\.0 MiB free on /device:CPU"
     ):
-        plan_pipeline((X, Y), batch_size=4, cache="device")
+        plan()
     free_memory(None)
     with pytest.raises(DeviceMemoryError, match="free on /device:CPU:0 is unknown"):
-        plan_pipeline((X, Y), batch_size=4, cache="device")
+        plan()
 
 
 @pytest.fixture
@@ -158,9 +161,9 @@ def test_an_order_without_shuffle_may_lie_there_under_a_seed(as_gpu):
     )
 
 
-@pytest.mark.parametrize("cache", ["auto", "memory", None])
-def test_a_cpu_is_never_taken_unasked(cache):
-    for device in ("auto", "CPU:0", None):
+@pytest.mark.parametrize("device", [pytest.param("auto", marks=pytest.mark.no_gpu), "CPU:0", None])
+def test_a_cpu_is_never_taken_unasked(device):
+    for cache in ("auto", "memory", None):
         plan = plan_pipeline((FEW, Y[:8]), batch_size=4, cache=cache, device=device)
         assert plan.stage("device").held is None
         assert "overlap" not in [stage.name for stage in plan.stages]

@@ -65,7 +65,8 @@ def both_ways(crop):
     @tf.function(input_signature=[tf.TensorSpec((), tf.string), SEED])
     def crops(contents, seed):
         seed = seed if crop.random else None
-        return crop_encoded(crop, contents, seed), crop_decoded(crop, decode_image(contents), seed)
+        with tf.device("CPU:0"):  # as in a pipeline
+            return crop_encoded(crop, contents, seed), crop_decoded(crop, decode_image(contents), seed)
 
     return crops
 

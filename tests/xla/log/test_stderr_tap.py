@@ -30,7 +30,8 @@ log(LINE)
 
 def run(code, **options):
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", START + code]
+    # Python 3.12 warns of a fork beside threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", START + code]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False, **options)
 
 
