@@ -147,6 +147,11 @@ def _parser() -> argparse.ArgumentParser:
         help="training steps of each experiment (default: 50)",
     )
     doctor.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page, too")
+    doctor.add_argument(
+        "--apply",
+        action="store_true",
+        help="also run the script twice up to --steps steps: as it is, and with what tfopt.tune changes",
+    )
     doctor.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
     doctor.add_argument("script", metavar="SCRIPT", help="the training script, which runs as it does under python")
     doctor.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="what it gets, options included")
@@ -308,13 +313,20 @@ def _doctor(options: argparse.Namespace) -> int:
     command = [*(["-m"] if options.module else []), options.script, *options.arguments]
     output = sys.stderr.fileno() if options.json else None
     try:
-        found = doctor.examine(command, fit=options.fit, steps=options.steps, page=bool(options.html), output=output)
+        found = doctor.examine(
+            command,
+            fit=options.fit,
+            steps=options.steps,
+            page=bool(options.html),
+            apply=options.apply,
+            output=output,
+        )
     except doctor.ScriptError as error:
         return _say(str(error), INTERNAL)
     if found.page:
         write_atomic(options.html, found.page)
     page = [f"\nPage: {options.html}"] if found.page else []
-    return _show(found.diagnosis, [found.text, *page], options)
+    return _show(found.found, [found.text, *page], options)
 
 
 def _show(value: Any, lines: Sequence[str], options: argparse.Namespace) -> int:

@@ -11,13 +11,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tfopt
-from tfopt.diagnosis.hook import ANSWER, PAGE
+from tfopt.diagnosis.hook import ANSWER, DIAGNOSE, PAGE, TIME, TUNE, Task
 from tfopt.errors import TfoptError, UnsupportedError
+from tfopt.text import figure, wrapped
 
 # Python imports a module of this name before it runs the script: what `install` hides, the script does not see.
 _SITECUSTOMIZE = """\
@@ -44,7 +45,8 @@ class Examined:
     """What was found."""
 
     text: str
-    diagnosis: dict[str, Any]
+    found: dict[str, Any]
+    """JSON: the diagnosis; with `apply`, also the tuning and the runs of the script."""
     page: str | None
     """The HTML page, if it was asked for."""
 
@@ -76,7 +78,13 @@ def require_files(script: str | None, page: Path | None) -> None:
 
 
 def examine(
-    command: Sequence[str], *, fit: int = 1, steps: int = 50, page: bool = False, output: int | None = None
+    command: Sequence[str],
+    *,
+    fit: int = 1,
+    steps: int = 50,
+    page: bool = False,
+    apply: bool = False,
+    output: int | None = None,
 ) -> Examined:
     """Runs a script as `python` would, and diagnoses a call of `Model.fit` instead of running it.
 
@@ -87,6 +95,8 @@ def examine(
         fit: Which call, from 1. Earlier ones train as usual.
         steps: Steps of each experiment.
         page: Whether to make an HTML page, too.
+        apply: Whether to run the script twice more, up to so many steps of that call: as it is, and with what
+            `tfopt.tune` changes.
         output: A file descriptor for what the script writes to standard output; by default that of this process.
 
     Raises:
@@ -94,14 +104,30 @@ def examine(
             that cannot be diagnosed.
         ScriptError: If it ends otherwise without that call, or the diagnosis fails.
     """
+    task = Task(kind=TUNE if apply else DIAGNOSE, fit=fit, steps=steps, page=page)
+    answer, html = _answer(command, task, output)
+    if not apply:
+        return Examined(answer["text"], answer["diagnosis"], html)
+    tuning = answer["tuning"]
+    found = {"diagnosis": answer["diagnosis"], "tuning": tuning, "runs": None}
+    texts = [answer["text"], wrapped(tuning.pop("text"))]
+    if causes := tuple(tuning["applied"]):
+        timing = replace(task, kind=TIME, page=False)
+        runs = [_answer(command, replace(timing, causes=each), output)[0]["timed"] for each in ((), causes)]
+        found["runs"] = dict(zip(("as it is", "tuned"), runs, strict=True))
+        texts.append(wrapped(_runs(*runs)))
+    return Examined("\n\n".join(texts), found, html)
+
+
+def _answer(command: Sequence[str], task: Task, output: int | None) -> tuple[dict[str, Any], str | None]:
+    """Runs the script with the hook; returns what the hook found, and its page if there is one."""
     with tempfile.TemporaryDirectory(prefix="tfopt-doctor-") as folder:
-        code = _run(command, _environ(folder, {"fit": fit, "steps": steps, "page": page}), output)
+        code = _run(command, _environ(folder, asdict(task)), output)
         answer: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError):  # a script that was killed leaves none
             answer = json.loads(Path(folder, ANSWER).read_text(encoding="utf-8"))
-        if "diagnosis" in answer:
-            html = Path(folder, PAGE).read_text(encoding="utf-8") if page else None
-            return Examined(answer["text"], answer["diagnosis"], html)
+        if "diagnosis" in answer or "timed" in answer:
+            return answer, Path(folder, PAGE).read_text(encoding="utf-8") if task.page else None
     script = " ".join(command[: 2 if command[0] == "-m" else 1])
     if "refused" in answer:
         raise UnsupportedError(answer["refused"])
@@ -110,7 +136,24 @@ def examine(
             f"Expected to diagnose the training of {script}. Found {answer['failed']}, as above. Run the script as it "
             "is, to see whether its training fails, too."
         )
-    raise _without_fit(script, code, fit, answer.get("calls", _UNKNOWN))
+    raise _without_fit(script, code, task.fit, answer.get("calls", _UNKNOWN))
+
+
+def _runs(plain: dict[str, Any], tuned: dict[str, Any]) -> str:
+    """What the script gained, in sentences."""
+    from tfopt.diagnosis.findings import times_as_fast
+    from tfopt.measure.times import StepTimes, compare
+
+    times = [StepTimes.from_dict(run["times"]) for run in (plain, tuned)]
+    before, after = (figure(each.median_ms) for each in times)
+    said = (
+        f"The script itself, run twice up to step {plain['steps']}: {before} ms a step as it is, {after} ms tuned, "
+        f"{times_as_fast(compare(*times))}."
+    )
+    losses = [run["loss"] for run in (plain, tuned)]
+    if None in losses:
+        return said
+    return f"{said} Its loss there: {losses[0]:.4g} as it is, {losses[1]:.4g} tuned."
 
 
 def _environ(folder: str, options: dict[str, Any]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The causes that are tested: how each is taken away, what shows it, and what to do about it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +31,8 @@ from tfopt.precision.layer_policies import assign_policies, current_policy, is_1
 
 NOW, STEP = "now", "the step alone"
 INPUT = "input"
+_WAITS, _XLA_OFF, _XLA_ON = "fit waits for each step", "XLA is off", "XLA does not pay"
+_FLOAT32, _16_BITS, _ATTENTION = "float32", "16 bits do not pay", "attention without a fast kernel"
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -51,8 +53,6 @@ class Candidate:
     """Takes it away from the model for a block of code."""
     code: str = ""
     """The lines that do so; empty: those of the remedy."""
-    apply: Callable[[keras.Model], Callable[[], Any]] | None = None
-    """Takes it away from the model for good; returns what undoes that."""
 
     @property
     def lines(self) -> str:
@@ -156,13 +156,12 @@ def _overlap(training: Training) -> Iterator[Candidate | NotTested]:
     with overlapped(training.model):  # raises if it cannot be
         pass
     yield Candidate(
-        name="fit waits for each step",
+        name=_WAITS,
         arm=FitArm(training, changes=[overlapped]),
         evidence="The same training with tfopt.fit.overlap, which launches steps without waiting and reads logs late.",
         remedy="import tfopt\ntfopt.fit.overlap(model)",
         kind="overlap",
         change=overlapped,
-        apply=_apply_overlap,
     )
 
 
@@ -176,14 +175,13 @@ def _xla(training: Training) -> Iterator[Candidate | NotTested]:
         if found.obstacles:
             raise UnsupportedError(str(found.obstacles[0]))
     yield Candidate(
-        name="XLA is off" if on else "XLA does not pay",
+        name=_XLA_OFF if on else _XLA_ON,
         arm=FitArm(training, changes=[jit(on)]),
         evidence=f"The same training {'with' if on else 'without'} XLA"
         + (", which computes the same on this batch." if on else "."),
         remedy=f"import tfopt\ntfopt.xla.set_jit(model, {on})",
         kind="xla",
         change=jit(on),
-        apply=partial(_apply_jit, on=on),
     )
 
 
@@ -194,38 +192,36 @@ def _precision(training: Training) -> Iterator[Candidate | NotTested]:
     name = recommended.policy
     if half == (name != "float32"):
         if not half:
-            yield NotTested("float32", recommended.reason)
+            yield NotTested(_FLOAT32, recommended.reason)
         return
     if not half:
         report = precision.check(model, training.resident, name)
         if not report.passed:
             raise UnsupportedError(f"{name} is refused: {report.verdict}")
     yield Candidate(
-        name="16 bits do not pay" if half else "float32",
+        name=_16_BITS if half else _FLOAT32,
         arm=FitArm(training, changes=[policy(name)]),
         evidence=f"The same training under {name}" + (", which tfopt.precision.check passes." if not half else "."),
         remedy=f'import tfopt\ntfopt.precision.apply(model, "{name}")',
         kind="precision",
         change=policy(name),
-        apply=partial(_apply_policy, name=name),
     )
 
 
 def _kernels(training: Training) -> Iterator[Candidate | NotTested]:
     if not tf.config.list_logical_devices("GPU"):
-        yield NotTested("attention without a fast kernel", "flash attention needs an NVIDIA GPU")
+        yield NotTested(_ATTENTION, "flash attention needs an NVIDIA GPU")
         return
     paths = kernels.explain(training.model).layers
     if not paths:
         return
     yield Candidate(
-        name="attention without a fast kernel",
+        name=_ATTENTION,
         arm=FitArm(training, changes=[flash_attention]),
         evidence="The same training with flash attention.",
         remedy="import tfopt\ntfopt.kernels.use_flash_attention(model)",
         kind="kernels",
         change=flash_attention,
-        apply=_apply_flash_attention,
     )
 
 
@@ -264,13 +260,14 @@ def _apply_overlap(model: keras.Model) -> Callable[[], Any]:
     return partial(fit.undo, model)
 
 
-def _apply_jit(model: keras.Model, *, on: bool) -> Callable[[], Any]:
+def _apply_jit(on: bool, model: keras.Model) -> Callable[[], Any]:
     before = bool(model.jit_compile)
     xla.set_jit(model, on)
     return partial(xla.set_jit, model, before)
 
 
-def _apply_policy(model: keras.Model, *, name: str) -> Callable[[], Any]:
+def _apply_recommended_policy(model: keras.Model) -> Callable[[], Any]:
+    name = precision.recommend().policy
     before = {layer_paths(model)[layer]: current_policy(layer) for layer in assign_policies(model, name).policies}
     precision.apply(model, name)
     return partial(precision.apply, model, before)
@@ -281,12 +278,22 @@ def _apply_flash_attention(model: keras.Model) -> Callable[[], Any]:
     return partial(kernels.undo, model)
 
 
+APPLY: Mapping[str, Callable[[keras.Model], Callable[[], Any]]] = {
+    _WAITS: _apply_overlap,
+    _XLA_OFF: partial(_apply_jit, True),
+    _XLA_ON: partial(_apply_jit, False),
+    _FLOAT32: _apply_recommended_policy,
+    _16_BITS: _apply_recommended_policy,
+    _ATTENTION: _apply_flash_attention,
+}
+"""By the name of a cause: takes it away from a model for good, and returns what undoes that."""
+
 _NAMES = {
     _eager: "eager execution",
-    _overlap: "fit waits for each step",
+    _overlap: _WAITS,
     _xla: "XLA",
-    _precision: "float32",
-    _kernels: "attention without a fast kernel",
+    _precision: _FLOAT32,
+    _kernels: _ATTENTION,
     _batch: "small batch",
     _communication: "communication",
 }

@@ -165,8 +165,7 @@ class Experiments:
         )
 
     def _without_all(self, counts: Collection[str]) -> tuple[StepTimes, Comparison | None]:
-        """Times the step alone with all changes that pay, and `fit` without several causes at once beside it as it is.
-        """
+        """Times the step alone with all changes that pay, and `fit` without several causes at once beside it as is."""
         training = self.training
         changes = [one.change for one in self.tested if one.name in counts and one.change]
         left_out = [one for one, name in callback_names(training.callbacks).items() if name in counts]

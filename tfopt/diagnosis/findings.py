@@ -49,6 +49,12 @@ class CauseCost:
         return cls(**given | {"interval_ms": tuple(values["interval_ms"])})
 
 
+def times_as_fast(found: Comparison) -> str:
+    """A comparison in words: "2.31 times as fast (95 %: 2.24–2.37)"."""
+    low, high = found.interval
+    return f"{figure(found.ratio)} times as fast (95 %: {figure(low)}–{figure(high)})"
+
+
 @dataclass(frozen=True, slots=True)
 class NotTested:
     """A cause that could not be tested here."""
@@ -84,8 +90,8 @@ class Diagnosis(Shown):
     environment: Mapping[str, Any]
     """What it was measured on, as `tfopt.measure.environment` returns it."""
     together: Comparison | None = None
-    """How many times as fast the steps run through `fit` without all causes that count, pauses between steps aside; None
-    unless there are several."""
+    """How many times as fast steps run through `fit` without all causes that count, pauses between them aside; None if
+    there are not several."""
     noticed: tuple[Noticed, ...] = ()
     """What slows it down from outside, such as other processes: read, not measured."""
 

@@ -16,6 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -23,27 +24,42 @@ from typing import Any, NoReturn
 from tfopt.errors import TfoptError, UnsupportedError
 
 ANSWER, PAGE = "answer.json", "page.html"
+DIAGNOSE, TUNE, TIME = "diagnose", "tune", "time"
 _KERAS = ("keras", "tf_keras")  # the second is Keras 2, which TF_USE_LEGACY_KERAS=1 chooses
 _EXIT_SECONDS = 5.0
 
 
-def install(folder: str, environ: Mapping[str, str | None], *, fit: int, steps: int, page: bool) -> None:
-    """Diagnoses a call of `Model.fit` in this process, then ends the process.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What to do instead of a call of `Model.fit`."""
+
+    kind: str = DIAGNOSE
+    """Or TUNE: find, too, which changes pay; or TIME: train, up to some steps."""
+    fit: int = 1
+    """Which call, from 1. Earlier ones train as usual."""
+    steps: int = 50
+    """Steps of each experiment, or of the training to time."""
+    page: bool = False
+    """Whether to write the diagnosis as an HTML page."""
+    causes: tuple[str, ...] = ()
+    """Of a training to time: what to take away before, as in `Tuning.applied`."""
+
+
+def install(folder: str, environ: Mapping[str, str | None], **options: Any) -> None:
+    """Examines a call of `Model.fit` in this process, then ends the process.
 
     Child processes are left alone: those started anew get no hook, and in forked ones `fit` trains as usual.
 
     Args:
         folder: Where the answer goes: `ANSWER`, and `PAGE` if `page` is true.
         environ: Environment variables to restore before the script sees them; None stands for one that was not set.
-        fit: Which call, from 1. Earlier ones train as usual.
-        steps: Steps of each experiment.
-        page: Whether to write the HTML page.
+        options: The fields of `Task`.
     """
     for name, value in environ.items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    doctor = _Doctor(Path(folder), fit, steps, page)
+    doctor = _Doctor(Path(folder), Task(**options))
     sys.meta_path.insert(0, _WhenImported(doctor.meet))
     atexit.register(doctor.report)  # the first to be registered is the last to be called
 
@@ -77,8 +93,8 @@ class _WhenImported:
 class _Doctor:
     """Counts what the script calls, and diagnoses the training that it was asked for."""
 
-    def __init__(self, folder: Path, fit: int, steps: int, page: bool):
-        self._folder, self._fit, self._steps, self._page = folder, fit, steps, page
+    def __init__(self, folder: Path, task: Task):
+        self._folder, self._task = folder, task
         self._process = os.getpid()
         self._calls: Counter[str] = Counter()
         self._outcome: dict[str, Any] = {}
@@ -92,7 +108,7 @@ class _Doctor:
         @functools.wraps(stock)
         def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
             self._calls["fit"] += 1
-            if self._calls["fit"] != self._fit or os.getpid() != self._process:
+            if self._calls["fit"] != self._task.fit or os.getpid() != self._process:
                 return stock(model, *args, **kwargs)
             given = inspect.signature(stock.__get__(model)).bind(*args, **kwargs)
             given.apply_defaults()
@@ -100,7 +116,7 @@ class _Doctor:
             if type(model).fit is not fit:  # a fit of its own has prepared these arguments, and would do so again
                 vars(model)["fit"] = stock.__get__(model)
             self.report()  # the experiments may kill the process
-            self._outcome = self._diagnose(keras, model, given.arguments)
+            self._outcome = self._examine(keras, model, given.arguments, stock)
             self.report()
             _end_process()
 
@@ -109,21 +125,43 @@ class _Doctor:
         if "tensorflow" in sys.modules:
             self._count(sys.modules["tensorflow"].GradientTape, "__enter__", "GradientTape")
 
-    def _diagnose(self, keras: ModuleType, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _examine(
+        self, keras: ModuleType, model: Any, arguments: Mapping[str, Any], stock: Callable[..., Any]
+    ) -> dict[str, Any]:
         try:
             _require_supported(keras)
-            from tfopt.diagnosis.diagnosing import diagnose_fit
-
-            sys.stderr.write("tfopt-bench: timing this call of fit instead of training; the script ends afterwards\n")
-            diagnosis = diagnose_fit(model, arguments, self._steps)
-            if self._page:
-                diagnosis.to_html(self._folder / PAGE)
-            return {"diagnosis": diagnosis.to_dict(), "text": str(diagnosis)}
+            if self._task.kind == TIME:
+                return self._time(model, arguments, stock)
+            return self._diagnose(model, arguments)
         except TfoptError as error:
             return {"refused": str(error)}
         except Exception as error:  # noqa: BLE001  the script must not go on after it
             traceback.print_exc()
             return {"failed": f"{type(error).__name__}: {error}"}
+
+    def _time(self, model: Any, arguments: Mapping[str, Any], stock: Callable[..., Any]) -> dict[str, Any]:
+        from tfopt.diagnosis.timed_fit import timed_fit
+
+        how = "as it is" if not self._task.causes else "tuned"
+        sys.stderr.write(f"tfopt-bench: timing the script itself, {how}\n")
+        return {"timed": timed_fit(stock, model, arguments, self._task.steps, self._task.causes)}
+
+    def _diagnose(self, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        from tfopt.diagnosis.diagnosing import diagnose_fit
+
+        sys.stderr.write("tfopt-bench: timing this call of fit instead of training; the script ends afterwards\n")
+        outcome = {}
+        if self._task.kind == TUNE:
+            from tfopt.diagnosis.tuning import tune_fit
+
+            tuning = tune_fit(model, arguments, steps=self._task.steps)
+            diagnosis = tuning.diagnosis
+            outcome = {"tuning": tuning.to_dict() | {"text": str(tuning)}}
+        else:
+            diagnosis = diagnose_fit(model, arguments, self._task.steps)
+        if self._task.page:
+            diagnosis.to_html(self._folder / PAGE)
+        return outcome | {"diagnosis": diagnosis.to_dict(), "text": str(diagnosis)}
 
     def report(self) -> None:
         """Writes what is known so far."""

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfopt import xla
 from tfopt.diagnosis.arms import FitArm
-from tfopt.diagnosis.candidates import NOW, Candidate
+from tfopt.diagnosis.candidates import APPLY, NOW, Candidate
 from tfopt.diagnosis.diagnosing import Experiments, as_arguments, experiments
-from tfopt.diagnosis.findings import Diagnosis
+from tfopt.diagnosis.findings import Diagnosis, times_as_fast
 from tfopt.errors import unknown_name
 from tfopt.measure import Comparison, compare
 from tfopt.model.batches import DEVICE_STAGE, ends_on_device
@@ -74,12 +74,15 @@ class Tuning(Shown):
         }
 
     def __str__(self) -> str:
-        if self.applied:
-            lines = [f"A step now runs {self.comparison}.", "", *(f"    {line}" for line in self.code.splitlines())]
-        elif self.comparison is None:
+        found = self.comparison
+        if found is None:
             lines = ["Nothing was changed: no change that may be made here would pay."]
+        elif self.applied:
+            code = (f"    {line}" for line in self.code.splitlines())
+            lines = [f"A step now runs {times_as_fast(found)}.", "", *code]
         else:
-            lines = [f"Nothing was changed: with all changes a step runs {self.comparison}."]
+            verdict = "" if found.verdict == "slower" else f", {found.verdict}"
+            lines = [f"Nothing was changed: with all changes a step runs {times_as_fast(found)}{verdict}."]
         if self.refused:
             lines += ["", "Not changed:", *(f"- {one}" for one in self.refused)]
         return "\n".join(lines)
@@ -118,7 +121,7 @@ def tune(
     Example:
         >>> tuning = tfopt.tune(model, dataset)
         >>> print(tuning)
-        A step now runs 2.31× (95 %: 2.24–2.37), faster. …
+        A step now runs 2.31 times as fast (95 %: 2.24–2.37). …
         >>> model.fit(tuning.data, epochs=10)
     """
     arguments = as_arguments(data) | {"callbacks": list(callbacks)}
@@ -143,7 +146,7 @@ def tune_fit(
     with experiments(model, arguments, steps) as its:
         diagnosis = its.run()
         chosen, refused = _chosen(its, diagnosis, allow, tolerance)
-        dataset = _prefetched(arguments["x"]) if any(one.kind == "input" for one in chosen) else None
+        dataset = prefetched(arguments["x"]) if any(one.kind == "input" for one in chosen) else None
         comparison = _together(its, chosen, dataset) if chosen else None
     faster = comparison is not None and comparison.verdict == "faster"
     tuning = Tuning(
@@ -156,7 +159,7 @@ def tune_fit(
         diagnosis=diagnosis,
     )
     if faster:
-        _apply(tuning, chosen)
+        apply_changes(model, tuning.applied, tuning._undo)
     return tuning
 
 
@@ -185,7 +188,7 @@ def _chosen(
 
 def _reason_against(its: Experiments, one: Candidate, tolerance: float | None) -> str:
     """Why a change that may be made is not; empty if nothing speaks against it."""
-    if one.kind == "input" and _prefetched(its.training.data) is None:
+    if one.kind == "input" and prefetched(its.training.data) is None:
         return "only prefetching can be added to the data as they are, and they have it, or are no tf.data.Dataset"
     if one.kind == "xla" and tolerance is not None and not its.training.model.jit_compile:
         drift = xla.decide(its.training.model, its.training.resident, steps=5, tolerance=tolerance).drift
@@ -194,7 +197,7 @@ def _reason_against(its: Experiments, one: Candidate, tolerance: float | None) -
     return ""
 
 
-def _prefetched(data: Any) -> tf.data.Dataset | None:
+def prefetched(data: Any) -> tf.data.Dataset | None:
     """The data set with its batches made ahead; None if they are already, or it is none."""
     if not isinstance(data, tf.data.Dataset) or ends_on_device(data) or getattr(data, DEVICE_STAGE, None) is not None:
         return None
@@ -209,14 +212,16 @@ def _together(its: Experiments, chosen: list[Candidate], dataset: tf.data.Datase
     return compare(times[NOW], times["tuned"])
 
 
-def _apply(tuning: Tuning, chosen: list[Candidate]) -> None:
-    """Makes the changes for good; one that fails is taken back with all others."""
+def apply_changes(model: keras.Model, causes: Collection[str], undo: list[Callable[[], None]]) -> None:
+    """Takes causes of these names away from a model for good, and adds to `undo` what gives them back; all or none."""
+    before = len(undo)
     try:
-        for one in chosen:
-            if one.apply is not None:
-                tuning._undo.append(one.apply(tuning.model))
+        for name in causes:
+            if name in APPLY:
+                undo.append(APPLY[name](model))
     except BaseException:
-        tuning.undo()
+        while len(undo) > before:
+            undo.pop()()
         raise
 
 

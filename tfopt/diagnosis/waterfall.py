@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfopt.diagnosis.findings import WORTH_SHARE, CauseCost, Diagnosis
+from tfopt.diagnosis.findings import WORTH_SHARE, CauseCost, Diagnosis, times_as_fast
 from tfopt.measure import StepTimes
 from tfopt.page import Bar, Page, Section, Table, bar_chart, entries, render
 from tfopt.text import WIDTH, aligned, figure, percent
@@ -103,12 +103,10 @@ def _predicted(cause: CauseCost) -> str:
 def _together(diagnosis: Diagnosis) -> str:
     """What all of it gains at once; empty unless several causes count."""
     found = diagnosis.together
-    if found is None:
-        return ""
-    low, high = found.interval
     return (
-        f"Without all of these at once, steps run {figure(found.ratio)} times as fast (95 %: {figure(low)}–"
-        f"{figure(high)}), measured through fit."
+        ""
+        if found is None
+        else f"Without all of these at once, steps run {times_as_fast(found)}, measured through fit."
     )
 
 
