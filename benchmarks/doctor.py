@@ -52,7 +52,7 @@ def main():
     parser.add_argument("--pages", action="store_true", help="measure nothing; fill the pages")
     if not parser.parse_args().pages:
         os.chdir(ROOT)
-        found = examine([SCRIPT]).diagnosis
+        found = examine([SCRIPT]).found
         write_atomic(RESULTS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     diagnosis = Diagnosis.from_dict(json.loads(RESULTS.read_text(encoding="utf-8")))
     for page, said in (WHOLE, whole(diagnosis)), (SHORT, short(diagnosis)):

@@ -1,0 +1,160 @@
+"""Whether `tfopt.diagnose` finds causes that were planted in trainings, and whether its remedies gain what it predicts.
+
+    PYTHONPATH=tests/support python benchmarks/planted.py [--pages] [--only NAME ...]
+
+Each training of tests/support/planted_trainings.py is diagnosed as it is. Then `fit` is timed as it is and with the
+remedy, in turn, by the wall. Both go into benchmarks/results/planted-cpu.json as soon as a training is done; a second
+run goes on with those that are missing. The table goes into docs/diagnosis.md; with `--pages`, nothing is measured. Run
+it on a machine that has nothing else to do. Goals: the planted cause comes first; the gain is within 20 % of the
+predicted one for four trainings in five, and never on the other side of 1.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import time
+from pathlib import Path
+from statistics import median
+
+import keras
+import numpy as np
+from planted_trainings import PLANTED
+
+from tfopt.diagnosis import diagnose_fit
+from tfopt.files import write_atomic
+from tfopt.measure import environment
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "planted-cpu.json"
+PAGE = ROOT / "docs" / "diagnosis.md"
+MARKS = "<!-- planted -->\n", "<!-- end of planted -->\n"
+ROUNDS = 5
+WITHIN = 0.2
+LONGER = 10  # times as many rows, or what a fit and an epoch take to begin would count as much as their steps
+TRAININGS = {training.__name__: (cause, training) for cause, trainings in PLANTED.items() for training in trainings}
+
+
+def measured(name):
+    """Diagnoses a training, then times it as it is and with the remedy."""
+    cause, make = TRAININGS[name]
+    keras.utils.set_random_seed(0)
+    with quiet():
+        diagnosis = diagnose_fit(*long(make, cause, mended=False))
+    found = [one for one in diagnosis.worth_changing if cause in one.name]
+    fits = {"as it is": timed(make, cause, mended=False), "mended": timed(make, cause, mended=True)}
+    seconds = {how: [] for how in fits}
+    for _ in range(ROUNDS):
+        for how, fit in fits.items():
+            seconds[how].append(fit())
+    return {
+        "name": name,
+        "cause": cause,
+        "first": diagnosis.worth_changing[0].name if diagnosis.worth_changing else None,
+        "predicted": found[0].gain if found else None,
+        "seconds": seconds,
+        "diagnosis": diagnosis.to_dict(),
+    }
+
+
+def long(make, cause, mended):
+    """The training with more rows, unless what is done once an epoch is in question."""
+    model, arguments = make(mended=mended)
+    if isinstance(arguments["x"], np.ndarray) and cause not in ("validation", "between epochs"):
+        arguments |= {name: np.concatenate([arguments[name]] * LONGER) for name in ("x", "y")}
+    return model, arguments
+
+
+def timed(make, cause, mended):
+    """Returns what trains once more and says how many seconds that took, without the compilation of the first step."""
+    if cause == "new shapes":  # each training compiles anew
+
+        def fit():
+            model, arguments = long(make, cause, mended)
+            with quiet():
+                model.fit(arguments["x"].take(1))
+            return seconds_of(model, arguments)
+
+    else:
+        model, arguments = long(make, cause, mended)
+        seconds_of(model, arguments)
+
+        def fit():
+            return seconds_of(model, arguments)
+
+    return fit
+
+
+def seconds_of(model, arguments):
+    """Trains, and returns the seconds it took."""
+    with quiet():
+        started = time.perf_counter()
+        model.fit(**arguments)
+        return time.perf_counter() - started
+
+
+def quiet():
+    """Keeps the progress bar from the terminal."""
+    return contextlib.redirect_stdout(io.StringIO())
+
+
+def gain(row):
+    """How many times as fast the training became: the median of the turns' ratios."""
+    pairs = zip(row["seconds"]["as it is"], row["seconds"]["mended"], strict=True)
+    return median(before / after for before, after in pairs)
+
+
+def verdict(row):
+    """Whether the prediction held."""
+    if row["predicted"] is None:
+        return "not found"
+    if (row["predicted"] > 1) != (gain(row) > 1):
+        return "wrong side of 1"
+    return "within 20 %" if abs(row["predicted"] / gain(row) - 1) <= WITHIN else "further off"
+
+
+def table(rows):
+    """The rows as Markdown."""
+    lines = ["| Planted | Training | Came first | Predicted | Gained | |", "|---|---|---|---:|---:|---|"]
+    for row in rows:
+        predicted = "" if row["predicted"] is None else f"{row['predicted']:.2f}×"
+        first = "yes" if row["cause"] in (row["first"] or "") else row["first"] or "nothing counted"
+        name = row["name"].replace("_", " ")
+        lines.append(f"| {row['cause']} | {name} | {first} | {predicted} | {gain(row):.2f}× | {verdict(row)} |")
+    held = sum(verdict(row) == "within 20 %" for row in rows)
+    came = sum(row["cause"] in (row["first"] or "") for row in rows)
+    lines += ["", f"Of {len(rows)} trainings, {came} planted causes came first, and {held} predictions held.", ""]
+    return "\n".join(lines)
+
+
+def filled(page, rows):
+    """The page with the table between the marks."""
+    begin, end = (page.index(mark) for mark in MARKS)
+    return page[: begin + len(MARKS[0])] + "\n" + table(rows) + "\n" + page[end:]
+
+
+def recorded():
+    """The rows measured so far, in order."""
+    rows = json.loads(RESULTS.read_text("utf-8"))["rows"] if RESULTS.exists() else []
+    by_name = {row["name"]: row for row in rows}
+    return [by_name[name] for name in TRAININGS if name in by_name]
+
+
+def main():
+    """Measures what is missing, and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pages", action="store_true", help="measure nothing; fill the page")
+    parser.add_argument("--only", nargs="+", choices=TRAININGS, metavar="NAME", help="measure these, again")
+    options = parser.parse_args()
+    done = {row["name"] for row in recorded()}
+    for name in () if options.pages else options.only or [name for name in TRAININGS if name not in done]:
+        row = measured(name)
+        rows = [other for other in recorded() if other["name"] != name] + [row]
+        document = {"environment": environment(), "rows": rows}
+        write_atomic(RESULTS, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        print(f"{name}: {row['first']}; predicted {row['predicted'] or 0:.2f}, gained {gain(row):.2f}", flush=True)
+    write_atomic(PAGE, filled(PAGE.read_text("utf-8"), recorded()))
+
+
+if __name__ == "__main__":
+    main()
