@@ -122,6 +122,7 @@ def test_a_hang_is_told_by_all_and_the_next_fit_starts_over(tmp_path, fake_nvml,
 REPLICAS = """
 import threading, time
 import keras, numpy as np, tensorflow as tf
+tf.config.set_visible_devices([], "GPU")
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from fake_nvml import GPM, FakeGpu, FakeNvml

@@ -29,6 +29,7 @@ def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("local")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT, *sys.path]))}
     environ.pop("TF_CONFIG", None)
+    environ["CUDA_VISIBLE_DEVICES"] = "-1"
     launch = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2"]
     commands = [
         [sys.executable, TRAINING, folder, "here", request.param],

@@ -336,7 +336,7 @@ print([history[key] for key in ("loss_scale", "skipped_steps", "loss_scale_growt
 @pytest.mark.slow
 def test_two_replicas():
     """In a process of its own: logical devices are made before TensorFlow starts."""
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert "[[1.0, 2.0], [1, 1], [1, 2]]" in run.stdout

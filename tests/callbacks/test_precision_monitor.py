@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import assert_same_state, batch, small_net, state
+from models import assert_same_state, batch, small_net, state, summed_in_one_order
 from quick import campaign, first_quick
 
 from tfopt import fit as tfopt_fit
@@ -210,7 +210,8 @@ def test_training_stays_the_same(case):
     for monitors in ([], [PrecisionMonitor(batch(8, seed=1), every_steps=1, clock=lambda: 0.0)]):
         model = make()
         keras.utils.set_random_seed(5)
-        history = model.fit(*batch(40), batch_size=16, epochs=3, verbose=0, callbacks=monitors, **options).history
+        with summed_in_one_order():
+            history = model.fit(*batch(40), batch_size=16, epochs=3, verbose=0, callbacks=monitors, **options).history
         found.append((history, state(model)))
         readings = [reading.step for monitor in monitors for reading in monitor.readings]
     (history, expected), (monitored, received) = found
@@ -243,7 +244,7 @@ print(len(monitors[0].readings), "compared")
 def test_two_replicas():
     """In a process of its own: logical devices are made before TensorFlow starts."""
     root = Path(__file__).parents[2]
-    environ = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests' / 'support'}"}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": f"{root}:{root / 'tests' / 'support'}"}
     run = subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert "6 compared" in run.stdout

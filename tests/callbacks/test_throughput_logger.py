@@ -454,7 +454,7 @@ print("done", model.distribute_strategy.num_replicas_in_sync)
 def test_two_replicas():
     """In a process of its own: logical devices are made before TensorFlow starts."""
     folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join(folders)}
     run = subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert "done 2" in run.stdout

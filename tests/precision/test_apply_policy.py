@@ -4,7 +4,8 @@ from contextlib import contextmanager
 import keras
 import numpy as np
 import pytest
-from models import assert_same_state, batch, small_net, state
+import tensorflow as tf
+from models import batch, small_net, state
 from quick import first_quick
 
 from tfopt import precision, repairs
@@ -145,7 +146,10 @@ def test_it_computes_as_a_model_made_under_the_policy_and_back_again(name, polic
     y = [np.random.default_rng(1).normal(size=output.shape) for output in plain]
     for model in (applied, native):
         model.train_on_batch(x, y if len(y) > 1 else y[0])
-    assert_same_state(state(native), state(applied))
+    # A GPU adds gradients up in another order each time.
+    tolerance = 0.01 if tf.config.list_physical_devices("GPU") else 0
+    for (path, one), (_, other) in zip(state(native), state(applied), strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=path)
 
     give(untouched, applied)
     apply(applied, "float32")

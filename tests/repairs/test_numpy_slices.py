@@ -61,7 +61,7 @@ print(json.dumps([stock, {name: changed(source) for name, source in sources.item
 
 @pytest.mark.slow
 def test_stock_keras_overwrites_labels_and_the_repair_keeps_them():
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, check=False, timeout=300
     )

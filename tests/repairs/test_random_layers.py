@@ -65,7 +65,7 @@ def drawn(folder, devices, *arguments):
     script = folder / "draw.py"
     script.write_text(SCRIPT)
     command = [] if devices else ["-m", "tfopt.distribute.launch", "-n", "2"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)}
     environ.pop("TF_CONFIG", None)
     run = subprocess.run(
         [sys.executable, *command, script, str(devices), folder, *arguments],

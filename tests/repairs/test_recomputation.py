@@ -18,6 +18,13 @@ OPTIONS = [{}, {"jit_compile": True}, {"run_eagerly": True}]
 RECOMPUTE = {"keras.remat": keras.remat, "tf.recompute_grad": tf.recompute_grad, "nothing": lambda function: function}
 
 
+@pytest.fixture(autouse=True)
+def _full_precision():
+    """TF32 would round values apart that differ in the last bit."""
+    with precision.tf32(False):
+        yield
+
+
 class Block(layers.Layer):
     """Dense layers, and others behind them, whose activations are recomputed in the backward pass."""
 

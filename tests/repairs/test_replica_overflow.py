@@ -97,7 +97,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def found():
     """What two replicas did, stock and repaired: logical devices are made before TensorFlow starts."""
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run([sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(run.stdout.splitlines()[-1])

@@ -1,11 +1,9 @@
 """Trainings run twice, by stock `fit` and overlapped, and compared."""
 
-import contextlib
-
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import config
+from models import summed_in_one_order
 
 from tfopt import fit
 
@@ -68,19 +66,6 @@ class Trace(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self.calls.append(("over", dict(logs)))
-
-
-@contextlib.contextmanager
-def summed_in_one_order():
-    """Makes a GPU add up in the same order each time, as a CPU does; else gradients may differ in the last bit."""
-    on_gpu = bool(tf.config.list_logical_devices("GPU"))
-    if on_gpu:
-        config.enable_op_determinism()
-    try:
-        yield
-    finally:
-        if on_gpu:
-            config.disable_op_determinism()
 
 
 class Pair:

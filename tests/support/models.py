@@ -1,7 +1,11 @@
 """Small models and batches for tests."""
 
+import contextlib
+
 import keras
 import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import config
 
 
 def batch(examples=16, seed=0):
@@ -28,6 +32,19 @@ def small_net(policy="float32", *, dropout=0.5, compiled=True, seed=7, **compile
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(**{"optimizer": "adam", "loss": loss, "metrics": ["accuracy"]} | compile_options)
     return model
+
+
+@contextlib.contextmanager
+def summed_in_one_order():
+    """Makes a GPU add up in the same order each time, as a CPU does; else gradients may differ in the last bit."""
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    if on_gpu:
+        config.enable_op_determinism()
+    try:
+        yield
+    finally:
+        if on_gpu:
+            config.disable_op_determinism()
 
 
 def state(model):

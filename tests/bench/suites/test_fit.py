@@ -211,6 +211,7 @@ def test_gpt2_takes_flash_attention(cudnn, monkeypatch):
     assert [row.training for row in tfopt_kernels.explain(net).layers] == [()]
 
 
+@pytest.mark.no_gpu
 def test_keras_path_is_not_measured_under_the_kernels_name(monkeypatch):
     made = noted(monkeypatch, gpt2, "model", heads_net)
     monkeypatch.setattr(gpt2, "batch", attention_batch)
