@@ -193,6 +193,29 @@ def test_a_verdict_on_the_step_that_trains(wrapped, scaling, trains):
     assert moves(model) == trains
 
 
+class Forgets(keras.Sequential):
+    """Takes the gradients of a loss that it did not scale."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", {".*dense.*": "mixed_float16"}])
+def test_a_forgotten_scale_is_the_only_problem_and_bfloat16_needs_none(policy):
+    model = classifier(Forgets)
+    report = check(model, (X, Y), policy)
+    assert len(report.problems) == 1
+    assert "a loss that was not scaled" in report.problems[0]
+    assert report.loss_drift < 0.01
+    assert not any(layer.blamed for layer in report.layers)
+    assert "mixed_bfloat16" in str(report).partition("Passes instead: ")[2].partition("\n")[0]
+    assert check(model, (X, Y), report.fallback).passed
+
+
 def test_fit_refuses_plain_optimizers_compiled_before_apply():
     model = gan(wrapped=False, scaling="none")
     apply(model, "mixed_float16")

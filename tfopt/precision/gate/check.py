@@ -1,5 +1,6 @@
 """`check`: whether a model may train under a dtype policy, and which layers must stay in float32 if not."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,9 +74,10 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
         raise
     except tf.errors.OpError as error:
         raise _not_taken(few[0], error) from error
-    if comparison.report.passed or not comparison.mends:
+    if comparison.report.passed:
         return comparison.report
-    return replace(comparison.report, fallback=_find_fallback(model, few, policy, comparison))
+    find = _find_fallback if comparison.mends else _in_bfloat16
+    return replace(comparison.report, fallback=find(model, few, policy, comparison))
 
 
 def _not_taken(batch: Any, error: Exception) -> ValueError:
@@ -150,6 +152,20 @@ def _find_fallback(
             return short if same else attempt
         back = _taken_back(comparison, units, back)
     return None
+
+
+def _in_bfloat16(
+    model: keras.Model, batches: Sequence[Any], policy: Policy, failed: Comparison
+) -> dict[str, str] | None:
+    """The same layers in bfloat16, which needs no loss scale, in place of float16; None if that does not pass."""
+    paths = failed.assigned.paths
+    layers = failed.assigned.policies if isinstance(policy, Mapping) else [model]
+    names = {paths[layer]: failed.policies[paths[layer]].name for layer in layers}
+    attempt = {path: re.sub(r"(?<!b)float16", "bfloat16", name) for path, name in names.items()}
+    try:
+        return attempt if compare(model, batches, attempt).report.passed else None
+    except UnsupportedError:
+        return None
 
 
 def _taken_back(comparison: Comparison, units: Mapping[str, list[str]], back: set[str]) -> set[str]:

@@ -30,7 +30,7 @@ class TakenGradient:
     of_calls: list[tuple[tf.Tensor, tf.Tensor]]
     """Tensors of layers' calls with their gradients, still scaled."""
     scale: Any = 1.0
-    """What the optimizer that applies these gradients divides them by."""
+    """What the loss was multiplied by; 1 where a train_step forgets to."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +131,7 @@ def touched_variables(model: keras.Model, batch: Any) -> tuple[tf.Variable, ...]
 
 
 def without_scaling(step: OwnStep, adapting: Iterable[Optimizer], scales: tf.Tensor) -> list[str]:
-    """Names of the loss-scaling optimizers that get gradients of a loss that was not scaled."""
+    """Names of the loss-scaling optimizers that get gradients of a loss that was not scaled, whose scale becomes 1."""
     found = []
     for optimizer, pairs in step.updates:
         ids = {id(variable) for variable, _ in pairs}
@@ -143,6 +143,7 @@ def without_scaling(step: OwnStep, adapting: Iterable[Optimizer], scales: tf.Ten
             marks.add(scales.graph.capture(optimizer.dynamic_scale.value.handle).op)
         if not any(_depends(taken[-1].loss, marks)):
             found.append(optimizer.name)
+            taken[-1].scale = 1.0
     return found
 
 

@@ -32,7 +32,8 @@ class PrecisionReport(Shown):
     fallback: Mapping[str, str] | None
     """A policy per layer path that passes `check`, for `apply`, with as few layers in float32 as a few rounds found.
 
-    Empty if `policy` itself passes, None if no such mapping was found.
+    Where train_step forgets to scale the loss, bfloat16 in place of float16, which needs no scale. Empty if `policy`
+    itself passes, None if no such mapping was found.
     """
     reference_loss: float
     """Mean loss over the batches in float32."""

@@ -192,7 +192,7 @@ class Probe:
         candidate, step = custom_step(self.candidate, batch, lambda one: self._scale(one, scales), self.put_back)
         adapting = [optimizer for optimizer in self._optimizers if self._first_scale(optimizer)]
         self.updates, self.unscaled = len(step.updates), without_scaling(step, adapting, scales)
-        return reference, candidate
+        return reference, candidate._replace(loss=step.loss)
 
     def _compare(
         self, batch: Any, scales: tf.Tensor

@@ -74,7 +74,9 @@ def find_problems(table: LayerTable) -> list[Problem]:
     # Whatever follows from an overflow or a wrong output is not a problem of its own.
     found = [*_always_16_bits(table)] or [*_overflow(table)] or [*_rounded_batch(table)] or [*_wrong_outputs(table)]
     found = found or [*_rounded_batch(table, computed=True)] or [*_float8(table)] or [*_gradient_overflow(table)]
-    found = found or [*_wrong_states(table), *_lost_gradients(table), *_wrong_gradients(table), *_drift(table)]
+    # So do gradients divided by a scale that nothing was multiplied by.
+    gradients = [] if table.unscaled else [*_lost_gradients(table), *_wrong_gradients(table)]
+    found = found or [*_wrong_states(table), *gradients, *_drift(table)]
     return [*_unscaled(table), *found, *_heads(table)]
 
 

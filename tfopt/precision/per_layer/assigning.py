@@ -172,7 +172,7 @@ class _Candidates:
         self._paths = layer_paths(model)
         self._whole = assign_policies(model, half).policies
         back: Policy = half
-        if not passing.passed and passing.fallback:
+        if passing.fallback and half in passing.fallback.values():  # not bfloat16 in place of float16
             back = passing.fallback
             passing = check(model, dataset, back)
         reference = assign_policies(model, _FLOAT32).policies
