@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -140,7 +141,7 @@ def test_keep_bounds_the_samples(clock: FakeClock, fake_nvml: FakeNvml) -> None:
     ("break_it", "words"),
     [
         (lambda fake: setattr(fake, "installed", False), "pip install nvidia-ml-py"),
-        (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), "libnvidia-ml"),
+        (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), "no NVIDIA GPU"),
         (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "not loaded"),
         (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "different versions"),
         (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_NO_PERMISSION), "/dev/nvidia"),
@@ -156,6 +157,24 @@ def test_no_driver_leaves_the_host_and_one_warning_for_all_samplers(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert words in caplog.text
     assert fake_nvml.calls["nvmlInit"] <= 2  # once a sampler: a mismatch is written to the kernel's log every time
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_machine_without_a_driver_needs_one_short_line(
+    loaded: bool,
+    clock: FakeClock,
+    fake_nvml: FakeNvml,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(gpu_reader, "_KERNEL_DRIVER", tmp_path if loaded else tmp_path / "missing")
+    fake_nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    Driven(clock).tick()
+    (text,) = caplog.messages
+    assert text.startswith("Found no NVIDIA GPU: sampling the host alone.")
+    assert ("libnvidia-ml.so.1 is missing" in text) == loaded
+    assert loaded or len(text) < 60
 
 
 def test_a_gpu_lost_at_a_sample_turns_unknown_and_the_others_go_on(

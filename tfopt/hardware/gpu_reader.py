@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tfopt.hardware.inventory import Gpu, find_gpus, hides_all
@@ -16,6 +17,8 @@ Answer = TypeVar("Answer")
 # How far a GPU's reading may be from its row's time, and how long a row waits for it. Sixteen GPUs without GPM take
 # 0.8 s; the default interval is 1 s.
 _PROMPT_SECONDS = 0.9
+# There in a container too, even one that was started without NVIDIA's library.
+_KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class GpuReader:
@@ -106,8 +109,11 @@ class GpuReader:
         try:
             return _explained(lambda: find_gpus(nvml, self._environ))
         except NvmlError as error:
-            no_driver = "Found no NVIDIA GPU to sample; sampling the host alone. "
-            warn_once(error.cause, f"{no_driver if error.cause in NO_DRIVER else ''}{error}")
+            none = "Found no NVIDIA GPU: sampling the host alone."
+            if error.cause == "library_not_found" and not _KERNEL_DRIVER.exists():
+                warn_once(error.cause, none)
+            else:
+                warn_once(error.cause, f"{none} {error}" if error.cause in NO_DRIVER else str(error))
             return ()
 
     def _read_one(self, nvml: driver.Nvml, gpu: Gpu) -> Reading:
