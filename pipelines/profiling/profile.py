@@ -17,7 +17,8 @@ from tfopt.pipelines.inspection.tracing import trace
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile
 from tfopt.pipelines.profiling.sampled_run import Node, Run, endless, run_passes, run_unfused
-from tfopt.pipelines.profiling.stage_names import StageNames
+from tfopt.pipelines.profiling.stage_names import READ, StageNames
+from tfopt.pipelines.shared.nondeterminism import lineage, runs_python
 from tfopt.pipelines.stages.device_stages import CopyToDevice
 from tfopt.pipelines.stages.example_stages import Cache, FunctionStage
 from tfopt.pipelines.stages.order_stages import Mix, Read, Shuffle
@@ -184,8 +185,8 @@ def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
 
     sources: list[Any] = []
     adapted, unwritten = _to_run(plan, sources)
-    profile = _profile(plan.source.name, adapted.build(), sources, seconds, unfused)
-    profile = replace(profile, remedy=remedy(plan, profile))
+    profile, _ = _profile(plan.source.name, adapted.build(), sources, seconds, unfused)
+    profile = replace(profile, remedy=_python(_working(plan, sources, profile.limiting)) or remedy(plan, profile))
     return replace(profile, first_pass=True) if unwritten else profile  # later passes would have read the cache
 
 
@@ -207,7 +208,25 @@ def _profile_dataset(dataset: Any, seconds: float) -> PipelineProfile:
     def unfused(run: Run) -> dict[str, float]:
         return _unfused_costs(endless(dataset) if run.later else dataset, dataset, None, seconds)
 
-    return _profile("dataset", dataset, None, seconds, unfused)
+    profile, names = _profile("dataset", dataset, None, seconds, unfused)
+    limiting = [one for one in lineage(dataset) if profile.limiting and names.of_dataset(one) == profile.limiting]
+    return replace(profile, remedy=_python(limiting))
+
+
+def _working(plan: PipelinePlan, sources: Sequence[Any], stage: str | None) -> list[Any]:
+    """Returns the datasets whose functions do the work of a plan's stage, apart from other stages."""
+    if stage == READ:
+        return [one for source in sources for one in lineage(source)]
+    if stage not in ("decode", "transform", "augment"):
+        return []
+    return [one for one in lineage(_stages_apart(plan)[0]) if getattr(one, "_name", None) == stage]
+
+
+def _python(datasets: Sequence[Any]) -> str:
+    """Returns the advice to do without Python, if a function of these datasets calls it."""
+    if not any(map(runs_python, datasets)):
+        return ""
+    return "It calls a Python function, and Python runs one call at a time: rewrite it with TensorFlow operations."
 
 
 def _to_run(plan: PipelinePlan, sources: list[Any]) -> tuple[PipelinePlan, bool]:
@@ -282,7 +301,7 @@ def _profile(
     sources: Sequence[Any] | None,
     seconds: float,
     unfused: Callable[[Run], dict[str, float]],
-) -> PipelineProfile:
+) -> tuple[PipelineProfile, StageNames]:
     run = run_passes(dataset, (1 - _SPLITTING_SHARE) * seconds)
     names = StageNames(run.nodes, dataset, sources=sources)
     limits = _limits(run, names, dataset, unfused(run) if names.any_fused else {})
@@ -303,7 +322,7 @@ def _profile(
         )
         for stage in names.stages
     )
-    return PipelineProfile(
+    profile = PipelineProfile(
         name=name,
         seconds=run.seconds,
         batches=run.batches,
@@ -313,3 +332,4 @@ def _profile(
         first_pass=not run.later,
         stages=stages,
     )
+    return profile, names

@@ -43,6 +43,10 @@ class StageNames:
         """Whether any node does the work of several stages."""
         return any(len(stages) > 1 for stages in self._named.values())
 
+    def of_dataset(self, dataset: Any) -> str | None:
+        """Returns the stage of a dataset that is not a plan's; None if nothing is known of it."""
+        return self._by_dataset.get(id(dataset))
+
     def of(self, node: Node) -> tuple[str, ...]:
         """Returns the stages of a node; several if it is fused."""
         return self._named.get(id(node), ())

@@ -97,6 +97,12 @@ def find_in_function(function: Any) -> list[Finding]:
     return found
 
 
+def runs_python(dataset: Any) -> bool:
+    """Whether a function of a dataset calls Python; those of the datasets it reads from do not count."""
+    called = (node.op for wrapped in dataset._functions() for node in nodes(wrapped.function))
+    return any(operation in (*_OPAQUE, "PyFuncStateless") for operation in called)
+
+
 def find_in_dataset(dataset: Any) -> list[Finding]:
     """Finds such operations in the functions of a dataset and all datasets it reads from."""
     return [finding for stage in lineage(dataset) for finding in _in_stage(stage)]

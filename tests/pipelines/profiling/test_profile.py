@@ -271,3 +271,56 @@ def test_a_cache_on_disk_is_read_and_never_written(tmp_path):
     assert not found.first_pass
     assert "cache" in [one.name for one in found.stages]
     assert "transform" not in [one.name for one in found.stages]
+
+
+def in_python(kind):
+    """A slow function that calls Python, of an element or of a batch."""
+
+    def wait(x):
+        time.sleep(0.004)
+        return x
+
+    def by_eager_python(x):
+        return tf.ensure_shape(tf.py_function(wait, [x], x.dtype), x.shape)
+
+    def by_stateless_python(x):
+        return tf.ensure_shape(tf.numpy_function(wait, [x], x.dtype, stateful=False), x.shape)
+
+    return {"numpy": nap(4), "py": by_eager_python, "stateless": by_stateless_python, "traced": tf.function(nap(4))}[kind]
+
+
+PYTHON = "It calls a Python function, and Python runs one call at a time: rewrite it with TensorFlow operations."
+
+
+@pytest.mark.parametrize("kind", first_quick(["traced", "numpy", "py", "stateless"]))
+def test_a_limiting_map_of_a_dataset_that_is_python_has_a_remedy(kind):
+    found = profile(numbered().map(quick, name="quick").map(in_python(kind), name="slow").batch(8))
+    assert (found.limiting, found.remedy) == ("slow", PYTHON)
+    assert str(found).endswith(PYTHON)
+
+
+def test_python_nested_in_the_function_of_an_interleave_has_a_remedy():
+    slow = in_python("numpy")
+    dataset = numbered().interleave(lambda x: tf.data.Dataset.from_tensors(x).map(slow), name="files").batch(8)
+    found = profile(dataset)
+    assert (found.limiting, found.remedy) == ("files", PYTHON)
+
+
+def test_only_the_limiting_stage_is_accused_of_python():
+    found = profile(numbered().map(nap(0), name="quick").map(work(192), name="slow").batch(8))
+    assert (found.limiting, found.remedy) == ("slow", "")
+
+
+@pytest.mark.parametrize("slow", ["transform", "read", "decode", "augment"])
+def test_a_limiting_stage_of_a_plan_that_is_python_has_a_remedy(slow):
+    stages = {"read": None, "decode": work(24), "transform": work(25), "augment": work(26)} | {slow: nap(4)}
+    source = numbers(stages["read"], stages["decode"])
+    plan = plan_pipeline(source, transform=stages["transform"], augment=stages["augment"], batch_size=8, cache=None)
+    found = profile(plan)
+    assert (found.limiting, found.remedy) == (slow, PYTHON)
+
+
+def test_python_in_one_of_two_fused_stages_of_a_plan():
+    plan = plan_pipeline(numbers(), transform=nap(0), augment=work(192), batch_size=8, cache=None, seed=None)
+    found = profile(plan)
+    assert (found.limiting, found.remedy) == ("augment", "")
