@@ -2,7 +2,9 @@
 
 import difflib
 import functools
+import inspect
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -75,8 +77,17 @@ def _unchecked(given: Any) -> Source:
         "Expected a source: a tfopt.pipelines.Source, arrays or tuples and dicts of arrays, a tf.data.Dataset of "
         "single examples, the path of a folder of images with a subfolder per class, a path, glob or list of paths of "
         "TFRecord files, paths of .npy files, or 'tfds:name'. "
-        f"Received: {type(given).__name__}. Convert it to one of these, a list of numbers with np.asarray."
+        f"Received: {type(given).__name__}. {_remedy(given)}"
     )
+
+
+def _remedy(given: Any) -> str:
+    """What to pass in place of something that is no source."""
+    if isinstance(given, list) and any(isinstance(item, np.ndarray | tf.Tensor) for item in given):
+        return "Of a list of arrays, such as [x, y], pass a tuple (x, y)."
+    if isinstance(given, Iterator) or inspect.isroutine(given):
+        return "Make a dataset of a generator with tf.data.Dataset.from_generator, and pass that."
+    return "Convert it to one of these, a list of numbers with np.asarray."
 
 
 def arrays(data: Any) -> Source:

@@ -286,7 +286,8 @@ def in_python(kind):
     def by_stateless_python(x):
         return tf.ensure_shape(tf.numpy_function(wait, [x], x.dtype, stateful=False), x.shape)
 
-    return {"numpy": nap(4), "py": by_eager_python, "stateless": by_stateless_python, "traced": tf.function(nap(4))}[kind]
+    traced = tf.function(nap(4))
+    return {"numpy": nap(4), "py": by_eager_python, "stateless": by_stateless_python, "traced": traced}[kind]
 
 
 PYTHON = "It calls a Python function, and Python runs one call at a time: rewrite it with TensorFlow operations."

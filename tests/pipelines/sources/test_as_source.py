@@ -127,3 +127,22 @@ def test_a_missing_npy_or_hdf5_file(tmp_path):
 def test_what_is_no_builder():
     assert not module.is_builder(np.zeros(3))
     assert not module.is_builder("mnist")
+
+
+def rows():
+    yield np.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ([np.zeros((4, 2)), np.zeros(4)], r"pass a tuple \(x, y\)"),
+        (rows, r"tf\.data\.Dataset\.from_generator"),
+        (rows(), r"tf\.data\.Dataset\.from_generator"),
+        ([1.0, 2.0], r"a list of numbers with np\.asarray"),
+    ],
+    ids=["list of arrays", "function", "generator", "list of numbers"],
+)
+def test_what_is_no_source_names_what_to_pass(given, remedy):
+    with pytest.raises(TypeError, match=remedy):
+        as_source(given)

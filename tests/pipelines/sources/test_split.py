@@ -81,6 +81,7 @@ def test_a_cache_on_disk_holds_one_part_only(tmp_path):
     ("source", "split", "error", "found"),
     [
         (np.arange(10), 1.0, ValueError, "below 1"),
+        (np.arange(10), 20, ValueError, r"Received: 20\. "),
         (np.arange(10), 0, ValueError, "above 0"),
         (np.arange(10), "0.1", TypeError, "number"),
         (np.arange(10), 0.01, PipelineError, "of the 10 in arrays, which is 0"),
