@@ -5,6 +5,7 @@ import collections
 import configparser
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -148,6 +149,31 @@ def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"tfopt\.callbacks attribute Logger"):
         _ = tfopt.callbacks.Logger
     assert set(tfopt.callbacks.__all__) <= set(dir(tfopt.callbacks))
+
+
+@pytest.mark.parametrize(
+    ("name", "homes"),
+    [
+        ("overlap", "tfopt.fit.overlap"),
+        ("set_policy", "tfopt.precision.set_policy"),
+        ("build_pipeline", "tfopt.pipelines.build_pipeline"),
+        ("use_flash_attention", "tfopt.kernels.use_flash_attention"),
+    ],
+)
+def test_a_name_of_one_of_its_packages_is_pointed_out(name, homes):
+    with pytest.raises(AttributeError, match=rf"^No tfopt attribute {name}\. Did you mean {re.escape(homes)}\?$"):
+        getattr(tfopt, name)
+    code = f"import tfopt\ntry: tfopt.{name}\nexcept AttributeError: pass"
+    assert loaded_after(code, (*HEAVY, homes.rpartition(".")[0])) == []
+
+
+def test_every_name_of_every_package_is_pointed_out():
+    packages = [one for name in tfopt.__all__ if isinstance(one := getattr(tfopt, name), types.ModuleType)]
+    for package in packages:
+        for name in {*getattr(package, "__all__", ())} - {*tfopt.__all__}:
+            if not isinstance(getattr(package, name), types.ModuleType):
+                with pytest.raises(AttributeError, match=rf"{re.escape(package.__name__)}\.{name}\b"):
+                    getattr(tfopt, name)
 
 
 def test_both_ways_to_call_the_command_are_the_same():

@@ -16,9 +16,29 @@
 The command `tfopt-bench` measures all of it on this machine. Importing tfopt loads neither TensorFlow nor Keras.
 """
 
+import functools
+import re
+from pathlib import Path
+
 import lazy_loader
 
 __version__ = "0.1.0"
 
 # The names stand in __init__.pyi, for type checkers and for lazy_loader alike.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name):
+    if name in __all__:
+        return _load(name)
+    # Read, since importing the packages for `from tfopt import text` would be slow.
+    found = [f"tfopt.{package}.{name}" for package, names in _stubs() if name in names]
+    hint = f". Did you mean {' or '.join(found)}?" if found else ""
+    raise AttributeError(f"No tfopt attribute {name}{hint}")
+
+
+@functools.cache
+def _stubs():
+    """The public packages, each with its names."""
+    stubs = [stub for stub in Path(__file__).parent.glob("*/__init__.pyi") if stub.parent.name in __all__]
+    return [(stub.parent.name, re.findall(r" as (\w+)$", stub.read_text("utf-8"), re.MULTILINE)) for stub in stubs]
