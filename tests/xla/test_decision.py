@@ -22,7 +22,7 @@ def lengths(*batches, complete=True):
 
 
 def times(ms):
-    return StepTimes(repeats_ms=((ms, ms),) * 5, steps_per_sample=1, first_step_seconds=1.0)
+    return StepTimes(repeats_ms=((ms, ms),) * 5, steps_per_sample=1, first_step_seconds=1.0, examples_per_step=3000)
 
 
 def weighed_against_10_ms(on, shapes=ONE, planned=None):
@@ -74,13 +74,14 @@ def test_shapes_still_to_come_are_paid_for_too():
     ("weighed", "text"),
     [
         (weighed_against_10_ms(5.0), "compiling took 2 s, paid back after 400 steps (an epoch has 25)"),
+        (weighed_against_10_ms(5.0), "with it a step of 3,000 examples runs 2 times as fast (95 %: 2–2); compiling"),
         (weighed_against_10_ms(5.0, planned=1000), "paid back after 400 steps of 1,000 planned"),
         (
             weighed_against_10_ms(5.0, TWO),
             "2 s, for each of 2 batch shapes in the 25 batches read (all of the dataset), paid back",
         ),
         (weighed_against_10_ms(5.0, lengths(*[1] * 20)), "and new shapes come faster than they pay off"),
-        (weighed_against_10_ms(20.0), "with it a step runs 0.5× (95 %: 0.5–0.5), slower; compiling took 2 s"),
+        (weighed_against_10_ms(20.0), "runs 0.5 times as fast (95 %: 0.5–0.5), slower; compiling took 2 s"),
     ],
 )
 def test_it_reads_well(weighed, text):

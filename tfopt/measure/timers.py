@@ -27,6 +27,8 @@ def step_time(
 ) -> StepTimes:
     """Measures the training step alone, on one batch that is already on the device.
 
+    Arrays (x, y) are that one batch, whatever their length: batch a data set of 3,000 rows first.
+
     Use it to see what the computation costs; `fit_time` adds the input and `fit` itself. The steps are real training
     steps, after which the model is unchanged, bit for bit: weights, optimizer, metrics, seeds and compile settings. A
     model that is not built yet is built. Reading a dataset that reshuffles advances it to its next order; before a
@@ -52,7 +54,7 @@ def step_time(
 
     Example:
         >>> print(tfopt.measure.step_time(model, dataset))
-        3.21 ms a step (95 %: 3.18–3.25, 9,969 examples/s; first 0.84 s)
+        3.21 ms a step of 32 examples (95 %: 3.18–3.25, 9,969 examples/s; first 0.84 s)
     """
     return StepTimer(model, data, clock=clock)(steps, warmup=warmup)
 
@@ -68,9 +70,9 @@ def fit_time(
 ) -> StepTimes:
     """Measures a training step through `model.fit`: the input, the step, and what `fit` and its callbacks add.
 
-    The model comes back unchanged, as from `step_time`. `data` is repeated as needed; a single batch is fed at every
-    step. A dataset whose last stage must stay last (a copy to the GPU, `cache="device"`) runs in epochs instead, whose
-    start is timed with the steps.
+    The model comes back unchanged, as from `step_time`. `data` is repeated as needed; arrays (x, y) are one batch, fed
+    whole at every step. A dataset whose last stage must stay last (a copy to the GPU, `cache="device"`) runs in epochs
+    instead, whose start is timed with the steps.
 
     Args:
         model, data, steps, warmup, clock: As for `step_time`.
@@ -86,7 +88,7 @@ def fit_time(
 
     Example:
         >>> print(tfopt.measure.fit_time(model, dataset, steps=100))
-        3.40 ms a step (95 %: 3.31–3.52, 9,412 examples/s; first 0.91 s)
+        3.40 ms a step of 32 examples (95 %: 3.31–3.52, 9,412 examples/s; first 0.91 s)
     """
     return FitTimer(model, data, callbacks=callbacks, clock=clock)(steps, warmup=warmup)
 

@@ -48,6 +48,12 @@ class StepTimes(Shown):
         return _interval([self.repeats_ms], lambda medians: medians[0])
 
     @property
+    def a_step(self) -> str:
+        """A step in words, with its batch size if that is known: "a step of 32 examples"."""
+        size = self.examples_per_step
+        return "a step" if size is None else f"a step of {size:,} example{'s' * (size != 1)}"
+
+    @property
     def examples_per_second(self) -> float | None:
         """Throughput at the median; None if the batch size is unknown."""
         return None if self.examples_per_step is None else self.examples_per_step * 1000 / self.median_ms
@@ -74,7 +80,8 @@ class StepTimes(Shown):
         low, high = self.interval_ms
         rate = "" if self.examples_per_second is None else f", {self.examples_per_second:,.0f} examples/s"
         return (
-            f"{self.median_ms:.3g} ms a step (95 %: {low:.3g}–{high:.3g}{rate}; first {self.first_step_seconds:.2g} s)"
+            f"{self.median_ms:.3g} ms {self.a_step} (95 %: {low:.3g}–{high:.3g}{rate}; "
+            f"first {self.first_step_seconds:.2g} s)"
         )
 
 
@@ -107,7 +114,8 @@ class Comparison(Shown):
         return cls(ratio=values["ratio"], interval=tuple(values["interval"]))
 
     def __str__(self) -> str:
-        return f"{self.ratio:.3g}× (95 %: {self.interval[0]:.3g}–{self.interval[1]:.3g}), {self.verdict}"
+        found = f"{self.ratio:.3g} times as fast (95 %: {self.interval[0]:.3g}–{self.interval[1]:.3g})"
+        return found if self.verdict == "faster" else f"{found}, {self.verdict}"
 
 
 def compare(a: StepTimes, b: StepTimes) -> Comparison:
@@ -178,7 +186,7 @@ def interleave(
     Example:
         >>> times = tfopt.measure.interleave({"off": StepTimer(plain, data), "on": StepTimer(jitted, data)})
         >>> print(tfopt.measure.compare(times["off"], times["on"]))
-        1.83× (95 %: 1.79–1.88), faster
+        1.83 times as fast (95 %: 1.79–1.88)
     """
     if not variants or repeats < 1:
         raise ValueError(

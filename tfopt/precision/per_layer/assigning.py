@@ -132,7 +132,7 @@ def assign(model: keras.Model, data: Any, *, tolerance: float = 0.1) -> Precisio
     Example:
         >>> found = tfopt.precision.assign(model, dataset)
         >>> print(found.reason)
-        mixed_bfloat16 in 14 of 17 layers: against float32 a step runs 1.62× (95 %: 1.58–1.66), faster; …
+        mixed_bfloat16 in 14 of 17 layers: against float32 a step runs 1.62 times as fast (95 %: 1.58–1.66); …
         >>> tfopt.precision.apply(model, found.policy)
     """
     allowed = checks.number("tolerance", tolerance, "Give a relative error such as 0.1.", least=0.0)
