@@ -155,9 +155,7 @@ class PipelineOptions:
         if self.split is not None:
             share = checks.number("split", self.split, "Pass the share to validate on, such as 0.1.", above=0)
             if share >= 1:
-                raise ValueError(
-                    f"Expected split to be below 1. Received: {self.split!r}. Pass the share to validate on, such as 0.1."
-                )
+                raise ValueError(f"Expected split to be below 1. Received: {self.split!r}. Pass a share, such as 0.1.")
         if isinstance(self.prefetch, str):
             _expect_name("prefetch", self.prefetch, ("auto",))
         elif self.prefetch == _AUTOTUNE:
