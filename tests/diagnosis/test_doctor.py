@@ -226,7 +226,7 @@ def test_a_script_that_needs_no_change_is_not_run_again(doctor):
 def test_a_later_fit(doctor):
     script = "import keras\nfor x in 'abcd':\n    print(keras.Model().fit(x))"
     found = doctor(script, "--fit", "3", "--json")
-    assert found.err.startswith("trained on a None trained on b ")
+    assert found.err.startswith("tfopt-bench: running train.py up to fit number 3 trained on a None trained on b ")
     assert json.loads(found.out)["arguments"]["x"] == "c"
     few = doctor(script, "--fit", "5")
     assert few.returncode == cli.ENVIRONMENT
@@ -271,7 +271,7 @@ FAILS = "def load():\n    raise ValueError('no data')\nload()"
 
 def test_a_script_that_fails_shows_its_own_traceback(doctor):
     plain, found = doctor(FAILS, command=[sys.executable]), doctor(FAILS)
-    assert found.written.startswith(plain.written)
+    assert found.written.startswith(f"tfopt-bench: running train.py up to its first fit\n{plain.written}")
     assert "Expected train.py to call Model.fit. Found that it ended with exit code 1 before that." in found.err
     assert found.returncode == cli.INTERNAL
 
@@ -279,8 +279,8 @@ def test_a_script_that_fails_shows_its_own_traceback(doctor):
 @pytest.mark.parametrize(
     ("script", "code", "said"),
     [
-        ("", cli.ENVIRONMENT, "exit code 0 without doing so; it did not even import Keras. Only fit"),
-        ("import keras", cli.ENVIRONMENT, "exit code 0 without doing so. Only fit"),
+        ("", cli.ENVIRONMENT, "exit code 0 without doing so; it did not even import Keras. Only Model.fit"),
+        ("import keras", cli.ENVIRONMENT, "exit code 0 without doing so. Only Model.fit"),
         (
             "import keras\nfor _ in range(300): keras.Model().train_on_batch(1)\nraise SystemExit",
             cli.ENVIRONMENT,
@@ -310,7 +310,7 @@ def test_a_script_without_fit(doctor, script, code, said):
 @pytest.mark.parametrize(
     ("data", "code", "said"),
     [
-        ("bad", cli.INTERNAL, "Found ZeroDivisionError: the data are bad, as above."),
+        ("bad", cli.INTERNAL, "Found ZeroDivisionError: the data are bad. Run"),
         ("strange", cli.ENVIRONMENT, "tfopt-bench: Expected data. Found none."),
     ],
 )
@@ -373,7 +373,7 @@ def test_children_of_the_script_train(doctor):
 def test_the_report_of_a_forked_child_does_not_count(doctor):
     found = doctor("import keras, os\nif os.fork():\n  os.wait(), os._exit(0)\nkeras.Model().fit('data')")
     assert found.returncode == cli.ENVIRONMENT
-    assert "exit code 0 without doing so. Only fit" in found.err
+    assert "exit code 0 without doing so. Only Model.fit" in found.err
 
 
 def ended(pid):
@@ -428,10 +428,17 @@ def test_a_worker_that_waits_for_ever_holds_nothing_up(doctor):
     assert time.monotonic() - began < 60
 
 
+def test_options_behind_the_script_are_its_own_and_said_to_be(doctor):
+    found = doctor("import sys; print(sys.argv[1:])", run=["train.py", "--steps", "5", "--fast"])
+    assert "tfopt-bench: train.py gets --steps. What is meant for doctor stands before the script." in found.err
+    assert "['--steps', '5', '--fast']" in found.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["none.py"], "Found no file 'none.py'"),
+        (["none.py"], "Found: no file 'none.py'"),
+        (["own"], "Found: 'own' is a folder"),
         (["--html", "none/page.html", "train.py"], "No such file or directory"),
         (["--html", "own", "train.py"], "'own' is a folder"),
         (["--steps", "4", "train.py"], "expected a whole number of 5 or more, received '4'"),

@@ -31,16 +31,14 @@ def test_too_noisy_is_what_may_take_3_percent_but_does_not_count():
 
 
 VERDICTS = {
-    "The most expensive cause: a, 40 ms of a 100 ms step (40 %); without it, the training would be 1.67 times as fast "
-    "(95 %: 1.64–1.69).": diagnosis(cause("a", 40.0), cause("b", 10.0)),
-    "The most expensive causes, too close to tell apart: a (40 ms of a 100 ms step), b (34 ms); without the first, "
-    "the training would be 1.67 times as fast (95 %: 1.54–1.82).": diagnosis(
+    "The most expensive cause: a, 40 ms of a 100 ms step (40 %).": diagnosis(cause("a", 40.0), cause("b", 10.0)),
+    "The most expensive causes, too close to tell apart: a (40 ms of a 100 ms step), b (34 ms).": diagnosis(
         cause("a", 40.0, (35.0, 45.0)), cause("b", 34.0, (32.0, 36.0)), cause("c", 10.0)
     ),
-    "The most expensive cause: a, 80 ms of a 100 ms step (80 %); without it, the training would be at least 2 times as "
-    "fast.": diagnosis(cause("a", 80.0, (50.0, 110.0))),
-    "The most expensive cause: a, 101 ms of a 100 ms step (101 %); without it, next to nothing of a step would be "
-    "left.": diagnosis(cause("a", 101.0, (100.0, 102.0))),
+    # However uncertain the first is, one of less than half of it is no rival.
+    "The most expensive cause: a, 80 ms of a 100 ms step (80 %).": diagnosis(
+        cause("a", 80.0, (5.0, 110.0)), cause("b", 34.0)
+    ),
     "Nothing here is worth changing: 97 % of a step is the computation itself.": diagnosis(
         cause("a", 1.0), cause("b", -9.0), floor=97.0
     ),

@@ -2,16 +2,97 @@
 
 import keras
 import numpy as np
+import pytest
+import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tfopt.diagnosis.candidates import INPUT, PREFETCH, candidates
 from tfopt.diagnosis.training import Training
+from tfopt.pipelines import plan_pipeline
+
+X, Y = np.zeros((40, 2), "float32"), np.zeros((40, 1), "float32")
+
+
+def made():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
 
 
 def test_a_script_need_not_set_a_seed(monkeypatch):
     monkeypatch.delattr(context.context(), "_rng", raising=False)
     monkeypatch.setattr(context.context(), "_seed", None)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    training = Training.of(model, {"x": np.zeros((4, 2), "float32"), "y": np.zeros((4, 1), "float32")})
+    model = made()
+    training = Training.of(model, {"x": X, "y": Y})
     with training.untouched():
         model.fit(training.resident, steps_per_epoch=1, verbose=0, shuffle=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"x": X}, ValueError, r"Expected inputs and targets\. Found inputs alone\. Pass arrays as one .*\(x, y\)"),
+        (
+            {"x": tf.data.Dataset.from_tensor_slices((X, Y))},
+            ValueError,
+            r"Expected batches of the shape \(None, 2\)\. Found \(2,\), an example alone\. Call dataset\.batch\(32\)",
+        ),
+        ({"x": X, "callbacks": Y}, TypeError, r"Received: ndarray\. Arrays are one argument: \(x, y\)\."),
+        (
+            {"x": X, "y": Y, "callbacks": [keras.callbacks.EarlyStopping]},
+            TypeError,
+            r"Received: the class EarlyStopping\. Make one of it: EarlyStopping\(\.\.\.\)\.",
+        ),
+        ({"x": X, "y": Y, "callbacks": ["log"]}, TypeError, r"Received: str\."),
+    ],
+)
+def test_mistakes_are_named(arguments, error, said):
+    with pytest.raises(error, match=said):
+        Training.of(made(), arguments)
+
+
+def test_one_callback_need_not_be_in_a_list():
+    stop = keras.callbacks.EarlyStopping()
+    assert Training.of(made(), {"x": X, "y": Y, "callbacks": stop}).callbacks[0] is stop
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, number):
+        return X[:8], Y[:8]
+
+
+def endless():
+    while True:
+        yield X[:8], Y[:8]
+
+
+SLICES = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ({"x": X, "y": Y, "batch_size": 8}, "build_pipeline((x, y), batch_size=8)  # your arrays"),
+        ({"x": X, "y": Y, "validation_split": 0.2}, "options = dict(batch_size=32, split=0.2)"),
+        ({"x": SLICES}, "dataset = dataset.cache()"),
+        ({"x": plan_pipeline((X, Y), batch_size=8)}, 'cache="memory"  # in build_pipeline'),
+        ({"x": Batches()}, "super().__init__(workers=4, max_queue_size=16)"),
+        ({"x": endless()}, "Instead of a generator: a keras.utils.PyDataset with workers=4"),
+    ],
+)
+def test_the_remedy_of_slow_input_suits_the_data(arguments, remedy):
+    found = {one.name: one for one in candidates(Training.of(made(), arguments))}
+    assert remedy in found[INPUT].remedy
+    assert max(map(len, found[INPUT].remedy.splitlines())) <= 76  # indented by four
+    assert found[INPUT].at_most
+    assert (PREFETCH in found) == (arguments["x"] is SLICES)
+
+
+def test_a_prefetch_that_is_missing_is_no_part_of_the_input():
+    found = {one.name: one for one in candidates(Training.of(made(), {"x": SLICES}))}
+    assert (found[PREFETCH].against, found[INPUT].against) == ("now", PREFETCH)
+    found = {one.name: one for one in candidates(Training.of(made(), {"x": SLICES.prefetch(2)}))}
+    assert found[INPUT].against == "now"

@@ -53,7 +53,7 @@ def test_what_pays_is_applied(tuned):
     assert result.model.jit_compile
     assert result.speedup == 2.0
     assert "tfopt.xla.set_jit(model, True)" in result.code
-    assert str(result).startswith("A step now runs ")
+    assert str(result).startswith("A step is now ")
 
 
 def test_the_training_is_the_same(tuned):
@@ -83,7 +83,7 @@ def test_what_is_not_faster_together_is_not_applied(judged):
     assert result.data is arrays
     assert result.code == ""
     assert not model.jit_compile
-    assert str(result).startswith("Nothing was changed: with all changes a step runs 0.9")
+    assert str(result).startswith('Nothing was changed. Without "XLA is off", a step is 0.9 times as fast')
 
 
 def test_unknown_changes_are_named():

@@ -58,8 +58,9 @@ def require_files(script: str | None, page: Path | None) -> None:
         ValueError: If not.
         tfopt.errors.UnsupportedError: If jinja2, which a page needs, is not installed.
     """
-    if script is not None and not Path(script).exists():
-        raise ValueError(f"Expected a Python script. Found no file {script!r}. Check its path; a module needs -m.")
+    if script is not None and not Path(script).is_file():
+        found = f"{script!r} is a folder" if Path(script).is_dir() else f"no file {script!r}"
+        raise ValueError(f"Expected a Python script. Found: {found}. Check its path; a module needs -m.")
     if page is None:
         return
     if importlib.util.find_spec("jinja2") is None:
@@ -133,8 +134,8 @@ def _answer(command: Sequence[str], task: Task, output: int | None) -> tuple[dic
         raise UnsupportedError(answer["refused"])
     if "failed" in answer:
         raise ScriptError(
-            f"Expected to diagnose the training of {script}. Found {answer['failed']}, as above. Run the script as it "
-            "is, to see whether its training fails, too."
+            f"Expected to diagnose the training of {script}. Found {answer['failed'].rstrip('.')}. Run the script as "
+            "it is, to see whether its training fails, too."
         )
     raise _without_fit(script, code, task.fit, answer.get("calls", _UNKNOWN))
 
@@ -188,8 +189,9 @@ def _without_fit(script: str, code: int, fit: int, calls: dict[str, int]) -> Tfo
     if called:
         return UnsupportedError(f"{expected}. Found {called}. Pass a smaller --fit.")
     return UnsupportedError(
-        f"{expected}. Found that it {ended} without doing so{_seen(calls)}. Only fit can be examined, in the script's "
-        "own process: move a loop of its own into Model.train_step, and pass the script that a launcher starts."
+        f"{expected}. Found that it {ended} without doing so{_seen(calls)}. Only Model.fit can be examined, in the "
+        "script's own process. If the script has a loop of its own, move it into Model.train_step; if it launches "
+        "another, pass that one."
     )
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfopt import fit, kernels, precision, xla
@@ -26,11 +27,13 @@ from tfopt.diagnosis.training import Training
 from tfopt.errors import TfoptError, UnsupportedError, summarize_error
 from tfopt.fit.launching import overlap_of
 from tfopt.measure import StepTimes
+from tfopt.model.batches import DEVICE_STAGE, ends_on_device
 from tfopt.model.layers import computing_layers, layer_paths
+from tfopt.pipelines.plan import PipelinePlan
 from tfopt.precision.layer_policies import assign_policies, current_policy, is_16_bit
 
 NOW, STEP = "now", "the step alone"
-INPUT = "input"
+PREFETCH, INPUT = "no prefetch", "input"
 _WAITS, _XLA_OFF, _XLA_ON = "fit waits for each step", "XLA is off", "XLA does not pay"
 _FLOAT32, _16_BITS, _ATTENTION = "float32", "16 bits do not pay", "attention without a fast kernel"
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -61,18 +64,13 @@ class Candidate:
 
     against: str = NOW
     """The arm that it is compared with; empty if its own arm times the cause itself."""
+    at_most: bool = False
+    """Whether the remedy may save only a part of it."""
 
 
 def candidates(training: Training) -> Iterator[Candidate | NotTested]:
     """Yields each cause that may be tested on this training, and those that cannot be, with the reason."""
-    yield Candidate(
-        name=INPUT,
-        arm=FitArm(training, dataset=training.resident),
-        evidence="The same steps on one batch that stays in memory.",
-        remedy=_input_remedy(training),
-        kind="input",
-        code="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
-    )
+    yield from _input(training)
     yield from _callbacks(training)
     for find in (_eager, _overlap, _xla, _precision, _kernels, _batch, _communication):
         try:
@@ -83,21 +81,60 @@ def candidates(training: Training) -> Iterator[Candidate | NotTested]:
         yield NotTested("copying to the GPU", "TensorFlow sees no GPU here")
 
 
-def _input_remedy(training: Training) -> str:
-    data = training.data
-    if isinstance(data, keras.utils.PyDataset):
-        return (
-            "keras.utils.PyDataset.__init__(self, workers=4, use_multiprocessing=False)  # in the data set's __init__"
+def _input(training: Training) -> Iterator[Candidate]:
+    ahead = prefetched(training.data)
+    if ahead is not None:
+        yield Candidate(
+            name=PREFETCH,
+            arm=FitArm(training, dataset=ahead),
+            evidence="The same training with batches prefetched.",
+            remedy="dataset = dataset.prefetch(tf.data.AUTOTUNE)  # as its last stage",
+            kind="input",
+            code="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
         )
+    yield Candidate(
+        name=INPUT,
+        arm=FitArm(training, dataset=training.resident),
+        evidence="The same steps on one batch that stays in memory.",
+        remedy=_input_remedy(training),
+        against=NOW if ahead is None else PREFETCH,
+        at_most=True,
+    )
+
+
+def prefetched(data: Any) -> tf.data.Dataset | None:
+    """The data set with its batches made ahead; None if they are already, or it is none."""
+    if not isinstance(data, tf.data.Dataset) or ends_on_device(data) or getattr(data, DEVICE_STAGE, None) is not None:
+        return None
+    return None if type(data).__name__ == "_PrefetchDataset" else data.prefetch(tf.data.AUTOTUNE)
+
+
+def _input_remedy(training: Training) -> str:
+    data, size = training.data, training.examples
+    if isinstance(data, keras.utils.PyDataset):
+        return "super().__init__(workers=4, max_queue_size=16)  # in its __init__"
+    if isinstance(data, PipelinePlan):
+        return 'cache="memory"  # in build_pipeline, if the decoded examples fit there'
     if isinstance(data, tf.data.Dataset):
         return (
-            "dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)  # each map of it\n"
-            "dataset = dataset.prefetch(tf.data.AUTOTUNE)                          # at its end"
+            "# After the slow stage, before shuffle and whatever is random, if it fits in\n"
+            "# memory; docs/pipelines.md has build_pipeline, which does more.\n"
+            "dataset = dataset.cache()"
+        )
+    if not isinstance(data, np.ndarray | tf.Tensor | list | tuple | dict):
+        return "# Instead of a generator: a keras.utils.PyDataset with workers=4"
+    if not training.validation_split:
+        return (
+            "from tfopt.pipelines import build_pipeline\n"
+            f"dataset = build_pipeline((x, y), batch_size={size})  # your arrays\n"
+            "model.fit(dataset, ...)                              # without batch_size"
         )
     return (
         "from tfopt.pipelines import build_pipeline\n"
-        f"dataset = build_pipeline((x, y), batch_size={training.examples})\n"
-        "model.fit(dataset)"
+        f"options = dict(batch_size={size}, split={training.validation_split:g})\n"
+        "dataset = build_pipeline((x, y), **options)  # your arrays\n"
+        "validation = build_pipeline((x, y), training=False, **options)\n"
+        "model.fit(dataset, validation_data=validation, ...)  # no validation_split"
     )
 
 
@@ -130,7 +167,7 @@ def _callbacks(training: Training) -> Iterator[Candidate]:
             evidence="The same training without the progress bar." if own else "The same training without it.",
             remedy="model.fit(..., verbose=2)  # a line an epoch"
             if own
-            else "Do its work every 100th batch: `if batch % 100: return` in on_train_batch_end, or in a thread.",
+            else "if batch % 100:  # in on_train_batch_end; or do the work in a thread\n    return",
         )
 
 
@@ -233,9 +270,15 @@ def _batch(training: Training) -> Iterator[Candidate | NotTested]:
         name="small batch",
         arm=StepArm(training, twice=True),
         evidence=f"The step alone on {2 * training.examples} examples at once, for {training.examples} of them.",
-        remedy=f"batch_size = {2 * training.examples}  # a larger batch changes the training: see docs/diagnosis.md",
+        remedy=_larger_batch(training),
         against=STEP,
     )
+
+
+def _larger_batch(training: Training) -> str:
+    given = isinstance(training.data, tf.data.Dataset | keras.utils.PyDataset)
+    line = "dataset.batch({})" if given else "model.fit(..., batch_size={})"
+    return f"{line.format(2 * training.examples)}  # trains otherwise: docs/diagnosis.md"
 
 
 def _communication(training: Training) -> Iterator[Candidate | NotTested]:
@@ -249,8 +292,8 @@ def _communication(training: Training) -> Iterator[Candidate | NotTested]:
         arm=arm,
         evidence=f"The all-reduce of {arm.mib:,.1f} MiB of gradients over {replicas} replicas, alone; a part of it may "
         "run beside the computation.",
-        remedy="Reduce less often (optimizer's gradient_accumulation_steps), or fewer bytes: "
-        "tfopt.distribute.compress_gradients(optimizer).",
+        remedy="optimizer = Adam(..., gradient_accumulation_steps=4)  # reduces less often\n"
+        "tfopt.distribute.compress_gradients(optimizer)        # or sends fewer bytes",
         against="",
     )
 

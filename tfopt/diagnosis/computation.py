@@ -8,7 +8,7 @@ from tfopt.diagnosis.training import Training
 from tfopt.measure import StepTimes, matmul_tflops
 from tfopt.model.flops import step_flops
 from tfopt.model.products import layer_calls, matrix_products
-from tfopt.text import listed, percent
+from tfopt.text import figure, listed, percent
 
 _NAMED = 3
 _COMPUTE_BOUND = 0.5
@@ -33,8 +33,16 @@ def describe(training: Training, floor: StepTimes) -> str:
     # Above 1 where the machine was busier while the peak was measured.
     reached = f"{percent(share)} of the" if share < 1 else "no less than the"
     return (
-        f"The computation runs at {tflops:.3g} TFLOP/s, {reached} {peak:.3g} that a large matrix product reaches here: "
+        f"The computation runs at {_rate(tflops)}, {reached} {_rate(peak)} that a large matrix product reaches here: "
         f"{bound}.{costly}"
+    )
+
+
+def _rate(tflops: float) -> str:
+    return next(
+        f"{figure(tflops * factor)} {unit}FLOP/s"
+        for unit, factor in (("T", 1), ("G", 1e3), ("M", 1e6), ("k", 1e9))
+        if tflops * factor >= 1 or unit == "k"
     )
 
 

@@ -3,7 +3,7 @@
 import math
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.diagnosis import pauses
 from tfopt.diagnosis.arms import FitArm, StepArm
-from tfopt.diagnosis.candidates import INPUT, NOW, STEP, Candidate, callback_names, candidates
+from tfopt.diagnosis.candidates import INPUT, NOW, PREFETCH, STEP, Candidate, callback_names, candidates, prefetched
 from tfopt.diagnosis.computation import describe
 from tfopt.diagnosis.findings import CauseCost, Diagnosis, NotTested
 from tfopt.diagnosis.placement import readings
@@ -26,6 +26,7 @@ from tfopt.measure import Comparison, StepTimes, compare, environment, interleav
 from tfopt.measure.times import difference_ms
 from tfopt.pipelines import profile_pipeline
 from tfopt.pipelines.plan import PipelinePlan
+from tfopt.text import figure
 
 ROUNDS = 5
 _FLOOR, _TOGETHER = "floor", "without all of them"
@@ -72,7 +73,7 @@ def diagnose(
         >>> print(tfopt.diagnose(model, dataset))
         The input takes 71 % of a step, 29.3 of 41.2 ms: …
     """
-    return diagnose_fit(model, as_arguments(data) | {"callbacks": list(callbacks)}, steps)
+    return diagnose_fit(model, as_arguments(data) | {"callbacks": callbacks}, steps)
 
 
 def diagnose_fit(model: keras.Model, arguments: Mapping[str, Any], steps: int = 50) -> Diagnosis:
@@ -106,6 +107,8 @@ class _Cost(NamedTuple):
     interval_ms: tuple[float, float]
     saved: float = 1.0
     """The share of it that the remedy saves."""
+    at_most: bool = False
+    """Whether it may save less."""
 
 
 class Experiments:
@@ -128,8 +131,9 @@ class Experiments:
             arms: dict[str, Callable[[int], StepTimes]] = {NOW: FitArm(self.training), STEP: StepArm(self.training)}
             times = self.interleave(arms | {one.name: one.arm for one in self.tested})
             paused = list(self._pauses(retraced))
-            now = _slower(times[NOW], sum(pause.cost_ms for pause in paused))
-            costs = [_compared(one, times) for one in self.tested if one.name in times] + paused
+            pauses_ms = sum(pause.cost_ms for pause in paused)
+            now = _slower(times[NOW], pauses_ms)
+            costs = [_compared(one, times, pauses_ms) for one in self.tested if one.name in times] + paused
             causes = [_cause(cost, now.median_ms) for cost in costs]
             counts = {cause.name for cause in causes if cause.counts}
             if INPUT in counts:
@@ -164,19 +168,19 @@ class Experiments:
             running, ROUNDS, on_progress=lambda name, turn: self._progress.say(f"round {turn + 1} of {ROUNDS}: {name}")
         )
 
-    def _without_all(self, counts: Collection[str]) -> tuple[StepTimes, Comparison | None]:
+    def _without_all(self, counts: set[str]) -> tuple[StepTimes, Comparison | None]:
         """Times the step alone with all changes that pay, and `fit` without several causes at once beside it as is."""
         training = self.training
         changes = [one.change for one in self.tested if one.name in counts and one.change]
         left_out = [one for one, name in callback_names(training.callbacks).items() if name in counts]
-        taken_away = len(changes) + len(left_out) + (INPUT in counts)
+        taken_away = len(changes) + len(left_out) + len({INPUT, PREFETCH} & counts)
         arms: dict[str, Callable[[int], StepTimes]] = {
             _FLOOR: StepArm(training, twice="small batch" in counts, changes=changes)
         }
         if taken_away > 1:
-            resident = training.resident if INPUT in counts else None
+            data = training.resident if INPUT in counts else prefetched(training.data) if PREFETCH in counts else None
             arms[NOW] = FitArm(training)
-            arms[_TOGETHER] = FitArm(training, dataset=resident, without=left_out, changes=changes)
+            arms[_TOGETHER] = FitArm(training, dataset=data, without=left_out, changes=changes)
         times = self.interleave(arms)
         return times[_FLOOR], compare(times[NOW], times[_TOGETHER]) if _TOGETHER in times else None
 
@@ -204,7 +208,8 @@ class Experiments:
                 ms,
                 f"Of the first {retraced.steps} steps, {retraced.times} after the first were traced or compiled again, "
                 f"which took {retraced.seconds:.2g} s, here spread over {over:,} steps.",
-                "dataset = dataset.batch(size, drop_remainder=True)  # or padded_batch to one length, or a few buckets",
+                "dataset = dataset.batch(size, drop_remainder=True)\n"
+                "# or padded_batch to one length, or to a few: bucket_by_sequence_length",
                 (ms, ms),
             )
         if steps is None:
@@ -221,7 +226,7 @@ class Experiments:
                     f"{name}, between epochs",
                     1000 * each / steps,
                     f"It takes {each:.2g} s at the end of each epoch of {steps:,} steps.",
-                    "Do it every fifth epoch: `if epoch % 5: return`; or in a thread.",
+                    "if epoch % 5:  # in that method; or do the work in a thread\n    return",
                     (1000 * min(seconds) / steps, 1000 * max(seconds) / steps),
                     _FOUR_FIFTHS,
                 )
@@ -238,22 +243,23 @@ class Experiments:
             "validation",
             times.median_ms * batches / steps,
             f"{batches:,} batches take {times.median_ms * batches / 1000:.2g} s, after {steps:,} steps each time.",
-            f"model.fit(..., validation_freq={often})  # every {often} epochs; or fewer validation_steps",
+            f"model.fit(..., validation_freq={often})  # or fewer validation_steps",
             (low * batches / steps, high * batches / steps),
             _FOUR_FIFTHS,
         )
 
 
-def _compared(one: Candidate, times: Mapping[str, StepTimes]) -> _Cost:
+def _compared(one: Candidate, times: Mapping[str, StepTimes], pauses_ms: float) -> _Cost:
     """What a cause costs: the training with it against the training without it."""
     if not one.against:
         alone = times[one.name]
         evidence = f"{one.evidence} It takes {alone.median_ms:.3g} ms."
         return _Cost(one.name, alone.median_ms, evidence, one.remedy, alone.interval_ms)
-    before, without = times[one.against], times[one.name]
-    cost, interval = difference_ms(before, without)
-    took = f"A step takes {without.median_ms:.3g} ms instead of {before.median_ms:.3g}."
-    return _Cost(one.name, cost, f"{one.evidence} {took}", one.remedy, interval)
+    against = one.against if one.against in times else NOW
+    cost, interval = difference_ms(times[against], times[one.name])
+    before = times[against].median_ms + (0 if against == STEP else pauses_ms)
+    took = f"A step takes {figure(before - cost)} ms instead of {figure(before)}."
+    return _Cost(one.name, cost, f"{one.evidence} {took}", one.remedy, interval, at_most=one.at_most)
 
 
 def _cause(cost: _Cost, now_ms: float) -> CauseCost:
@@ -265,6 +271,7 @@ def _cause(cost: _Cost, now_ms: float) -> CauseCost:
         evidence=cost.evidence,
         remedy=cost.remedy,
         gain=now_ms / left if (left := now_ms - cost.saved * cost.cost_ms) > 0 else None,
+        at_most=cost.at_most,
     )
 
 

@@ -31,7 +31,9 @@ class CauseCost:
     remedy: str
     """What to do: lines of code, or a command. Empty if nothing is worth changing."""
     gain: float | None = None
-    """How many times as fast the training is predicted to run with the remedy; None if that is unknown."""
+    """How many times as fast training is predicted to run with the remedy; None if that is unknown."""
+    at_most: bool = False
+    """Whether the remedy may gain less: it has not been tried, only its cause taken away."""
 
     @property
     def counts(self) -> bool:
@@ -198,22 +200,9 @@ class Diagnosis(Shown):
         rivals = [
             f"{other.name} ({figure(other.cost_ms)} ms)"
             for other in others
-            if other.interval_ms[1] >= first.interval_ms[0]
+            if other.interval_ms[1] >= first.interval_ms[0] and other.cost_ms >= first.cost_ms / 2
         ]
         if rivals:
             close = f"{first.name} ({of_step}), {listed(rivals, 2)}"
-            named = f"The most expensive causes, too close to tell apart: {close}; without the first"
-        else:
-            named = f"The most expensive cause: {first.name}, {of_step} ({percent(round(first.share, 2))}); without it"
-        return f"{named}, {self._speed_without(first)}."
-
-    def _speed_without(self, cause: CauseCost) -> str:
-        """How many times as fast the training would be, no more precisely than the interval says."""
-        now_ms = self.now.median_ms
-        low_ms, high_ms = cause.interval_ms
-        if high_ms < now_ms:
-            ratio, low, high = (figure(now_ms / (now_ms - ms)) for ms in (cause.cost_ms, low_ms, high_ms))
-            return f"the training would be {ratio} times as fast (95 %: {low}–{high})"
-        if low_ms < now_ms:
-            return f"the training would be at least {figure(now_ms / (now_ms - low_ms))} times as fast"
-        return "next to nothing of a step would be left"
+            return f"The most expensive causes, too close to tell apart: {close}."
+        return f"The most expensive cause: {first.name}, {of_step} ({percent(round(first.share, 2))})."

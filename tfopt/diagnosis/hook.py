@@ -135,6 +135,8 @@ class _Doctor:
             return self._diagnose(model, arguments)
         except TfoptError as error:
             return {"refused": str(error)}
+        except (ValueError, TypeError) as error:  # of a training that fails without the doctor, too, with its traceback
+            return {"failed": f"{type(error).__name__}: {error}"}
         except Exception as error:  # noqa: BLE001  the script must not go on after it
             traceback.print_exc()
             return {"failed": f"{type(error).__name__}: {error}"}
@@ -149,7 +151,7 @@ class _Doctor:
     def _diagnose(self, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
         from tfopt.diagnosis.diagnosing import diagnose_fit
 
-        sys.stderr.write("tfopt-bench: timing this call of fit instead of training; the script ends afterwards\n")
+        sys.stderr.write("tfopt-bench: timing this fit instead of training; the script ends afterwards\n")
         outcome = {}
         if self._task.kind == TUNE:
             from tfopt.diagnosis.tuning import tune_fit

@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
-from tfopt.diagnosis.candidates import INPUT
+from tfopt.diagnosis.candidates import PREFETCH, prefetched
 from tfopt.diagnosis.diagnosing import ROUNDS
-from tfopt.diagnosis.tuning import apply_changes, prefetched
+from tfopt.diagnosis.tuning import apply_changes
 from tfopt.errors import UnsupportedError
 from tfopt.measure import StepTimes
 from tfopt.measure.timers import wait
@@ -35,7 +35,7 @@ def timed_fit(
         tfopt.errors.UnsupportedError: If the training has fewer steps.
     """
     apply_changes(model, causes, [])
-    if INPUT in causes:
+    if PREFETCH in causes:
         arguments = {**arguments, "x": prefetched(arguments["x"])}
     clock, callbacks = _Clock(steps), arguments["callbacks"] or []
     given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]

@@ -45,6 +45,8 @@ class Training:
     callbacks: tuple[keras.callbacks.Callback, ...]
     validation: Mapping[str, Any] | None
     """Arguments of `evaluate`; None without validation."""
+    validation_split: float
+    """As for `fit`."""
     steps_per_epoch: int | None
     """Steps of an epoch; None if unknown."""
     epochs: int
@@ -60,7 +62,7 @@ class Training:
 
         Raises:
             TypeError: If `model` is not a Keras model, or the data are nothing that `fit` takes.
-            ValueError: If the model is not compiled.
+            ValueError: If the model is not compiled, or the data are no batches, or lack the targets that it needs.
             tfopt.errors.PipelineError: If the data are empty.
             tfopt.errors.UnsupportedError: If the model runs eagerly and its step cannot be traced.
         """
@@ -68,6 +70,7 @@ class Training:
         given = inspect.signature(keras.Model.fit).bind(model, **arguments)
         given.apply_defaults()
         asked = given.arguments
+        callbacks = _as_tuple(asked["callbacks"])
         data, plan = asked["x"], isinstance(asked["x"], PipelinePlan)
         x, y, weights = (data.build() if plan else data), asked["y"], asked["sample_weight"]
         validation = asked["validation_data"]
@@ -80,7 +83,12 @@ class Training:
         with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
             one = batch if model._distribute_strategy is None else next(iter(dataset))
             resident = tf.data.Dataset.from_tensors(one).repeat()
-        _, graph = trace_train_step(model, batch)
+        try:
+            _, graph = trace_train_step(model, batch)
+        except (ValueError, TypeError) as error:
+            if reason := _mistake(model, batch):
+                raise ValueError(reason) from error
+            raise
         return cls(
             model=model,
             dataset=dataset,
@@ -88,8 +96,9 @@ class Training:
             batch=batch,
             resident=resident,
             examples=batch_size(model, batch),
-            callbacks=(*_as_tuple(asked["callbacks"]), *([_progress_bar()] if asked["verbose"] in ("auto", 1) else [])),
+            callbacks=(*callbacks, *([_progress_bar()] if asked["verbose"] in ("auto", 1) else [])),
             validation=None if validation is None else _evaluation(validation, asked),
+            validation_split=asked["validation_split"],
             steps_per_epoch=asked["steps_per_epoch"] or batches,
             epochs=max(1, asked["epochs"] - asked["initial_epoch"]),
             epochs_per_validation=asked["validation_freq"] if isinstance(asked["validation_freq"], int) else 1,
@@ -124,6 +133,18 @@ class Training:
                 np.random.set_state(states[1])
                 if generator is not None and states[2] is not None:
                     generator.setstate(states[2])
+
+
+def _mistake(model: keras.Model, batch: Any) -> str:
+    """What is wrong with data on which the step cannot be traced; empty if that does not show."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    given = [tuple(part.shape) for part in tf.nest.flatten(parts[0]) if hasattr(part, "shape")]
+    wanted = [tuple(part.shape) for part in (getattr(model, "inputs", None) or ()) if part.shape is not None]
+    if given and wanted and len(given[0]) == len(wanted[0]) - 1:
+        return f"Expected batches of the shape {wanted[0]}. Found {given[0]}, an example alone. Call dataset.batch(32)."
+    if len(parts) == 1:
+        return "Expected inputs and targets. Found inputs alone. Pass arrays as one argument, (x, y)."
+    return ""
 
 
 def _progress_bar() -> keras.callbacks.ProgbarLogger:
@@ -200,7 +221,13 @@ def _as_tuple(callbacks: Any) -> tuple[keras.callbacks.Callback, ...]:
             "Expected callbacks as a list. Found a keras.callbacks.CallbackList, from which none can be taken away. "
             "Pass the callbacks themselves."
         )
-    flat = [] if callbacks is None else callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    flat = [] if callbacks is None else callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    for one in flat:
+        if not isinstance(one, keras.callbacks.Callback):
+            name, kind = getattr(one, "__name__", type(one).__name__), isinstance(one, type)
+            what = f"the class {name}. Make one of it: {name}(...)" if kind else f"{name}"
+            hint = "" if kind else ". Arrays are one argument: (x, y)" * isinstance(one, np.ndarray | tf.Tensor)
+            raise TypeError(f"Expected callbacks as a list of keras.callbacks.Callback. Received: {what}{hint}.")
     return tuple(flat)
 
 

@@ -9,13 +9,12 @@ import tensorflow as tf
 
 from tfopt import xla
 from tfopt.diagnosis.arms import FitArm
-from tfopt.diagnosis.candidates import APPLY, NOW, Candidate
+from tfopt.diagnosis.candidates import APPLY, NOW, Candidate, prefetched
 from tfopt.diagnosis.diagnosing import Experiments, as_arguments, experiments
 from tfopt.diagnosis.findings import Diagnosis, times_as_fast
 from tfopt.errors import unknown_name
 from tfopt.measure import Comparison, compare
-from tfopt.model.batches import DEVICE_STAGE, ends_on_device
-from tfopt.text import Shown
+from tfopt.text import Shown, listed
 
 ALLOWED = ("precision", "xla", "input", "overlap", "kernels")
 """What `tune` may change."""
@@ -44,6 +43,8 @@ class Tuning(Shown):
     """What was applied, by the cause that it mends."""
     refused: tuple[Refused, ...]
     """What was not, each with the reason."""
+    tried: tuple[str, ...]
+    """What was tried together, by the cause that it mends; it was applied if that was faster."""
     comparison: Comparison | None
     """The training as it was against all that was tried together; None if nothing was."""
     code: str
@@ -66,6 +67,7 @@ class Tuning(Shown):
         """JSON."""
         return {
             "applied": list(self.applied),
+            "tried": list(self.tried),
             "refused": [{"cause": one.cause, "reason": one.reason} for one in self.refused],
             "speedup": self.speedup,
             "comparison": self.comparison and self.comparison.to_dict(),
@@ -76,13 +78,14 @@ class Tuning(Shown):
     def __str__(self) -> str:
         found = self.comparison
         if found is None:
-            lines = ["Nothing was changed: no change that may be made here would pay."]
+            lines = ["Nothing was changed: none of the allowed changes would help."]
         elif self.applied:
             code = (f"    {line}" for line in self.code.splitlines())
-            lines = [f"A step now runs {times_as_fast(found)}.", "", *code]
+            lines = [f"A step is now {times_as_fast(found)}.", "", *code]
         else:
+            tried = listed([f'"{name}"' for name in self.tried], len(self.tried))
             verdict = "" if found.verdict == "slower" else f", {found.verdict}"
-            lines = [f"Nothing was changed: with all changes a step runs {times_as_fast(found)}{verdict}."]
+            lines = [f"Nothing was changed. Without {tried}, a step is {times_as_fast(found)}{verdict}."]
         if self.refused:
             lines += ["", "Not changed:", *(f"- {one}" for one in self.refused)]
         return "\n".join(lines)
@@ -121,10 +124,10 @@ def tune(
     Example:
         >>> tuning = tfopt.tune(model, dataset)
         >>> print(tuning)
-        A step now runs 2.31 times as fast (95 %: 2.24–2.37). …
+        A step is now 2.31 times as fast (95 %: 2.24–2.37). …
         >>> model.fit(tuning.data, epochs=10)
     """
-    arguments = as_arguments(data) | {"callbacks": list(callbacks)}
+    arguments = as_arguments(data) | {"callbacks": callbacks}
     tuning = tune_fit(model, arguments, allow, steps=steps, tolerance=tolerance)
     if tuning.data is arguments["x"]:  # of arrays only the first
         tuning.data = data
@@ -140,7 +143,7 @@ def tune_fit(
     tolerance: float | None = None,
 ) -> Tuning:
     """Tunes the training that `model.fit(**arguments)` would run; otherwise as `tune`."""
-    for name in allow:
+    for name in (allow := (allow,) if isinstance(allow, str) else allow):
         if name not in ALLOWED:
             raise unknown_name("change", name, ALLOWED)
     with experiments(model, arguments, steps) as its:
@@ -148,11 +151,13 @@ def tune_fit(
         chosen, refused = _chosen(its, diagnosis, allow, tolerance)
         dataset = prefetched(arguments["x"]) if any(one.kind == "input" for one in chosen) else None
         comparison = _together(its, chosen, dataset) if chosen else None
+    tried = tuple(one.name for one in chosen)
     faster = comparison is not None and comparison.verdict == "faster"
     tuning = Tuning(
         model=model,
         data=dataset if faster and dataset is not None else arguments["x"],
-        applied=tuple(one.name for one in chosen) if faster else (),
+        applied=tried if faster else (),
+        tried=tried,
         refused=tuple(refused),
         comparison=comparison,
         code=_code(chosen) if faster else "",
@@ -172,7 +177,7 @@ def _chosen(
     for cause in diagnosis.worth_changing:
         one = candidates.get(cause.name)
         reason = (
-            "it is for you to change; see the diagnosis"
+            "only you can change this; see the diagnosis"
             if one is None or not one.kind
             else f"allow leaves out {one.kind!r}"
             if one.kind not in allow
@@ -188,20 +193,11 @@ def _chosen(
 
 def _reason_against(its: Experiments, one: Candidate, tolerance: float | None) -> str:
     """Why a change that may be made is not; empty if nothing speaks against it."""
-    if one.kind == "input" and prefetched(its.training.data) is None:
-        return "only prefetching can be added to the data as they are, and they have it, or are no tf.data.Dataset"
     if one.kind == "xla" and tolerance is not None and not its.training.model.jit_compile:
         drift = xla.decide(its.training.model, its.training.resident, steps=5, tolerance=tolerance).drift
         if drift is None or not drift <= tolerance:
             return f"its drift is {drift if drift is None else format(drift, '.2g')}, the tolerance {tolerance:g}"
     return ""
-
-
-def prefetched(data: Any) -> tf.data.Dataset | None:
-    """The data set with its batches made ahead; None if they are already, or it is none."""
-    if not isinstance(data, tf.data.Dataset) or ends_on_device(data) or getattr(data, DEVICE_STAGE, None) is not None:
-        return None
-    return None if type(data).__name__ == "_PrefetchDataset" else data.prefetch(tf.data.AUTOTUNE)
 
 
 def _together(its: Experiments, chosen: list[Candidate], dataset: tf.data.Dataset | None) -> Comparison:

@@ -84,7 +84,7 @@ def _others(diagnosis: Diagnosis) -> list[tuple[str, list[str]]]:
     return [
         (
             "Tested and not worth changing",
-            [f"{cause.name} {_ms(cause.cost_ms)}" for cause in rest if cause not in diagnosis.too_noisy],
+            [_without(cause) for cause in rest if cause not in diagnosis.too_noisy],
         ),
         (
             "Too noisy to tell",
@@ -94,10 +94,20 @@ def _others(diagnosis: Diagnosis) -> list[tuple[str, list[str]]]:
     ]
 
 
+def _without(cause: CauseCost) -> str:
+    """What a cause that does not count costs, or what the training would be without it."""
+    ms = cause.cost_ms
+    return f"{cause.name} {_ms(ms)}" if ms >= 0 else f"{cause.name} (changed: {_ms(-ms)} slower)"
+
+
 def _predicted(cause: CauseCost) -> str:
     """What the remedy gains; empty if that is unknown."""
-    gain = cause.gain
-    return "" if gain is None else f"With this change, the training is predicted to run {figure(gain)} times as fast."
+    if cause.gain is None:
+        return ""
+    times = f"{figure(cause.gain)} times as fast"
+    if cause.at_most:
+        return f"Training would be {times} if nothing of it were left, which is the most that a change can gain."
+    return f"With this change, training is predicted to be {times}."
 
 
 def _together(diagnosis: Diagnosis) -> str:
@@ -106,7 +116,7 @@ def _together(diagnosis: Diagnosis) -> str:
     return (
         ""
         if found is None
-        else f"Without all of these at once, steps run {times_as_fast(found)}, measured through fit."
+        else f"Without all of these at once, steps are {times_as_fast(found)}, measured through fit."
     )
 
 
