@@ -145,10 +145,26 @@ def test_wrong_usage_is_exit_code_2(arguments, fits, capsys):
     fits(error)
 
 
+@pytest.mark.parametrize(
+    ("received", "meant"),
+    [("runn", "'run'"), ("fit", "'run fit'"), ("gpu", "'run gpu'"), ("reprot", "'report'")],
+)
+def test_an_unknown_command_is_exit_code_2_with_what_was_meant(received, meant, fits, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([received])
+    assert ended.value.code == cli.USAGE
+    error = capsys.readouterr().err
+    assert f"Did you mean {meant}?" in " ".join(error.split())
+    fits(error)
+
+
 def test_help_fits_the_terminal(fits, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    fits(capsys.readouterr().out)
+    for command in ([], ["run"]):
+        with pytest.raises(SystemExit):
+            cli.main([*command, "--help"])
+        text = capsys.readouterr().out
+        assert all(re.search(f"^  {name} ", text, re.M) for name in suites.SUMMARIES)
+        fits(text)
 
 
 def test_list(fits, capsys):
@@ -166,7 +182,9 @@ def test_env(capsys):
     assert cli.main(["env"]) == cli.DONE
     text = capsys.readouterr().out
     assert found["packages"]["tensorflow"] in text
-    assert "host.cpus" in text
+    assert re.search(r"host\.memory_total +[\d.]+ GiB\n", text)
+    assert re.search(r"host\.cpus +[\d.]*[1-9]\n", text)
+    assert "[]" not in text
 
 
 def test_report(recorded, tmp_path, capsys):
@@ -176,6 +194,29 @@ def test_report(recorded, tmp_path, capsys):
     assert str(page) in capsys.readouterr().out
     assert cli.main(["report", str(recorded.path), "--output", str(page), "--json"]) == cli.DONE
     assert json.loads(capsys.readouterr().out) == json.loads(dumps(recorded.run))
+
+
+@pytest.mark.parametrize(
+    ("output", "found"), [("folder", "'folder' is a folder"), ("none/x.html", "there is no folder 'none'")]
+)
+def test_report_checks_its_output_first(recorded, capsys, fits, output, found):
+    Path("folder").mkdir()
+    before = sorted(Path().iterdir())
+    assert cli.main(["report", str(recorded.path), "--output", output]) == cli.USAGE
+    error = capsys.readouterr().err
+    fits(error)
+    assert f"Found: {found}." in " ".join(error.split())
+    assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("command", ["run", "report"])
+def test_a_folder_that_is_not_writable_is_named_itself(recorded, monkeypatch, capsys, command):
+    Path("ro").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "ro")
+    monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("it was measured"))
+    arguments = ["run", "--output", "ro"] if command == "run" else ["report", str(recorded.path), "--output", "ro/p"]
+    assert cli.main(arguments) == cli.USAGE
+    assert "'ro' is not" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("documented", "written"), [(True, "docs/benchmarks"), (False, "runs/benchmarks")])
@@ -189,7 +230,13 @@ def test_report_of_a_folder(recorded, tmp_path, monkeypatch, capsys, documented,
     picture = f"{written}/{recorded.path.stem}-stack-photos.svg"
     assert found == [f"{written}.md", f"{written}.html", picture]
     assert all(Path(path).stat().st_size > 1000 for path in found)
+    assert cli.main(["report", "runs", "--output", "other/b.md"]) == cli.USAGE
+    assert not Path("other").exists()
+    Path("other").mkdir()
+    (Path("runs") / "broken.json").write_text("{")
+    capsys.readouterr()
     assert cli.main(["report", "runs", "--output", "other/b.md"]) == cli.DONE
+    assert "warning: skipped 'runs/broken.json'" in capsys.readouterr().err
     assert Path("other/b.md").read_text() == Path(found[0]).read_text().replace("(benchmarks/", "(b/")
     assert Path("other/b.html").read_text() == Path(found[1]).read_text()
     assert cli.main(["report", "runs"]) == cli.DONE  # over its own
@@ -214,7 +261,7 @@ def test_report_of_an_empty_folder_is_exit_code_2(tmp_path, capsys):
 def test_a_cut_results_file_is_exit_code_2(tmp_path, capsys):
     (tmp_path / "cut.json").write_text('{"schema": "tf')
     assert cli.main(["report", str(tmp_path / "cut.json")]) == cli.USAGE
-    assert "cut short" in capsys.readouterr().err
+    assert "truncated" in capsys.readouterr().err
 
 
 def steady(run):
@@ -280,7 +327,7 @@ def test_a_slower_machine_is_no_regression(before, compared, fits):
     assert code == cli.DONE
     assert text.startswith("Each variant's speed relative to its baseline, second run over first:\n")
     fits(text)
-    assert re.search(r"\nNone of \d+ variants regressed\.\n$", text)
+    assert re.search(r"\nNone of \d+ compared variants regressed\.\n$", text)
     assert "0.50× [" in text
     assert "the machine's own speed, not judged" in text
 
@@ -296,7 +343,25 @@ def test_a_threshold_is_a_percentage(recorded, threshold, capsys):
     assert ended.value.code == cli.USAGE
 
 
-def test_what_is_missing_or_failed_in_the_second_run_fails(before, compared):
+def test_a_run_is_not_compared_with_itself(recorded, capsys, fits):
+    assert cli.main(["compare", str(recorded.path), str(recorded.path)]) == cli.USAGE
+    error = capsys.readouterr().err
+    assert "both are the same file" in " ".join(error.split())
+    fits(error)
+
+
+def test_only_common_suites_are_compared(before, compared, fits):
+    (fit,) = [case for case in before.cases if case.suite == "fit"]
+    code, text = compared(replace(before, cases=(fit,)))
+    assert code == cli.DONE
+    fits(text)
+    said = " ".join(text.split())
+    assert "The second run has only the suite fit; variants of other suites were not compared." in said
+    assert said.endswith(f"None of {len(fit.variants)} compared variants regressed.")
+    assert "photos" not in text
+
+
+def test_what_failed_in_the_second_run_fails_and_what_is_missing_is_told_apart(before, compared):
     first, second, third, *others = before.cases
     assert second.address == ("precision", "digits")
     refused = VariantResult(name=third.variants[1].name, refused="no such device")
@@ -308,9 +373,10 @@ def test_what_is_missing_or_failed_in_the_second_run_fails(before, compared):
     code, text = compared(replace(before, cases=cases))
     assert code == cli.FAILED
     assert "failed: RuntimeError: broken" in text
-    assert re.search("precision, digits, mixed_float16\n +– +missing in the second run", text)
+    assert "The second run has only the suites" in text
+    assert "mixed_float16" not in text
     assert re.search(f"xla, digits, {refused.name}\n +– +refused: no such device", text)
-    assert "regressed or changed: naive Keras, " in text
+    assert re.search(r"\n7 of \d+ compared variants regressed or changed:\n- stack, photos: naive Keras\n", text)
 
 
 def test_what_the_first_run_lacks_is_not_compared(before, compared, tmp_path, capsys):
@@ -325,9 +391,9 @@ def test_what_the_first_run_lacks_is_not_compared(before, compared, tmp_path, ca
     assert waiting.name not in text
     assert second.variants[1].name in text
     code, text = compared(replace(before, cases=(first, *cases)))
-    assert code == cli.FAILED
-    assert re.search(f"precision, digits, {waiting.name}\n +– +not measured: cut", text)
-    assert text.endswith(f"1 of 39 variants regressed or changed: {waiting.name}.\n")
+    assert code == cli.DONE
+    assert f"- precision, digits: {waiting.name} (not measured: cut)\n" in text
+    assert re.search(r"\nNone of \d+ compared variants regressed\.\n$", text)
 
 
 def test_a_result_that_changed_fails(before, compared):
@@ -348,6 +414,8 @@ def test_unlike_runs_are_refused_unless_forced(before, compared, entry):
     code, text = compared(run)
     assert code == cli.FAILED
     assert "Use --force" in text
+    if entry == "packages":
+        assert f"Found tensorflow: {environment['packages']['tensorflow']} and 3.0. Use" in text
     assert compared(run, "--force")[0] == cli.DONE
 
 

@@ -47,8 +47,10 @@ def test_a_case_that_takes_longer_than_expected_leaves_some_time(clock):
     progress = made(clock)
     progress.plan([100])
     progress.start("one", 100)
+    assert progress.time_left() == "about 2 min left"
     clock.now += 500
     assert progress.seconds_left() == pytest.approx(10)
+    assert progress.time_left() == "at least 10 s left"
 
 
 def test_never_more_than_the_budget_leaves(clock):
@@ -81,7 +83,7 @@ def test_on_a_terminal_lines_stand_above_the_bar(clock):
         progress._bar.refresh()
     shown = progress._console.file.getvalue()
     assert "about 40 s left" in shown
-    assert "stack on photos: naive" in shown
+    assert "about 40 s left · stack on photos: naive" in shown
     assert shown.index("a warning") < shown.rindex("stack on photos")
 
 

@@ -111,7 +111,7 @@ def test_an_interrupt_keeps_what_was_measured(planned, tmp_path, monkeypatch, ca
         run_module.run([], tmp_path)
     (path,) = tmp_path.iterdir()
     said = capsys.readouterr().err
-    assert f"Kept in {path}. To go on:" in " ".join(said.split())
+    assert f"Saved to {path}. To resume:" in " ".join(said.split())
     assert said.endswith(f"\ntfopt-bench run --resume --output {tmp_path}\n")
     found = read(path)
     assert found.status == "interrupted"
@@ -230,6 +230,7 @@ def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypa
     assert counted in report.page(before)
     (tmp_path / "go").touch()
     monkeypatch.setenv("PAUSE", "99")
+    monkeypatch.setenv("MS", "3")
     planned(planned_cases.second_pauses)
     found = read(run_module.run([], tmp_path / "results", resume=True).path)
     assert [(case.suite, case.done, case.turns) for case in found.cases] == [
@@ -238,6 +239,9 @@ def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypa
         ("three", True, 4),
     ]
     assert found.cases[0] == one
+    for before, after in zip(two.variants, found.cases[1].variants, strict=True):
+        kept = ((2.0, 2.0),) * before.turns
+        assert after.times.repeats_ms == (*kept, *((3.0, 3.0),) * (3 - before.turns))
 
 
 @pytest.mark.parametrize("turn", first_quick([3], 0) + campaign([0]))
@@ -280,8 +284,8 @@ def test_what_failed_is_measured_again_after_what_was_never_tried(planned, tmp_p
     resumed = run_module.run([], tmp_path, resume=True)
     said = capsys.readouterr().err
     assert [line.split(" …")[0] for line in said.splitlines() if " …" in line] == ["three on w", "two on w"]
-    assert said.replace("\n", " ").startswith(f"tfopt-bench goes on with {path}.")
-    assert "\nWhat is left of three, two: about 20 s.\n" in said
+    assert said.replace("\n", " ").startswith(f"tfopt-bench: resuming {path}.")
+    assert "\nRemaining: three, two (about 20 s).\n" in said
     assert resumed.path == path
     assert [(case.suite, case.error) for case in resumed.run.cases] == [("one", None), ("two", None), ("three", None)]
 
@@ -292,7 +296,7 @@ def test_another_machine_is_not_resumed(planned, tmp_path):
     document = json.loads(path.read_text())
     document["environment"]["driver"] = "1.2.3"
     path.write_text(json.dumps(document))
-    with pytest.raises(ResultsError, match=r"driver: 1.2.3 and None"):
+    with pytest.raises(ResultsError, match=r"Found driver: 1.2.3 and none\."):
         run_module.run([], tmp_path, resume=True)
     assert json.loads(path.read_text()) == document
 

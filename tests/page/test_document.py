@@ -212,10 +212,16 @@ def test_one_where_a_list_belongs_is_refused():
 
 
 def test_nested_values_become_rows():
-    values = {"python": "3.11", "host": {"cpus": 2.0, "name": None}, "gpus": [{"index": 0}], "variables": {}}
+    values = {"python": "3.11", "host": {"cpus": 2.0, "name": None}, "gpus": [{"memory_mib": 1536.0}], "variables": {}}
     assert entries(values) == [
         ("python", "3.11"),
-        ("host.cpus", "2.0"),
+        ("host.cpus", "2"),
         ("host.name", "unknown"),
-        ("gpus", '[{"index": 0}]'),
+        ("gpus.0.memory", "1.5 GiB"),
+    ]
+    assert entries({"gpus": [], "affinity": [0, 1], "tf32": True, "threads": 0}) == [
+        ("gpus", "none"),
+        ("affinity", "0, 1"),
+        ("tf32", "yes"),
+        ("threads", "0"),
     ]

@@ -82,7 +82,10 @@ def second_hangs(names, scale):
 
 
 def second_pauses(names, scale):
-    """In its turn number PAUSE, counted from 0, the second case waits for "go"; "pid" then names its process."""
+    """In its turn number PAUSE, counted from 0, the second case waits for "go"; "pid" then names its process.
+
+    A turn takes MS milliseconds.
+    """
     at = int(os.environ["PAUSE"])
     turns = []
 
@@ -92,7 +95,7 @@ def second_pauses(names, scale):
             Path("pid").write_text(str(os.getpid()))
             while not Path("go").exists():
                 time.sleep(0.05)
-        return times(2.0)
+        return times(float(os.environ.get("MS", "2")))
 
     return [_case("one"), _case("two", lambda stack: timer, repeats=3), _case("three")]
 

@@ -9,17 +9,17 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tfopt import __version__
 from tfopt.bench.suites import LISTS, SUMMARIES, expand
-from tfopt.errors import ResultsError, TfoptError, UnsupportedError
+from tfopt.errors import ResultsError, TfoptError, UnsupportedError, unknown_name
 from tfopt.text import described, wrapped
 
 DONE, INTERNAL, USAGE, ENVIRONMENT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+_COMMANDS = ("run", "doctor", "list", "env", "report", "compare")
 _FOLDER = "tfopt-bench-results"
 _BUDGET_SECONDS, _LEAST_SECONDS = 285, 10
 _ENVIRONMENT_SECONDS = 300
@@ -27,7 +27,11 @@ _ENVIRONMENT_SECONDS = 300
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    options = _parser().parse_args(_with_default(sys.argv[1:] if arguments is None else list(arguments)))
+    parser, received = _parser(), _with_default(sys.argv[1:] if arguments is None else list(arguments))
+    if not received[0].startswith("-") and received[0] not in _COMMANDS:
+        meant = f"run {received[0]}" if received[0] in _listed() else None
+        parser.error(str(unknown_name("command", received[0], _COMMANDS, meant)))
+    options = parser.parse_args(received)
     if options.command is not _doctor:  # whose script finds the environment as it is
         # TensorFlow's remarks, from each case's process, would bury the table; a user who sets the variable gets them.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -81,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    suites = "\n".join(described([*_listed().items()], _columns()))
+    suites = "suites:\n" + "\n".join(described([*_listed().items()], _columns()))
     codes = (
         "exit codes: 0 done, 1 a case failed or an internal error, 2 wrong usage or an unreadable results file, "
         "3 this environment cannot run it, 4 a result changed or regressed, 130 interrupted, 143 terminated"
@@ -89,11 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tfopt-bench",
         description=wrapped(
-            "Measures on this machine what each optimisation does to a real Keras training.\n"
+            "Measures what each optimisation does to real Keras training on this machine.\n"
             "Without a command: runs every suite.",
             _columns(),
         ),
-        epilog=f"suites:\n{suites}\n\n{wrapped(codes, _columns())}",
+        epilog=f"{suites}\n\n{wrapped(codes, _columns())}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tfopt {__version__}")
@@ -107,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     run = add("run", "run suites and write a table, a JSON file and an HTML page", _run)
+    run.formatter_class, run.epilog = argparse.RawDescriptionHelpFormatter, suites
     run.add_argument("suites", nargs="*", metavar="SUITE", help="by default all of them")
     run.add_argument("--output", default=_FOLDER, metavar="FOLDER", help=f"where the files go (default: {_FOLDER})")
     run.add_argument(
@@ -118,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the last run in the folder that has something left to measure, if there is one",
+        help="resume the last run in the folder that has something left to measure, if there is one",
     )
     add("list", "list the suites", _list)
     add("env", "show what a run on this machine would record about it", _env)
@@ -127,14 +132,18 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--output",
         metavar="FILE",
-        help="the HTML page (default: beside the JSON file); of a folder the Markdown document, beside which page and "
-        "pictures go (default: docs/benchmarks.md where there is a folder docs, else in the folder)",
+        help="the HTML page (default: next to the JSON file); for a folder: the Markdown document; the page and images "
+        "are written next to it (default: docs/benchmarks.md if there is a folder docs, otherwise in the folder)",
     )
     compare = add("compare", "compare two recorded runs; exit code 4 if a variant became slower", _compare)
     compare.add_argument("before", metavar="A", help="a JSON file that run wrote")
     compare.add_argument("after", metavar="B", help="another")
     compare.add_argument(
-        "--threshold", type=_percent, default=5.0, metavar="PERCENT", help="slower by more than this fails (default: 5)"
+        "--threshold",
+        type=_percent,
+        default=5.0,
+        metavar="PERCENT",
+        help="fail if slower by more than this (default: 5)",
     )
     compare.add_argument("--force", action="store_true", help="compare even different devices and versions")
     doctor = add("doctor", "run a training script up to its first fit, and say what slows that training down", _doctor)
@@ -220,10 +229,25 @@ def _require_writable(folder: Path) -> None:
     """Raises ValueError unless files can be written to a folder, which is made if there is none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
     except OSError as error:
-        raise ValueError(f"Expected --output to name a writable folder. Found: {error}. Choose another.") from error
+        found = f"{error.strerror}: {str(folder)!r}"
+        raise ValueError(f"Expected --output to name a writable folder. Found: {found}. Choose another.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"Expected --output to name a writable folder. Found: {str(folder)!r} is not. Choose another.")
+
+
+def _require_file(file: Path) -> None:
+    """Raises ValueError unless a file can be written in its folder, which must exist."""
+    folder = file.parent
+    if file.is_dir():
+        found = f"{str(file)!r} is a folder"
+    elif not folder.is_dir():
+        found = f"there is no folder {str(folder)!r}"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        found = f"the folder {str(folder)!r} is not writable"
+    else:
+        return
+    raise ValueError(f"Expected --output to name a file that can be written. Found: {found}. Choose another.")
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -257,6 +281,10 @@ def _report(options: argparse.Namespace) -> int:
         return _report_folder(options)
     run = run_file.read(options.results)
     page = Path(options.output) if options.output else Path(options.results).with_suffix(".html")
+    try:
+        _require_file(page)
+    except ValueError as error:
+        return _say(str(error), USAGE)
     write_atomic(page, report.page(run))
     print(run_file.dumps(run) if options.json else report.terminal(run))
     if not options.json:
@@ -269,8 +297,14 @@ def _report_folder(options: argparse.Namespace) -> int:
     from tfopt.files import write_atomic
 
     found = collection.Collection.read(options.results)
+    for reason in found.skipped:
+        _say(f"warning: {reason}", DONE)
     default = Path("docs") if Path("docs").is_dir() else Path(options.results)
     target = Path(options.output) if options.output else default / "benchmarks.md"
+    try:
+        _require_file(target)
+    except ValueError as error:
+        return _say(str(error), USAGE)
     if target.suffix != ".md":
         return _say(f"Expected --output to name a Markdown file (.md) for a folder. Received: {target}.", USAGE)
     if target.exists() and collection.MARK not in target.read_text(encoding="utf-8"):
@@ -294,6 +328,8 @@ def _compare(options: argparse.Namespace) -> int:
     from tfopt.bench.results.changes import changes
 
     before, after = run_file.read(options.before), run_file.read(options.after)
+    if os.path.samefile(options.before, options.after):
+        return _say(f"Expected two runs. Found that both are the same file: {options.before!r}. Give another.", USAGE)
     try:
         found = changes(before, after, threshold_percent=options.threshold, force=options.force)
     except ResultsError as error:
@@ -311,6 +347,12 @@ def _doctor(options: argparse.Namespace) -> int:
     except ValueError as error:
         return _say(str(error), USAGE)
     command = [*(["-m"] if options.module else []), options.script, *options.arguments]
+    misplaced = [one for one in options.arguments if one in ("--fit", "--steps", "--html", "--json", "--apply")]
+    if misplaced:
+        note = f"{options.script} gets {', '.join(misplaced)}. What is meant for doctor stands before the script."
+        print(wrapped(f"tfopt-bench: {note}", _columns()), file=sys.stderr)
+    which = "its first fit" if options.fit == 1 else f"fit number {options.fit}"
+    print(wrapped(f"tfopt-bench: running {options.script} up to {which}", _columns()), file=sys.stderr, flush=True)
     output = sys.stderr.fileno() if options.json else None
     try:
         found = doctor.examine(

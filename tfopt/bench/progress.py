@@ -100,8 +100,10 @@ class Progress:
         return elapsed / max(elapsed + self.seconds_left(), 1e-9)
 
     def time_left(self) -> str:
-        """The time left, in words."""
-        return f"{duration(self.seconds_left())} left"
+        """The time left, in words. A case that takes longer than expected leaves at least that."""
+        late = self._now and self._clock() - self._began > 0.9 * self.pace * self._now
+        left = f"{duration(self.seconds_left())} left"
+        return left.replace("about", "at least") if late else left
 
 
 def duration(seconds: float) -> str:
@@ -120,7 +122,7 @@ class _Bar(rich.progress.Progress):
         super().__init__(
             rich.progress.BarColumn(bar_width=20),
             rich.progress.TextColumn("{task.fields[left]}"),
-            rich.progress.TextColumn("{task.description}"),
+            rich.progress.TextColumn("· {task.description}"),
             console=progress._console,
             transient=True,
             refresh_per_second=4,

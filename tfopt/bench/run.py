@@ -55,8 +55,9 @@ def run(
         budget_seconds: Ends the run after this time. The case under way then takes fewer turns, and stays unfinished.
         shared: Whether the cases share the budget: where time is short, all take fewer turns, instead of the last none.
         scale: How large the workloads are. None: as the device allows.
-        resume: Go on with the last run in the folder that has something left to measure. Cases that failed or are
-            unfinished are measured again. With nothing left, nothing is measured; without an earlier run, one starts.
+        resume: Resume the last run in the folder that has something left to measure. Unfinished cases keep their turns;
+            those that failed are measured again. With nothing left, nothing is measured; without an earlier run, one
+            starts.
         clock: Seconds, monotonic.
 
     Returns:
@@ -83,7 +84,7 @@ def run(
         progress.say(f"tfopt-bench: {file.path} is complete: nothing is left to measure.")
         return file
     else:
-        progress.say(f"tfopt-bench goes on with {file.path}.")
+        progress.say(f"tfopt-bench: resuming {file.path}.")
     with progress:
         listing: _Listing = isolated.call(_list, _cases, names, scale, seconds=_LISTING_SECONDS, on_line=progress.say)
         os.environ |= listing.variables
@@ -96,7 +97,7 @@ def run(
         expected = progress.plan([case.seconds for case in left])
         if resumed:
             unfinished = ", ".join(dict.fromkeys(case.planned.suite for case in left))
-            progress.say(f"What is left of {unfinished}: {duration(min(expected, at_most))}.")
+            progress.say(f"Remaining: {unfinished} ({duration(min(expected, at_most))}).")
         status = "interrupted"
         try:
             measuring = _Measuring(file, progress, lambda: at_most - (clock() - started), _cases, scale, shared=shared)
@@ -104,7 +105,7 @@ def run(
         finally:
             file.end(status)
             if status == "interrupted":
-                progress.say(f"Kept in {file.path}. To go on:\ntfopt-bench run --resume --output {folder}")
+                progress.say(f"Saved to {file.path}. To resume:\ntfopt-bench run --resume --output {folder}")
     return file
 
 
@@ -235,7 +236,8 @@ class _Measuring:
 
     def _one(self, case: _Listed, budget: float, part: float) -> bool:
         """Measures a case in its part of the budget, whatever becomes of it. Returns whether that sufficed."""
-        so_far = case.planned
+        earlier = self._file.run.case(case.planned.address)
+        so_far = earlier if earlier is not None and earlier.unfinished else case.planned
 
         def receive(message: tuple[CaseResult, str]) -> None:
             nonlocal so_far
@@ -244,7 +246,7 @@ class _Measuring:
             self._progress.tick(message[1])
 
         limit = min(budget, case.limit_seconds)
-        arguments = self._make, case.planned.address, self._scale, part, self._warned
+        arguments = self._make, case.planned.address, self._scale, part, earlier, self._warned
         say = self._progress.say
         try:
             found = isolated.call(_measured, *arguments, seconds=limit, on_message=receive, on_line=say)
@@ -266,10 +268,12 @@ def _measured(
     address: tuple[str, str],
     scale: "Scale | None",
     seconds: float,
-    earlier: frozenset[str],
+    earlier: CaseResult | None,
+    causes: frozenset[str],
 ) -> tuple[CaseResult, frozenset[str]]:
     from tfopt.bench.cases.measuring import measure
 
-    inherit_warnings(earlier)
+    inherit_warnings(causes)
     case = next(case for case in make([address[0]], scale) if (case.suite, case.workload) == address)
-    return measure(case, lambda result, variant: send((result, variant)), seconds=seconds), warned()
+    kept = earlier if case.keeps(earlier) else None
+    return measure(case, lambda result, variant: send((result, variant)), earlier=kept, seconds=seconds), warned()

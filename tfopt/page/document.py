@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UnsupportedError
+from tfopt.text import readable_bytes
 
 # Forbidden by XML 1.0 (section 2.2, "Characters"): most control characters, and lone surrogates, which come from file
 # names that are not UTF-8 and cannot be written to a file.
@@ -108,20 +109,33 @@ def escape(text: str) -> str:
 
 
 def entries(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Returns nested values as rows of a table: (dotted name, text), with None as "unknown".
+    """Returns nested values as rows of a table, for people: (dotted name, text), with None as "unknown".
 
     Example:
-        >>> entries({"host": {"cpus": 2.0, "cpu_model": None}})
-        [('host.cpus', '2.0'), ('host.cpu_model', 'unknown')]
+        >>> entries({"host": {"cpus": 2.0, "cpu_model": None, "memory_mib": 1536.0}, "gpus": []})
+        [('host.cpus', '2'), ('host.cpu_model', 'unknown'), ('host.memory', '1.5 GiB'), ('gpus', 'none')]
     """
     found: list[tuple[str, str]] = []
     for name, value in values.items():
+        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            value = {str(number): one for number, one in enumerate(value)}
         if isinstance(value, Mapping):
             found += entries(value, f"{prefix}{name}.")
         else:
-            text = "unknown" if value is None else value if isinstance(value, str) else json.dumps(value)
-            found.append((prefix + name, text))
+            found.append((prefix + name.removesuffix("_mib"), _entry(name, value)))
     return found
+
+
+def _entry(name: str, value: Any) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, float) or (name.endswith("_mib") and isinstance(value, int)):
+        return readable_bytes(value * 2**20) if name.endswith("_mib") else f"{value:g}"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else json.dumps(value)
 
 
 def render(page: Page) -> str:

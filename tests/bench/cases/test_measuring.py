@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import tensorflow as tf
@@ -59,6 +60,61 @@ def test_each_turn_is_handed_over_as_it_ends():
     assert [[v.turns for v in result.variants] for result, _ in seen] == [[1, 0], [1, 1], [2, 1], [2, 2]]
     assert {result.unfinished for result, _ in seen} == {UNDER_WAY}
     assert {result.planned_turns for result, _ in seen} == {2}
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 8])
+def test_a_resumed_case_takes_only_the_turns_that_are_missing(turns):
+    """Of four each, `turns` were taken in another process."""
+    seen, taken = [], []
+
+    def timed(name):
+        return Variant(name=name, note="", timer=lambda stack: lambda: taken.append(name) or times(2.0))
+
+    measure(case(variant("a", 1.0), variant("b", 1.0), repeats=4), lambda result, name: seen.append(result))
+    earlier = seen[turns - 1]
+    subject = case(timed("a"), timed("b"), repeats=4)
+    assert subject.keeps(earlier)
+    outcome = measure(subject, earlier=earlier.with_metrics())
+    assert taken == (["a", "b"] * 4)[turns:]
+    assert outcome.done
+    for found, before in zip(outcome.variants, earlier.variants, strict=True):
+        kept = before.times.repeats_ms if before.times else ()
+        assert found.times.repeats_ms == (*kept, *((2.0, 2.0),) * (4 - len(kept)))
+
+
+def test_a_resumed_case_takes_at_least_a_round():
+    seen = []
+    subject = case(variant("a", 1.0), variant("b", 1.0), repeats=4)
+    measure(subject, lambda result, name: seen.append(result))
+    outcome = measure(subject, earlier=seen[2], seconds=0.0)
+    assert [v.turns for v in outcome.variants] == [2, 2]
+    assert outcome.unfinished == "the budget ran out"
+
+
+def test_a_resumed_case_makes_only_the_checks_that_are_missing():
+    made, seen = [], []
+
+    def checked(name):
+        return replace(variant(name, 1.0), values=lambda: made.append(name) or [1.0])
+
+    subject = case(checked("a"), checked("b"), checked("c"), judge=same_values("values", "same"), repeats=2)
+    measure(subject, lambda result, name: seen.append(result))
+    assert made == ["a", "b", "c"]
+    outcome = measure(subject, earlier=seen[-2])  # c was not checked yet
+    assert made == ["a", "b", "c", "a", "c"]  # the baseline's values are in no file
+    assert [v.check.passed for v in outcome.variants] == [True] * 3
+    assert outcome.done
+
+
+@pytest.mark.parametrize("change", [{"unfinished": None, "error": "lost"}, {"planned_turns": 5}, {"variants": ()}])
+def test_a_failed_or_other_attempt_is_not_kept(change):
+    seen = []
+    subject = case(variant("a", 1.0), variant("b", 1.0))
+    measure(subject, lambda result, name: seen.append(result))
+    assert subject.keeps(seen[0])
+    assert not subject.keeps(replace(seen[0], **change))
+    assert not replace(subject, resumable=False).keeps(seen[0])
+    assert not subject.keeps(None)
 
 
 def test_a_variant_is_built_in_its_first_turn():

@@ -19,7 +19,7 @@ DEFAULTS, NAIVE, PIPELINE, CACHE, OVERLAP = (
 
 
 def variant(name, ms, passed=True):
-    times = StepTimes(repeats_ms=((ms, ms),) * 6, steps_per_sample=1, first_step_seconds=1.0)
+    times = StepTimes(repeats_ms=((ms, ms),) * 6, steps_per_sample=1, first_step_seconds=1.0, examples_per_step=32)
     return VariantResult(name=name, times=times, check=Check(what="", values=(), passed=passed, text=""))
 
 
@@ -38,22 +38,26 @@ def stack(recorded_run):
 
 def test_the_lines_and_what_they_gain(stack):
     (found,) = advise(stack())
-    assert found.summary == "photos trains 6.00× [6.00–6.00] as fast as with Keras' defaults."
+    assert found.summary == "The photos workload trains 6.00× [6.00–6.00] as fast as with Keras' defaults."
     assert found.code.splitlines() == [
         "import tfopt",
         "from tfopt.pipelines import build_pipeline",
         "",
-        'dataset = build_pipeline(source, batch_size=..., cache="memory")  # 2.00×',
+        'source = "path/to/data"  # images or TFRecords; or a tuple of arrays',
+        'dataset = build_pipeline(source, batch_size=32, cache="memory")  # 2.00×',
         "tfopt.fit.overlap(model)  # 1.50×",
         "model.fit(dataset)",
     ]
+    compile(found.code, "pasted", "exec")
+    assert "..." not in found.code
+    assert "The cache in memory gains 2.00× of that: here, all examples fit in it." in found.notes
     assert "the gain is 12.0×" in found.notes
     assert found.notes.endswith("Read docs/pipelines.md, docs/fit.md.")
 
 
 def test_what_slows_it_down_is_left_out(stack):
     (found,) = advise(stack(**{OVERLAP: 4.0}))
-    assert found.summary.startswith("photos trains 4.00×")
+    assert found.summary.startswith("The photos workload trains 4.00×")
     assert "overlap" not in found.code
     assert "Left out, since it does not help here: overlap." in found.notes
 
@@ -80,8 +84,9 @@ def test_on_a_gpu(stack):
     (found,) = advise(run)
     assert found.code.splitlines()[3:] == [
         'tfopt.precision.set_policy("mixed_bfloat16")  # 1.11×',
-        "dataset = build_pipeline(source, batch_size=...)  # 1.50×",
-        "model.compile(..., jit_compile=True)  # 2.00×",
+        'source = "path/to/data"  # images or TFRecords; or a tuple of arrays',
+        "dataset = build_pipeline(source, batch_size=32)  # 1.50×",
+        "tfopt.xla.set_jit(model, True)  # 2.00×",
         "tfopt.kernels.use_flash_attention(model)  # 1.25×",
         "tfopt.fit.overlap(model)  # 1.20×",
         "model.fit(dataset)",
@@ -96,7 +101,7 @@ def test_without_defaults_beside_them_nothing_is_advised(stack, recorded_run):
 
 def test_a_run_ends_with_it_and_the_page_begins_with_it(stack):
     text = terminal(stack())
-    assert "Do this: photos trains 6.00×" in text
+    assert "Do this: The photos workload trains 6.00×" in text
     assert text.index("Do this") > text.index("Faster") if "Faster" in text else True
     assert text.splitlines()[-1].endswith("docs/fit.md.")
     html = page(stack())

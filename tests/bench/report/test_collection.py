@@ -107,16 +107,35 @@ def test_a_case_that_failed_is_said(folder):
     ("name", "text", "error"),
     [
         ("cpu.json", '{"schema": "tfopt-bench", "schema_version": 1}', "Expected a whole document"),
-        ("cpu.json", '{"schema": "tfopt-b', "Found in .*cpu.json"),
+        ("cpu.json", '{"schema": "tfopt-b', "truncated or not JSON"),
         ("peers.json", '{"schema": "tfopt-peers", "schema_version": 2, "lines": []}', "schema version 1"),
         ("peers.json", '{"schema": "tfopt-peers", "schema_version": 1, "lines": [{}]}', "KeyError"),
     ],
 )
-def test_a_damaged_file_is_named(folder, name, text, error):
+def test_a_damaged_file_is_skipped_and_named(folder, name, text, error):
+    whole = Collection.read(folder)
     (folder / name).write_text(text)
-    with pytest.raises(ResultsError, match=error) as raised:
-        Collection.read(folder)
-    assert name in str(raised.value)
+    found = Collection.read(folder)
+    (reason,) = found.skipped
+    assert re.search(error, reason)
+    assert name in reason
+    assert set(found.runs) == set(whole.runs) - {name}
+    assert found.peers == (whole.peers if name != "peers.json" else [])
+
+
+def test_a_folder_with_the_name_of_a_file_is_skipped(folder):
+    (folder / "d.json").mkdir()
+    found = Collection.read(folder)
+    assert found.skipped == (
+        f"skipped '{folder}/d.json': Expected a JSON file. Found that it is a folder. Move it elsewhere.",
+    )
+    assert len(found.runs) == 2
+
+
+def test_the_reason_is_given_if_nothing_is_left(tmp_path):
+    (tmp_path / "cut.json").write_text('{"schema": "tf')
+    with pytest.raises(ResultsError, match=r"Found none\. Skipped '.*cut\.json'.*truncated"):
+        Collection.read(tmp_path)
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):

@@ -112,7 +112,9 @@ def samples_in(document):
 def test_every_number_on_the_page_is_in_the_document(written, document):
     shares = [case["communication"]["predictions"] for case in document["cases"] if case["communication"]]
     percents = [100 * n for n in numbers_in([gates_of(document), shares])]
-    known = [*numbers_in(document), *percents, *gains(document), 1.0, 95.0]  # 1× the baseline, the interval's share
+    memory_gib = [n / 1024 for name, n in document["environment"]["host"].items() if name.endswith("_mib") and n]
+    # 1× the baseline, the interval's share
+    known = [*numbers_in(document), *percents, *memory_gib, *gains(document), 1.0, 95.0]
     found = [n for text in parsed(written).text for n in NUMBER.findall(text)]
     assert len(found) > 100
     assert [n for n in found if not shown(n, known)] == []
@@ -204,7 +206,7 @@ def test_memory_and_the_recommended_are_shown_where_known(recorded_run, on_a_gpu
     text = render(on_a_gpu)
     assert "38,123" in text
     assert "mixed_bfloat16, XLA *" in " ".join(text.split()) or "mixed_bfloat16," in text
-    assert "resnet50: mixed_bfloat16, XLA, recommended for this device (*), is" in text.replace("\n", " ")
+    assert "resnet50: the recommended variant (*, mixed_bfloat16, XLA) is" in text.replace("\n", " ")
     assert "Peak" not in render(recorded_run)
 
 
@@ -224,7 +226,7 @@ def test_the_wider_table_fits_its_width(on_a_gpu):
         ((10.0, 5.0, 4.0), (), "is slower than c."),
         ((10.0, 5.0, 4.0), ("c",), "is the fastest."),  # what computes something else is no rival
         ((10.0, 5.0, 4.99), (), "is as fast as c, the fastest, within noise."),
-        ((10.0, 4.99, 5.0), (), "is as fast as any other, within noise."),
+        ((10.0, 4.99, 5.0), (), "is the fastest, within noise."),
     ],
 )
 def test_whether_the_recommended_is_the_fastest(samples, changes, text):
@@ -241,7 +243,7 @@ def test_whether_the_recommended_is_the_fastest(samples, changes, text):
         for name, ms in zip("abcd", (*samples, 1.0), strict=True)
     ]
     case = CaseResult(suite="s", workload="w", question="?", unit="step", baseline="a", variants=tuple(variants))
-    assert formatting.recommended(case) == f"w: b, recommended for this device (*), {text}"
+    assert formatting.recommended(case) == f"w: the recommended variant (*, b) {text}"
     variants[1] = replace(variants[1], recommended=False)
     assert formatting.recommended(replace(case, variants=tuple(variants))) == ""
 
@@ -267,9 +269,9 @@ def test_the_lead_names_what_helped_best_first(document):
         for variant, ratio in zip(case["variants"][1:], (2.0, 3.0, 1.5), strict=False):
             variant["verdict"], variant["comparison"]["ratio"] = "faster", ratio
     run = from_json(changed)
-    steps, parts = formatting.lead(run).split(" Faster input, without a training: ")
+    steps, parts = formatting.lead(run).split(" Faster input, without training: ")
     assert steps.startswith("Faster than its baseline here: mixed_float16 3.00×; build_pipeline 3.00×;")
-    assert parts.startswith("cache on disk 3.00×")  # alone it says little about a training
+    assert parts.startswith("cache on disk 3.00×")  # alone it says little about training
     assert "cache" not in steps.replace("build_pipeline with cache", "")
     assert "+ overlap" not in formatting.lead(run)
     ceilings = [v for case in run.cases for v in case.variants if v.ceiling]
@@ -280,7 +282,7 @@ def test_the_lead_names_what_helped_best_first(document):
     for case in changed["cases"]:
         for variant in case["variants"]:
             variant["verdict"] = "no difference"
-    assert formatting.lead(from_json(changed)).startswith("No step was faster than its baseline here.")
+    assert formatting.lead(from_json(changed)).startswith("Nothing was faster than its baseline here.")
     assert formatting.lead(replace(run, cases=())).startswith("Nothing was measured.")
 
 
@@ -328,6 +330,39 @@ def test_what_is_missing_is_said_beside_what_was_measured(cut, render):
     for case in cut.cases:
         for variant in case.measured:
             assert (formatting.step_time if render is page else formatting.median)(variant) in text
+
+
+def test_a_case_that_lacks_only_its_check_says_so(recorded_run):
+    case = next(case for case in recorded_run.cases if case.suite == "xla")
+    cut = replace(case, planned_turns=case.variants[0].turns, unfinished="the budget ran out")
+    assert formatting.unfinished(cut) == (
+        "digits, unfinished, the budget ran out. All turns were measured; the check is missing."
+    )
+
+
+def test_columns_that_need_it_are_explained_on_the_page(recorded_run):
+    cases = [case for case in recorded_run.cases if case.limit and case.operations_per_example is None]
+    text = html.unescape(page(replace(recorded_run, cases=tuple(cases))))
+    assert "Of the ceiling is the variant's speed" in text
+    assert "MFU" not in text
+    others = tuple(case for case in recorded_run.cases if not case.limit)
+    assert "Of the ceiling" not in page(replace(recorded_run, cases=others))
+
+
+def test_notes_of_variants_are_a_table(recorded_run, written):
+    for case in recorded_run.cases:
+        for variant in case.variants:
+            assert f'<td class="l">{variant.note}</td>' in html.unescape(written)
+
+
+def test_percentages_have_one_form(recorded_run):
+    assert not re.search(r"\d%", "".join(parsed(page(recorded_run)).text) + terminal(recorded_run))
+
+
+@pytest.mark.parametrize(("percent", "said"), [(0.4, False), (3.0, True)])
+def test_other_programs_are_left_out_at_0(recorded_run, percent, said):
+    cases = tuple(replace(case, others_cpu_percent=percent) for case in recorded_run.cases)
+    assert ("Other programs" in formatting.load(replace(recorded_run, cases=cases))) == said
 
 
 @pytest.mark.parametrize("render", [page, terminal])

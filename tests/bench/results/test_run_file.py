@@ -110,21 +110,22 @@ def test_without_a_baseline_nothing_is_compared(tmp_path):
 def test_a_cut_file_is_refused(written, keep):
     text = written.path.read_text()
     written.path.write_text(text[:keep])
-    with pytest.raises(ResultsError, match=r"cut short or no JSON.*or run it again"):
+    with pytest.raises(ResultsError, match=r"truncated or not JSON.*or run it again"):
         read(written.path)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[]", b"3", b'{"schema": "other"}'])
 def test_another_file_is_refused(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(ResultsError, match=r"Expected a results file of tfopt-bench\. Found"):
+    with pytest.raises(ResultsError, match=r"Expected a results file of tfopt-bench\. Found.*Give a file"):
         read(tmp_path / "x.json")
 
 
 def test_a_missing_file_or_folder_is_refused(tmp_path):
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(ResultsError, match="Give an existing file"):
+    for path, found in ((tmp_path / "none.json", "No such file: "), (tmp_path, "is a folder")):
+        with pytest.raises(ResultsError, match=found) as raised:
             read(path)
+        assert "Errno" not in str(raised.value)
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])

@@ -15,6 +15,7 @@ import numpy as np
 from tfopt.bench.results import CaseResult, Check, CommunicationResult
 from tfopt.measure import StepTimes
 from tfopt.measure.timers import wait
+from tfopt.text import percent
 
 REPEATS = 6
 """Turns of each variant: with six the interval covers 95 %."""
@@ -33,7 +34,7 @@ class Scale:
     steps: int  # timed in each turn
     photos: int  # JPEG files
     resnet: int | None  # batch size for ResNet-50; None leaves it out
-    seeds: tuple[int, ...]  # of the trainings of each variant whose accuracy is compared
+    seeds: tuple[int, ...]  # of the training runs of each variant whose accuracy is compared
     repeats: int = 2 * REPEATS  # turns of each variant at most
 
 
@@ -73,6 +74,14 @@ class Case:
     communication: Callable[[Mapping[str, StepTimes]], CommunicationResult] | None = None  # from the times by variant
     model: Callable[[], keras.Model] | None = None  # whose operations are set against the device's rates
     limit_seconds: float = 900.0  # after which it counts as hung
+    resumable: bool = True  # False: what is checked comes from the process of the turns, so a resumed run starts over
+
+    def keeps(self, earlier: CaseResult | None) -> bool:
+        """Whether the turns of an unfinished attempt, in another process, count."""
+        if earlier is None or not earlier.unfinished or not self.resumable:
+            return False
+        names = [variant.name for variant in self.variants]
+        return self.repeats == earlier.planned_turns and names == [variant.name for variant in earlier.variants]
 
     @property
     def planned(self) -> CaseResult:
@@ -102,10 +111,10 @@ def same_accuracy(examples: int, at_least: float = 0.95) -> Judge:
         mean, expected = statistics.fmean(values), statistics.fmean(baseline)
         allowed = 2 * math.hypot(error(baseline), error(values))
         return Check(
-            what=f"test accuracy of {len(values)} seeds: at least {at_least:.0%}, within two standard errors",
+            what=f"test accuracy of {len(values)} seeds: at least {percent(at_least)}, within two standard errors",
             values=tuple(values),
             passed=mean >= at_least and abs(mean - expected) <= allowed,
-            text=f"{mean:.1%} accuracy",
+            text=f"{percent(mean)} accuracy",
         )
 
     return judge

@@ -9,12 +9,12 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from tfopt.bench.report import formatting
-from tfopt.bench.report.advice import Advice, advise
+from tfopt.bench.report.advice import advise
 from tfopt.bench.report.formatting import bars, number
 from tfopt.bench.results import FORMULA, CaseResult, Run
 from tfopt.measure import StepTimes
 from tfopt.page import Page, Section, Table, bar_chart, entries, render
-from tfopt.text import WIDTH, wrapped
+from tfopt.text import WIDTH, percent, wrapped
 
 _LEGEND = (
     "Times are medians with a 95 % interval. Speed is the baseline's time over the variant's, turn by turn, and the "
@@ -44,7 +44,7 @@ def _sentences(run: Run) -> Iterator[str]:
     if run.status != "complete":
         yield f"This run was cut short: {run.status}."
     if not any(case.suite == "stack" for case in run.cases):
-        yield "What to do on this machine: tfopt-bench run stack"
+        yield "To get a recommendation for this machine, run: tfopt-bench run stack"
     for found in advise(run):
         yield f"\nDo this: {found.summary}"
         if found.code:
@@ -102,6 +102,7 @@ def page(run: Run) -> str:
     measured = f"Measured on {formatting.device(run)}, {_when(run)}. {formatting.load(run)}"
     rows = entries(run.environment)
     environment = Section(title="Environment", tables=(Table(("What", "Value"), rows, align="ll"),))
+    legend = " ".join(filter(None, (_LEGEND, formatting.legend(run.cases))))
     found = advise(run)
     return render(
         Page(
@@ -109,21 +110,17 @@ def page(run: Run) -> str:
             lead="\n\n".join(filter(None, (*(each.summary for each in found), measured, status))),
             sections=[
                 *(
-                    Section(title=f"Do this: {_of(each)}", code=each.code, text=each.notes)
+                    Section(title=f"Do this: {each.workload}", code=each.code, text=each.notes)
                     for each in found
                     if each.code
                 ),
-                Section(title="What was found", text=f"{formatting.lead(run)}\n\n{_LEGEND}"),
+                Section(title="What was found", text=f"{formatting.lead(run)}\n\n{legend}"),
                 *map(section, run.cases),
                 environment,
             ],
             footer=f"Written by tfopt {run.environment['tfopt']}, run of {run.started}.",
         )
     )
-
-
-def _of(found: Advice) -> str:
-    return found.summary.split(" trains ")[0]
 
 
 def section(case: CaseResult) -> Section:
@@ -134,13 +131,13 @@ def section(case: CaseResult) -> Section:
         state = failed or (f"This case is unfinished: {case.unfinished}." if case.unfinished else "")
         refused = [f"{v.name}: {formatting.verdict(v)}" for v in case.variants]
         return Section(title=title, text="\n\n".join(filter(None, (case.question, state, *refused))))
-    notes = "; ".join(f"{variant.name}: {variant.note}" for variant in case.variants)
+    notes = Table(("Variant", "What it is"), [(variant.name, variant.note) for variant in case.variants])
     said = (formatting.unfinished(case), formatting.recommended(case), formatting.throttled(case))
     return Section(
         title=title,
-        text=" ".join(filter(None, (case.question, f"{notes}.", *said))),
+        text="\n\n".join(filter(None, (case.question, *said))),
         charts=tuple(_charts(case)),
-        tables=(formatting.table(case), *_rates(case), *_communication(case)),
+        tables=(formatting.table(case), notes, *_rates(case), *_communication(case)),
         details=tuple((f"Raw samples of {v.name}", _samples(v.times)) for v in case.measured if v.times),
     )
 
@@ -197,7 +194,7 @@ def _communication(case: CaseResult) -> Iterator[Table]:
     )
     yield Table(
         (f"Predicted, not measured: {FORMULA}", "ms a step", "Of linear scaling"),
-        [(f"{each.replicas} replicas", number(each.step_ms), f"{each.efficiency:.0%}") for each in found.predictions],
+        [(f"{each.replicas} replicas", number(each.step_ms), percent(each.efficiency)) for each in found.predictions],
         align="lrr",
     )
 

@@ -40,23 +40,34 @@ class Collection:
 
     runs: dict[str, Run]  # by the name of their file, those on a GPU first
     peers: list[PeerLine]
+    skipped: tuple[str, ...] = ()  # why each file that is damaged or not JSON was left out
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> "Collection":
-        """Reads what tfopt-bench and the peers' scripts wrote in a folder; other JSON files are ignored.
+        """Reads what tfopt-bench and the peers' scripts wrote in a folder.
+
+        Other JSON documents are ignored.
 
         Raises:
-            tfopt.errors.ResultsError: If there is no run, or one is not whole.
+            tfopt.errors.ResultsError: If there is no run.
         """
-        by_schema: dict[str, list[Path]] = {}
+        runs: dict[str, Run] = {}
+        lines: list[PeerLine] = []
+        skipped: list[str] = []
         for path in sorted(Path(folder).glob("*.json")):
-            by_schema.setdefault(_schema(path), []).append(path)
-        runs = {path.name: run_file.read(path) for path in by_schema.get(run_file.SCHEMA, [])}
+            try:
+                schema = _schema(path)
+                if schema == run_file.SCHEMA:
+                    runs[path.name] = run_file.read(path)
+                elif schema == PEERS_SCHEMA:
+                    lines += read_peers(path)
+            except ResultsError as error:
+                skipped.append(f"skipped {str(path)!r}: {error}")
         if not runs:
-            raise ResultsError(f"Expected results of tfopt-bench in {folder}. Found none. Run `tfopt-bench run` first.")
+            found = " ".join(["Found none.", *(f"{reason[0].upper()}{reason[1:]}" for reason in skipped)])
+            raise ResultsError(f"Expected results of tfopt-bench in {folder}. {found} Run `tfopt-bench run` first.")
         with_gpu_first = sorted(runs.items(), key=lambda item: not item[1].gpus)
-        lines = [line for path in by_schema.get(PEERS_SCHEMA, []) for line in read_peers(path)]
-        return cls(dict(with_gpu_first), lines)
+        return cls(dict(with_gpu_first), lines, tuple(skipped))
 
     @property
     def on_gpu(self) -> bool:
@@ -131,7 +142,9 @@ def page(collection: Collection) -> str:
                 if _is_stack(case)
             ]
             sections.append(Section(title="Beside it", charts=charts, tables=[peers_table(beside)]))
-    lead = _HOW if collection.on_gpu else f"{_HOW}\n\n{_NO_GPU.replace('`', '')}"
+    every = [case for run in collection.runs.values() for case in run.cases]
+    how = " ".join(filter(None, (_HOW, formatting.legend(every))))
+    lead = how if collection.on_gpu else f"{how}\n\n{_NO_GPU.replace('`', '')}"
     return render(Page(title="Benchmarks", lead=lead, sections=sections))
 
 
@@ -139,7 +152,8 @@ def _schema(path: Path) -> str:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ResultsError(f"Expected JSON files in the folder. Found in {path}: {error}. Remove the file.") from error
+        found = "a folder" if path.is_dir() else f"truncated or not JSON ({error})"
+        raise ResultsError(f"Expected a JSON file. Found that it is {found}. Move it elsewhere.") from error
     return str(document.get("schema")) if isinstance(document, dict) else ""
 
 

@@ -1,5 +1,6 @@
 """A run's figures as text: cells of a table, bars of a chart, and the sentences beside them."""
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -8,7 +9,7 @@ from tfopt.bench.results import CaseResult, Run, VariantResult
 from tfopt.bench.results.changes import Change
 from tfopt.measure import compare
 from tfopt.page import Bar, Table
-from tfopt.text import described, wrapped
+from tfopt.text import described, percent, wrapped
 
 BUSY_PERCENT = 10.0
 """Of the CPUs: more than this, taken by other programs, explains noisy figures."""
@@ -67,7 +68,7 @@ def memory(variant: VariantResult) -> str:
 def check(variant: VariantResult) -> str:
     """What the comparison of results found."""
     if variant.check is not None:
-        return variant.check.text
+        return re.sub(r"(?<=\d)%", " %", variant.check.text)  # as runs recorded before have it
     return "not checked" if variant.times else ""
 
 
@@ -135,11 +136,25 @@ _COLUMNS = (
 )
 
 
+_MEANINGS = {
+    "Of the ceiling": "Of the ceiling is the variant's speed over that of the ceiling, such as the step alone.",
+    "MFU %": "MFU, model FLOPs utilisation, is the model's operations over those of a large matrix product in the same "
+    "time.",
+    "J / 1,000": "J / 1,000 is the energy in joules for 1,000 examples.",
+}
+
+
 def table(case: CaseResult) -> Table:
     """A row for each variant; columns without a known value are left out."""
     columns = [column for column in _COLUMNS if column.always or any(map(column.cell, case.variants))]
     rows = [[column.cell(variant) for column in columns] for variant in case.variants]
     return Table([column.header for column in columns], rows, align="".join(column.align for column in columns))
+
+
+def legend(cases: Sequence[CaseResult]) -> str:
+    """What the columns mean that only some runs have."""
+    shown = {header for case in cases for header in table(case).headers}
+    return " ".join(meaning for header, meaning in _MEANINGS.items() if header in shown)
 
 
 def bars(case: CaseResult) -> list[Bar]:
@@ -185,8 +200,8 @@ def lead(run: Run) -> str:
     hurt = "; ".join(v.name for v in _with_verdict([*steps, *parts], "slower"))
     wrong = "; ".join(v.name for v in _with_verdict(measured, "changes the result"))
     found = [
-        f"Faster than its baseline here: {helped}." if helped else "No step was faster than its baseline here.",
-        f"Faster input, without a training: {of_input}." if of_input else "",
+        f"Faster than its baseline here: {helped}." if helped else "Nothing was faster than its baseline here.",
+        f"Faster input, without training: {of_input}." if of_input else "",
         f"Slower: {hurt}." if hurt else "",
         f"Changes the result: {wrong}." if wrong else "",
     ]
@@ -194,7 +209,7 @@ def lead(run: Run) -> str:
 
 
 def _is_part(case: CaseResult) -> bool:
-    """Whether a case measures the input without a training, whose gain says little about one."""
+    """Whether a case measures the input without training, whose gain says little about training."""
     return case.unit.startswith("batch")
 
 
@@ -209,7 +224,7 @@ def load(run: Run) -> str:
     busy = max(shares, default=0.0)
     noisy = [v for case in run.cases for v in _with_verdict(case.variants, "too noisy to tell")]
     said = []
-    if shares:
+    if round(busy):
         said.append(
             f"Other programs took {statistics.median(shares):.0f} % of the CPUs, at most {busy:.0f} % in a case."
         )
@@ -265,6 +280,8 @@ def unfinished(case: CaseResult) -> str:
     reason = case.error or case.unfinished
     if not reason or not case.variants:
         return ""
+    if case.planned_turns and all(v.refused or v.turns >= case.planned_turns for v in case.variants):
+        return f"{case.workload}, unfinished, {reason.rstrip('.')}. All turns were measured; the check is missing."
     counts = ", ".join(f"{variant.name} {variant.turns}" for variant in case.variants)
     of = f" of {case.planned_turns} each" if case.planned_turns else ""
     return f"{case.workload}, unfinished, {reason.rstrip('.')}. Turns measured{of}: {counts}."
@@ -279,13 +296,13 @@ def recommended(case: CaseResult) -> str:
     rivals = [chosen, *(v for v in case.measured if v not in changed and not v.ceiling)]
     times = {v.name: v.times for v in rivals if v.times}
     best = min(times, key=lambda name: times[name].median_ms)
-    begin = f"{case.workload}: {chosen.name}, recommended for this device (*),"
+    begin = f"{case.workload}: the recommended variant (*, {chosen.name}) is"
     if best == chosen.name:
         others = [one for name, one in times.items() if name != best]
         surely = all(compare(one, times[best]).verdict == "faster" for one in others)
-        return f"{begin} is the fastest." if surely else f"{begin} is as fast as any other, within noise."
+        return f"{begin} the fastest{'' if surely else ', within noise'}."
     slower = compare(times[best], times[chosen.name]).verdict == "slower"
-    return f"{begin} is slower than {best}." if slower else f"{begin} is as fast as {best}, the fastest, within noise."
+    return f"{begin} slower than {best}." if slower else f"{begin} as fast as {best}, the fastest, within noise."
 
 
 def reached(case: CaseResult) -> str:
@@ -326,7 +343,7 @@ def _sent(case: CaseResult) -> str:
     begun = ", ".join(f"{name} {number(value)} s" for name, value in found.start_to_first_step_seconds.items())
     started = f" From the start to the end of the first step: {begun}." if begun else ""
     predicted = ", ".join(
-        f"{each.replicas} replicas {number(each.step_ms)} ms per step ({each.efficiency:.0%} of linear scaling)"
+        f"{each.replicas} replicas {number(each.step_ms)} ms per step ({percent(each.efficiency)} of linear scaling)"
         for each in found.predictions
     )
     return f"{measured}{by_size}.{started} Predicted, not measured: {predicted}."
@@ -335,16 +352,31 @@ def _sent(case: CaseResult) -> str:
 def changes(found: Sequence[Change], width: int) -> str:
     """How the variants of a run did in a second one: what is compared, lines for each, and what follows."""
     failed = [change for change in found if change.failed]
+    missing = [change for change in found if change.missing]
+    compared = [change for change in found if not change.missing]
     lines = ["Each variant's speed relative to its baseline, second run over first:"]
-    for change in found:
+    for change in compared:
         gain = change.comparison
         speed = ratio(gain.ratio, gain.interval) if gain else "–"
         lines.append(f"{change.suite}, {change.workload}, {change.variant}")
         lines += described([(f"{speed:<20}", change.finding)], width)
-    names = ", ".join(change.variant for change in failed)
-    count = f"{len(failed)} of {len(found)} variants regressed or changed: {names}."
-    lines.append(count if failed else f"None of {len(found)} variants regressed.")
+    lines += _missing(missing, compared)
+    of = f"of {len(compared)} compared variant{'s' * (len(compared) != 1)} regressed"
+    lines.append(f"{len(failed)} {of} or changed:" if failed else f"None {of}.")
+    lines += [f"- {change.suite}, {change.workload}: {change.variant}" for change in failed]
     return wrapped("\n".join(lines), width)
+
+
+def _missing(missing: Sequence[Change], compared: Sequence[Change]) -> list[str]:
+    """What the second run has not measured; suites that it lacks are not listed variant by variant."""
+    has = list(dict.fromkeys(change.suite for change in compared))
+    lines = []
+    if any(change.suite not in has for change in missing):
+        only = f"the suite {has[0]}" if len(has) == 1 else f"the suites {' and '.join(has)}"
+        lines.append(f"The second run has only {only}; variants of other suites were not compared.")
+    rest = [change for change in missing if change.suite in has]
+    lines += ["Missing in the second run, and not compared:"] * bool(rest)
+    return lines + [f"- {change.suite}, {change.workload}: {change.variant} ({change.finding})" for change in rest]
 
 
 def _throttle_reasons(variant: VariantResult) -> Sequence[str]:

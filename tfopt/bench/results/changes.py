@@ -26,6 +26,7 @@ class Change:
     comparison: Comparison | None
     finding: str
     failed: bool  # whether an acceptance test should fail
+    missing: bool = False  # in the second run, which did not try it, or did not get that far
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -42,8 +43,8 @@ def changes(before: Run, after: Run, *, threshold_percent: float = 5.0, force: b
         force: Compare even if device, driver or versions differ.
 
     Returns:
-        A change for each variant measured in the first run. One that the second run lacks, or in which it changes the
-        result, has failed too.
+        A change for each variant measured in the first run. One that fails or is refused in the second run, or changes
+        the result there, has failed too. One that the second run did not get to is missing.
 
     Raises:
         tfopt.errors.ResultsError: If the environments differ, or the runs share no case.
@@ -67,12 +68,23 @@ def differences(before: dict[str, Any], after: dict[str, Any], *, patches: bool 
 
     Without `patches`, another patch version of the driver or of Python is no difference.
     """
-    parts = [(name, _part(before, name), _part(after, name)) for name in _ALIKE]
+    parts = [part for name in _ALIKE for part in _parts(name, _part(before, name), _part(after, name))]
     return [
-        f"{name}: {one} and {other}"
+        f"{name}: {_shown(one)} and {_shown(other)}"
         for name, one, other in parts
         if one != other and (patches or _release(name, one) != _release(name, other))
     ]
+
+
+def _parts(name: str, one: Any, other: Any) -> list[tuple[str, Any, Any]]:
+    """What is compared of an entry: of packages, each."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return [(key, one.get(key), other.get(key)) for key in one | other]
+    return [(name, one, other)]
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) or "none" if isinstance(value, list) else "none" if value is None else str(value)
 
 
 def _part(environment: dict[str, Any], name: str) -> Any:
@@ -94,7 +106,8 @@ def _of_variant(
     other = next((v for v in second.variants if v.name == variant.name), None) if second else None
     own, now = variant.times, other.times if other else None
     if second is None or other is None or own is None or now is None:
-        return change(comparison=None, finding=_absence(second, other), failed=True)
+        failed = bool((other and other.refused) or (second and second.error))
+        return change(comparison=None, finding=_absence(second, other), failed=failed, missing=not failed)
     if variant.name == first.baseline:
         comparison: Comparison | None = compare(own, now)
         finding, failed = "the machine's own speed, not judged", False

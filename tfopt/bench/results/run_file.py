@@ -116,20 +116,23 @@ def read(path: str | os.PathLike[str]) -> Run:
     """Reads a run and checks that it is whole.
 
     Raises:
-        tfopt.errors.ResultsError: If it cannot be read, is cut short, has another schema, or states figures that do
+        tfopt.errors.ResultsError: If it cannot be read, is truncated, has another schema, or states figures that do
             not follow from its raw samples.
     """
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ResultsError(f"Expected a results file of tfopt-bench. Found: {error}. Give an existing file.") from error
+        raise ResultsError(_unreadable(Path(path), error)) from error
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
         raise ResultsError(
-            f"Expected a results file of tfopt-bench. Found in {path}: text that is cut short or no JSON ({error}). "
+            f"Expected a results file of tfopt-bench. Found that {str(path)!r} is truncated or not JSON ({error}). "
             "Give a file that tfopt-bench wrote, or run it again."
         ) from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ResultsError(f"Expected a results file of tfopt-bench. Found another JSON document in {path}.")
+        raise ResultsError(
+            f"Expected a results file of tfopt-bench. Found another JSON document in {str(path)!r}. Give a file that "
+            "tfopt-bench wrote."
+        )
     if document.get("schema_version") != SCHEMA_VERSION:
         raise ResultsError(
             f"Expected schema version {SCHEMA_VERSION}. Found {document.get('schema_version')!r} in {path}. "
@@ -144,6 +147,13 @@ def read(path: str | os.PathLike[str]) -> Run:
             "Run tfopt-bench again."
         ) from error
     return run
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"Expected a results file of tfopt-bench. No such file: {str(path)!r}."
+    found = f"that {str(path)!r} is a folder" if path.is_dir() else f"{error.strerror}: {str(path)!r}"
+    return f"Expected a results file of tfopt-bench. Found {found}. Give a file that tfopt-bench wrote."
 
 
 def schema_of(path: Path) -> str | None:

@@ -17,7 +17,7 @@ SUMMARIES = {
     "pipeline": "naive and hand-tuned tf.data pipelines against build_pipeline(), with crop and with cache",
     "fit": "fit, stock and overlapped, beside the step alone; on a GPU also fast kernels",
     "callbacks": "fit with and without tfopt's callbacks",
-    "distribute": "several processes: a step, its optimizer state, steps without the others, input; and all GPUs",
+    "distribute": "several processes: a step, its optimizer state, skipped synchronisation, input; and all GPUs",
 }
 
 # What each takes on two CPU cores, in seconds: the time left of a run is estimated from it.

@@ -73,6 +73,7 @@ def _processes_case(steps: int) -> Case:
             )
             for name, (processes, training, note) in setups.items()
         ],
+        resumable=False,
         judge=_same_weights,
         communication=partial(
             _communication_of_processes,
@@ -91,7 +92,7 @@ def _local_steps_case(steps: int) -> Case:
     return Case(
         suite="distribute",
         workload="mlp, local steps",
-        question="What do steps without the others save, and what do they do to the loss?",
+        question="What does skipping synchronisation save, and what does it do to the loss?",
         unit="step",
         variants=[
             Variant(
@@ -103,6 +104,7 @@ def _local_steps_case(steps: int) -> Case:
             )
             for name, (training, note) in setups.items()
         ],
+        resumable=False,
         judge=_learns,
     )
 
@@ -124,6 +126,7 @@ def _input_case(steps: int) -> Case:
             for count in _READERS
             for readers in [_Processes("tfopt" if count > 1 else "none", count)]
         ],
+        resumable=False,
         judge=same_values(f"each of {READ_EXAMPLES} examples once an epoch", "each once"),
     )
 

@@ -123,7 +123,7 @@ def _cache_case(folder: _Folder, warmup: int) -> Case:
     return Case(
         suite="pipeline",
         workload="photos, cache",
-        question="How fast does the input alone come from a cache?",
+        question="How fast is the input alone from a cache?",
         unit=_ALONE,
         variants=[
             Variant(
