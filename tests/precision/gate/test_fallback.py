@@ -1,4 +1,5 @@
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from precision_nets import TOKENS, X, Y, cross_entropy, functional
@@ -144,3 +145,23 @@ def test_constants_among_the_worst_layers_are_left_out():
     assert "constants" not in report.fallback
     assert check(functional(body), (X, Y), report.fallback).passed
     apply(functional(body), report.fallback)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "SimpleRNN"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_recurrent_layer_goes_back_with_its_cell(kind, wrapped):
+    keras.utils.set_random_seed(1)
+    rnn = getattr(layers, kind)(3, name="rnn")
+    inputs = keras.Input((5, 8))
+    x = layers.Bidirectional(rnn, name="both")(inputs) if wrapped else rnn(inputs)
+    x = layers.Dense(4, name="body")(x)
+    model = keras.Model(inputs, layers.Dense(3, name="head")(x), name="net")
+    model.compile("sgd", cross_entropy())
+    recurrent = model.get_layer("both").backward_layer if wrapped else model.get_layer("rnn")
+    recurrent.cell.kernel.assign(recurrent.cell.kernel * 3e5)  # overflows inside the cell
+    report = check(model, (np.repeat(X[:, None], 5, 1), Y), "mixed_float16")
+    path = "both/backward_rnn" if wrapped else "rnn"
+    assert report.problems[0].endswith(f"Put all of '{path}' into it: a cell needs its layer's dtype.")
+    apply(model, report.fallback)
+    assert recurrent.compute_dtype == recurrent.cell.compute_dtype == "float32"
+    assert model.get_layer("body").compute_dtype == "float16"

@@ -12,7 +12,7 @@ from tfopt import checks
 from tfopt.errors import PipelineError, UnsupportedError, summarize_error
 from tfopt.model.batches import first_alike_batches, not_finite_parts, specs_of
 from tfopt.model.layers import layer_paths, require_compiled
-from tfopt.precision.gate.comparison import Comparison, compare
+from tfopt.precision.gate.comparison import Comparison, compare, recurrent_layers
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import NotFiniteError
 from tfopt.precision.gate.training_step import build
@@ -125,9 +125,10 @@ def _find_fallback(
     paths = failed.assigned.paths
     floating = {paths[layer] for layer in failed.assigned.policies}
     asked = {path: its.name for path, its in failed.policies.items() if path in floating}
-    # With each layer goes everything inside it; with a model only its own operations.
+    # With each layer goes everything inside it, with a cell its recurrent layer; with a model only its own operations.
+    recurrent = recurrent_layers(paths)
     units = {
-        path: [path] if isinstance(layer, keras.Model) else _inside(path, paths.values())
+        path: [path] if isinstance(layer, keras.Model) else _inside(recurrent.get(path, path), paths.values())
         for layer, path in paths.items()
     }
     comparison, back = failed, _taken_back(failed, units, set())

@@ -28,7 +28,7 @@ from tfopt.precision.gate.moments import worst_deviation
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Measurement, Probe
 from tfopt.precision.gate.training_step import Row, Variant, heads_of
-from tfopt.precision.gate.verdict import cancelled, find_problems, first_overflow
+from tfopt.precision.gate.verdict import Problem, cancelled, find_problems, first_overflow
 from tfopt.precision.layer_policies import (
     Assignment,
     Policy,
@@ -38,6 +38,7 @@ from tfopt.precision.layer_policies import (
 from tfopt.precision.optimizer_swap import wants_scaling
 from tfopt.precision.policies import tf32
 from tfopt.repairs import optimizers_of
+from tfopt.text import listed
 
 
 class Comparison(NamedTuple):
@@ -107,6 +108,12 @@ def in_float32(model: keras.Model) -> Variant:
     return Variant(model, assigned.paths, assigned.policies)
 
 
+def recurrent_layers(paths: Mapping[keras.Layer, str]) -> dict[str, str]:
+    """The path of the recurrent layer around each cell: both need one dtype, since cuDNN's GRU fails with two."""
+    recurrent = [layer for layer in paths if isinstance(layer, keras.layers.RNN)]
+    return {paths[cell]: paths[layer] for layer in recurrent for cell in layer._flatten_layers(include_self=False)}
+
+
 @contextmanager
 def _on_clone(model: keras.Model, batches: Sequence[Any], assigned: Assignment) -> Iterator[Variant]:
     """A clone with its float8 layers quantized, which could not be taken back in the model itself."""
@@ -162,9 +169,10 @@ def _judged(
     problems = find_problems(table)
     first = first_overflow(table)
     blamed = {path for problem in problems for path in problem.blamed}
+    around = recurrent_layers(probe.candidate.paths)
     report = PrecisionReport(
         policy=assigned.description,
-        problems=tuple(problem.sentence for problem in problems),
+        problems=tuple(_sentence(problem, around) for problem in problems),
         notes=notes,
         layers=tuple(replace(layer, blamed=layer.path in blamed) for layer in layers),
         first_overflow=first.path if first else None,
@@ -177,6 +185,14 @@ def _judged(
     )
     to_float32 = dict.fromkeys(path for problem in problems for path in problem.to_float32)
     return Comparison(report, assigned, probe.policies, tuple(to_float32), mends=not probe.unscaled)
+
+
+def _sentence(problem: Problem, around: Mapping[str, str]) -> str:
+    """The sentence of a problem; of one that blames a cell, with the recurrent layer around it."""
+    layers = dict.fromkeys(repr(around[path]) for path in problem.blamed if path in around)
+    if not layers:
+        return problem.sentence
+    return f"{problem.sentence} Put all of {listed([*layers], 4)} into it: a cell needs its layer's dtype."
 
 
 def _rows(probe: Probe, rows: Sequence[Row], measured: Sequence[Measurement]) -> tuple[LayerPrecision, ...]:
