@@ -33,6 +33,7 @@ def test_what_fit_adds_is_what_was_recorded():
     assert share == pytest.approx(recorded["overhead_ratio"])
     low, high = recorded["interval"]
     said = " ".join((ROOT / "docs" / "fit.md").read_text(encoding="utf-8").split())
-    assert f"adds to the step of a tiny model {share:.2f} ({low:.2f}–{high:.2f}) of what stock `fit` adds" in said
+    adds = f"{100 * share:.0f} % ({100 * low:.0f}–{100 * high:.0f} %)"
+    assert f"`fit` adds {adds} of the overhead that stock `fit` adds to the step of a tiny model" in said
     found = recorded["conversions"]
     assert f"converts logs {found['overlapped']} times in {found['steps']} steps instead of {found['steps']}" in said

@@ -156,17 +156,18 @@ def test_the_profile_of_the_input_is_drawn(document, written):
     assert profile["verdict"] in written
     assert {"decode", "crop", "batch"} <= {stage["name"] for stage in profile["stages"]}
     for stage in profile["stages"]:
-        assert f"{stage['ms_per_example']:,.3f} ms, busy {stage['busy_percent']:.0f} %" in written
+        assert f"{stage['ms_per_example']:,.3f}\xa0ms, busy {stage['busy_percent']:.0f}\xa0%" in written
     assert "/" not in profile["name"]
 
 
 def test_what_the_gate_found_is_drawn(document, written):
     gates = gates_of(document)
     assert [gate["policy"] for gate in gates] == ["mixed_bfloat16", "mixed_float16"]
+    text = html.unescape(written).replace("\xa0", " ")
     for gate in gates:
-        assert gate["verdict"] in html.unescape(written)
+        assert gate["verdict"] in text
         for layer in gate["layers"]:
-            assert percent(layer["output"]["error"]) in written
+            assert percent(layer["output"]["error"]) in text
 
 
 def test_a_ceiling_is_drawn_as_nothing_better(recorded_run):
@@ -353,6 +354,12 @@ def test_notes_of_variants_are_a_table(recorded_run, written):
     for case in recorded_run.cases:
         for variant in case.variants:
             assert f'<td class="l">{variant.note}</td>' in html.unescape(written)
+
+
+def test_no_unit_is_wrapped_off_its_number(written):
+    text = " ".join(parsed(written).text)
+    assert "\xa0ms" in text
+    assert not re.search(r"\d (?:%|ms|s|GiB/s|TFLOP/s)(?![\w/])", text)
 
 
 def test_percentages_have_one_form(recorded_run):

@@ -104,7 +104,7 @@ def page(run: Run) -> str:
     environment = Section(title="Environment", tables=(Table(("What", "Value"), rows, align="ll"),))
     legend = " ".join(filter(None, (_LEGEND, formatting.legend(run.cases))))
     found = advise(run)
-    return render(
+    document = render(
         Page(
             title="tfopt-bench",
             lead="\n\n".join(filter(None, (*(each.summary for each in found), measured, status))),
@@ -121,6 +121,7 @@ def page(run: Run) -> str:
             footer=f"Written by tfopt {run.environment['tfopt']}, run of {run.started}.",
         )
     )
+    return formatting.unbroken(document)
 
 
 def section(case: CaseResult) -> Section:

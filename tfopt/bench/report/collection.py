@@ -145,7 +145,7 @@ def page(collection: Collection) -> str:
     every = [case for run in collection.runs.values() for case in run.cases]
     how = " ".join(filter(None, (_HOW, formatting.legend(every))))
     lead = how if collection.on_gpu else f"{how}\n\n{_NO_GPU.replace('`', '')}"
-    return render(Page(title="Benchmarks", lead=lead, sections=sections))
+    return formatting.unbroken(render(Page(title="Benchmarks", lead=lead, sections=sections)))
 
 
 def _schema(path: Path) -> str:

@@ -157,6 +157,11 @@ def legend(cases: Sequence[CaseResult]) -> str:
     return " ".join(meaning for header, meaning in _MEANINGS.items() if header in shown)
 
 
+def unbroken(page: str) -> str:
+    """Returns a page on which no line ends between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(?:%|ms|s|MHz|W|°C|[KMG]iB(?:/s)?|TFLOP/s)(?![\w/]))", "\N{NO-BREAK SPACE}", page)
+
+
 def bars(case: CaseResult) -> list[Bar]:
     """A bar for each measured variant, as long as it is fast."""
     found = []
