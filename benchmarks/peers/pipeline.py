@@ -98,7 +98,7 @@ def case(folder):
     return Case(
         suite="peers",
         workload="photos, random crop",
-        question="How fast does the input alone come, with a random crop of each JPEG?",
+        question="How fast is the input alone, with a random crop of each JPEG?",
         unit=f"batch of {BATCH}, input alone",
         variants=[Variant(name=name, note=notes[make], timer=partial(timer, make)) for name, make in makers.items()],
     )

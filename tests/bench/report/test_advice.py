@@ -50,7 +50,7 @@ def test_the_lines_and_what_they_gain(stack):
     ]
     compile(found.code, "pasted", "exec")
     assert "..." not in found.code
-    assert "The cache in memory gains 2.00× of that: here, all examples fit in it." in found.notes
+    assert "A factor of 2.00× comes from the cache in memory, where all examples of this workload fit." in found.notes
     assert "the gain is 12.0×" in found.notes
     assert found.notes.endswith("Read docs/pipelines.md, docs/fit.md.")
 

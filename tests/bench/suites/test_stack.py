@@ -66,6 +66,19 @@ def played(case):
         return [(timer.tf32, timer.model.layers[0].dtype_policy.name, timer.model.jit_compile) for timer in seen]
 
 
+def test_losses_are_compared_in_a_case_resumed_with_all_its_turns():
+    def made():
+        return replace(stacked(replace(TINY, techniques=("build_pipeline",))), repeats=1)
+
+    reported = []
+    whole = measure(made(), lambda result, name: reported.append(result))
+    earlier = next(result for result in reported if all(variant.turns for variant in result.variants))
+    assert {variant.check for variant in earlier.variants} == {None}
+    resumed = measure(made(), earlier=earlier)
+    assert [variant.times for variant in resumed.variants] == [variant.times for variant in earlier.variants]
+    assert [variant.check for variant in resumed.variants] == [variant.check for variant in whole.variants]
+
+
 def test_each_is_on_top_of_those_before(spied):
     case = stacked(replace(TINY, tolerance=None))
     names = ["TF32", "mixed_bfloat16", "XLA", "build_pipeline", "overlap"]

@@ -105,7 +105,10 @@ def _notes(
     notes = ["Each comment shows the extra speedup from that line; lines without one made no measurable difference."]
     for name, where in _CACHES.items():
         if (added := steps.get(name)) and added.verdict == "faster":
-            notes.append(f"The cache {where} gains {number(added.ratio)}× of that: here, all examples fit in it.")
+            notes.append(
+                f"A factor of {number(added.ratio)}× comes from the cache {where}, where all examples of this workload "
+                "fit."
+            )
     if slower:
         notes.append(
             f"Left out, since {'it does' if len(slower) == 1 else 'they do'} not help here: {', '.join(slower)}."

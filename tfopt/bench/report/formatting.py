@@ -224,7 +224,7 @@ def _helped(variants: Sequence[VariantResult]) -> str:
 
 
 def load(run: Run) -> str:
-    """How busy the machine was with other things, which variants are too noisy for it, and how to measure again."""
+    """How busy the machine was with other things, which variants are too noisy for it, and how to re-measure them."""
     shares = [case.others_cpu_percent for case in run.cases if case.others_cpu_percent is not None]
     busy = max(shares, default=0.0)
     noisy = [v for case in run.cases for v in _with_verdict(case.variants, "too noisy to tell")]
@@ -241,7 +241,7 @@ def load(run: Run) -> str:
             if busy > BUSY_PERCENT
             else "Fix the CPU's frequency, if you can (pyperf system tune)"
         )
-        said.append(f"{quiet}, then measure again: tfopt-bench run {suites}")
+        said.append(f"{quiet}, then re-measure: tfopt-bench run {suites}")
     return " ".join(said)
 
 

@@ -23,7 +23,7 @@ class Check:
     """Whether a variant computes what the baseline computes."""
 
     what: str  # was compared
-    values: tuple[float, ...]  # an accuracy for each training, or how many values differ
+    values: tuple[float, ...]  # an accuracy for each training run, or how many values differ
     passed: bool
     text: str  # for the table
 

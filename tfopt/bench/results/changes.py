@@ -84,6 +84,8 @@ def _parts(name: str, one: Any, other: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
     return ", ".join(value) or "none" if isinstance(value, list) else "none" if value is None else str(value)
 
 

@@ -60,7 +60,7 @@ def _processes_case(steps: int) -> Case:
     return Case(
         suite="distribute",
         workload=f"mlp, {_PROCESSES} processes",
-        question="What does tfopt's layer add to a step of tf.distribute, and what does the second process bring?",
+        question="What does tfopt's layer add to a step of tf.distribute, and what does the second process gain?",
         unit="step",
         variants=[
             Variant(
@@ -87,7 +87,7 @@ def _local_steps_case(steps: int) -> Case:
     processes = _Processes("tfopt", _PROCESSES)
     setups = {
         "every step": (_FIT, "gradients are summed in each step"),
-        "LocalSteps(8)": (_LOCAL, "weights are averaged after 8 steps: another training"),
+        "LocalSteps(8)": (_LOCAL, "weights are averaged every 8 steps: a different algorithm"),
     }
     return Case(
         suite="distribute",
@@ -113,7 +113,7 @@ def _input_case(steps: int) -> Case:
     return Case(
         suite="distribute",
         workload="input in processes",
-        question="How does build_pipeline's input grow with the processes that each read a part?",
+        question="How does build_pipeline's speed scale with processes that each read a part?",
         unit="batch",
         variants=[
             Variant(
@@ -246,7 +246,7 @@ def devices_case(devices: Sequence[str], steps: int) -> Case:
     return Case(
         suite="distribute",
         workload=f"mlp, {len(devices)} devices",
-        question="What do more devices bring, with the same batch for each?",
+        question="What do more devices gain, with the same batch on each?",
         unit="step",
         variants=[_devices_variant(strategy, count, steps) for count, strategy in strategies.items()],
         judge=_same_weights,

@@ -72,7 +72,7 @@ def _crop(folder: _Folder) -> Case:
     return Case(
         suite="pipeline",
         workload="photos, random crop",
-        question="How fast does the input alone come, with a random crop of each JPEG?",
+        question="How fast is the input alone, with a random crop of each JPEG?",
         unit=_ALONE,
         variants=[
             Variant(
@@ -105,7 +105,7 @@ def _by_hand(folder: _Folder) -> Case:
     return Case(
         suite="pipeline",
         workload="photos, by hand",
-        question="How does it compare to the fastest that is written by hand?",
+        question="How does it compare with the fastest pipeline written by hand?",
         unit=_ALONE,
         variants=[
             Variant(name=name, note=note, timer=partial(_timer, make, 4)) for name, (note, make) in variants.items()

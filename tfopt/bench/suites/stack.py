@@ -163,9 +163,7 @@ def stacked(workload: Workload) -> Case:
     setups = {NAIVE: setup, DEFAULTS: TrainingSetup(tf32=tf32, jit_compile="auto", optimised=True)}
     for name in workload.techniques:
         setups[f"+ {name}"] = setup = replace(setup, **_TECHNIQUES[name][0])
-    return _case(
-        workload, workload.name, "What does each technique add, from a first script on?", setups, ceiling=setup
-    )
+    return _case(workload, workload.name, "What does each technique add to a first script?", setups, ceiling=setup)
 
 
 def alone(workload: Workload) -> Case:
