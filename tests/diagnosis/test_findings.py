@@ -64,7 +64,7 @@ def test_it_is_json_and_is_read_back():
     not_tested = (NotTested("precision", "it overflows"),)
     found = replace(diagnosis(cause("a", 40.0), cause("b", 1.0)), not_tested=not_tested)
     assert Diagnosis.from_dict(found.to_dict()) == found
-    found = replace(found, together=Comparison(ratio=2.5, interval=(2.25, 2.75)))
+    found = replace(found, date="2026-11-26", together=Comparison(ratio=2.5, interval=(2.25, 2.75)))
     written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert Diagnosis.from_dict(written) == found
     assert written["now"]["repeats_ms"] == [[100.0], [100.0]]

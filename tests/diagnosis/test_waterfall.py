@@ -23,6 +23,7 @@ SLOW = diagnosis(
         NotTested("mixed precision", "float16 overflows in the layer dense_3, so it would change the result."),
     ),
     computation="It reaches 8 % of a matrix product's rate.",
+    date="2026-11-26",
     environment={"tfopt": "0.1.0", "gpus": [{"name": "NVIDIA H100"}], "packages": {"keras": "3.15.1"}},
 )
 TEXT = f"""\
@@ -79,7 +80,7 @@ def test_a_gain_that_was_not_tried_is_a_bound():
 
 def test_what_all_of_it_gains_stands_after_the_causes(tmp_path):
     found = diagnosis(cause("a", 40.0), cause("b", 30.0), together=Comparison(ratio=2.5, interval=(2.25, 2.75)))
-    sentence = "Without all of these at once, steps are 2.5 times as fast (95 %: 2.25–2.75),\nmeasured through fit."
+    sentence = "Without all of these at once, measured through fit, steps are 2.5 times as fast\n(95 %: 2.25–2.75)."
     assert str(found).split("\n\n")[-2] == sentence
     assert sentence.replace("\n", " ") in "".join(page(found, tmp_path / "page.html").itertext())
     assert "at once" not in str(diagnosis(cause("a", 40.0)))
@@ -176,7 +177,7 @@ def test_the_page_says_what_the_text_says(tmp_path):
     ]
     assert "float16 overflows" in "".join(sections["What was tested"].itertext())
     assert sections["The computation"].findtext("p") == SLOW.computation
-    assert "Measured on NVIDIA H100, Keras 3.15.1." in (tmp_path / "page.html").read_text()
+    assert "Measured on NVIDIA H100, Keras 3.15.1, on 2026-11-26." in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("environment", [{}, {"host": {"cpu_model": None}, "packages": {"keras": None}}])

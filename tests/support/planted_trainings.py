@@ -82,6 +82,36 @@ def py_dataset_without_workers(mended):
     return _convolutions(), {"x": _SlowImages(workers=12, max_queue_size=24) if mended else _SlowImages()}
 
 
+# no prefetch
+
+
+def _read_by_turns(mended, batches, seconds, inject=False, autotune=True):
+    """Batches that take about as long to read as to train on, where TensorFlow's own prefetching is off."""
+    x, y = _rows(64 * batches, features=1024)
+
+    def read():
+        for begin in range(0, len(x), 64):
+            time.sleep(seconds)
+            yield x[begin : begin + 64], y[begin : begin + 64]
+
+    signature = tf.TensorSpec((64, 1024), tf.float32), tf.TensorSpec((64,), tf.int64)
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = inject
+    options.autotune.enabled = autotune
+    dataset = tf.data.Dataset.from_generator(read, output_signature=signature).with_options(options)
+    return dataset.prefetch(2) if mended else dataset
+
+
+def batches_from_a_slow_disk(mended):
+    dataset = _read_by_turns(mended, batches=100, seconds=0.02)
+    return _dense(1024, 1024, features=1024), {"x": dataset, "steps_per_epoch": 100}
+
+
+def batches_from_a_database(mended):
+    dataset = _read_by_turns(mended, batches=60, seconds=0.05, inject=True, autotune=False)
+    return _dense(2048, 2048, features=1024), {"x": dataset.repeat(), "steps_per_epoch": 60}
+
+
 # callbacks at every step
 
 
@@ -363,6 +393,7 @@ def batch_of_four(mended):
 
 PLANTED = {
     "input": (files_read_one_by_one, py_dataset_without_workers),
+    "no prefetch": (batches_from_a_slow_disk, batches_from_a_database),
     "callback": (log_written_on_every_step, prediction_on_every_step),
     "fit waits for each step": (tiny_steps, tiny_steps_with_many_metrics),
     "validation": (validation_larger_than_training, validation_from_a_slow_pipeline),

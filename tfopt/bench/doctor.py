@@ -142,14 +142,13 @@ def _answer(command: Sequence[str], task: Task, output: int | None) -> tuple[dic
 
 def _runs(plain: dict[str, Any], tuned: dict[str, Any]) -> str:
     """What the script gained, in sentences."""
-    from tfopt.diagnosis.findings import times_as_fast
     from tfopt.measure.times import StepTimes, compare
 
     times = [StepTimes.from_dict(run["times"]) for run in (plain, tuned)]
     before, after = (figure(each.median_ms) for each in times)
     said = (
         f"The script itself, run twice up to step {plain['steps']}: {before} ms a step as it is, {after} ms tuned, "
-        f"{times_as_fast(compare(*times))}."
+        f"{compare(*times)}."
     )
     losses = [run["loss"] for run in (plain, tuned)]
     if None in losses:

@@ -34,6 +34,7 @@ from tfopt.precision.layer_policies import assign_policies, current_policy, is_1
 
 NOW, STEP = "now", "the step alone"
 PREFETCH, INPUT = "no prefetch", "input"
+_AHEAD = 2  # batches; AUTOTUNE would be off with autotuning
 _WAITS, _XLA_OFF, _XLA_ON = "fit waits for each step", "XLA is off", "XLA does not pay"
 _FLOAT32, _16_BITS, _ATTENTION = "float32", "16 bits do not pay", "attention without a fast kernel"
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -88,9 +89,9 @@ def _input(training: Training) -> Iterator[Candidate]:
             name=PREFETCH,
             arm=FitArm(training, dataset=ahead),
             evidence="The same training with batches prefetched.",
-            remedy="dataset = dataset.prefetch(tf.data.AUTOTUNE)  # as its last stage",
+            remedy=f"dataset = dataset.prefetch({_AHEAD})  # as its last stage",
             kind="input",
-            code="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
+            code=f"dataset = dataset.prefetch({_AHEAD})",
         )
     yield Candidate(
         name=INPUT,
@@ -103,10 +104,20 @@ def _input(training: Training) -> Iterator[Candidate]:
 
 
 def prefetched(data: Any) -> tf.data.Dataset | None:
-    """The data set with its batches made ahead; None if they are already, or it is none."""
+    """The dataset with batches prefetched; None if they are already, if TensorFlow does so itself, or if it is none."""
     if not isinstance(data, tf.data.Dataset) or ends_on_device(data) or getattr(data, DEVICE_STAGE, None) is not None:
         return None
-    return None if type(data).__name__ == "_PrefetchDataset" else data.prefetch(tf.data.AUTOTUNE)
+    options = data.options()
+    switches = (
+        options.autotune.enabled,
+        *(
+            getattr(options.experimental_optimization, name)
+            for name in ("inject_prefetch", "apply_default_optimizations")
+        ),
+    )
+    if False not in switches or type(data).__name__ == "_PrefetchDataset":
+        return None
+    return data.prefetch(_AHEAD)
 
 
 def _input_remedy(training: Training) -> str:

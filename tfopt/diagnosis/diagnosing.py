@@ -1,5 +1,6 @@
 """`diagnose`: takes each cause of a slow training away in turn, and times the training without it."""
 
+import datetime
 import math
 import sys
 import warnings
@@ -148,6 +149,7 @@ class Experiments:
             not_tested=tuple(self._not_tested),
             computation=describe(self.training, floor),
             environment=environment(),
+            date=datetime.date.today().isoformat(),
         )
 
     def interleave(self, arms: Mapping[str, Callable[[int], StepTimes]]) -> dict[str, StepTimes]:

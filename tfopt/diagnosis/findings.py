@@ -51,12 +51,6 @@ class CauseCost:
         return cls(**given | {"interval_ms": tuple(values["interval_ms"])})
 
 
-def times_as_fast(found: Comparison) -> str:
-    """A comparison in words: "2.31 times as fast (95 %: 2.24–2.37)"."""
-    low, high = found.interval
-    return f"{figure(found.ratio)} times as fast (95 %: {figure(low)}–{figure(high)})"
-
-
 @dataclass(frozen=True, slots=True)
 class NotTested:
     """A cause that could not be tested here."""
@@ -94,6 +88,8 @@ class Diagnosis(Shown):
     together: Comparison | None = None
     """How many times as fast steps run through `fit` without all causes that count, pauses between them aside; None if
     there are not several."""
+    date: str = ""
+    """The day it was measured, as in 2026-11-26."""
     noticed: tuple[Noticed, ...] = ()
     """What slows it down from outside, such as other processes: read, not measured."""
 
@@ -152,6 +148,7 @@ class Diagnosis(Shown):
             "computation": self.computation,
             "together": self.together and self.together.to_dict(),
             "environment": dict(self.environment),
+            "date": self.date,
         }
 
     @classmethod
@@ -166,6 +163,7 @@ class Diagnosis(Shown):
             computation=values["computation"],
             together=(together := values["together"]) and Comparison.from_dict(together),
             environment=values["environment"],
+            date=values["date"],
         )
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:

@@ -11,7 +11,7 @@ from tfopt import xla
 from tfopt.diagnosis.arms import FitArm
 from tfopt.diagnosis.candidates import APPLY, NOW, Candidate, prefetched
 from tfopt.diagnosis.diagnosing import Experiments, as_arguments, experiments
-from tfopt.diagnosis.findings import Diagnosis, times_as_fast
+from tfopt.diagnosis.findings import Diagnosis
 from tfopt.errors import unknown_name
 from tfopt.measure import Comparison, compare
 from tfopt.text import Shown, listed
@@ -81,11 +81,10 @@ class Tuning(Shown):
             lines = ["Nothing was changed: none of the allowed changes would help."]
         elif self.applied:
             code = (f"    {line}" for line in self.code.splitlines())
-            lines = [f"A step is now {times_as_fast(found)}.", "", *code]
+            lines = [f"A step is now {found}.", "", *code]
         else:
             tried = listed([f'"{name}"' for name in self.tried], len(self.tried))
-            verdict = "" if found.verdict == "slower" else f", {found.verdict}"
-            lines = [f"Nothing was changed. Without {tried}, a step is {times_as_fast(found)}{verdict}."]
+            lines = [f"Nothing was changed. Without {tried}, a step is {found}."]
         if self.refused:
             lines += ["", "Not changed:", *(f"- {one}" for one in self.refused)]
         return "\n".join(lines)

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfopt.diagnosis.findings import WORTH_SHARE, CauseCost, Diagnosis, times_as_fast
+from tfopt.diagnosis.findings import WORTH_SHARE, CauseCost, Diagnosis
 from tfopt.measure import StepTimes
 from tfopt.page import Bar, Page, Section, Table, bar_chart, entries, render
 from tfopt.text import WIDTH, aligned, figure, percent
@@ -113,11 +113,7 @@ def _predicted(cause: CauseCost) -> str:
 def _together(diagnosis: Diagnosis) -> str:
     """What all of it gains at once; empty unless several causes count."""
     found = diagnosis.together
-    return (
-        ""
-        if found is None
-        else f"Without all of these at once, steps are {times_as_fast(found)}, measured through fit."
-    )
+    return "" if found is None else f"Without all of these at once, measured through fit, steps are {found}."
 
 
 def page(diagnosis: Diagnosis) -> str:
@@ -139,8 +135,8 @@ def page(diagnosis: Diagnosis) -> str:
     ]
     return render(
         Page(
-            title="Diagnosis of a training",
-            lead=f"{diagnosis.verdict}\n\n{_measured_on(environment)}",
+            title="Diagnosis of a training run",
+            lead=f"{diagnosis.verdict}\n\n{_measured_on(environment, diagnosis.date)}",
             sections=sections,
             footer=f"Written by tfopt {environment.get('tfopt', '')}.",
             figures=_figures(diagnosis),
@@ -199,14 +195,14 @@ def _tested(diagnosis: Diagnosis) -> Section:
     return Section("What was tested", tables=tested + untested, details=details)
 
 
-def _measured_on(environment: Mapping[str, Any]) -> str:
-    """The device and the versions, in a sentence."""
+def _measured_on(environment: Mapping[str, Any], date: str) -> str:
+    """The device, the versions and the date, in a sentence."""
     gpus = [gpu["name"] for gpu in environment.get("gpus", ())]
     cpu = environment.get("host", {}).get("cpu_model") or "an unknown CPU"
     packages = environment.get("packages", {})
     versions = [f"{name} {packages[name.lower()]}" for name in ("TensorFlow", "Keras") if packages.get(name.lower())]
     device = f"{len(gpus)} × {gpus[0]}" if len(gpus) > 1 else gpus[0] if gpus else f"{cpu}, no GPU"
-    return f"Measured on {', '.join([device, *versions])}."
+    return f"Measured on {', '.join([device, *versions])}{f', on {date}' if date else ''}."
 
 
 def _wrapped(paragraph: str, indent: str = "") -> str:
