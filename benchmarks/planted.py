@@ -6,13 +6,14 @@ Each training of tests/support/planted_trainings.py is diagnosed as it is. Then 
 remedy, in turn, by the wall. Both go into benchmarks/results/planted-cpu.json as soon as a training is done; a second
 run goes on with those that are missing. The table goes into docs/diagnosis.md; with `--pages`, nothing is measured. Run
 it on a machine that has nothing else to do. Goals: the planted cause comes first; the gain is within 20 % of the
-predicted one for four trainings in five, and never on the other side of 1.
+predicted one for four trainings in five, or within the bound where one is given, and never on the other side of 1.
 """
 
 import argparse
 import contextlib
 import io
 import json
+import math
 import time
 from pathlib import Path
 from statistics import median
@@ -29,9 +30,9 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "planted-cpu.json"
 PAGE = ROOT / "docs" / "diagnosis.md"
 MARKS = "<!-- planted -->\n", "<!-- end of planted -->\n"
-ROUNDS = 5
+ROUNDS = 3
 WITHIN = 0.2
-LONGER = 10  # times as many rows, or what a fit and an epoch take to begin would count as much as their steps
+LEAST_STEPS = 200  # in an epoch, or what a fit and an epoch take to begin would count as much as their steps
 TRAININGS = {training.__name__: (cause, training) for cause, trainings in PLANTED.items() for training in trainings}
 
 
@@ -61,7 +62,9 @@ def long(make, cause, mended):
     """The training with more rows, unless what is done once an epoch is in question."""
     model, arguments = make(mended=mended)
     if isinstance(arguments["x"], np.ndarray) and cause not in ("validation", "between epochs"):
-        arguments |= {name: np.concatenate([arguments[name]] * LONGER) for name in ("x", "y")}
+        steps = len(arguments["x"]) / arguments.get("batch_size", 32)
+        times = math.ceil(LEAST_STEPS / steps)
+        arguments |= {name: np.concatenate([arguments[name]] * times) for name in ("x", "y")}
     return model, arguments
 
 
@@ -98,6 +101,11 @@ def quiet():
     return contextlib.redirect_stdout(io.StringIO())
 
 
+def planted(row):
+    """The cause as it was diagnosed."""
+    return next(one for one in row["diagnosis"]["causes"] if row["cause"] in one["name"] and one["counts"])
+
+
 def gain(row):
     """How many times as fast the training became: the median of the turns' ratios."""
     pairs = zip(row["seconds"]["as it is"], row["seconds"]["mended"], strict=True)
@@ -110,6 +118,8 @@ def verdict(row):
         return "not found"
     if (row["predicted"] > 1) != (gain(row) > 1):
         return "wrong side of 1"
+    if planted(row)["at_most"]:
+        return "within the bound" if gain(row) <= (1 + WITHIN) * row["predicted"] else "beyond the bound"
     return "within 20 %" if abs(row["predicted"] / gain(row) - 1) <= WITHIN else "further off"
 
 
@@ -118,10 +128,13 @@ def table(rows):
     lines = ["| Planted | Training | Came first | Predicted | Gained | |", "|---|---|---|---:|---:|---|"]
     for row in rows:
         predicted = "" if row["predicted"] is None else f"{row['predicted']:.2f}×"
+        if row["predicted"] is not None and planted(row)["at_most"]:
+            predicted = f"≤ {predicted}"
         first = "yes" if row["cause"] in (row["first"] or "") else row["first"] or "nothing counted"
         name = row["name"].replace("_", " ")
         lines.append(f"| {row['cause']} | {name} | {first} | {predicted} | {gain(row):.2f}× | {verdict(row)} |")
-    held = sum(verdict(row) == "within 20 %" for row in rows)
+    verdicts = [verdict(row) for row in rows]
+    held = sum(each.startswith("within") for each in verdicts)
     came = sum(row["cause"] in (row["first"] or "") for row in rows)
     lines += ["", f"Of {len(rows)} trainings, {came} planted causes came first, and {held} predictions held.", ""]
     return "\n".join(lines)

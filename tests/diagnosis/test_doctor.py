@@ -439,7 +439,7 @@ def test_options_behind_the_script_are_its_own_and_said_to_be(doctor):
     [
         (["none.py"], "Found: no file 'none.py'"),
         (["own"], "Found: 'own' is a folder"),
-        (["--html", "none/page.html", "train.py"], "No such file or directory"),
+        (["--html", "none/page.html", "train.py"], "there is no folder 'none'"),
         (["--html", "own", "train.py"], "'own' is a folder"),
         (["--steps", "4", "train.py"], "expected a whole number of 5 or more, received '4'"),
         (["--fit", "0", "train.py"], "expected a whole number of 1 or more, received '0'"),

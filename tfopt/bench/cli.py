@@ -236,7 +236,7 @@ def _require_writable(folder: Path) -> None:
         raise ValueError(f"Expected --output to name a writable folder. Found: {str(folder)!r} is not. Choose another.")
 
 
-def _require_file(file: Path) -> None:
+def _require_file(file: Path, option: str = "--output") -> None:
     """Raises ValueError unless a file can be written in its folder, which must exist."""
     folder = file.parent
     if file.is_dir():
@@ -247,7 +247,7 @@ def _require_file(file: Path) -> None:
         found = f"the folder {str(folder)!r} is not writable"
     else:
         return
-    raise ValueError(f"Expected --output to name a file that can be written. Found: {found}. Choose another.")
+    raise ValueError(f"Expected {option} to name a file that can be written. Found: {found}. Choose another.")
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -343,7 +343,9 @@ def _doctor(options: argparse.Namespace) -> int:
     from tfopt.files import write_atomic
 
     try:
-        doctor.require_files(None if options.module else options.script, options.html)
+        doctor.require_script(None if options.module else options.script, page=bool(options.html))
+        if options.html:
+            _require_file(options.html, "--html")
     except ValueError as error:
         return _say(str(error), USAGE)
     command = [*(["-m"] if options.module else []), options.script, *options.arguments]

@@ -51,31 +51,20 @@ class Examined:
     """The HTML page, if it was asked for."""
 
 
-def require_files(script: str | None, page: Path | None) -> None:
-    """Checks before anything is run that the script, unless it is None, is there, and that a page can be written.
+def require_script(script: str | None, *, page: bool) -> None:
+    """Checks before anything is run that the script, unless it is None, is there, and that a page can be made.
 
     Raises:
-        ValueError: If not.
+        ValueError: If there is no such script.
         tfopt.errors.UnsupportedError: If jinja2, which a page needs, is not installed.
     """
     if script is not None and not Path(script).is_file():
         found = f"{script!r} is a folder" if Path(script).is_dir() else f"no file {script!r}"
         raise ValueError(f"Expected a Python script. Found: {found}. Check its path; a module needs -m.")
-    if page is None:
-        return
-    if importlib.util.find_spec("jinja2") is None:
+    if page and importlib.util.find_spec("jinja2") is None:
         raise UnsupportedError(
             "Expected jinja2, which renders the page. Found: it is not installed. Run: pip install jinja2"
         )
-    try:
-        if page.is_dir():
-            raise IsADirectoryError(f"{str(page)!r} is a folder")
-        with tempfile.TemporaryFile(dir=page.parent):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"Expected --html to name a file that can be written. Found: {error}. Choose another."
-        ) from error
 
 
 def examine(

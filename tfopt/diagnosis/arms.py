@@ -18,7 +18,7 @@ from tfopt.measure import FitTimer, StepTimer, StepTimes
 from tfopt.measure.timers import wait
 from tfopt.precision.layer_policies import assign_policies, under_policies
 
-_SAMPLES = 2  # blocks of steps in a round, with a wait at the end of each
+_SAMPLES = 3  # blocks of steps in a round, so that a hiccup in one does not count; with a wait at the end of each
 _WARMUP = 2
 
 Change = Callable[[keras.Model], AbstractContextManager[Any]]
