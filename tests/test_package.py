@@ -197,7 +197,8 @@ FLOORS = [
     {"measure"},
     {"model", "causes"},
     {"hardware"},
-    {"page", "files", "checks", "warn", "text"},
+    {"page", "files", "checks", "warn"},
+    {"text"},
     {"errors"},
 ]
 
