@@ -38,18 +38,26 @@ def retracing(training: Training, steps: int) -> Retracing | None:
 
     None if the data end before the second step.
     """
-    model = training.model
-    log = _StepLog(steps)
-    model.train_function = None
-    with _traces_counted(model, log), xla.watch() as compilations, quiet():
-        log.compilations = compilations
-        model.fit(training.dataset, epochs=steps, verbose=0, shuffle=False, callbacks=[log])
+    training.model.train_function = None
+    log = _logged(training, steps)
     if len(log.seconds) < 2:
         return None
-    usual = median(log.seconds)
     again = [number for number, (before, after) in enumerate(pairwise(log.counts)) if number > 0 and after > before]
+    others = [seconds for number, seconds in enumerate(log.seconds) if number > 0 and number not in again]
+    if len(others) < len(again):  # too few to tell what a step takes: the same ones once more, now compiled
+        others = _logged(training, steps).seconds[1:]
+    usual = median(others)
     extra = sum(max(0.0, log.seconds[number] - usual) for number in again)
     return Retracing(extra, len(again), len(log.seconds), any(number >= len(log.seconds) / 2 for number in again))
+
+
+def _logged(training: Training, steps: int) -> "_StepLog":
+    """Fits so many steps."""
+    log = _StepLog(steps)
+    with _traces_counted(training.model, log), xla.watch() as compilations, quiet():
+        log.compilations = compilations
+        training.model.fit(training.dataset, epochs=steps, verbose=0, shuffle=False, callbacks=[log])
+    return log
 
 
 class _StepLog(keras.callbacks.Callback):

@@ -1,0 +1,46 @@
+"""What training loses between its steps."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.diagnosis.pauses import retracing
+from tfopt.diagnosis.training import Training
+
+STEPS = 12
+
+
+def made():
+    model = keras.Sequential([keras.Input((None, 8)), *(keras.layers.Dense(8, activation="tanh") for _ in range(4))])
+    model.compile("adam", "mse", jit_compile=True)
+    return model
+
+
+def of_lengths(lengths):
+    batches = [np.ones((4, length, 8), "float32") for length in lengths]
+    signature = (tf.TensorSpec((4, None, 8), tf.float32),) * 2
+    return tf.data.Dataset.from_generator(lambda: ((x, x) for x in batches), output_signature=signature)
+
+
+def seconds(model, data):
+    started = time.perf_counter()
+    model.fit(data, verbose=0, shuffle=False)
+    return time.perf_counter() - started
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("lengths", [range(2, 2 + STEPS), [2, 3, 4] + [2] * (STEPS - 3)], ids=["each step", "some"])
+def test_new_shapes_cost_what_a_first_fit_takes_more_than_a_second(lengths):
+    model, data = made(), of_lengths(lengths)
+    training = Training.of(model, {"x": data, "steps_per_epoch": STEPS})
+    with training.untouched():
+        found = retracing(training, STEPS)
+    assert (found.times, found.steps) == (len(set(lengths)) - 1, STEPS)
+    other = made()
+    other.fit(of_lengths([2]), verbose=0, shuffle=False)  # the first shape does not count
+    more = seconds(other, data) - seconds(other, data)
+    assert more / 2 < found.seconds < 2 * more
