@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         help="fail if slower by more than this (default: 5)",
     )
     compare.add_argument("--force", action="store_true", help="compare even different devices and versions")
-    doctor = add("doctor", "run a training script up to its first fit, and say what slows that training down", _doctor)
+    doctor = add("doctor", "run a training script up to its first fit, and say what slows it down", _doctor)
     doctor.add_argument("--fit", type=_count, default=1, metavar="N", help="diagnose the Nth fit (default: the first)")
     doctor.add_argument(
         "--steps",
@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
     doctor.add_argument("script", metavar="SCRIPT", help="the training script, which runs as it does under python")
-    doctor.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="what it gets, options included")
+    doctor.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments passed to the script")
     doctor.epilog = (
         "exit codes: 0 done, 1 the script or the diagnosis failed, 2 wrong usage, 3 the script did not call fit or its "
         "training cannot be diagnosed, 130 interrupted, 143 terminated"
