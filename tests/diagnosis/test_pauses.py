@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.diagnosis.pauses import retracing
+from tfopt.diagnosis.pauses import epoch_starts, retracing
 from tfopt.diagnosis.training import Training
 
 STEPS = 12
@@ -44,3 +44,22 @@ def test_new_shapes_cost_what_a_first_fit_takes_more_than_a_second(lengths):
     other.fit(of_lengths([2]), verbose=0, shuffle=False)  # the first shape does not count
     more = seconds(other, data) - seconds(other, data)
     assert more / 2 < found.seconds < 2 * more
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_data_that_are_slow_to_open_cost_that_in_each_epoch(steps_per_execution):
+    def slow_to_open():
+        time.sleep(0.3)
+        for _ in range(6):
+            yield np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+
+    signature = tf.TensorSpec((4, 2), tf.float32), tf.TensorSpec((4, 1), tf.float32)
+    data = tf.data.Dataset.from_generator(slow_to_open, output_signature=signature)
+    data = data.apply(tf.data.experimental.assert_cardinality(6))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+    training = Training.of(model, {"x": data})
+    with training.untouched():
+        found = epoch_starts(training, 6, 0.0)
+    assert len(found) == 3
+    assert min(found) >= 0.3

@@ -34,6 +34,7 @@ _FLOOR, _TOGETHER = "floor", "without all of them"
 _PROFILE_SECONDS = 2.0
 _FOUR_FIFTHS = 0.8  # what doing something every fifth time saves
 _PAUSE_SECONDS = 0.001
+_SHORT_EPOCH_MS = 3000.0  # in longer ones what it takes to begin is next to nothing
 _LEAST_MS = 150.0  # of an arm in a round
 
 
@@ -131,7 +132,7 @@ class Experiments:
             self.tested = [one for one in found if isinstance(one, Candidate)]
             arms: dict[str, Callable[[int], StepTimes]] = {NOW: FitArm(self.training), STEP: StepArm(self.training)}
             times = self.interleave(arms | {one.name: one.arm for one in self.tested})
-            paused = list(self._pauses(retraced))
+            paused = list(self._pauses(retraced, times[NOW].median_ms))
             pauses_ms = sum(pause.cost_ms for pause in paused)
             now = _slower(times[NOW], pauses_ms)
             costs = [_compared(one, times, pauses_ms) for one in self.tested if one.name in times] + paused
@@ -199,7 +200,7 @@ class Experiments:
         said = " ".join(filter(None, [cause.evidence, f"profile_pipeline: {profile.verdict}", profile.remedy]))
         return replace(cause, evidence=said)
 
-    def _pauses(self, retraced: pauses.Retracing | None) -> Iterator[_Cost]:
+    def _pauses(self, retraced: pauses.Retracing | None, step_ms: float) -> Iterator[_Cost]:
         """Times what stops the training between steps, spread over the steps."""
         training, steps = self.training, self.training.steps_per_epoch
         if retraced is not None and retraced.times:
@@ -219,6 +220,8 @@ class Experiments:
             self._not_tested.append(NotTested("pauses between epochs", reason))
             return
         self._progress.say("pauses between epochs")
+        if steps * step_ms <= _SHORT_EPOCH_MS and training.epochs > 1:
+            yield from self._epoch_starts(steps, step_ms)
         if training.validation is not None:
             yield from self._validation(training.validation, steps * training.epochs_per_validation)
         for name, seconds in pauses.hook_seconds(training, callback_names(training.callbacks)).items():
@@ -232,6 +235,19 @@ class Experiments:
                     (1000 * min(seconds) / steps, 1000 * max(seconds) / steps),
                     _FOUR_FIFTHS,
                 )
+
+    def _epoch_starts(self, steps: int, step_ms: float) -> Iterator[_Cost]:
+        seconds = pauses.epoch_starts(self.training, steps, step_ms / 1000)
+        if seconds and (each := median(seconds)) >= _PAUSE_SECONDS:
+            yield _Cost(
+                "epoch starts",
+                1000 * each / steps,
+                f"Opening the data again takes {each:.2g} s, after each {steps:,} steps.",
+                "dataset = dataset.repeat()  # and steps_per_epoch in fit: opened once\n"
+                "# or fewer and longer epochs, or a smaller shuffle buffer",
+                (1000 * min(seconds) / steps, 1000 * max(seconds) / steps),
+                at_most=True,
+            )
 
     def _validation(self, given: Mapping[str, Any], steps: int) -> Iterator[_Cost]:
         found = pauses.validation(self.training.model, given)

@@ -1,5 +1,6 @@
 """What stops a training between steps: tracing and compiling for new shapes, validation, and the ends of epochs."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -145,6 +146,25 @@ def hook_seconds(training: Training, names: Mapping[keras.callbacks.Callback, st
         )
     hooks = {name: [took[name, hook] for hook in _EPOCH_HOOKS if took[name, hook]] for name in names.values()}
     return {name: [sum(epoch) for epoch in zip(*lists, strict=False)] for name, lists in hooks.items() if lists}
+
+
+def epoch_starts(training: Training, steps: int, step_seconds: float) -> list[float]:
+    """Seconds from the last step of an epoch to the first of the next, less a step, for three epochs of so many steps.
+
+    No callback is run. The data are opened anew for each epoch, which fills shuffle buffers again.
+    """
+    ends: list[float] = []
+
+    def end(batch: int, logs: Any = None) -> None:
+        wait()
+        ends.append(time.perf_counter())
+
+    clock = keras.callbacks.LambdaCallback(on_train_batch_end=end)
+    with quiet():
+        training.model.fit(training.dataset, epochs=_EPOCHS + 1, verbose=0, shuffle=False, callbacks=[clock])
+    each = math.ceil(steps / training.model.steps_per_execution)
+    firsts = range(each, min(len(ends), (_EPOCHS + 1) * each), each)
+    return [max(0.0, ends[first] - ends[first - 1] - step_seconds) for first in firsts]
 
 
 def _timed(hook: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:

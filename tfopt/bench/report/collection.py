@@ -65,7 +65,9 @@ class Collection:
                 skipped.append(f"skipped {str(path)!r}: {error}")
         if not runs:
             found = " ".join(["Found none.", *(f"{reason[0].upper()}{reason[1:]}" for reason in skipped)])
-            raise ResultsError(f"Expected results of tfopt-bench in {str(folder)!r}. {found} Run `tfopt-bench run` first.")
+            raise ResultsError(
+                f"Expected results of tfopt-bench in {str(folder)!r}. {found} Run `tfopt-bench run` first."
+            )
         with_gpu_first = sorted(runs.items(), key=lambda item: not item[1].gpus)
         return cls(dict(with_gpu_first), lines, tuple(skipped))
 
