@@ -16,7 +16,7 @@ def test_what_only_the_user_can_change_is_refused_with_the_reason():
     model, arguments = eager_left_on(mended=False)
     result = tune_fit(model, arguments, allow=(), steps=5)
     reasons = {one.cause: one.reason for one in result.refused}
-    assert "it is for you to change" in reasons["eager execution"]
+    assert "only you can change this" in reasons["eager execution"]
     assert result.applied == ()
     assert result.data is arguments["x"]
     assert result.speedup == 1.0

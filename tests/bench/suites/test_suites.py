@@ -124,7 +124,7 @@ def test_the_combinations_run(small_resnet, monkeypatch, workload, tmp_path):
     file.put(outcome)
     assert read(file.path).cases[0].workload == case.workload
     text = " ".join(terminal(file.run).split())
-    assert f"{case.workload}: float32, XLA, recommended for this device (*), is" in text
+    assert f"{case.workload}: the recommended variant (*, float32, XLA) is" in text
 
 
 @pytest.mark.parametrize(
