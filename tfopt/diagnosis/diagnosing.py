@@ -34,7 +34,7 @@ _FLOOR, _TOGETHER = "floor", "without all of them"
 _PROFILE_SECONDS = 2.0
 _FOUR_FIFTHS = 0.8  # what doing something every fifth time saves
 _PAUSE_SECONDS = 0.001
-_SHORT_EPOCH_MS = 3000.0  # in longer ones what it takes to begin is next to nothing
+_SHORT_EPOCH_MS = 1500.0  # in longer ones what it takes to begin is next to nothing
 _LEAST_MS = 150.0  # of an arm in a round
 
 

@@ -18,6 +18,7 @@ from tfopt.measure import StepTimes
 from tfopt.measure.timers import wait
 
 _EPOCHS = 3
+_OPENINGS = 6  # of the data; they vary more than steps
 _VALIDATION_BATCHES = 12
 _EPOCH_HOOKS = ("on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
 
@@ -149,7 +150,7 @@ def hook_seconds(training: Training, names: Mapping[keras.callbacks.Callback, st
 
 
 def epoch_starts(training: Training, steps: int, step_seconds: float) -> list[float]:
-    """Seconds from the last step of an epoch to the first of the next, less a step, for three epochs of so many steps.
+    """Seconds from the last step of an epoch to the first of the next, less a step, for six epochs of so many steps.
 
     No callback is run. The data are opened anew for each epoch, which fills shuffle buffers again.
     """
@@ -161,9 +162,9 @@ def epoch_starts(training: Training, steps: int, step_seconds: float) -> list[fl
 
     clock = keras.callbacks.LambdaCallback(on_train_batch_end=end)
     with quiet():
-        training.model.fit(training.dataset, epochs=_EPOCHS + 1, verbose=0, shuffle=False, callbacks=[clock])
+        training.model.fit(training.dataset, epochs=_OPENINGS + 1, verbose=0, shuffle=False, callbacks=[clock])
     each = math.ceil(steps / training.model.steps_per_execution)
-    firsts = range(each, min(len(ends), (_EPOCHS + 1) * each), each)
+    firsts = range(each, min(len(ends), (_OPENINGS + 1) * each), each)
     return [max(0.0, ends[first] - ends[first - 1] - step_seconds) for first in firsts]
 
 
