@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfopt.diagnosis import diagnose_fit
 from tfopt.diagnosis.pauses import epoch_starts, retracing
 from tfopt.diagnosis.training import Training
 
@@ -44,6 +45,14 @@ def test_new_shapes_cost_what_a_first_fit_takes_more_than_a_second(lengths):
     other.fit(of_lengths([2]), verbose=0, shuffle=False)  # the first shape does not count
     more = seconds(other, data) - seconds(other, data)
     assert more / 2 < found.seconds < 2 * more
+
+
+def test_endless_data_are_opened_once_and_not_read_to_their_end():
+    data = tf.data.Dataset.from_tensors((np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))).repeat()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    found = diagnose_fit(model, {"x": data, "steps_per_epoch": 6, "epochs": 3}, steps=5)
+    assert "epoch starts" not in {cause.name for cause in found.causes}
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])

@@ -49,6 +49,8 @@ class Training:
     """As for `fit`."""
     steps_per_epoch: int | None
     """Steps of an epoch; None if unknown."""
+    opened_each_epoch: bool
+    """Whether `fit` opens the data anew for each epoch; with `steps_per_epoch` it reads on."""
     epochs: int
     epochs_per_validation: int
     graph: Any
@@ -100,6 +102,7 @@ class Training:
             validation=None if validation is None else _evaluation(validation, asked),
             validation_split=asked["validation_split"],
             steps_per_epoch=asked["steps_per_epoch"] or batches,
+            opened_each_epoch=asked["steps_per_epoch"] is None,
             epochs=max(1, asked["epochs"] - asked["initial_epoch"]),
             epochs_per_validation=asked["validation_freq"] if isinstance(asked["validation_freq"], int) else 1,
             graph=graph,
