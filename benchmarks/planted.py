@@ -10,8 +10,6 @@ predicted one for four trainings in five, or within the bound where one is given
 """
 
 import argparse
-import contextlib
-import io
 import json
 import math
 import time
@@ -23,6 +21,7 @@ import numpy as np
 from planted_trainings import PLANTED
 
 from tfopt.diagnosis import diagnose_fit
+from tfopt.diagnosis.arms import quiet
 from tfopt.files import write_atomic
 from tfopt.measure import environment
 
@@ -70,7 +69,7 @@ def long(make, cause, mended):
 
 def timed(make, cause, mended):
     """Returns what trains once more and says how many seconds that took, without the compilation of the first step."""
-    if cause == "new shapes":  # each training compiles anew
+    if cause == "new shapes":  # what was compiled must not be kept
 
         def fit():
             model, arguments = long(make, cause, mended)
@@ -94,11 +93,6 @@ def seconds_of(model, arguments):
         started = time.perf_counter()
         model.fit(**arguments)
         return time.perf_counter() - started
-
-
-def quiet():
-    """Keeps the progress bar from the terminal."""
-    return contextlib.redirect_stdout(io.StringIO())
 
 
 def planted(row):

@@ -430,7 +430,7 @@ def test_a_worker_that_waits_for_ever_holds_nothing_up(doctor):
 
 def test_options_behind_the_script_are_its_own_and_said_to_be(doctor):
     found = doctor("import sys; print(sys.argv[1:])", run=["train.py", "--steps", "5", "--fast"])
-    assert "tfopt-bench: train.py gets --steps. What is meant for doctor stands before the script." in found.err
+    assert "tfopt-bench: train.py gets --steps. Options for doctor go before the script." in found.err
     assert "['--steps', '5', '--fast']" in found.out
 
 

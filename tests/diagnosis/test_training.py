@@ -24,8 +24,11 @@ def test_a_script_need_not_set_a_seed(monkeypatch):
     monkeypatch.setattr(context.context(), "_seed", None)
     model = made()
     training = Training.of(model, {"x": X, "y": Y})
+    before = model.get_weights()
     with training.untouched():
-        model.fit(training.resident, steps_per_epoch=1, verbose=0, shuffle=False)
+        model.fit(training.resident.map(lambda x, y: (x + 1, y + 1)), steps_per_epoch=1, verbose=0, shuffle=False)
+        assert not all(map(np.array_equal, model.get_weights(), before))
+    assert all(map(np.array_equal, model.get_weights(), before))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,7 @@ def test_a_script_need_not_set_a_seed(monkeypatch):
         (
             {"x": X, "y": Y, "callbacks": [keras.callbacks.EarlyStopping]},
             TypeError,
-            r"Received: the class EarlyStopping\. Make one of it: EarlyStopping\(\.\.\.\)\.",
+            r"Received: the class EarlyStopping\. Create one: EarlyStopping\(\.\.\.\)\.",
         ),
         ({"x": X, "y": Y, "callbacks": ["log"]}, TypeError, r"Received: str\."),
     ],

@@ -351,7 +351,7 @@ def _doctor(options: argparse.Namespace) -> int:
     command = [*(["-m"] if options.module else []), options.script, *options.arguments]
     misplaced = [one for one in options.arguments if one in ("--fit", "--steps", "--html", "--json", "--apply")]
     if misplaced:
-        note = f"{options.script} gets {', '.join(misplaced)}. What is meant for doctor stands before the script."
+        note = f"{options.script} gets {', '.join(misplaced)}. Options for doctor go before the script."
         print(wrapped(f"tfopt-bench: {note}", _columns()), file=sys.stderr)
     which = "its first fit" if options.fit == 1 else f"fit number {options.fit}"
     print(wrapped(f"tfopt-bench: running {options.script} up to {which}", _columns()), file=sys.stderr, flush=True)

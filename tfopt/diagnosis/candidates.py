@@ -128,8 +128,8 @@ def _input_remedy(training: Training) -> str:
         return 'cache="memory"  # in build_pipeline, if the decoded examples fit there'
     if isinstance(data, tf.data.Dataset):
         return (
-            "# After the slow stage, before shuffle and whatever is random, if it fits in\n"
-            "# memory; docs/pipelines.md has build_pipeline, which does more.\n"
+            "# After the slow stage, before shuffle and anything random, if memory allows\n"
+            "# build_pipeline does more: docs/pipelines.md\n"
             "dataset = dataset.cache()"
         )
     if not isinstance(data, np.ndarray | tf.Tensor | list | tuple | dict):
@@ -289,7 +289,7 @@ def _batch(training: Training) -> Iterator[Candidate | NotTested]:
 def _larger_batch(training: Training) -> str:
     given = isinstance(training.data, tf.data.Dataset | keras.utils.PyDataset)
     line = "dataset.batch({})" if given else "model.fit(..., batch_size={})"
-    return f"{line.format(2 * training.examples)}  # trains otherwise: docs/diagnosis.md"
+    return f"{line.format(2 * training.examples)}  # changes training: docs/diagnosis.md"
 
 
 def _communication(training: Training) -> Iterator[Candidate | NotTested]:

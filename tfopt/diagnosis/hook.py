@@ -135,7 +135,7 @@ class _Doctor:
             return self._diagnose(model, arguments)
         except TfoptError as error:
             return {"refused": str(error)}
-        except (ValueError, TypeError) as error:  # of a training that fails without the doctor, too, with its traceback
+        except (ValueError, TypeError) as error:  # without the doctor it shows its traceback
             return {"failed": f"{type(error).__name__}: {error}"}
         except Exception as error:  # noqa: BLE001  the script must not go on after it
             traceback.print_exc()

@@ -145,7 +145,7 @@ def _mistake(model: keras.Model, batch: Any) -> str:
     wanted = [tuple(part.shape) for part in (getattr(model, "inputs", None) or ()) if part.shape is not None]
     if given and wanted and len(given[0]) == len(wanted[0]) - 1:
         return f"Expected batches of the shape {wanted[0]}. Found {given[0]}, an example alone. Call dataset.batch(32)."
-    if len(parts) == 1:
+    if len(parts) == 1 and type(model).train_step is keras.Model.train_step:
         return "Expected inputs and targets. Found inputs alone. Pass arrays as one argument, (x, y)."
     return ""
 
@@ -228,7 +228,7 @@ def _as_tuple(callbacks: Any) -> tuple[keras.callbacks.Callback, ...]:
     for one in flat:
         if not isinstance(one, keras.callbacks.Callback):
             name, kind = getattr(one, "__name__", type(one).__name__), isinstance(one, type)
-            what = f"the class {name}. Make one of it: {name}(...)" if kind else f"{name}"
+            what = f"the class {name}. Create one: {name}(...)" if kind else f"{name}"
             hint = "" if kind else ". Arrays are one argument: (x, y)" * isinstance(one, np.ndarray | tf.Tensor)
             raise TypeError(f"Expected callbacks as a list of keras.callbacks.Callback. Received: {what}{hint}.")
     return tuple(flat)

@@ -106,7 +106,7 @@ def _predicted(cause: CauseCost) -> str:
         return ""
     times = f"{figure(cause.gain)} times as fast"
     if cause.at_most:
-        return f"Training would be {times} if nothing of it were left, which is the most that a change can gain."
+        return f"At best, with none of it left, training would be {times}."
     return f"With this change, training is predicted to be {times}."
 
 
