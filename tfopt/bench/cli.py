@@ -146,7 +146,12 @@ def _parser() -> argparse.ArgumentParser:
         help="fail if slower by more than this (default: 5)",
     )
     compare.add_argument("--force", action="store_true", help="compare even different devices and versions")
-    doctor = add("doctor", "run a training script up to its first fit, and say what slows it down", _doctor)
+    _take_script(add("doctor", "run a training script up to its first fit, and say what slows it down", _doctor))
+    return parser
+
+
+def _take_script(doctor: argparse.ArgumentParser) -> None:
+    """Adds the script of `doctor`, and what to do with it."""
     doctor.add_argument("--fit", type=_count, default=1, metavar="N", help="diagnose the Nth fit (default: the first)")
     doctor.add_argument(
         "--steps",
@@ -168,7 +173,6 @@ def _parser() -> argparse.ArgumentParser:
         "exit codes: 0 done, 1 the script or the diagnosis failed, 2 wrong usage, 3 the script did not call fit or its "
         "training cannot be diagnosed, 130 interrupted, 143 terminated"
     )
-    return parser
 
 
 def _seconds(text: str) -> float:
