@@ -26,6 +26,13 @@ def test_the_hosts_iterator_goes_with_the_devices(reads):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=False)
 
 
+def test_the_options_are_those_of_the_host():
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 3
+    copied = copy_ahead(tf.data.Dataset.range(4).with_options(options), "/cpu:0", 4)
+    assert copied.options().threading.private_threadpool_size == 3
+
+
 def test_in_a_graph_and_behind_further_stages_the_batches_are_the_same():
     copied = copy_ahead(tf.data.Dataset.range(5), "/cpu:0", None)
 

@@ -143,6 +143,20 @@ def test_a_file_larger_than_the_memory_is_mapped(tmp_path):
     np.testing.assert_array_equal(source.decode(tf.constant([2**30 - 1, 0], tf.int64)), [np.arange(256), np.zeros(256)])
 
 
+def test_rows_are_read_on_the_host(saved):
+    """Traced as they are read eagerly, on whatever device is asked for: a GPU would get a copy of the whole file."""
+    source = npy(saved(np.zeros((4, 2))))
+
+    def read(at):
+        with tf.device("/device:GPU:0"):
+            return source.decode(at)
+
+    graph = tf.function(read).get_concrete_function(tf.TensorSpec((2,), tf.int64)).graph
+    gathers = [one for one in graph.get_operations() if one.type.startswith("Gather")]
+    assert gathers
+    assert all("CPU" in one.device for one in gathers)
+
+
 CUT = """
 import os, sys
 from tfopt.pipelines import build_pipeline
