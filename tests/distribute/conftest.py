@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 
@@ -7,3 +9,12 @@ def _children_on_cpus():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "-1")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _restored_environment():
+    """What a strategy tells its own process and those that it starts ends with the test."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)

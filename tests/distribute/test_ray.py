@@ -158,7 +158,6 @@ class TestTheEndOfAWorker:
     def byes(self, monkeypatch):
         said = []
         monkeypatch.setattr(Watch, "_running", SimpleNamespace(_say_bye=lambda: said.append("bye")))
-        monkeypatch.setenv("TFOPT_GPUS_ASSIGNED", "")
         return said
 
     def test_is_told_to_the_others(self, byes):

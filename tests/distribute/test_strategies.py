@@ -130,8 +130,6 @@ def test_starting_too_late_fails_before_the_other_workers_proceed():
 @pytest.mark.usefixtures("too_late")
 def test_a_second_call_does_not_divide_the_gpus_again(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    monkeypatch.setenv("TFOPT_GPUS_ASSIGNED", "")  # to be restored after the test
-    monkeypatch.delenv("TFOPT_GPUS_ASSIGNED")
     for _ in range(2):
         with pytest.raises(ClusterError, match="before you create tensors"):
             distribute.strategy("auto")
