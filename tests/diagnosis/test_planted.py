@@ -15,5 +15,5 @@ def test_the_planted_cause_comes_first(cause, training):
     keras.utils.set_random_seed(0)
     model, arguments = training(mended=False)
     diagnosis = diagnose_fit(model, arguments)
-    assert diagnosis.worth_changing, str(diagnosis)
-    assert cause in diagnosis.worth_changing[0].name, str(diagnosis)
+    found = [one.name for one in diagnosis.worth_changing]
+    assert cause in (found or ["nothing"])[0], str(diagnosis)

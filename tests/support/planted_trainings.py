@@ -293,19 +293,23 @@ class _Elementwise(_layers.Layer):
         return x
 
 
-def _chain(mended, width, rows):
-    x = RANDOM.normal(size=(rows * 32, width)).astype("float32")
-    model = keras.Sequential([keras.Input((width,)), _Elementwise()])
-    model.compile("sgd", "mse", jit_compile=mended)
-    return model, {"x": x, "y": x, "batch_size": rows}
-
-
 def many_small_operations(mended):
-    return _chain(mended, width=2048, rows=64)
+    x = RANDOM.normal(size=(2048, 2048)).astype("float32")
+    model = keras.Sequential([keras.Input((2048,)), _Elementwise()])
+    model.compile("sgd", "mse", jit_compile=mended)
+    return model, {"x": x, "y": x, "batch_size": 64}
 
 
-def wide_elementwise_layers(mended):
-    return _chain(mended, width=16384, rows=16)
+def small_transformer(mended):
+    texts, labels = RANDOM.integers(0, 500, (64 * 60, 32)), RANDOM.integers(0, 2, (64 * 60, 1))
+    tokens = keras.Input((32,), dtype="int32")
+    x = _layers.Embedding(500, 64)(tokens)
+    for _ in range(3):
+        x = _layers.LayerNormalization()(x + _layers.MultiHeadAttention(4, 16)(x, x))
+        x = _layers.LayerNormalization()(x + _layers.Dense(64)(_layers.Dense(64, activation="gelu")(x)))
+    model = keras.Model(tokens, _layers.Dense(1)(_layers.GlobalAveragePooling1D()(x)))
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=mended)
+    return model, {"x": texts, "y": labels, "batch_size": 64}
 
 
 # XLA does not pay
@@ -391,6 +395,28 @@ def batch_of_four(mended):
     return _dense(2048, 2048, features=512), {"x": x, "y": y, "batch_size": 8 if mended else 4}
 
 
+# nothing
+
+
+def large_products(mended):
+    x, y = _rows(20 * 512, features=2048)
+    return _dense(2048, 2048, features=2048, optimizer="sgd"), {"x": x, "y": y, "batch_size": 512, "verbose": 0}
+
+
+def large_convolutions(mended):
+    x, y = _images(20 * 32)
+    model = keras.Sequential(
+        [
+            keras.Input((32, 32, 3)),
+            *(_layers.Conv2D(64, 3, padding="same", activation="relu") for _ in range(4)),
+            _layers.GlobalAveragePooling2D(),
+            _layers.Dense(10),
+        ]
+    )
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model, {"x": x, "y": y, "verbose": 0}
+
+
 PLANTED = {
     "input": (files_read_one_by_one, py_dataset_without_workers),
     "no prefetch": (batches_from_a_slow_disk, batches_from_a_database),
@@ -399,10 +425,11 @@ PLANTED = {
     "validation": (validation_larger_than_training, validation_from_a_slow_pipeline),
     "between epochs": (large_checkpoint_every_epoch, upload_after_every_epoch),
     "new shapes": (sentences_of_any_length, images_of_any_size),
-    "XLA is off": (many_small_operations, wide_elementwise_layers),
+    "XLA is off": (many_small_operations, small_transformer),
     "XLA does not pay": (convolutions_under_xla, depthwise_convolutions_under_xla),
     "16 bits do not pay": (float16_on_a_cpu, bfloat16_on_a_cpu),
     "eager execution": (eager_left_on, own_step_debugged),
     "small batch": (one_example_at_a_time, batch_of_four),
+    "nothing": (large_products, large_convolutions),
 }
-"""Two trainings by what the name of their most expensive cause contains."""
+"""Two trainings by what the name of their most expensive cause contains; the last two have nothing worth changing."""

@@ -67,6 +67,8 @@ class Candidate:
     """The arm that it is compared with; empty if its own arm times the cause itself."""
     at_most: bool = False
     """Whether the remedy may save only a part of it."""
+    saved: float = 1.0
+    """The share of it that the remedy saves."""
 
 
 def candidates(training: Training) -> Iterator[Candidate | NotTested]:
@@ -179,6 +181,7 @@ def _callbacks(training: Training) -> Iterator[Candidate]:
             remedy="model.fit(..., verbose=2)  # a line an epoch"
             if own
             else "if batch % 100:  # in on_train_batch_end; or do the work in a thread\n    return",
+            saved=1.0 if own else 0.99,
         )
 
 

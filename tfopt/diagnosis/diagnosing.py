@@ -278,7 +278,7 @@ def _compared(one: Candidate, times: Mapping[str, StepTimes], pauses_ms: float) 
     cost, interval = difference_ms(times[against], times[one.name])
     before = times[against].median_ms + (0 if against == STEP else pauses_ms)
     took = f"A step takes {figure(before - cost)} ms instead of {figure(before)}."
-    return _Cost(one.name, cost, f"{one.evidence} {took}", one.remedy, interval, at_most=one.at_most)
+    return _Cost(one.name, cost, f"{one.evidence} {took}", one.remedy, interval, one.saved, one.at_most)
 
 
 def _cause(cost: _Cost, now_ms: float) -> CauseCost:

@@ -18,7 +18,7 @@ _STORED = {
     "float32": tf.float32,
 }
 _SIZE_ON_GPU = 8192
-_SIZE_ON_CPU = 512
+_SIZE_ON_CPU = 2048
 _BLOCKS = 5
 _BLOCK_SECONDS = 0.04
 
@@ -29,7 +29,7 @@ def matmul_tflops(
     """Measures how many TFLOP/s this device reaches in a large square matrix product.
 
     Pass it to `ThroughputLogger(peak_tflops=…)` if no peak is listed for the device, or to relate training to what the
-    device reaches at its present clocks and power limit. Nothing else should run meanwhile. It takes less than a second
+    device reaches at its present clocks and power limit. Nothing else should run meanwhile. It takes about a second
     after compiling, and memory for three matrices plus the products in flight.
 
     Source: a product of two n×n matrices has 2n³ operations.
@@ -37,7 +37,7 @@ def matmul_tflops(
     Args:
         dtype: "bfloat16", "float16", "tensorfloat32" (float32 rounded on Tensor Cores, TensorFlow's default) or
             "float32" (not rounded). A CPU computes the last two identically.
-        size: Rows of the matrices. None: 8192 on a GPU, enough for the largest, 512 on a CPU.
+        size: Rows of the matrices. None: 8192 on a GPU, enough for the largest, 2048 on a CPU.
         clock: Seconds, monotonic.
 
     Returns:
