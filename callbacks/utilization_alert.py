@@ -18,7 +18,7 @@ from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners, f
 from tfopt.callbacks.shared.running_fit import end_with_fit, replicas_of
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
-from tfopt.causes.known_causes import Situation, likely_cause
+from tfopt.causes.alert_causes import Situation, likely_cause
 from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, RunningMeans, Sums, Throttling
 from tfopt.checks import number
 from tfopt.errors import unknown_name

@@ -65,7 +65,7 @@ class Progress:
         return self._clock() - self._moved_at
 
     def standstill(self) -> tuple[str, str | None]:
-        """Returns what fit is doing, a key of `tfopt.causes.known_causes.NO_STEPS`, and the callback it is in.
+        """Returns what fit is doing, a key of `tfopt.causes.alert_causes.NO_STEPS`, and the callback it is in.
 
         It looks at what the training thread executes. Call it only when no step has ended for long: it takes some
         milliseconds, two seconds if TensorFlow does not answer.

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tfopt.causes.alert_causes import Situation, likely_cause
 from tfopt.causes.between_gpus import Replicas, names, straggler, unused_gpus, waits_in_all_reduce
-from tfopt.causes.known_causes import Situation, likely_cause
 from tfopt.causes.readings import Readings
 from tfopt.causes.training_verdict import verdict
 from tfopt.hardware import GpuSample

@@ -1,6 +1,6 @@
 import pytest
 
-from tfopt.causes.known_causes import Situation, likely_cause
+from tfopt.causes.alert_causes import Situation, likely_cause
 from tfopt.causes.readings import Readings
 from tfopt.hardware import GpuSample
 
@@ -35,18 +35,19 @@ OTHERS = (
 )
 FLOAT32 = (
     "Likely cause: the model computes in float32, and the tensor cores of GPU:0 are idle (0.3 %, while 85 % of its "
-    'multiprocessors work). tfopt.precision.set_policy("auto") chooses a 16-bit policy before the model is made; '
-    "tfopt.precision.check(model, dataset) tells whether it trains as well."
+    "multiprocessors work). tfopt.precision.check(model, dataset) tells whether it trains as well in 16 bits, which "
+    "tfopt.precision.apply(model, policy) switches to."
 )
 KERNELS = (
-    ": many short kernels. Take a larger batch, let XLA fuse them (tfopt.xla.decide(model, dataset) measures whether "
-    "jit_compile pays), and let steps overlap (tfopt.fit.overlap(model))."
+    ": many short kernels. Take a larger batch. Let XLA fuse kernels: tfopt.xla.set_jit(model, True); "
+    "tfopt.xla.decide(model, dataset) measures whether it pays. Launch steps without waiting: tfopt.fit.overlap(model)."
 )
 IDLE = f"Likely cause: GPU:0 is idle 70 % of the time, though not for lack of input{KERNELS}"
 SPARSE = f"Likely cause: GPU:0 is in use 97 % of the time, but 30 % of its multiprocessors work{KERNELS}"
 FULL = (
-    "Likely cause: the memory of GPU:0 is nearly full (138,000 of 143,771 MiB). Take a smaller batch or a 16-bit "
-    'policy (tfopt.precision.set_policy("auto")).'
+    "Likely cause: the memory of GPU:0 is nearly full (138,000 of 143,771 MiB). Take a smaller batch, or 16 bits: "
+    "tfopt.precision.check(model, dataset) tells whether it trains as well in 16 bits, which "
+    "tfopt.precision.apply(model, policy) switches to."
 )
 TAKEN = (
     " TensorFlow takes nearly all of it at the start, needed or not, unless "
@@ -112,7 +113,7 @@ def test_memory_nearly_full():
     assert cause(full, metric="gpu_memory_used_mib", above=True) == FULL + TAKEN
     # TensorFlow has taken it all at the start: that is no reason to idle.
     assert cause(full).startswith(NONE)
-    part = gpu(gpu_memory_used_mib=136_000.0, gpu_memory_total_mib=143_771.0)
+    part = gpu(gpu_memory_used_mib=129_000.0, gpu_memory_total_mib=143_771.0)
     assert cause(part, memory_grows=True).startswith(NONE)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfopt.causes.known_causes import SHORT_KERNELS
+from tfopt.causes.catalogue import SHORT_KERNELS
 from tfopt.causes.readings import Readings
 from tfopt.causes.training_verdict import verdict
 from tfopt.hardware import GpuSample
@@ -49,7 +49,7 @@ def test_several_gpus_with_their_spread():
         ({"gpu_utilization_percent": 79}, f"2 % of it: {KERNELS}"),
         ({"gpu_utilization_percent": 79, "input_wait_percent": None}, "check the input first (tfopt.pipelines.profile"),
         ({"sm_active_percent": 49}, f"2 % of it, yet only 49 % of the multiprocessors worked: {KERNELS}"),
-        ({"tensor_active_percent": 0.4}, "yet the tensor cores worked in only 0.4 % of it. tfopt.precision.set_policy"),
+        ({"tensor_active_percent": 0.4}, "yet the tensor cores worked in only 0.4 % of it. tfopt.precision.check"),
         ({"throttled_percent": 20}, "heat or power held the clocks back in 20 % of it. Check its cooling and"),
         ({"input_wait_percent": None}, "whether steps waited for input is unknown: the model sets the pace"),
         ({"sm_active_percent": None, "tensor_active_percent": None}, "the model sets the pace"),

@@ -1,6 +1,10 @@
 """What `diagnose` tests, that it leaves everything as it was, and what it refuses."""
 
+import json
+import os
 import random
+import subprocess
+import sys
 import time
 
 import keras
@@ -188,17 +192,55 @@ def test_whatever_fit_takes(data):
     assert same(before, state(model))
 
 
-@pytest.mark.campaign
-def test_under_a_strategy():
+ON_TWO_REPLICAS = """
+import json, keras, numpy as np, tensorflow as tf, tfopt
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+@keras.saving.register_keras_serializable("user")
+class Own(keras.layers.Layer):
+    def call(self, x):
+        return x
+
+class NoConfig(keras.Model):
+    def __init__(self, unit):
+        super().__init__()
+        self.unit = unit
+
+    def call(self, x):
+        return self.unit(x)
+
+def diagnosed(copied):
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        model = made()
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16, drop_remainder=True)
-    diagnosis = tfopt.diagnose(model, dataset, steps=STEPS)
-    assert diagnosis.now.examples_per_step == 16
-    assert "small batch" in {each.name for each in diagnosis.not_tested}
-    communication = next(cause for cause in diagnosis.causes if cause.name == "communication")
-    assert communication.cost_ms > 0
-    assert "gradients over 2 replicas" in communication.evidence
+        one = keras.layers.Dense(1)
+        model = keras.Sequential([keras.Input((8,)), Own(), one]) if copied else NoConfig(one)
+        model.compile("adam", "mse")
+    x = np.ones((48, 8), "float32")
+    dataset = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(16, drop_remainder=True)
+    return tfopt.diagnose(model, dataset, steps=5).to_dict()
+
+print(json.dumps([diagnosed(copied=True), diagnosed(copied=False)]))
+"""
+
+
+@pytest.mark.slow
+def test_under_a_strategy():
+    ran = subprocess.run(
+        [sys.executable, "-c", ON_TWO_REPLICAS],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = {}
+    for copied, found in zip(("copied", "not copied"), json.loads(ran.stdout.splitlines()[-1]), strict=True):
+        assert found["now"]["examples_per_step"] == 16
+        assert "small batch" in {each["name"] for each in found["not_tested"]}
+        (communication,) = (cause for cause in found["causes"] if cause["name"] == "communication")
+        said[copied] = communication["evidence"]
+    assert "One replica alone with its share of the batch" in said["copied"]
+    assert "The all-reduce of" in said["not copied"]
+    assert all("of gradients over 2 replicas" in each for each in said.values())
 
 
 def test_wrong_arguments_are_named():

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfopt.diagnosis.candidates import INPUT, PREFETCH, candidates
+from tfopt.causes.catalogue import INPUT, NO_PREFETCH
+from tfopt.diagnosis.candidates import candidates
 from tfopt.diagnosis.training import Training
 from tfopt.pipelines import plan_pipeline
 
@@ -88,10 +89,10 @@ SLICES = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
 )
 def test_the_remedy_of_slow_input_suits_the_data(arguments, remedy):
     found = {one.name: one for one in candidates(Training.of(made(), arguments))}
-    assert remedy in found[INPUT].remedy
-    assert max(map(len, found[INPUT].remedy.splitlines())) <= 76  # indented by four
-    assert found[INPUT].at_most
-    assert PREFETCH not in found
+    assert remedy in found[INPUT.name].remedy
+    assert max(map(len, found[INPUT.name].remedy.splitlines())) <= 76  # indented by four
+    assert found[INPUT.name].at_most
+    assert NO_PREFETCH.name not in found
 
 
 @pytest.mark.parametrize("switched_off", ["autotune", "injection", "optimizations"])
@@ -105,7 +106,8 @@ def test_a_prefetch_is_tried_where_tensorflow_adds_none(switched_off):
         options.experimental_optimization.apply_default_optimizations = False
     data = SLICES.with_options(options)
     found = {one.name: one for one in candidates(Training.of(made(), {"x": data}))}
-    assert (found[PREFETCH].against, found[INPUT].against) == ("now", PREFETCH)  # so that the two add up
+    assert found[NO_PREFETCH.name].against == "now"
+    assert found[INPUT.name].against == NO_PREFETCH.name  # so that the two add up
     found = {one.name: one for one in candidates(Training.of(made(), {"x": data.prefetch(2)}))}
-    assert PREFETCH not in found
-    assert found[INPUT].against == "now"
+    assert NO_PREFETCH.name not in found
+    assert found[INPUT.name].against == "now"

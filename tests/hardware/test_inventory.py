@@ -9,7 +9,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml, mig_instance
 
 from tfopt.hardware import Gpu, gpus
-from tfopt.hardware.inventory import cpu_affinity, mig_instances
+from tfopt.hardware.inventory import PcieLink, cpu_affinity, mig_instances, pcie_link
 
 A, B, C = "GPU-aaaa1111", "GPU-bbbb2222", "GPU-bbbb3333"
 
@@ -297,3 +297,11 @@ def test_a_gpu_that_is_gone_warns(gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pyt
     fake_nvml.gpus.clear()
     assert cpu_affinity(found) is None
     assert found.uuid in caplog.text
+
+
+def test_the_pcie_link(gpu: FakeGpu) -> None:
+    gpu.pcie = 4, 8, 5, 16
+    assert pcie_link(gpus()[0]) == PcieLink(4, 8, best_generation=5, best_lanes=16)
+    assert str(pcie_link(gpus()[0])) == "PCIe 4.0 ×8"
+    gpu.errors["nvmlDeviceGetMaxPcieLinkWidth"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert pcie_link(gpus()[0]) is None

@@ -110,6 +110,7 @@ class FakeGpu:
         errors: Functions that answer another error.
         no_clocks: Clocks that are not supported.
         cpus: The numbers of the CPUs near it.
+        pcie: Generation and lanes of its PCIe link, and the most that they can be.
     """
 
     uuid: str = "GPU-00000000-aaaa-bbbb-cccc-000000000000"
@@ -142,6 +143,7 @@ class FakeGpu:
     errors: dict[str, int] = field(default_factory=dict)
     no_clocks: set[str] = field(default_factory=set)
     cpus: set[int] = field(default_factory=set)
+    pcie: tuple[int, int, int, int] = (5, 16, 5, 16)
 
 
 # The reading of a FakeGpu without GPM.
@@ -419,6 +421,18 @@ class FakeNvml:
     def _nvmlDeviceGetCpuAffinity(self, gpu: FakeGpu, words: int) -> Any:  # noqa: N802
         numbers = [sum(1 << cpu - 64 * word for cpu in gpu.cpus if cpu // 64 == word) for word in range(words)]
         return (ctypes.c_ulonglong * words)(*numbers)
+
+    def _nvmlDeviceGetCurrPcieLinkGeneration(self, gpu: FakeGpu) -> int:  # noqa: N802
+        return gpu.pcie[0]
+
+    def _nvmlDeviceGetCurrPcieLinkWidth(self, gpu: FakeGpu) -> int:  # noqa: N802
+        return gpu.pcie[1]
+
+    def _nvmlDeviceGetMaxPcieLinkGeneration(self, gpu: FakeGpu) -> int:  # noqa: N802
+        return gpu.pcie[2]
+
+    def _nvmlDeviceGetMaxPcieLinkWidth(self, gpu: FakeGpu) -> int:  # noqa: N802
+        return gpu.pcie[3]
 
     def _nvmlGpmQueryDeviceSupport(self, gpu: FakeGpu) -> Any:  # noqa: N802
         return pynvml.c_nvmlGpmSupport_t(version=1, isSupportedDevice=int(gpu.gpm is not None))

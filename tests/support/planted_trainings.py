@@ -213,13 +213,14 @@ def validation_from_a_slow_pipeline(mended):
 
 
 def large_checkpoint_every_epoch(mended):
-    x, y = _rows(320, features=1024)
-    model = _dense(2048, 2048, features=1024, optimizer="sgd")
-    folder = tempfile.mkdtemp()
-    checkpoint = keras.callbacks.ModelCheckpoint(
-        os.path.join(folder, "last.keras"), save_freq=50 if mended else "epoch"
+    texts, labels = RANDOM.integers(0, 200_000, (1600, 8)), RANDOM.integers(0, 2, (1600, 1))
+    model = keras.Sequential(
+        [keras.Input((8,)), _layers.Embedding(200_000, 128), _layers.GlobalAveragePooling1D(), _layers.Dense(1)]
     )
-    return model, {"x": x, "y": y, "epochs": 5, "callbacks": [checkpoint]}
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    path = os.path.join(tempfile.mkdtemp(), "last.keras")
+    checkpoint = keras.callbacks.ModelCheckpoint(path, save_freq=250 if mended else "epoch")
+    return model, {"x": texts, "y": labels, "epochs": 5, "callbacks": [checkpoint]}
 
 
 class _Upload(keras.callbacks.Callback):

@@ -3,17 +3,17 @@
 from dataclasses import replace
 from statistics import fmean
 
+from tfopt.causes.alert_causes import input_limits
 from tfopt.causes.between_gpus import Replicas, Straggler, straggler, unused_gpus
-from tfopt.causes.known_causes import (
+from tfopt.causes.catalogue import (
     BUSY_PERCENT,
-    IDLE_TENSOR_CORES,
+    FLOAT32,
     INPUT,
     SHORT_KERNELS,
     SM_ACTIVE_PERCENT,
     TENSOR_ACTIVE_PERCENT,
     THROTTLED,
     THROTTLED_PERCENT,
-    input_limits,
 )
 from tfopt.causes.readings import Readings
 from tfopt.page import duration
@@ -54,7 +54,7 @@ def _held_back(readings: Readings, slow: Straggler | None) -> str:
     """Says what was measured on the GPUs in use, and what follows from it."""
     measured = _measured(readings)
     if input_limits(readings):
-        return f"{measured}: {INPUT.name}. {INPUT.remedy}"
+        return f"{measured}: the {INPUT.name} is the limit. {INPUT.remedy}"
     if slow is not None:
         return f"{measured}, but {slow.text}"
     if not _known(readings, "gpu_utilization_percent"):
@@ -107,5 +107,5 @@ def _shown_by_gpus(readings: Readings) -> str:
             f"{SHORT_KERNELS.remedy}"
         )
     if tensor_active is not None and tensor_active < TENSOR_ACTIVE_PERCENT:
-        return f", yet the tensor cores worked in only {tensor_active:.1f}\u00a0% of it. {IDLE_TENSOR_CORES.remedy}"
+        return f", yet the tensor cores worked in only {tensor_active:.1f}\u00a0% of it. {FLOAT32.remedy}"
     return ": the model sets the pace."

@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfopt import fit, kernels
+from tfopt import fit
 from tfopt.diagnosis.training import Training, without_epoch_ends
+from tfopt.kernels.replacing import restored
 from tfopt.measure import FitTimer, StepTimer, StepTimes
 from tfopt.measure.timers import wait
 from tfopt.precision.layer_policies import assign_policies, under_policies
@@ -111,6 +113,23 @@ class ReduceArm:
         return (self._clock() - started) * 1000 / times
 
 
+def one_replica(training: Training) -> Callable[[int], StepTimes] | None:
+    """Times a copy of the model on one device, on one replica's share of the batch; None if it cannot be copied."""
+    model = training.model
+    if tf.distribute.has_strategy():  # the copy would have several replicas, too
+        return None
+    local = model.distribute_strategy.experimental_local_results
+    share = tf.nest.map_structure(lambda part: local(part)[0], training.batch)
+    try:
+        copy = keras.models.clone_model(model)
+        copy.compile_from_config(model.get_compile_config())
+        copy.jit_compile = model.jit_compile
+        timer = StepTimer(copy, tf.data.Dataset.from_tensors(share))
+    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, tf.errors.OpError):
+        return None  # whatever the model's class and its config do
+    return partial(timer, warmup=_WARMUP, samples=_SAMPLES)
+
+
 @contextmanager
 def changed(model: keras.Model, changes: Sequence[Change]) -> Iterator[None]:
     """Makes several changes for a block of code."""
@@ -162,14 +181,16 @@ def in_a_graph(model: keras.Model) -> Iterator[None]:
         model.run_eagerly = before
 
 
-@contextmanager
-def flash_attention(model: keras.Model) -> Iterator[None]:
-    """Gives attention its fast kernel in the functions traced inside the block."""
-    kernels.use_flash_attention(model)
-    try:
-        yield
-    finally:
-        kernels.undo(model)
+def with_kernel(use: Callable[[keras.Model], int]) -> Change:
+    """Gives layers a fast kernel in the functions traced inside the block."""
+
+    @contextmanager
+    def change(model: keras.Model) -> Iterator[None]:
+        with restored(model):
+            use(model)
+            yield
+
+    return change
 
 
 def policy(name: str) -> Change:

@@ -11,16 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt import fit, kernels, precision, xla
+from tfopt.causes import catalogue
+from tfopt.causes.catalogue import Cause
 from tfopt.diagnosis.arms import (
     Change,
     FitArm,
     ReduceArm,
     StepArm,
-    flash_attention,
     in_a_graph,
     jit,
+    one_replica,
     overlapped,
     policy,
+    with_kernel,
 )
 from tfopt.diagnosis.findings import NotTested
 from tfopt.diagnosis.training import Training
@@ -29,14 +32,12 @@ from tfopt.fit.launching import overlap_of
 from tfopt.measure import StepTimes
 from tfopt.model.batches import DEVICE_STAGE, ends_on_device
 from tfopt.model.layers import computing_layers, layer_paths
+from tfopt.pipelines.device.copying import copy_ahead
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.precision.layer_policies import assign_policies, current_policy, is_16_bit
+from tfopt.text import figure
 
 NOW, STEP = "now", "the step alone"
-PREFETCH, INPUT = "no prefetch", "input"
-_AHEAD = 2  # batches; AUTOTUNE would be off with autotuning
-_WAITS, _XLA_OFF, _XLA_ON = "fit waits for each step", "XLA is off", "XLA does not pay"
-_FLOAT32, _16_BITS, _ATTENTION = "float32", "16 bits do not pay", "attention without a fast kernel"
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -44,31 +45,35 @@ _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", 
 class Candidate:
     """A cause that may slow the training down."""
 
-    name: str
+    cause: Cause
     arm: Callable[[int], StepTimes]
     """Times so many steps without it."""
     evidence: str
     """What the experiment was."""
-    remedy: str
-    """What to do."""
+    remedy: str = ""
+    """What to do, in lines of code; empty: those of the cause."""
+    of: str = ""
+    """The callback, if it is one."""
     kind: str = ""
     """What mends it: one of the names that `tune` allows; empty if only the user can."""
     change: Change | None = None
     """Takes it away from the model for a block of code."""
-    code: str = ""
-    """The lines that do so; empty: those of the remedy."""
-
-    @property
-    def lines(self) -> str:
-        """The lines of code that take it away."""
-        return self.code or self.remedy
-
     against: str = NOW
     """The arm that it is compared with; empty if its own arm times the cause itself."""
     at_most: bool = False
     """Whether the remedy may save only a part of it."""
     saved: float = 1.0
     """The share of it that the remedy saves."""
+
+    @property
+    def name(self) -> str:
+        """Its name: the cause's and, of a callback, its class's."""
+        return f"{self.cause.name} {self.of}".strip()
+
+    @property
+    def lines(self) -> str:
+        """The lines of code that take it away."""
+        return self.remedy or self.cause.code
 
 
 def candidates(training: Training) -> Iterator[Candidate | NotTested]:
@@ -80,34 +85,53 @@ def candidates(training: Training) -> Iterator[Candidate | NotTested]:
             yield from find(training)
         except (TfoptError, ValueError, TypeError) as error:
             yield NotTested(_NAMES[find], summarize_error(error))
-    if not tf.config.list_logical_devices("GPU"):
-        yield NotTested("copying to the GPU", "TensorFlow sees no GPU here")
 
 
-def _input(training: Training) -> Iterator[Candidate]:
+def _input(training: Training) -> Iterator[Candidate | NotTested]:
     ahead = prefetched(training.data)
     if ahead is not None:
         yield Candidate(
-            name=PREFETCH,
+            cause=catalogue.NO_PREFETCH,
             arm=FitArm(training, dataset=ahead),
             evidence="The same training with batches prefetched.",
-            remedy=f"dataset = dataset.prefetch({_AHEAD})  # as its last stage",
             kind="input",
-            code=f"dataset = dataset.prefetch({_AHEAD})",
         )
     yield Candidate(
-        name=INPUT,
+        cause=catalogue.INPUT,
         arm=FitArm(training, dataset=training.resident),
         evidence="The same steps on one batch that stays in memory.",
         remedy=_input_remedy(training),
-        against=NOW if ahead is None else PREFETCH,
+        against=NOW if ahead is None else catalogue.NO_PREFETCH.name,
         at_most=True,
     )
+    if not tf.config.list_logical_devices("GPU"):
+        yield NotTested(catalogue.COPYING.name, "TensorFlow sees no GPU here")
+    elif training.model.distribute_strategy.num_replicas_in_sync > 1:
+        yield NotTested(catalogue.COPYING.name, "the model runs on several replicas")
+    elif not _on_device(training):
+        yield Candidate(
+            cause=catalogue.COPYING,
+            arm=FitArm(training, dataset=copied_ahead(training.resident)),
+            evidence="The same steps on that batch, copied to the GPU ahead of its step.",
+            against=catalogue.INPUT.name,
+        )
+
+
+def copied_ahead(resident: tf.data.Dataset) -> tf.data.Dataset:
+    """A batch that repeats, copied to the GPU ahead of each step."""
+    return copy_ahead(resident, "GPU:0", steps=None)
+
+
+def _on_device(training: Training) -> bool:
+    """Whether batches are on the GPU before their step begins."""
+    data = training.data
+    staged = isinstance(data, tf.data.Dataset) and (ends_on_device(data) or hasattr(data, DEVICE_STAGE))
+    return staged or isinstance(data, PipelinePlan) or overlap_of(training.model) is not None
 
 
 def prefetched(data: Any) -> tf.data.Dataset | None:
     """The dataset with batches prefetched; None if they are already, if TensorFlow does so itself, or if it is none."""
-    if not isinstance(data, tf.data.Dataset) or ends_on_device(data) or getattr(data, DEVICE_STAGE, None) is not None:
+    if not isinstance(data, tf.data.Dataset) or ends_on_device(data) or hasattr(data, DEVICE_STAGE):
         return None
     options = data.options()
     switches = (
@@ -119,7 +143,7 @@ def prefetched(data: Any) -> tf.data.Dataset | None:
     )
     if False not in switches or type(data).__name__ == "_PrefetchDataset":
         return None
-    return data.prefetch(_AHEAD)
+    return data.prefetch(2)  # AUTOTUNE would be off with autotuning
 
 
 def _input_remedy(training: Training) -> str:
@@ -159,7 +183,8 @@ def callback_names(callbacks: Sequence[keras.callbacks.Callback]) -> dict[keras.
     for one in callbacks:
         kind = type(one).__name__
         seen[kind] += 1
-        names[one] = "progress bar" if _is_progress_bar(one) else f"callback {kind}"
+        cause = catalogue.PROGRESS_BAR if _is_progress_bar(one) else catalogue.CALLBACK
+        names[one] = f"{cause.name} {'' if cause is catalogue.PROGRESS_BAR else kind}".strip()
         if kinds[kind] > 1:
             names[one] += f" {seen[kind]}"
     return names
@@ -174,13 +199,12 @@ def _callbacks(training: Training) -> Iterator[Candidate]:
         if not any(_overrides(callback, hook) for hook in _BATCH_HOOKS):
             continue
         own = _is_progress_bar(callback)
+        cause = catalogue.PROGRESS_BAR if own else catalogue.CALLBACK
         yield Candidate(
-            name=name,
+            cause=cause,
+            of=name.removeprefix(cause.name).strip(),
             arm=FitArm(training, without=[callback]),
             evidence="The same training without the progress bar." if own else "The same training without it.",
-            remedy="model.fit(..., verbose=2)  # a line an epoch"
-            if own
-            else "if batch % 100:  # in on_train_batch_end; or do the work in a thread\n    return",
             saved=1.0 if own else 0.99,
         )
 
@@ -193,7 +217,7 @@ def _eager(training: Training) -> Iterator[Candidate]:
     everywhere = tf.config.functions_run_eagerly()
     if training.model.run_eagerly or everywhere:
         yield Candidate(
-            name="eager execution",
+            cause=catalogue.EAGER,
             arm=FitArm(training, changes=[in_a_graph]),
             evidence="The same training with the step as a graph.",
             remedy="tf.config.run_functions_eagerly(False)" if everywhere else "model.compile(..., run_eagerly=False)",
@@ -207,10 +231,9 @@ def _overlap(training: Training) -> Iterator[Candidate | NotTested]:
     with overlapped(training.model):  # raises if it cannot be
         pass
     yield Candidate(
-        name=_WAITS,
+        cause=catalogue.WAITS,
         arm=FitArm(training, changes=[overlapped]),
         evidence="The same training with tfopt.fit.overlap, which launches steps without waiting and reads logs late.",
-        remedy="import tfopt\ntfopt.fit.overlap(model)",
         kind="overlap",
         change=overlapped,
     )
@@ -226,11 +249,10 @@ def _xla(training: Training) -> Iterator[Candidate | NotTested]:
         if found.obstacles:
             raise UnsupportedError(str(found.obstacles[0]))
     yield Candidate(
-        name=_XLA_OFF if on else _XLA_ON,
+        cause=catalogue.XLA_OFF if on else catalogue.XLA_ON,
         arm=FitArm(training, changes=[jit(on)]),
         evidence=f"The same training {'with' if on else 'without'} XLA"
         + (", which computes the same on this batch." if on else "."),
-        remedy=f"import tfopt\ntfopt.xla.set_jit(model, {on})",
         kind="xla",
         change=jit(on),
     )
@@ -243,14 +265,14 @@ def _precision(training: Training) -> Iterator[Candidate | NotTested]:
     name = recommended.policy
     if half == (name != "float32"):
         if not half:
-            yield NotTested(_FLOAT32, recommended.reason)
+            yield NotTested(catalogue.FLOAT32.name, recommended.reason)
         return
     if not half:
         report = precision.check(model, training.resident, name)
         if not report.passed:
             raise UnsupportedError(f"{name} is refused: {report.verdict}")
     yield Candidate(
-        name=_16_BITS if half else _FLOAT32,
+        cause=catalogue.SIXTEEN_BITS if half else catalogue.FLOAT32,
         arm=FitArm(training, changes=[policy(name)]),
         evidence=f"The same training under {name}" + (", which tfopt.precision.check passes." if not half else "."),
         remedy=f'import tfopt\ntfopt.precision.apply(model, "{name}")',
@@ -260,20 +282,20 @@ def _precision(training: Training) -> Iterator[Candidate | NotTested]:
 
 
 def _kernels(training: Training) -> Iterator[Candidate | NotTested]:
-    if not tf.config.list_logical_devices("GPU"):
-        yield NotTested(_ATTENTION, "flash attention needs an NVIDIA GPU")
-        return
-    paths = kernels.explain(training.model).layers
-    if not paths:
-        return
-    yield Candidate(
-        name=_ATTENTION,
-        arm=FitArm(training, changes=[flash_attention]),
-        evidence="The same training with flash attention.",
-        remedy="import tfopt\ntfopt.kernels.use_flash_attention(model)",
-        kind="kernels",
-        change=flash_attention,
-    )
+    kinds = {path.kernel for path in kernels.explain(training.model).layers if path.training != ()}
+    for kind, cause, use in _KERNELS:
+        if kind not in kinds or (cause is catalogue.BATCH_NORM and training.model.jit_compile):  # XLA fuses that
+            continue
+        if not tf.config.list_logical_devices("GPU"):
+            yield NotTested(cause.name, f"{kind} needs an NVIDIA GPU")
+            continue
+        yield Candidate(
+            cause=cause,
+            arm=FitArm(training, changes=[with_kernel(use)]),
+            evidence=f"The same training with {kind}.",
+            kind="kernels",
+            change=with_kernel(use),
+        )
 
 
 def _batch(training: Training) -> Iterator[Candidate | NotTested]:
@@ -281,7 +303,7 @@ def _batch(training: Training) -> Iterator[Candidate | NotTested]:
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise UnsupportedError("the model runs on several replicas")
     yield Candidate(
-        name="small batch",
+        cause=catalogue.SMALL_BATCH,
         arm=StepArm(training, twice=True),
         evidence=f"The step alone on {2 * training.examples} examples at once, for {training.examples} of them.",
         remedy=_larger_batch(training),
@@ -298,17 +320,25 @@ def _larger_batch(training: Training) -> str:
 def _communication(training: Training) -> Iterator[Candidate | NotTested]:
     replicas = training.model.distribute_strategy.num_replicas_in_sync
     if replicas == 1:
-        yield NotTested("communication", "the model runs on one device")
+        yield NotTested(catalogue.COMMUNICATION.name, "the model runs on one device")
         return
-    arm = ReduceArm(training)
+    reduce = ReduceArm(training)
+    gradients = f"{figure(reduce.mib)} MiB of gradients over {replicas} replicas"
+    alone = one_replica(training)
+    if alone is None:
+        yield Candidate(
+            cause=catalogue.COMMUNICATION,
+            arm=reduce,
+            evidence=f"The all-reduce of {gradients}, alone; a part of it may run beside the computation.",
+            against="",
+        )
+        return
     yield Candidate(
-        name="communication",
-        arm=arm,
-        evidence=f"The all-reduce of {arm.mib:,.1f} MiB of gradients over {replicas} replicas, alone; a part of it may "
-        "run beside the computation.",
-        remedy="optimizer = Adam(..., gradient_accumulation_steps=4)  # reduces less often\n"
-        "tfopt.distribute.compress_gradients(optimizer)        # or sends fewer bytes",
-        against="",
+        cause=catalogue.COMMUNICATION,
+        arm=alone,
+        evidence=f"One replica alone with its share of the batch; together, they reduce {gradients}.",
+        against=STEP,
+        at_most=True,
     )
 
 
@@ -330,27 +360,32 @@ def _apply_recommended_policy(model: keras.Model) -> Callable[[], Any]:
     return partial(precision.apply, model, before)
 
 
-def _apply_flash_attention(model: keras.Model) -> Callable[[], Any]:
-    kernels.use_flash_attention(model)
-    return partial(kernels.undo, model)
+def _apply_kernel(use: Callable[[keras.Model], int], model: keras.Model) -> Callable[[], Any]:
+    applied = with_kernel(use)(model)
+    applied.__enter__()
+    return lambda: applied.__exit__(None, None, None)
 
 
+_KERNELS = (
+    ("flash attention", catalogue.ATTENTION, kernels.use_flash_attention),
+    ("fused batch norm", catalogue.BATCH_NORM, kernels.fuse_batch_norm),
+)
 APPLY: Mapping[str, Callable[[keras.Model], Callable[[], Any]]] = {
-    _WAITS: _apply_overlap,
-    _XLA_OFF: partial(_apply_jit, True),
-    _XLA_ON: partial(_apply_jit, False),
-    _FLOAT32: _apply_recommended_policy,
-    _16_BITS: _apply_recommended_policy,
-    _ATTENTION: _apply_flash_attention,
+    catalogue.WAITS.name: _apply_overlap,
+    catalogue.XLA_OFF.name: partial(_apply_jit, True),
+    catalogue.XLA_ON.name: partial(_apply_jit, False),
+    catalogue.FLOAT32.name: _apply_recommended_policy,
+    catalogue.SIXTEEN_BITS.name: _apply_recommended_policy,
+    **{cause.name: partial(_apply_kernel, use) for _, cause, use in _KERNELS},
 }
 """By the name of a cause: takes it away from a model for good, and returns what undoes that."""
 
 _NAMES = {
-    _eager: "eager execution",
-    _overlap: _WAITS,
+    _eager: catalogue.EAGER.name,
+    _overlap: catalogue.WAITS.name,
     _xla: "XLA",
-    _precision: _FLOAT32,
-    _kernels: _ATTENTION,
-    _batch: "small batch",
-    _communication: "communication",
+    _precision: catalogue.FLOAT32.name,
+    _kernels: "kernels",
+    _batch: catalogue.SMALL_BATCH.name,
+    _communication: catalogue.COMMUNICATION.name,
 }

@@ -15,12 +15,22 @@ import keras
 import tensorflow as tf
 
 from tfopt import checks
+from tfopt.causes.catalogue import (
+    BETWEEN_EPOCHS,
+    COPYING,
+    EPOCH_STARTS,
+    INPUT,
+    NEW_SHAPES,
+    NO_PREFETCH,
+    SMALL_BATCH,
+    VALIDATION,
+)
 from tfopt.diagnosis import pauses
 from tfopt.diagnosis.arms import FitArm, StepArm
-from tfopt.diagnosis.candidates import INPUT, NOW, PREFETCH, STEP, Candidate, callback_names, candidates, prefetched
+from tfopt.diagnosis.candidates import NOW, STEP, Candidate, callback_names, candidates, copied_ahead, prefetched
 from tfopt.diagnosis.computation import describe
 from tfopt.diagnosis.findings import CauseCost, Diagnosis, NotTested
-from tfopt.diagnosis.placement import readings
+from tfopt.diagnosis.placement import readings, sizes
 from tfopt.diagnosis.training import Training
 from tfopt.errors import TfoptError, summarize_error
 from tfopt.measure import Comparison, StepTimes, compare, environment, interleave
@@ -139,15 +149,15 @@ class Experiments:
             costs = [_compared(one, times, pauses_ms) for one in self.tested if one.name in times] + paused
             causes = [_cause(cost, now.median_ms) for cost in costs]
             counts = {cause.name for cause in causes if cause.counts}
-            if INPUT in counts:
-                causes = [self._explained(cause) if cause.name == INPUT else cause for cause in causes]
+            if INPUT.name in counts:
+                causes = [self._explained(cause) if cause.name == INPUT.name else cause for cause in causes]
             floor, together = self._without_all(counts)
         return Diagnosis(
             now=now,
             floor=floor,
             together=together,
             causes=tuple(sorted(causes, key=lambda cause: -cause.cost_ms)),
-            noticed=tuple(noticed),
+            noticed=(*noticed, *sizes(self.training)),
             not_tested=tuple(self._not_tested),
             computation=describe(self.training, floor),
             environment=environment(),
@@ -177,16 +187,25 @@ class Experiments:
         training = self.training
         changes = [one.change for one in self.tested if one.name in counts and one.change]
         left_out = [one for one, name in callback_names(training.callbacks).items() if name in counts]
-        taken_away = len(changes) + len(left_out) + len({INPUT, PREFETCH} & counts)
+        fed = [name for name in (COPYING.name, INPUT.name, NO_PREFETCH.name) if name in counts]
+        taken_away = len(changes) + len(left_out) + len(fed)
         arms: dict[str, Callable[[int], StepTimes]] = {
-            _FLOOR: StepArm(training, twice="small batch" in counts, changes=changes)
+            _FLOOR: StepArm(training, twice=SMALL_BATCH.name in counts, changes=changes)
         }
         if taken_away > 1:
-            data = training.resident if INPUT in counts else prefetched(training.data) if PREFETCH in counts else None
             arms[NOW] = FitArm(training)
-            arms[_TOGETHER] = FitArm(training, dataset=data, without=left_out, changes=changes)
+            arms[_TOGETHER] = FitArm(training, dataset=self._fed(fed), without=left_out, changes=changes)
         times = self.interleave(arms)
         return times[_FLOOR], compare(times[NOW], times[_TOGETHER]) if _TOGETHER in times else None
+
+    def _fed(self, causes: Sequence[str]) -> tf.data.Dataset | None:
+        """The data with the first of these causes taken away, and so the others; None for the training's own."""
+        training = self.training
+        if not causes:
+            return None
+        if causes[0] == COPYING.name:
+            return copied_ahead(training.resident)
+        return training.resident if causes[0] == INPUT.name else prefetched(training.data)
 
     def _explained(self, cause: CauseCost) -> CauseCost:
         """The input, with the stage that limits it where `profile_pipeline` can look inside."""
@@ -208,12 +227,11 @@ class Experiments:
             over = retraced.steps if retraced.goes_on or steps is None else steps * training.epochs
             ms = 1000 * retraced.seconds / over
             yield _Cost(
-                "new shapes",
+                NEW_SHAPES.name,
                 ms,
                 f"Of the first {retraced.steps} steps, {retraced.times} after the first were traced or compiled again, "
                 f"which took {retraced.seconds:.2g} s, here spread over {over:,} steps.",
-                "dataset = dataset.batch(size, drop_remainder=True)\n"
-                "# or padded_batch to one length, or to a few: bucket_by_sequence_length",
+                NEW_SHAPES.code,
                 (ms, ms),
             )
         if steps is None:
@@ -229,10 +247,10 @@ class Experiments:
             each = median(seconds)
             if each >= _PAUSE_SECONDS:
                 yield _Cost(
-                    f"{name}, between epochs",
+                    f"{name}, {BETWEEN_EPOCHS.name}",
                     1000 * each / steps,
                     f"It takes {each:.2g} s at the end of each epoch of {steps:,} steps.",
-                    "if epoch % 5:  # in that method; or do the work in a thread\n    return",
+                    BETWEEN_EPOCHS.code,
                     (1000 * min(seconds) / steps, 1000 * max(seconds) / steps),
                     _FOUR_FIFTHS,
                 )
@@ -241,11 +259,10 @@ class Experiments:
         seconds = pauses.epoch_starts(self.training, steps, step_ms / 1000)
         if seconds and (each := median(seconds)) >= _PAUSE_SECONDS:
             yield _Cost(
-                "epoch starts",
+                EPOCH_STARTS.name,
                 1000 * each / steps,
                 f"Opening the data again takes {each:.2g} s, after each {steps:,} steps.",
-                "dataset = dataset.repeat()  # and steps_per_epoch in fit: opened once\n"
-                "# or fewer and longer epochs, or a smaller shuffle buffer",
+                EPOCH_STARTS.code,
                 (1000 * min(seconds) / steps, 1000 * max(seconds) / steps),
                 at_most=True,
             )
@@ -254,12 +271,12 @@ class Experiments:
         found = pauses.validation(self.training.model, given)
         if found is None:
             reason = "the number of its batches is unknown: pass validation_steps to fit"
-            self._not_tested.append(NotTested("validation", reason))
+            self._not_tested.append(NotTested(VALIDATION.name, reason))
             return
         times, batches = found
         (low, high), often = times.interval_ms, 5 * self.training.epochs_per_validation
         yield _Cost(
-            "validation",
+            VALIDATION.name,
             times.median_ms * batches / steps,
             f"{batches:,} batches take {times.median_ms * batches / 1000:.2g} s, after {steps:,} steps each time.",
             f"model.fit(..., validation_freq={often})  # or fewer validation_steps",
@@ -273,12 +290,12 @@ def _compared(one: Candidate, times: Mapping[str, StepTimes], pauses_ms: float) 
     if not one.against:
         alone = times[one.name]
         evidence = f"{one.evidence} It takes {alone.median_ms:.3g} ms."
-        return _Cost(one.name, alone.median_ms, evidence, one.remedy, alone.interval_ms)
+        return _Cost(one.name, alone.median_ms, evidence, one.lines, alone.interval_ms)
     against = one.against if one.against in times else NOW
     cost, interval = difference_ms(times[against], times[one.name])
     before = times[against].median_ms + (0 if against == STEP else pauses_ms)
     took = f"A step takes {figure(before - cost)} ms instead of {figure(before)}."
-    return _Cost(one.name, cost, f"{one.evidence} {took}", one.remedy, interval, one.saved, one.at_most)
+    return _Cost(one.name, cost, f"{one.evidence} {took}", one.lines, interval, one.saved, one.at_most)
 
 
 def _cause(cost: _Cost, now_ms: float) -> CauseCost:

@@ -6,12 +6,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from tfopt.causes.catalogue import WORTH_SHARE
 from tfopt.files import write_atomic
 from tfopt.measure import Comparison, StepTimes
 from tfopt.text import Shown, figure, listed, percent
-
-# A cause counts if its interval lies above 0 and it takes at least this share of a step.
-WORTH_SHARE = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from tfopt.diagnosis.candidates import PREFETCH, prefetched
+from tfopt.causes.catalogue import NO_PREFETCH
+from tfopt.diagnosis.candidates import prefetched
 from tfopt.diagnosis.diagnosing import ROUNDS
 from tfopt.diagnosis.tuning import apply_changes
 from tfopt.errors import UnsupportedError
@@ -35,7 +36,7 @@ def timed_fit(
         tfopt.errors.UnsupportedError: If the training has fewer steps.
     """
     apply_changes(model, causes, [])
-    if PREFETCH in causes:
+    if NO_PREFETCH.name in causes:
         arguments = {**arguments, "x": prefetched(arguments["x"])}
     clock, callbacks = _Clock(steps), arguments["callbacks"] or []
     given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]

@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfopt.diagnosis.findings import WORTH_SHARE, CauseCost, Diagnosis
+from tfopt.causes.catalogue import WORTH_SHARE
+from tfopt.diagnosis.findings import CauseCost, Diagnosis
 from tfopt.measure import StepTimes
 from tfopt.page import Bar, Page, Section, Table, bar_chart, entries, render
 from tfopt.text import WIDTH, aligned, figure, percent

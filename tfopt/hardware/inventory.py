@@ -107,6 +107,26 @@ def cpu_affinity(gpu: Gpu) -> frozenset[int] | None:
     return _answer(lambda nvml: nvml.cpu_affinity(gpu.uuid), quiet=())
 
 
+@dataclass(frozen=True, slots=True)
+class PcieLink:
+    """How a GPU is connected; an idle one may lower the generation to save power."""
+
+    generation: int
+    lanes: int
+    best_generation: int
+    """The highest that the device and this machine can do."""
+    best_lanes: int
+
+    def __str__(self) -> str:
+        return f"PCIe {self.generation}.0 ×{self.lanes}"
+
+
+def pcie_link(gpu: Gpu) -> PcieLink | None:
+    """Returns a GPU's PCIe link; None if the driver does not say, as for a MIG instance."""
+    found = _answer(lambda nvml: nvml.pcie_link(gpu.uuid), quiet=()) or (None,)
+    return None if None in found else PcieLink(*map(int, filter(None, found)))
+
+
 def _answer(
     question: Callable[[driver.Nvml], Answer],
     deadline_seconds: float = driver.DEADLINE_SECONDS,

@@ -1,7 +1,8 @@
 """Replaces methods of single layers by kernels, and restores Keras' own."""
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -136,6 +137,20 @@ def undo(model: keras.Model) -> int:
     if layers:
         renew(model)
     return len(layers)
+
+
+@contextmanager
+def restored(model: keras.Model) -> Iterator[None]:
+    """Gives layers at the end of the block the kernels, or Keras' own methods, that they have at its beginning."""
+    before = {layer: _replaced(layer) for layer in model._flatten_layers()}
+    try:
+        yield
+    finally:
+        undo(model)
+        for layer, replaced in before.items():
+            for name, function in replaced:
+                replace(layer, name, function)
+        renew(model)
 
 
 def _replaced(layer: keras.Layer) -> tuple[tuple[str, Callable[..., Any]], ...]:

@@ -152,6 +152,13 @@ class Nvml:
         cpus = (64 * place + bit for place, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)
         return frozenset(cpus) or None
 
+    def pcie_link(self, uuid: str) -> tuple[int | None, ...]:
+        """Returns the generation and lanes of a GPU's PCIe link now, and the most that device and system can do."""
+        self.start()
+        handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
+        names = ("CurrPcieLinkGeneration", "CurrPcieLinkWidth", "MaxPcieLinkGeneration", "MaxPcieLinkWidth")
+        return tuple(self._field(f"nvmlDeviceGet{name}", handle) for name in names)
+
     def _open(self, uuid: str) -> _Opened:
         handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
         gpm = Gpm(self._vendor, self._field, handle, mig=uuid.startswith("MIG-"), clock=self._clock)

@@ -1,78 +1,31 @@
-"""The causes of a poorly used GPU, with thresholds and remedies; picks the likely cause of an alert."""
+"""Picks the likely cause of an alert, from readings."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tfopt.causes.between_gpus import OTHERS_MIB, Replicas, straggler, unused_gpus, waits_in_all_reduce
+from tfopt.causes.catalogue import (
+    BETWEEN_EPOCHS,
+    BUSY_PERCENT,
+    FLOAT32,
+    FULL_MEMORY,
+    FULL_SHARE,
+    INPUT,
+    NEW_SHAPES,
+    OTHER_PROCESS,
+    SHORT_KERNELS,
+    SM_ACTIVE_PERCENT,
+    TENSOR_ACTIVE_PERCENT,
+    THROTTLED,
+    VALIDATION,
+    WAITING_PERCENT,
+    Cause,
+)
 from tfopt.causes.readings import SLOWED_BY, Readings
 from tfopt.hardware import GpuSample
 
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Something that keeps a GPU from being used well."""
-
-    name: str
-    remedy: str
-
-
-INPUT = Cause(
-    "the input is the limit",
-    "tfopt.pipelines.profile_pipeline(dataset) names the slow stage; build_pipeline decodes in parallel, caches and "
-    "prefetches.",
-)
-# Removing a wait of 20 % makes a training up to 25 % faster, which is worth the effort.
-WAITING_PERCENT = 20.0
-
-SHORT_KERNELS = Cause(
-    "many short kernels",
-    "Take a larger batch, let XLA fuse them (tfopt.xla.decide(model, dataset) measures whether jit_compile pays), and "
-    "let steps overlap (tfopt.fit.overlap(model)).",
-)
-BUSY_PERCENT = 100 - WAITING_PERCENT
-# DCGM's documentation (profiling metrics): SM activity below 0.5 "likely indicates ineffective GPU usage".
-SM_ACTIVE_PERCENT = 50.0
-
-IDLE_TENSOR_CORES = Cause(
-    "the tensor cores idle",
-    'tfopt.precision.set_policy("auto") chooses a 16-bit policy before the model is made; '
-    "tfopt.precision.check(model, dataset) tells whether it trains as well.",
-)
-# Too little for any matrix product that matters, but above the noise of an idle counter.
-TENSOR_ACTIVE_PERCENT = 1.0
 # With fewer active multiprocessors there is too little work in any dtype.
 _WORKING_PERCENT = 20.0
-
-OTHER_PROCESS = Cause(
-    "another process is on the GPU", "nvidia-smi names it; choose a free GPU with CUDA_VISIBLE_DEVICES."
-)
-
-CPUS_SHARED = Cause(
-    "other processes use the CPUs",
-    "top names them; end them, or give this training CPUs of its own (taskset, or the scheduler's cores per task).",
-)
-CPU_QUOTA = Cause(
-    "the CPU quota is used up",
-    "Ask the scheduler or the container for more CPUs (--cpus-per-task, docker run --cpus, resources.limits.cpu).",
-)
-
-FULL_MEMORY = Cause(
-    "the GPU's memory is nearly full",
-    'Take a smaller batch or a 16-bit policy (tfopt.precision.set_policy("auto")).',
-)
-_FULL = 0.95
-
-THROTTLED_PERCENT = WAITING_PERCENT
-# By the value of SLOWED_BY.
-THROTTLED = {
-    "power": Cause(
-        "power", "Its power limit sets the pace: nvidia-smi -q -d POWER shows it, and nvidia-smi -pl raises it."
-    ),
-    "heat": Cause("heat", "Check its cooling: nvidia-smi -q -d TEMPERATURE shows the limits."),
-    "heat or power": Cause(
-        "heat or power", "Check its cooling and power supply: nvidia-smi -q -d PERFORMANCE shows which it is."
-    ),
-}
 # By what fit is doing.
 NO_STEPS = {
     "training": Cause(
@@ -102,17 +55,11 @@ NO_STEPS = {
     ),
     "tracing": Cause(
         "TensorFlow is tracing a function",
-        "If that happens again and again, shapes or Python arguments change: give batches one shape.",
+        f"If that happens again and again, shapes or Python arguments change. {NEW_SHAPES.remedy}",
     ),
     "callback": Cause("fit is in a callback", "Check what it waits for, such as a disk or a network."),
-    "validation": Cause(
-        "validation is running",
-        "Validate on fewer batches (validation_steps), or less often (validation_freq).",
-    ),
-    "between epochs": Cause(
-        "fit is between two epochs",
-        "Check what callbacks do there, such as writing checkpoints, and do it less often.",
-    ),
+    "validation": Cause("validation is running", VALIDATION.remedy),
+    "between epochs": Cause("fit is between two epochs", BETWEEN_EPOCHS.remedy),
 }
 
 # Metrics that slow training pushes below or above a bound.
@@ -288,7 +235,7 @@ def _idle_tensor_cores(situation: Situation, gpu: GpuSample) -> str | None:
         return None
     return (
         f"the model computes in float32, and the tensor cores of GPU:{gpu.index} are idle ({tensor:.1f} %, while "
-        f"{active:.0f} % of its multiprocessors work). {IDLE_TENSOR_CORES.remedy}"
+        f"{active:.0f} % of its multiprocessors work). {FLOAT32.remedy}"
     )
 
 
@@ -308,7 +255,7 @@ def _short_kernels(situation: Situation, gpu: GpuSample) -> str | None:
 def _full_memory(situation: Situation, gpu: GpuSample) -> str | None:
     used, total = gpu.gpu_memory_used_mib, gpu.gpu_memory_total_mib
     asked = situation.metric in _MEMORY_ABOVE
-    if used is None or not total or used <= _FULL * total or not (situation.memory_grows or asked):
+    if used is None or not total or used <= FULL_SHARE * total or not (situation.memory_grows or asked):
         return None
     text = f"the memory of GPU:{gpu.index} is nearly full ({used:,.0f} of {total:,.0f} MiB). {FULL_MEMORY.remedy}"
     if situation.memory_grows:

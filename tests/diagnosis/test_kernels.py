@@ -1,0 +1,88 @@
+"""Layers that lack a fast kernel: which experiments there are, and that a model's own kernels outlast them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt import kernels
+from tfopt.diagnosis.arms import changed, with_kernel
+from tfopt.diagnosis.candidates import APPLY, Candidate, candidates
+from tfopt.diagnosis.findings import NotTested
+from tfopt.diagnosis.training import Training
+
+X = np.ones((16, 4, 8), "float32")
+
+
+def made(jit_compile=False):
+    inputs = keras.Input((4, 8))
+    x = keras.layers.BatchNormalization()(keras.layers.MultiHeadAttention(2, 4)(inputs, inputs))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
+    model.compile("sgd", "mse", jit_compile=jit_compile)
+    return model
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """A CPU stands in for the GPU."""
+    listed = tf.config.list_logical_devices
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: listed("CPU"))
+    monkeypatch.setattr("tfopt.diagnosis.candidates.copied_ahead", lambda resident: resident.prefetch(1))
+
+
+def in_use(model):
+    return [path.kernel for path in kernels.explain(model).layers if "not requested" not in str(path)]
+
+
+def test_an_experiment_gives_back_the_kernels_that_were_there():
+    model = made()
+    kernels.fuse_batch_norm(model)
+    function = model.layers[2].call
+    with changed(model, [with_kernel(kernels.use_flash_attention)]):
+        assert in_use(model) == ["flash attention", "fused batch norm"]
+    assert in_use(model) == ["fused batch norm"]
+    assert model.layers[2].call is function
+    model.fit(X, np.ones((16, 1)), verbose=0)
+    assert kernels.explain(model).layers[1].training == ()
+
+
+def test_a_tuned_model_takes_only_its_own_kernel_back():
+    model = made()
+    kernels.fuse_batch_norm(model)
+    undo = APPLY["attention without a fast kernel"](model)
+    assert in_use(model) == ["flash attention", "fused batch norm"]
+    undo()
+    assert in_use(model) == ["fused batch norm"]
+
+
+def named(kind, model):
+    training = Training.of(model, {"x": X, "y": np.ones((16, 1), "float32")})
+    return {one.name: one for one in candidates(training) if isinstance(one, kind)}
+
+
+ATTENTION, BATCH_NORM = "attention without a fast kernel", "batch norm without a fast kernel"
+
+
+@pytest.mark.no_gpu
+def test_without_a_gpu_it_says_so():
+    assert {ATTENTION, BATCH_NORM, "copying to the GPU"} <= named(NotTested, made()).keys()
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_is_tested_on_a_gpu():
+    found = named(Candidate, made())
+    assert {ATTENTION, BATCH_NORM} <= found.keys()
+    assert found["copying to the GPU"].against == "input"
+    assert "tfopt.fit.overlap(model)" in found["copying to the GPU"].lines
+    under_xla = named(Candidate, made(jit_compile=True))
+    assert ATTENTION in under_xla
+    assert BATCH_NORM not in under_xla  # XLA fuses it
+
+
+@pytest.mark.gpu
+def test_a_diagnosis_on_a_gpu_times_the_copy_and_the_kernels():
+    import tfopt
+
+    diagnosis = tfopt.diagnose(made(), (np.concatenate([X] * 16), np.ones((256, 1), "float32")), steps=5)
+    names = {cause.name for cause in diagnosis.causes}
+    assert {"copying to the GPU", "attention without a fast kernel", "batch norm without a fast kernel"} <= names
