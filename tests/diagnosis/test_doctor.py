@@ -412,6 +412,17 @@ def test_a_signal_ends_the_script_and_all_it_has_started(start, number):
     assert all(map(ended, pids))
 
 
+def test_a_doctor_that_is_killed_leaves_nothing_behind(start):
+    process = start(STARTS_OTHERS, run=["train.py", "slow"])
+    script, child, orphan = (int(pid) for _ in range(2) for pid in process.stdout.readline().split())
+    assert process.stdout.readline() == "diagnosing\n"
+    os.kill(orphan, signal.SIGKILL)  # it has no parent by which it could be found
+    process.kill()
+    process.communicate(timeout=30)
+    assert ended(script)
+    assert ended(child)
+
+
 def test_what_the_script_has_started_ends_with_it(doctor):
     found = doctor(STARTS_OTHERS, run=["train.py", "data"])
     assert found.returncode == cli.DONE

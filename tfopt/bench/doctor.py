@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import tfopt
 from tfopt.diagnosis.hook import ANSWER, DIAGNOSE, PAGE, TIME, TUNE, Task
 from tfopt.errors import TfoptError, UnsupportedError
@@ -27,7 +29,7 @@ sys.path.remove({folder!r})
 sys.path.insert(0, {root!r})
 from tfopt.diagnosis import hook
 sys.path.remove({root!r})
-hook.install({folder!r}, {restored!r}, **{options!r})
+hook.install({folder!r}, {restored!r}, {alive!r}, **{options!r})
 del sys.modules["sitecustomize"]
 import sitecustomize  # the one that this one hid, if any
 """
@@ -112,7 +114,7 @@ def examine(
 def _answer(command: Sequence[str], task: Task, output: int | None) -> tuple[dict[str, Any], str | None]:
     """Runs the script with the hook; returns what the hook found, and its page if there is one."""
     with tempfile.TemporaryDirectory(prefix="tfopt-doctor-") as folder:
-        code = _run(command, _environ(folder, asdict(task)), output)
+        code = _run(command, folder, task, output)
         answer: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError):  # a script that was killed leaves none
             answer = json.loads(Path(folder, ANSWER).read_text(encoding="utf-8"))
@@ -145,7 +147,7 @@ def _runs(plain: dict[str, Any], tuned: dict[str, Any]) -> str:
     return f"{said} Its loss there: {losses[0]:.4g} as it is, {losses[1]:.4g} tuned."
 
 
-def _environ(folder: str, options: dict[str, Any]) -> dict[str, str]:
+def _environ(folder: str, task: Task, alive: int) -> dict[str, str]:
     """The environment in which Python finds the hook, which restores it. Nothing is written beside the script."""
     path = os.environ.get("PYTHONPATH")
     changed = {
@@ -154,7 +156,7 @@ def _environ(folder: str, options: dict[str, Any]) -> dict[str, str]:
     }
     restored = {name: os.environ.get(name) for name in changed}
     root = str(Path(tfopt.__file__).parents[1])
-    code = _SITECUSTOMIZE.format(folder=folder, root=root, restored=restored, options=options)
+    code = _SITECUSTOMIZE.format(folder=folder, root=root, restored=restored, alive=alive, options=asdict(task))
     Path(folder, "sitecustomize.py").write_text(code, encoding="utf-8")
     return os.environ | changed
 
@@ -191,18 +193,23 @@ def _seen(calls: dict[str, int]) -> str:
     return "" if calls.get("import") else "; it did not even import Keras"
 
 
-def _run(command: Sequence[str], environ: dict[str, str], output: int | None) -> int:
+def _run(command: Sequence[str], folder: str, task: Task, output: int | None) -> int:
     """Runs Python to its end and returns its exit code. What it has started ends with it."""
     if sys.platform == "linux":  # processes that outlive their parent become children of this one, so they are found
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    others = _descendants(os.getpid())
+    others = _descendants()
+    alive, end = os.pipe()  # closed by the system if this process is killed
     # In the group of this process: Ctrl-C reaches it as well, and it may read the terminal.
-    process = subprocess.Popen([sys.executable, *command], env=environ, stdout=output)
+    process = subprocess.Popen(
+        [sys.executable, *command], env=_environ(folder, task, alive), stdout=output, pass_fds=[alive]
+    )
+    os.close(alive)
     try:
         return process.wait()
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         _end(process, others)
+        os.close(end)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 
@@ -220,7 +227,7 @@ def _end(process: subprocess.Popen[bytes], others: set[int]) -> None:
 
 def _running(process: subprocess.Popen[bytes], others: set[int]) -> set[int]:
     running = {process.pid} if process.poll() is None else set()
-    for pid in _descendants(os.getpid()) - others - running:
+    for pid in _descendants() - others - running:
         ended = 0
         with contextlib.suppress(ChildProcessError):  # its parent is still there to wait for it
             ended, _ = os.waitpid(pid, os.WNOHANG)
@@ -229,13 +236,5 @@ def _running(process: subprocess.Popen[bytes], others: set[int]) -> set[int]:
     return running
 
 
-def _descendants(pid: int) -> set[int]:
-    """Processes below one; none where there is no /proc."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            parents[int(stat.parent.name)] = int(stat.read_bytes().rpartition(b") ")[2].split()[1])
-    found = {pid}
-    while children := {child for child, parent in parents.items() if parent in found} - found:
-        found |= children
-    return found - {pid}
+def _descendants() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}

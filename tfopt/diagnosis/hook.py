@@ -9,6 +9,7 @@ import importlib.machinery
 import inspect
 import json
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -45,7 +46,7 @@ class Task:
     """Of a training to time: what to take away before, as in `Tuning.applied`."""
 
 
-def install(folder: str, environ: Mapping[str, str | None], **options: Any) -> None:
+def install(folder: str, environ: Mapping[str, str | None], alive: int, **options: Any) -> None:
     """Examines a call of `Model.fit` in this process, then ends the process.
 
     Child processes are left alone: those started anew get no hook, and in forked ones `fit` trains as usual.
@@ -53,15 +54,35 @@ def install(folder: str, environ: Mapping[str, str | None], **options: Any) -> N
     Args:
         folder: Where the answer goes: `ANSWER`, and `PAGE` if `page` is true.
         environ: Environment variables to restore before the script sees them; None stands for one that was not set.
+        alive: A file descriptor that is at its end once the doctor is gone: then this process ends, too.
         options: The fields of `Task`.
     """
     for name, value in environ.items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
+    os.set_inheritable(alive, False)
     doctor = _Doctor(Path(folder), Task(**options))
-    sys.meta_path.insert(0, _WhenImported(doctor.meet))
+
+    def meet(keras: ModuleType) -> None:
+        doctor.meet(keras)
+        # Not before TensorFlow has threads, too: Python warns of a fork beside threads.
+        threading.Thread(target=_end_with_doctor, args=(alive, folder), daemon=True).start()
+
+    sys.meta_path.insert(0, _WhenImported(meet))
     atexit.register(doctor.report)  # the first to be registered is the last to be called
+
+
+def _end_with_doctor(alive: int, folder: str) -> None:
+    """Waits for the doctor's end, then ends what the script has started, removes the doctor's folder, and ends this."""
+    os.read(alive, 1)
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 class _WhenImported:
