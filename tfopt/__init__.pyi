@@ -6,6 +6,7 @@ from . import fit as fit
 from . import hardware as hardware
 from . import kernels as kernels
 from . import measure as measure
+from . import memory as memory
 from . import pipelines as pipelines
 from . import precision as precision
 from . import repairs as repairs

@@ -107,6 +107,12 @@ def cpu_affinity(gpu: Gpu) -> frozenset[int] | None:
     return _answer(lambda nvml: nvml.cpu_affinity(gpu.uuid), quiet=())
 
 
+def memory_mib(gpu: Gpu) -> tuple[float | None, ...]:
+    """Returns the MiB of a GPU that this process holds, that others hold, and in total; None where unknown."""
+    found = _answer(lambda nvml: nvml.memory(gpu.uuid), quiet=()) or (None,) * 3
+    return tuple(None if size is None else size / MIB for size in found)
+
+
 @dataclass(frozen=True, slots=True)
 class PcieLink:
     """How a GPU is connected; an idle one may lower the generation to save power."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from tfopt.hardware.nvml.bounds import Bounds
 from tfopt.hardware.nvml.gpm import Gpm
-from tfopt.hardware.nvml.gpu_reading import Device, Reading, XidEvents, read_device, total_bytes
+from tfopt.hardware.nvml.gpu_reading import Device, Reading, XidEvents, owners_bytes, read_device, total_bytes
 from tfopt.hardware.nvml.return_codes import ABSENT, GONE, TIMEOUT, UNINITIALIZED, NvmlError, explain
 from tfopt.warn import warn_once
 
@@ -151,6 +151,12 @@ class Nvml:
         words = None if handle is None else self._field("nvmlDeviceGetCpuAffinity", handle, _CPU_WORDS)
         cpus = (64 * place + bit for place, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)
         return frozenset(cpus) or None
+
+    def memory(self, uuid: str) -> tuple[int | None, ...]:
+        """Returns the bytes of a GPU that this process holds, that others hold, and in total."""
+        self.start()
+        handle = self._ask("nvmlDeviceGetHandleByUUID", uuid, expected=f"the device {uuid}")
+        return *owners_bytes(self._field, handle), total_bytes(self._field, handle)
 
     def pcie_link(self, uuid: str) -> tuple[int | None, ...]:
         """Returns the generation and lanes of a GPU's PCIe link now, and the most that device and system can do."""

@@ -119,7 +119,7 @@ def read_device(ask: Ask, handle: Any, metrics: dict[str, float | None] | None, 
     ecc = ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC")
     utilization = ask("nvmlDeviceGetUtilizationRates", handle)
     used, total = memory_bytes(ask, handle)
-    own, others = split_by_owner([ask(name, handle) for name in _PROCESSES])
+    own, others = owners_bytes(ask, handle)
     if metrics is None:  # each of these calls takes 21 ms
         metrics = {
             "pcie_rx_mib_per_second": _pcie(ask, handle, "NVML_PCIE_UTIL_RX_BYTES"),
@@ -152,6 +152,11 @@ def memory_bytes(ask: Ask, handle: Any) -> tuple[int | None, int | None]:
     if memory.total == 0:  # a GPU that has no memory of its own
         return _known(memory.used, _WIDTH_64) or None, None
     return _known(memory.used, _WIDTH_64), _known(memory.total, _WIDTH_64)
+
+
+def owners_bytes(ask: Ask, handle: Any) -> tuple[int | None, int | None]:
+    """Returns the bytes held by this process and by all others, as `split_by_owner` tells them apart."""
+    return split_by_owner([ask(name, handle) for name in _PROCESSES])
 
 
 def total_bytes(ask: Ask, handle: Any) -> int | None:

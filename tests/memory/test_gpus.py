@@ -1,0 +1,102 @@
+"""A GPU's memory as the driver tells it; what may be set, and when. The driver is a fake."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+from fake_nvml import OTHER_PROCESS, FakeGpu
+
+from tfopt import memory
+from tfopt.errors import UnsupportedError
+from tfopt.memory import MemoryUsage
+
+GPU = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+
+
+def test_the_memory_of_each_gpu(fake_nvml):
+    own = (os.getpid(), 900 * 2**20), (OTHER_PROCESS, 100 * 2**20)
+    fake_nvml.gpus += [FakeGpu("GPU-0", processes=list(own)), FakeGpu("GPU-1", bus=2, unsupported={MEMORY})]
+    known, unknown = memory.usage()
+    assert known == MemoryUsage(
+        index=0, in_use_mib=None, peak_mib=None, held_mib=900.0, others_mib=100.0, total_mib=143_771.0
+    )
+    assert str(known) == "GPU:0: 900 MiB held, 100 MiB by others, 143,771 MiB in all"
+    assert unknown.total_mib is None
+
+
+MEMORY = "nvmlDeviceGetMemoryInfo"
+
+
+def test_without_a_gpu_there_is_nothing(fake_nvml):
+    assert memory.usage() == ()
+
+
+@pytest.mark.no_gpu
+def test_without_a_gpu_settings_do_nothing():
+    memory.set_growth()
+    memory.set_limit(1000, gpu=3)
+    memory.reset_peak()
+
+
+def raising(error):
+    def call(*arguments):
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("Physical devices cannot be modified after being initialized"), "Call it first in the script"),
+        (ValueError("Cannot set memory growth on device when virtual devices configured"), "Choose one of them"),
+    ],
+)
+def test_what_cannot_be_set_is_said(monkeypatch, error, said):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [GPU])
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", raising(error))
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", raising(error))
+    for call in (memory.set_growth, lambda: memory.set_limit(1000)):
+        with pytest.raises(UnsupportedError, match=said):
+            call()
+
+
+def test_wrong_arguments(monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [GPU])
+    with pytest.raises(ValueError, match="Expected mib to be"):
+        memory.set_limit(0)
+    with pytest.raises(ValueError, match=r"Expected a GPU from 0 to 0\. Received: 1"):
+        memory.set_limit(1000, gpu=1)
+
+
+ON_A_GPU = """
+import json, tfopt, tensorflow as tf
+{set}
+big = tf.ones((1024, 1024, 64))
+print(json.dumps([each.to_dict() for each in tfopt.memory.usage()]))
+try:
+    tfopt.memory.set_growth()
+except tfopt.errors.UnsupportedError as error:
+    print(error)
+del big
+tfopt.memory.reset_peak()
+print(tfopt.memory.usage()[0].peak_mib)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("call", "most"), [("tfopt.memory.set_growth()", 4096), ("tfopt.memory.set_limit(2048)", 4096)]
+)
+def test_on_a_gpu(call, most):
+    ran = subprocess.run(
+        [sys.executable, "-c", ON_A_GPU.format(set=call)], capture_output=True, text=True, check=True, timeout=120
+    )
+    used, said, peak = ran.stdout.splitlines()
+    (found,) = eval(used)[:1]
+    assert found["in_use_mib"] >= 256
+    assert found["held_mib"] is None or found["held_mib"] < 4096
+    assert "Call it first in the script" in said
+    assert float(peak) < 256

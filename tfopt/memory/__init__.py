@@ -1,0 +1,5 @@
+"""Where a training's memory goes, and how to need less of it."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

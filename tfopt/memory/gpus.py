@@ -1,0 +1,141 @@
+"""How much of the GPUs' memory is in use, and how much TensorFlow may take."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt import checks, hardware
+from tfopt.errors import UnsupportedError
+from tfopt.hardware.gpu_memory import read_allocator
+from tfopt.hardware.inventory import memory_mib
+from tfopt.text import figure
+
+_TOO_LATE = (
+    "Expected this before TensorFlow uses its GPUs. Found: it has started. Call it first in the script, before any "
+    "tensor, model or dataset is made."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUsage:
+    """A GPU's memory, in MiB. None means unknown, never 0."""
+
+    index: int
+    """The GPU, as in TensorFlow's `GPU:index`."""
+    in_use_mib: float | None
+    """By tensors and scratch space, of what TensorFlow holds."""
+    peak_mib: float | None
+    """The most that was in use since the process started, or `reset_peak`."""
+    held_mib: float | None
+    """By this process: TensorFlow takes nearly all of the memory when it starts, unless `set_growth` is on."""
+    others_mib: float | None
+    """By other processes."""
+    total_mib: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        parts = {
+            "in use": self.in_use_mib,
+            "at most": self.peak_mib,
+            "held": self.held_mib,
+            "by others": self.others_mib,
+            "in all": self.total_mib,
+        }
+        known = (f"{figure(mib)} MiB {name}" for name, mib in parts.items() if mib is not None)
+        return f"GPU:{self.index}: {', '.join(known) or 'unknown'}"
+
+
+def usage() -> tuple[MemoryUsage, ...]:
+    """Returns the memory of each GPU that this process may use, by TensorFlow's allocator and NVIDIA's driver.
+
+    It does not start TensorFlow's devices: until something else does, `in_use_mib` and `peak_mib` are None. Without a
+    GPU, it returns an empty tuple.
+
+    Example:
+        >>> for each in tfopt.memory.usage():
+        ...     print(each)
+    """
+    found = []
+    for gpu in hardware.gpus():
+        allocator, (held, others, total) = read_allocator(gpu.index), memory_mib(gpu)
+        found.append(
+            MemoryUsage(
+                index=gpu.index,
+                in_use_mib=allocator.gpu_memory_allocated_mib,
+                peak_mib=allocator.gpu_memory_allocated_peak_mib,
+                held_mib=held,
+                others_mib=others,
+                total_mib=total,
+            )
+        )
+    return tuple(found)
+
+
+def reset_peak() -> None:
+    """Lets `peak_mib` begin again at what is in use now, on all GPUs."""
+    for device in tf.config.list_logical_devices("GPU"):
+        tf.config.experimental.reset_memory_stats(device.name.removeprefix("/device:"))
+
+
+def set_growth(enabled: bool = True) -> None:
+    """Lets TensorFlow take memory of the GPUs as it needs it, instead of nearly all at its start.
+
+    Use it where processes share a GPU. It never gives memory back to the other processes, and what it takes piece by
+    piece may fragment: with `TF_GPU_ALLOCATOR=cuda_malloc_async` in the environment it does not. Without a GPU, it does
+    nothing.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If TensorFlow has started its GPUs, or `set_limit` was called before.
+
+    Example:
+        >>> tfopt.memory.set_growth()
+    """
+    for device in tf.config.list_physical_devices("GPU"):
+        with _before_start():
+            tf.config.experimental.set_memory_growth(device, bool(enabled))
+
+
+def set_limit(mib: int, *, gpu: int = 0) -> None:
+    """Lets TensorFlow take no more than so much memory of a GPU; it takes that at its start.
+
+    Use it where processes share a GPU, or to see whether a training fits a smaller one. CUDA itself takes some hundred
+    MiB more. Without any GPU, it does nothing.
+
+    Args:
+        mib: The most to take, in MiB.
+        gpu: Which, as in `GPU:0`.
+
+    Raises:
+        ValueError: If `mib` is below 1, or there is no such GPU.
+        tfopt.errors.UnsupportedError: If TensorFlow has started its GPUs, or `set_growth` was called before.
+
+    Example:
+        >>> tfopt.memory.set_limit(20_000)
+    """
+    checks.count("mib", mib, "Pass the most to take, in MiB.")
+    devices = tf.config.list_physical_devices("GPU")
+    if not devices:
+        return
+    if gpu not in range(len(devices)):
+        raise ValueError(f"Expected a GPU from 0 to {len(devices) - 1}. Received: {gpu!r}.")
+    with _before_start():
+        limited = tf.config.LogicalDeviceConfiguration(memory_limit=mib)
+        tf.config.set_logical_device_configuration(devices[gpu], [limited])
+
+
+@contextmanager
+def _before_start() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise UnsupportedError(_TOO_LATE) from error
+    except ValueError as error:  # TensorFlow knows only one of the two
+        raise UnsupportedError(
+            f"Expected either growth or a limit for a GPU. Found: {str(error).rstrip('.')}. Choose one of them."
+        ) from error
