@@ -63,7 +63,7 @@ def long(make, cause, mended):
     """The training with more rows, unless what is done once an epoch is in question."""
     model, arguments = make(mended=mended)
     if isinstance(arguments["x"], np.ndarray) and cause not in ("validation", "between epochs", NOTHING):
-        steps = len(arguments["x"]) / arguments.get("batch_size", 32)
+        steps = len(arguments["x"]) / make(mended=False)[1].get("batch_size", 32)  # as many rows, mended or not
         times = math.ceil(LEAST_STEPS / steps)
         arguments |= {name: np.concatenate([arguments[name]] * times) for name in ("x", "y")}
     return model, arguments
@@ -108,6 +108,11 @@ def gain(row):
     return median(before / after for before, after in pairs)
 
 
+def came_first(row):
+    """Whether the diagnosis names the cause as the most expensive, or as too close to that to tell them apart."""
+    return row["first"] is None if row["cause"] == NOTHING else row["cause"] in row["diagnosis"]["verdict"]
+
+
 def verdict(row):
     """Whether the prediction held."""
     if row["predicted"] is None:
@@ -126,12 +131,12 @@ def table(rows):
         predicted = "" if row["predicted"] is None else f"{row['predicted']:.2f}×"
         if row["predicted"] is not None and planted(row)["at_most"]:
             predicted = f"≤ {predicted}"
-        first = "yes" if row["cause"] in (row["first"] or NOTHING) else row["first"] or "nothing counted"
+        first = "yes" if came_first(row) else row["first"] or "nothing counted"
         name = row["name"].replace("_", " ")
         lines.append(f"| {row['cause']} | {name} | {first} | {predicted} | {gain(row):.2f}× | {verdict(row)} |")
     causes = [row for row in rows if row["cause"] != NOTHING]
     held = sum(verdict(row).startswith("within") for row in causes)
-    came = sum(row["cause"] in (row["first"] or "") for row in causes)
+    came = sum(map(came_first, causes))
     lines += ["", f"Of {len(causes)} planted causes, {came} came first, and {held} predictions held.", ""]
     return "\n".join(lines)
 

@@ -35,24 +35,21 @@ OTHERS = (
 )
 FLOAT32 = (
     "Likely cause: the model computes in float32, and the tensor cores of GPU:0 are idle (0.3 %, while 85 % of its "
-    "multiprocessors work). tfopt.precision.check(model, dataset) tells whether it trains as well in 16 bits, which "
-    "tfopt.precision.apply(model, policy) switches to."
+    "multiprocessors work). tfopt.precision.check(model, dataset) checks whether it trains as well in 16 bits; "
+    "tfopt.precision.apply(model, policy) switches to them."
 )
 KERNELS = (
-    ": many short kernels. Take a larger batch. Let XLA fuse kernels: tfopt.xla.set_jit(model, True); "
+    ": many short kernels. Use a larger batch. Let XLA fuse kernels: tfopt.xla.set_jit(model, True); "
     "tfopt.xla.decide(model, dataset) measures whether it pays. Launch steps without waiting: tfopt.fit.overlap(model)."
 )
 IDLE = f"Likely cause: GPU:0 is idle 70 % of the time, though not for lack of input{KERNELS}"
 SPARSE = f"Likely cause: GPU:0 is in use 97 % of the time, but 30 % of its multiprocessors work{KERNELS}"
 FULL = (
     "Likely cause: the memory of GPU:0 is nearly full (138,000 of 143,771 MiB). Take a smaller batch, or 16 bits: "
-    "tfopt.precision.check(model, dataset) tells whether it trains as well in 16 bits, which "
-    "tfopt.precision.apply(model, policy) switches to."
+    "tfopt.precision.check(model, dataset) checks whether it trains as well in 16 bits; "
+    "tfopt.precision.apply(model, policy) switches to them."
 )
-TAKEN = (
-    " TensorFlow takes nearly all of it at the start, needed or not, unless "
-    "tf.config.experimental.set_memory_growth is on."
-)
+TAKEN = " TensorFlow takes nearly all of it at the start, needed or not, unless tfopt.memory.set_growth() is on."
 NONE = "No cause known to tfopt fits."
 TRACE = " tfopt.callbacks.StepProfiler shows what a step does."
 

@@ -5,18 +5,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfopt
 from tfopt import kernels
 from tfopt.diagnosis.arms import changed, with_kernel
 from tfopt.diagnosis.candidates import APPLY, Candidate, candidates
 from tfopt.diagnosis.findings import NotTested
 from tfopt.diagnosis.training import Training
 
-X = np.ones((16, 4, 8), "float32")
+X = np.ones((16, 64, 8), "float32")
 
 
 def made(jit_compile=False):
-    inputs = keras.Input((4, 8))
-    x = keras.layers.BatchNormalization()(keras.layers.MultiHeadAttention(2, 4)(inputs, inputs))
+    inputs = keras.Input((64, 8))
+    x = keras.layers.BatchNormalization()(keras.layers.MultiHeadAttention(2, 64)(inputs, inputs))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
     model.compile("sgd", "mse", jit_compile=jit_compile)
     return model
@@ -71,18 +72,22 @@ def test_without_a_gpu_it_says_so():
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_is_tested_on_a_gpu():
     found = named(Candidate, made())
-    assert {ATTENTION, BATCH_NORM} <= found.keys()
+    assert BATCH_NORM in found
     assert found["copying to the GPU"].against == "input"
     assert "tfopt.fit.overlap(model)" in found["copying to the GPU"].lines
-    under_xla = named(Candidate, made(jit_compile=True))
-    assert ATTENTION in under_xla
-    assert BATCH_NORM not in under_xla  # XLA fuses it
+    assert "XLA fuses it" in named(NotTested, made(jit_compile=True))[BATCH_NORM].reason
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_kernel_that_no_layer_can_take_is_not_timed():
+    assert ATTENTION not in named(Candidate, made())
+    assert "XLA" in named(NotTested, made())[ATTENTION].reason  # and 16 bits
 
 
 @pytest.mark.gpu
-def test_a_diagnosis_on_a_gpu_times_the_copy_and_the_kernels():
-    import tfopt
-
-    diagnosis = tfopt.diagnose(made(), (np.concatenate([X] * 16), np.ones((256, 1), "float32")), steps=5)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_diagnosis_on_a_gpu_times_the_copy_and_the_kernels(jit_compile):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    diagnosis = tfopt.diagnose(made(jit_compile), (np.concatenate([X] * 16), np.ones((256, 1), "float32")), steps=5)
     names = {cause.name for cause in diagnosis.causes}
-    assert {"copying to the GPU", "attention without a fast kernel", "batch norm without a fast kernel"} <= names
+    assert {"copying to the GPU", ATTENTION if jit_compile else BATCH_NORM} <= names

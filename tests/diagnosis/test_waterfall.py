@@ -72,13 +72,13 @@ def test_text():
 
 def test_a_gain_that_was_not_tried_is_a_bound():
     found = str(diagnosis(replace(cause("input", 50.0, gain=2.0), at_most=True)))
-    assert "\n  At best, with none of it left, training would be 2 times as fast.\n" in found
+    assert "\n  At best, if this cost nothing, training would be 2 times as fast.\n" in found
     assert "With this change" not in found
 
 
 def test_what_all_of_it_gains_stands_after_the_causes(tmp_path):
     found = diagnosis(cause("a", 40.0), cause("b", 30.0), together=Comparison(ratio=2.5, interval=(2.25, 2.75)))
-    sentence = "Without all of these at once, measured through fit, steps are 2.5 times as fast\n(95 %: 2.25–2.75)."
+    sentence = "With all of these removed, a step through fit is 2.5 times as fast (95 %:\n2.25–2.75)."
     assert str(found).split("\n\n")[-2] == sentence
     assert sentence.replace("\n", " ") in "".join(page(found, tmp_path / "page.html").itertext())
     assert "at once" not in str(diagnosis(cause("a", 40.0)))

@@ -22,7 +22,7 @@ def test_the_memory_of_each_gpu(fake_nvml):
     assert known == MemoryUsage(
         index=0, in_use_mib=None, peak_mib=None, held_mib=900.0, others_mib=100.0, total_mib=143_771.0
     )
-    assert str(known) == "GPU:0: 900 MiB held, 100 MiB by others, 143,771 MiB in all"
+    assert str(known) == "GPU:0: 900 MiB held, 100 MiB by others, 143,771 MiB total"
     assert unknown.total_mib is None
 
 
@@ -40,31 +40,38 @@ def test_without_a_gpu_settings_do_nothing():
     memory.reset_peak()
 
 
-def raising(error):
-    def call(*arguments):
-        raise error
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (RuntimeError("Physical devices cannot be modified after being initialized"), "Call it first in the script"),
-        (ValueError("Cannot set memory growth on device when virtual devices configured"), "Choose one of them"),
-    ],
-)
-def test_what_cannot_be_set_is_said(monkeypatch, error, said):
+@pytest.fixture
+def with_gpu(monkeypatch):
+    """A GPU that is only listed, with neither growth nor a limit."""
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [GPU])
-    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", raising(error))
-    monkeypatch.setattr(tf.config, "set_logical_device_configuration", raising(error))
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda device: None)
+    monkeypatch.setattr(tf.config.experimental, "get_memory_growth", lambda device: False)
+    return monkeypatch
+
+
+def too_late(*arguments):
+    raise RuntimeError("Physical devices cannot be modified after being initialized")
+
+
+def test_what_comes_too_late_is_refused(with_gpu):
+    with_gpu.setattr(tf.config.experimental, "set_memory_growth", too_late)
+    with_gpu.setattr(tf.config, "set_logical_device_configuration", too_late)
     for call in (memory.set_growth, lambda: memory.set_limit(1000)):
-        with pytest.raises(UnsupportedError, match=said):
+        with pytest.raises(UnsupportedError, match="Call it first in the script"):
             call()
 
 
-def test_wrong_arguments(monkeypatch):
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [GPU])
+def test_growth_and_a_limit_are_not_combined(with_gpu):
+    with_gpu.setattr(tf.config, "get_logical_device_configuration", lambda device: ["a limit"])
+    with pytest.raises(UnsupportedError, match="Found: set_limit was called before"):
+        memory.set_growth()
+    with_gpu.setattr(tf.config.experimental, "get_memory_growth", lambda device: True)
+    with pytest.raises(UnsupportedError, match="Found: set_growth was called before"):
+        memory.set_limit(1000)
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_wrong_arguments():
     with pytest.raises(ValueError, match="Expected mib to be"):
         memory.set_limit(0)
     with pytest.raises(ValueError, match=r"Expected a GPU from 0 to 0\. Received: 1"):

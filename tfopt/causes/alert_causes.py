@@ -261,8 +261,7 @@ def _full_memory(situation: Situation, gpu: GpuSample) -> str | None:
     if situation.memory_grows:
         return text
     return (
-        f"{text} TensorFlow takes nearly all of it at the start, needed or not, unless "
-        "tf.config.experimental.set_memory_growth is on."
+        f"{text} TensorFlow takes nearly all of it at the start, needed or not, unless tfopt.memory.set_growth() is on."
     )
 
 

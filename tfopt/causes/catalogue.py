@@ -25,7 +25,7 @@ INPUT = Cause(
     "prefetches.",
 )
 NO_PREFETCH = Cause(
-    "no prefetch", "Let batches be made ahead: dataset.prefetch(2), as its last stage.", "dataset = dataset.prefetch(2)"
+    "no prefetch", "Prefetch batches: make dataset.prefetch(2) the last stage.", "dataset = dataset.prefetch(2)"
 )
 COPYING = Cause(
     "copying to the GPU",
@@ -38,7 +38,7 @@ WAITS = Cause(
     "Launch steps without waiting: tfopt.fit.overlap(model).",
     "import tfopt\ntfopt.fit.overlap(model)",
 )
-SMALL_BATCH = Cause("small batch", "Take a larger batch.")
+SMALL_BATCH = Cause("small batch", "Use a larger batch.")
 XLA_OFF = Cause(
     "XLA is off",
     "Let XLA fuse kernels: tfopt.xla.set_jit(model, True); tfopt.xla.decide(model, dataset) measures whether it pays.",
@@ -57,8 +57,8 @@ XLA_ON = Cause(
 
 FLOAT32 = Cause(
     "float32",
-    "tfopt.precision.check(model, dataset) tells whether it trains as well in 16 bits, which "
-    "tfopt.precision.apply(model, policy) switches to.",
+    "tfopt.precision.check(model, dataset) checks whether it trains as well in 16 bits; "
+    "tfopt.precision.apply(model, policy) switches to them.",
 )
 # Too little for any matrix product that matters, but above the noise of an idle counter.
 TENSOR_ACTIVE_PERCENT = 1.0
@@ -69,37 +69,41 @@ SIXTEEN_BITS = Cause(
 )
 SIZES = Cause(
     "sizes that miss Tensor Cores",
-    "Choose multiples of 8: tfopt.precision.alignment(model, batch_size=…) names the layers.",
+    "Pad it to that size; tfopt.precision.alignment(model, batch_size=…) lists all of them.",
 )
 ATTENTION = Cause(
     "attention without a fast kernel",
-    "tfopt.kernels.use_flash_attention(model) gives it one.",
+    "tfopt.kernels.use_flash_attention(model) runs it through one.",
     "import tfopt\ntfopt.kernels.use_flash_attention(model)",
 )
 BATCH_NORM = Cause(
     "batch norm without a fast kernel",
-    "tfopt.kernels.fuse_batch_norm(model) gives it one.",
+    "tfopt.kernels.fuse_batch_norm(model) runs it through one.",
     "import tfopt\ntfopt.kernels.fuse_batch_norm(model)",
 )
 
 CALLBACK = Cause(
     "callback",
     "Do its work less often, or in a thread.",
-    "if batch % 100:  # in on_train_batch_end; or do the work in a thread\n    return",
+    "# In on_train_batch_end; or do the work in a thread\n"
+    "if batch % 100 >= self.model.steps_per_execution:\n"
+    "    return",
 )
 PROGRESS_BAR = Cause(
     "progress bar",
-    "A line an epoch is enough: model.fit(..., verbose=2).",
-    "model.fit(..., verbose=2)  # a line an epoch",
+    "One line per epoch is enough: model.fit(..., verbose=2).",
+    "model.fit(..., verbose=2)  # one line per epoch",
 )
 VALIDATION = Cause("validation", "Validate on fewer batches (validation_steps), or less often (validation_freq).")
 BETWEEN_EPOCHS = Cause(
-    "between epochs", "Check what callbacks do there, such as writing checkpoints, and do it less often."
+    "between epochs",
+    "Check what callbacks do there, such as writing checkpoints, and do it less often.",
+    "if (epoch + 1) % 5:  # in on_epoch_end; or do the work in a thread\n    return",
 )
 EPOCH_STARTS = Cause(
     "epoch starts",
     "Open the data once, or choose longer epochs or a smaller shuffle buffer.",
-    "dataset = dataset.repeat()  # and steps_per_epoch in fit: opened once\n"
+    "dataset = dataset.repeat()  # right after shuffle; with steps_per_epoch in fit\n"
     "# or fewer and longer epochs, or a smaller shuffle buffer",
 )
 NEW_SHAPES = Cause(
@@ -111,10 +115,10 @@ NEW_SHAPES = Cause(
 
 COMMUNICATION = Cause(
     "communication",
-    "Synchronise less often (gradient_accumulation_steps), or send fewer bytes "
-    "(tfopt.distribute.compress_gradients(optimizer)).",
-    "optimizer = Adam(..., gradient_accumulation_steps=4)  # reduces less often\n"
-    "tfopt.distribute.compress_gradients(optimizer)        # or sends fewer bytes",
+    "Send fewer bytes (tfopt.distribute.compress_gradients(model)), or synchronise less often "
+    "(gradient_accumulation_steps, under tfopt.distribute.strategy()). Both change the training.",
+    "import tfopt\ntfopt.distribute.compress_gradients(model)  # sends 16 bits; changes rounding\n"
+    "# or gradient_accumulation_steps=4, under tfopt.distribute.strategy()",
 )
 
 OTHER_PROCESS = Cause(
@@ -134,7 +138,8 @@ FAR_CPUS = Cause(
 )
 PCIE_LINK = Cause(
     "a PCIe link below its best",
-    "Reseat the card, or use another slot: under load, nvidia-smi -q -d PCIE should show the link at its best.",
+    "Reseat the card, or use another slot. Under load, nvidia-smi --format=csv --query-gpu=pcie.link.gen.current,"
+    "pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max should show the best.",
 )
 MIG_INSTANCE = Cause(
     "a MIG instance", "nvidia-smi mig -lgi lists the instances; ask for a larger one if this one is always busy."

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt import fit
 from tfopt.diagnosis.training import Training, without_epoch_ends
-from tfopt.kernels.replacing import restored
+from tfopt.kernels.replacing import has_replacement, restored
 from tfopt.measure import FitTimer, StepTimer, StepTimes
 from tfopt.measure.timers import wait
 from tfopt.precision.layer_policies import assign_policies, under_policies
@@ -114,17 +114,22 @@ class ReduceArm:
 
 
 def one_replica(training: Training) -> Callable[[int], StepTimes] | None:
-    """Times a copy of the model on one device, on one replica's share of the batch; None if it cannot be copied."""
+    """Times a copy of the model on one device, on one replica's share of the batch; None if there is no true copy."""
     model = training.model
     if tf.distribute.has_strategy():  # the copy would have several replicas, too
         return None
     local = model.distribute_strategy.experimental_local_results
     share = tf.nest.map_structure(lambda part: local(part)[0], training.batch)
+    if any(has_replacement(layer) for layer in model._flatten_layers()):  # which a copy lacks
+        return None
     try:
         copy = keras.models.clone_model(model)
+        if type(copy).train_step is not type(model).train_step:  # of a Functional subclass it is no subclass
+            return None
         copy.compile_from_config(model.get_compile_config())
         copy.jit_compile = model.jit_compile
         timer = StepTimer(copy, tf.data.Dataset.from_tensors(share))
+        timer(1, warmup=0)
     except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, tf.errors.OpError):
         return None  # whatever the model's class and its config do
     return partial(timer, warmup=_WARMUP, samples=_SAMPLES)

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfopt import fit, kernels, precision, xla
 from tfopt.causes import catalogue
 from tfopt.causes.catalogue import Cause
+from tfopt.diagnosis import remedies
 from tfopt.diagnosis.arms import (
     Change,
     FitArm,
@@ -32,7 +32,8 @@ from tfopt.fit.launching import overlap_of
 from tfopt.measure import StepTimes
 from tfopt.model.batches import DEVICE_STAGE, ends_on_device
 from tfopt.model.layers import computing_layers, layer_paths
-from tfopt.pipelines.device.copying import copy_ahead
+from tfopt.model.state import trace_train_step
+from tfopt.pipelines.device.copying import copy_ahead, is_int32
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.precision.layer_policies import assign_policies, current_policy, is_16_bit
 from tfopt.text import figure
@@ -52,8 +53,8 @@ class Candidate:
     """What the experiment was."""
     remedy: str = ""
     """What to do, in lines of code; empty: those of the cause."""
-    of: str = ""
-    """The callback, if it is one."""
+    label: str = ""
+    """What it is called, if not by the cause's name."""
     kind: str = ""
     """What mends it: one of the names that `tune` allows; empty if only the user can."""
     change: Change | None = None
@@ -67,8 +68,8 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Its name: the cause's and, of a callback, its class's."""
-        return f"{self.cause.name} {self.of}".strip()
+        """What it is called."""
+        return self.label or self.cause.name
 
     @property
     def lines(self) -> str:
@@ -100,14 +101,16 @@ def _input(training: Training) -> Iterator[Candidate | NotTested]:
         cause=catalogue.INPUT,
         arm=FitArm(training, dataset=training.resident),
         evidence="The same steps on one batch that stays in memory.",
-        remedy=_input_remedy(training),
+        remedy=remedies.slow_input(training),
         against=NOW if ahead is None else catalogue.NO_PREFETCH.name,
         at_most=True,
     )
     if not tf.config.list_logical_devices("GPU"):
         yield NotTested(catalogue.COPYING.name, "TensorFlow sees no GPU here")
-    elif training.model.distribute_strategy.num_replicas_in_sync > 1:
-        yield NotTested(catalogue.COPYING.name, "the model runs on several replicas")
+    elif training.model._distribute_strategy is not None:
+        yield NotTested(catalogue.COPYING.name, "a strategy copies batches to its own devices")
+    elif not training.model.jit_compile and any(map(is_int32, tf.nest.flatten(training.resident.element_spec))):
+        yield NotTested(catalogue.COPYING.name, "a step without XLA takes the int32 parts of a batch from the host")
     elif not _on_device(training):
         yield Candidate(
             cause=catalogue.COPYING,
@@ -133,7 +136,9 @@ def prefetched(data: Any) -> tf.data.Dataset | None:
     """The dataset with batches prefetched; None if they are already, if TensorFlow does so itself, or if it is none."""
     if not isinstance(data, tf.data.Dataset) or ends_on_device(data) or hasattr(data, DEVICE_STAGE):
         return None
-    options = data.options()
+    last, options = data, data.options()
+    while type(last).__name__ == "_OptionsDataset":
+        last = last._input_dataset
     switches = (
         options.autotune.enabled,
         *(
@@ -141,38 +146,9 @@ def prefetched(data: Any) -> tf.data.Dataset | None:
             for name in ("inject_prefetch", "apply_default_optimizations")
         ),
     )
-    if False not in switches or type(data).__name__ == "_PrefetchDataset":
+    if False not in switches or type(last).__name__ == "_PrefetchDataset":
         return None
     return data.prefetch(2)  # AUTOTUNE would be off with autotuning
-
-
-def _input_remedy(training: Training) -> str:
-    data, size = training.data, training.examples
-    if isinstance(data, keras.utils.PyDataset):
-        return "super().__init__(workers=4, max_queue_size=16)  # in its __init__"
-    if isinstance(data, PipelinePlan):
-        return 'cache="memory"  # in build_pipeline, if the decoded examples fit there'
-    if isinstance(data, tf.data.Dataset):
-        return (
-            "# After the slow stage, before shuffle and anything random, if memory allows\n"
-            "# build_pipeline does more: docs/pipelines.md\n"
-            "dataset = dataset.cache()"
-        )
-    if not isinstance(data, np.ndarray | tf.Tensor | list | tuple | dict):
-        return "# Instead of a generator: a keras.utils.PyDataset with workers=4"
-    if not training.validation_split:
-        return (
-            "from tfopt.pipelines import build_pipeline\n"
-            f"dataset = build_pipeline((x, y), batch_size={size})  # your arrays\n"
-            "model.fit(dataset, ...)                              # without batch_size"
-        )
-    return (
-        "from tfopt.pipelines import build_pipeline\n"
-        f"options = dict(batch_size={size}, split={training.validation_split:g})\n"
-        "dataset = build_pipeline((x, y), **options)  # your arrays\n"
-        "validation = build_pipeline((x, y), training=False, **options)\n"
-        "model.fit(dataset, validation_data=validation, ...)  # no validation_split"
-    )
 
 
 def callback_names(callbacks: Sequence[keras.callbacks.Callback]) -> dict[keras.callbacks.Callback, str]:
@@ -198,14 +174,19 @@ def _callbacks(training: Training) -> Iterator[Candidate]:
     for callback, name in callback_names(training.callbacks).items():
         if not any(_overrides(callback, hook) for hook in _BATCH_HOOKS):
             continue
-        own = _is_progress_bar(callback)
-        cause = catalogue.PROGRESS_BAR if own else catalogue.CALLBACK
+        arm = FitArm(training, without=[callback])
+        if _is_progress_bar(callback):
+            evidence = "The same training without the progress bar."
+            yield Candidate(cause=catalogue.PROGRESS_BAR, label=name, arm=arm, evidence=evidence)
+            continue
         yield Candidate(
-            cause=cause,
-            of=name.removeprefix(cause.name).strip(),
-            arm=FitArm(training, without=[callback]),
-            evidence="The same training without the progress bar." if own else "The same training without it.",
-            saved=1.0 if own else 0.99,
+            cause=catalogue.CALLBACK,
+            label=name,
+            arm=arm,
+            evidence="The same training without it.",
+            remedy=remedies.in_each_batch(callback),
+            at_most=type(callback).__module__.startswith("keras."),
+            saved=1 - training.model.steps_per_execution / min(100, training.steps_per_epoch or 100),
         )
 
 
@@ -214,13 +195,16 @@ def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
 
 
 def _eager(training: Training) -> Iterator[Candidate]:
-    everywhere = tf.config.functions_run_eagerly()
-    if training.model.run_eagerly or everywhere:
+    switches = {
+        "tf.config.run_functions_eagerly(False)": tf.config.functions_run_eagerly(),
+        "model.compile(..., run_eagerly=False)": training.model.run_eagerly,
+    }
+    if any(switches.values()):
         yield Candidate(
             cause=catalogue.EAGER,
             arm=FitArm(training, changes=[in_a_graph]),
             evidence="The same training with the step as a graph.",
-            remedy="tf.config.run_functions_eagerly(False)" if everywhere else "model.compile(..., run_eagerly=False)",
+            remedy="\n".join(line for line, on in switches.items() if on),
             change=in_a_graph,
         )
 
@@ -242,9 +226,9 @@ def _overlap(training: Training) -> Iterator[Candidate | NotTested]:
 def _xla(training: Training) -> Iterator[Candidate | NotTested]:
     model = training.model
     on = not model.jit_compile
+    if model.run_eagerly or tf.config.functions_run_eagerly():
+        raise UnsupportedError("the model runs eagerly")
     if on:
-        if model.run_eagerly:
-            raise UnsupportedError("the model runs eagerly")
         found = xla.explain(model, training.resident)
         if found.obstacles:
             raise UnsupportedError(str(found.obstacles[0]))
@@ -282,12 +266,15 @@ def _precision(training: Training) -> Iterator[Candidate | NotTested]:
 
 
 def _kernels(training: Training) -> Iterator[Candidate | NotTested]:
-    kinds = {path.kernel for path in kernels.explain(training.model).layers if path.training != ()}
     for kind, cause, use in _KERNELS:
-        if kind not in kinds or (cause is catalogue.BATCH_NORM and training.model.jit_compile):  # XLA fuses that
+        plain = [path for path in kernels.explain(training.model).layers if path.kernel == kind and path.training]
+        if not any("not requested" in str(path.training) for path in plain):
             continue
         if not tf.config.list_logical_devices("GPU"):
             yield NotTested(cause.name, f"{kind} needs an NVIDIA GPU")
+            continue
+        if reasons := _against(training, kind, use):
+            yield NotTested(cause.name, reasons)
             continue
         yield Candidate(
             cause=cause,
@@ -298,6 +285,14 @@ def _kernels(training: Training) -> Iterator[Candidate | NotTested]:
         )
 
 
+def _against(training: Training, kind: str, use: Callable[[keras.Model], int]) -> str:
+    """What keeps every layer from a kernel; empty if one takes it."""
+    with with_kernel(use)(training.model):
+        trace_train_step(training.model, training.batch)
+        rows = [path.training for path in kernels.explain(training.model).layers if path.kernel == kind]
+    return ", ".join(dict.fromkeys(reason for row in rows for reason in row or ())) if all(rows) else ""
+
+
 def _batch(training: Training) -> Iterator[Candidate | NotTested]:
     model = training.model
     if model.distribute_strategy.num_replicas_in_sync > 1:
@@ -305,16 +300,10 @@ def _batch(training: Training) -> Iterator[Candidate | NotTested]:
     yield Candidate(
         cause=catalogue.SMALL_BATCH,
         arm=StepArm(training, twice=True),
-        evidence=f"The step alone on {2 * training.examples} examples at once, for {training.examples} of them.",
-        remedy=_larger_batch(training),
+        evidence=f"The step alone on a batch of {2 * training.examples}, counted at half its time.",
+        remedy=remedies.larger_batch(training),
         against=STEP,
     )
-
-
-def _larger_batch(training: Training) -> str:
-    given = isinstance(training.data, tf.data.Dataset | keras.utils.PyDataset)
-    line = "dataset.batch({})" if given else "model.fit(..., batch_size={})"
-    return f"{line.format(2 * training.examples)}  # changes training: docs/diagnosis.md"
 
 
 def _communication(training: Training) -> Iterator[Candidate | NotTested]:

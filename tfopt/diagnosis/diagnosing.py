@@ -17,26 +17,29 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.causes.catalogue import (
     BETWEEN_EPOCHS,
+    COMMUNICATION,
     COPYING,
     EPOCH_STARTS,
+    FLOAT32,
     INPUT,
     NEW_SHAPES,
     NO_PREFETCH,
+    SIXTEEN_BITS,
     SMALL_BATCH,
     VALIDATION,
 )
-from tfopt.diagnosis import pauses
+from tfopt.diagnosis import pauses, remedies
 from tfopt.diagnosis.arms import FitArm, StepArm
 from tfopt.diagnosis.candidates import NOW, STEP, Candidate, callback_names, candidates, copied_ahead, prefetched
-from tfopt.diagnosis.computation import describe
 from tfopt.diagnosis.findings import CauseCost, Diagnosis, NotTested
-from tfopt.diagnosis.placement import readings, sizes
+from tfopt.diagnosis.readings import describe, readings, sizes
 from tfopt.diagnosis.training import Training
 from tfopt.errors import TfoptError, summarize_error
 from tfopt.measure import Comparison, StepTimes, compare, environment, interleave
 from tfopt.measure.times import difference_ms
 from tfopt.pipelines import profile_pipeline
 from tfopt.pipelines.plan import PipelinePlan
+from tfopt.precision import recommend
 from tfopt.text import figure
 
 ROUNDS = 5
@@ -136,7 +139,7 @@ class Experiments:
         """Runs them all."""
         self._progress.say("tracing")
         eager = self.training.model.run_eagerly or tf.config.functions_run_eagerly()
-        with readings() as noticed:
+        with readings(self.training) as noticed:
             retraced = None if eager else pauses.retracing(self.training, self._steps)
             found = list(candidates(self.training))
             self._not_tested += [one for one in found if isinstance(one, NotTested)]
@@ -151,7 +154,10 @@ class Experiments:
             counts = {cause.name for cause in causes if cause.counts}
             if INPUT.name in counts:
                 causes = [self._explained(cause) if cause.name == INPUT.name else cause for cause in causes]
-            floor, together = self._without_all(counts)
+            floor, together = self._without_all(counts, times)
+            for cause in causes:  # the step alone is still that of all replicas
+                if cause.counts and cause.name == COMMUNICATION.name:
+                    floor = _slower(floor, -min(cause.cost_ms, 0.9 * floor.median_ms))
         return Diagnosis(
             now=now,
             floor=floor,
@@ -159,7 +165,7 @@ class Experiments:
             causes=tuple(sorted(causes, key=lambda cause: -cause.cost_ms)),
             noticed=(*noticed, *sizes(self.training)),
             not_tested=tuple(self._not_tested),
-            computation=describe(self.training, floor),
+            computation=describe(self.training, floor, self._floor_dtype(counts)),
             environment=environment(),
             date=datetime.date.today().isoformat(),
         )
@@ -182,7 +188,7 @@ class Experiments:
             running, ROUNDS, on_progress=lambda name, turn: self._progress.say(f"round {turn + 1} of {ROUNDS}: {name}")
         )
 
-    def _without_all(self, counts: set[str]) -> tuple[StepTimes, Comparison | None]:
+    def _without_all(self, counts: set[str], before: Mapping[str, StepTimes]) -> tuple[StepTimes, Comparison | None]:
         """Times the step alone with all changes that pay, and `fit` without several causes at once beside it as is."""
         training = self.training
         changes = [one.change for one in self.tested if one.name in counts and one.change]
@@ -196,7 +202,13 @@ class Experiments:
             arms[NOW] = FitArm(training)
             arms[_TOGETHER] = FitArm(training, dataset=self._fed(fed), without=left_out, changes=changes)
         times = self.interleave(arms)
-        return times[_FLOOR], compare(times[NOW], times[_TOGETHER]) if _TOGETHER in times else None
+        floor = times.get(_FLOOR) or before.get(STEP) or before[NOW]  # all changes together may fail
+        return floor, compare(times[NOW], times[_TOGETHER]) if _TOGETHER in times else None
+
+    def _floor_dtype(self, counts: set[str]) -> str | None:
+        """The dtype that the floor computes in, if it is not the training's own."""
+        changed = {FLOAT32.name, SIXTEEN_BITS.name} & counts
+        return recommend().policy.removeprefix("mixed_") if changed else None
 
     def _fed(self, causes: Sequence[str]) -> tf.data.Dataset | None:
         """The data with the first of these causes taken away, and so the others; None for the training's own."""
@@ -231,7 +243,7 @@ class Experiments:
                 ms,
                 f"Of the first {retraced.steps} steps, {retraced.times} after the first were traced or compiled again, "
                 f"which took {retraced.seconds:.2g} s, here spread over {over:,} steps.",
-                NEW_SHAPES.code,
+                remedies.shapes(training),
                 (ms, ms),
             )
         if steps is None:
@@ -262,7 +274,7 @@ class Experiments:
                 EPOCH_STARTS.name,
                 1000 * each / steps,
                 f"Opening the data again takes {each:.2g} s, after each {steps:,} steps.",
-                EPOCH_STARTS.code,
+                remedies.opened_each_epoch(self.training),
                 (1000 * min(seconds) / steps, 1000 * max(seconds) / steps),
                 at_most=True,
             )
@@ -274,14 +286,15 @@ class Experiments:
             self._not_tested.append(NotTested(VALIDATION.name, reason))
             return
         times, batches = found
-        (low, high), often = times.interval_ms, 5 * self.training.epochs_per_validation
+        low, high = times.interval_ms
+        remedy, saved = remedies.validation(self.training, batches)
         yield _Cost(
             VALIDATION.name,
             times.median_ms * batches / steps,
             f"{batches:,} batches take {times.median_ms * batches / 1000:.2g} s, after {steps:,} steps each time.",
-            f"model.fit(..., validation_freq={often})  # or fewer validation_steps",
+            remedy,
             (low * batches / steps, high * batches / steps),
-            _FOUR_FIFTHS,
+            saved,
         )
 
 

@@ -199,12 +199,12 @@ def _reason_against(its: Experiments, one: Candidate, tolerance: float | None) -
     return ""
 
 
-def _together(its: Experiments, chosen: list[Candidate], dataset: tf.data.Dataset | None) -> Comparison:
-    """Times all changes together against the training as it was."""
+def _together(its: Experiments, chosen: list[Candidate], dataset: tf.data.Dataset | None) -> Comparison | None:
+    """Times all changes together against the training as it was; None if together they fail."""
     changes = [one.change for one in chosen if one.change]
     arms = {NOW: FitArm(its.training), "tuned": FitArm(its.training, dataset=dataset, changes=changes)}
     times = its.interleave(arms)
-    return compare(times[NOW], times["tuned"])
+    return compare(times[NOW], times["tuned"]) if "tuned" in times else None
 
 
 def apply_changes(model: keras.Model, causes: Collection[str], undo: list[Callable[[], None]]) -> None:

@@ -107,14 +107,14 @@ def _predicted(cause: CauseCost) -> str:
         return ""
     times = f"{figure(cause.gain)} times as fast"
     if cause.at_most:
-        return f"At best, with none of it left, training would be {times}."
+        return f"At best, if this cost nothing, training would be {times}."
     return f"With this change, training is predicted to be {times}."
 
 
 def _together(diagnosis: Diagnosis) -> str:
     """What all of it gains at once; empty unless several causes count."""
     found = diagnosis.together
-    return "" if found is None else f"Without all of these at once, measured through fit, steps are {found}."
+    return "" if found is None else f"With all of these removed, a step through fit is {found}."
 
 
 def page(diagnosis: Diagnosis) -> str:

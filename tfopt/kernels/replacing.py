@@ -97,6 +97,11 @@ def replacement(layer: keras.Layer, name: str) -> Callable[..., Any] | None:
     return dict(_replaced(layer)).get(name)
 
 
+def has_replacement(layer: keras.Layer) -> bool:
+    """Whether any method of a layer is replaced."""
+    return bool(_replaced(layer))
+
+
 def renew(model: keras.Model) -> None:
     """Rebuilds the step functions of a model and of the models inside it. A callback may call it during `fit`."""
     for part in model._flatten_layers():

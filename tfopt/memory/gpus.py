@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfopt import checks, hardware
 from tfopt.errors import UnsupportedError
+from tfopt.hardware import gpu_memory
 from tfopt.hardware.gpu_memory import read_allocator
 from tfopt.hardware.inventory import memory_mib
 from tfopt.text import figure
@@ -42,10 +43,10 @@ class MemoryUsage:
     def __str__(self) -> str:
         parts = {
             "in use": self.in_use_mib,
-            "at most": self.peak_mib,
+            "peak": self.peak_mib,
             "held": self.held_mib,
             "by others": self.others_mib,
-            "in all": self.total_mib,
+            "total": self.total_mib,
         }
         known = (f"{figure(mib)} MiB {name}" for name, mib in parts.items() if mib is not None)
         return f"GPU:{self.index}: {', '.join(known) or 'unknown'}"
@@ -79,8 +80,8 @@ def usage() -> tuple[MemoryUsage, ...]:
 
 def reset_peak() -> None:
     """Lets `peak_mib` begin again at what is in use now, on all GPUs."""
-    for device in tf.config.list_logical_devices("GPU"):
-        tf.config.experimental.reset_memory_stats(device.name.removeprefix("/device:"))
+    for number in range(len(tf.config.list_logical_devices("GPU"))):
+        gpu_memory.reset_peak(f"GPU:{number}")
 
 
 def set_growth(enabled: bool = True) -> None:
@@ -96,8 +97,11 @@ def set_growth(enabled: bool = True) -> None:
     Example:
         >>> tfopt.memory.set_growth()
     """
-    for device in tf.config.list_physical_devices("GPU"):
-        with _before_start():
+    devices = tf.config.list_physical_devices("GPU")
+    if any(map(tf.config.get_logical_device_configuration, devices)):
+        raise _not_both("set_limit")
+    with _before_start():
+        for device in devices:
             tf.config.experimental.set_memory_growth(device, bool(enabled))
 
 
@@ -124,6 +128,8 @@ def set_limit(mib: int, *, gpu: int = 0) -> None:
         return
     if gpu not in range(len(devices)):
         raise ValueError(f"Expected a GPU from 0 to {len(devices) - 1}. Received: {gpu!r}.")
+    if any(map(tf.config.experimental.get_memory_growth, devices)):
+        raise _not_both("set_growth")
     with _before_start():
         limited = tf.config.LogicalDeviceConfiguration(memory_limit=mib)
         tf.config.set_logical_device_configuration(devices[gpu], [limited])
@@ -135,7 +141,11 @@ def _before_start() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise UnsupportedError(_TOO_LATE) from error
-    except ValueError as error:  # TensorFlow knows only one of the two
-        raise UnsupportedError(
-            f"Expected either growth or a limit for a GPU. Found: {str(error).rstrip('.')}. Choose one of them."
-        ) from error
+
+
+def _not_both(other: str) -> UnsupportedError:
+    """TensorFlow ignores growth on all GPUs once one has a limit."""
+    return UnsupportedError(
+        f"Expected either growth or a limit. Found: {other} was called before. Choose one of them; TensorFlow does not "
+        "combine them."
+    )

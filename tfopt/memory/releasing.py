@@ -14,6 +14,10 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from tensorflow.python.framework import ops
 from tensorflow.python.framework.func_graph import FuncGraph
 
+from tfopt import hardware
+from tfopt.hardware.gpu_memory import read_allocator
+from tfopt.hardware.host_limits import MIB
+
 _CUSTOM = "CustomGradient-"  # how TensorFlow names the gradients of tf.custom_gradient
 
 
@@ -56,7 +60,7 @@ def _gradients() -> dict[str, Any]:
 
 def _forgotten() -> Iterator[str]:
     """Names of custom gradients that belong to no graph in use."""
-    used = {id(one.graph) for one in gc.get_objects() if isinstance(one, ConcreteFunction)}
+    used = _used()
     for name, entry in list(_gradients().items()):
         if name.startswith(_CUSTOM):
             graphs = set(map(id, _graphs(entry["type"])))
@@ -64,10 +68,27 @@ def _forgotten() -> Iterator[str]:
                 yield name
 
 
+def _used() -> set[int]:
+    """The graphs of all functions that can still be called, and of those that they call."""
+    used: set[int] = set()
+    waiting = [one.graph for one in gc.get_objects() if issubclass(type(one), ConcreteFunction)]
+    while waiting:
+        graph = waiting.pop()
+        if id(graph) not in used:
+            used.add(id(graph))
+            inner = (getattr(each, "_cached_graph", None) for each in graph._functions.values())
+            waiting += [each for each in inner if each is not None]
+    return used
+
+
 def _graphs(function: Any, seen: frozenset[int] = frozenset()) -> Iterator[FuncGraph]:
     """The graphs of the tensors that a function refers to, and those around them."""
     for cell in getattr(function, "__closure__", None) or ():
-        for value in tf.nest.flatten(cell.cell_contents):
+        try:
+            values = tf.nest.flatten(cell.cell_contents)
+        except (ValueError, TypeError):  # an unset cell, keys that cannot be sorted
+            continue
+        for value in values:
             if isinstance(value, types.FunctionType) and id(value) not in seen:
                 yield from _graphs(value, seen | {id(value)})
             graph = value.graph if tf.is_symbolic_tensor(value) else None
@@ -78,6 +99,5 @@ def _graphs(function: Any, seen: frozenset[int] = frozenset()) -> Iterator[FuncG
 
 def _taken_mib() -> float:
     """Of the host's memory by this process, and of the GPUs' by its tensors."""
-    names = [device.name.removeprefix("/device:") for device in tf.config.list_logical_devices("GPU")]
-    on_gpus = sum(tf.config.experimental.get_memory_info(name)["current"] for name in names)
-    return (psutil.Process().memory_info().rss + on_gpus) / 2**20
+    on_gpus = sum(read_allocator(gpu.index).gpu_memory_allocated_mib or 0.0 for gpu in hardware.gpus())
+    return psutil.Process().memory_info().rss / MIB + on_gpus

@@ -1,12 +1,13 @@
 """What is noticed of the machine around an experiment: readings that a test sets."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 
-from tfopt.diagnosis import placement
+from tfopt.diagnosis import readings
 from tfopt.diagnosis.training import Training
 from tfopt.hardware import Gpu, GpuSample
 from tfopt.hardware.host_activity import HostReading
@@ -16,6 +17,7 @@ from tfopt.warn import forget_warnings
 GPU = Gpu(0, "GPU-0", "NVIDIA H200", 143_771, (9, 0), False, "570.1")
 
 LINK = PcieLink(5, 16, 5, 16)
+TRAINING = SimpleNamespace(model=SimpleNamespace(_distribute_strategy=None))
 
 
 class Meter:
@@ -39,9 +41,9 @@ def sample(at, **fields):
 @pytest.fixture
 def machine(monkeypatch):
     """A quiet one, without a GPU."""
-    monkeypatch.setattr(placement, "HostMeter", Meter)
-    monkeypatch.setattr(placement, "OtherProcesses", Others)
-    monkeypatch.setattr(placement.hardware, "gpus", list)
+    monkeypatch.setattr(readings, "HostMeter", Meter)
+    monkeypatch.setattr(readings, "OtherProcesses", Others)
+    monkeypatch.setattr(readings.hardware, "gpus", list)
     return monkeypatch
 
 
@@ -52,19 +54,19 @@ def with_gpu(machine, *rows):
             on_sample((row,))
         yield
 
-    machine.setattr(placement.hardware, "gpus", lambda: [GPU])
-    machine.setattr(placement, "GpuSampler", sampler)
+    machine.setattr(readings.hardware, "gpus", lambda: [GPU])
+    machine.setattr(readings, "GpuSampler", sampler)
     placed(machine)
 
 
 def placed(machine, *, usable=(0, 1), near=(0, 1), link=LINK):
-    machine.setattr(placement, "usable_cpus", lambda: usable)
-    machine.setattr(placement, "cpu_affinity", lambda gpu: near and frozenset(near))
-    machine.setattr(placement, "pcie_link", lambda gpu: link)
+    machine.setattr(readings, "usable_cpus", lambda: usable)
+    machine.setattr(readings, "cpu_affinity", lambda gpu: near and frozenset(near))
+    machine.setattr(readings, "pcie_link", lambda gpu: link)
 
 
 def noticed():
-    with placement.readings() as found:
+    with readings.readings(TRAINING) as found:
         pass
     return [(each.name, each.evidence) for each in found]
 
@@ -78,7 +80,7 @@ def test_a_quiet_machine_without_a_gpu_is_not_mentioned(machine, caplog):
 @pytest.mark.parametrize(
     ("owner", "name", "value", "evidence"),
     [
-        (Others, "percent", 30.0, "Other processes took 30 % of the CPUs meanwhile."),
+        (Others, "percent", 30.0, "Other processes used 30 % of the CPU time during the diagnosis."),
         (Meter, "throttled", 40.0, "The CPU quota stopped this process in 40 % of its periods."),
     ],
 )
@@ -97,8 +99,8 @@ def test_a_gpu_that_is_shared(machine):
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        ("thermal", [("heat", "GPU:0 was throttled by heat (thermal) meanwhile.")]),
-        ("power_cap", [("power", "GPU:0 was throttled by power (power_cap) meanwhile.")]),
+        ("thermal", [("throttled by heat", "GPU:0 was throttled by heat (thermal) during the diagnosis.")]),
+        ("power_cap", [("throttled by power", "GPU:0 was throttled by power (power_cap) during the diagnosis.")]),
         ("app_clocks", []),
     ],
 )
@@ -109,23 +111,19 @@ def test_clocks_that_are_held_back(machine, reason, said):
     assert noticed() == said
 
 
-def test_memory_that_is_nearly_full(machine):
-    full = {"gpu_memory_total_mib": 1000.0, "gpu_memory_allocated_peak_mib": 930.0}
-    with_gpu(machine, *(sample(float(at), **full) for at in range(3)))
-    assert [said for _, said in noticed()] == ["Tensors took 930 of the 1,000 MiB of GPU:0."]
-    with_gpu(machine, *(sample(float(at), **full | {"gpu_memory_allocated_peak_mib": 600.0}) for at in range(3)))
-    assert noticed() == []
-
-
 @pytest.mark.parametrize(
     ("how", "name", "said"),
     [
-        ({"near": (0,)}, "CPUs far from the GPU", "CPUs of this process on another socket than GPU:0: 1 of 2."),
+        (
+            {"near": (0,)},
+            "CPUs far from the GPU",
+            "1 of the 2 CPUs of this process are in another NUMA node than its GPUs.",
+        ),
         ({"near": None}, "", ""),
         (
             {"link": PcieLink(5, 8, 5, 16)},
             "a PCIe link below its best",
-            "GPU:0 is connected by PCIe 5.0 ×8, of PCIe 5.0 ×16 that are possible.",
+            "GPU:0 runs at PCIe 5.0 ×8; card and slot allow PCIe 5.0 ×16.",
         ),
         ({"link": None}, "", ""),
     ],
@@ -139,20 +137,34 @@ def test_how_the_gpu_is_connected(machine, how, name, said):
 def test_far_cpus_are_told_with_the_command(machine):
     with_gpu(machine, sample(0.0))
     placed(machine, usable=range(64), near=[*range(16, 32), 40])
-    with placement.readings() as found:
+    with readings.readings(TRAINING) as found:
         pass
     assert "taskset -c 16-31,40 python" in found[0].remedy
     placed(machine, usable=range(8), near=range(16, 32))  # none of them is near
-    with placement.readings() as found:
+    with readings.readings(TRAINING) as found:
         pass
     assert "taskset -c 16-31 python" in found[0].remedy
 
 
 def test_sizes_that_miss_tensor_cores(machine):
-    model = keras.Sequential([keras.Input((63,)), keras.layers.Dense(64, name="hidden"), keras.layers.Dense(8)])
+    layers = [keras.layers.Dense(64, name="hidden"), keras.layers.Dense(8)]
+    model = keras.Sequential([keras.Input((63,)), *layers], name="net")
     model.compile("sgd", "mse")
     training = Training.of(model, {"x": np.zeros((16, 63), "float32"), "y": np.zeros((16, 8), "float32")})
-    assert list(placement.sizes(training)) == []  # no GPU
-    machine.setattr(placement.hardware, "gpus", lambda: [GPU])
-    (found,) = placement.sizes(training)
-    assert found.evidence == "Inputs 63 in sequential/hidden: the next multiple is 64." or "63" in found.evidence
+    assert list(readings.sizes(training)) == []  # no GPU
+    machine.setattr(readings.hardware, "gpus", lambda: [GPU])
+    (found,) = readings.sizes(training)
+    assert found.evidence == "Inputs 63 in net/hidden: the next multiple is 64."
+
+
+def test_gpus_that_the_model_does_not_use_are_left_out(machine):
+    others = [Gpu(number, f"GPU-{number}", "NVIDIA H200", 143_771, (9, 0), False, "570.1") for number in range(3)]
+    with_gpu(machine, sample(0.0))
+    machine.setattr(readings.hardware, "gpus", lambda: others)
+    machine.setattr(readings, "pcie_link", lambda gpu: PcieLink(1, 16, 5, 16))  # idle ones lower it
+    assert [said[:5] for _, said in noticed()] == ["GPU:0"]
+    workers = "/job:localhost/replica:0/task:0/device:GPU:1", "/job:localhost/replica:0/task:0/device:GPU:2"
+    strategy = SimpleNamespace(extended=SimpleNamespace(worker_devices=workers))
+    with readings.readings(SimpleNamespace(model=SimpleNamespace(_distribute_strategy=strategy))) as found:
+        pass
+    assert [each.evidence[:5] for each in found] == ["GPU:1", "GPU:2"]
