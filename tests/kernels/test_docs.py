@@ -9,3 +9,4 @@ def test_the_snippets_run(tmp_path):
     printed = run_snippets("kernels.md", tmp_path)
     assert printed.startswith("1\nmulti_head_attention: plain (")
     assert "\n1\nsequential/batch_normalization: training fused batch norm;" in printed
+    assert ": training chunked cross-entropy;" in printed
