@@ -12,7 +12,7 @@ from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpu_memory
 from tfopt.hardware.gpu_memory import read_allocator
 from tfopt.hardware.inventory import memory_mib
-from tfopt.text import figure
+from tfopt.text import Shown, figure
 
 _TOO_LATE = (
     "Expected this before TensorFlow uses its GPUs. Found: it has started. Call it first in the script, before any "
@@ -20,8 +20,8 @@ _TOO_LATE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUsage:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MemoryUsage(Shown):
     """A GPU's memory, in MiB. None means unknown, never 0."""
 
     index: int
