@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import diagnoses
 import keras
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.diagnosis import diagnose_fit
+from tfopt.diagnosis.diagnosing import _without_communication, experiments
+from tfopt.diagnosis.tuning import Tuning
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines import plan_pipeline
 
@@ -241,6 +244,26 @@ def test_under_a_strategy():
     assert "One replica alone with its share of the batch" in said["copied"]
     assert "The all-reduce of" in said["not copied"]
     assert all("of gradients over 2 replicas" in each for each in said.values())
+
+
+def test_the_floor_has_no_communication():
+    def floor(cost_ms):
+        causes = [diagnoses.cause("communication", cost_ms), diagnoses.cause("input", 20)]
+        return _without_communication(diagnoses.times(50), causes).median_ms
+
+    assert floor(20) == 30
+    assert floor(1) == 50  # too little to count
+    assert floor(60) == pytest.approx(5)
+
+
+def test_changes_that_fail_together_leave_the_floor_as_it_was():
+    with experiments(made(), {"x": X, "y": Y}, STEPS) as its:
+        its.interleave = lambda arms: {}
+        floor, together = its._without_all(set(), {"now": diagnoses.times(9), "the step alone": diagnoses.times(5)})
+    assert (floor.median_ms, together) == (5, None)
+    tried = {"applied": (), "refused": (), "tried": ("XLA is off",), "comparison": None, "code": ""}
+    said = str(Tuning(model=None, data=None, diagnosis=diagnoses.diagnosis(), **tried))
+    assert said == 'Nothing was changed: what takes away "XLA is off" failed.'
 
 
 def test_wrong_arguments_are_named():

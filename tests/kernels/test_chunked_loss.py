@@ -6,7 +6,6 @@ from functools import partial
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from language_nets import (
     EXAMPLES,
     LENGTH,
@@ -28,13 +27,7 @@ from tfopt.kernels import chunk_cross_entropy, explain, undo
 METRICS = keras.metrics
 
 
-@pytest.fixture(autouse=True)
-def _exact_products():
-    """On a GPU, products of float32 are rounded to TF32, in each shape differently."""
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    yield
-    tf.config.experimental.enable_tensor_float_32_execution(before)
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 
 def paths(model):

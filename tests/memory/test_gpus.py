@@ -34,10 +34,18 @@ def test_without_a_gpu_there_is_nothing(fake_nvml):
 
 
 @pytest.mark.no_gpu
-def test_without_a_gpu_settings_do_nothing():
+def test_without_a_gpu_settings_do_nothing(monkeypatch):
+    called = []
+    for owner, name in (
+        (tf.config.experimental, "set_memory_growth"),
+        (tf.config, "set_logical_device_configuration"),
+        (tf.config.experimental, "reset_memory_stats"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *arguments: called.append(arguments))
     memory.set_growth()
     memory.set_limit(1000, gpu=3)
     memory.reset_peak()
+    assert called == []
 
 
 @pytest.fixture

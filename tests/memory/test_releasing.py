@@ -74,6 +74,28 @@ def test_gradients_of_functions_in_use_stay():
     assert tape.gradient(y, x).numpy() == 7
 
 
+def calling_another():
+    """A function of which only the graph still knows the function that it calls."""
+
+    @tf.custom_gradient
+    def doubled(x):
+        return x * 2, lambda upstream: upstream * 7
+
+    spec = tf.TensorSpec((), tf.float32)
+    inner = tf.function(lambda x: doubled(x)).get_concrete_function(spec)
+    return tf.function(lambda x: inner(x)).get_concrete_function(spec)
+
+
+def test_gradients_of_functions_that_others_call_stay():
+    through = calling_another()
+    release()
+    x = tf.constant(1.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = through(x)
+    assert tape.gradient(y, x).numpy() == 7
+
+
 def test_settings_stay():
     keras.config.set_dtype_policy("mixed_bfloat16")
     keras.utils.set_random_seed(3)

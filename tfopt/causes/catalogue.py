@@ -145,7 +145,7 @@ MIG_INSTANCE = Cause(
     "a MIG instance", "nvidia-smi mig -lgi lists the instances; ask for a larger one if this one is always busy."
 )
 FULL_MEMORY = Cause("the GPU's memory is nearly full", f"Take a smaller batch, or 16 bits: {FLOAT32.remedy}")
-FULL_SHARE = 0.9
+FULL_SHARE = 0.95
 THROTTLED_PERCENT = WAITING_PERCENT
 # By the value of SLOWED_BY.
 THROTTLED = {

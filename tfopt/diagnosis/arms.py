@@ -130,7 +130,7 @@ def one_replica(training: Training) -> Callable[[int], StepTimes] | None:
         copy.jit_compile = model.jit_compile
         timer = StepTimer(copy, tf.data.Dataset.from_tensors(share))
         timer(1, warmup=0)
-    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, tf.errors.OpError):
+    except (TypeError, ValueError, AttributeError, RuntimeError, tf.errors.OpError):
         return None  # whatever the model's class and its config do
     return partial(timer, warmup=_WARMUP, samples=_SAMPLES)
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -186,7 +187,7 @@ def _callbacks(training: Training) -> Iterator[Candidate]:
             evidence="The same training without it.",
             remedy=remedies.in_each_batch(callback),
             at_most=type(callback).__module__.startswith("keras."),
-            saved=1 - training.model.steps_per_execution / min(100, training.steps_per_epoch or 100),
+            saved=max(0.0, 1 - training.model.steps_per_execution / min(100, training.steps_per_epoch or 100)),
         )
 
 
@@ -350,9 +351,9 @@ def _apply_recommended_policy(model: keras.Model) -> Callable[[], Any]:
 
 
 def _apply_kernel(use: Callable[[keras.Model], int], model: keras.Model) -> Callable[[], Any]:
-    applied = with_kernel(use)(model)
-    applied.__enter__()
-    return lambda: applied.__exit__(None, None, None)
+    stack = ExitStack()
+    stack.enter_context(with_kernel(use)(model))
+    return stack.close
 
 
 _KERNELS = (

@@ -155,9 +155,7 @@ class Experiments:
             if INPUT.name in counts:
                 causes = [self._explained(cause) if cause.name == INPUT.name else cause for cause in causes]
             floor, together = self._without_all(counts, times)
-            for cause in causes:  # the step alone is still that of all replicas
-                if cause.counts and cause.name == COMMUNICATION.name:
-                    floor = _slower(floor, -min(cause.cost_ms, 0.9 * floor.median_ms))
+            floor = _without_communication(floor, causes)
         return Diagnosis(
             now=now,
             floor=floor,
@@ -327,6 +325,12 @@ def _cause(cost: _Cost, now_ms: float) -> CauseCost:
 def _slower(times: StepTimes, ms: float) -> StepTimes:
     """Steps that take so much longer."""
     return replace(times, repeats_ms=tuple(tuple(sample + ms for sample in turn) for turn in times.repeats_ms))
+
+
+def _without_communication(floor: StepTimes, causes: Sequence[CauseCost]) -> StepTimes:
+    """The floor is a step of all replicas: no experiment on it takes their communication away."""
+    cost = sum(cause.cost_ms for cause in causes if cause.counts and cause.name == COMMUNICATION.name)
+    return _slower(floor, -min(cost, 0.9 * floor.median_ms))
 
 
 class _Progress:

@@ -75,7 +75,10 @@ def install(folder: str, environ: Mapping[str, str | None], alive: int, **option
 
 def _end_with_doctor(alive: int, folder: str) -> None:
     """Waits for the doctor's end, then ends what the script has started, removes the doctor's folder, and ends this."""
-    os.read(alive, 1)
+    try:
+        os.read(alive, 1)
+    except OSError:  # the script has closed it
+        return
     import psutil
 
     for child in psutil.Process().children(recursive=True):

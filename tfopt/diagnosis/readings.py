@@ -109,10 +109,8 @@ def sizes(training: Training) -> Iterator[Noticed]:
         found = alignment(training.model, max(1, training.examples // len(gpus))).misses
         large = [miss for miss in found if miss.share_percent is None or miss.share_percent >= _LEAST_SHARE_PERCENT]
         for miss in large[:_NAMED]:
-            text = (
-                f"{miss.dimension} {miss.size:,} in {listed(miss.layers, 2)}: the next multiple is {miss.next_size:,}."
-            )
-            yield Noticed(SIZES.name, f"{text[0].upper()}{text[1:]}", SIZES.remedy)
+            where = f"{miss.dimension.capitalize()} {miss.size:,} in {listed(miss.layers, 2)}"
+            yield _noticed(SIZES, f"{where}: the next multiple is {miss.next_size:,}.")
 
 
 def _ranges(cpus: Iterable[int]) -> str:

@@ -50,7 +50,7 @@ class Training:
     steps_per_epoch: int | None
     """Steps of an epoch; None if unknown."""
     opened_each_epoch: bool
-    """Whether `fit` opens the data anew for each epoch; with `steps_per_epoch` it reads on."""
+    """Whether `fit` starts over with the data in each epoch; with `steps_per_epoch` it continues where it stopped."""
     epochs: int
     epochs_per_validation: int
     graph: Any

@@ -77,13 +77,14 @@ class Tuning(Shown):
 
     def __str__(self) -> str:
         found = self.comparison
+        tried = listed([f'"{name}"' for name in self.tried], len(self.tried))
         if found is None:
-            lines = ["Nothing was changed: none of the allowed changes would help."]
+            why = f"what takes away {tried} failed" if tried else "none of the allowed changes would help"
+            lines = [f"Nothing was changed: {why}."]
         elif self.applied:
             code = (f"    {line}" for line in self.code.splitlines())
             lines = [f"A step is now {found}.", "", *code]
         else:
-            tried = listed([f'"{name}"' for name in self.tried], len(self.tried))
             lines = [f"Nothing was changed. Without {tried}, a step is {found}."]
         if self.refused:
             lines += ["", "Not changed:", *(f"- {one}" for one in self.refused)]
