@@ -21,7 +21,7 @@ TINY = "--tiny" in sys.argv
 TURNS, STEPS = (1, 1) if TINY else (8, 4)
 MIB = 2**20
 PLAIN = "Keras' own"
-CHUNKS = {PLAIN: None, "auto": "auto", "8 pieces": 8, "64 pieces": 64}
+CHUNKS = {PLAIN: None, "auto": "auto", "4 pieces": 4, "16 pieces": 16}
 
 
 def workload(on_gpu):

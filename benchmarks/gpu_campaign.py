@@ -65,8 +65,20 @@ def first_look(setting):
 def gpu_tests(setting):
     """The tests marked gpu, a process for each file: a crash, or memory that one keeps, is not the next one's."""
     files = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8"))
-    # Warnings of newer packages are no failures here, and the options of setup.cfg leave these tests out.
-    options = ("-m", "gpu", "-W", "default", "-v", "--tb=short", "--color=no", "-p", "no:cacheprovider")
+    # Warnings of newer packages are no failures here, and the options of setup.cfg leave these tests out. What XLA
+    # writes before it aborts the process reaches the log only if pytest does not capture it.
+    options = (
+        "-m",
+        "gpu",
+        "-W",
+        "default",
+        "-v",
+        "--tb=short",
+        "--color=no",
+        "-p",
+        "no:cacheprovider",
+        "--capture=sys",
+    )
     command = ("-m", "pytest", "-o", "addopts=--import-mode=importlib", *options)
     return [
         Part(

@@ -54,9 +54,12 @@ def played(monkeypatch, recorded):
     return Played
 
 
-def test_without_arguments_every_suite_runs(played, capsys):
+@pytest.mark.parametrize(("found", "budget"), [([], 285), (["a GPU"], None)])
+def test_without_arguments_every_suite_runs(played, capsys, monkeypatch, found, budget):
+    monkeypatch.setattr("tfopt.hardware.gpus", lambda: found)
     assert cli.main([]) == cli.DONE
-    assert played.calls == [([], "tfopt-bench-results", {"budget_seconds": 285, "shared": True, "resume": False})]
+    options = {"budget_seconds": budget, "shared": not found, "resume": False}
+    assert played.calls == [([], "tfopt-bench-results", options)]
     output = capsys.readouterr().out
     assert "float32" in output
     assert str(played.path) in output

@@ -29,6 +29,10 @@ def figures():
     }
     memory = {variant["name"]: variant["peak_memory_mib"] for variant in cases["gpt2"]}
     gpt2, mlp = torch["gpt2", "compiled, resident"], "step alone"
+    whole, pieces = (recorded("chunked-loss-h100.json")["figures"][name] for name in ("Keras' own", "16 pieces"))
+
+    def milliseconds(figure):
+        return median(median(turn) for turn in figure["wall_times"]["repeats_ms"])
 
     def over(dtype, what):
         return attention["flash", dtype][what] / attention["plain", dtype][what]
@@ -46,6 +50,9 @@ def figures():
         memory["flash attention"] / memory["Keras' attention"],
         median(gpt2["samples_ms"]) / steps["gpt2", "flash attention"],
         memory["flash attention"] / gpt2["peak_memory_mib"],
+        pieces["peak_mib"] / whole["peak_mib"],
+        milliseconds(pieces) / milliseconds(whole),
+        pieces["peak_mib"] / gpt2["peak_memory_mib"],
         steps["mlp", "overlap"] / steps["mlp", mlp],
         steps["mlp", "stock fit"] / steps["mlp", mlp],
     ]
@@ -68,3 +75,12 @@ def test_a_figure_is_that_of_the_samples_and_its_verdict_follows(row, figure):
     bound = re.fullmatch(r"([≥≤]) ([\d.]+)×?", goal)
     reached = bound and (figure >= float(bound[2]) if bound[1] == "≥" else figure <= float(bound[2]))
     assert verdict == {None: "", True: "met", False: "missed"}[reached]
+
+
+def test_the_trace_says_what_the_last_product_and_the_pieces_take():
+    whole, pieces = recorded("kernels-gpt2-h100.json")["kernels"].values()
+    total = sum(kernel["ms"] for kernel in whole.values())
+    product = sum(kernel["ms"] for name, kernel in whole.items() if "tf32" in name)
+    text = " ".join(PAGE.split())
+    assert f"of the {total:.1f} ms of its kernels, {product:.1f} go into the last product" in text
+    assert f"added up 16 times, which takes {pieces['wrapped_add']['ms']:.1f} ms" in text

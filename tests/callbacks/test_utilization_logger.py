@@ -33,7 +33,7 @@ def test_epoch_means_and_rows(tmp_path, fake_nvml, net):
     assert history["gpu_utilization_percent"] == [80.0, 80.0]
     assert history["gpu_power_watts"] == pytest.approx([500.0, 500.0])
     assert history["gpu_memory_used_mib"] == [2048.0, 2048.0]
-    assert history["gpu_memory_process_mib"] == [900.0, 900.0]
+    assert history["gpu_memory_process_mib"] == pytest.approx([900.0, 900.0])
     assert history["gpu_memory_peak_mib"] == [3072.0, 3072.0]
     assert history["throttled_percent"] == [50.0, 50.0]
     assert history["host_memory_used_mib"][0] > 0

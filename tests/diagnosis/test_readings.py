@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tfopt import precision
 from tfopt.diagnosis import readings
 from tfopt.diagnosis.training import Training
 from tfopt.hardware import Gpu, GpuSample
@@ -151,10 +153,30 @@ def test_sizes_that_miss_tensor_cores(machine):
     model = keras.Sequential([keras.Input((63,)), *layers], name="net")
     model.compile("sgd", "mse")
     training = Training.of(model, {"x": np.zeros((16, 63), "float32"), "y": np.zeros((16, 8), "float32")})
-    assert list(readings.sizes(training)) == []  # no GPU
+    assert list(readings.tensor_cores(training)) == []  # no GPU
     machine.setattr(readings.hardware, "gpus", lambda: [GPU])
-    (found,) = readings.sizes(training)
+    (found,) = readings.tensor_cores(training)
     assert found.evidence == "Inputs 63 in net/hidden: the next multiple is 64."
+
+
+@pytest.mark.parametrize(
+    ("reverse_dtype", "found"), [(None, 1), ("float32", 1), ("bfloat16", 0)], ids=["Keras' default", "float32", "16"]
+)
+def test_a_tied_embedding_that_multiplies_in_float32(machine, reverse_dtype, found):
+    machine.setattr(readings.hardware, "gpus", lambda: [GPU])
+    inputs = keras.Input((8,), dtype="int32")
+    with precision.policy("mixed_bfloat16"):
+        embedding = keras.layers.ReversibleEmbedding(64, 64, reverse_dtype=reverse_dtype, name="tokens")
+        hidden = keras.layers.Dense(64)(keras.layers.Dense(64)(embedding(inputs)))
+        model = keras.Model(inputs, embedding(hidden, reverse=True), name="net")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    ids = np.zeros((16, 8), "int32")
+    noticed = [each.evidence for each in readings.tensor_cores(Training.of(model, {"x": ids, "y": ids}))]
+    assert noticed == ["tokens, with 33.3 % of the multiply-adds, multiplies in float32."] * found
+    # What Keras does: the dtype of the last product in the graph.
+    graph = tf.function(model).get_concrete_function(tf.TensorSpec((16, 8), "int32")).graph
+    products = [operation.inputs[0].dtype.name for operation in graph.get_operations() if operation.type == "MatMul"]
+    assert products[-1] == ("float32" if found else "bfloat16")
 
 
 def test_gpus_that_the_model_does_not_use_are_left_out(machine):

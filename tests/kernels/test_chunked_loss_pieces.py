@@ -128,7 +128,7 @@ def test_a_gradient_of_the_gradient_is_refused():
     [
         (10, 50, "auto", 10),
         (1024, 50257, "auto", 256),  # 192 MiB of logits in 4 pieces of 49
-        (16384, 50304, "auto", 1024),  # 3.1 GiB in 16, not 50
+        (16384, 50304, "auto", 2048),  # 3.1 GiB in 16, not 50
         (7, 2**25, "auto", 1),
         (0, 50, "auto", 1),
         (10, 50, 3, 4),

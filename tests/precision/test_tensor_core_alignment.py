@@ -215,8 +215,10 @@ def test_einsum_layers():
 def tokens(vocabulary, reversible=False, length=8):
     keras.config.set_dtype_policy("mixed_bfloat16")
     inputs = keras.Input((length,), dtype="int32")
-    make = layers.ReversibleEmbedding if reversible else layers.Embedding
-    embedding = make(vocabulary, 16, name="tokens")
+    options = {"reverse_dtype": "bfloat16"} if reversible else {}
+    embedding = (layers.ReversibleEmbedding if reversible else layers.Embedding)(
+        vocabulary, 16, name="tokens", **options
+    )
     hidden = layers.Dense(16)(embedding(inputs))
     head = embedding(hidden, reverse=True) if reversible else layers.Dense(vocabulary, name="head")(hidden)
     return keras.Model(inputs, head)
@@ -231,10 +233,11 @@ def test_a_vocabulary_that_pads(reversible):
     assert report.multiply_adds == 64 * (16 * 16 + 16 * 50257)
 
 
-def test_a_vocabulary_head_with_a_dtype_of_its_own():
+@pytest.mark.parametrize("dtype", ["float32", None])  # None: Keras does not cast embeddings
+def test_a_vocabulary_head_in_float32(dtype):
     keras.config.set_dtype_policy("mixed_bfloat16")
     inputs = keras.Input((8,), dtype="int32")
-    embedding = layers.ReversibleEmbedding(1001, 16, reverse_dtype="float32")
+    embedding = layers.ReversibleEmbedding(1001, 16, reverse_dtype=dtype)
     (miss,) = alignment(keras.Model(inputs, embedding(embedding(inputs), reverse=True)), batch_size=8).misses
     assert (miss.dtype, miss.multiple, miss.next_size) == ("float32", 4, 1004)
 

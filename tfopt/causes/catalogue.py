@@ -71,6 +71,12 @@ SIZES = Cause(
     "sizes that miss Tensor Cores",
     "Pad it to that size; tfopt.precision.alignment(model, batch_size=…) lists all of them.",
 )
+FLOAT32_PRODUCT = Cause(
+    "float32 products in a 16-bit model",
+    "Let the layer multiply in bfloat16 and cast its outputs: layers.Dense(classes), then "
+    'layers.Activation("linear", dtype="float32"). For tied embeddings: ReversibleEmbedding(…, '
+    'reverse_dtype="bfloat16"), or set that attribute before the first fit.',
+)
 ATTENTION = Cause(
     "attention without a fast kernel",
     "tfopt.kernels.use_flash_attention(model) runs it through one.",

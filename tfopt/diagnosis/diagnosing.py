@@ -32,7 +32,7 @@ from tfopt.diagnosis import pauses, remedies
 from tfopt.diagnosis.arms import FitArm, StepArm
 from tfopt.diagnosis.candidates import NOW, STEP, Candidate, callback_names, candidates, copied_ahead, prefetched
 from tfopt.diagnosis.findings import CauseCost, Diagnosis, NotTested
-from tfopt.diagnosis.readings import describe, readings, sizes
+from tfopt.diagnosis.readings import describe, readings, tensor_cores
 from tfopt.diagnosis.training import Training
 from tfopt.errors import TfoptError, summarize_error
 from tfopt.measure import Comparison, StepTimes, compare, environment, interleave
@@ -161,7 +161,7 @@ class Experiments:
             floor=floor,
             together=together,
             causes=tuple(sorted(causes, key=lambda cause: -cause.cost_ms)),
-            noticed=(*noticed, *sizes(self.training)),
+            noticed=(*noticed, *tensor_cores(self.training)),
             not_tested=tuple(self._not_tested),
             computation=describe(self.training, floor, self._floor_dtype(counts)),
             environment=environment(),

@@ -12,6 +12,7 @@ from tfopt.causes.catalogue import (
     CPU_QUOTA,
     CPUS_SHARED,
     FAR_CPUS,
+    FLOAT32_PRODUCT,
     MIG_INSTANCE,
     OTHER_PROCESS,
     PCIE_LINK,
@@ -29,7 +30,7 @@ from tfopt.hardware.host_limits import usable_cpus
 from tfopt.hardware.inventory import cpu_affinity, pcie_link
 from tfopt.measure import StepTimes, matmul_tflops
 from tfopt.model.flops import step_flops
-from tfopt.model.products import layer_calls, matrix_products
+from tfopt.model.products import LayerCall, layer_calls, matrix_products
 from tfopt.precision import alignment
 from tfopt.text import figure, listed, percent
 
@@ -100,17 +101,35 @@ def _placed(gpus: Sequence[Gpu]) -> Iterator[Noticed]:
             yield _noticed(MIG_INSTANCE, f"GPU:{gpu.index} is a MIG instance, a part of a GPU.")
 
 
-def sizes(training: Training) -> Iterator[Noticed]:
-    """The sizes of layers that keep them off the fast Tensor Core kernels, on a GPU that has Tensor Cores."""
+def tensor_cores(training: Training) -> Iterator[Noticed]:
+    """What keeps layers off the fast Tensor Core kernels, on a GPU that has Tensor Cores: sizes, and float32."""
     gpus = _gpus_of(training)
     if not any(gpu.compute_capability and gpu.compute_capability >= (7, 0) for gpu in gpus):
         return
+    yield from _in_float32(training)
     with suppress(ValueError):  # no layer multiplies matrices, or a model whose layers cannot be looked into
         found = alignment(training.model, max(1, training.examples // len(gpus))).misses
         large = [miss for miss in found if miss.share_percent is None or miss.share_percent >= _LEAST_SHARE_PERCENT]
         for miss in large[:_NAMED]:
             where = f"{miss.dimension.capitalize()} {miss.size:,} in {listed(miss.layers, 2)}"
             yield _noticed(SIZES, f"{where}: the next multiple is {miss.next_size:,}.")
+
+
+def _in_float32(training: Training) -> Iterator[Noticed]:
+    """Layers that multiply in float32 where most of the model's products are in 16 bits."""
+    sizes: Counter[str] = Counter()
+    wide: Counter[str] = Counter()
+    for call, size in _multiply_adds(training.model, training.examples):
+        sizes[call.dtype] += size
+        if call.dtype == "float32":
+            wide[call.path] += size
+    total = sum(sizes.values())
+    if sizes["bfloat16"] + sizes["float16"] < sizes["float32"]:
+        return
+    for path, size in wide.most_common(_NAMED):
+        if 100 * size >= _LEAST_SHARE_PERCENT * total:
+            share = percent(size / total)
+            yield _noticed(FLOAT32_PRODUCT, f"{path}, with {share} of the multiply-adds, multiplies in float32.")
 
 
 def _ranges(cpus: Iterable[int]) -> str:
@@ -166,17 +185,23 @@ def _rate(tflops: float) -> str:
 
 
 def _costliest(model: keras.Model, examples: int) -> str:
-    try:
-        shapes = [tuple(tensor.shape) for tensor in model.inputs]
-    except (AttributeError, ValueError):
-        shapes = []
     sizes: Counter[str] = Counter()
-    for call in layer_calls(model, examples, shapes):
-        products = matrix_products(call)
-        if products is not None:
-            sizes[call.path] += products.at_least()
+    for call, size in _multiply_adds(model, examples):
+        sizes[call.path] += size
     total = sum(sizes.values())
     if not total:
         return ""
     named = [f"{path} ({percent(size / total)})" for path, size in sizes.most_common(_NAMED)]
     return f" Most of its FLOPs are in {', '.join(named)}."
+
+
+def _multiply_adds(model: keras.Model, examples: int) -> Iterator[tuple[LayerCall, int]]:
+    """Each call of a layer that multiplies matrices, and how many numbers it multiplies and adds, at least."""
+    try:
+        shapes = [tuple(tensor.shape) for tensor in model.inputs]
+    except (AttributeError, ValueError):
+        shapes = []
+    for call in layer_calls(model, examples, shapes):
+        products = matrix_products(call)
+        if products is not None:
+            yield call, products.at_least()

@@ -49,7 +49,7 @@ def chunk_cross_entropy(model: keras.Model, chunks: Chunks = "auto") -> int:
 
     Args:
         model: A model, compiled or not.
-        chunks: How many pieces. "auto": as many as have 64 MiB of float32 logits each, 16 at most.
+        chunks: How many pieces. "auto": as many as have 64 MiB of float32 logits each, 8 at most.
 
     Returns:
         1 if the model changed; 0 if it has that many pieces already, or if it cannot be changed, for a reason that is

@@ -1,6 +1,11 @@
+from .estimating import LayerMemory as LayerMemory
+from .estimating import MemoryEstimate as MemoryEstimate
+from .estimating import estimate as estimate
 from .gpus import MemoryUsage as MemoryUsage
 from .gpus import reset_peak as reset_peak
 from .gpus import set_growth as set_growth
 from .gpus import set_limit as set_limit
 from .gpus import usage as usage
+from .recomputing import recompute as recompute
+from .recomputing import undo as undo
 from .releasing import release as release

@@ -32,9 +32,16 @@ class LayerCall:
 
     @property
     def dtype(self) -> str:
-        """The dtype the layer multiplies in: quantization and a head's own dtype override its policy."""
+        """The dtype the layer multiplies in: quantization and a head's own dtype override its policy.
+
+        Keras casts no embeddings to the compute dtype, so a reversible one multiplies in that of its variable unless
+        it has a `reverse_dtype`.
+        """
         layer = self.layer
-        return getattr(layer, "reverse_dtype", None) or layer.quantization_mode or layer.compute_dtype
+        reversible = isinstance(layer, _LAYERS.ReversibleEmbedding)
+        return layer.quantization_mode or (
+            layer.reverse_dtype or layer.variable_dtype if reversible else layer.compute_dtype
+        )
 
 
 def layer_calls(

@@ -11,6 +11,7 @@ from tfopt.measure import StepTimes
 def test_rates_are_sizes_over_seconds(monkeypatch):
     monkeypatch.setattr(device, "matmul_tflops", {"float32": 60.0, "bfloat16": 700.0}.get)
     monkeypatch.setattr(device, "_best_seconds", lambda copy: 0.5)
+    monkeypatch.setattr(device.tf.config, "list_logical_devices", lambda kind: [])
     assert device.device_rates(["float32", "bfloat16"]) == DeviceRates(
         matmul_tflops={"bfloat16": 700.0, "float32": 60.0},
         copy_gib_per_second=pytest.approx(2 / 16 / 0.5),
@@ -21,6 +22,7 @@ def test_rates_are_sizes_over_seconds(monkeypatch):
 def test_a_copy_touches_every_byte(monkeypatch):
     copies = []
     monkeypatch.setattr(device, "_best_seconds", lambda copy: copies.append(copy()) or 1.0)
+    monkeypatch.setattr(device.tf.config, "list_logical_devices", lambda kind: [])
     device.device_rates([])
     (copied,) = copies
     assert (copied.shape, copied.dtype) == ((2**23,), tf.int64)

@@ -43,7 +43,11 @@ def model(
     for the size of the vocabulary. The perceptrons are four times as wide as a token's vector, `width`.
     """
     layers = keras.layers
-    embedding = layers.ReversibleEmbedding(vocabulary, width, embeddings_initializer=_initial())
+    # Without its own dtype the last product, by far the largest, would be in float32 under any policy.
+    reverse_dtype = keras.config.dtype_policy().compute_dtype
+    embedding = layers.ReversibleEmbedding(
+        vocabulary, width, embeddings_initializer=_initial(), reverse_dtype=reverse_dtype
+    )
     tokens = keras.Input((length,), dtype="int32")
     hidden = Positions()(embedding(tokens))
     for _ in range(blocks):

@@ -1,0 +1,121 @@
+"""What `tfopt.memory.recompute` saves, and the time it takes: memory of a training step, and its duration.
+
+    python benchmarks/recompute.py [RESULTS.json]
+
+Each net is trained as Keras does it and recomputed, under XLA, in this process. Memory is what `tfopt.memory.estimate`
+says, from XLA's buffer assignment: activations, gradients and workspace, without the weights, the optimizer's state and
+the batch. Times are of the step alone, both in turn. "each layer" computes every layer of a chain again from its own
+input, where "auto" makes segments.
+"""
+
+import json
+import sys
+from functools import partial
+
+import keras
+import tensorflow as tf
+
+from tfopt.files import write_atomic
+from tfopt.measure import StepTimer, compare, environment, interleave
+from tfopt.memory import estimate, recompute
+
+layers = keras.layers
+WIDTH, LENGTH, HEADS = 256, 128, 4
+REPEATS, STEPS = 7, 3
+
+
+class Block(layers.Layer):
+    """A transformer's block: attention and a perceptron, both normalised before and with dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
+        self.attention = layers.MultiHeadAttention(HEADS, WIDTH // HEADS, dropout=0.1)
+        self.row = [layers.Dense(4 * WIDTH, activation="gelu"), layers.Dense(WIDTH), layers.Dropout(0.1)]
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        for layer in (*self.norms, self.row[0]):
+            layer.build(shape)
+        self.row[1].build((*shape[:-1], 4 * WIDTH))
+
+    def call(self, inputs):
+        normed = self.norms[0](inputs)
+        outputs = inputs = inputs + self.attention(normed, normed, use_causal_mask=True)
+        for layer in (self.norms[1], *self.row):
+            outputs = layer(outputs)
+        return inputs + outputs
+
+
+def transformer():
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    outputs = layers.Embedding(1000, WIDTH)(inputs)
+    for _ in range(12):
+        outputs = Block()(outputs)
+    ids = tf.random.uniform((8, LENGTH), 0, 1000, tf.int32)
+    return keras.Model(inputs, layers.Dense(1000, activation="softmax")(outputs)), (ids, ids)
+
+
+def chain():
+    row = [layers.Dense(WIDTH, activation="gelu") for _ in range(64)]
+    values = tf.random.normal((4096, WIDTH))
+    model = keras.Sequential([keras.Input((WIDTH,)), *row, layers.Dense(10, activation="softmax")])
+    return model, (values, labels(4096))
+
+
+def residual_net():
+    model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10)
+    return model, (tf.random.uniform((16, 64, 64, 3)), labels(16))
+
+
+def labels(count):
+    return tf.random.uniform((count,), 0, 10, tf.int32)
+
+
+NETS = {
+    "transformer, 12 blocks": (transformer, ("auto",)),
+    "64 dense layers": (chain, ("auto", "each layer")),
+    "ResNet-50": (residual_net, ("auto",)),
+}
+
+
+def measured(name):
+    """The figures of one net, plain and in each choice."""
+    make, choices = NETS[name]
+    figures, timers = {}, {}
+    for choice in ("plain", *choices):
+        keras.utils.set_random_seed(0)
+        model, batch = make()
+        model.compile("adam", "sparse_categorical_crossentropy", jit_compile=True)
+        chosen = {"plain": None, "auto": "auto", "each layer": model.layers[:-1]}[choice]
+        count = 0 if chosen is None else recompute(model, chosen)
+        found = estimate(model, batch)
+        mib = found.activations_mib + found.gradients_mib + found.workspace_mib
+        figures[choice] = {"recomputed": count, "mib": mib, "activations_mib": found.activations_mib}
+        timers[choice] = partial(StepTimer(model, batch), STEPS, warmup=1, samples=STEPS)
+    times = interleave(timers, REPEATS)
+    for choice, figure in figures.items():
+        slower = compare(times[choice], times["plain"])
+        low, high = slower.interval
+        share = figure["mib"] / figures["plain"]["mib"]
+        figure |= {"memory_share": share, "ms": times[choice].median_ms, "time_ratio": slower.ratio}
+        figure["time_ratio_interval"] = [low, high]
+        print(
+            f"{name:22} {choice:10} {figure['recomputed']:3} recomputed, {figure['mib']:7.1f} MiB "
+            f"({100 * share:3.0f} %), {figure['ms']:7.1f} ms a step, {slower.ratio:.2f} times as long "
+            f"(95 %: {low:.2f}–{high:.2f})",
+            flush=True,
+        )
+    return figures
+
+
+def main():
+    """Measures all nets, and writes the figures if there is a path."""
+    figures = {name: measured(name) for name in NETS}
+    if len(sys.argv) > 1:
+        document = {"environment": environment(), "steps": STEPS * REPEATS, "figures": figures}
+        write_atomic(sys.argv[1], json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

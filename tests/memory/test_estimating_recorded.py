@@ -1,0 +1,44 @@
+"""The recorded comparison with what steps really take, and the script that makes it."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPT = BENCHMARKS / "memory_estimate.py"
+RECORD = json.loads((BENCHMARKS / "results/memory-estimate-cpu.json").read_text())
+
+
+def test_all_nets_are_recorded_on_a_named_machine():
+    assert list(RECORD["figures"]) == list(runpy.run_path(str(SCRIPT))["NETS"])
+    assert RECORD["environment"]["packages"]["tensorflow"]
+    assert RECORD["environment"]["host"]["cpu_model"]
+
+
+@pytest.mark.parametrize("way", ["XLA", "graph"])
+@pytest.mark.parametrize("name", RECORD["figures"])
+def test_recorded_estimates_are_within_10_percent(name, way):
+    found = RECORD["figures"][name][way]
+    assert found["estimate"]["source"] == ("XLA's buffer assignment" if way == "XLA" else "the step's graph")
+    assert found["estimate"]["total_mib"] == pytest.approx(found["taken"]["mib"], rel=0.1)
+
+
+@pytest.mark.parametrize("name", RECORD["figures"])
+def test_under_xla_the_allocator_takes_no_more_either(name):
+    found = RECORD["figures"][name]["XLA"]
+    assert found["estimate"]["total_mib"] == pytest.approx(found["taken"]["allocator_mib"], rel=0.1)
+
+
+@pytest.mark.slow
+def test_the_script_compares_here_too(tmp_path):
+    results = tmp_path / "results.json"
+    subprocess.run([sys.executable, SCRIPT, results, "convolutional net"], check=True, capture_output=True)
+    (found,) = json.loads(results.read_text())["figures"].values()
+    assert abs(found["XLA"]["off_by"]) < 0.1
+    if not tf.config.list_physical_devices("GPU"):  # where convolutions ask for a workspace of their own
+        assert abs(found["graph"]["off_by"]) < 0.1

@@ -1,0 +1,206 @@
+"""Gradient checkpointing: switches it on and off for a model, within a budget if there is one."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import keras
+
+from tfopt import checks
+from tfopt.errors import UnsupportedError
+from tfopt.kernels.replacing import renew
+from tfopt.memory.choosing import Chosen, automatic, named
+from tfopt.memory.estimating import estimate
+from tfopt.memory.rerunning import Part
+from tfopt.memory.segments import SegmentedGraph
+from tfopt.model.layers import layer_paths, require_model
+from tfopt.text import figure
+
+# Operation.__call__ calls the second one in a quantized layer.
+_METHODS = ("call", "quantized_call")
+_ATTRIBUTE = "_tfopt_recomputed"
+_ABSENT = object()
+
+
+class _Replaced(NamedTuple):
+    """A method of a layer that was replaced."""
+
+    name: str
+    function: Any
+    before: Any
+    """What the layer itself had under that name."""
+
+
+def recompute(
+    model: keras.Model,
+    layers: Literal["auto"] | Iterable[str | keras.Layer] = "auto",
+    *,
+    budget_mib: float | None = None,
+    batch: Any = None,
+) -> int:
+    """Trains with less memory: activations are computed again in the backward pass instead of being kept until then.
+
+    Use it, before or after `compile`, for a model or a batch that does not fit into the GPU's memory. Each block keeps
+    only its inputs, and its forward pass runs twice, so that a step takes up to a third longer. Training is the same up
+    to rounding, with and without XLA: dropout draws the same mask again, and batch normalization moves its averages
+    once.
+
+    "auto" takes blocks that repeat: layers of one class that hold other layers, such as those of a transformer, which
+    feed each other in a Functional model or are attributes of one layer in a subclassed one. A Functional or Sequential
+    model without them is divided into segments where little crosses, about √n of n equal layers. The last segment keeps
+    its activations, since its gradient comes first.
+
+    Only traced gradients take less memory: `fit`, `train_on_batch` or a tf.function of your own. Eager calls,
+    `evaluate` and `predict` compute as before. Saved and cloned models lose it: call it again on a loaded model. A
+    second call replaces the first.
+
+    Args:
+        model: A built model, compiled or not.
+        layers: "auto", or names, paths or layers, each of which is computed again from its inputs.
+        budget_mib: The most MiB that a training step may take in all, as `estimate` counts them. As few blocks or
+            segments as possible are computed again, from the first on. The step is traced, and under XLA compiled, a
+            few times to find out. Default: all of them.
+        batch: One batch (x, y[, sample_weight]) or its specs, as `estimate` takes it. Only with a budget.
+
+    Returns:
+        How many blocks or segments are computed again.
+
+    Raises:
+        TypeError: If `model` is not a Keras model, or `layers` holds something else than names and layers.
+        ValueError: If the model is not built, a layer is not in it or lies inside another one of `layers`, "auto" finds
+            neither blocks nor segments, or the step takes more than the budget even so. With a budget also if there is
+            no batch, or the model is not compiled.
+        tfopt.errors.UnsupportedError: If the model runs eagerly, or a layer's method has been replaced on top of an
+            earlier `recompute`. While a step is traced: if a second run would differ, because a layer draws with
+            tf.random, changes a tf.Variable or a trainable weight, assigns inside a loop or synchronizes replicas, or
+            if it uses a tensor that is no argument of its call.
+
+    Example:
+        >>> tfopt.memory.recompute(model)
+        12
+    """
+    require_model(model)
+    _require_built(model, model)
+    if model.run_eagerly:
+        raise UnsupportedError(
+            f"Expected a model whose training step is traced. Found {model.name!r} with run_eagerly=True. Compile it "
+            "with run_eagerly=False."
+        )
+    chosen = automatic(model) if isinstance(layers, str) and layers == "auto" else named(model, layers)
+    for part in chosen:
+        _require_built(model, part)
+    count = sum(map(_most, chosen))
+    if budget_mib is not None:
+        budget = checks.number("budget_mib", budget_mib, "Give the MiB that a step may take.", above=0)
+        count = _fewest(model, chosen, budget, batch)
+    _install(model, chosen, count)
+    renew(model)
+    return count
+
+
+def undo(model: keras.Model) -> int:
+    """Keeps a model's activations again, and returns how many blocks or segments change; 0 if none was recomputed.
+
+    Raises:
+        TypeError: If `model` is not a Keras model.
+        tfopt.errors.UnsupportedError: If a layer's method has been replaced again since. Then nothing changes.
+
+    Example:
+        >>> tfopt.memory.undo(model)
+        12
+    """
+    require_model(model)
+    count = _remove(model)
+    if count:
+        renew(model)
+    return count
+
+
+def _fewest(model: keras.Model, chosen: Sequence[Chosen], budget: float, batch: Any) -> int:
+    """How many parts must be computed again for a step to stay within the budget. Then none is."""
+    if batch is None:
+        raise ValueError(
+            "Expected a batch along with budget_mib, since activations grow with it. Received: none. Pass "
+            "batch=(x, y), arrays or their specs."
+        )
+    takes: dict[int, float] = {}
+
+    def fits(count: int) -> bool:
+        _install(model, chosen, count)
+        takes[count] = estimate(model, batch).total_mib
+        return takes[count] <= budget
+
+    every = sum(map(_most, chosen))
+    try:
+        count = bisect_left(range(every + 1), True, key=fits)
+    finally:
+        undo(model)
+    if count > every:
+        raise ValueError(
+            f"Expected a budget that a training step can stay within. Received: {budget:g} MiB, where it takes "
+            f"{figure(min(takes.values()))} MiB even if all is computed again. Raise it, or make the batch smaller."
+        )
+    return count
+
+
+def _install(model: keras.Model, chosen: Sequence[Chosen], count: int) -> None:
+    """Lets the first parts compute again, and no others."""
+    _remove(model)
+    paths = layer_paths(model)
+    for part in chosen:
+        first = min(count, _most(part))
+        count -= first
+        if first and isinstance(part, SegmentedGraph):
+            part.count = first
+            _replace(part.graph, "_run_through_graph", part)
+        elif first:
+            for name in _METHODS:
+                _replace(part, name, Part(f"layer {paths[part]!r}", getattr(part, name), part))
+
+
+def _most(part: Chosen) -> int:
+    return part.most if isinstance(part, SegmentedGraph) else 1
+
+
+def _remove(model: keras.Model) -> int:
+    changed = [layer for layer in _layers_and_graphs(model) if _ATTRIBUTE in vars(layer)]
+    for layer in changed:
+        for name, function, _ in vars(layer)[_ATTRIBUTE]:
+            if vars(layer).get(name) is not function:
+                raise UnsupportedError(
+                    f"Expected {name!r} of layer {layer.path or layer.name!r} as tfopt.memory left it. Found another "
+                    "patch on top of it. Remove that patch first."
+                )
+    count = 0
+    for layer in changed:
+        replaced = vars(layer)[_ATTRIBUTE]
+        count += getattr(replaced[0].function, "count", 1)
+        for name, _, before in replaced:
+            if before is _ABSENT:
+                object.__delattr__(layer, name)
+            else:
+                object.__setattr__(layer, name, before)
+        object.__delattr__(layer, _ATTRIBUTE)
+    return count
+
+
+def _replace(layer: keras.Layer, name: str, function: Any) -> None:
+    """Replaces a method of one layer, past Keras' attribute tracking, which would save what the function refers to."""
+    before = vars(layer).get(name, _ABSENT)
+    object.__setattr__(layer, name, function)
+    object.__setattr__(layer, _ATTRIBUTE, (*vars(layer).get(_ATTRIBUTE, ()), _Replaced(name, function, before)))
+
+
+def _layers_and_graphs(model: keras.Model) -> Iterator[keras.Layer]:
+    for layer in model._flatten_layers():
+        yield layer
+        if isinstance(layer, keras.Sequential) and layer._functional is not None:
+            yield layer._functional
+
+
+def _require_built(model: keras.Model, part: Chosen) -> None:
+    if isinstance(part, keras.Layer) and not part.built:
+        raise ValueError(
+            f"Expected a built model. Received: {model.name!r}, whose layer {part.name!r} has no weights yet. "
+            "Call the model on one batch first."
+        )

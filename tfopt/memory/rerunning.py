@@ -1,0 +1,259 @@
+"""Runs a part of a model again in the backward pass, so that what it computes need not be kept until then.
+
+The second run draws the same numbers and changes no variable. It begins when the gradient of the part's outputs is
+known.
+"""
+
+import copy
+import functools
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend import AutocastScope, in_stateless_scope
+from keras.src.backend.common import global_state
+from tensorflow.python.eager import record
+from tensorflow.python.framework import op_def_registry
+
+from tfopt.errors import UnsupportedError
+
+# What Keras attaches to tensors: the mask of a sequence, and the logits that a softmax was computed from.
+_ATTACHED = ("_keras_mask", "_keras_logits")
+# Stateful operations that compute the same again and change nothing, or only call others.
+_REPEATABLE = {
+    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VarIsInitializedOp", "LookupTableFindV2"),
+    *("StatefulPartitionedCall", "While", "If", "Case", "Assert", "PrintV2", "CudnnRNNV3", "XlaCallModule"),
+}
+# What a call depends on besides its arguments and Keras' variables, as pairs of a getter and a setter.
+_SURROUNDINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
+    *(
+        (partial(global_state.get_global_attribute, name), partial(global_state.set_global_attribute, name))
+        for name in ("current_call_ctx", "autocast_scope")
+    ),
+    (random.getstate, random.setstate),
+    (np.random.get_state, np.random.set_state),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a model that runs again in the backward pass."""
+
+    name: str
+    """What errors call it."""
+    function: Callable[..., Any]
+    """What it computes."""
+    layer: keras.Layer
+    """The layer that gets the losses added inside it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Computes the part; runs it only once if it is called eagerly or no gradient is expected."""
+        if not _is_differentiated(args, kwargs):
+            return self.function(*args, **kwargs)
+        inputs, surroundings = _Tensors((args, kwargs)), [copy.copy(get()) for get, _ in _SURROUNDINGS]
+        outputs: list[_Tensors] = []
+
+        # Not under stop_recording: what the part leaves elsewhere, such as an attribute, keeps its gradient.
+        @tf.custom_gradient
+        def computed(*tensors: tf.Tensor) -> Any:
+            run = _Run(self)
+            with _require_repeatable(self.name, tensors):
+                outputs.append(run(inputs.replaced(tensors)))
+            state = run.apply()
+
+            def gradient(*upstream: Any, variables: Sequence[tf.Variable] = ()) -> Any:
+                upstream = tuple(None if one is None else tf.convert_to_tensor(one) for one in upstream)
+                again = _after(upstream, tensors)
+                with tf.GradientTape() as tape, _restored(surroundings):
+                    tape.watch(list(filter(_is_differentiable, (*again, *variables))))
+                    repeated = _Run(self, state)(inputs.replaced(again)).tensors
+                found = _gradients(tape, repeated, upstream, (*again, *variables))
+                dense = [None if one is None else tf.convert_to_tensor(one) for one in found[: len(again)]]
+                return (dense, found[len(again) :]) if variables else dense
+
+            return outputs[0].tensors, gradient
+
+        result = computed(*inputs.tensors)
+        result, losses = outputs[0].replaced(result)
+        for loss in losses:
+            keras.Layer.add_loss(self.layer, loss)  # a Functional model's own add_loss raises
+        return result
+
+
+class _Tensors:
+    """The tensors in a nested structure, with what Keras attaches to them."""
+
+    def __init__(self, structure: Any) -> None:
+        self._structure = structure
+        self._leaves = tf.nest.flatten(structure, expand_composites=True)
+        self._places: list[tuple[int, str | None]] = []
+        self.tensors: list[tf.Tensor] = []
+        for place, leaf in enumerate(self._leaves):
+            if isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.resource, tf.variant):
+                attached = [(name, getattr(leaf, name, None)) for name in _ATTACHED]
+                for name, tensor in ((None, leaf), *attached):
+                    if isinstance(tensor, tf.Tensor):
+                        self._places.append((place, name))
+                        self.tensors.append(tensor)
+
+    def replaced(self, tensors: Iterable[tf.Tensor]) -> Any:
+        """Returns the structure with other tensors in the place of these."""
+        leaves = list(self._leaves)
+        for (place, name), tensor in zip(self._places, tensors, strict=True):
+            if name is None:
+                leaves[place] = tensor
+            else:
+                setattr(leaves[place], name, tensor)
+        return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
+
+
+class _Run(keras.StatelessScope):
+    """One run of a part, which collects what it assigns to variables and adds as losses."""
+
+    def __init__(self, part: Part, state: Sequence[tuple[keras.Variable, tf.Tensor]] = ()) -> None:
+        super().__init__(collect_losses=True)
+        self._part = part
+        self._graph = tf.compat.v1.get_default_graph()
+        self._changed: dict[int, keras.Variable] = {}
+        self.state_mapping.update((id(variable), value) for variable, value in state)
+
+    def __call__(self, arguments: tuple[Sequence[Any], dict[str, Any]]) -> _Tensors:
+        """Returns what the part returns and its losses."""
+        args, kwargs = arguments
+        with self:
+            result = self._part.function(*args, **kwargs)
+        return _Tensors((result, self.losses))
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Records an assignment, through which no gradient flows."""
+        variable, value = update
+        value = tf.stop_gradient(tf.cast(value, variable._value.dtype))
+        if value.graph is not self._graph:
+            raise UnsupportedError(
+                f"Expected layers whose second run computes the same. Found that {self._part.name} assigns to "
+                f"{variable.path!r} inside a loop, a branch or a tf.function. Leave it out of `layers`."
+            )
+        if variable.trainable:
+            raise UnsupportedError(
+                f"Expected layers that leave trainable variables to the optimizer. Found that {self._part.name} "
+                f"assigns to {variable.path!r}, as SpectralNormalization does. Leave it out of `layers`."
+            )
+        self._changed[id(variable)] = variable
+        super().add_update((variable, value))
+
+    def apply(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Assigns what was collected, and returns the variables with their values before."""
+        changed = list(self._changed.values())
+        with AutocastScope(None):
+            before = [(variable, tf.identity(variable.value)) for variable in changed]
+        for variable in changed:
+            variable.assign(self.get_current_value(variable))
+        return before
+
+
+def _is_differentiated(*arguments: Any) -> bool:
+    """Whether a call is traced, on tensors, for training or under a gradient tape."""
+    symbolic = any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(arguments))
+    # In a stateless scope Keras infers shapes, or a part that this one lies in is running.
+    if tf.executing_eagerly() or symbolic or in_stateless_scope():
+        return False
+    context = global_state.get_global_attribute("current_call_ctx")
+    return bool(context is not None and context.get_value("training")) or record.could_possibly_record()
+
+
+def _is_differentiable(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+@contextmanager
+def _restored(surroundings: Sequence[Any]) -> Iterator[None]:
+    """Returns to the surroundings of the first run for a block."""
+    before = [get() for get, _ in _SURROUNDINGS]
+    try:
+        for (_, put), value in zip(_SURROUNDINGS, surroundings, strict=True):
+            put(value)
+        yield
+    finally:
+        for (_, put), value in zip(_SURROUNDINGS, before, strict=True):
+            put(value)
+
+
+def _after(upstream: Sequence[Any], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Makes tensors depend on the gradients of a part's outputs, and leaves their values as they are.
+
+    XLA and Grappler would otherwise merge the second run with the first and keep everything. Neither knows that no
+    hyperbolic tangent exceeds 1. XLA's optimization barrier, tried on a CPU, is removed before buffers are assigned.
+    """
+    gradients = [gradient for gradient in upstream if gradient is not None and _is_differentiable(gradient)]
+    # Of each, since the gradient of an output that nobody uses is a constant.
+    firsts = [tf.cast(tf.abs(tf.reshape(gradient, [-1])[:1]), tf.float32) for gradient in gradients]
+    never = tf.reduce_any(tf.tanh(tf.concat(firsts, 0)) > 2)
+    return [tf.where(never, tf.zeros_like(tensor), tensor) for tensor in tensors]
+
+
+def _gradients(tape: Any, outputs: Sequence[tf.Tensor], upstream: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+    """The gradients for sources of any dtype; None where there is none."""
+    pairs = [
+        (output, gradient)
+        for output, gradient in zip(outputs, upstream, strict=True)
+        if gradient is not None and _is_differentiable(output)
+    ]
+    targets, given = zip(*pairs, strict=True)
+    wanted = [source for source in sources if _is_differentiable(source)]
+    found = iter(tape.gradient(list(targets), wanted, output_gradients=list(given)))
+    return [next(found) if _is_differentiable(source) else None for source in sources]
+
+
+@contextmanager
+def _require_repeatable(name: str, given: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Raises if what a block traces would compute something else the second time, or lose a gradient."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    operations = graph.get_operations()[before:]
+    for kind in dict.fromkeys(kind for operation in operations for kind in _kinds(graph, operation)):
+        if _is_stateful(kind) and kind not in _REPEATABLE:
+            raise UnsupportedError(
+                f"Expected layers whose second run computes the same and changes nothing. Found the operation {kind} "
+                f"in {name}. Draw with keras.random and a SeedGenerator, keep state in Keras' variables, or leave it "
+                "out of `layers`."
+            )
+    inside = {operation.name for operation in operations}
+    used = {tensor.ref() for operation in operations for tensor in operation.inputs if tensor.op.name not in inside}
+    for tensor in (reference.deref() for reference in used - {tensor.ref() for tensor in given}):
+        if _is_differentiable(tensor) and record.should_record_backprop([tensor]):
+            raise UnsupportedError(
+                f"Expected layers that get tensors as arguments. Found that {name} also uses {tensor.name!r}, computed "
+                "elsewhere, whose gradient would be lost. Pass it to the layer's call, or leave it out of `layers`."
+            )
+
+
+def _kinds(graph: Any, operation: Any) -> Iterator[str]:
+    """The type of an operation, and of all in the functions it calls."""
+    pending = [operation.node_def] if _calls_functions(operation.type) else []
+    yield operation.type
+    while pending:
+        for attribute in pending.pop().attr.values():
+            for called in (attribute.func, *attribute.list.func):
+                function = graph._get_function(called.name) if called.name else None
+                nodes = [] if function is None else function.cached_definition.node_def
+                yield from (node.op for node in nodes)
+                pending += [node for node in nodes if _calls_functions(node.op)]
+
+
+@functools.cache
+def _is_stateful(kind: str) -> bool:
+    definition = op_def_registry.get(kind)
+    return definition is not None and definition.is_stateful
+
+
+@functools.cache
+def _calls_functions(kind: str) -> bool:
+    definition = op_def_registry.get(kind)
+    return definition is not None and any("func" in attribute.type for attribute in definition.attr)
