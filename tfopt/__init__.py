@@ -4,7 +4,8 @@
 - `tfopt.precision`: mixed-precision policies, recommended for the device that is there
 - `tfopt.xla`: XLA on or off for a model, decided by measurement
 - `tfopt.kernels`: flash attention and fused batch norm, layer by layer
-- `tfopt.memory`: what takes the GPUs' memory, how much TensorFlow may take, and what dropped models leave behind
+- `tfopt.memory`: what a training step takes of the GPU's memory, and how to need less
+- `tfopt.batch`: the batch size that pays, and gradients accumulated over several batches
 - `tfopt.pipelines`: `build_pipeline()`, tf.data pipelines that keep the device fed
 - `tfopt.fit`: `model.fit` that launches each step without waiting for the one before
 - `tfopt.distribute`: the same script on one GPU, on all of a machine, and on many machines

@@ -1,3 +1,4 @@
+from . import batch as batch
 from . import callbacks as callbacks
 from . import diagnosis as diagnosis
 from . import distribute as distribute

@@ -21,6 +21,10 @@ class DeviceMemoryError(PipelineError):
     """The data do not fit into the device's memory."""
 
 
+class OutOfMemoryError(TfoptError):
+    """A step of training or evaluation needs more of the device's memory than is free."""
+
+
 class ClusterError(TfoptError):
     """The cluster is described wrongly, or a peer in it does not answer."""
 

@@ -39,13 +39,16 @@ FLOAT32 = (
     "tfopt.precision.apply(model, policy) switches to them."
 )
 KERNELS = (
-    ": many short kernels. Use a larger batch. Let XLA fuse kernels: tfopt.xla.set_jit(model, True); "
+    ": many short kernels. Use a larger batch; tfopt.batch.find(model, dataset) measures which one fits and pays. "
+    "Let XLA fuse kernels: tfopt.xla.set_jit(model, True); "
     "tfopt.xla.decide(model, dataset) measures whether it pays. Launch steps without waiting: tfopt.fit.overlap(model)."
 )
 IDLE = f"Likely cause: GPU:0 is idle 70 % of the time, though not for lack of input{KERNELS}"
 SPARSE = f"Likely cause: GPU:0 is in use 97 % of the time, but 30 % of its multiprocessors work{KERNELS}"
 FULL = (
-    "Likely cause: the memory of GPU:0 is nearly full (138,000 of 143,771 MiB). Take a smaller batch, or 16 bits: "
+    "Likely cause: the memory of GPU:0 is nearly full (138,000 of 143,771 MiB). "
+    "tfopt.memory.estimate(model, batch) says what takes it, and tfopt.memory.recompute(model) lets it take less. Or "
+    "take a smaller batch, or 16 bits: "
     "tfopt.precision.check(model, dataset) checks whether it trains as well in 16 bits; "
     "tfopt.precision.apply(model, policy) switches to them."
 )

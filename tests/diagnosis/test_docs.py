@@ -21,6 +21,7 @@ READ = {
         catalogue.OTHER_PROCESS,
         catalogue.PCIE_LINK,
         catalogue.SHORT_KERNELS,
+        catalogue.FLOAT32_PRODUCT,
         catalogue.SIZES,
     )
 }

@@ -231,6 +231,7 @@ def test_the_largest_batch_is_found_in_few_estimates(total_at, most, size, limit
     assert len(asked) <= most
 
 
+@pytest.mark.slow
 def test_the_largest_batch_of_a_net_fits_and_a_larger_one_does_not():
     net = dense_net()
     found = estimate(net, specs())

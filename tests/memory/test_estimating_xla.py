@@ -44,6 +44,7 @@ def test_the_module_apart_from_the_buffers(stages):
     assert {layer.path: layer.mib for layer in apart.by_layer}["hidden_1"] >= KEPT_MIB
 
 
+@pytest.mark.slow
 def test_without_a_module_that_matches_all_is_workspace(stages):
     expected = estimate(net(), DATA)
 

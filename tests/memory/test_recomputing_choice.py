@@ -106,6 +106,7 @@ def skipping():
     return keras.Model(inputs, outputs)
 
 
+@pytest.mark.slow
 def test_divides_a_graph_with_long_connections():
     model = skipping()
     images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype("float32")
@@ -178,6 +179,7 @@ def test_refuses_models_that_it_cannot_change():
         recompute(made(small, run_eagerly=True))
 
 
+@pytest.mark.slow
 def test_saved_models_are_as_before(tmp_path):
     model = nets.sequential()
     before = model.get_config()

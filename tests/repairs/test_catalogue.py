@@ -28,6 +28,7 @@ NAMES = [
     "extra_step",
     "replica_losses",
     "shared_files",
+    "failed_steps",
 ]
 
 

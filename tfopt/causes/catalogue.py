@@ -38,7 +38,9 @@ WAITS = Cause(
     "Launch steps without waiting: tfopt.fit.overlap(model).",
     "import tfopt\ntfopt.fit.overlap(model)",
 )
-SMALL_BATCH = Cause("small batch", "Use a larger batch.")
+SMALL_BATCH = Cause(
+    "small batch", "Use a larger batch; tfopt.batch.find(model, dataset) measures which one fits and pays."
+)
 XLA_OFF = Cause(
     "XLA is off",
     "Let XLA fuse kernels: tfopt.xla.set_jit(model, True); tfopt.xla.decide(model, dataset) measures whether it pays.",
@@ -150,7 +152,11 @@ PCIE_LINK = Cause(
 MIG_INSTANCE = Cause(
     "a MIG instance", "nvidia-smi mig -lgi lists the instances; ask for a larger one if this one is always busy."
 )
-FULL_MEMORY = Cause("the GPU's memory is nearly full", f"Take a smaller batch, or 16 bits: {FLOAT32.remedy}")
+FULL_MEMORY = Cause(
+    "the GPU's memory is nearly full",
+    "tfopt.memory.estimate(model, batch) says what takes it, and tfopt.memory.recompute(model) lets it take less. Or "
+    f"take a smaller batch, or 16 bits: {FLOAT32.remedy}",
+)
 FULL_SHARE = 0.95
 THROTTLED_PERCENT = WAITING_PERCENT
 # By the value of SLOWED_BY.

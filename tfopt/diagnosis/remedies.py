@@ -43,7 +43,7 @@ def slow_input(training: Training) -> str:
 
 
 def larger_batch(training: Training) -> str:
-    """Lines that double the batch."""
+    """Lines that double the batch, after one that measures which size pays."""
     data, size = training.data, 2 * training.examples
     if isinstance(data, PipelinePlan):
         line = f"batch_size={size}  # in build_pipeline"
@@ -55,7 +55,8 @@ def larger_batch(training: Training) -> str:
         line = f"# Let the generator yield {size} examples"
     else:
         line = f"model.fit(..., batch_size={size})"
-    return f"{line}\n# Changes the training: docs/diagnosis.md"
+    measured = "import tfopt\nprint(tfopt.batch.find(model, dataset))  # which size fits and pays"
+    return f"{measured}\n{line}\n# Changes the training: docs/diagnosis.md"
 
 
 def opened_each_epoch(training: Training) -> str:

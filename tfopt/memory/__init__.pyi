@@ -6,6 +6,7 @@ from .gpus import reset_peak as reset_peak
 from .gpus import set_growth as set_growth
 from .gpus import set_limit as set_limit
 from .gpus import usage as usage
+from .out_of_memory import explained_errors as explained_errors
 from .recomputing import recompute as recompute
 from .recomputing import undo as undo
 from .releasing import release as release

@@ -303,6 +303,8 @@ def _require_graph(model: keras.Model) -> None:
 
 def _specs(batch: Any) -> Any:
     """The specs of a batch, or of specs; raises if it is neither, or if a size is open."""
+    while isinstance(batch, tuple) and batch and batch[-1] is None:  # no sample weights
+        batch = batch[:-1]
     empty = isinstance(batch, tuple | dict) and not batch
     if empty or not isinstance(batch, tuple | dict | _LEAVES):
         raise TypeError(

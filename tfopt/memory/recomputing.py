@@ -9,10 +9,9 @@ import keras
 from tfopt import checks
 from tfopt.errors import UnsupportedError
 from tfopt.kernels.replacing import renew
-from tfopt.memory.choosing import Chosen, automatic, named
+from tfopt.memory.choosing import Chosen, SegmentedGraph, automatic, named
 from tfopt.memory.estimating import estimate
 from tfopt.memory.rerunning import Part
-from tfopt.memory.segments import SegmentedGraph
 from tfopt.model.layers import layer_paths, require_model
 from tfopt.text import figure
 
@@ -114,6 +113,11 @@ def undo(model: keras.Model) -> int:
     if count:
         renew(model)
     return count
+
+
+def is_recomputed(model: keras.Model) -> bool:
+    """Whether any part of a model is computed again in the backward pass."""
+    return any(_ATTRIBUTE in vars(layer) for layer in _layers_and_graphs(model))
 
 
 def _fewest(model: keras.Model, chosen: Sequence[Chosen], budget: float, batch: Any) -> int:

@@ -7,6 +7,7 @@ from .catalogue import install as install
 from .catalogue import remove as remove
 from .catalogue import status as status
 from .fit_data import EXTRA_STEP as EXTRA_STEP
+from .fit_data import FAILED_STEPS as FAILED_STEPS
 from .fit_data import NUMPY_SLICES as NUMPY_SLICES
 from .fit_data import SHUFFLE_WARNING as SHUFFLE_WARNING
 from .layers import RANDOM_LAYERS as RANDOM_LAYERS

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UnsupportedError, unknown_name
-from tfopt.repairs.fit_data import EXTRA_STEP, NUMPY_SLICES, SHUFFLE_WARNING
+from tfopt.repairs.fit_data import EXTRA_STEP, FAILED_STEPS, NUMPY_SLICES, SHUFFLE_WARNING
 from tfopt.repairs.layers import RANDOM_LAYERS, ROUNDED_IDS
 from tfopt.repairs.mixed_precision import CLEAR_SESSION, LOSS_SCALING, REPLICA_OVERFLOW, UNSCALED_LOSS
 from tfopt.repairs.optimizers import ACCUMULATION, CLIPPING
@@ -35,6 +35,7 @@ REPAIRS = {
         EXTRA_STEP,
         REPLICA_LOSSES,
         SHARED_FILES,
+        FAILED_STEPS,
     )
 }
 """Every repair, by its name."""

@@ -1,7 +1,8 @@
-"""Defects of what `fit` does with its data, and what it says of data that it cannot read.
+"""Defects of what `fit` does with its data and counts as a step, and what it says of data that it cannot read.
 
 - `numpy_slices`: training overwrites labels in the NumPy array of which a generator yields slices.
 - D19, `extra_step`: a part of a step runs when data of unknown length has ended.
+- D16, `failed_steps`: a step that ran out of memory is counted.
 - D20, `shuffle_warning`: `fit` warns of a shuffle that nobody asked for.
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError, summarize_error
+from tfopt.repairs.gradient_graph import depends_on
 from tfopt.repairs.repair import Function, Repair
 
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
@@ -90,6 +92,35 @@ EXTRA_STEP = Repair(
     broken={f"{_TRAINER}._make_function": frozenset({"703051878417df76"})},
     replace={f"{_TRAINER}._make_function": _after_the_batch},
     without="Give the dataset its length with tf.data.experimental.assert_cardinality.",
+)
+
+
+def _counting_last(original: Function) -> Function:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        graph = tf.compat.v1.get_default_graph()
+        before = 0 if tf.executing_eagerly() else len(graph.get_operations())
+        original(self, grads, trainable_variables)
+        if tf.executing_eagerly():
+            return
+        made = graph.get_operations()[before:]
+        for place, operation in enumerate(made):
+            if operation.type.startswith("Assign") and depends_on([operation.inputs[0]], self._iterations.value):
+                # Only those made before it, as no operation waits for one made later.
+                operation._add_control_inputs([other for other in made[:place] if other._is_stateful])
+
+    return apply
+
+
+FAILED_STEPS = Repair(
+    name="failed_steps",
+    defect=(
+        "A step that fails, such as for want of memory, is counted by the optimizer, since the count waits for no "
+        "gradient. After a caught error, schedules and Adam's bias correction are a step ahead."
+    ),
+    reference="Keras, BaseOptimizer.apply; no upstream report was found.",
+    broken={"keras.src.optimizers.base_optimizer:BaseOptimizer.apply": frozenset({"4634947582aff41e"})},
+    replace={"keras.src.optimizers.base_optimizer:BaseOptimizer.apply": _counting_last},
+    without="After the error, restore a checkpoint, or assign optimizer.iterations what it was before the step.",
 )
 
 

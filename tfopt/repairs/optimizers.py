@@ -2,12 +2,14 @@
 
 - D3, `clipping`: each replica clips its gradients before they are summed.
 - D6, `accumulation`: learning-rate schedules advance too fast, batches left over at an epoch's end carry over, and
-  several replicas fail.
+  several replicas fail. It also ends the rounds of `tfopt.batch.accumulate`, and notes for them how losses average.
 """
 
 import inspect
-from collections.abc import Iterable
-from typing import Any
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -19,7 +21,10 @@ from tfopt.repairs.repair import Function, Repair, trains_together
 _BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 _TENSORFLOW = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+_LOSS = "keras.src.losses.loss"
 _UPDATED = "_tfopt_updated"  # an attribute of optimizers: the variables that have gradients
+ROUNDS = "_tfopt_rounds"
+"""The attribute of an optimizer under which `tfopt.batch.accumulate`, floors above, keeps its `Rounds`."""
 
 
 def _later(original: Function) -> Function:
@@ -131,7 +136,8 @@ def _ending_rounds(original: Function) -> Function:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not getattr(_inner_optimizer(self), "gradient_accumulation_steps", None):
+        accumulates = ROUNDS in getattr(self.optimizer, "__dict__", ())
+        if not accumulates and not getattr(_inner_optimizer(self), "gradient_accumulation_steps", None):
             return original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs)
         callbacks, ends = given.arguments.get("callbacks"), _EndOfRound()
@@ -162,6 +168,9 @@ def end_round(model: Any, apply: Function | None = None) -> None:
         model: A model whose optimizer accumulates gradients.
         apply: What to call in each replica instead of the optimizer's `apply`.
     """
+    if ROUNDS in vars(model.optimizer):
+        vars(model.optimizer)[ROUNDS].end()
+        return
     optimizer = _inner_optimizer(model)
     steps, done = optimizer.gradient_accumulation_steps, int(optimizer._iterations.numpy())
     rounds, left = divmod(done, steps)
@@ -188,6 +197,58 @@ def _inner_optimizer(model: Any) -> Any:
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
+class Reduction(NamedTuple):
+    """How a loss has made one number of its values."""
+
+    kind: Literal["examples", "mask", "weights", "sum"]
+    """A mean over all values, over those a mask leaves or by sample weights, or a sum."""
+    divisor: Any = None
+    """The mask, or the sample weights."""
+
+
+_here = threading.local()  # where to note reductions in this thread, and the mask of the next one
+
+
+@contextmanager
+def reductions_noted() -> Iterator[list[Reduction]]:
+    """Notes how the losses computed in the block are reduced, while the repair `accumulation` is installed."""
+    before = getattr(_here, "noted", None)
+    _here.noted, _here.mask = [], None
+    try:
+        yield _here.noted
+    finally:
+        _here.noted = before
+
+
+def _noting_mask(original: Function) -> Function:
+    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
+        if reduction in ("mean", "sum_over_batch_size"):
+            _here.mask = mask
+        return original(sample_weight, mask, dtype, reduction)
+
+    return apply_mask
+
+
+def _noting_reduction(original: Function) -> Function:
+    def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
+        mask, _here.mask = getattr(_here, "mask", None), None
+        if getattr(_here, "noted", None) is not None:
+            _here.noted.append(_reduction(values, sample_weight, mask, reduction))
+        return original(values, sample_weight, reduction)
+
+    return reduce_values
+
+
+def _reduction(values: Any, sample_weight: Any, mask: Any, reduction: str | None) -> Reduction:
+    if not values.shape.rank:
+        return Reduction("examples")  # a mean that the user's own function has taken
+    if reduction in (None, "none", "sum"):
+        return Reduction("sum")
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        return Reduction("weights", sample_weight)
+    return Reduction("examples") if mask is None else Reduction("mask", mask)
+
+
 ACCUMULATION = Repair(
     name="accumulation",
     defect=(
@@ -200,11 +261,15 @@ ACCUMULATION = Repair(
         f"{_BASE}._get_current_learning_rate": frozenset({"a90d5cfe04f6c5c3"}),
         f"{_BASE}._backend_apply_gradients": frozenset({"911dfbb4fb47a126"}),
         f"{_TRAINER}.fit": frozenset({"c443656a13e238bb"}),
+        f"{_LOSS}:apply_mask": frozenset({"fea4b325cbec9bec"}),
+        f"{_LOSS}:reduce_values": frozenset({"426eafe27d1d3164"}),
     },
     replace={
         f"{_BASE}._get_current_learning_rate": _counting_updates,
         f"{_BASE}._backend_apply_gradients": _deciding_for_all_replicas,
         f"{_TRAINER}.fit": _ending_rounds,
+        f"{_LOSS}:apply_mask": _noting_mask,
+        f"{_LOSS}:reduce_values": _noting_reduction,
     },
     without="Stretch the schedule N times and train on a single replica, or use larger batches.",
 )

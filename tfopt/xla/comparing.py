@@ -229,13 +229,16 @@ def _recorded_gradients(model: keras.Model) -> Iterator[list[tuple[str, Any]]]:
 
         return apply
 
+    own = [optimizer.__dict__.get("apply") for optimizer in optimizers]
     for optimizer in optimizers:
         optimizer.__dict__["apply"] = recording(optimizer.apply)
     try:
         yield found
     finally:
-        for optimizer in optimizers:
+        for optimizer, before in zip(optimizers, own, strict=True):
             del optimizer.__dict__["apply"]
+            if before is not None:
+                optimizer.__dict__["apply"] = before
 
 
 def _distances(recorded: Sequence[_Recorded], plain: Sequence[Any], other: Sequence[Any]) -> list[float]:

@@ -16,12 +16,24 @@ SUMMARIES = {
     "xla": "the training step with and without XLA",
     "pipeline": "naive and hand-tuned tf.data pipelines against build_pipeline(), with crop and with cache",
     "fit": "fit, stock and overlapped, beside the step alone; on a GPU also fast kernels",
+    "memory": "GPT-2's step with activations recomputed and with its loss in pieces: memory and time",
+    "batch": "accumulated batches beside a large one, and the batch size that tfopt.batch.find recommends",
     "callbacks": "fit with and without tfopt's callbacks",
     "distribute": "several processes: a step, its optimizer state, skipped synchronisation, input; and all GPUs",
 }
 
 # What each takes on two CPU cores, in seconds: the time left of a run is estimated from it.
-_SECONDS = {"stack": 27, "precision": 23, "xla": 13, "pipeline": 65, "fit": 9, "callbacks": 15, "distribute": 85}
+_SECONDS = {
+    "stack": 27,
+    "precision": 23,
+    "xla": 13,
+    "pipeline": 65,
+    "fit": 9,
+    "memory": 40,
+    "batch": 50,
+    "callbacks": 15,
+    "distribute": 85,
+}
 
 # Several suites under a name, as (suite, workload), None for what is left of the suite: what says most comes first,
 # should the time run out.
@@ -33,6 +45,8 @@ LISTS: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("stack", None),
         ("pipeline", "resnet50 from JPEG"),
         ("fit", None),  # the kernels
+        ("memory", None),
+        ("batch", None),
         ("precision", None),
         ("xla", None),
         ("callbacks", None),

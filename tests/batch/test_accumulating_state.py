@@ -1,0 +1,198 @@
+"""Accumulation switched on and off: what is kept, saved, measured and refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+from tfopt.batch import accumulate
+from tfopt.errors import UnsupportedError
+
+random = np.random.default_rng(0)
+X = random.normal(size=(40, 6)).astype("float32")
+Y = random.normal(size=(40, 2)).astype("float32")
+layers = keras.layers
+
+
+def net(optimizer="adam", loss="mse", kind=keras.Sequential, hidden=8, **options):
+    keras.utils.set_random_seed(1)
+    model = kind([keras.Input((6,)), layers.Dense(hidden, activation="tanh"), layers.Dense(2)])
+    model.compile(optimizer, loss, jit_compile=False, **options)
+    return model
+
+
+def dataset(batch=4):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch)
+
+
+def fit(model, batch=4, **options):
+    return model.fit(dataset(batch), shuffle=False, verbose=0, **options)
+
+
+def assert_same(one, other, tolerance=1e-4):
+    values = [[part.numpy() for part in (*model.variables, *model.optimizer.variables)] for model in (one, other)]
+    assert len(values[0]) == len(values[1])
+    for found, expected in zip(*values, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_switching_keeps_the_optimizers_state():
+    expected, model = net(), net()
+    variables = [id(variable) for variable in model.variables]
+    fit(expected), fit(model)
+    for steps, before, batch in ((2, 1, 8), (4, 2, 16), (4, 4, 16), (1, 4, 4)):
+        assert accumulate(model, steps) == before
+        fit(model)
+        fit(expected, batch)
+        assert model.optimizer.iterations == expected.optimizer.iterations
+    assert_same(model, expected)
+    assert [id(variable) for variable in model.variables] == variables
+    assert not {"train_step", "apply"} & {*vars(model), *vars(model.optimizer)}
+
+
+def test_it_takes_over_from_keras_own_accumulation():
+    expected, model = net(), net(keras.optimizers.Adam(gradient_accumulation_steps=4))
+    tfopt.repairs.install("accumulation")
+    fit(model, epochs=2), fit(expected, 16, epochs=2)
+    assert accumulate(model, 2) == 4
+    fit(model), fit(expected, 8)
+    assert_same(model, expected)
+    assert accumulate(net(keras.optimizers.Adam(gradient_accumulation_steps=3)), 1) == 3
+
+
+def test_a_saved_model_trains_on(tmp_path):
+    expected, model = net(), net()
+    accumulate(model, 4)
+    fit(model), fit(expected, 16)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert_same(loaded, expected)
+    assert accumulate(loaded, 4) == 1
+    fit(loaded), fit(expected, 16)
+    assert_same(loaded, expected)
+
+
+def test_a_copy_trains_alone():
+    model = net()
+    accumulate(model, 4)
+    copy = keras.models.clone_model(model)
+    copy.compile("adam", "mse")
+    fit(copy)
+    assert copy.optimizer.iterations == 10
+    assert model.optimizer.iterations == 0
+
+
+def test_another_accumulation_by_compile():
+    model = net()
+    accumulate(model, 4)
+    model.compile("sgd", "mse", jit_compile=False)
+    with pytest.raises(UnsupportedError, match=r"compiled again. Call tfopt\.batch\.accumulate\(model, 4\) again"):
+        fit(model)
+    assert accumulate(model, 2) == 1
+    fit(model)
+    assert model.optimizer.iterations == 5
+
+
+def test_estimate_counts_the_gradients_kept():
+    kept = 4 * sum(np.prod(weight.shape) for weight in net(hidden=512).trainable_weights) / 2**20
+    before = tfopt.memory.estimate(net(hidden=512), (X, Y))
+    model = net(hidden=512)
+    accumulate(model, 4)
+    found = tfopt.memory.estimate(model, (X, Y))
+    assert found.weights_mib + found.optimizer_mib == pytest.approx(
+        before.weights_mib + before.optimizer_mib + kept, abs=1e-3
+    )
+
+
+def test_measuring_leaves_an_open_round_alone():
+    expected, model = net(), net()
+    accumulate(model, 4)
+    for x, y in dataset().take(6):
+        model.train_on_batch(x, y)
+    tfopt.measure.step_time(model, (X[:4] + 5, Y[:4]), steps=5)
+    for x, y in dataset().skip(6).take(2):
+        model.train_on_batch(x, y)
+    for x, y in dataset(16).take(2):
+        expected.train_on_batch(x, y)
+    assert_same(model, expected)
+
+
+def test_a_function_put_in_front_of_apply_for_a_while_does_not_switch_it_off():
+    model, seen = net(), []
+    accumulate(model, 4)
+    apply = model.optimizer.apply
+    vars(model.optimizer)["apply"] = lambda *args: (seen.append(args), apply(*args))[1]
+    model.train_on_batch(X[:4], Y[:4])
+    del vars(model.optimizer)["apply"]
+    model.make_train_function(force=True)
+    fit(model)
+    assert seen
+    assert model.optimizer.iterations == 3
+
+
+class Silent(keras.Sequential):
+    """Applies gradients in another way."""
+
+    def train_step(self, data):
+        x, y, _ = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        for weight, gradient in zip(self.trainable_weights, tape.gradient(loss, self.trainable_weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return {"loss": loss}
+
+
+class Twice(keras.Sequential):
+    """Updates twice a batch."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        return super().train_step(data)
+
+
+class Added(layers.Dense):
+    """Adds a loss to a mask."""
+
+    def call(self, inputs):
+        self.add_loss(keras.ops.mean(inputs))
+        return super().call(inputs)
+
+
+def masked(*outputs):
+    inputs = keras.Input((6,))
+    hidden = layers.Embedding(5, 4, mask_zero=True)(inputs)
+    model = keras.Model(inputs, [output(hidden) for output in outputs])
+    model.compile("sgd", ["mse"] * len(outputs))
+    return model
+
+
+REFUSED = {
+    "no updates": (lambda: net(kind=Silent), r"Found: Silent\.train_step, which does not call"),
+    "two updates": (lambda: net(kind=Twice), "calls it twice"),
+    "sum": (lambda: net(loss=keras.losses.MeanSquaredError("sum")), "a mean over the examples. Found: a sum"),
+    "two with masks": (lambda: masked(layers.Dense(2), layers.Dense(2)), "its mask, and another one"),
+    "mask and added": (lambda: masked(Added(2)), "its mask, and one that a layer adds"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_accumulated_is_refused_in_the_first_step(name):
+    make, says = REFUSED[name]
+    model = make()
+    accumulate(model, 2)
+    with pytest.raises(UnsupportedError, match=says):
+        model.train_on_batch(np.abs(X[:4]) % 4, [np.zeros((4, 6, 2))] * len(model.outputs) if "mask" in name else Y[:4])
+
+
+def test_arguments():
+    with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
+        accumulate(None, 2)
+    with pytest.raises(TypeError, match="Expected steps to be an integer"):
+        accumulate(net(), 2.0)
+    with pytest.raises(ValueError, match="Expected steps to be at least 1"):
+        accumulate(net(), 0)
+    with pytest.raises(ValueError, match="not compiled"):
+        accumulate(keras.Sequential([keras.Input((6,)), layers.Dense(1)]), 2)
+    with pytest.raises(ValueError, match="compiled with optimizer=None"):
+        accumulate(net(None), 2)

@@ -1,0 +1,5 @@
+"""The batch size that pays, and gradients accumulated over several batches."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,193 @@
+"""Where trials run: in a process with a copy of the model, or in this one."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+import keras
+
+from tfopt.batch.copying import copied_here, to_copy
+from tfopt.batch.examples import Examples
+from tfopt.batch.limits import Limits, room_outside_mib
+from tfopt.batch.trials import Result, Trial, try_here
+from tfopt.errors import UnsupportedError
+
+_SECONDS = 300.0  # for one trial, or for the process to start and copy the model
+_SERVE = "from tfopt.batch.process import serve; serve()"
+_GPU_HELD = "TensorFlow holds the GPU's memory here, so that another process could not take enough"
+
+
+class Trials:
+    """Tries batch sizes, in a process of their own where that is possible.
+
+    Args:
+        model: Compiled, and built with its optimizer.
+        examples: What the batches are made of.
+    """
+
+    def __init__(self, model: keras.Model, examples: Examples):
+        self._model, self._examples = model, examples
+        self._process: TrialProcess | None = None
+        self._room_mib = room_outside_mib()
+        self.here_because = ""
+        """Why trials run, or have run, in this process."""
+
+    def __enter__(self) -> Self:
+        try:
+            if self._room_mib <= 0:
+                raise UnsupportedError(_GPU_HELD)
+            self._process = TrialProcess(self._model, self._examples.batch(self._examples.batch_size))
+        except UnsupportedError as error:
+            self.here_because = str(error)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process is not None:
+            self._process.close()
+
+    @property
+    def safe(self) -> bool:
+        """Whether a batch that is too large ends no more than its trial; on a GPU, TensorFlow raises an error."""
+        return self._process is not None or self._room_mib < float("inf")
+
+    def __call__(self, size: int, within: Limits) -> Trial:
+        """Tries one size."""
+        estimated = within.estimated_mib(size)
+        result, own = self._run(self._examples.batch(size), estimated)
+        return Trial(batch_size=size, estimated_mib=estimated, own_process=own, **result._asdict())
+
+    def _run(self, batch: Any, estimated_mib: float | None) -> tuple[Result, bool]:
+        """The result, and whether it comes from the other process."""
+        limited = self._room_mib < float("inf")  # a GPU, of which the other process gets only the rest
+        if self._process is not None and limited and (estimated_mib is None or estimated_mib > self._room_mib):
+            self.here_because = _GPU_HELD
+        elif self._process is not None:
+            try:
+                return self._process(batch), True
+            except UnsupportedError as error:
+                self._process, self.here_because = None, str(error)
+        return try_here(self._model, batch), False
+
+
+class _EndedError(Exception):
+    """The process ended without an answer."""
+
+    def __init__(self, result: Result):
+        super().__init__(result.reason)
+        self.result = result
+
+
+class TrialProcess:
+    """A process with a copy of a model, in which batch sizes are tried. After its death it starts again.
+
+    Args:
+        model: Compiled, and built with its optimizer.
+        batch: One that it trains on, as arrays.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If the model cannot be copied; the message is a part of a sentence.
+    """
+
+    def __init__(self, model: keras.Model, batch: Any):
+        self._start_message = to_copy(model), batch
+        self._process = self._start()
+
+    def __call__(self, batch: Any) -> Result:
+        """Tries a batch; raises UnsupportedError if the process died before and does not start again."""
+        if self._process.returncode is not None:
+            self._process = self._start()
+        try:
+            return Result(*self._ask(self._process, batch))
+        except _EndedError as end:
+            return end.result
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._end(self._process)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self._connection, theirs = Pipe()
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": paths, "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+                start_new_session=True,  # Ctrl-C reaches this process, which then ends that one
+            )
+        try:
+            failure = self._ask(process, self._start_message)
+            if failure:
+                raise UnsupportedError(failure)
+        except _EndedError as end:
+            raise UnsupportedError(end.result.reason) from end
+        except BaseException:
+            self._end(process)
+            raise
+        return process
+
+    def _ask(self, process: "subprocess.Popen[bytes]", message: Any) -> Any:
+        hung = threading.Event()
+
+        def end() -> None:
+            hung.set()
+            process.kill()
+
+        late = threading.Timer(_SECONDS, end)
+        late.start()
+        try:
+            self._connection.send(message)
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            process.wait()
+            self._end(process)
+            said = f"did not answer within {_SECONDS:g} s" if hung.is_set() else _ended(process.returncode)
+            raise _EndedError(Result("hung" if hung.is_set() else "killed", f"the trial's process {said}")) from error
+        finally:
+            late.cancel()
+
+    def _end(self, process: "subprocess.Popen[bytes]") -> None:
+        process.kill()
+        process.wait()
+        self._connection.close()
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    hint = ", as the system does when its memory runs out" if code == -signal.SIGKILL else ""
+    return f"was ended by signal {-code}{hint}"
+
+
+def serve() -> None:
+    """What the process does: it copies the model, and then tries each batch that it receives."""
+    connection: Connection[Any, Any] = Connection(os.dup(0))
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    with suppress(OSError):  # if memory runs out, the system shall end this process, and not the one that waits
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    try:
+        copy, batch = connection.recv()
+        model = copied_here(copy, batch)
+    except Exception as error:  # noqa: BLE001  it is raised where the process was started
+        connection.send(str(error))
+        return
+    connection.send("")
+    with suppress(EOFError):
+        while True:
+            connection.send(try_here(model, connection.recv()))
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

@@ -1,0 +1,55 @@
+"""GPT-2 as the suites `memory` and `batch` train it: whole on a GPU, small on a CPU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from tfopt import kernels, precision
+from tfopt.bench.cases import Scale
+from tfopt.bench.cases.kernels import GPT2_BATCH
+from tfopt.bench.workloads import gpt2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A model, its policy and its batches."""
+
+    workload: str
+    """The name of cases that train it."""
+    policy: str
+    examples: int
+    """In a batch."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Of the model, where they are not GPT-2's own."""
+
+    def net(self, put: Callable[[keras.Model], Any] | None = None) -> keras.Model:
+        """Returns the model, always from the same weights, changed by `put`."""
+        keras.utils.set_random_seed(0)
+        with precision.policy(self.policy):
+            net = gpt2.model(**self.sizes, jit_compile=True)
+        if self.policy != "float32":
+            kernels.use_flash_attention(net)
+        if put is not None:
+            put(net)
+        return net
+
+    def batch(self) -> tuple[Any, Any]:
+        """Returns tokens and those that follow them, shape (examples, length) each."""
+        sizes = {name: size for name, size in self.sizes.items() if name in ("length", "vocabulary")}
+        return gpt2.batch(self.examples, **sizes)
+
+
+SMALL = Training(
+    workload="gpt2, small",
+    policy="float32",
+    examples=4,
+    sizes={"blocks": 6, "width": 96, "heads": 4, "vocabulary": 4096, "length": 192},
+)
+_WHOLE = Training(workload="gpt2", policy="mixed_bfloat16", examples=GPT2_BATCH)
+
+
+def training(scale: Scale) -> Training:
+    """The training of this size."""
+    return SMALL if scale.resnet is None else _WHOLE
