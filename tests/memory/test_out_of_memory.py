@@ -71,9 +71,9 @@ def with_a_gpu(fake_nvml, monkeypatch, limit_mib, capability=(9, 0)):
 
 
 FORMS = {
-    exhausted(): "operation net_1/dense_3_1/MatMul asked for 512.0 KiB (a float32 tensor of shape [512, 256]) and",
+    exhausted(): "operation net_1/dense_3_1/MatMul asked for 512.0 KiB (a float32 tensor of shape [512, 256]), and",
     exhausted(f"Graph execution error:\n\n{OOM.replace('[512,256]', '[]').replace('float', 'half')} allocator x"): (
-        "the step asked for 2 B (a float16 tensor of shape []) and"
+        "the step asked for 2 B (a float16 tensor of shape []), and"
     ),
     exhausted(
         "\x1b[1m{{function_node __wrapped__BiasAdd_device_/job:localhost/replica:0/task:0/device:GPU:0}} "
@@ -82,14 +82,14 @@ FORMS = {
     exhausted(
         "Out of memory while trying to allocate 506.08MiB.\n\t [[{{node StatefulPartitionedCall}}]]\nHint: If you want "
         "[Op:__inference_multi_step_on_iterator_2457]"
-    ): "the step's XLA program asked for 506.08 MiB and",
+    ): "the step's XLA program asked for 506.08 MiB, and",
     exhausted("Out of memory while trying to allocate 6291456 bytes.\nBufferAssignment OOM Debugging."): (
-        "asked for 6.0 MiB and"
+        "asked for 6.0 MiB, and"
     ),
-    exhausted("Failed to allocate request for 1.50GiB (1610612736B) on device ordinal 0"): "asked for 1.5 GiB and",
-    exhausted("failed to allocate memory [Op:AddV2]"): "operation AddV2 asked for memory and",
+    exhausted("Failed to allocate request for 1.50GiB (1610612736B) on device ordinal 0"): "asked for 1.5 GiB, and",
+    exhausted("failed to allocate memory [Op:AddV2]"): "operation AddV2 asked for memory, and",
     exhausted("2 root error(s) found.\n  (0) SameWorkerRecvDone unable to allocate output tensor."): (
-        "asked for memory (2 root error(s) found. (0) SameWorkerRecvDone unable to allocate output tensor) and"
+        "asked for memory (2 root error(s) found. (0) SameWorkerRecvDone unable to allocate output tensor), and"
     ),
     tf.errors.UnknownError(
         None,
@@ -107,7 +107,7 @@ FORMS = {
         "asked for memory for cuBLAS's workspace"
     ),
     tf.errors.InternalError(None, None, "Failed to load in-memory CUBIN: CUDA_ERROR_OUT_OF_MEMORY: out of memory"): (
-        "asked for memory of CUDA itself, beside what TensorFlow holds and"
+        "asked for memory of CUDA itself, beside what TensorFlow holds, and"
     ),
     tf.errors.InternalError(
         None,
@@ -160,11 +160,11 @@ def test_the_whole_text():
     assert (
         found.split()
         == (
-            "Expected a training step to find its memory on the device. Found: layer 'dense_3' (operation "
-            "net_1/dense_3_1/MatMul) asked for 512.0 KiB (a float32 tensor of shape [512, 256]) and there was not so "
-            f"much left. {parts} What to do, and what the step would then take: "
+            "Expected a training step that fits into the memory of the device. Found: layer 'dense_3' (operation "
+            "net_1/dense_3_1/MatMul) asked for 512.0 KiB (a float32 tensor of shape [512, 256]), and not that "
+            f"much was left. {parts} What to do, and what the step would then take: "
             f"1. {recomputed:.3g} MiB tfopt.memory.recompute(model): a step takes up to a third longer. "
-            f"2. {half:.3g} MiB tfopt.batch.accumulate(model, 2), and batches of 1/2 of the examples. "
+            f"2. {half:.3g} MiB tfopt.batch.accumulate(model, 2), and batches 1/2 the size. "
             "The failed step may have changed some weights already. Go on from a checkpoint."
         ).split()
     )
@@ -207,7 +207,7 @@ def test_mixed_precision_where_there_are_tensor_cores(fake_nvml, monkeypatch, ca
     if policy is not None:
         assert f'tfopt.precision.apply(model, "{policy}")' in found
         assert named(found)["precision.apply"] < estimate(net, SPECS).total_mib
-    assert "on GPU:0. Found" in found
+    assert "of GPU:0. Found" in found
     assert "\n\nGPU:0: 900 MiB held, 100 MiB by others, 143,771 MiB total.\n\n" in found
 
 

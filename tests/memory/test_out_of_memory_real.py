@@ -56,7 +56,7 @@ def test_without_xla():
     said = explained("plain", "7000")
     assert re.search(
         r"^1 1 Expected a training step .* Found: layer 'dense_\d' \(operation \S*/dense_\d_1/\w+\) asked for "
-        r"27\.3 MiB \(a float32 tensor of shape \[7000, 1024\]\) and there was not so much left\. "
+        r"27\.3 MiB \(a float32 tensor of shape \[7000, 1024\]\), and not that much was left\. "
         r"A training step on 7000 examples takes \d+\.\d MiB, by the step's graph\.",
         said,
     )

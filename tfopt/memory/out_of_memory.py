@@ -192,9 +192,9 @@ def _explanation(model: keras.Model, request: _Request, call: _Call | None) -> s
     room = _room(takes, gpu)
     found = remedies(model, batch if takes else None, takes, room) if trains else [Remedy(_EVALUATION)]
     parts = [
-        f"Expected {'a training step' if trains else 'a step of the evaluation'} to find its memory on "
-        f"{f'GPU:{gpu.index}' if gpu else 'the device'}. Found: {_who(request, scopes)} asked for {request.what} and "
-        "there was not so much left."
+        f"Expected {'a training step' if trains else 'a step of the evaluation'} that fits into the memory of "
+        f"{f'GPU:{gpu.index}' if gpu else 'the device'}. Found: {_who(request, scopes)} asked for {request.what}, and "
+        "not that much was left."
     ]
     if gpu is not None:
         parts.append(f"{gpu}.")

@@ -140,4 +140,4 @@ def _smaller_batch(model: keras.Model, takes: MemoryEstimate | None, room: float
             largest = min(fitting or takes.batch_size, -(-takes.batch_size // 2))
             steps = -(-takes.batch_size // largest)
             mib = takes._total_at(-(-takes.batch_size // steps)) + sums
-    return Remedy(f"tfopt.batch.accumulate(model, {steps}), and batches of 1/{steps} of the examples.", mib)
+    return Remedy(f"tfopt.batch.accumulate(model, {steps}), and batches 1/{steps} the size.", mib)
