@@ -1,4 +1,4 @@
-"""The batch size that pays, and gradients accumulated over several batches."""
+"""The fastest batch size, and gradients accumulated over several batches."""
 
 import lazy_loader
 

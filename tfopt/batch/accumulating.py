@@ -19,15 +19,13 @@ def accumulate(model: keras.Model, steps: int) -> int:
 
     Use it to train with a larger batch than fits into memory. The weights are those of the large batch up to rounding,
     with these differences: layers that look at a whole batch, such as BatchNormalization, see each batch by itself,
-    dropout draws other masks, and embeddings sum the gradients of an id before they are clipped or squared
-    ([batch size](batch.md)).
+    dropout draws other masks, and embeddings sum the gradients of an id before they are clipped or squared.
 
-    It means all that follows from one gradient for each update. Examples weigh equally, also in a smaller last batch;
-    so do positions under a mask, and sample weights in a loss that divides by them. Clipping and loss scaling act on
-    the mean gradient, and an overflow in one batch skips the whole update. Weight decay, constraints, averages of the
-    weights, `optimizer.iterations` and learning-rate schedules move once per update. An epoch of `fit` ends with an
-    update of the batches that are left. `train_on_batch` goes on with an open round; another call of `accumulate` ends
-    it.
+    Examples weigh equally, also in a smaller last batch; so do positions under a mask, and sample weights in a loss
+    that divides by them. Clipping and loss scaling act on the mean gradient, and an overflow in one batch skips the
+    whole update. Weight decay, constraints, averages of the weights, `optimizer.iterations` and learning-rate schedules
+    move once per update. An epoch of `fit` ends with an update of the batches that are left. `train_on_batch` goes on
+    with an open round; another call of `accumulate` ends it.
 
     The optimizer's state stays as it is when you switch, and a saved model is the same as without accumulation; call it
     again on a loaded one, on a clone, and after `compile`. Batches of an open round are not saved. It takes over from

@@ -27,7 +27,7 @@ def test_losses_must_agree_and_memory_is_shown():
 
 @pytest.mark.slow
 def test_accumulated_updates_are_those_of_the_large_batch(monkeypatch):
-    monkeypatch.setattr(training, "SMALL", replace(training.SMALL, sizes=TINY))
+    monkeypatch.setattr(training, "_SMALL", replace(training._SMALL, sizes=TINY))
     case = replace(batch.cases(CPU)[0], repeats=1)
     large, accumulated = measure(case).variants
     assert (large.check.passed, accumulated.check.passed) == (True, True)

@@ -32,10 +32,10 @@ def test_on_a_gpu_it_is_gpt_2_itself(monkeypatch):
 
 @pytest.mark.slow
 def test_each_way_takes_less_and_trains_the_same(monkeypatch):
-    monkeypatch.setattr(training, "SMALL", replace(training.SMALL, sizes=TINY))
+    monkeypatch.setattr(training, "_SMALL", replace(training._SMALL, sizes=TINY))
     (case,) = memory.cases(CPU)
     in_pieces = case.variants[-1].values.args[1]
-    assert "chunked cross-entropy" in [row.kernel for row in explain(training.SMALL.net(in_pieces)).layers]
+    assert "chunked cross-entropy" in [row.kernel for row in explain(training._SMALL.net(in_pieces)).layers]
     outcome = measure(replace(case, repeats=1))
     assert [variant.check.passed for variant in outcome.variants] == [True] * 3
     mib = [variant.check.values[0] for variant in outcome.variants]

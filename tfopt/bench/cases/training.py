@@ -1,15 +1,19 @@
 """GPT-2 as the suites `memory` and `batch` train it: whole on a GPU, small on a CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfopt import kernels, precision
-from tfopt.bench.cases import Scale
+from tfopt.bench.cases import Judge, Scale
 from tfopt.bench.cases.kernels import GPT2_BATCH
+from tfopt.bench.results import Check
 from tfopt.bench.workloads import gpt2
+
+_TOLERANCE = 1e-3  # relative: in 16 bits, what is computed in another order differs by rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,7 @@ class Training:
         return gpt2.batch(self.examples, **sizes)
 
 
-SMALL = Training(
+_SMALL = Training(
     workload="gpt2, small",
     policy="float32",
     examples=4,
@@ -52,4 +56,20 @@ _WHOLE = Training(workload="gpt2", policy="mixed_bfloat16", examples=GPT2_BATCH)
 
 def training(scale: Scale) -> Training:
     """The training of this size."""
-    return SMALL if scale.resnet is None else _WHOLE
+    return _SMALL if scale.resnet is None else _WHOLE  # which only a GPU gets through in time
+
+
+def same_losses(which: str) -> Judge:
+    """Judges losses, which must be the baseline's; the first of the values is what a step takes, in MiB."""
+
+    def judge(baseline: Sequence[float], values: Sequence[float]) -> Check:
+        mib, *losses = values
+        within = f"within {100 * _TOLERANCE:g} % of the baseline's"
+        return Check(
+            what=f"MiB of a step by XLA's buffer assignment; losses {which}: {within}",
+            values=tuple(values),
+            passed=bool(np.allclose(losses, baseline[1:], rtol=_TOLERANCE, atol=0)),
+            text=f"{mib:,.0f} MiB",
+        )
+
+    return judge
