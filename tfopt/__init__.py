@@ -5,7 +5,7 @@
 - `tfopt.xla`: XLA on or off for a model, decided by measurement
 - `tfopt.kernels`: flash attention and fused batch norm, layer by layer
 - `tfopt.memory`: what a training step takes of the GPU's memory, and how to need less
-- `tfopt.batch`: the batch size that pays, and gradients accumulated over several batches
+- `tfopt.batch`: the fastest batch size, and gradients accumulated over several batches
 - `tfopt.pipelines`: `build_pipeline()`, tf.data pipelines that keep the device fed
 - `tfopt.fit`: `model.fit` that launches each step without waiting for the one before
 - `tfopt.distribute`: the same script on one GPU, on all of a machine, and on many machines

@@ -29,6 +29,10 @@ class ClusterError(TfoptError):
     """The cluster is described wrongly, or a peer in it does not answer."""
 
 
+class CheckpointError(TfoptError):
+    """A checkpoint cannot be saved, or none can be read."""
+
+
 class ResultsError(TfoptError):
     """A recorded benchmark run cannot be read or compared."""
 

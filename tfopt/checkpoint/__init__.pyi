@@ -1,0 +1,4 @@
+from .inspecting import CheckpointReport as CheckpointReport
+from .inspecting import SavedCheckpoint as SavedCheckpoint
+from .inspecting import available as available
+from .inspecting import verify as verify
