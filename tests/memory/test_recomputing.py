@@ -90,6 +90,38 @@ def test_works_with_what_else_changes_a_model(prepare):
     compared(small, prepare=prepared)
 
 
+@pytest.mark.parametrize("where", ["alone", "in a graph", "in a class"])
+def test_added_losses_of_a_segmented_sequential_count(where):
+    def make():
+        penalised = [layers.Dense(8, activity_regularizer="l2") for _ in range(6)]
+        chain = keras.Sequential([keras.Input((6,)), *penalised, layers.Dense(2)])
+        if where == "alone":
+            return chain
+        inputs = keras.Input((6,))
+        if where == "in a graph":
+            return keras.Model(inputs, chain(inputs))
+        return Wrapping(chain)
+
+    losses = []
+    for choose in (lambda model: None, recompute):
+        keras.utils.set_random_seed(0)
+        model = make()
+        model.compile("sgd", "mse", jit_compile=False)
+        model(np.zeros((1, 6), "float32"))
+        choose(model)
+        losses.append(model.fit(np.ones((8, 6)), np.ones((8, 2)), epochs=2, verbose=0).history["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+class Wrapping(keras.Model):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
 def test_accumulates_gradients():
     steps = {"gradient_accumulation_steps": 2}
     expected = trained(made(small, optimizer=keras.optimizers.SGD(0.1, **steps)))

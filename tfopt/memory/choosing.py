@@ -17,10 +17,17 @@ from tfopt.text import listed
 
 
 class SegmentedGraph:
-    """Replaces a graph's `_run_through_graph`: runs its segments one by one, the first `count` of them twice."""
+    """Replaces a graph's `_run_through_graph`: runs its segments one by one, the first `count` of them twice.
 
-    def __init__(self, graph: Functional, segments: Sequence[Function]) -> None:
+    Args:
+        graph: The graph.
+        segments: In the order in which they run.
+        owner: The model of the graph, whose `losses` are looked at; a Sequential's graph is not asked for them.
+    """
+
+    def __init__(self, graph: Functional, segments: Sequence[Function], owner: keras.Layer) -> None:
         self.graph = graph
+        self._owner = owner
         self._segments = segments
         # Not the last one, since its gradient comes first.
         self.count = self.most = len(segments) - 1
@@ -33,7 +40,7 @@ class SegmentedGraph:
             def run(values: Any, segment: Function = segment) -> Any:
                 return segment._run_through_graph(values, operation_fn, call_fn)
 
-            twice = Part(f"the segment up to {segment.name!r}", run, self.graph)
+            twice = Part(f"the segment up to {segment.name!r}", run, self._owner)
             outputs = (twice if index < self.count else run)([tensors[id(tensor)] for tensor in segment.inputs])
             tensors.update(zip(map(id, segment.outputs), outputs, strict=True))
         outputs = [tensors[id(tensor)] for tensor in self.graph.outputs]
@@ -67,7 +74,7 @@ def _found(parent: keras.Layer) -> list[Chosen]:
     nested = {layer: _found(layer) for layer in inside if layer not in blocks}
     covered = [*blocks, *(layer for layer, found in nested.items() if found)]
     if graph and 2 * sum(map(layers_in, covered)) < layers_in(parent):
-        segmented = divided(graph)
+        segmented = divided(graph, parent)
         return [] if segmented is None else [segmented]
     return [*blocks, *(part for found in nested.values() for part in found)]
 
@@ -150,7 +157,7 @@ def _only(given: Any, paths: Mapping[keras.Layer, str], model: keras.Model) -> k
     return found[0]
 
 
-def divided(graph: Functional) -> SegmentedGraph | None:
+def divided(graph: Functional, owner: keras.Layer) -> SegmentedGraph | None:
     """Returns the graph in the segments that keep the least, or None if that saves nothing.
 
     Kept is what crosses from one segment to a later one, and what one segment computes while its gradient is computed.
@@ -163,7 +170,7 @@ def divided(graph: Functional) -> SegmentedGraph | None:
         if not node.is_input
     ]
     segments = [calls[begin:end] for begin, end in pairwise(_least_kept(calls, graph))]
-    return SegmentedGraph(graph, _functions(segments, graph)) if len(segments) > 1 else None
+    return SegmentedGraph(graph, _functions(segments, graph), owner) if len(segments) > 1 else None
 
 
 def _least_kept(calls: Sequence[Any], graph: Functional) -> list[int]:
