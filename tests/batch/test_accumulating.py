@@ -99,6 +99,16 @@ CASES = {
     ),
     "sparse gradients": Case(layers=PLAIN, data=(IDS, Y)),
     "a function that averages": Case(loss=lambda y, y_pred: keras.ops.mean((y - y_pred) ** 2)),
+    "a function that averages, mask": Case(
+        layers=EMBEDDED,
+        data=(np.maximum(IDS, np.eye(5, dtype=int)[0]), TOKENS),  # if all are masked, Keras makes 0 of the mean
+        loss=lambda y, y_pred: keras.ops.mean((y - y_pred) ** 2),
+    ),
+    "dice of each example": Case(
+        layers=(lambda: DENSE(2, activation="sigmoid"),),
+        data=(X, np.abs(Y)),
+        loss=keras.losses.Dice(axis=-1, dtype="float64"),
+    ),
 }
 LOGS_DIFFER = ("mask", "mean by sample weight")  # fit averages a loss over batches by their examples
 

@@ -167,7 +167,31 @@ def masked(*outputs):
     return model
 
 
+class TwoOptimizers(keras.Sequential):
+    """Trains with a second optimizer."""
+
+    def compile(self, *args, **options):
+        super().compile(*args, **options)
+        self.others = [keras.optimizers.SGD(0.1)]
+
+
+class Traced(keras.Sequential):
+    """Decorates its step."""
+
+    @tf.function
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def average(y, y_pred):
+    return keras.ops.mean((y - y_pred) ** 2)
+
+
 REFUSED = {
+    "two optimizers": (lambda: net(kind=TwoOptimizers), r"Found: another one in TwoOptimizers\.others"),
+    "a tf.function": (lambda: net(kind=Traced), r"Traced\.train_step is a tf\.function\. Remove"),
+    "dice": (lambda: net(loss=keras.losses.Dice()), "Found: dice, which is computed from all examples"),
+    "tversky": (lambda: net(loss=keras.losses.Tversky(axis=(0, 1))), "Found: tversky, which"),
     "no updates": (lambda: net(kind=Silent), r"Found: Silent\.train_step, which does not call"),
     "two updates": (lambda: net(kind=Twice), "calls it twice"),
     "sum": (lambda: net(loss=keras.losses.MeanSquaredError("sum")), "a mean over the examples. Found: a sum"),
@@ -185,12 +209,119 @@ def test_what_cannot_be_accumulated_is_refused_in_the_first_step(name):
         model.train_on_batch(np.abs(X[:4]) % 4, [np.zeros((4, 6, 2))] * len(model.outputs) if "mask" in name else Y[:4])
 
 
+def test_sample_weights_of_a_loss_that_is_one_number_are_refused():
+    model = net(loss=average)
+    accumulate(model, 2)
+    with pytest.raises(UnsupportedError, match="returns one number"):
+        model.train_on_batch(X[:4], Y[:4], sample_weight=np.arange(4.0))
+
+
+def test_a_fit_that_fails_drops_its_open_round():
+    expected, model = net("sgd"), net("sgd")
+    accumulate(model, 4)
+    weights = model.get_weights()
+
+    def interrupt(batch, logs):
+        if batch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(
+            X,
+            Y * 100,
+            batch_size=4,
+            verbose=0,
+            callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)],
+        )
+    assert accumulate(model, 4) == 4
+    for found, before in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(found, before)
+    fit(model), fit(expected, 16)
+    assert_same(model, expected)
+
+
+def test_two_eager_updates_in_a_batch_leave_no_gradient():
+    model = net(kind=Twice, run_eagerly=True)
+    accumulate(model, 4)
+    weights = model.get_weights()
+    with pytest.raises(UnsupportedError, match="calls it twice"):
+        model.train_on_batch(X[:4], Y[:4])
+    accumulate(model, 1)
+    for found, before in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(found, before)
+
+
+def test_another_model_with_the_same_optimizer_is_refused():
+    model, other = net(), net()
+    accumulate(model, 2)
+    model.optimizer.build(model.trainable_variables)
+    other.compile(model.optimizer, "mse", jit_compile=False)
+    with pytest.raises(UnsupportedError, match="another model with this optimizer"):
+        other.train_on_batch(X[:4], Y[:4])
+    assert accumulate(other, 2) == 1
+    assert accumulate(model, 1) == 1
+    assert "apply" in vars(other.optimizer)  # still accumulates for the other
+
+
+def test_a_loss_of_pairs_is_refused():
+    model = net(loss=keras.losses.circle)
+    accumulate(model, 2)
+    with pytest.raises(UnsupportedError, match="Found: circle, which is computed from all examples"):
+        model.train_on_batch(X[:4], np.arange(4))
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_train_step_set_afterwards_stays(wraps):
+    model, expected = net(), net()
+    accumulate(model, 2)
+    ours, plain = model.train_step, keras.Model.train_step
+    model.train_step = (lambda data: ours(data)) if wraps else (lambda data: plain(model, data))
+    users = model.train_step
+    if wraps:
+        fit(model), fit(expected, 8)
+        assert_same(model, expected)
+    else:
+        with pytest.raises(UnsupportedError, match="a train_step set since"):
+            fit(model)
+    assert accumulate(model, 1) == 2
+    assert model.train_step is users
+    fit(model), fit(expected)
+    assert_same(model, expected)
+
+
+@pytest.mark.parametrize("steps", [(1, 4), (4, 1)])
+def test_switching_in_a_callback(steps):
+    model, expected = net(), net()
+    tfopt.repairs.install("accumulation")
+    accumulate(model, steps[0])
+    switch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: accumulate(model, steps[1]) if batch == 3 else None
+    )
+    callbacks = keras.callbacks.CallbackList([switch], add_history=True, model=model)
+    before = list(callbacks.callbacks)
+    fit(model, callbacks=callbacks)  # 10 batches: 4 one by one, then 4 + 2; or 4 at once, then 6 one by one
+    assert callbacks.callbacks == before
+    assert model.optimizer.iterations == (6 if steps[0] == 1 else 7)
+    for part in (
+        (dataset().take(4), dataset(16).skip(1).take(1), dataset(8).skip(4))
+        if steps[0] == 1
+        else (
+            dataset(16).take(1),
+            dataset().skip(4),
+        )
+    ):
+        expected.fit(part, shuffle=False, verbose=0)
+    assert_same(model, expected)
+
+
 def test_arguments():
+    with pytest.raises(ValueError, match="Expected steps to be from 1 to 2147483647"):
+        accumulate(net(), 2**70)
     with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
         accumulate(None, 2)
     with pytest.raises(TypeError, match="Expected steps to be an integer"):
         accumulate(net(), 2.0)
-    with pytest.raises(ValueError, match="Expected steps to be at least 1"):
+    with pytest.raises(ValueError, match="Expected steps to be from 1 to"):
         accumulate(net(), 0)
     with pytest.raises(ValueError, match="not compiled"):
         accumulate(keras.Sequential([keras.Input((6,)), layers.Dense(1)]), 2)

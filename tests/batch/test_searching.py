@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 from models import assert_same_state, batch, small_net, state
 
+from tfopt import memory
 from tfopt.batch import BatchSearch, find, searching
 from tfopt.batch.trials import Trial
 from tfopt.errors import PipelineError, TfoptError, UnsupportedError
@@ -382,7 +383,9 @@ def test_a_size_fixed_in_the_input_is_the_only_one_tried(here):
     assert (sizes(found), found.largest, found.recommended) == ([16], 16, 16)
     assert "the limit is the model's Input, which takes batches of 16 only." in " ".join(str(found).split())
     known = searching.limits(model, searching.Examples(model, fixed_data()), None, None).known_mib
-    assert find(model, fixed_data(), limit_mib=known[16] * 0.999).trials == ()
+    none = find(model, fixed_data(), limit_mib=known[16] * 0.999)
+    assert none.trials == ()
+    assert "and a batch of 16 is estimated" in none.bounded_by
     with pytest.raises(ValueError, match="Expected largest to be at least 16, the batch size in the Input"):
         find(model, fixed_data(), largest=8)
 
@@ -391,6 +394,7 @@ def test_a_size_fixed_inside_the_model_is_found(here):
     found = find(fixed_net(in_input=False), fixed_data())
     assert (found.largest, found.recommended) == (16, 16)
     assert {trial.outcome for trial in found.trials if trial.batch_size != 16} == {"failed"}
+    assert "a batch of 16 is" in find(fixed_net(in_input=False), fixed_data(), limit_mib=0.001).bounded_by
 
 
 def test_a_model_that_runs_eagerly_has_no_estimate(here):
@@ -420,7 +424,11 @@ def test_a_limit_bounds_the_search_by_the_estimate(here):
     assert find(model, (images, labels), limit_mib=limit * 1.0001, largest=24).bounded_by == "largest=24"
     none = find(model, (images, labels), limit_mib=0.001)
     assert (none.trials, none.largest) == ((), 0)
-    assert str(none).startswith("No batch fits; the limit is limit_mib=0.001.")
+    smallest = memory.estimate(model, (images[:1], labels[:1])).total_mib
+    assert " ".join(str(none).split()).startswith(
+        f"No batch fits; the limit is limit_mib=0.001, and a batch of 1 is estimated to take {smallest:.3g} MiB. Allow "
+        "or free more memory, or let a step take less: tfopt.memory.recompute(model), or a smaller model."
+    )
 
 
 def test_an_unbuilt_model_and_one_with_its_own_step_are_searched(here):

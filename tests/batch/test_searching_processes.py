@@ -205,6 +205,22 @@ def test_a_model_that_is_overlapped_is_copied():
     assert copying.to_copy(fit.overlap(net())).traits["layers"]
 
 
+def test_a_model_whose_errors_are_explained_is_copied():
+    with memory.explained_errors(model := net()):
+        assert copying.to_copy(model).traits["layers"]
+
+
+def test_what_cannot_be_located_is_to_be_registered(monkeypatch):
+    monkeypatch.setattr(copying, "_apply", lambda settings: None)
+    carried = copying.to_copy(net(Unregistered()))
+    with pytest.raises(copying.UnsupportedError) as raised:
+        copying.copied_here(carried, batch(4))
+    assert str(raised.value) == (
+        "Could not locate class 'Unregistered'; register it with keras.saving.register_keras_serializable in a module "
+        "that can be imported"
+    )
+
+
 def test_a_copy_that_differs_is_refused(monkeypatch):
     monkeypatch.setattr(copying, "_apply", lambda settings: None)  # they are this process's own
     model = net(keras.layers.Dense(4))

@@ -123,7 +123,6 @@ def gpu(monkeypatch):
     mib = 2**20
     monkeypatch.setattr(limits_module.gpu_memory, "first_gpu", lambda: "GPU:0")
     monkeypatch.setattr(limits_module.gpu_memory, "limit_bytes", lambda device: 900 * mib)
-    monkeypatch.setattr(limits_module.gpu_memory, "in_use_bytes", lambda device: 100 * mib)
     monkeypatch.setattr(limits_module.tf.config, "list_logical_devices", lambda kind: ["GPU:0"])
     found = {"index": 0, "in_use_mib": 100.0, "peak_mib": 200.0}
 
@@ -143,6 +142,8 @@ def test_on_a_gpu_the_limit_is_what_is_free_and_what_the_model_has(gpu):
     )
     gpu(held_mib=None, others_mib=None, total_mib=1000.0)
     assert limits_module._free(estimate)[0] == pytest.approx(900 - 100 + own)
+    gpu(held_mib=300.0, others_mib=150.0, total_mib=1000.0, in_use_mib=0.0)  # the model is elsewhere
+    assert limits_module._free(estimate)[0] == 850
 
 
 def test_another_process_gets_what_nobody_holds(gpu):

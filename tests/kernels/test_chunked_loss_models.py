@@ -24,6 +24,7 @@ from language_nets import (
     tokens,
 )
 
+from tfopt.batch import accumulate
 from tfopt.errors import UnsupportedError
 from tfopt.kernels import chunk_cross_entropy, explain, undo
 from tfopt.warn import forget_warnings
@@ -298,3 +299,30 @@ def test_another_patch_on_top_is_not_undone():
     object.__setattr__(model, "compute_loss", lambda **_: 0)
     with pytest.raises(UnsupportedError, match="Remove that patch first"):
         undo(model)
+
+
+def test_a_model_that_accumulates_takes_it_in_either_order():
+    x, y = tokens()
+    weights = []
+    for first in (accumulate, lambda net, _: chunk_cross_entropy(net, 3)):
+        net = dense_net()
+        first(net, 3)
+        assert chunk_cross_entropy(net, 3) == (first is accumulate)
+        accumulate(net, 3)
+        net.fit(batched(x, y), shuffle=False, verbose=0)
+        (row,) = explain(net).layers
+        assert row.training == ()
+        assert net.optimizer.iterations == 1
+        weights.append(net.get_weights())
+    large = dense_net()
+    large.train_on_batch(x, y)
+    for one, other, expected in zip(*weights, large.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_accumulates_a_step_set_on_it_keeps_keras_path():
+    net = dense_net()
+    net.train_step = lambda data: keras.Model.train_step(net, data)
+    accumulate(net, 3)
+    assert chunk_cross_entropy(net) == 0

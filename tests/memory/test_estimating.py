@@ -206,7 +206,7 @@ def made_up(total_at, size):
     fixed = {"weights_mib": 1.0, "optimizer_mib": 2.0, "batch_mib": 0.0, "gradients_mib": 0.0, "workspace_mib": 0.0}
     kept = total_at(size) - 3
     found = MemoryEstimate(
-        **fixed, activations_mib=kept, by_layer=(), batch_size=size, source="the step's graph", _total_at=again
+        **fixed, activations_mib=kept, by_layer=(), batch_size=size, source="the step's graph", total_mib_at=again
     )
     return found, asked
 
@@ -344,3 +344,9 @@ def test_one_device_only(monkeypatch):
     monkeypatch.setattr(net, "_distribute_strategy", SimpleNamespace(num_replicas_in_sync=2))
     with pytest.raises(UnsupportedError, match=r"Expected a model on one device\. Found: 'net' trains on 2 replicas"):
         estimate(net, specs())
+
+
+@pytest.mark.parametrize("limit_mib", [1e9, 1e15])
+def test_a_limit_without_bound_gives_the_largest_batch_of_all(limit_mib):
+    net = dense_net(depth=1)
+    assert estimate(net, specs(32)).largest_batch(limit_mib) == 2**24

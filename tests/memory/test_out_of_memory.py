@@ -1,5 +1,6 @@
 """What a user reads when a step runs out of memory. The tests raise TensorFlow's errors; another file has true ones."""
 
+import math
 import re
 from types import SimpleNamespace
 
@@ -11,9 +12,9 @@ import tensorflow as tf
 from fake_nvml import FakeGpu
 from models import assert_same_state, state
 
-from tfopt import errors, memory, repairs
+from tfopt import batch, errors, memory, repairs
 from tfopt.kernels import chunk_cross_entropy
-from tfopt.memory import estimate, explained_errors, out_of_memory, remedies
+from tfopt.memory import estimate, explained_errors, gpus, out_of_memory, remedies
 from tfopt.model.state import STEP_FUNCTIONS
 
 EXAMPLES, WIDTH = 512, 256
@@ -60,14 +61,14 @@ def explanation(net, error=None, **arguments):
 def named(text):
     """The remedies of an explanation: figure, or None, by the function that is named."""
     lines = text[text.index("What to do") :].splitlines()[1:]
-    rows = [re.match(r"  \d\. +(?:([\d.,]+) MiB)? *tfopt\.([\w.]+)", line) for line in lines]
+    rows = [re.match(r"  \d\. +(?:([\d.,]+) MiB(?:, fits)?)? *tfopt\.([\w.]+)", line) for line in lines]
     return {row[2]: float(row[1].replace(",", "")) if row[1] else None for row in rows if row}
 
 
 def with_a_gpu(fake_nvml, monkeypatch, limit_mib, capability=(9, 0)):
     """Pretends that the model trains on a GPU of which TensorFlow may take so much."""
     fake_nvml.gpus.append(FakeGpu(compute_capability=capability))
-    monkeypatch.setattr(out_of_memory.gpu_memory, "limit_bytes", lambda device: limit_mib * 2**20)
+    monkeypatch.setattr(gpus.gpu_memory, "limit_bytes", lambda device: limit_mib * 2**20)
 
 
 FORMS = {
@@ -125,8 +126,9 @@ def net():
 
 @pytest.mark.parametrize(("error", "said"), FORMS.items(), ids=range(len(FORMS)))
 def test_who_asked_for_how_much(net, error, said):
-    with pytest.raises(errors.OutOfMemoryError) as raised, explained_errors(net):
-        raise error
+    net.predict_function = failing(error)
+    with pytest.raises(errors.OutOfMemoryError, match="a step of the prediction") as raised, explained_errors(net):
+        net.predict(X, verbose=0)
     assert said in str(raised.value).replace("\n", " ")
     assert isinstance(raised.value, errors.TfoptError)
     assert isinstance(raised.value, tf.errors.ResourceExhaustedError)
@@ -137,9 +139,24 @@ def test_other_errors_stay_as_they_are(net, monkeypatch):
     on_host = exhausted(f"{OOM} allocator cpu".replace("GPU:0", "CPU:0"))
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: ["a GPU"])
     for error in (tf.errors.InvalidArgumentError(None, None, "Incompatible shapes"), ValueError("no"), on_host):
+        net.predict_function = failing(error)
         with pytest.raises(type(error)) as raised, explained_errors(net):
-            raise error
+            net.predict(X, verbose=0)
         assert raised.value is error
+
+
+def fails_elsewhere(net, error):
+    net.train_function = failing(ValueError("caught"))
+    with pytest.raises(ValueError, match="caught"):
+        net.fit(X, Y, verbose=0)
+    raise error
+
+
+def test_an_error_outside_the_models_methods_stays_as_it_is(net):
+    error = exhausted()
+    with pytest.raises(tf.errors.ResourceExhaustedError) as raised, explained_errors(net):
+        fails_elsewhere(net, error)
+    assert raised.value is error
 
 
 def test_the_model_comes_first():
@@ -155,8 +172,8 @@ def test_the_whole_text():
     parts = "\n\n".join(str(takes).split("\n\n")[:2])
     with remedies._recomputing(net):
         recomputed = estimate(net, SPECS).total_mib
-    sums = sum(np.prod(weight.shape) for weight in net.trainable_weights) * 4 / 2**20
-    half = estimate(net, tuple(tf.TensorSpec((EXAMPLES // 2, *spec.shape[1:])) for spec in SPECS)).total_mib + sums
+    sums = 2 * sum(np.prod(weight.shape) for weight in net.trainable_weights) * 4 / 2**20
+    half = takes.total_mib_at(EXAMPLES // 2) + sums
     assert (
         found.split()
         == (
@@ -164,7 +181,7 @@ def test_the_whole_text():
             "net_1/dense_3_1/MatMul) asked for 512.0 KiB (a float32 tensor of shape [512, 256]), and not that "
             f"much was left. {parts} What to do, and what the step would then take: "
             f"1. {recomputed:.3g} MiB tfopt.memory.recompute(model): a step takes up to a third longer. "
-            f"2. {half:.3g} MiB tfopt.batch.accumulate(model, 2), and batches 1/2 the size. "
+            f"2. {half:.3g} MiB tfopt.batch.accumulate(model, 2), with batches of 256 examples. "
             "The failed step may have changed some weights already. Go on from a checkpoint."
         ).split()
     )
@@ -225,14 +242,55 @@ def test_the_figure_of_mixed_precision_is_that_of_a_mixed_model(fake_nvml, monke
 
 @pytest.mark.slow
 def test_batches_are_as_large_as_fit(fake_nvml, monkeypatch):
-    net = dense_net()
+    net = dense_net(1)
     takes = estimate(net, SPECS)
-    with_a_gpu(fake_nvml, monkeypatch, limit := takes.total_mib)
+    with_a_gpu(fake_nvml, monkeypatch, limit := 0.95 * takes.total_mib)
     found = explanation(net)
     steps = int(re.search(r"accumulate\(model, (\d+)\)", found)[1])
-    sums = sum(np.prod(weight.shape) for weight in net.trainable_weights) * 4 / 2**20
-    assert steps == -(-EXAMPLES // takes.largest_batch(0.9 * limit - sums)) > 2
-    assert named(found)["batch.accumulate"] <= 0.9 * limit
+    sums = 2 * sum(np.prod(weight.shape) for weight in net.trainable_weights) * 4 / 2**20
+    assert steps == math.ceil(EXAMPLES / takes.largest_batch(0.9 * limit - sums)) > 2
+    assert named(found)["batch.accumulate"] <= 0.9 * limit + 0.005  # rounded
+    assert f"(there is room for {0.9 * limit:.3g} MiB)" in found
+    assert re.findall(r"MiB(, fits)? +tfopt\.([\w.]+)", found)[-1] == (", fits", "batch.accumulate")
+
+
+@pytest.mark.parametrize(
+    ("room", "marks"), [(8.0, [" MiB", " MiB, fits"]), (1.0, [" MiB", " MiB"]), (None, [" MiB"] * 2)]
+)
+def test_remedies_with_which_the_step_fits_are_marked(room, marks):
+    found = out_of_memory._listed([remedies.Remedy("one.", 8.1), remedies.Remedy("two.", 7.9)], room)
+    assert [line.split("  ")[2].strip("0123456789.") for line in found.splitlines()[1:]] == marks
+    assert ("room for" in found) == (room is not None)
+
+
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_accumulation_that_is_on_goes_on(jit_compile):
+    net = dense_net(2, jit_compile=jit_compile)
+    batch.accumulate(net, 4)
+    takes = estimate(net, SPECS)
+    found = remedies._smaller_batch(net, takes, None)
+    assert found.text == "tfopt.batch.accumulate(model, 8), with batches of 256 examples."
+    assert found.mib == pytest.approx(takes.total_mib_at(256))
+    assert remedies._smaller_batch(net, None, None).text.startswith(
+        "tfopt.batch.accumulate(model, 8), with batches half"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_the_figure_of_accumulation_is_that_of_a_model_that_accumulates(jit_compile, dtype):
+    keras.config.set_dtype_policy(dtype)
+    net = dense_net(2, jit_compile=jit_compile)
+    found = remedies._smaller_batch(net, estimate(net, SPECS), None)
+    batch.accumulate(net, 2)
+    assert found.mib == pytest.approx(estimate(net, SPECS).total_mib_at(256), rel=0.05)
+
+
+def test_one_example_cannot_be_divided():
+    net = dense_net(1)
+    found = remedies._smaller_batch(net, estimate(net, tuple(tf.TensorSpec((1, *s.shape[1:])) for s in SPECS)), None)
+    assert "the batch cannot be smaller" in found.text
 
 
 def test_what_others_hold_is_no_room(fake_nvml, monkeypatch):
@@ -281,6 +339,12 @@ def test_the_logits_of_a_language_model(monkeypatch):
     assert "kernels.chunk_cross_entropy" not in named(explanation(net, **arguments))
 
 
+def test_what_is_faster_comes_first():
+    texts = [text for text, _ in remedies._changes()]
+    assert "use_flash_attention" in texts[0]
+    assert "chunk_cross_entropy" in texts[1]
+
+
 def test_what_saves_nothing_is_not_proposed(monkeypatch):
     monkeypatch.setattr(remedies, "_WORTHWHILE", 0.01)
     assert set(named(explanation(dense_net()))) == {"batch.accumulate"}
@@ -325,7 +389,10 @@ def test_arrays_in_parts():
 
 def test_remedies_without_figures_compile_nothing():
     found = explanation(dense_net(), x=(part for part in [(X, Y)]), y=None, shuffle=False)
-    assert "The step could not be estimated" in found
+    assert (
+        "The step could not be estimated, so there are no figures: batches of a generator are of unknown size."
+        in " ".join(found.split())
+    )
     assert named(found) == {"xla.set_jit": None, "memory.recompute": None, "batch.accumulate": None}
 
 
@@ -368,6 +435,12 @@ def test_a_step_of_the_evaluation():
         with pytest.raises(errors.OutOfMemoryError, match="a step of the evaluation") as raised, explained_errors(net):
             call()
         assert "validation_batch_size" in str(raised.value)
+    net.predict_function = failing(exhausted())
+    for call in (lambda: net.predict(X, verbose=0), lambda: net.predict_on_batch(X)):
+        with pytest.raises(errors.OutOfMemoryError, match="a step of the prediction") as raised, explained_errors(net):
+            call()
+        assert "predict(..., batch_size=...)" in " ".join(str(raised.value).split())
+        assert "checkpoint" not in str(raised.value)
     net.test_function, net.train_function = None, failing(exhausted())
     with explained_errors(net):
         net.evaluate(X, Y, verbose=0)

@@ -69,7 +69,9 @@ def test_without_xla():
 @pytest.mark.no_gpu
 def test_under_xla():
     said = explained("xla", "16000")
-    assert re.search(r"Expected .* Found: the step's XLA program asked for \d+\.\d\d MiB and there was not", said)
+    assert re.search(
+        r"Expected .* Found: the step's XLA program asked for \d+\.\d\d MiB, and not that much was left", said
+    )
     assert "by XLA's buffer assignment" in said
     assert "tfopt.memory.recompute(model)" in said
     assert said.endswith("as a step fails, and other tensors overwrite it. lost: True")

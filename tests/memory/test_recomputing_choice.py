@@ -244,7 +244,22 @@ def test_computes_again_what_the_budget_asks_for(make):
     assert undo(model) == 0
 
 
+def test_a_budget_that_cannot_be_met_leaves_an_earlier_recompute():
+    model = made(small)
+    chosen = [model.layers[1]]
+    recompute(model, chosen)
+    before = vars(chosen[0])["call"]
+    with pytest.raises(ValueError, match="Expected a budget that"):
+        recompute(model, budget_mib=0.001, batch=(VALUES, IDS[:, 0]))
+    assert vars(chosen[0])["call"] is before
+    assert [layer for layer in model._flatten_layers() if "call" in vars(layer)] == chosen
+    assert undo(model) == 1
+    assert "call" not in vars(chosen[0])
+
+
 def test_refuses_wrong_budgets():
+    with pytest.raises(ValueError, match=r"Expected budget_mib along with a batch.* Received: none. Pass budget_mib"):
+        recompute(small(), batch=(VALUES, IDS))
     with pytest.raises(ValueError, match=r"Expected a batch along with budget_mib.* Received: none. Pass"):
         recompute(small(), budget_mib=1000)
     with pytest.raises(ValueError, match=r"Expected budget_mib to be above 0. Received: -1. Give the MiB"):

@@ -3,15 +3,17 @@
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfopt import checks, repairs
 from tfopt.batch.rounds import Rounds, training_on
 from tfopt.errors import UnsupportedError
+from tfopt.kernels.replacing import CALLS_OWN
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import rebuild_step_function
 from tfopt.repairs.optimizers import ROUNDS, end_round
 
-_ATTRIBUTE = "_tfopt_accumulated"  # of models: what was put into their `__dict__`
+_ATTRIBUTE = "_tfopt_accumulated"  # on models: what `accumulate` installed
 
 
 def accumulate(model: keras.Model, steps: int) -> int:
@@ -24,8 +26,8 @@ def accumulate(model: keras.Model, steps: int) -> int:
     Examples weigh equally, also in a smaller last batch; so do positions under a mask, and sample weights in a loss
     that divides by them. Clipping and loss scaling act on the mean gradient, and an overflow in one batch skips the
     whole update. Weight decay, constraints, averages of the weights, `optimizer.iterations` and learning-rate schedules
-    move once per update. An epoch of `fit` ends with an update of the batches that are left. `train_on_batch` goes on
-    with an open round; another call of `accumulate` ends it.
+    move once per update. An epoch of `fit` ends with an update of the batches that are left; a `fit` that fails or is
+    interrupted drops them. `train_on_batch` goes on with an open round; another call of `accumulate` ends it.
 
     The optimizer's state stays as it is when you switch, and a saved model is the same as without accumulation; call it
     again on a loaded one, on a clone, and after `compile`. Batches of an open round are not saved. It takes over from
@@ -42,11 +44,13 @@ def accumulate(model: keras.Model, steps: int) -> int:
 
     Raises:
         TypeError: If `model` is not a Keras model, or `steps` not an integer.
-        ValueError: If the model is not compiled with an optimizer, or `steps` is below 1.
+        ValueError: If the model is not compiled with an optimizer, or `steps` is not from 1 to 2**31 - 1.
         tfopt.errors.UnsupportedError: If tfopt's repairs do not know this version of Keras. In the first step: if a
-            loss is a sum, or divides by a mask or by sample weights and is not the only one; if a train_step does not
-            call `model.optimizer.apply` (or `apply_gradients`) once; if the model has been compiled again since; or
-            with `LocalSteps`.
+            loss is a sum, or is computed from a whole batch (Dice, Tversky, Circle), or is one number while there are
+            sample weights; if it divides by a mask or by sample weights and is not the only one; if a train_step is
+            a tf.function, or does not call `model.optimizer.apply` (or `apply_gradients`) once; if the model has a
+            second optimizer, or another train_step since, or has been compiled again; or with `LocalSteps`. If another
+            model, or a loop of your own, uses the optimizer.
 
     Example:
         >>> tfopt.batch.accumulate(model, 4)
@@ -54,7 +58,7 @@ def accumulate(model: keras.Model, steps: int) -> int:
         >>> model.fit(dataset.batch(64), epochs=5)  # updates as with batches of 256
     """
     require_compiled(model)
-    steps = checks.integer("steps", steps, "Give the batches per update, such as 4.", least=1)
+    steps = checks.integer("steps", steps, "Give the batches per update, such as 4.", least=1, most=2**31 - 1)
     if model.optimizer is None:
         raise ValueError(
             f"Expected a model with an optimizer. Received: {model.name!r}, compiled with optimizer=None. Compile it "
@@ -77,14 +81,16 @@ def _remove(model: keras.Model) -> int:
         before = inner.gradient_accumulation_steps
         _take_over(model, inner)
     if _ATTRIBUTE in vars(model):
-        rounds, own = vars(model).pop(_ATTRIBUTE)
-        vars(model).pop("train_step")
-        vars(model).update(own)
+        rounds, own, installed = vars(model).pop(_ATTRIBUTE)
+        if vars(model).get("train_step") is installed:  # and not one that the user has set since
+            vars(model).pop("train_step")
+            vars(model).update(own)
         if vars(model.optimizer).get(ROUNDS) is rounds:
             before = rounds.steps
             rounds.end()
-        for name in ("apply", ROUNDS):
-            vars(rounds.optimizer).pop(name, None)
+        if vars(rounds.optimizer).get(ROUNDS) is rounds:  # and not those of a model that shares it
+            for name in ("apply", ROUNDS):
+                vars(rounds.optimizer).pop(name, None)
     return before
 
 
@@ -102,15 +108,25 @@ def _put(model: keras.Model, rounds: Rounds) -> None:
     """Replaces methods of the two instances, past Keras' attribute tracking."""
     optimizer, own = model.optimizer, {name: vars(model)[name] for name in ("train_step",) if name in vars(model)}
 
+    def plain(data: Any) -> Any:
+        return own["train_step"](data) if own else type(model).train_step(model, data)
+
     def train_step(data: Any) -> Any:
+        if vars(optimizer).get(ROUNDS) is not rounds:  # switched off, but the user's train_step still calls this
+            return plain(data)
         if model.optimizer is not optimizer:
             raise UnsupportedError(
                 f"Expected {model.name!r} as it was when tfopt.batch.accumulate set it up. Found: it was compiled "
                 f"again. Call tfopt.batch.accumulate(model, {rounds.steps}) again, or with 1 to train without."
             )
-        vars(optimizer).setdefault("apply", rounds.apply)  # who replaced it for a while may have dropped it
-        with training_on(model, data) as batch:
-            outputs = own["train_step"](data) if own else type(model).train_step(model, data)
+        _require_supported(model, own)
+        vars(optimizer).setdefault("apply", rounds.apply)  # a wrapper that was removed may have deleted it
+        try:
+            with training_on(model, data) as batch:
+                outputs = plain(data)
+        except UnsupportedError:  # an eager step may have added a gradient before
+            rounds.drop()
+            raise
         if model.trainable_weights and not batch.updates:
             raise UnsupportedError(
                 f"Expected a train_step that gives its gradients to model.optimizer. Found: {type(model).__name__}."
@@ -120,4 +136,23 @@ def _put(model: keras.Model, rounds: Rounds) -> None:
         return outputs
 
     vars(optimizer).update({ROUNDS: rounds, "apply": rounds.apply})
-    vars(model).update({_ATTRIBUTE: (rounds, own), "train_step": train_step})
+    if not own:
+        vars(train_step)[CALLS_OWN] = True
+    vars(model).update({_ATTRIBUTE: (rounds, own, train_step), "train_step": train_step})
+
+
+def _require_supported(model: keras.Model, own: dict[str, Any]) -> None:
+    steps = [*own.values(), *(vars(kind).get("train_step") for kind in type(model).__mro__)]
+    if any(isinstance(step, tf.types.experimental.PolymorphicFunction) for step in steps):
+        raise UnsupportedError(
+            f"Expected a train_step that Keras traces itself. Found: {type(model).__name__}.train_step is a "
+            "tf.function. Remove @tf.function; `fit` compiles the step without it."
+        )
+    for name, value in vars(model).items():
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(part, keras.optimizers.Optimizer) and part is not model.optimizer for part in parts):
+            raise UnsupportedError(
+                "Expected a model with one optimizer, whose gradients to accumulate. Found: another one in "
+                f"{type(model).__name__}.{name}, which would update with every batch. Accumulate in train_step "
+                "yourself, or remove that attribute."
+            )

@@ -3,7 +3,7 @@
 import importlib
 import pickle
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -12,10 +12,16 @@ from tensorflow.python.framework import config
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
+from tfopt.model.layers import layers_and_graphs
 from tfopt.model.state import trace_train_step
 
-# What Keras itself sets on each layer or model, and what `tfopt.fit.overlap` replaces around the step.
-_HARMLESS = ("build", "quantize", "loss", "predict", "_make_function", "_maybe_symbolic_build")
+# What Keras itself sets on each layer or model, what `tfopt.fit.overlap` replaces around the step, and methods that no
+# trial calls, which `tfopt.memory.explained_errors` replaces.
+_HARMLESS = (
+    *("build", "quantize", "loss", "_make_function", "_maybe_symbolic_build"),
+    *("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"),
+)
+_REGISTER = "register it with keras.saving.register_keras_serializable in a module that can be imported"
 
 
 class Copy(NamedTuple):
@@ -41,7 +47,7 @@ def to_copy(model: keras.Model) -> Copy:
     Raises:
         tfopt.errors.UnsupportedError: If it cannot be copied; the message is a part of a sentence.
     """
-    for part in (*_parts(model), model.optimizer):
+    for part in (*layers_and_graphs(model), model.optimizer):
         if part is not None and (names := _replaced(part)):
             raise UnsupportedError(f"{names[0]!r} of {part.name!r} is replaced on this object alone")
     try:
@@ -106,13 +112,6 @@ def _apply(settings: dict[str, Any]) -> None:
         config.enable_op_determinism()
 
 
-def _parts(model: keras.Model) -> Iterator[keras.Layer]:
-    for layer in model._flatten_layers():
-        yield layer
-        if isinstance(layer, keras.Sequential) and layer._functional is not None:
-            yield layer._functional
-
-
 def _replaced(part: Any) -> list[str]:
     """Methods replaced on one object, which a copy of it would lack."""
     return [
@@ -139,6 +138,7 @@ def _class(value: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of an error, or of the one that Keras quotes in it."""
+    """The first sentence of an error, or of the one that Keras quotes in it, and what helps if that is known."""
     said = str(error).rpartition("Exception encountered: ")[2].strip()
-    return said.split("\n")[0].split(". ")[0].rstrip(".") or type(error).__name__
+    first = said.split("\n")[0].split(". ")[0].rstrip(".") or type(error).__name__
+    return f"{first}; {_REGISTER}" if first.startswith("Could not locate") else first

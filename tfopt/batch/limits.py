@@ -1,5 +1,6 @@
 """How large a batch may be, told before any is tried."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import keras
@@ -9,8 +10,8 @@ from tfopt import hardware, memory
 from tfopt.batch.examples import Examples
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpu_memory
-from tfopt.hardware.host_limits import MIB
 from tfopt.memory import MemoryEstimate
+from tfopt.memory.gpus import room_mib
 
 _OF_HOST = 0.9  # of the memory available: the system and the rest of the process need some, too
 _CONTEXT_MIB = 1024.0  # of a GPU, for CUDA and its libraries in another process
@@ -79,8 +80,10 @@ def _by_memory(
     most = estimate.largest_batch(limit)
     if given.most is not None:
         most = min(most, given.most - 1)  # under XLA a larger batch may take less
-    if most > 0 and most not in known:
-        known[most] = memory.estimate(model, examples.specs(most)).total_mib
+    shown = max(most, 1)  # what the smallest batch takes, if none fits
+    if shown not in known:
+        with suppress(UnsupportedError, ValueError):  # of a model that takes no other batch size
+            known[shown] = memory.estimate(model, examples.specs(shown)).total_mib
     return Limits(most, why, known)
 
 
@@ -100,18 +103,12 @@ def room_outside_mib() -> float:
 def _free(estimate: MemoryEstimate) -> tuple[float | None, str]:
     """What a training of this model may take in all, and where that is known from."""
     model_mib = estimate.weights_mib + estimate.optimizer_mib
-    device = gpu_memory.first_gpu()
-    if device is None:
+    if gpu_memory.first_gpu() is None:
         free = hardware.host().memory_available_mib
         return (None, "") if free is None else (_OF_HOST * free + model_mib, "the memory that is available")
-    most = gpu_memory.limit_bytes(device)
-    if most is None:
-        return None, ""
-    held = most / MIB
     usage = next(iter(memory.usage()), None)
-    if usage and usage.total_mib is not None and usage.others_mib is not None:
-        held = min(held, usage.total_mib - usage.others_mib)
-    return held - gpu_memory.in_use_bytes(device) / MIB + model_mib, "the GPU memory that is free for TensorFlow"
+    free = None if usage is None else room_mib(usage, model_mib)
+    return free, "the GPU memory that is free for TensorFlow"
 
 
 def _given(model: keras.Model, largest: int | None) -> Limits:

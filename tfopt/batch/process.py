@@ -173,7 +173,7 @@ def serve() -> None:
     """What the process does: it copies the model, and then tries each batch that it receives."""
     connection: Connection[Any, Any] = Connection(os.dup(0))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    with suppress(OSError):  # if memory runs out, the system shall end this process, and not the one that waits
+    with suppress(OSError):  # so that the kernel kills this process, not its parent
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         copy, batch = connection.recv()

@@ -12,7 +12,7 @@ from tfopt.errors import UnsupportedError
 from tfopt.repairs.optimizers import Reduction, reductions_noted
 from tfopt.repairs.repair import in_several_replicas, is_alone, trains_together
 
-_here = threading.local()  # the batch that this thread trains on
+_thread = threading.local()  # the batch that this thread trains on
 
 
 class Rounds:
@@ -33,21 +33,28 @@ class Rounds:
         self._weight = self._variable(tf.zeros((), tf.float64))  # of all of them; sums of sample weights need the bits
         self._means: dict[str, tf.Variable] = {}
         self._variables: list[Any] = []
+        self._exist: list[bool] = []  # gradients of them
         self._end: Any = None
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Does what the optimizer's `apply` does, but updates with the mean of a round at its end."""
-        batch: Batch | None = getattr(_here, "batch", None)
-        weight = 1.0 if batch is None else batch.counted()
+        batch: Batch | None = getattr(_thread, "batch", None)
+        if batch is None:
+            raise UnsupportedError(
+                "Expected gradients from the train_step that tfopt.batch.accumulate set up. Found: optimizer.apply "
+                "called elsewhere: by a loop of your own, a train_step set since, or another model with this "
+                "optimizer. Call tfopt.batch.accumulate(model, 1) first, or give the other model its own optimizer."
+            )
+        weight = batch.count_update()
         grads, variables = list(grads), list(trainable_variables or self.optimizer._trainable_variables)
         self._prepare(grads, variables)
         first, weight = tf.equal(self._batches, 0), tf.cast(weight, tf.float64)
         total = tf.where(first, tf.zeros_like(weight), self._weight) + weight
         share = tf.math.divide_no_nan(weight, total)
-        kept = tf.where(first, tf.zeros_like(share), 1 - share)
+        kept_share = tf.where(first, tf.zeros_like(share), 1 - share)
         for gradient, variable in zip(grads, variables, strict=True):
             if gradient is not None:
-                self._add(gradient, variable, share, kept)
+                self._add(gradient, variable, share, kept_share)
         done = self._batches + 1
         full = tf.equal(done, self.steps)
         self._weight.assign(total)
@@ -70,6 +77,11 @@ class Rounds:
 
             self._end = tf.function(lambda: self._strategy.run(update), autograph=False)
         self._end()
+
+    def drop(self) -> None:
+        """Forgets the batches of an open round."""
+        for batches in self._strategy.experimental_local_results(self._batches):
+            batches.assign(0)
 
     def _prepare(self, grads: list[Any], variables: list[Any]) -> None:
         """Creates what the update needs, which it cannot inside a branch, nor XLA at all."""
@@ -103,11 +115,11 @@ class Rounds:
     def _key(self, variable: Any) -> str:
         return self.optimizer._var_key(variable)
 
-    def _add(self, gradient: Any, variable: Any, share: tf.Tensor, kept: tf.Tensor) -> None:
+    def _add(self, gradient: Any, variable: Any, share: tf.Tensor, kept_share: tf.Tensor) -> None:
         mean = self._means[self._key(variable)]
         gradient = tf.cast(tf.convert_to_tensor(gradient), mean.dtype)
         # Even of NaN a factor of 0 keeps nothing: a new round forgets an overflow.
-        before = tf.math.multiply_no_nan(mean.read_value(), tf.cast(kept, mean.dtype))
+        before = tf.math.multiply_no_nan(mean.read_value(), tf.cast(kept_share, mean.dtype))
         if self.optimizer._overwrite_variable_with_gradient(variable):  # float8: the largest value so far
             mean.assign(tf.maximum(before, gradient))
         else:
@@ -150,13 +162,14 @@ class Batch:
         self.updates = 0
         """How often the optimizer was given its gradients."""
 
-    def counted(self) -> Any:
+    def count_update(self) -> Any:
         """Counts an update, and returns the batch's weight over all replicas."""
         self.updates += 1
         if self.updates > 1:
             raise UnsupportedError(
                 f"Expected one optimizer.apply per batch, to accumulate its gradients. Found: the train_step of "
-                f"{self._model.name!r} calls it twice. Add the gradients up and apply them once."
+                f"{self._model.name!r} calls it twice, or in a tf.function of its own, which is traced twice. Add the "
+                "gradients up and apply them once, without tf.function."
             )
         if in_several_replicas() and is_alone():
             raise UnsupportedError(
@@ -166,12 +179,8 @@ class Batch:
         return self._weight()
 
     def _weight(self) -> Any:
+        self._require_means()
         others = [reduction for reduction in self._reductions if reduction.kind != "examples"]
-        if any(reduction.kind == "sum" for reduction in others):
-            raise UnsupportedError(
-                "Expected a loss that is a mean over the examples. Found: a sum, reduction='sum' or None, which would "
-                "be divided by the number of batches. Use reduction='sum_over_batch_size' and a larger learning rate."
-            )
         if not others:
             return self._examples()
         added = any(layer._losses for layer in self._model._flatten_layers())
@@ -184,12 +193,44 @@ class Batch:
             )
         return _over_replicas(tf.reduce_sum(tf.cast(others[0].divisor, tf.float64)))
 
+    def _require_means(self) -> None:
+        kinds = {reduction.kind for reduction in self._reductions}
+        coupled = next((loss.name for loss in _losses(self._model) if _couples_examples(loss)), None)
+        if coupled is not None:
+            raise UnsupportedError(
+                f"Expected a loss that is a mean over the examples. Found: {coupled}, which is computed from all "
+                "examples of a batch together. Choose another loss (for Dice and Tversky, an axis without the "
+                "examples), or train with larger batches."
+            )
+        if "sum" in kinds:
+            raise UnsupportedError(
+                "Expected a loss that is a mean over the examples. Found: a sum, reduction='sum' or None, which would "
+                "be divided by the number of batches. Use reduction='sum_over_batch_size' and a larger learning rate."
+            )
+        if "product" in kinds:
+            raise UnsupportedError(
+                "Expected a loss per example, or no sample weights. Found: a loss function that returns one number, "
+                "which Keras multiplies by the mean sample weight of the batch. Return a loss per example, such as "
+                "ops.mean((y - y_pred) ** 2, axis=-1)."
+            )
+
     def _examples(self) -> Any:
         parts = [part for part in keras.tree.flatten(self._data) if getattr(part, "shape", ()) != ()]
         size = parts[0].shape[0] if parts else 1
         if not parts or (size is not None and not tf.executing_eagerly()):  # in a graph it holds for all replicas
             return size * (tf.distribute.get_strategy().num_replicas_in_sync if trains_together() else 1)
         return _over_replicas(tf.shape(parts[0])[0])
+
+
+def _losses(model: Any) -> list[Any]:
+    compiled = model._compile_loss
+    return [entry.loss for entry in compiled._flat_losses] if compiled is not None and compiled.built else []
+
+
+def _couples_examples(loss: Any) -> bool:
+    function, axis = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {}).get("axis")
+    over_batch = axis is None or 0 in (axis if isinstance(axis, tuple | list) else (axis,))
+    return function is keras.losses.circle or (function in (keras.losses.dice, keras.losses.tversky) and over_batch)
 
 
 def _over_replicas(value: Any) -> tf.Tensor:
@@ -202,10 +243,10 @@ def _over_replicas(value: Any) -> tf.Tensor:
 @contextmanager
 def training_on(model: Any, data: Any) -> Iterator[Batch]:
     """Lets this thread's `Rounds.apply` know the batch whose gradients it gets."""
-    before = getattr(_here, "batch", None)
+    before = getattr(_thread, "batch", None)
     with reductions_noted() as reductions:
-        _here.batch = Batch(model, data, reductions)
+        _thread.batch = Batch(model, data, reductions)
         try:
-            yield _here.batch
+            yield _thread.batch
         finally:
-            _here.batch = before
+            _thread.batch = before

@@ -20,6 +20,7 @@ from tfopt.model.batches import Data, specs_of
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import trace_train_step
 from tfopt.page import Bar, Page, Section, Table, bar_chart, render
+from tfopt.page.bars import Tone
 from tfopt.text import Shown, aligned, figure, wrapped
 
 _GOALS = ("throughput",)
@@ -28,6 +29,7 @@ _CHANGES = (
     "A larger batch changes the training: it makes fewer updates per epoch. The learning rate is untouched and may "
     "need tuning."
 )
+_MORE_ROOM = "Allow or free more memory, or let a step take less: tfopt.memory.recompute(model), or a smaller model."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -85,13 +87,17 @@ class BatchSearch(Shown):
     def __str__(self) -> str:
         headers, rows = self._table()
         table = ["\n".join(aligned([headers, *rows], texts=0))] if rows else []
-        reasons = [f"{trial.batch_size}: {trial.outcome}: {trial.reason}." for trial in self.trials if not trial.fits]
+        reasons = [f"{trial.batch_size}: {trial.outcome}: {trial.reason}." for trial in self._failed]
         notes = [*reasons, *([_CHANGES] if self.recommended else []), *self._where()]
         return "\n\n".join([wrapped(self._lead()), *table, wrapped("\n".join(notes))]).strip()
 
+    @property
+    def _failed(self) -> list[Trial]:
+        return [trial for trial in self.trials if not trial.fits]
+
     def _lead(self) -> str:
         if not self.recommended:
-            return f"No batch fits; the limit is {self.bounded_by}."
+            return f"No batch fits; the limit is {self.bounded_by}. {_MORE_ROOM}"
         rates = {trial.batch_size: trial.examples_per_second for trial in self.trials if trial.examples_per_second}
         best = max(rates, key=lambda size: rates[size])
         than = (
@@ -132,7 +138,7 @@ class BatchSearch(Shown):
             self._chart("Peak on the GPU", "peak_mib", "Measured MiB"),
         ]
         headers, rows = self._table()
-        reasons = [(f"{trial.batch_size:,}", trial.outcome, trial.reason) for trial in self.trials if not trial.fits]
+        reasons = [(f"{trial.batch_size:,}", trial.outcome, trial.reason) for trial in self._failed]
         failed = [Table(("Batch", "Outcome", "Reason"), reasons, align="rll", caption="Did not fit")] if reasons else []
         trials = Table(headers, rows, align="r" * (len(headers) - 1) + "l") if rows else None
         return render(
@@ -152,21 +158,19 @@ class BatchSearch(Shown):
 
     def _chart(self, title: str, name: str, unit: str) -> str:
         known = [(trial, value) for trial in self.trials if (value := getattr(trial, name)) is not None]
-        bars = [
-            Bar(
-                f"{trial.batch_size:,}",
-                value,
-                f"{figure(value)}, {note}" if (note := self._note(trial)) != "fits" else figure(value),
-                tone="better" if trial.batch_size == self.recommended else "plain" if trial.fits else "worse",
-                meaning="recommended"
-                if trial.batch_size == self.recommended
-                else "fits"
-                if trial.fits
-                else "does not fit",
-            )
-            for trial, value in known
-        ]
+        bars = [self._bar(trial, value) for trial, value in known]
         return bar_chart(bars, title=title, description=f"{unit}, by batch size.") if bars else ""
+
+    def _bar(self, trial: Trial, value: float) -> Bar:
+        tone, meaning = self._kind(trial)
+        note = "" if meaning == "fits" else f", {self._note(trial)}"
+        return Bar(f"{trial.batch_size:,}", value, f"{figure(value)}{note}", tone=tone, meaning=meaning)
+
+    def _kind(self, trial: Trial) -> tuple[Tone, str]:
+        """How a bar looks, and what that means."""
+        if trial.batch_size == self.recommended:
+            return "better", "recommended"
+        return ("plain", "fits") if trial.fits else ("worse", "does not fit")
 
 
 def find(
@@ -298,7 +302,10 @@ def _bound(made: dict[int, Trial], bounds: Limits, fitting: int) -> str:
         return f"batch size {beyond:,}, where the trial {_ENDS[made[beyond].outcome]}"
     if not bounds.fixed and (bounds.most is None or fitting < on_grid(bounds.most)):
         return "time, as a step on more examples would take over 10 s"
-    return bounds.why
+    smallest = min(filter(None, bounds.known_mib), default=None)
+    if fitting or smallest is None:
+        return bounds.why
+    return f"{bounds.why}, and a batch of {smallest} is estimated to take {figure(bounds.known_mib[smallest])} MiB"
 
 
 def _known(value: float | None) -> str | None:

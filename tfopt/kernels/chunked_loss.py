@@ -17,7 +17,7 @@ from keras.src.ops.core import Cast
 
 from tfopt import checks
 from tfopt.errors import UnsupportedError
-from tfopt.kernels.replacing import LayerPath, Traced, layer_path, renew, replace, replacement
+from tfopt.kernels.replacing import CALLS_OWN, LayerPath, Traced, layer_path, renew, replace, replacement
 from tfopt.kernels.token_pieces import Chunks, LastProduct, in_pieces
 from tfopt.model.layers import output_layers, require_model
 from tfopt.warn import warn_once
@@ -351,7 +351,7 @@ def _of_model(model: keras.Model) -> Iterator[str]:
     for name in _RELIED_ON:
         if getattr(type(model), name) is not getattr(TensorFlowTrainer, name):
             yield f"{type(model).__name__}'s own {name}"
-        elif name in vars(model) and replacement(model, name) is None:
+        elif name in vars(model) and not (replacement(model, name) or hasattr(vars(model)[name], CALLS_OWN)):
             yield f"a {name} set on the model"
     if model.distribute_strategy.num_replicas_in_sync > 1:
         yield "several replicas"

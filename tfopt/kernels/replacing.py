@@ -14,6 +14,9 @@ from tfopt.errors import UnsupportedError
 from tfopt.model.layers import require_model
 from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
 
+CALLS_OWN = "_tfopt_calls_own"
+"""An attribute of functions set on a model by floors above: that they call the class's own method."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPath:

@@ -28,6 +28,7 @@ _LAYERS_SHOWN = 10
 _LEAST_SHARE = 0.001  # of the total, for a layer to be shown
 _PARTS = ("weights", "optimizer", "batch", "activations", "gradients", "workspace")
 _LEAVES = np.ndarray | tf.Tensor | tf.TensorSpec | keras.KerasTensor
+_MOST_EXAMPLES = 2**24  # in a larger batch TensorFlow's sizes may overflow
 _CLOSE_SHARE = 0.01  # of a batch: how near to the largest one a search ends
 
 
@@ -44,7 +45,7 @@ class LayerMemory:
 class MemoryEstimate(Shown):
     """What a training step takes of the device's memory, in MiB, at the moment when it takes most.
 
-    It keeps the model, for `largest_batch`.
+    It keeps the model, for `total_mib_at` and `largest_batch`.
     """
 
     weights_mib: float
@@ -65,7 +66,8 @@ class MemoryEstimate(Shown):
     """Examples in the batch."""
     source: str
     """Where the figures come from: "XLA's buffer assignment", or "the step's graph" for a model without XLA."""
-    _total_at: Callable[[int], float] = field(compare=False)
+    total_mib_at: Callable[[int], float] = field(compare=False)
+    """Returns the total for another batch size, for which the model is traced, and under XLA compiled."""
 
     @property
     def total_mib(self) -> float:
@@ -77,7 +79,7 @@ class MemoryEstimate(Shown):
 
         The model is traced, and under XLA compiled, for about four other batch sizes, as what it takes is not quite a
         straight line: below a certain size the update takes most, and XLA fuses differently. The result is itself
-        estimated to fit, and within 1 % of the largest that does, or the very largest below 200.
+        estimated to fit, and within 1 % of the largest that does, or the very largest below 200; at most 2²⁴.
 
         Args:
             limit_mib: MiB, such as what `tfopt.memory.usage` reports as free. Leave a tenth for the allocator.
@@ -107,8 +109,10 @@ class MemoryEstimate(Shown):
                 size = (fitting + beyond) // 2
             else:
                 size = min(_guess(totals, low, high, limit), beyond - close)
-            size = max(size, fitting + close)
-            totals[size] = self._total_at(size)
+            if fitting >= _MOST_EXAMPLES:
+                return fitting
+            size = min(max(size, fitting + close), max(_MOST_EXAMPLES, self.batch_size))
+            totals[size] = self.total_mib_at(size)
         return 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,16 +238,16 @@ def _estimate(model: keras.Model, specs: Any) -> MemoryEstimate:
     activations = sum(layer.mib for layer in by_layer)
     gradients = peak.gradients / _MIB
     return MemoryEstimate(
-        weights_mib=_mib(one for key, one in variables.items() if key not in slots),
-        optimizer_mib=_mib(slots.values()),
-        batch_mib=_mib(flat),
+        weights_mib=size_mib(one for key, one in variables.items() if key not in slots),
+        optimizer_mib=size_mib(slots.values()),
+        batch_mib=size_mib(flat),
         activations_mib=activations,
         gradients_mib=gradients,
-        workspace_mib=peak.total / _MIB + _mib(captured) - activations - gradients,
+        workspace_mib=peak.total / _MIB + size_mib(captured) - activations - gradients,
         by_layer=by_layer,
         batch_size=_examples(specs),
         source="XLA's buffer assignment" if by_xla else "the step's graph",
-        _total_at=lambda size: _total_at(model, specs, size),
+        total_mib_at=lambda size: _total_mib_at(model, specs, size),
     )
 
 
@@ -257,7 +261,7 @@ def _compiled(model: keras.Model, step: Any, phases: Phases) -> Peak | None:
         ) from error
 
 
-def _total_at(model: keras.Model, specs: Any, size: int) -> float:
+def _total_mib_at(model: keras.Model, specs: Any, size: int) -> float:
     """The total in MiB for a batch like this one of another size."""
     given = _examples(specs)
 
@@ -366,7 +370,7 @@ def _names(optimizer: keras.optimizers.Optimizer) -> list[str]:
     return [optimizer.name, *([inner.name] if (inner := getattr(optimizer, "inner_optimizer", None)) else [])]
 
 
-def _mib(parts: Iterable[Any]) -> float:
+def size_mib(parts: Iterable[Any]) -> float:
     """MiB of variables, tensors or specs."""
     return float(sum(part.shape.num_elements() * part.dtype.size for part in parts)) / _MIB
 

@@ -1,5 +1,6 @@
 """How much of the GPUs' memory is in use, and how much TensorFlow may take."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from tfopt import checks, hardware
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpu_memory
 from tfopt.hardware.gpu_memory import read_allocator
+from tfopt.hardware.host_limits import MIB
 from tfopt.hardware.inventory import memory_mib
 from tfopt.text import Shown, figure
 
@@ -76,6 +78,15 @@ def usage() -> tuple[MemoryUsage, ...]:
             )
         )
     return tuple(found)
+
+
+def room_mib(gpu: MemoryUsage, own_mib: float) -> float | None:
+    """The MiB that TensorFlow may use on a GPU beside all but `own_mib` of what it uses now; None if unknown."""
+    limit = gpu_memory.limit_bytes(f"GPU:{gpu.index}")
+    if limit is None:
+        return None
+    left = min(limit / MIB, (gpu.total_mib or math.inf) - (gpu.others_mib or 0))
+    return left - max(0.0, (gpu.in_use_mib or 0) - own_mib)
 
 
 def reset_peak() -> None:

@@ -14,10 +14,9 @@ import tensorflow as tf
 
 from tfopt import errors
 from tfopt.errors import UnsupportedError, summarize_error
-from tfopt.hardware import gpu_memory
 from tfopt.memory.buffers import layer_of, scopes_recorded
 from tfopt.memory.estimating import MemoryEstimate, estimate
-from tfopt.memory.gpus import MemoryUsage, usage
+from tfopt.memory.gpus import MemoryUsage, room_mib, usage
 from tfopt.memory.remedies import Remedy, remedies
 from tfopt.model.layers import require_model
 from tfopt.model.state import STEP_FUNCTIONS
@@ -25,7 +24,13 @@ from tfopt.repairs import FAILED_STEPS
 from tfopt.text import described, figure, readable_bytes, wrapped
 from tfopt.warn import warn_once
 
-_ENTRIES = ("fit", "train_on_batch", "evaluate", "test_on_batch")
+_TRAINING, _EVALUATION, _PREDICTION = "a training step", "a step of the evaluation", "a step of the prediction"
+_ENTRIES = {
+    **dict.fromkeys(("fit", "train_on_batch"), _TRAINING),
+    **dict.fromkeys(("evaluate", "test_on_batch"), _EVALUATION),
+    **dict.fromkeys(("predict", "predict_on_batch"), _PREDICTION),
+}
+_CALL = "_tfopt_call"  # on errors: the call that raised it
 _SPARE_SHARE = 0.1  # of what is free, for gaps that the allocator leaves
 
 
@@ -35,14 +40,15 @@ class OutOfMemoryError(errors.OutOfMemoryError, tf.errors.ResourceExhaustedError
 
 @contextmanager
 def explained_errors(model: keras.Model) -> Iterator[None]:
-    """Explains an out-of-memory error of a model's training or evaluation, and says what would help and by how much.
+    """Explains an out-of-memory error of a model's methods, and says what would help and by how much.
 
-    Use it around `fit`, `evaluate` or a loop of `train_on_batch`. If one runs out of the device's memory, TensorFlow's
-    error becomes a `tfopt.errors.OutOfMemoryError`, which `except tf.errors.ResourceExhaustedError` catches too. It
-    names the operation and layer that asked for memory, what holds the rest by `usage` and `estimate`, and up to three
-    remedies in order of what they cost the training, each with what the step would then take. For these figures the
-    step is traced again, and compiled if it is for XLA, but not run; the model stays as it is. They take a while;
-    Ctrl-C raises TensorFlow's error at once.
+    Use it around `fit`, `evaluate`, `predict` or a loop of `train_on_batch`. If one runs out of the device's memory,
+    TensorFlow's error becomes a `tfopt.errors.OutOfMemoryError`, which `except tf.errors.ResourceExhaustedError`
+    catches too. It names the operation and layer that asked for memory, what holds the rest by `usage` and `estimate`,
+    and up to three remedies in order of what they cost the training, each with what the step would then take. For these
+    figures the step is traced again, and compiled if it is for XLA, but not run; the model stays as it is. They take a
+    while; Ctrl-C raises TensorFlow's error at once. Other errors stay as they are, and so does one of a loop of your
+    own that calls none of the model's methods. Call `tfopt.fit.overlap` before the block.
 
     Go on from a checkpoint: a step that fails without XLA may have updated some of the weights, and changed the
     averages of batch normalization and random seeds. One that fails under XLA loses the weights, since TensorFlow frees
@@ -63,12 +69,12 @@ def explained_errors(model: keras.Model) -> Iterator[None]:
     require_model(model)
     with suppress(UnsupportedError):
         FAILED_STEPS.install()
-    with _running(model) as calls:
+    with _calls_noted(model):
         try:
             yield
         except tf.errors.OpError as error:
-            request = _request(error)
-            text = request and _explained(model, request, calls)
+            request, call = _request(error), vars(error).get(_CALL)
+            text = request and call and _explained(model, request, call)
             if text is None:
                 raise
             raise OutOfMemoryError(error.node_def, error.op, text) from error
@@ -80,27 +86,26 @@ class _Call(NamedTuple):
 
 
 @contextmanager
-def _running(model: keras.Model) -> Iterator[list[_Call]]:
-    """Records which of a model's methods are running, the innermost last. One that fails stays in the list."""
-    running: list[_Call] = []
+def _calls_noted(model: keras.Model) -> Iterator[None]:
+    """Notes on each error of TensorFlow the innermost of a model's methods that it has ended."""
 
-    def recorded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            depth = len(running)
-            with suppress(TypeError):  # which the method itself raises
-                running.append(_Call(name, inspect.signature(method).bind(*args, **kwargs).arguments))
-            result = method(*args, **kwargs)
-            del running[depth:]
-            return result
+            try:
+                return method(*args, **kwargs)
+            except tf.errors.OpError as error:
+                given = inspect.signature(method).bind(*args, **kwargs).arguments
+                vars(error).setdefault(_CALL, _Call(name, given))
+                raise
 
         return call
 
     before = {name: vars(model)[name] for name in _ENTRIES if name in vars(model)}
     # Past Keras' attribute tracking.
-    vars(model).update({name: recorded(name, getattr(model, name)) for name in _ENTRIES})
+    vars(model).update({name: noting(name, getattr(model, name)) for name in _ENTRIES})
     try:
-        yield running
+        yield
     finally:
         for name in _ENTRIES:
             vars(model).pop(name, None)
@@ -152,7 +157,7 @@ def _request(error: tf.errors.OpError) -> _Request | None:
     )
 
 
-def _explained(model: keras.Model, request: _Request, calls: list[_Call]) -> str | None:
+def _explained(model: keras.Model, request: _Request, call: _Call) -> str | None:
     """The explanation; None if it fails or is interrupted."""
     warn_once(
         f"explained_errors {request}",
@@ -161,7 +166,7 @@ def _explained(model: keras.Model, request: _Request, calls: list[_Call]) -> str
     )
     try:
         with _unchanged(model):
-            return _explanation(model, request, calls[-1] if calls else None)
+            return _explanation(model, request, call)
     except (Exception, KeyboardInterrupt):  # noqa: BLE001  TensorFlow's error is raised instead
         return None
 
@@ -180,36 +185,56 @@ def _unchanged(model: keras.Model) -> Iterator[None]:
             setattr(part, name, function)
 
 
-def _explanation(model: keras.Model, request: _Request, call: _Call | None) -> str:
-    trains = call is None or call.name in ("fit", "train_on_batch")
+def _explanation(model: keras.Model, request: _Request, call: _Call) -> str:
+    step = _ENTRIES[call.name]
     gpu = next((one for one in usage() if one.index == (request.gpu or 0)), None)
-    takes = batch = None
-    scopes: dict[str, str] = {}
-    if call is not None and trains:
-        with suppress(Exception), scopes_recorded(model) as scopes:  # without figures, if it fails
-            batch = _batch(call)
-            takes = estimate(model, batch)
-    room = _room(takes, gpu)
-    found = remedies(model, batch if takes else None, takes, room) if trains else [Remedy(_EVALUATION)]
+    estimated = _estimated(model, call) if step == _TRAINING else _Estimated({})
+    takes, room = estimated.takes, _room(estimated.takes, gpu)
     parts = [
-        f"Expected {'a training step' if trains else 'a step of the evaluation'} that fits into the memory of "
-        f"{f'GPU:{gpu.index}' if gpu else 'the device'}. Found: {_who(request, scopes)} asked for {request.what}, and "
-        "not that much was left."
+        f"Expected {step} that fits into the memory of {f'GPU:{gpu.index}' if gpu else 'the device'}. Found: "
+        f"{_who(request, estimated.scopes)} asked for {request.what}, and not that much was left."
     ]
     if gpu is not None:
         parts.append(f"{gpu}.")
     if takes is not None:
         parts.append("\n\n".join(str(takes).split("\n\n")[:2]))  # without the layers
-        if room is not None and takes.total_mib <= room:
-            parts.append(_GAPS)
-    elif trains:
-        parts.append("The step could not be estimated, such as for a batch of unknown size: there are no figures.")
-    figures = ("" if one.mib is None else f"{figure(one.mib)} MiB" for one in found)
-    rows = [(f"{number}.", mib, one.text) for number, (one, mib) in enumerate(zip(found, figures, strict=True), 1)]
-    parts.append("\n".join([f"What to do{', and what the step would then take' if takes else ''}:", *described(rows)]))
-    if trains:
+    if takes is not None and room is not None and takes.total_mib <= room:
+        parts.append(_GAPS)
+    if estimated.failure:
+        parts.append(f"The step could not be estimated, so there are no figures: {estimated.failure}.")
+    if step == _TRAINING:
+        parts.append(_listed(remedies(model, estimated.batch, takes, room), room))
         parts.append(_LOST if model.jit_compile else _HALF_DONE)
+    else:
+        parts.append(_listed([Remedy(_SMALLER)], room))
     return "\n\n".join(map(wrapped, parts))
+
+
+class _Estimated(NamedTuple):
+    """The scopes of layers, a batch of the training and what a step takes, or why that is unknown."""
+
+    scopes: Mapping[str, str]
+    batch: Any = None
+    takes: MemoryEstimate | None = None
+    failure: str = ""
+
+
+def _estimated(model: keras.Model, call: _Call) -> _Estimated:
+    with scopes_recorded(model) as scopes:
+        try:
+            batch = _batch(call)
+            return _Estimated(scopes, batch, estimate(model, batch))
+        except Exception as error:  # noqa: BLE001  there are remedies without figures
+            return _Estimated(scopes, failure=summarize_error(error))
+
+
+def _listed(found: list[Remedy], room: float | None) -> str:
+    """The remedies with their figures, and a mark on those with which the step fits."""
+    figures = [f"{figure(one.mib)} MiB{', fits' * one.fits(room)}" if one.mib is not None else "" for one in found]
+    head = ", and what the step would then take" if any(figures) else ""
+    head += f" (there is room for {figure(room)} MiB)" if room is not None else ""
+    rows = [(f"{number}.", mib, one.text) for number, (one, mib) in enumerate(zip(found, figures, strict=True), 1)]
+    return "\n".join([f"What to do{head}:", *described(rows)])
 
 
 _HALF_DONE = "The failed step may have changed some weights already. Go on from a checkpoint."
@@ -218,7 +243,10 @@ _LOST = (
     "Go on from a checkpoint, in a new process: under XLA, TensorFlow frees the memory of the weights as a step fails, "
     "and other tensors overwrite it."
 )
-_EVALUATION = "smaller batches: evaluate(..., batch_size=...), or fit(..., validation_batch_size=...)."
+_SMALLER = (
+    "smaller batches: evaluate(..., batch_size=...), predict(..., batch_size=...), or "
+    "fit(..., validation_batch_size=...)."
+)
 _GAPS = (
     "By this estimate it would fit. What is missing lies in gaps between tensors, which TF_GPU_ALLOCATOR="
     "cuda_malloc_async in the environment avoids, or is what cuDNN takes while a convolution runs."
@@ -236,12 +264,8 @@ def _who(request: _Request, scopes: Mapping[str, str]) -> str:
 
 def _room(takes: MemoryEstimate | None, gpu: MemoryUsage | None) -> float | None:
     """MiB that a step may take on a GPU; None if unknown."""
-    limit = None if gpu is None else gpu_memory.limit_bytes(f"GPU:{gpu.index}")
-    if takes is None or gpu is None or limit is None:
-        return None
-    room = min(limit / 2**20, (gpu.total_mib or math.inf) - (gpu.others_mib or 0))
-    kept = max(0.0, (gpu.in_use_mib or 0) - takes.weights_mib - takes.optimizer_mib)  # beside this model
-    return max(1.0, (1 - _SPARE_SHARE) * (room - kept))
+    room = room_mib(gpu, takes.weights_mib + takes.optimizer_mib) if takes and gpu else None
+    return room and max(0.0, (1 - _SPARE_SHARE) * room)
 
 
 def _batch(call: _Call) -> Any:
@@ -264,6 +288,8 @@ def _batch(call: _Call) -> Any:
         if isinstance(part, tf.Tensor):
             return tf.TensorSpec([min(size, part.shape[0]), *part.shape[1:]], part.dtype)
         array = np.asarray(part)
+        if not array.ndim:
+            raise UnsupportedError(f"batches of a {type(part).__name__} are of unknown size")
         return np.broadcast_to(np.zeros((), array.dtype), (min(size, len(array)), *array.shape[1:]))
 
     return tf.nest.map_structure(one_batch, given)

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -12,11 +13,9 @@ from tfopt.kernels.replacing import renew
 from tfopt.memory.choosing import Chosen, SegmentedGraph, automatic, named
 from tfopt.memory.estimating import estimate
 from tfopt.memory.rerunning import Part
-from tfopt.model.layers import layer_paths, require_model
+from tfopt.model.layers import CALL_METHODS, layer_paths, layers_and_graphs, require_model
 from tfopt.text import figure
 
-# Operation.__call__ calls the second one in a quantized layer.
-_METHODS = ("call", "quantized_call")
 _ATTRIBUTE = "_tfopt_recomputed"
 _ABSENT = object()
 
@@ -67,8 +66,8 @@ def recompute(
     Raises:
         TypeError: If `model` is not a Keras model, or `layers` holds something else than names and layers.
         ValueError: If the model is not built, a layer is not in it or lies inside another one of `layers`, "auto" finds
-            neither blocks nor segments, or the step takes more than the budget even so. With a budget also if there is
-            no batch, or the model is not compiled.
+            neither blocks nor segments, or the step takes more than the budget even so. Also if there is a
+            budget without a batch or a batch without a budget, or a budget and the model is not compiled.
         tfopt.errors.UnsupportedError: If the model runs eagerly, or a layer's method has been replaced on top of an
             earlier `recompute`. While a step is traced: if a second run would differ, because a layer draws with
             tf.random, changes a tf.Variable or a trainable weight, assigns inside a loop or synchronizes replicas, or
@@ -84,6 +83,11 @@ def recompute(
         raise UnsupportedError(
             f"Expected a model whose training step is traced. Found {model.name!r} with run_eagerly=True. Compile it "
             "with run_eagerly=False."
+        )
+    if budget_mib is None and batch is not None:
+        raise ValueError(
+            "Expected budget_mib along with a batch, which is needed only to keep within it. Received: none. Pass "
+            "budget_mib, or leave out the batch."
         )
     chosen = automatic(model) if isinstance(layers, str) and layers == "auto" else named(model, layers)
     for part in chosen:
@@ -117,11 +121,11 @@ def undo(model: keras.Model) -> int:
 
 def is_recomputed(model: keras.Model) -> bool:
     """Whether any part of a model is computed again in the backward pass."""
-    return any(_ATTRIBUTE in vars(layer) for layer in _layers_and_graphs(model))
+    return any(_ATTRIBUTE in vars(layer) for layer in layers_and_graphs(model))
 
 
 def _fewest(model: keras.Model, chosen: Sequence[Chosen], budget: float, batch: Any) -> int:
-    """How many parts must be computed again for a step to stay within the budget. Then none is."""
+    """How many parts must be computed again for a step to stay within the budget; the model stays as it is."""
     if batch is None:
         raise ValueError(
             "Expected a batch along with budget_mib, since activations grow with it. Received: none. Pass "
@@ -135,16 +139,27 @@ def _fewest(model: keras.Model, chosen: Sequence[Chosen], budget: float, batch: 
         return takes[count] <= budget
 
     every = sum(map(_most, chosen))
-    try:
+    with _restored(model):
         count = bisect_left(range(every + 1), True, key=fits)
-    finally:
-        undo(model)
     if count > every:
         raise ValueError(
             f"Expected a budget that a training step can stay within. Received: {budget:g} MiB, where it takes "
             f"{figure(min(takes.values()))} MiB even if all is computed again. Raise it, or make the batch smaller."
         )
     return count
+
+
+@contextmanager
+def _restored(model: keras.Model) -> Iterator[None]:
+    """Lets the parts compute again at the end of the block that do so at its beginning, and no others."""
+    before = {layer: vars(layer)[_ATTRIBUTE] for layer in layers_and_graphs(model) if _ATTRIBUTE in vars(layer)}
+    try:
+        yield
+    finally:
+        _remove(model)
+        for layer, replaced in before.items():
+            for one in replaced:
+                _replace(layer, one.name, one.function)
 
 
 def _install(model: keras.Model, chosen: Sequence[Chosen], count: int) -> None:
@@ -158,7 +173,7 @@ def _install(model: keras.Model, chosen: Sequence[Chosen], count: int) -> None:
             part.count = first
             _replace(part.graph, "_run_through_graph", part)
         elif first:
-            for name in _METHODS:
+            for name in CALL_METHODS:
                 _replace(part, name, Part(f"layer {paths[part]!r}", getattr(part, name), part))
 
 
@@ -167,7 +182,7 @@ def _most(part: Chosen) -> int:
 
 
 def _remove(model: keras.Model) -> int:
-    changed = [layer for layer in _layers_and_graphs(model) if _ATTRIBUTE in vars(layer)]
+    changed = [layer for layer in layers_and_graphs(model) if _ATTRIBUTE in vars(layer)]
     for layer in changed:
         for name, function, _ in vars(layer)[_ATTRIBUTE]:
             if vars(layer).get(name) is not function:
@@ -193,13 +208,6 @@ def _replace(layer: keras.Layer, name: str, function: Any) -> None:
     before = vars(layer).get(name, _ABSENT)
     object.__setattr__(layer, name, function)
     object.__setattr__(layer, _ATTRIBUTE, (*vars(layer).get(_ATTRIBUTE, ()), _Replaced(name, function, before)))
-
-
-def _layers_and_graphs(model: keras.Model) -> Iterator[keras.Layer]:
-    for layer in model._flatten_layers():
-        yield layer
-        if isinstance(layer, keras.Sequential) and layer._functional is not None:
-            yield layer._functional
 
 
 def _require_built(model: keras.Model, part: Chosen) -> None:

@@ -7,14 +7,16 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
+import tensorflow as tf
 
 from tfopt import hardware
 from tfopt.errors import UnsupportedError
 from tfopt.kernels import chunk_cross_entropy, use_flash_attention
 from tfopt.kernels.replacing import restored
-from tfopt.memory.estimating import MemoryEstimate, estimate
+from tfopt.memory.estimating import MemoryEstimate, estimate, size_mib
 from tfopt.memory.recomputing import is_recomputed, recompute, undo
 from tfopt.model.layers import output_layers
+from tfopt.repairs.optimizers import ROUNDS
 
 _WORTHWHILE = 0.99  # of the step's memory: what takes more than this helps nobody
 _ATTENTION = keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention
@@ -63,8 +65,9 @@ def _predicted(model: keras.Model, text: str, change: _Change, batch: Any) -> Re
 
 
 def _changes() -> Iterator[tuple[str, _Change]]:
-    yield "tfopt.kernels.chunk_cross_entropy(model): the same training, without all logits at once.", _chunked
     yield "tfopt.kernels.use_flash_attention(model): faster, and the same up to rounding.", _flash
+    text = "tfopt.kernels.chunk_cross_entropy(model): the same training without all logits at once, up to 10 % slower."
+    yield text, _chunked
     capabilities = [gpu.compute_capability or (0, 0) for gpu in hardware.gpus()]
     if capabilities and min(capabilities) >= (7, 0):  # Tensor Cores
         policy = "mixed_bfloat16" if min(capabilities) >= (8, 0) else "mixed_float16"
@@ -132,12 +135,24 @@ def _require(possible: Any) -> None:
 
 def _smaller_batch(model: keras.Model, takes: MemoryEstimate | None, room: float | None) -> Remedy:
     """Batches that fit, or else half as large, with as many examples an update as before; it sums their gradients."""
-    steps, mib = 2, None
-    if takes is not None:
-        with suppress(Exception):  # without a figure
-            sums = sum(one.value.shape.num_elements() * one.value.dtype.size for one in model.trainable_weights) / 2**20
-            fitting = 0 if room is None or room <= sums else takes.largest_batch(room - sums)
-            largest = min(fitting or takes.batch_size, -(-takes.batch_size // 2))
-            steps = -(-takes.batch_size // largest)
-            mib = takes._total_at(-(-takes.batch_size // steps)) + sums
-    return Remedy(f"tfopt.batch.accumulate(model, {steps}), and batches 1/{steps} the size.", mib)
+    rounds = getattr(model.optimizer, "__dict__", {}).get(ROUNDS)
+    before = rounds.steps if rounds else 1
+    if takes is None:
+        return Remedy(f"tfopt.batch.accumulate(model, {2 * before}), with batches half the size.")
+    if takes.batch_size == 1:
+        return Remedy("a smaller model or example, or a device with more memory: the batch cannot be smaller.")
+    sums = 0.0 if rounds else _sums_mib(model)  # which the estimate contains
+    size, mib = math.ceil(takes.batch_size / 2), None
+    with suppress(Exception):  # without a figure
+        fitting = 0 if room is None or room <= sums else takes.largest_batch(room - sums)
+        steps = math.ceil(takes.batch_size / min(fitting or size, size))
+        size = math.ceil(takes.batch_size / steps)
+        mib = takes.total_mib_at(size) + sums
+    steps = math.ceil(takes.batch_size / size)
+    return Remedy(f"tfopt.batch.accumulate(model, {before * steps}), with batches of {size} examples.", mib)
+
+
+def _sums_mib(model: keras.Model) -> float:
+    """What `accumulate` adds: sums of the gradients, in at least 32 bits, and without XLA a copy of them in a step."""
+    dtypes = [(weight.shape, keras.backend.result_type(weight.dtype, "float32")) for weight in model.trainable_weights]
+    return (1 if model.jit_compile else 2) * size_mib(tf.TensorSpec(shape, dtype) for shape, dtype in dtypes)

@@ -12,8 +12,8 @@ from keras.src.models.functional import Functional
 from tfopt.errors import UnsupportedError
 
 _layers = keras.layers
-# Operation.__call__ calls the second one in a quantized layer.
-_METHODS = ("call", "quantized_call")
+CALL_METHODS = ("call", "quantized_call")
+"""What computes a layer: Operation.__call__ calls the second one in a quantized layer."""
 # Layers that only move values: their outputs were computed by the layer before.
 _MOVERS = (
     _layers.Concatenate,
@@ -72,6 +72,14 @@ def layer_paths(model: keras.Model) -> dict[keras.Layer, str]:
 
     walk(model, "")
     return paths
+
+
+def layers_and_graphs(model: keras.Model) -> Iterator[keras.Layer]:
+    """All layers in a model, itself included, and the Functional graphs through which Sequential models compute."""
+    for layer in model._flatten_layers():
+        yield layer
+        if isinstance(layer, keras.Sequential) and layer._functional is not None:
+            yield layer._functional
 
 
 def computing_layers(model: keras.Model) -> list[keras.Layer]:
@@ -238,14 +246,14 @@ def calls_wrapped(layers: Iterable[keras.Layer], wrapper: Callable[[keras.Layer,
     before: list[tuple[keras.Layer, Mapping[str, Any]]] = []
     try:
         for layer in layers:
-            before.append((layer, {name: layer.__dict__[name] for name in _METHODS if name in layer.__dict__}))
-            for name in _METHODS:
+            before.append((layer, {name: layer.__dict__[name] for name in CALL_METHODS if name in layer.__dict__}))
+            for name in CALL_METHODS:
                 method = getattr(layer, name)
                 layer.__dict__[name] = wraps(method)(wrapper(layer, method))
         yield
     finally:
         for layer, own in before:
-            for name in _METHODS:
+            for name in CALL_METHODS:
                 layer.__dict__.pop(name, None)
             layer.__dict__.update(own)
 

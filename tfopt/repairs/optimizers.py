@@ -2,7 +2,7 @@
 
 - D3, `clipping`: each replica clips its gradients before they are summed.
 - D6, `accumulation`: learning-rate schedules advance too fast, batches left over at an epoch's end carry over, and
-  several replicas fail. It also ends the rounds of `tfopt.batch.accumulate`, and notes for them how losses average.
+  several replicas fail. It also ends or drops the rounds of `tfopt.batch.accumulate`, and notes how losses average.
 """
 
 import inspect
@@ -136,9 +136,6 @@ def _ending_rounds(original: Function) -> Function:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        accumulates = ROUNDS in getattr(self.optimizer, "__dict__", ())
-        if not accumulates and not getattr(_inner_optimizer(self), "gradient_accumulation_steps", None):
-            return original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs)
         callbacks, ends = given.arguments.get("callbacks"), _EndOfRound()
         if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -146,7 +143,15 @@ def _ending_rounds(original: Function) -> Function:
             callbacks.callbacks.insert(0, ends)
         else:
             given.arguments["callbacks"] = [ends, *keras.tree.flatten(callbacks or [])]
-        return original(*given.args, **given.kwargs)
+        try:
+            return original(*given.args, **given.kwargs)
+        except BaseException:
+            if (rounds := _rounds_of(self)) is not None:
+                rounds.drop()
+            raise
+        finally:
+            if isinstance(callbacks, keras.callbacks.CallbackList):
+                callbacks.callbacks.remove(ends)
 
     return fit
 
@@ -165,14 +170,17 @@ def end_round(model: Any, apply: Function | None = None) -> None:
     """Updates with the mean of the gradients that are left over, if any, as if the round had been that short.
 
     Args:
-        model: A model whose optimizer accumulates gradients.
+        model: A model, whose optimizer may accumulate gradients.
         apply: What to call in each replica instead of the optimizer's `apply`.
     """
-    if ROUNDS in vars(model.optimizer):
-        vars(model.optimizer)[ROUNDS].end()
+    if (accumulated := _rounds_of(model)) is not None:
+        accumulated.end()
         return
     optimizer = _inner_optimizer(model)
-    steps, done = optimizer.gradient_accumulation_steps, int(optimizer._iterations.numpy())
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    if not steps:
+        return
+    done = int(optimizer._iterations.numpy())
     rounds, left = divmod(done, steps)
     variables = optimizer.__dict__.get(_UPDATED)
     if not left or variables is None:
@@ -193,6 +201,10 @@ def end_round(model: Any, apply: Function | None = None) -> None:
         optimizer._iterations.assign(done)
 
 
+def _rounds_of(model: Any) -> Any:
+    return getattr(getattr(model, "optimizer", None), "__dict__", {}).get(ROUNDS)
+
+
 def _inner_optimizer(model: Any) -> Any:
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
@@ -200,53 +212,70 @@ def _inner_optimizer(model: Any) -> Any:
 class Reduction(NamedTuple):
     """How a loss has made one number of its values."""
 
-    kind: Literal["examples", "mask", "weights", "sum"]
-    """A mean over all values, over those a mask leaves or by sample weights, or a sum."""
+    kind: Literal["examples", "mask", "weights", "sum", "product"]
+    """A mean over all values, over those a mask leaves or by sample weights; a sum; or one value times the mean of the
+    sample weights."""
     divisor: Any = None
     """The mask, or the sample weights."""
 
 
-_here = threading.local()  # where to note reductions in this thread, and the mask of the next one
+class _Values(NamedTuple):
+    """What a loss reduces, before masks and weights multiply it."""
+
+    is_scalar: bool
+    is_weighted: bool
+    mask: Any
+
+
+_here = threading.local()  # where to note reductions in this thread, and the values of the next one
 
 
 @contextmanager
 def reductions_noted() -> Iterator[list[Reduction]]:
     """Notes how the losses computed in the block are reduced, while the repair `accumulation` is installed."""
     before = getattr(_here, "noted", None)
-    _here.noted, _here.mask = [], None
+    _here.noted = []
     try:
         yield _here.noted
     finally:
         _here.noted = before
 
 
-def _noting_mask(original: Function) -> Function:
-    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
-        if reduction in ("mean", "sum_over_batch_size"):
-            _here.mask = mask
-        return original(sample_weight, mask, dtype, reduction)
+def _noting_values(original: Function) -> Function:
+    def reduce_weighted_values(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        _here.values = _Values(not len(getattr(values, "shape", ())), sample_weight is not None, mask)
+        return original(values, sample_weight, mask, reduction, dtype)
 
-    return apply_mask
+    return reduce_weighted_values
 
 
 def _noting_reduction(original: Function) -> Function:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
-        mask, _here.mask = getattr(_here, "mask", None), None
+        given, _here.values = getattr(_here, "values", None), None
         if getattr(_here, "noted", None) is not None:
-            _here.noted.append(_reduction(values, sample_weight, mask, reduction))
+            given = given or _Values(not len(values.shape), False, None)
+            _here.noted.append(_reduction(given, sample_weight, reduction))
         return original(values, sample_weight, reduction)
 
     return reduce_values
 
 
-def _reduction(values: Any, sample_weight: Any, mask: Any, reduction: str | None) -> Reduction:
-    if not values.shape.rank:
+def _reduction(values: _Values, sample_weight: Any, reduction: str | None) -> Reduction:
+    if values.is_scalar and sample_weight is None:
         return Reduction("examples")  # a mean that the user's own function has taken
     if reduction in (None, "none", "sum"):
         return Reduction("sum")
+    if values.is_scalar:  # a mask leaves it as it is: Keras divides by what it multiplies with
+        return Reduction("product" if values.is_weighted else "examples")
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
         return Reduction("weights", sample_weight)
-    return Reduction("examples") if mask is None else Reduction("mask", mask)
+    return Reduction("examples") if values.mask is None else Reduction("mask", values.mask)
 
 
 ACCUMULATION = Repair(
@@ -261,14 +290,14 @@ ACCUMULATION = Repair(
         f"{_BASE}._get_current_learning_rate": frozenset({"a90d5cfe04f6c5c3"}),
         f"{_BASE}._backend_apply_gradients": frozenset({"911dfbb4fb47a126"}),
         f"{_TRAINER}.fit": frozenset({"c443656a13e238bb"}),
-        f"{_LOSS}:apply_mask": frozenset({"fea4b325cbec9bec"}),
+        f"{_LOSS}:reduce_weighted_values": frozenset({"01a515706e7b664e"}),
         f"{_LOSS}:reduce_values": frozenset({"426eafe27d1d3164"}),
     },
     replace={
         f"{_BASE}._get_current_learning_rate": _counting_updates,
         f"{_BASE}._backend_apply_gradients": _deciding_for_all_replicas,
         f"{_TRAINER}.fit": _ending_rounds,
-        f"{_LOSS}:apply_mask": _noting_mask,
+        f"{_LOSS}:reduce_weighted_values": _noting_values,
         f"{_LOSS}:reduce_values": _noting_reduction,
     },
     without="Stretch the schedule N times and train on a single replica, or use larger batches.",
