@@ -153,6 +153,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("way", first_quick(WAYS, 2))
 def test_however_it_is_trained(way):

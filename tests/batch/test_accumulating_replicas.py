@@ -123,6 +123,7 @@ def found(request, tmp_path_factory):
     return json.loads(target.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("found", "name"),
     [

@@ -51,6 +51,7 @@ def test_switching_keeps_the_optimizers_state():
     assert not {"train_step", "apply"} & {*vars(model), *vars(model.optimizer)}
 
 
+@pytest.mark.slow
 def test_it_takes_over_from_keras_own_accumulation():
     expected, model = net(), net(keras.optimizers.Adam(gradient_accumulation_steps=4))
     tfopt.repairs.install("accumulation")
@@ -289,6 +290,7 @@ def test_a_train_step_set_afterwards_stays(wraps):
     assert_same(model, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [(1, 4), (4, 1)])
 def test_switching_in_a_callback(steps):
     model, expected = net(), net()

@@ -222,6 +222,7 @@ def multi_input(structure):
     return model, (inputs, targets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["dict", "tuple"])
 def test_structures_of_inputs_and_outputs_are_kept(here, asked, structure):
     model, data = multi_input(structure)

@@ -83,6 +83,7 @@ def started(monkeypatch):
     assert all(map(gone, numbers))
 
 
+@pytest.mark.slow
 def test_trials_run_in_one_process_that_is_gone_afterwards(started):
     model = net()
     before = state(model)
@@ -193,6 +194,7 @@ REPLACED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "said"), REPLACED)
 def test_a_model_with_a_method_replaced_on_one_object_is_not_copied(change, said):
     model = net(*(keras.layers.Dense(64, activation="relu") for _ in range(8)))

@@ -60,6 +60,7 @@ def test_parts_are_those_counted_by_hand(jit_compile):
     assert found.activations_mib == pytest.approx(sum(layer.mib for layer in found.by_layer))
 
 
+@pytest.mark.slow
 def test_16_bit_activations_and_32_bit_weights():
     single = estimate(dense_net(), specs())
     half = estimate(dense_net("mixed_bfloat16"), specs())
@@ -126,6 +127,7 @@ def test_activations_of_a_loop_grow_with_its_trips():
     assert 7 < kept(40) / (40 * 64 * 64 * 4 / 2**20) < 12
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_the_optimizers():
     net = dense_net(optimizer=keras.optimizers.Adam(gradient_accumulation_steps=2))
     assert estimate(net, specs()).optimizer_mib == pytest.approx(3 * weights_mib(net), abs=1e-3)

@@ -30,6 +30,7 @@ def stages(monkeypatch):
     return replaced
 
 
+@pytest.mark.slow
 def test_the_module_apart_from_the_buffers(stages):
     together = estimate(net(), DATA)
 

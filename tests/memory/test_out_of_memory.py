@@ -213,6 +213,7 @@ def test_the_model_stays_as_it_was(fake_nvml, monkeypatch, jit_compile):
     assert_same_state(state(net), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "policy"), [((9, 0), "mixed_bfloat16"), ((7, 5), "mixed_float16"), ((6, 1), None)]
 )
@@ -319,6 +320,7 @@ def test_gaps_are_named_where_the_step_would_fit(fake_nvml, monkeypatch):
     assert "By this estimate it would fit." in explanation(dense_net())
 
 
+@pytest.mark.slow
 def test_what_is_on_already_is_not_proposed():
     net = dense_net()
     memory.recompute(net)
@@ -345,6 +347,7 @@ def test_what_is_faster_comes_first():
     assert "chunk_cross_entropy" in texts[1]
 
 
+@pytest.mark.slow
 def test_what_saves_nothing_is_not_proposed(monkeypatch):
     monkeypatch.setattr(remedies, "_WORTHWHILE", 0.01)
     assert set(named(explanation(dense_net()))) == {"batch.accumulate"}

@@ -74,6 +74,7 @@ def test_trains_backbones_of_keras_hub_the_same(kind):
     assert undo(model) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", first_quick(["mixed_float16", "mixed_bfloat16"]))
 def test_trains_the_same_in_16_bits(policy):
     keras.config.set_dtype_policy(policy)
@@ -81,6 +82,7 @@ def test_trains_the_same_in_16_bits(policy):
     assert (type(model.optimizer).__name__ == "LossScaleOptimizer") == (policy == "mixed_float16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepare", first_quick([tfopt.fit.overlap, tfopt.kernels.fuse_batch_norm], 2))
 def test_works_with_what_else_changes_a_model(prepare):
     def prepared(model):
@@ -122,6 +124,7 @@ class Wrapping(keras.Model):
         return self.inner(inputs)
 
 
+@pytest.mark.slow
 def test_accumulates_gradients():
     steps = {"gradient_accumulation_steps": 2}
     expected = trained(made(small, optimizer=keras.optimizers.SGD(0.1, **steps)))

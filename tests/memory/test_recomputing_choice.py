@@ -222,6 +222,7 @@ def test_a_patch_on_top_is_left_alone():
     assert "call" in vars(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", first_quick([lambda: small(None, None, None), lambda: keras.Sequential([dense(16), layers.Dense(20)])])
 )

@@ -120,6 +120,7 @@ def test_a_failed_step_may_still_have_changed_weights():
     assert first == [True, True]  # its gradients were never there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "jit_compile"),
     [

@@ -239,7 +239,7 @@ def test_a_gpu_adds_resnet50():
     }
     processes = ["mlp, 2 processes", "mlp, local steps", "input in processes"]
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
-    rest = [*photographs, "mlp, tiny", "digits", "mlp, tiny", *processes]
+    rest = [*photographs, "mlp, tiny", "gpt2, small", "gpt2, small", "digits", "digits", "mlp, tiny", *processes]
     assert workloads["cpu"] == ["photos", "digits", "digits", *rest]
     fit = [case.workload for case in load("fit").cases(GPU)]
     assert workloads["gpu"] == [
@@ -248,6 +248,7 @@ def test_a_gpu_adds_resnet50():
         "digits",
         *("resnet50 from JPEG", *photographs),
         *fit,
+        *("gpt2", "gpt2", "digits"),
         *("digits", "mlp, tiny"),
         *processes,
     ]
@@ -276,7 +277,7 @@ def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
     assert {suite for suite, _ in kernels} == {"fit"}
     assert kernels[-1] == ("fit", "resnet50, no XLA")
     assert list(dict.fromkeys(suite for suite, _ in addresses[14:])) == [
-        *("precision", "xla", "callbacks", "pipeline", "distribute")
+        *("memory", "batch", "precision", "xla", "callbacks", "pipeline", "distribute")
     ]
     assert [suite for suite, _ in ((case.suite, case.workload) for case in _cases(["xla", "fit"], CPU))] == [
         "xla",

@@ -49,7 +49,7 @@ _SMALL = Training(
     workload="gpt2, small",
     policy="float32",
     examples=4,
-    sizes={"blocks": 6, "width": 96, "heads": 4, "vocabulary": 4096, "length": 192},
+    sizes={"blocks": 3, "width": 96, "heads": 4, "vocabulary": 4096, "length": 192},
 )
 _WHOLE = Training(workload="gpt2", policy="mixed_bfloat16", examples=GPT2_BATCH)
 
