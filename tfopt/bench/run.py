@@ -44,7 +44,7 @@ def run(
     resume: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> RunFile:
-    """Runs suites in order, all of them for no name, and writes each turn of each variant to disk as it ends.
+    """Runs suites in order, by default those of `tfopt-bench`, and writes each turn of each variant to disk as it ends.
 
     A case that fails, crashes or takes longer than its limit is recorded with its error and what it measured before,
     and the others go on. An interrupt ends the run and is raised again.
