@@ -146,7 +146,7 @@ WAYS = {
     "executions": {"steps_per_execution": 3},
     "under XLA": {"jit_compile": True},
     "eagerly": {"run_eagerly": True},
-    "a step of one's own": {"kind": OwnStep},
+    "a custom train_step": {"kind": OwnStep},
     "length unknown": {},
     "overlapped, length unknown": {},
     "arrays": {},

@@ -55,7 +55,7 @@ CASES = {
     "executions": (sgd, {"steps_per_execution": 3}),
     "eagerly": (sgd, {"run_eagerly": True, "data": (X[:40], Y[:40])}),  # plain Keras fails if a replica has none
     "overlapped": (sgd, {}),
-    "a step of one's own": (sgd, {"kind": OwnStep}),
+    "a custom train_step": (sgd, {"kind": OwnStep}),
     "sample weights": (sgd, {"data": (X, Y, WEIGHTS)}),
     "mean by sample weight": (
         sgd,

@@ -106,7 +106,7 @@ def recurrent():
 
 
 class Small(layers.Layer):
-    """A block that traces fast: dropout, averages, and a function of one's own."""
+    """A block that traces fast: dropout, averages, and a custom function."""
 
     def __init__(self, function=None, **options):
         super().__init__(**options)
