@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from distributed_cases import OwnStep
 
 EXAMPLES = 41  # of the last batch, one replica has no example
-QUICK = ("adamw, schedule, clipping",)
 random = np.random.default_rng(0)
 X, Y, WEIGHTS = random.normal(size=(EXAMPLES, 6)), random.normal(size=(EXAMPLES, 2)), random.random(EXAMPLES)
 IDS = random.integers(1, 9, size=(EXAMPLES, 5)) * (np.arange(5) < random.integers(1, 6, size=(EXAMPLES, 1)))
@@ -32,19 +32,6 @@ def sgd(**options):
 
 def scaling():
     return optimizers.LossScaleOptimizer(optimizers.Adam(0.01, clipnorm=0.05))
-
-
-class OwnStep(keras.Sequential):
-    """A custom training step."""
-
-    def train_step(self, data):
-        x, y, *_ = data
-        with tf.GradientTape() as tape:
-            y_pred = self(x, training=True)
-            loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
-        weights = self.trainable_weights
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return self.compute_metrics(x, y, y_pred)
 
 
 CASES = {
@@ -104,37 +91,28 @@ def trained(name, strategy, batch, steps):
     }
 
 
-def main(target, names):
-    """Trains cases on one device and on two replicas, and writes what came out."""
+def main(target):
+    """Trains all cases on one device and on two replicas, and writes what came out."""
     import tfopt
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     replicas, one = tfopt.distribute.strategy("mirrored"), tf.distribute.get_strategy()
-    found = {name: [trained(name, one, 16, 1), trained(name, replicas, 4, 4)] for name in names}
+    found = {name: [trained(name, one, 16, 1), trained(name, replicas, 4, 4)] for name in CASES}
     Path(target).write_text(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found(request, tmp_path_factory):
+def found(tmp_path_factory):
     target = tmp_path_factory.mktemp("trained") / "found.json"
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "CUDA_VISIBLE_DEVICES": "-1"}
-    subprocess.run([sys.executable, __file__, target, *request.param], env=environ, check=True, timeout=500)
+    folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "CUDA_VISIBLE_DEVICES": "-1"}
+    subprocess.run([sys.executable, __file__, target], env=environ, check=True, timeout=500)
     return json.loads(target.read_text())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("found", "name"),
-    [
-        pytest.param(
-            QUICK if name in QUICK else tuple(CASES)[1:], name, marks=() if name in QUICK else pytest.mark.slow
-        )
-        for name in CASES
-    ],
-    indirect=["found"],
-    scope="module",
-)
+@pytest.mark.parametrize("name", CASES)
 def test_replicas_train_as_one_device_on_large_batches(found, name):
     large, replicas = found[name]
     tolerance = 5e-3 if "float16" in name else 1e-9
@@ -149,4 +127,4 @@ def test_replicas_train_as_one_device_on_large_batches(found, name):
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1])

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.memory import recompute
+from tfopt.memory.recomputing import is_recomputed
 
 layers = keras.layers
 VALUES = np.random.default_rng(1).normal(size=(16, 6)).astype("float32")
@@ -160,6 +161,7 @@ def compared(make, choose=lambda model: "auto", *, tolerance=0.0, prepare=lambda
     model = made(make, **options)
     assert recompute(model, choose(model)) > 0
     assert_same(trained(prepare(model)), expected, tolerance)
+    assert is_recomputed(model)  # nothing has taken that away meanwhile
     return model
 
 

@@ -15,7 +15,7 @@ from tfopt.kernels.cudnn import in_xla
 
 _PIECE_BYTES = 64 * 2**20
 # Each piece also reads and writes the whole gradient of the kernel, and is a product with fewer rows: on an H100, 16
-# pieces of GPT-2's logits took 0.27 ms each. 8 pieces take away 88 % of the logits already.
+# pieces made GPT-2's step 4.5 ms longer. 8 pieces take away 88 % of the logits already.
 _MOST_PIECES = 8
 
 Chunks = int | Literal["auto"]

@@ -1,9 +1,10 @@
 """A large batch beside the same accumulated from small ones, and a batch of 8 beside the one that `find` recommends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -32,15 +33,7 @@ def _accumulating(trained: Training) -> Case:
         workload=trained.workload,
         question=f"What does accumulating {_PARTS} batches cost beside one large batch, and what does it save?",
         unit=f"update of {trained.examples} examples",
-        variants=[
-            Variant(
-                name=name,
-                note=note,
-                timer=partial(_update_timer, trained, parts),
-                values=partial(_updates, trained, parts),
-            )
-            for name, note, parts in ways
-        ],
+        variants=_variants(ways, partial(_update_timer, trained), partial(_updates, trained)),
         judge=same_losses(f"after each of {_UPDATES} updates"),
     )
 
@@ -52,17 +45,19 @@ def _searching(scale: Scale) -> Case:
         workload="digits",
         question="How much faster are examples in a batch of the size that tfopt.batch.find recommends?",
         unit=f"{_MOST} examples",
-        variants=[
-            Variant(
-                name=name,
-                note=note,
-                timer=partial(_examples_timer, scale, search),
-                values=partial(_weights, scale, search),
-            )
-            for name, note, search in ways
-        ],
+        variants=_variants(ways, partial(_examples_timer, scale), partial(_weights, scale)),
         judge=same_values("every weight after the search, bit for bit", "same weights"),
     )
+
+
+def _variants(
+    ways: Iterable[tuple[str, str, Any]], timer: Callable[..., Timer], values: Callable[..., Sequence[float]]
+) -> list[Variant]:
+    """A variant for each name, note and argument of `timer` and `values`."""
+    return [
+        Variant(name=name, note=note, timer=partial(timer, way), values=partial(values, way))
+        for name, note, way in ways
+    ]
 
 
 def _update_timer(trained: Training, parts: int, stack: ExitStack) -> Timer:
