@@ -272,8 +272,6 @@ def test_a_part_that_is_no_list_of_examples_stays_as_it_is():
     data = tf.data.Dataset.from_tensors((tf.ones((4, 3)), tf.constant(0.5), tf.ones(7)))
     x, scalar, seven = searching.Examples(small_net(), data).batch(6)
     assert (x.shape, float(scalar), seven.shape) == ((6, 3), 0.5, (7,))
-    specs = searching.Examples(small_net(), data).specs(6)
-    assert [tuple(spec.shape) for spec in specs] == [(6, 3), (), (7,)]
 
 
 def test_batches_of_another_length_are_left_out():

@@ -146,6 +146,12 @@ def test_on_a_gpu_the_limit_is_what_is_free_and_what_the_model_has(gpu):
     assert limits_module._free(estimate)[0] == 850
 
 
+def test_where_no_memory_is_free_the_trials_decide(gpu):
+    gpu(held_mib=300.0, others_mib=1000.0, total_mib=1000.0)
+    model = small_net()
+    assert limits_module.limits(model, Examples(model, batch(4)), 16, None).most == 16
+
+
 def test_another_process_gets_what_nobody_holds(gpu):
     gpu(held_mib=300.0, others_mib=150.0, total_mib=5000.0)
     assert limits_module.room_outside_mib() == 5000 - 300 - 150 - 1024

@@ -122,7 +122,9 @@ def test_a_flipped_bit_in_a_header(trained, caplog):
 
 @pytest.mark.parametrize("change", ["missing", "empty", "cut", "longer"])
 def test_files_of_other_sizes(trained, caplog, change):
-    for path in files_of(trained):
+    found_files = files_of(trained)
+    assert {path.suffix for path in found_files} == {".json", ".safetensors"}
+    for path in found_files:
         whole = path.read_bytes()
         if change == "missing" and path.suffix == ".json":
             continue  # the checkpoint is then not there at all
@@ -242,6 +244,7 @@ def test_a_manifest_that_cannot_be_read_now_loses_nothing(trained, monkeypatch):
     with monkeypatch.context() as patched, saved_trainings.small_blobs():
         patched.setattr(type(path), "read_bytes", fail)
         assert read(trained).step == STEPS[1]
+        assert f"unreadable: {path}" in str(checkpoint.verify(trained))
         with Store(trained, keep=1) as store:
             for step in (7, 8):
                 store.write(step, saved_trainings.arrays_at(step), saved_trainings.metadata_at(step))
@@ -281,6 +284,21 @@ def test_a_file_that_may_not_be_read_is_an_error_and_not_damage(trained, monkeyp
     with pytest.raises(CheckpointError, match=r"Permission denied.*Make the files readable"):
         read(trained)
     assert "unreadable" in str(checkpoint.verify(trained))
+
+
+@pytest.mark.parametrize("readable", [0, 1])
+def test_a_folder_that_may_not_be_read_is_an_error(trained, monkeypatch, readable):
+    """Also one that may be read at first, and not when `read` lists the steps that it has."""
+    answers = [os.listdir(trained)] * readable
+
+    def refuse(folder):
+        if answers:
+            return answers.pop()
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(CheckpointError, match=r"Permission denied.*Make the folder readable"):
+        read(trained, 99)
 
 
 def test_a_disk_that_cannot_be_read_is_damage(trained, monkeypatch, caplog):

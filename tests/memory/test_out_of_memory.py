@@ -145,6 +145,23 @@ def test_other_errors_stay_as_they_are(net, monkeypatch):
         assert raised.value is error
 
 
+LACKS = [
+    tf.errors.InternalError(None, None, "RESOURCE_EXHAUSTED: no memory"),
+    tf.errors.InternalError(None, None, "CUSOLVER_STATUS_ALLOC_FAILED"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", [*FORMS, *LACKS], ids=range(len(FORMS) + len(LACKS)))
+def test_a_lack_of_memory_is_known_by_its_text(error):
+    assert out_of_memory.is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [tf.errors.InternalError(None, None, "a bug"), RuntimeError("out of memory")])
+def test_another_error_is_no_lack_of_memory(error):
+    assert not out_of_memory.is_out_of_memory(error)
+
+
 def fails_elsewhere(net, error):
     net.train_function = failing(ValueError("caught"))
     with pytest.raises(ValueError, match="caught"):

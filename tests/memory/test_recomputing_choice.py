@@ -147,9 +147,13 @@ def test_takes_names_paths_and_layers():
         ([7], TypeError, "Expected names, paths or layers. Received: 7. Pass layer.name"),
         ([], ValueError, "Expected layers to name at least one layer. Received: none"),
         (["bloc"], ValueError, "Expected layers that 'net' computes. Received: 'bloc', .* Did you mean 'block'?"),
-        (["inputs"], ValueError, "Expected layers that 'net' computes. Received: 'inputs', which is none"),
-        (["net"], ValueError, "Expected layers that 'net' computes. Received: 'net', which is none"),
-        ([layers.Dense(6, name="other")], ValueError, "Received: <Dense name=other, .*>, which is none. model.summary"),
+        (["inputs"], ValueError, "Expected layers that 'net' computes. Received: 'inputs', which it does not compute"),
+        (["net"], ValueError, "Expected layers that 'net' computes. Received: 'net', which it does not compute"),
+        (
+            [layers.Dense(6, name="other")],
+            ValueError,
+            "Received: <Dense name=other, .*>, which it does not compute. model.summary",
+        ),
         (["norm"], ValueError, "Received: 'norm', the name of block/norm, other/norm. Pass a path"),
         (["block/norm", "block"], ValueError, "none of which lies inside another. Received: 'block/norm' and 'block'"),
         (

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import functools
 import os
 from unittest import mock
 
@@ -19,18 +20,15 @@ def shimmed(folder, on):
     """
     real = {name: getattr(os, name) for name in CALLS}
 
-    def inside(path):
-        return path.startswith(str(folder))
-
     def shim(name):
         def called(*arguments, **options):
             path = _path(name, arguments)
             # Opening for reading changes nothing.
-            if not inside(path) or (name == "open" and not arguments[1] & os.O_CREAT):
+            if not _inside(folder, path) or (name == "open" and not arguments[1] & os.O_CREAT):
                 return real[name](*arguments, **options)
             on(name, BEFORE, path, arguments)
             if name == "write":
-                result = _in_halves(*arguments, lambda: on(name, AMID, path, arguments))
+                result = _in_halves(real["write"], *arguments, lambda: on(name, AMID, path, arguments))
             else:
                 result = real[name](*arguments, **options)
             on(name, AFTER, path, arguments)
@@ -38,40 +36,47 @@ def shimmed(folder, on):
 
         return called
 
-    def _in_halves(handle, data, amid):
-        half = len(data) // 2
-        if half:
-            real["write"](handle, data[:half])
-            amid()
-        return half + real["write"](handle, data[half:])
-
-    class TextFile:
-        """The one in which `write_atomic` writes."""
-
-        def __init__(self, handle, mode, **options):
-            self._file = builtins.open(handle, mode, **options)  # noqa: SIM115 - closed below
-            self._path = _path("write", (handle,))
-            self.flush, self.fileno = self._file.flush, self._file.fileno
-
-        def write(self, text):
-            half = len(text) // 2
-            for moment, part in ((BEFORE, ""), (AMID, text[:half]), (AFTER, text[half:])):
-                self._file.write(part)
-                self._file.flush()
-                if inside(self._path):
-                    on("write", moment, self._path, (self._file.fileno(),))
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            self._file.close()
-
     with contextlib.ExitStack() as patches:
         for name in CALLS:
             patches.enter_context(mock.patch.object(os, name, shim(name)))
-        patches.enter_context(mock.patch.object(files, "open", TextFile, create=True))
+        patches.enter_context(mock.patch.object(files, "open", functools.partial(TextFile, folder, on), create=True))
         yield
+
+
+class TextFile:
+    """The one in which `write_atomic` writes."""
+
+    def __init__(self, folder, on, handle, mode, **options):
+        self._folder, self._on = folder, on
+        self._file = builtins.open(handle, mode, **options)  # noqa: SIM115 - closed below
+        self._path = _path("write", (handle,))
+        self.flush, self.fileno = self._file.flush, self._file.fileno
+
+    def write(self, text):
+        half = len(text) // 2
+        for moment, part in ((BEFORE, ""), (AMID, text[:half]), (AFTER, text[half:])):
+            self._file.write(part)
+            self._file.flush()
+            if _inside(self._folder, self._path):
+                self._on("write", moment, self._path, (self._file.fileno(),))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._file.close()
+
+
+def _in_halves(write, handle, data, amid):
+    half = len(data) // 2
+    if half:
+        write(handle, data[:half])
+        amid()
+    return half + write(handle, data[half:])
+
+
+def _inside(folder, path):
+    return path.startswith(str(folder))
 
 
 def _path(name, arguments):

@@ -85,7 +85,8 @@ def copied_here(copy: Copy, batch: Any) -> keras.Model:
         tfopt.errors.UnsupportedError: If the copy differs, or does not train on `batch`.
     """
     _apply(copy.settings)
-    repairs.install(*copy.repaired) if copy.repaired else None
+    if copy.repaired:
+        repairs.install(*copy.repaired)
     try:
         for module in copy.modules:
             importlib.import_module(module)

@@ -38,6 +38,11 @@ class Examples:
         """The first batch, as the dataset yields it."""
         self.batch_size = _count(self.first)
         """Examples in it."""
+        self._batched = [
+            part is not None and part.shape.rank > 0 and part.shape[0] == self.batch_size
+            for part in tf.nest.flatten(self.first)
+        ]
+        """Which parts have an entry per example; others, such as a scalar, stay as they are."""
         self._parts = _arrays(self.first)
         self._read = 1
 
@@ -46,26 +51,11 @@ class Examples:
         while self._have() < size and self._read < _MOST_BATCHES and self._read_one():
             pass
         chosen = np.arange(size) % self._have()
-        parts = [part[chosen] if batched else part for part, batched in zip(self._parts, self._batched(), strict=True)]
-        return tf.nest.pack_sequence_as(self.first, parts)
-
-    def specs(self, size: int) -> Any:
-        """Returns the specs of a batch of `size` examples."""
-        parts = [
-            None if part is None else tf.TensorSpec([size, *part.shape[1:]] if batched else part.shape, part.dtype)
-            for part, batched in zip(tf.nest.flatten(self.first), self._batched(), strict=True)
-        ]
+        parts = [part[chosen] if batched else part for part, batched in zip(self._parts, self._batched, strict=True)]
         return tf.nest.pack_sequence_as(self.first, parts)
 
     def _have(self) -> int:
-        return next(len(part) for part, batched in zip(self._parts, self._batched(), strict=True) if batched)
-
-    def _batched(self) -> list[bool]:
-        """Which parts have an entry per example; others, such as a scalar, stay as they are."""
-        return [
-            part is not None and part.shape.rank > 0 and part.shape[0] == self.batch_size
-            for part in tf.nest.flatten(self.first)
-        ]
+        return next(len(part) for part, batched in zip(self._parts, self._batched, strict=True) if batched)
 
     def _read_one(self) -> bool:
         """Reads one more batch, if there is one; those padded to another length cannot be joined and are left out."""
@@ -74,12 +64,12 @@ class Examples:
         if batch is None:
             return False
         self._read += 1
-        found, batched = _arrays(batch), self._batched()
-        pairs = [pair for *pair, joined in zip(self._parts, found, batched, strict=True) if joined]
+        found = _arrays(batch)
+        pairs = [pair for *pair, batched in zip(self._parts, found, self._batched, strict=True) if batched]
         if all(one.shape[1:] == other.shape[1:] for one, other in pairs):
             self._parts = [
-                np.concatenate([one, other]) if joined else one
-                for one, other, joined in zip(self._parts, found, batched, strict=True)
+                np.concatenate([one, other]) if batched else one
+                for one, other, batched in zip(self._parts, found, self._batched, strict=True)
             ]
         return True
 

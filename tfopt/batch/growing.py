@@ -52,7 +52,7 @@ def recommended(trials: dict[int, Trial]) -> int:
     return min((size for size, rate in rates.items() if rate >= _AS_GOOD * best), default=0)
 
 
-def takes_too_long(trial: Trial, size: int) -> bool:
+def _takes_too_long(trial: Trial, size: int) -> bool:
     """Whether a step on `size` examples would take over 10 s, at the throughput of a trial."""
     rate = trial.examples_per_second
     return rate is not None and 1000 * size / rate > _LONGEST_STEP_MS
@@ -67,7 +67,7 @@ def _double(try_size: _Try, most: int | None, trials: dict[int, Trial]) -> tuple
         if not trials[size].fits:
             return fitting, size
         fitting, size = size, 2 * size if top is None else min(2 * size, top)
-        if size == fitting or takes_too_long(trials[fitting], size):
+        if size == fitting or _takes_too_long(trials[fitting], size):
             return fitting, None
 
 

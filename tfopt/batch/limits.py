@@ -1,4 +1,4 @@
-"""How large a batch may be, told before any is tried."""
+"""Bounds the batch size before any is tried: by the model, the arguments and the memory."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -55,24 +55,21 @@ def limits(model: keras.Model, examples: Examples, largest: int | None, limit_mi
         if limit_mib is not None:
             raise
         return given
-    model_mib = estimate.weights_mib + estimate.optimizer_mib
-    given = replace(given, known_mib={0: model_mib, estimate.batch_size: estimate.total_mib})
+    given = replace(given, known_mib={0: estimate.model_mib, estimate.batch_size: estimate.total_mib})
     limit, why = _free(estimate) if limit_mib is None else (limit_mib, f"limit_mib={limit_mib:g}")
     try:
-        return _by_memory(model, examples, estimate, given, limit, why)
-    except (UnsupportedError, ValueError):  # the model takes no other batch size, as the trials will show
+        return _by_memory(estimate, given, limit, why)
+    except (UnsupportedError, ValueError):  # no other batch size, or nothing is free: the trials will show
         if limit_mib is not None:
             raise
         return given
 
 
-def _by_memory(
-    model: keras.Model, examples: Examples, estimate: MemoryEstimate, given: Limits, limit: float | None, why: str
-) -> Limits:
+def _by_memory(estimate: MemoryEstimate, given: Limits, limit: float | None, why: str) -> Limits:
     """The limits by an estimate and by what is `given`, whichever are tighter."""
     known = dict(given.known_mib)
     if given.most is not None and given.most not in known:
-        known[given.most] = memory.estimate(model, examples.specs(given.most)).total_mib
+        known[given.most] = estimate.total_mib_at(given.most)
     if limit is None or (given.most is not None and known[given.most] <= limit):
         return replace(given, known_mib=known)
     if given.fixed:
@@ -82,32 +79,28 @@ def _by_memory(
         most = min(most, given.most - 1)  # under XLA a larger batch may take less
     shown = max(most, 1)  # what the smallest batch takes, if none fits
     if shown not in known:
-        with suppress(UnsupportedError, ValueError):  # of a model that takes no other batch size
-            known[shown] = memory.estimate(model, examples.specs(shown)).total_mib
+        with suppress(UnsupportedError):  # of a model that takes no other batch size
+            known[shown] = estimate.total_mib_at(shown)
     return Limits(most, why, known)
 
 
 def room_outside_mib() -> float:
-    """What another process can take of the GPU's memory; without a GPU, and so without a limit, infinity."""
+    """What another process can take of the GPU's memory: infinity without a GPU, 0 if that is unknown."""
     if not tf.config.list_logical_devices("GPU"):
         return float("inf")
     usage = next(iter(memory.usage()), None)
-    parts = (usage.total_mib, usage.held_mib, usage.others_mib) if usage else (None,)
-    known = [part for part in parts if part is not None]
-    if len(known) < 3:
+    if usage is None or usage.total_mib is None or usage.held_mib is None or usage.others_mib is None:
         return 0.0
-    total, held, others = known
-    return total - held - others - _CONTEXT_MIB
+    return usage.total_mib - usage.held_mib - usage.others_mib - _CONTEXT_MIB
 
 
 def _free(estimate: MemoryEstimate) -> tuple[float | None, str]:
-    """What a training of this model may take in all, and where that is known from."""
-    model_mib = estimate.weights_mib + estimate.optimizer_mib
+    """What a training of this model may take in all, of the host's memory without a GPU, and what sets that."""
     if gpu_memory.first_gpu() is None:
         free = hardware.host().memory_available_mib
-        return (None, "") if free is None else (_OF_HOST * free + model_mib, "the memory that is available")
+        return (None, "") if free is None else (_OF_HOST * free + estimate.model_mib, "the memory that is available")
     usage = next(iter(memory.usage()), None)
-    free = None if usage is None else room_mib(usage, model_mib)
+    free = None if usage is None else room_mib(usage, estimate.model_mib)
     return free, "the GPU memory that is free for TensorFlow"
 
 

@@ -12,7 +12,7 @@ from tfopt.batch.examples import Examples
 from tfopt.batch.growing import grow, on_grid, recommended
 from tfopt.batch.limits import Limits, limits
 from tfopt.batch.process import Trials
-from tfopt.batch.trials import Trial as Trial
+from tfopt.batch.trials import Trial
 from tfopt.errors import TfoptError, UnsupportedError, summarize_error, unknown_name
 from tfopt.files import write_atomic
 from tfopt.measure import preserved
@@ -57,7 +57,7 @@ class BatchSearch(Shown):
             >>> found.recommended, found.accumulation_steps(1024)
             (256, 4)
         """
-        checks.count("effective", effective, "Pass a number of examples.")
+        effective = checks.count("effective", effective, "Pass a number of examples.")
         if not self.recommended:
             raise ValueError("Expected a batch size that fits. Found: none. Free memory, or make the model smaller.")
         steps, rest = divmod(effective, self.recommended)
@@ -103,7 +103,7 @@ class BatchSearch(Shown):
         than = (
             "the fastest"
             if best == self.recommended
-            else (f"the smallest within 3 % of the fastest, {best:,} ({figure(rates[best])})")
+            else f"the smallest within 3 % of the fastest, {best:,} ({figure(rates[best])})"
         )
         return (
             f"Batch size {self.recommended:,}: {figure(rates[self.recommended])} examples/s, {than}. The largest "

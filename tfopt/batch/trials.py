@@ -10,13 +10,13 @@ from tfopt.errors import summarize_error
 from tfopt.hardware import gpu_memory
 from tfopt.hardware.host_limits import MIB
 from tfopt.measure import StepTimer, StepTimes
+from tfopt.memory.out_of_memory import is_out_of_memory
 
 Outcome = Literal["fits", "out of memory", "killed", "hung", "failed"]
 
 _ENOUGH_MS = 500.0  # of timed steps
 _SAMPLES = 10
 _MOST_STEPS = 200
-_MEMORY = ("out of memory", "resource_exhausted", "alloc_failed", "failed to allocate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +72,14 @@ def try_here(model: keras.Model, batch: Any) -> Result:
     try:
         return _measured(model, batch)
     except Exception as error:  # noqa: BLE001  whatever the model's own code raises
-        reason = summarize_error(error)
-        said = isinstance(error, tf.errors.OpError) and any(words in reason.lower() for words in _MEMORY)
-        memory = said or isinstance(error, tf.errors.ResourceExhaustedError | MemoryError)
-        return Result("out of memory" if memory else "failed", reason)
+        return Result("out of memory" if is_out_of_memory(error) else "failed", summarize_error(error))
 
 
 def _measured(model: keras.Model, batch: Any) -> Result:
     device = gpu_memory.first_gpu()
     if device:
         gpu_memory.reset_peak(device)
-    timer = StepTimer(model, tf.data.Dataset.from_tensors(batch))  # a tuple of so many examples would be warned of
+    timer = StepTimer(model, tf.data.Dataset.from_tensors(batch))  # as a tuple, a large batch would draw a warning
     times = timer(2, warmup=0, samples=2)
     steps = min(_MOST_STEPS, int(_ENOUGH_MS / times.median_ms))
     if steps > 2:

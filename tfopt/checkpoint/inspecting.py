@@ -1,4 +1,4 @@
-"""What a folder of checkpoints holds, and what of it is damaged, for people."""
+"""Lists the checkpoints in a folder, and finds damaged ones."""
 
 import datetime
 import os
@@ -6,16 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfopt import checks
 from tfopt.checkpoint.folder.keeping import best_of
-from tfopt.checkpoint.folder.manifest import Found, find_manifests
-from tfopt.checkpoint.folder.reading import problems_in
+from tfopt.checkpoint.folder.manifest import Found
+from tfopt.checkpoint.folder.reading import checked, manifests_in, problems_in
 from tfopt.errors import CheckpointError
 from tfopt.pipelines.shared.problems import Problem, Report, listed
 from tfopt.text import Shown
 from tfopt.warn import warn_once
-
-_REMEDY = "Pass the folder that the training saves to."
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -75,8 +72,8 @@ def available(folder: str | os.PathLike[str]) -> tuple[SavedCheckpoint, ...]:
         ...     print(each)
         step 1,200, 2026-01-31 09:15:02 UTC, 384.0 MiB, val_loss 0.412 (best)
     """
-    where = checks.folder("folder", folder, _REMEDY)
-    found = _manifests(where)
+    where, _ = checked(folder, None)
+    found = manifests_in(where)
     for each in found:
         if each.manifest is None:
             warn_once(
@@ -111,33 +108,22 @@ def verify(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoin
         >>> print(tfopt.checkpoint.verify("checkpoints"))
         3 checkpoints: every checksum matches
     """
-    where = checks.folder("folder", folder, _REMEDY)
-    if step is not None:
-        step = checks.integer("step", step, "Pass the step of a checkpoint.", least=0)
-    found = [each for each in _manifests(where) if step is None or each.step == step]
+    where, step = checked(folder, step)
+    found = [each for each in manifests_in(where) if step is None or each.step == step]
     if not found:
         which = "a checkpoint" if step is None else f"a checkpoint of step {step}"
         raise CheckpointError(f"Expected {which} in {os.fspath(where)!r}. Found none. Check the path.")
     problems: dict[Problem, list[int]] = {}  # checkpoints share files: the steps that each concerns
-    checked = len(found)
+    files = len(found)
     for each in found:
         of_one = _problems(where, each)
         if of_one and not each.path.exists():  # removed meanwhile, as an old one
-            checked -= 1
+            files -= 1
         else:
             for problem in of_one:
                 problems.setdefault(problem, []).append(each.step)
     shown = (replace(problem, what=f"{problem.what} ({_named(steps)})") for problem, steps in problems.items())
-    return CheckpointReport(checked, tuple(shown))
-
-
-def _manifests(folder: Path) -> list[Found]:
-    try:
-        return find_manifests(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"Expected to read the checkpoints in {os.fspath(folder)!r}. Found: {error}. Make the folder readable."
-        ) from error
+    return CheckpointReport(files, tuple(shown))
 
 
 def _problems(folder: Path, found: Found) -> list[Problem]:

@@ -42,7 +42,7 @@ class Phases:
         self._backward = re.compile(r"(^|/)gradient(_tape|s)(_\d+)?/")
 
     def named(self, name: str) -> int:
-        """The phase that an operation's own name tells of; what follows from a gradient is backward too."""
+        """The phase that an operation's name shows. Callers count what follows from a gradient as backward."""
         if self._update.search(name):
             return UPDATE
         return BACKWARD if self._backward.search(name) else FORWARD

@@ -73,8 +73,8 @@ def _found(parent: keras.Layer) -> list[Chosen]:
     blocks = _feeding_each_other(inside, graph) if graph else _of_one_kind(inside)
     nested = {layer: _found(layer) for layer in inside if layer not in blocks}
     covered = [*blocks, *(layer for layer, found in nested.items() if found)]
-    if graph and 2 * sum(map(layers_in, covered)) < layers_in(parent):
-        segmented = divided(graph, parent)
+    if graph and 2 * sum(map(_layers_in, covered)) < _layers_in(parent):
+        segmented = _divided(graph, parent)
         return [] if segmented is None else [segmented]
     return [*blocks, *(part for found in nested.values() for part in found)]
 
@@ -153,11 +153,13 @@ def _only(given: Any, paths: Mapping[keras.Layer, str], model: keras.Model) -> k
     if not found or isinstance(found[0], keras.layers.InputLayer):
         near = difflib.get_close_matches(given, paths.values(), n=1) if isinstance(given, str) else []
         hint = f"Did you mean {near[0]!r}?" if near else "model.summary(expand_nested=True) lists them."
-        raise ValueError(f"Expected layers that {model.name!r} computes. Received: {given!r}, which is none. {hint}")
+        raise ValueError(
+            f"Expected layers that {model.name!r} computes. Received: {given!r}, which it does not compute. {hint}"
+        )
     return found[0]
 
 
-def divided(graph: Functional, owner: keras.Layer) -> SegmentedGraph | None:
+def _divided(graph: Functional, owner: keras.Layer) -> SegmentedGraph | None:
     """Returns the graph in the segments that keep the least, or None if that saves nothing.
 
     Kept is what crosses from one segment to a later one, and what one segment computes while its gradient is computed.
@@ -182,7 +184,7 @@ def _least_kept(calls: Sequence[Any], graph: Functional) -> list[int]:
         for call in calls
     ]
     # Each layer inside another is taken to compute as much as that returns.
-    computed = [_bytes(call.outputs) * max(1, layers_in(call.operation)) for call in calls]
+    computed = [_bytes(call.outputs) * max(1, _layers_in(call.operation)) for call in calls]
     counts = range(1, 2 * math.isqrt(len(calls)) + 2)
     return min(_least_crossing(returned, computed, sum(computed) / count) for count in counts)[-1]
 
@@ -224,7 +226,7 @@ def _bytes(tensors: Iterable[keras.KerasTensor]) -> int:
     return sum(math.prod(size or 1 for size in tensor.shape) * tf.as_dtype(tensor.dtype).size for tensor in tensors)
 
 
-def layers_in(operation: Any) -> int:
+def _layers_in(operation: Any) -> int:
     """How many layers an operation consists of, without those that hold them."""
     inner = operation._flatten_layers() if isinstance(operation, keras.Layer) else ()
     return sum(not (layer._layers or isinstance(layer, keras.layers.InputLayer)) for layer in inner)

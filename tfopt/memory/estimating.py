@@ -1,4 +1,4 @@
-"""What a training step takes of the device's memory, told before anything runs."""
+"""Estimates the device memory that a training step takes, before anything runs."""
 
 import collections
 import os
@@ -74,6 +74,11 @@ class MemoryEstimate(Shown):
         """All of it."""
         return sum(mib for _, mib in self._parts())
 
+    @property
+    def model_mib(self) -> float:
+        """What the model takes between steps: `weights_mib` and `optimizer_mib`."""
+        return self.weights_mib + self.optimizer_mib
+
     def largest_batch(self, limit_mib: float) -> int:
         """Returns the most examples whose step takes at most `limit_mib`; 0 if not even one fits.
 
@@ -93,7 +98,7 @@ class MemoryEstimate(Shown):
             416
         """
         limit = checks.number("limit_mib", limit_mib, "Give the MiB that a step may take.", above=0)
-        totals = {0: self.weights_mib + self.optimizer_mib, self.batch_size: self.total_mib}
+        totals = {0: self.model_mib, self.batch_size: self.total_mib}
         stride = 1
         while totals[0] <= limit:
             fitting = max(size for size, total in totals.items() if total <= limit)
@@ -179,7 +184,7 @@ class MemoryEstimate(Shown):
 
 
 def estimate(model: keras.Model, batch: Any) -> MemoryEstimate:
-    """Tells what a training step takes of the device's memory, by part and layer, without running one.
+    """Estimates the device memory a training step takes, by part and layer, without running it.
 
     Use it to choose a batch size, or the layers whose activations to recompute. The step is traced. If the model trains
     under XLA, it is compiled for this machine's device, and the figures are those of the compiler's buffer assignment.
@@ -214,15 +219,7 @@ def estimate(model: keras.Model, batch: Any) -> MemoryEstimate:
 
 def _estimate(model: keras.Model, specs: Any) -> MemoryEstimate:
     with scopes_recorded(model) as scopes:
-        try:
-            step, graph = trace_train_step(model, specs)
-        except TfoptError:  # such as recomputation that would differ
-            raise
-        except Exception as error:
-            raise ValueError(
-                f"Expected a batch that {model.name!r} can train on. Received: {specs_of(specs)}, which fails: "
-                f"{summarize_error(error)}. Pass a batch (x, y[, sample_weight]) as fit takes it, or its specs."
-            ) from error
+        step, graph = _traced(model, specs)
         optimizers = _optimizers(model)
         phases = Phases(name for one in optimizers for name in _names(one))
         peak = _compiled(model, step, phases) if model.jit_compile else None
@@ -249,6 +246,19 @@ def _estimate(model: keras.Model, specs: Any) -> MemoryEstimate:
         source="XLA's buffer assignment" if by_xla else "the step's graph",
         total_mib_at=lambda size: _total_mib_at(model, specs, size),
     )
+
+
+def _traced(model: keras.Model, specs: Any) -> tuple[Callable[..., Any], tf.Graph]:
+    """The step and its graph."""
+    try:
+        return trace_train_step(model, specs)
+    except TfoptError:  # such as recomputation that would differ
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"Expected a batch that {model.name!r} can train on. Received: {specs_of(specs)}, which fails: "
+            f"{summarize_error(error)}. Pass a batch (x, y[, sample_weight]) as fit takes it, or its specs."
+        ) from error
 
 
 def _compiled(model: keras.Model, step: Any, phases: Phases) -> Peak | None:

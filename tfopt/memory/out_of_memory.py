@@ -32,6 +32,22 @@ _ENTRIES = {
 }
 _CALL = "_tfopt_call"  # on errors: the call that raised it
 _SPARE_SHARE = 0.1  # of what is free, for gaps that the allocator leaves
+# In the texts of errors, in lower case.
+_LACK = ("out of memory", "resource_exhausted", "alloc_failed", "failed to allocate")
+_HALF_DONE = "The failed step may have changed some weights already. Go on from a checkpoint."
+# Seen on a CPU: a program that gets no memory frees the variables that it was to update in place.
+_LOST = (
+    "Go on from a checkpoint, in a new process: under XLA, TensorFlow frees the memory of the weights as a step fails, "
+    "and other tensors overwrite it."
+)
+_SMALLER = (
+    "smaller batches: evaluate(..., batch_size=...), predict(..., batch_size=...), or "
+    "fit(..., validation_batch_size=...)."
+)
+_GAPS = (
+    "By this estimate it would fit. What is missing lies in gaps between tensors, which TF_GPU_ALLOCATOR="
+    "cuda_malloc_async in the environment avoids, or is what cuDNN takes while a convolution runs."
+)
 
 
 class OutOfMemoryError(errors.OutOfMemoryError, tf.errors.ResourceExhaustedError):
@@ -52,8 +68,8 @@ def explained_errors(model: keras.Model) -> Iterator[None]:
 
     Go on from a checkpoint: a step that fails without XLA may have updated some of the weights, and changed the
     averages of batch normalization and random seeds. One that fails under XLA loses the weights, since TensorFlow frees
-    their memory, so start a new process. The repair `failed_steps` (`tfopt.repairs`), which is installed, keeps the
-    optimizer from counting a step that failed without XLA, if its step function is traced from then on.
+    their memory, so start a new process. `explained_errors` installs the repair `failed_steps` (`tfopt.repairs`), which
+    keeps the optimizer from counting a step that failed without XLA, if its step function is traced from then on.
 
     Args:
         model: The model that trains, compiled before or inside the block.
@@ -143,12 +159,21 @@ _FORMS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
 )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, the device's or the host's."""
+    if isinstance(error, tf.errors.ResourceExhaustedError | MemoryError):
+        return True
+    text = str(error)
+    said = any(words in text.lower() for words in _LACK) or any(re.search(form, text) for form, _ in _FORMS)
+    return isinstance(error, tf.errors.OpError) and said
+
+
 def _request(error: tf.errors.OpError) -> _Request | None:
     """What an error says; None if it is not about the memory of the device that trains."""
     text = re.sub(r"\x1b\[\d*m", "", str(error))
     on_host = re.search(r"device:CPU:\d+ by allocator", text) and tf.config.list_logical_devices("GPU")
     what = next((describe(found) for form, describe in _FORMS if (found := re.search(form, text))), None)
-    if on_host or not (what or isinstance(error, tf.errors.ResourceExhaustedError)):
+    if on_host or not is_out_of_memory(error):
         return None
     node = re.search(r"\{\{node ([^}]+)\}\}", text) or re.search(r"\[Op:(?!__)(\w+)\]", text)
     gpu = re.search(r"GPU[:_](\d+)|device ordinal (\d+)", text)
@@ -237,22 +262,6 @@ def _listed(found: list[Remedy], room: float | None) -> str:
     return "\n".join([f"What to do{head}:", *described(rows)])
 
 
-_HALF_DONE = "The failed step may have changed some weights already. Go on from a checkpoint."
-# Seen on a CPU: a program that gets no memory frees the variables that it was to update in place.
-_LOST = (
-    "Go on from a checkpoint, in a new process: under XLA, TensorFlow frees the memory of the weights as a step fails, "
-    "and other tensors overwrite it."
-)
-_SMALLER = (
-    "smaller batches: evaluate(..., batch_size=...), predict(..., batch_size=...), or "
-    "fit(..., validation_batch_size=...)."
-)
-_GAPS = (
-    "By this estimate it would fit. What is missing lies in gaps between tensors, which TF_GPU_ALLOCATOR="
-    "cuda_malloc_async in the environment avoids, or is what cuDNN takes while a convolution runs."
-)
-
-
 def _who(request: _Request, scopes: Mapping[str, str]) -> str:
     if request.node is None:
         return "the step"
@@ -264,7 +273,7 @@ def _who(request: _Request, scopes: Mapping[str, str]) -> str:
 
 def _room(takes: MemoryEstimate | None, gpu: MemoryUsage | None) -> float | None:
     """MiB that a step may take on a GPU; None if unknown."""
-    room = room_mib(gpu, takes.weights_mib + takes.optimizer_mib) if takes and gpu else None
+    room = room_mib(gpu, takes.model_mib) if takes and gpu else None
     return room and max(0.0, (1 - _SPARE_SHARE) * room)
 
 

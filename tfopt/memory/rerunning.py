@@ -5,12 +5,11 @@ known.
 """
 
 import copy
-import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import keras
@@ -247,13 +246,13 @@ def _kinds(graph: Any, operation: Any) -> Iterator[str]:
                 pending += [node for node in nodes if _calls_functions(node.op)]
 
 
-@functools.cache
+@cache
 def _is_stateful(kind: str) -> bool:
     definition = op_def_registry.get(kind)
     return definition is not None and definition.is_stateful
 
 
-@functools.cache
+@cache
 def _calls_functions(kind: str) -> bool:
     definition = op_def_registry.get(kind)
     return definition is not None and any("func" in attribute.type for attribute in definition.attr)

@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-import tensorflow as tf
-
 from tfopt.bench.cases import Case, Timer, Variant
 from tfopt.bench.cases.device import GpuReadings, MemoryMeter, device_rates
 from tfopt.bench.results import UNDER_WAY, CaseResult, GpuConditions, VariantResult
 from tfopt.errors import DeviceMemoryError, UnsupportedError, summarize_error
 from tfopt.hardware.host_activity import OtherProcesses
 from tfopt.measure import StepTimes
+from tfopt.memory.out_of_memory import is_out_of_memory
 from tfopt.model.flops import functional_flops
 
 _TURNS_SHARE = 0.8
@@ -182,7 +181,4 @@ def _together(earlier: GpuConditions | None, now: GpuConditions | None) -> GpuCo
 
 def _is_refusal(error: Exception) -> bool:
     """Whether an error says that this machine cannot run the variant."""
-    if isinstance(error, UnsupportedError | DeviceMemoryError | MemoryError | tf.errors.ResourceExhaustedError):
-        return True
-    # XLA reports a lack of memory as an internal error.
-    return isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in str(error)
+    return isinstance(error, UnsupportedError | DeviceMemoryError) or is_out_of_memory(error)

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,21 +176,12 @@ def _write(handle: int, data: memoryview) -> None:
 
 
 def _sha256(file: Any, offset: int, size_bytes: int) -> str:
-    digest = hashlib.sha256()
-    for chunk in _chunks(file, offset, size_bytes):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _chunks(file: Any, offset: int, size_bytes: int) -> Iterator[memoryview]:
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(min(size_bytes, _CHUNK_BYTES)))
     file.seek(offset)
-    buffer = memoryview(bytearray(min(size_bytes, _CHUNK_BYTES)))
-    while size_bytes > 0:
-        count = file.readinto(buffer[:size_bytes])
-        if not count:  # cut meanwhile
-            return
-        yield buffer[:count]
+    while size_bytes > 0 and (count := file.readinto(buffer[:size_bytes])):  # 0: cut meanwhile
+        digest.update(buffer[:count])
         size_bytes -= count
+    return digest.hexdigest()
 
 
 def blobs_in(folder: Path) -> list[Path]:

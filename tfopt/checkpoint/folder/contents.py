@@ -1,4 +1,4 @@
-"""What an array to be saved is: its bytes, its dtype by name, and the hash by which it is known again."""
+"""What an array to be saved is: its bytes, its dtype by name, and the hash that identifies it."""
 
 import hashlib
 import math
@@ -30,7 +30,7 @@ class Content:
 
 
 def content_of(name: str, array: Any) -> Content:
-    """Returns what an array holds; raises TypeError for what is none, or has a dtype that cannot be saved."""
+    """Returns what an array holds; raises TypeError if it is not a NumPy array, or its dtype cannot be saved."""
     if not isinstance(array, np.ndarray | np.generic) or isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"Expected NumPy arrays. Received for {name!r}: {type(array).__name__}. Convert it with `np.asarray`."
@@ -45,6 +45,6 @@ def content_of(name: str, array: Any) -> Content:
 
 
 def bytes_of(array: Any) -> Any:
-    """Returns the bytes of an array in C order, without a copy if they lie so."""
+    """Returns the bytes of an array in C order, without a copy if they already are."""
     ordered = np.asarray(array, DTYPES[array.dtype.name], order="C")
     return ordered.reshape(-1).view(np.uint8).data

@@ -35,7 +35,7 @@ class FolderLock:
             ) from error
         self.release = weakref.finalize(self, os.close, self._handle)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": now().isoformat(timespec="seconds")}
-        with suppress(OSError):  # a full disk: the lock holds without
+        with suppress(OSError):  # a full disk: the lock holds without this note
             os.ftruncate(self._handle, 0)
             os.write(self._handle, json.dumps(holder).encode())
 

@@ -38,6 +38,11 @@ class Manifest:
     arrays: dict[str, Place]
 
     @property
+    def file_name(self) -> str:
+        """The name of its file."""
+        return f"{self.number:08}-step-{self.step}.json"
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all arrays, whether or not other checkpoints share them."""
         return sum(place.content.size_bytes for place in self.arrays.values())
@@ -98,19 +103,18 @@ def leftovers_in(folder: Path) -> list[Path]:
     return [folder / name for name in os.listdir(folder) if _LEFTOVER.fullmatch(name)]
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> Path:
+def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes a manifest and proves it by reading it back; what it refers to must be on the disk.
 
     Raises CheckpointError if what was read differs, OSError if it cannot be written or read.
     """
-    path = folder / f"{manifest.number:08}-step-{manifest.step}.json"
+    path = folder / manifest.file_name
     text = _text(manifest)
     write_atomic(path, text)
     sync(folder)
     if path.read_bytes() != text.encode():
         path.unlink()
         raise CheckpointError(f"Expected to read back {os.fspath(path)!r} as written. It differs: replace the disk.")
-    return path
 
 
 def _text(manifest: Manifest) -> str:
@@ -158,14 +162,14 @@ def _parsed(text: bytes, path: Path) -> Manifest:
         raise
     # RecursionError: of brackets in brackets. AttributeError: it is no JSON object.
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"it is no manifest: {type(error).__name__}: {error}") from error
-    if path.name != f"{manifest.number:08}-step-{manifest.step}.json":
+        raise DamagedError(f"it is not a manifest: {type(error).__name__}: {error}") from error
+    if path.name != manifest.file_name:
         raise DamagedError(f"it is the manifest of checkpoint {manifest.number}, step {manifest.step}")
     return manifest
 
 
 def _manifest(body: dict[str, Any]) -> Manifest:
-    """Raises ValueError, LookupError, TypeError or AttributeError if it is none."""
+    """Raises ValueError, LookupError, TypeError or AttributeError if it is not a manifest."""
     manifest = Manifest(
         number=_count(body["number"]),
         step=_count(body["step"]),

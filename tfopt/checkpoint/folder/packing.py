@@ -11,14 +11,12 @@ from tfopt.checkpoint.folder.manifest import Manifest
 Stored = dict[Content, Place]
 
 
-def stored_before(contents: Iterable[Content], last: Manifest | None, is_whole: Callable[[str], bool]) -> Stored:
+def stored_before(contents: Iterable[Content], last: Manifest, is_whole: Callable[[str], bool]) -> Stored:
     """Returns which contents the last checkpoint's blobs hold, and where.
 
     A blob of which less than half is still needed is left behind, so that a folder holds at most twice what its
     checkpoints need.
     """
-    if last is None:
-        return {}
     known = {place.content: place for place in last.arrays.values()}
     found = {content: known[content] for content in contents if content in known}
     needed: collections.Counter[str] = collections.Counter()
@@ -31,10 +29,10 @@ def stored_before(contents: Iterable[Content], last: Manifest | None, is_whole: 
 
 
 def groups_to_write(contents: Mapping[str, Content], stored: Stored, last: Manifest | None) -> list[dict[str, Content]]:
-    """Returns the arrays to be written, in groups that share a blob; of equal ones, the first stands for all.
+    """Returns the arrays to be written, in groups that share a blob; equal arrays are written once.
 
-    Those that have not changed since the last checkpoint come apart from those that have: they will not change either,
-    and are then not written again.
+    Arrays unchanged since the last checkpoint get blobs apart from changed ones: they will probably stay unchanged, and
+    those blobs can be reused.
     """
     known = {place.content for place in last.arrays.values()} if last else set()
     first: dict[Content, str] = {}

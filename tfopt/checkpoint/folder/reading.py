@@ -4,7 +4,7 @@ import datetime
 import errno
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +89,8 @@ def read(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint 
         >>> found is None or found.arrays["dense/kernel"].shape
         True
     """
-    where = checks.folder("folder", folder, "Pass the folder that the training saves to.").absolute()
-    if step is not None:
-        step = checks.integer("step", step, "Pass the step of a checkpoint.", least=0)
+    where, step = checked(folder, step)
+    where = where.absolute()
     try:
         found, passed_over = _newest_whole(where, step)
     except OSError as error:
@@ -107,11 +106,29 @@ def read(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint 
         )
     if step is None:
         return None
-    steps = ", ".join(str(each.step) for each in reversed(find_manifests(where)))
+    steps = ", ".join(str(each.step) for each in reversed(manifests_in(where)))
     raise CheckpointError(
         f"Expected a checkpoint of step {step} in {os.fspath(where)!r}. Found "
         + (f"those of the steps {steps}. Pass one of these." if steps else "none.")
     )
+
+
+def checked(folder: str | os.PathLike[str], step: int | None) -> tuple[Path, int | None]:
+    """Returns the arguments of `read`; raises TypeError or ValueError for wrong ones."""
+    where = checks.folder("folder", folder, "Pass the folder that the training saves to.")
+    if step is not None:
+        step = checks.integer("step", step, "Pass the step of a checkpoint.", least=0)
+    return where, step
+
+
+def manifests_in(folder: Path) -> list[Found]:
+    """Reads the manifests in a folder, the newest first; raises CheckpointError if it cannot be read."""
+    try:
+        return find_manifests(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"Expected to read the checkpoints in {os.fspath(folder)!r}. Found: {error}. Make the folder readable."
+        ) from error
 
 
 def _newest_whole(folder: Path, step: int | None) -> tuple[Checkpoint | None, list[tuple[Found, Problem]]]:
@@ -119,7 +136,7 @@ def _newest_whole(folder: Path, step: int | None) -> tuple[Checkpoint | None, li
     passed_over: list[tuple[Found, Problem]] = []
     for _ in range(_TRIES):
         passed_over.clear()
-        for each in find_manifests(folder):
+        for each in manifests_in(folder):
             if step is not None and each.step != step:
                 continue
             problems = problems_in(folder, each)
@@ -138,26 +155,19 @@ def problems_in(folder: Path, found: Found) -> list[Problem]:
 
     Raises CheckpointError if another version of tfopt wrote it, OSError if it cannot be read for another reason.
     """
-    if found.manifest is None:
-        if isinstance(found.error, CheckpointError) or getattr(found.error, "errno", errno.EIO) != errno.EIO:
-            raise found.error or CheckpointError
-        return [Problem(os.fspath(found.path), "altered", str(found.error))]
-    return [problem for problems in problems_of_blobs(folder, found.manifest).values() for problem in problems]
-
-
-def problems_of_blobs(folder: Path, manifest: Manifest, blobs: Iterable[str] | None = None) -> dict[str, list[Problem]]:
-    """Reads what a checkpoint needs of these blobs, by default of all; returns what is damaged in each.
-
-    Raises OSError if one cannot be read for another reason.
-    """
+    manifest, error = found.manifest, found.error
+    if manifest is None:
+        if isinstance(error, CheckpointError) or (isinstance(error, OSError) and error.errno != errno.EIO):
+            raise error
+        kind = "unreadable" if isinstance(error, OSError) else "altered"
+        return [Problem(os.fspath(found.path), kind, str(error))]
     places = manifest.by_blob()
 
     def check(blob: str) -> list[Problem]:
         return problems_of(path_of(folder, blob), blob, manifest.blobs[blob], places[blob])
 
-    names = list(places if blobs is None else blobs)
     with ThreadPoolExecutor(max(1, math.ceil(host().cpus))) as threads:  # reading and hashing release the GIL
-        return dict(zip(names, threads.map(check, names), strict=True))
+        return [problem for problems in threads.map(check, places) for problem in problems]
 
 
 def _checkpoint(

@@ -1,21 +1,22 @@
-"""Writes checkpoints: the arrays, then the manifest, then away with the old ones, each only when the last is safe."""
+"""Writes checkpoints: first the arrays, then the manifest; old ones are removed last."""
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tfopt import checks
-from tfopt.checkpoint.folder.blobs import FOLDER, lay_out, path_of, write_blob
+from tfopt.checkpoint.folder.blobs import FOLDER, lay_out, path_of, problems_of, write_blob
 from tfopt.checkpoint.folder.contents import content_of
 from tfopt.checkpoint.folder.keeping import remove_old, remove_unneeded
 from tfopt.checkpoint.folder.locking import FolderLock, now
 from tfopt.checkpoint.folder.manifest import Found, Manifest, as_json, find_manifests, write_manifest
 from tfopt.checkpoint.folder.packing import groups_to_write, stored_before
-from tfopt.checkpoint.folder.reading import Checkpoint, problems_of_blobs, read
+from tfopt.checkpoint.folder.reading import Checkpoint, read
 from tfopt.errors import CheckpointError
 from tfopt.files import sync
 from tfopt.warn import warn_once
@@ -84,7 +85,8 @@ class Store:
             The bytes that were written of arrays, without what was stored already.
 
         Raises:
-            TypeError: If an array is none, has another dtype, or the metadata is not JSON.
+            TypeError: If a value of `arrays` is not a NumPy array or has a dtype that cannot be saved, or the metadata
+                is not JSON.
             ValueError: If `step` is negative or an array has the reserved name `__metadata__`.
             tfopt.errors.CheckpointError: If it cannot be saved. The earlier checkpoints are intact, and the next
                 `write` may succeed.
@@ -139,7 +141,7 @@ class Store:
         """Writes what is not stored yet; returns the manifest, and how many bytes that was."""
         last = self._last or next((each.manifest for each in found if each.manifest), None)
         contents = {name: content_of(name, arrays[name]) for name in arrays}
-        stored = stored_before(contents.values(), last, lambda blob: last is not None and self._is_whole(blob, last))
+        stored = stored_before(contents.values(), last, partial(self._is_whole, last)) if last else {}
         sizes = {place.blob: last.blobs[place.blob] for place in stored.values()} if last else {}
         layouts = [lay_out(group) for group in groups_to_write(contents, stored, last)]
         for layout in layouts:
@@ -160,15 +162,15 @@ class Store:
         )
         return manifest, sum(size.file_bytes for size in new.values())
 
-    def _is_whole(self, blob: str, last: Manifest) -> bool:
+    def _is_whole(self, last: Manifest, blob: str) -> bool:
         """Whether a blob of the last checkpoint was read whole, and its file has not changed since."""
         if blob not in self._whole or self._whole[blob] != _signature(path_of(self.folder, blob)):
-            if any(problems_of_blobs(self.folder, last, [blob]).values()):
+            if problems_of(path_of(self.folder, blob), blob, last.blobs[blob], last.by_blob()[blob]):
                 return False
             self._remember_whole([blob])
         return True
 
-    def _remember_whole(self, blobs: Any) -> None:
+    def _remember_whole(self, blobs: Iterable[str]) -> None:
         self._whole |= {blob: found for blob in blobs if (found := _signature(path_of(self.folder, blob)))}
 
     def _remove_part(self) -> None:
