@@ -9,6 +9,7 @@ from .report_writer import ReportWriter as ReportWriter
 from .step_profiler import StepProfiler as StepProfiler
 from .throughput_logger import ThroughputLogger as ThroughputLogger
 from .tracker_logger import TrackerLogger as TrackerLogger
+from .training_checkpoint import TrainingCheckpoint as TrainingCheckpoint
 from .utilization_alert import Alert as Alert
 from .utilization_alert import UtilizationAlert as UtilizationAlert
 from .utilization_logger import UtilizationLogger as UtilizationLogger

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.callbacks.alert_bounds import DEFAULT_BELOW, Episode, Sustained, make_bound
+from tfopt.callbacks.alert.bounds import DEFAULT_BELOW, Episode, Sustained, make_bound
 from tfopt.callbacks.shared.background import Background
 from tfopt.callbacks.shared.progress import SECONDS_SINCE_STEP, Progress
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners, find_source, subscribe

@@ -3,17 +3,21 @@
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ParamSpec, TypeVar, Unpack
 
+from tfopt import checks
 from tfopt.pipelines.cache.choice import choose_cache
 from tfopt.pipelines.device.placing import choose_placement
 from tfopt.pipelines.inspection.facts import Facts, inspect_source
 from tfopt.pipelines.shared.options import Choices, PipelineOptions
+from tfopt.pipelines.shared.position import START, Position
 from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.batch_stages import (
+    Batch,
     left_out,
     plan_batch,
     plan_batch_functions,
@@ -26,11 +30,13 @@ from tfopt.pipelines.stages.batch_stages import (
 )
 from tfopt.pipelines.stages.device_stages import plan_device, plan_overlap
 from tfopt.pipelines.stages.example_stages import (
+    Cache,
     ManyAtOnce,
     plan_augment,
     plan_cache,
     plan_functions,
 )
+from tfopt.pipelines.stages.from_position import described_position, expect_repeatable, start
 from tfopt.pipelines.stages.order_stages import plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.repairs.fit_data import mark_order_decided
@@ -40,6 +46,7 @@ from tfopt.warn import warn_once
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_PLAN = "_tfopt_plan"  # an attribute of datasets
 _RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"', "validation_split": "split"}
 
 
@@ -59,9 +66,10 @@ class PipelinePlan(Shown):
     source: Source  # where the examples come from
     options: PipelineOptions  # what was asked for, and the `remainder` that suits the data
     stages: tuple[Stage, ...]  # in the order in which elements go through them; "order" and "memory" hold for all
+    position: Position = START  # where `at` has moved it
 
     def build(self) -> Any:
-        """Returns a new `tf.data.Dataset` of batches; its first iteration is the first epoch.
+        """Returns a new `tf.data.Dataset` of batches; its first iteration is the first epoch, or what is left of it.
 
         If several processes train together, the result is a distributed dataset of each one's part, for `fit`,
         `evaluate`, `predict` or a loop of your own under the strategy.
@@ -70,13 +78,61 @@ class PipelinePlan(Shown):
             ValueError: If what a cache on disk would hold can no longer be fingerprinted.
         """
         flow = Flow(description=str(self))
-        for stage in self.stages:
+        stages: Sequence[Stage] = self.stages
+        if self.position != START:
+            stages = start(flow, stages, self.position)
+        for stage in stages:
             stage.apply(flow)
         dataset = flow.flush().with_options(flow.settings)
         for ending in flow.endings:
             dataset = ending(dataset, flow.settings)
+        setattr(dataset, _PLAN, self)  # for `plan_of`; datasets derived from this one have none
         # Training on a pipeline for evaluation, whose order stays the same, deserves Keras' warning.
         return mark_order_decided(dataset) if self.options.training or self.options.shuffle else dataset
+
+    def at(self, epoch: int = 0, batch: int = 0, *, opened: int | None = None) -> "PipelinePlan":
+        """Returns the plan of the same pipeline from a position on, to resume an interrupted training.
+
+        The first iteration of its dataset yields the rest of that epoch, and the next ones the whole epochs after it,
+        bit for bit as without the interruption. `len()` of the dataset stays that of a whole epoch. If the source can
+        be read by position and nothing is cached, what comes before the position is not read. Otherwise what comes
+        before it in the same epoch is read and dropped.
+
+        The position is counted from the start of the dataset, also if this plan has been moved before.
+
+        Args:
+            epoch: Iterations that were read before. Default: 0.
+            batch: Batches that were read of the next iteration; if those are all, the first iteration is empty.
+                Default: 0.
+            opened: Iterations that were begun before, read or not. Each takes one of the orders under the seed. Keras'
+                `fit` begins two an epoch and reads the first, if it knows the number of batches; under a
+                `tf.distribute` strategy it reads one more, to build the model. The very first iteration must have been
+                read, if any was. Default: `epoch`, as in a loop of your own.
+
+        Raises:
+            TypeError: If a number is not an integer.
+            ValueError: If one is negative, `opened` is below `epoch`, or the epoch has fewer than `batch` batches.
+            UnsupportedError: If the batches may differ from run to run: something is drawn without a seed, the source
+                keeps no order, or a tf.data service makes the batches.
+
+        Example:
+            >>> import numpy as np
+            >>> plan = plan_pipeline(np.arange(6), batch_size=2, seed=1)
+            >>> dataset, moved = plan.build(), plan.at(epoch=1, batch=2).build()
+            >>> first, second = ([batch.tolist() for batch in dataset.as_numpy_iterator()] for _ in range(2))
+            >>> [batch.tolist() for batch in moved.as_numpy_iterator()] == second[2:]
+            True
+        """
+        epoch = checks.integer("epoch", epoch, "Pass the number of iterations that were read.", least=0)
+        steps = next(stage.steps for stage in self.stages if isinstance(stage, Batch))
+        most = math.inf if steps is None else steps
+        batch = checks.integer("batch", batch, "Pass how many were read of the epoch's batches.", least=0, most=most)
+        begun = epoch if opened is None else opened
+        begun = checks.integer(
+            "opened", begun, "Pass how many iterations were begun, those read included.", least=epoch
+        )
+        expect_repeatable(self.options, next(stage.facts for stage in self.stages if isinstance(stage, Cache)))
+        return replace(self, position=Position(epoch, batch, begun))
 
     def stage(self, name: str) -> Stage:
         """Returns the first stage of this name.
@@ -92,6 +148,8 @@ class PipelinePlan(Shown):
     def __str__(self) -> str:
         kind = "Training" if self.options.training else "Evaluation"
         rows = [(stage.name, stage.setting, stage.reason) for stage in self.stages]
+        if self.position != START:
+            rows.insert(0, described_position(self.position, self.stages))
         return "\n".join([f"{kind} pipeline over {self.source.name}", *described(rows)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,8 +157,22 @@ class PipelinePlan(Shown):
         summary: dict[str, Any] = {"service": self.options.service}
         for stage in self.stages:
             summary |= stage.summary()
+        if self.position != START:
+            summary["position"] = asdict(self.position)
         stages = [stage.to_dict() for stage in self.stages]
         return {**summary, "options": self.options.to_dict(), "stages": stages}
+
+
+def plan_of(dataset: Any) -> PipelinePlan | None:
+    """Returns the plan of a dataset that `build` returned; None for any other, also one derived from it, as by .map.
+
+    Example:
+        >>> import numpy as np
+        >>> dataset = plan_pipeline(np.arange(6), batch_size=2).build()
+        >>> plan_of(dataset).options.batch_size, plan_of(dataset.take(1))
+        (2, None)
+    """
+    return getattr(dataset, _PLAN, None)
 
 
 def _takes_options(function: Callable[P, R]) -> Callable[P, R]:

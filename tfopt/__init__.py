@@ -9,7 +9,8 @@
 - `tfopt.pipelines`: `build_pipeline()`, tf.data pipelines that keep the device fed
 - `tfopt.fit`: `model.fit` that launches each step without waiting for the one before
 - `tfopt.distribute`: the same script on one GPU, on all of a machine, and on many machines
-- `tfopt.callbacks`: utilisation and throughput loggers for `model.fit`
+- `tfopt.callbacks`: utilisation and throughput loggers for `model.fit`, and checkpoints of a training
+- `tfopt.checkpoint`: what a folder of checkpoints holds, whether it is whole, and back into a model
 - `tfopt.repairs`: silent defects of Keras, named and repaired
 - `tfopt.measure`: how long a training step takes, with an interval
 - `tfopt.hardware`: what the GPUs and the host are and do

@@ -233,6 +233,11 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         _WATCH.terminate()
 
 
+def is_own_handler(handler: object) -> bool:
+    """Whether a handler of SIGTERM is the one that ends all fits here."""
+    return handler is _on_sigterm
+
+
 def _over(fits: Mapping[_Fit, object]) -> list[_Fit]:
     stacks = thread_frames()
     del stacks[threading.get_ident()]  # a frame that its own variable holds would be a reference cycle

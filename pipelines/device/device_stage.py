@@ -19,7 +19,16 @@ from tfopt.pipelines.device.copying import copy_ahead
 from tfopt.pipelines.device.placing import OnDevice, is_gpu
 from tfopt.pipelines.shared.elements import element_of, first_line, pad_batch, without_autograph
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
-from tfopt.pipelines.shared.seeding import call_in_turn, in_batches, part_seed, permutation, sequence, with_random_bits
+from tfopt.pipelines.shared.position import Position, Turn
+from tfopt.pipelines.shared.seeding import (
+    call_in_turn,
+    in_batches,
+    moved,
+    part_seed,
+    permutation,
+    sequence,
+    with_random_bits,
+)
 from tfopt.text import readable_bytes
 
 NOT_ATTACHED = (
@@ -42,6 +51,7 @@ class DeviceStage:
         spec: The element spec of an example, static.
         element_spec: The element spec of the batches.
         settings: The `tf.data.Options` of the pipeline.
+        position: Where the `elements` begin.
     """
 
     def __init__(
@@ -55,11 +65,12 @@ class DeviceStage:
         held: OnDevice,
         settings: Any,
         steps: int,
+        position: Position,
     ):
         self.element_spec = element_spec
         self.steps = steps
         self.device, self.only = held.device, held.only
-        self.elements = _elements(count, steps, options, held.device, settings)
+        self.elements = _elements(count, steps, options, held.device, settings, position)
         self._chunks, self._spec, self._count = chunks, spec, count
         self._first, *self._later = batch_functions(options, held.obstacles, spec)
         self._by_size: dict[int, Any] = {}
@@ -171,17 +182,26 @@ def refusing(dataset: Any) -> Any:
     return dataset.map(refuse, name="attach")
 
 
-def _elements(count: int, steps: int, options: PipelineOptions, device: str, settings: Any) -> Any:
+def _elements(count: int, steps: int, options: PipelineOptions, device: str, settings: Any, position: Position) -> Any:
     """Returns the dataset of what makes a batch: its indices, and random bits if a function of it takes a seed."""
     every_full = options.remainder == "drop" or count % options.batch_size == 0
-    indices = permutation(count, part_seed(options.seed, "shuffle")) if options.shuffle else sequence(count)
+    turns = position.turns(options.batch_size)
+    first, later = (_indices(count, options, turn) for turn in turns)
+    indices = moved(first, later) if position.batch else first
     elements = in_batches(indices, options.batch_size, full=every_full)
     if any(function.seeded for function in options.augmentations):
-        elements = with_random_bits(elements, part_seed(options.seed, "batch"))
+        seed = part_seed(options.seed, "batch")
+        elements = with_random_bits(elements, seed, opened=position.opened, skipped=position.batch, once=True)
     else:
         elements = elements.map(without_autograph(lambda indices: (indices,)), num_parallel_calls=1)
     elements = elements.prefetch(tf.data.AUTOTUNE).with_options(settings)
     return copy_ahead(elements, device, steps) if is_gpu(device) else elements
+
+
+def _indices(count: int, options: PipelineOptions, turn: Turn) -> Any:
+    if not options.shuffle:
+        return sequence(count, skipped=turn.examples)
+    return permutation(count, part_seed(options.seed, "shuffle"), opened=turn.opened, skipped=turn.examples)
 
 
 def _load(chunks: Any, spec: Any, count: int, device: str) -> list[Any]:

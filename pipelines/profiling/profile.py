@@ -19,6 +19,7 @@ from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StagePro
 from tfopt.pipelines.profiling.sampled_run import Node, Run, endless, run_passes, run_unfused
 from tfopt.pipelines.profiling.stage_names import READ, StageNames
 from tfopt.pipelines.shared.nondeterminism import lineage, runs_python
+from tfopt.pipelines.shared.position import START
 from tfopt.pipelines.stages.device_stages import CopyToDevice
 from tfopt.pipelines.stages.example_stages import Cache, FunctionStage
 from tfopt.pipelines.stages.order_stages import Mix, Read, Shuffle
@@ -36,9 +37,10 @@ _HAND_OVER = ""  # stands for what is not a stage's work
 def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfile:
     """Runs an input pipeline alone, without a model; reports what each stage costs and which one limits it.
 
-    Use it when `ThroughputLogger` shows a high `input_wait_percent`. A plan is built again, so that the pipeline in
-    training keeps its state; its shuffle draws from a small buffer, which costs the same per element. A complete cache
-    on disk is read, and otherwise nothing is written. docs/profiling.md says which pass over the data is measured.
+    Use it when `ThroughputLogger` shows a high `input_wait_percent`. A plan is built again from its start, so that the
+    pipeline in training keeps its state; its shuffle draws from a small buffer, which costs the same per element. A
+    complete cache on disk is read, and otherwise nothing is written. docs/profiling.md says which pass over the data is
+    measured.
 
     Args:
         plan_or_dataset: A `PipelinePlan`, or any `tf.data.Dataset` of batches; the first dimension of an element's
@@ -64,7 +66,7 @@ def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfil
     """
     seconds = checks.number("seconds", seconds, "Pass a duration, such as 5.", above=0)
     if isinstance(plan_or_dataset, PipelinePlan):
-        return _profile_plan(plan_or_dataset, seconds)
+        return _profile_plan(replace(plan_or_dataset, position=START), seconds)
     if isinstance(plan_or_dataset, tf.data.Dataset):
         return _profile_dataset(plan_or_dataset, seconds)
     raise TypeError(

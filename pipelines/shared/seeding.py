@@ -24,7 +24,9 @@ def part_seed(seed: int | None, part: str) -> int | None:
     return int(np.random.SeedSequence((seed, _PARTS.index(part))).generate_state(1)[0] >> 1)
 
 
-def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = True, redraw: bool = False) -> Any:
+def shuffle(
+    dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = True, redraw: bool = False, opened: int = 0
+) -> Any:
     """Shuffles a dataset; with a seed, the order depends on nothing else, not even on `tf.random.set_seed`.
 
     Args:
@@ -34,6 +36,7 @@ def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = Tr
         reshuffle: Whether each iteration has another order.
         redraw: Without a seed, draws a new one in each process and epoch, regardless of `tf.random.set_seed`. A dataset
             that runs on another machine is rebuilt for each epoch, and would otherwise repeat its order.
+        opened: How many iterations' orders to leave out, with a seed.
     """
     if seed is None and not redraw:
         return dataset.shuffle(buffer, reshuffle_each_iteration=reshuffle)
@@ -47,49 +50,57 @@ def shuffle(dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = Tr
     shuffled = tf.data.experimental.from_variant(variant, dataset.element_spec)
     # TensorFlow's own datasets hold their input too: its Python functions stay alive, and graphs see its options.
     shuffled._inputs = lambda: [dataset]
-    return shuffled.with_options(dataset.options())
+    return _after(opened, shuffled.with_options(dataset.options()))
 
 
-def permutation(count: int, seed: int | None, *, reshuffle: bool = True) -> Any:
+def permutation(count: int, seed: int | None, *, reshuffle: bool = True, opened: int = 0, skipped: int = 0) -> Any:
     """Returns a dataset of the numbers below `count` in a random order, drawn at once when it is first read.
 
-    That takes 67 ms for 1.28 million numbers, and 6.4 s with Dataset.shuffle. It holds 8 bytes a number; takes a seed
-    and `reshuffle` as `shuffle` does. `in_batches` gives many at once.
+    That takes 67 ms for 1.28 million numbers, and 6.4 s with Dataset.shuffle. It holds 8 bytes a number; takes a seed,
+    `reshuffle` and `opened` as `shuffle` does, and leaves out the first `skipped` numbers of each order. `in_batches`
+    gives many at once.
     """
     if seed is None and not reshuffle:
         seed = int(next(iter(_random_bits(None))))
-    bits = _random_bits(seed) if reshuffle else tf.data.Dataset.from_tensors(tf.constant(seed, tf.int64))
+    bits = _random_bits(seed, opened) if reshuffle else tf.data.Dataset.from_tensors(tf.constant(seed, tf.int64))
+    skipped = min(skipped, count)
+    left = count - skipped
 
     def drawn(size: int | None, *, full: bool = False) -> Any:
-        tail = count % (size or 1)
+        tail = left % (size or 1)
 
         @without_autograph
         def epoch(number: Any, bits: Any) -> Any:
             numbers = tf.random.experimental.stateless_shuffle(tf.range(count, dtype=tf.int64), element_seed(bits))
+            numbers = numbers[skipped:]
             if size is None:
                 return tf.data.Dataset.from_tensor_slices(numbers)
-            batches = tf.data.Dataset.from_tensor_slices(tf.reshape(numbers[: count - tail], (-1, size)))
-            return batches if full else batches.concatenate(_whole(numbers[count - tail :], tail))
+            batches = tf.data.Dataset.from_tensor_slices(tf.reshape(numbers[: left - tail], (-1, size)))
+            return batches if full else batches.concatenate(_whole(numbers[left - tail :], tail))
 
         order = tf.data.Dataset.zip(tf.data.Dataset.range(1), bits).flat_map(epoch)
-        return order.apply(tf.data.experimental.assert_cardinality(_steps(count, size or 1, full=full)))
+        return order.apply(tf.data.experimental.assert_cardinality(_steps(left, size or 1, full=full)))
 
     return _numbers(drawn)
 
 
-def sequence(count: int) -> Any:
-    """Returns a dataset of the numbers below `count` in their order; `in_batches` gives many at once."""
+def sequence(count: int, *, skipped: int = 0) -> Any:
+    """Returns a dataset of the numbers below `count` in their order, without the first `skipped` ones.
+
+    `in_batches` gives many at once.
+    """
+    skipped = min(skipped, count)
 
     def counted(size: int | None, *, full: bool = False) -> Any:
         if size is None:
-            return tf.data.Dataset.range(count)
-        tail = count % size
+            return tf.data.Dataset.range(skipped, count)
+        tail = (count - skipped) % size
 
         @without_autograph
         def batch(first: Any) -> Any:
             return first + tf.range(size, dtype=tf.int64)
 
-        batches = tf.data.Dataset.range(0, count - tail, size).map(batch)
+        batches = tf.data.Dataset.range(skipped, count - tail, size).map(batch)
         return batches if full else batches.concatenate(_whole(tf.range(count - tail, count, dtype=tf.int64), tail))
 
     return _numbers(counted)
@@ -112,32 +123,47 @@ def renumbered(dataset: Any, function: Callable[[Any], Any]) -> Any:
     return numbers
 
 
-def in_turn(first: Any, later: Any) -> Any:
-    """Returns a dataset that is `first` on its first iteration, and `later` on all others."""
-    bits = _random_bits(0)
-    at_first = int(
-        next(iter(_random_bits(0)))
-    )  # of an equal dataset: iterating `bits` would use up its first iteration
+def in_turn(first: Any, later: Any, *, opened: int = 0) -> Any:
+    """Returns a dataset that is `first` on its first iteration, and `later` on all others.
+
+    Only the one that is read begins. After `opened` iterations, all are `later`.
+    """
 
     @without_autograph
-    def chosen(number: Any, bits: Any) -> Any:
+    def chosen(turn: Any) -> Any:
         to_variant = tf.data.experimental.to_variant
-        variant = tf.cond(tf.equal(bits, at_first), lambda: to_variant(first), lambda: to_variant(later))
+        variant = tf.cond(tf.equal(turn, 0), lambda: to_variant(first), lambda: to_variant(later))
         return tf.data.experimental.from_variant(variant, first.element_spec)
 
-    dataset = tf.data.Dataset.zip(tf.data.Dataset.range(1), bits).flat_map(chosen)
+    dataset = _turns(opened).flat_map(chosen)
     dataset._inputs = lambda: [first, later]  # for those who look for their functions
     count = int(first.cardinality())
     return dataset.apply(tf.data.experimental.assert_cardinality(count)) if count >= 0 else dataset
 
 
-def with_random_bits(dataset: Any, seed: int | None) -> Any:
+def moved(first: Any, later: Any) -> Any:
+    """Returns a dataset that is `first`, the rest of an iteration, on its first iteration, and `later` on all others.
+
+    Unlike with `in_turn`, every iteration begins `later`, which so draws as often as if it were alone. The cardinality
+    is that of `later`: Keras takes it for the steps of each epoch. `in_batches` gives many at once of two such numbers.
+    """
+    of_first, of_later = (getattr(dataset, _IN_BATCHES, None) for dataset in (first, later))
+    if of_first is None or of_later is None:
+        return _moved(first, later)
+    return _numbers(lambda size, *, full=False: _moved(of_first(size, full=full), of_later(size, full=full)))
+
+
+def with_random_bits(dataset: Any, seed: int | None, *, opened: int = 0, skipped: int = 0, once: bool = False) -> Any:
     """Pairs each element with the random bits `element_seed` makes its seed from: `(element, bits)`.
 
     The bits differ from epoch to epoch. They depend on an element's place in the epoch, not on its content, so that
-    parallelism changes nothing.
+    parallelism changes nothing. They are those of the iterations after `opened` ones, from the place `skipped` on, with
+    `once` in the first of them only.
     """
-    return tf.data.Dataset.zip(dataset, _random_bits(seed))
+    bits = _random_bits(seed, opened)
+    if skipped:
+        bits = moved(bits.skip(skipped), _random_bits(seed, opened)) if once else bits.skip(skipped)
+    return tf.data.Dataset.zip(dataset, bits)
 
 
 def with_drawn_bits(dataset: Any) -> Any:
@@ -198,8 +224,52 @@ def _steps(count: int, size: int, *, full: bool) -> int:
     return count // size if full else -(-count // size)
 
 
-def _random_bits(seed: int | None) -> Any:
-    """Returns an endless dataset of random numbers in [0, 2**32) that differ on each iteration."""
+def _turns(opened: int = 0) -> Any:
+    """Returns a dataset of one number: 0 on its first iteration, 1 on all others and after `opened` iterations."""
+    at_first = int(next(iter(_random_bits(0))))  # of an equal dataset: iterating it would use up its first iteration
+
+    @without_autograph
+    def turn(number: Any, bits: Any) -> Any:
+        return tf.cast(tf.not_equal(bits, at_first), tf.int64)
+
+    return tf.data.Dataset.zip(tf.data.Dataset.range(1), _random_bits(0, opened)).map(turn)
+
+
+def _moved(first: Any, later: Any) -> Any:
+    count = int(later.cardinality())
+    if count < 0:
+        return _chosen([_begun_when_read(first), later])
+    # TensorFlow takes a choice for endless if one of its datasets is. This one is never read; assert_cardinality(count)
+    # would raise an error at the end of the shorter iteration.
+    endless = first.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return _chosen([_begun_when_read(first), later, _begun_when_read(endless)]).take(count)
+
+
+def _chosen(datasets: Sequence[Any]) -> Any:
+    """Returns a dataset that begins all of these on each iteration, and is the first one once, then the second."""
+    turns = _turns().flat_map(without_autograph(lambda turn: tf.data.Dataset.from_tensors(turn).repeat()))
+    # Dataset.choose_from_datasets copies the turns, and the copy begins again once they are garbage.
+    variant = tf.raw_ops.DirectedInterleaveDataset(
+        selector_input_dataset=tf.data.experimental.to_variant(turns),
+        data_input_datasets=[tf.data.experimental.to_variant(dataset) for dataset in datasets],
+        stop_on_empty_dataset=True,
+        **datasets[0]._flat_structure,
+    )
+    chosen = tf.data.experimental.from_variant(variant, datasets[0].element_spec)
+    chosen._inputs = lambda: [turns, *datasets]  # as in `shuffle`
+    return chosen
+
+
+def _begun_when_read(dataset: Any) -> Any:
+    """Returns the same elements, of which an iteration that is not read costs nothing: a shuffle begins them late."""
+    return shuffle(dataset, 1, 0, reshuffle=False)
+
+
+def _random_bits(seed: int | None, opened: int = 0) -> Any:
+    """Returns an endless dataset of random numbers in [0, 2**32) that differ on each iteration.
+
+    With a seed, they are those of the iterations after `opened` ones.
+    """
     if seed is None:
         return tf.data.Dataset.random(rerandomize_each_iteration=True)
     spec = tf.TensorSpec((), tf.int64)
@@ -209,7 +279,14 @@ def _random_bits(seed: int | None) -> Any:
         output_shapes=[spec.shape],
         **_seeds(_FIRST_HALF, seed),
     )
-    return tf.data.experimental.from_variant(variant, spec)
+    return _after(opened, tf.data.experimental.from_variant(variant, spec))
+
+
+def _after(opened: int, dataset: Any) -> Any:
+    """Returns a dataset of which that many iterations have been begun, which reads nothing: the next draws its seed."""
+    for _ in range(opened):
+        iter(dataset)
+    return dataset
 
 
 def _seeds(*halves: int) -> dict[str, Any]:

@@ -45,11 +45,11 @@ class Overlap(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Has the flow end in the device stage."""
-        flow.endings.append(lambda dataset, settings: self._attached(dataset, settings, flow.description))
+        flow.endings.append(lambda dataset, settings: self._attached(dataset, settings, flow))
 
-    def _attached(self, dataset: Any, settings: Any, description: str) -> Any:
+    def _attached(self, dataset: Any, settings: Any, whole: Flow) -> Any:
         count = self.facts.used or 0
-        flow = Flow(description)
+        flow = Flow(whole.description)
         for stage in self.loading:
             stage.apply(flow)
         examples = flow.flush()
@@ -64,6 +64,7 @@ class Overlap(Stage):
             held=self.held,
             settings=settings,
             steps=self.facts.steps or 0,
+            position=whole.position,
         )
         batches = NotAttached(dataset) if self.held.only else dataset
         setattr(batches, DEVICE_STAGE, stage_of_device)  # for `stage_of`; datasets derived from this one have none

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfopt.pipelines.cache.choice import CacheChoice, keeps_one_order, reads_by_position
 from tfopt.pipelines.inspection.facts import MIB, SHUFFLE_MIB, SHUFFLE_MOST, Facts
 from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.shared.position import Turn
 from tfopt.pipelines.shared.seeding import in_turn, part_seed, permutation, sequence, shuffle
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.example_stages import Cache
@@ -30,33 +31,44 @@ class Read(Stage):
     # The permutation it reads in, by position: another in "each" epoch, "one" for all, or one that is shuffled from the
     # second epoch on, as it would be "behind" a cache. "" for the source's own order.
     permuted: str
+    ordered: bool  # whether nothing after it changes the order
     seed: int | None
     local: bool  # whether it runs in this process, not on the workers of a tf.data service
 
     def apply(self, flow: Flow) -> None:
         """Starts the flow with the source's dataset."""
         source = self.source
+        skipped = flow.skip_examples() if self.ordered else 0
         if self.permuted and source.at is not None:
-            dataset = source.at(self._order())
-        elif self.shuffled and source.shuffled is not None:
+            dataset = source.at(self._order(flow.turn, skipped))
+            flow.dataset = self._counted(dataset, max(0, (self.count or 0) - skipped))
+            return
+        if self.shuffled and source.shuffled is not None:
             dataset = source.shuffled(part_seed(self.seed, "files"))
-        elif source.resident and source.at is not None and self.used is not None and self.local:
-            flow.dataset = source.at(sequence(self.used))
+        elif (skipped or (source.resident and self.local)) and source.at is not None and self.used is not None:
+            flow.dataset = source.at(sequence(self.used, skipped=skipped))
             return
         else:
             dataset = source.dataset()
-        if self.local and self.count is not None and int(dataset.cardinality()) < 0:
-            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.count))
-        flow.dataset = dataset if self.used == self.count else dataset.take(self.used)
+        dataset = self._counted(dataset, self.count)
+        dataset = dataset if self.used == self.count else dataset.take(self.used)
+        flow.dataset = dataset.skip(skipped) if skipped else dataset
 
-    def _order(self) -> Any:
+    def _counted(self, dataset: Any, count: int | None) -> Any:
+        if self.local and count is not None and int(dataset.cardinality()) < 0:
+            return dataset.apply(tf.data.experimental.assert_cardinality(count))
+        return dataset
+
+    def _order(self, turn: Turn, skipped: int) -> Any:
         count = self.count or 0
         if self.permuted == "each":
-            return permutation(count, part_seed(self.seed, "files"))
+            return permutation(count, part_seed(self.seed, "files"), opened=turn.opened, skipped=skipped)
         order = permutation(count, part_seed(self.seed, "mix"), reshuffle=False)
         if self.permuted == "one":
             return order
-        return in_turn(order, shuffle(order, count, part_seed(self.seed, "shuffle")))
+        shuffled = shuffle(order, count, part_seed(self.seed, "shuffle"), opened=turn.reshuffled)
+        order = in_turn(order, shuffled, opened=turn.opened)
+        return order.skip(skipped) if skipped else order
 
     def summary(self) -> dict[str, object]:
         """Returns the source's name and count."""
@@ -90,10 +102,13 @@ class Shuffle(Stage):
     def apply(self, flow: Flow) -> None:
         """Shuffles, differently on every iteration."""
         if self.buffer and not self.drawn:
-            seed = part_seed(self.seed, "shuffle")
+            seed, opened = part_seed(self.seed, "shuffle"), flow.turn.opened
             elements = flow.flush()
-            shuffled = shuffle(elements, self.buffer, seed, redraw=self.served)
-            flow.dataset = in_turn(elements, shuffled) if self.rests else shuffled
+            draws = flow.turn.reshuffled if self.rests else opened
+            shuffled = shuffle(elements, self.buffer, seed, redraw=self.served, opened=draws)
+            flow.dataset = in_turn(elements, shuffled, opened=opened) if self.rests else shuffled
+        if skipped := flow.skip_examples():
+            flow.dataset = flow.flush().skip(skipped)
 
     def summary(self) -> dict[str, object]:
         """Returns the buffer's size."""
@@ -119,6 +134,7 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         used=facts.used,
         shuffled=shuffled,
         permuted=permuted,
+        ordered=cache.on is None and (bool(permuted) or not options.shuffle),
         seed=seed,
         local=options.service is None,
     )

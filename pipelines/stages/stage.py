@@ -10,6 +10,7 @@ from tfopt.pipelines.inspection.facts import ShapeCheck
 from tfopt.pipelines.shared.elements import element_of, in_single_examples
 from tfopt.pipelines.shared.nondeterminism import find_in_function, refuse_restarting
 from tfopt.pipelines.shared.options import StageFunction
+from tfopt.pipelines.shared.position import FIRST, START, Position, Turn
 from tfopt.pipelines.shared.seeding import call_in_turn, in_batches, part_seed, with_drawn_bits, with_random_bits
 
 
@@ -50,6 +51,8 @@ class Flow:
 
     description: str  # of the whole plan; a cache on disk keeps it for its readers
     dataset: Any = None
+    position: Position = START  # where the finished dataset begins
+    turn: Turn = FIRST  # what the stages leave out for that
     settings: Any = field(default_factory=tf.data.Options)
     # Called with the finished batches and the settings, in turn: nothing may follow a copy to the device.
     endings: list[Callable[[Any, Any], Any]] = field(default_factory=list)
@@ -59,6 +62,16 @@ class Flow:
     _at_once: int | None = None  # how many examples these take, if not one
     _maps: list["_Map | _MapChunks"] = field(default_factory=list)  # those that wait
     _is_raw: bool = True
+    _skipped: bool = False  # whether `skip_examples` has been called
+
+    def branch(self, turn: Turn) -> "Flow":
+        """Returns a flow that goes on from here."""
+        return Flow(self.description, self.flush(), turn=turn, _is_raw=self._is_raw)
+
+    def skip_examples(self) -> int:
+        """Returns how many examples the stage that decides their order leaves out; zero for those after it."""
+        skipped, self._skipped = 0 if self._skipped else self.turn.examples, True
+        return skipped
 
     def call(self, function: StageFunction, group: MapGroup) -> None:
         """Adds a function to the map that calls its group."""
@@ -107,7 +120,7 @@ class Flow:
             functions = ()
         if functions or self.check is not None:
             check = None if self.check is None else self.check.checker(is_raw=is_raw)
-            self._maps.append(_Map(functions, self._group, check))
+            self._maps.append(_Map(functions, self._group, check, self.turn))
         self._functions, self._group, self._at_once, self.check = [], None, None, None
         self._is_raw = is_raw and not functions
 
@@ -119,6 +132,7 @@ class _Map:
     functions: tuple[StageFunction, ...]
     group: MapGroup | None
     check: Callable[[Any, Any], Any] | None  # of an element before and after them
+    turn: Turn
 
     def apply(self, dataset: Any, *, deterministic: bool | None) -> Any:
         group, spec = self.group, dataset.element_spec
@@ -132,17 +146,19 @@ class _Map:
 
         elements, call = dataset, unseeded
         if group is not None and any(function.seeded for function in self.functions):
-            elements = (
-                with_drawn_bits(dataset)
-                if group.served
-                else with_random_bits(dataset, part_seed(group.seed, group.part))
-            )
-            call = called
+            elements, call = self._with_bits(dataset, group), called
         result = elements.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=deterministic, name=self._name)
         if group is not None and group.part != "crop" and not all(function.seeded for function in self.functions):
             # The planner has looked; tf.random.set_seed may have been called since.
             refuse_restarting(self._name, find_in_function(result._map_func.function))
         return result
+
+    def _with_bits(self, dataset: Any, group: MapGroup) -> Any:
+        if group.served:
+            return with_drawn_bits(dataset)
+        seed, turn, by_batch = part_seed(group.seed, group.part), self.turn, group.part == "batch"
+        skipped = turn.batches if by_batch else turn.examples
+        return with_random_bits(dataset, seed, opened=turn.opened, skipped=skipped, once=by_batch)
 
     @property
     def _name(self) -> str:

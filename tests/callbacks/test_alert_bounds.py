@@ -1,6 +1,6 @@
 import pytest
 
-from tfopt.callbacks.alert_bounds import Bound, make_bound
+from tfopt.callbacks.alert.bounds import Bound, make_bound
 
 
 @pytest.mark.parametrize(

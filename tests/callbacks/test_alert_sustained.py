@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tfopt.callbacks.alert_bounds import Bound, Episode, Sustained
+from tfopt.callbacks.alert.bounds import Bound, Episode, Sustained
 
 
 def told(rule, values, every=1.0):

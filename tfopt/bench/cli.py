@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 
 from tfopt import __version__
 from tfopt.bench.suites import LISTS, SUMMARIES, expand
-from tfopt.errors import ResultsError, TfoptError, UnsupportedError, unknown_name
+from tfopt.errors import CheckpointError, ResultsError, TfoptError, UnsupportedError, unknown_name
 from tfopt.text import described, wrapped
 
 DONE, INTERNAL, USAGE, ENVIRONMENT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
-_COMMANDS = ("run", "doctor", "list", "env", "report", "compare")
+_COMMANDS = ("run", "doctor", "list", "env", "report", "compare", "checkpoint")
 _FOLDER = "tfopt-bench-results"
 _BUDGET_SECONDS, _LEAST_SECONDS = 285, 10
 _ENVIRONMENT_SECONDS = 300
@@ -146,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
         help="fail if slower by more than this (default: 5)",
     )
     compare.add_argument("--force", action="store_true", help="compare even different devices and versions")
+    checkpoint = add("checkpoint", "list the checkpoints of a training, or verify every byte of them", _checkpoint)
+    checkpoint.add_argument("action", choices=("list", "verify"), metavar="list|verify", help="what to do")
+    checkpoint.add_argument("folder", metavar="FOLDER", help="where TrainingCheckpoint saves; nothing is changed there")
     _take_script(add("doctor", "run a training script up to its first fit, and say what slows it down", _doctor))
     return parser
 
@@ -340,6 +343,21 @@ def _compare(options: argparse.Namespace) -> int:
         return _say(str(error), FAILED)
     _show([change.to_dict() for change in found], [formatting.changes(found, _columns())], options)
     return FAILED if any(change.failed for change in found) else DONE
+
+
+def _checkpoint(options: argparse.Namespace) -> int:
+    from tfopt import checkpoint
+
+    try:
+        if options.action == "verify":
+            report = checkpoint.verify(options.folder)
+            _show(report.to_dict(), [str(report)], options)
+            return DONE if report.passed else FAILED
+        found = checkpoint.available(options.folder)
+    except (ValueError, CheckpointError) as error:
+        return _say(str(error), USAGE)
+    lines = [str(each) for each in found] or [f"no checkpoints in {options.folder!r}"]
+    return _show([each.to_dict() for each in found], lines, options)
 
 
 def _doctor(options: argparse.Namespace) -> int:

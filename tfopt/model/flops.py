@@ -1,6 +1,5 @@
 """FLOPs of a model's training step, counted in TensorFlow's graph of it."""
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.model.graph_flops import FlopsCounter
 from tfopt.model.graph_shapes import Known, known_of
+from tfopt.model.state import traced_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,11 @@ class _NotTracedError(Exception):
 
 def _traced_step(model: keras.Model, element_spec: Any) -> tuple[Any, list[tuple[Any, bool]]]:
     """The function traced for batches of a spec; their flat specs, and whether each has the batch as its first axis."""
-    function: Any = getattr(model, "train_function", None)
-    while hasattr(function, "stock"):  # of tfopt.fit.overlap, and of each CompilationLogger
-        function = function.stock
-    variables = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
-    step = inspect.unwrap(variables.get("one_step_on_data", _is_graph), stop=_is_graph)
-    if not _is_graph(step):
+    concretes = traced_steps(model)
+    if not concretes:
         raise _NotTracedError("the training step (Keras has no graph of it: it runs eagerly, or outside `fit`)")
     fitting = []
-    for concrete in step._list_all_concrete_functions():
+    for concrete in concretes:
         own = list(_leaves(concrete.structured_input_signature))
         leaves = own if element_spec is None else list(_leaves(element_spec))
         if len(own) == len(leaves) and all(map(_takes, own, leaves)):
@@ -112,10 +108,6 @@ def _traced_step(model: keras.Model, element_spec: Any) -> tuple[Any, list[tuple
     # Of a trace for these shapes and one for any, TensorFlow takes the former; of two alike, the first made variables.
     _, concrete, leaves = max(reversed(fitting), key=lambda found: found[0])
     return concrete, leaves
-
-
-def _is_graph(function: Any) -> bool:
-    return isinstance(function, tf.types.experimental.PolymorphicFunction)
 
 
 def _leaves(specs: Any) -> Iterator[tuple[Any, bool]]:

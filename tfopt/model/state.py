@@ -1,5 +1,6 @@
 """A model's whole state, restored bit for bit after something trained it for measurement."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -53,6 +54,20 @@ def trace_train_step(
         ) from error
     # The concrete function, because looking it up on each call takes longer than the step of a small model.
     return (step if model.run_eagerly else concrete), concrete.graph
+
+
+def traced_steps(model: keras.Model) -> list[Any]:
+    """Returns the concrete functions of the training step that `fit` has traced; none if it runs eagerly."""
+    function: Any = getattr(model, "train_function", None)
+    while hasattr(function, "stock"):  # of tfopt.fit.overlap, and of each CompilationLogger
+        function = function.stock
+    variables = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    step = inspect.unwrap(variables.get("one_step_on_data", _is_graph), stop=_is_graph)
+    return step._list_all_concrete_functions() if _is_graph(step) else []
+
+
+def _is_graph(function: Any) -> bool:
+    return isinstance(function, tf.types.experimental.PolymorphicFunction)
 
 
 def preserved(model: keras.Model, *, also: Iterable[tf.Variable] = ()) -> AbstractContextManager[None]:

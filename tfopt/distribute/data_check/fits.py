@@ -209,6 +209,12 @@ def counting_step(model: Any) -> Function:
     return _counted(model.train_step, _counter(model), _places(strategy))
 
 
+def is_counter(variable: Any) -> bool:
+    """Whether a variable only counts examples for the check; no training depends on it."""
+    counters = [part for counter in _counters.values() for part in getattr(counter, "values", (counter,))]
+    return any(variable is counter for counter in counters)
+
+
 def _counter(model: Any) -> tf.Variable:
     """Returns the variable that holds how many examples each worker's replicas have seen."""
     if model not in _counters:

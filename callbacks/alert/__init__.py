@@ -1,0 +1,1 @@
+"""What `UtilizationAlert` consists of."""

@@ -1,0 +1,261 @@
+"""TrainingCheckpoint: a training that is killed goes on where it was, bit for bit."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import keras
+import numpy as np
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.utils.io_utils import print_msg
+
+from tfopt import checks
+from tfopt.callbacks.local_steps import LocalSteps
+from tfopt.callbacks.shared.fit_watch import is_own_handler
+from tfopt.callbacks.shared.running_fit import end_with_fit, running_list, variable_of_a_caller
+from tfopt.checkpoint.folder.reading import Checkpoint, read
+from tfopt.checkpoint.folder.store import Store
+from tfopt.checkpoint.processes import Processes
+from tfopt.checkpoint.saver import Saver
+from tfopt.checkpoint.signals import Signals, checked_signals
+from tfopt.checkpoint.training import Training
+from tfopt.errors import UnsupportedError
+
+RESTART = 75
+"""The exit code after a signal: start the same command again. EX_TEMPFAIL of sysexits.h."""
+
+
+class TrainingCheckpoint(keras.callbacks.Callback):
+    """Saves a training as it goes on, and lets the same script go on with it after an interruption, bit for bit.
+
+    A checkpoint holds all that the training has changed: weights, optimizer, loss scale, metrics of the running epoch,
+    random seeds, the states of callbacks, and the position in the data. `fit` waits only for a copy on the device;
+    writing happens in a thread, and `fit` returns when the last checkpoint is safe. What did not change is not written
+    again. Start the script again after a crash or a preemption, and `fit` begins with the last whole checkpoint.
+
+    On SIGTERM, as Slurm, Kubernetes and spot instances send it, a checkpoint is saved after the running step, and the
+    process exits with code 75. A handler that the signal had before is called first. A second signal ends the process
+    at once.
+
+    A training that has ended is not repeated: `fit` restores its state and returns. With more `epochs` it goes on.
+
+    Args:
+        folder: For this training alone, on a disk that outlives it. `tfopt.checkpoint` lists, verifies and restores
+            what is in it.
+        every_steps: Save after so many steps. Default: None.
+        every_seconds: Save after a step if the last checkpoint is so old. Default: 600; None for no limit.
+        every_epochs: Save after so many epochs. Default: None. The last epoch is saved in any case.
+        keep: How many checkpoints stay, the newest ones. Default: 3.
+        best: A metric and "min" or "max", such as ("val_loss", "min"): each epoch is saved, and the best one stays.
+        resume: Whether to go on with what the folder holds. False begins anew; older checkpoints are removed as new
+            ones are saved.
+        signals: Names of signals to save on. Default: ("SIGTERM",).
+        on_error: What to do if a checkpoint cannot be saved: "warn" and go on, or "raise". Default: "warn".
+        clock: Seconds, monotonic.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is out of range.
+
+    `fit` raises:
+        tfopt.errors.CheckpointError: If another training saves to the folder, it cannot be written, all checkpoints are
+            damaged, or the model, optimizer or metrics are not those of the checkpoint.
+        tfopt.errors.UnsupportedError: If the training step draws random numbers whose state cannot be saved, or the
+            callback is used outside of `fit`.
+        SystemExit: With code 75 after a signal.
+
+    Example:
+        >>> model.fit(dataset, epochs=90, callbacks=[TrainingCheckpoint("checkpoints", every_seconds=300)])
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = 600,
+        every_epochs: int | None = None,
+        keep: int = 3,
+        best: tuple[str, str] | None = None,
+        resume: bool = True,
+        signals: Iterable[str] = ("SIGTERM",),
+        on_error: Literal["warn", "raise"] = "warn",
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__()
+        self._folder = checks.folder("folder", folder, "Name a folder for the checkpoints.")
+        self._every_steps = None if every_steps is None else checks.count("every_steps", every_steps, "Pass steps.")
+        self._every_epochs = (
+            None if every_epochs is None else checks.count("every_epochs", every_epochs, "Pass epochs.")
+        )
+        self._every_seconds = every_seconds
+        if every_seconds is not None:
+            self._every_seconds = checks.number("every_seconds", every_seconds, "Pass seconds, or None.", above=0)
+        self._keep, self._best = keep, best
+        self._resume, self._on_error = resume, on_error
+        self._signals = Signals(checked_signals(signals))
+        self._clock = clock
+        self._training: Training | None = None
+        self._saver: Saver | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Moves to the end of fit's list: what it saves must contain what other callbacks do in the same step."""
+        super().set_model(model)
+        running = running_list()
+        if running is not None and self in running.callbacks:
+            # A new list: Keras is walking through the old one.
+            running.callbacks = [*(each for each in running.callbacks if each is not self), self]
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Opens the folder, and restores the last checkpoint."""
+        running = running_list()
+        epochs = variable_of_a_caller("epoch_iterator", TFEpochIterator)
+        if running is None or epochs is None:
+            raise UnsupportedError(
+                "Expected TrainingCheckpoint in the callbacks of model.fit. Found a loop that calls it itself. Save "
+                "with tf.train.Checkpoint there, or move the loop's body into train_step."
+            )
+        others = [each for each in running.callbacks if each is not self]
+        _refuse(others)
+        self._processes = Processes(self.model)
+        self._saver = None
+        if self._processes.is_chief:
+            self._saver = Saver(Store(self._folder, keep=self._keep, best=self._best), self._on_error)
+            end_with_fit(self, self._saver.close)
+        self._training = training = Training(self.model, epochs, others, self._processes)
+        if self._resume and (found := self._newest()):
+            training.resume(found)
+            self._go_on(training)
+        self._saved_at, self._saved_step = self._clock(), training.step
+        self._signals.install()
+
+    def _newest(self) -> Checkpoint | None:
+        """The newest whole checkpoint, the same in all processes."""
+        found = self._saver.store.read() if self._saver else None
+        step = int(self._processes.total(np.int64(found.step if found else -1 if self._saver else 0)))
+        return found if self._saver or step < 0 else read(self._folder, step)
+
+    def _go_on(self, training: Training) -> None:
+        """Says where the training goes on, or that it has ended."""
+        epochs = self.params["epochs"]
+        stopped = any(getattr(each, "stopped_epoch", 0) for each in training.callbacks)
+        if stopped:
+            self.model._initial_epoch = epochs
+        if self.params.get("verbose"):
+            where = f"step {training.step:,} in {os.fspath(self._folder)!r}"
+            if stopped or training.epoch >= epochs:
+                print_msg(f"The training has ended: its state of {where} is restored.")
+            else:
+                print_msg(f"Resuming from {where}, in epoch {training.epoch + 1} of {epochs}.")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Restores the state within an epoch, if it was interrupted."""
+        if self._training is not None:
+            self.model._initial_epoch = None  # of this fit only
+            self._training.begin_epoch(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves if a checkpoint is due, or a signal was received."""
+        training = self._training
+        if training is None:
+            return
+        training.end_step(batch + 1)
+        self._last_logs = logs or {}
+        leaves, late = self._processes.agree(training.step, self._clock(), *self._wishes())
+        every = self._every_steps
+        due = late or (every is not None and training.step // every > self._saved_step // every)
+        if leaves:
+            self._leave(training, self._last_logs, in_epoch=True)
+        # Alone, a checkpoint that is due before the last one is safe comes a little later.
+        elif due and (self._processes.count > 1 or self._saver is None or self._saver.is_free()):
+            self._save(training, self._last_logs, in_epoch=True)
+
+    def _wishes(self) -> tuple[bool, bool]:
+        """Whether this process wants to leave, and whether the time for the next checkpoint has come."""
+        late = self._every_seconds is not None and self._clock() - self._saved_at >= self._every_seconds
+        return self._signals.received is not None, late and self._processes.is_chief
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Keeps the epoch's metrics before its validation resets them."""
+        if self._training is not None:
+            self._training.begin_validation()
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Ends the validation if a signal was received."""
+        # Of several processes, none may leave the others alone in an evaluation.
+        if self._training is not None and self._signals.received and self._processes.count == 1:
+            self.model.stop_evaluating = True
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Saves the state before the validation if a signal was received in it."""
+        if self._training is not None and self._signals.received and self._processes.count == 1:
+            self._leave(self._training, self._last_logs, in_epoch=True)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves if a checkpoint is due, and after the last epoch."""
+        training = self._training
+        if training is None:
+            return
+        leaves, late = (bool(wished) for wished in self._processes.total(np.array(self._wishes(), np.int64)))
+        last = epoch + 1 == self.params["epochs"] or self.model.stop_training
+        due = self._best or (self._every_epochs and (epoch + 1) % self._every_epochs == 0)
+        if leaves:
+            self._leave(training, logs or {}, in_epoch=False)
+        elif due or late or last:
+            self._save(training, logs or {}, in_epoch=False)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Waits until the last checkpoint is safe."""
+        try:
+            if self._saver:
+                self._saver.wait()
+        finally:
+            self._end()
+        if self._signals.received:
+            sys.exit(RESTART)
+
+    def _end(self) -> None:
+        self._training = None
+        self.model._initial_epoch = None
+        self._signals.remove()
+        if self._saver:
+            self._saver.close()
+
+    def _save(self, training: Training, logs: Mapping[str, Any], *, in_epoch: bool) -> None:
+        if self._saver:
+            self._saver.wait()
+        state = training.save(logs, in_epoch=in_epoch)
+        if self._saver:
+            self._saver.put(training.step, *state)
+        self._saved_at, self._saved_step = self._clock(), training.step
+
+    def _leave(self, training: Training, logs: Mapping[str, Any], *, in_epoch: bool) -> None:
+        """Saves, and exits as the signal asked."""
+        name, earlier = self._signals.received, self._signals.earlier_handler()
+        self._save(training, logs, in_epoch=in_epoch)
+        if self._saver:
+            self._saver.wait()
+            where = f"step {training.step:,} is saved in {os.fspath(self._folder)!r}"
+            print_msg(f"\n{name or 'A signal to another process'}: {where}. Start the same command again to go on.")
+        self._processes.total(0)  # nobody leaves before the checkpoint is safe
+        if earlier is not None and not is_own_handler(earlier):
+            with contextlib.suppress(SystemExit):  # its code would not say that the training can go on
+                earlier(signal.Signals[str(name)], None)
+        self._end()
+        sys.exit(RESTART)
+
+
+def _refuse(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Raises UnsupportedError for callbacks with which a training could not go on exactly."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore | LocalSteps | TrainingCheckpoint):
+            name = type(callback).__name__
+            why = "keeps state between steps that is not saved" if name == "LocalSteps" else "would restore it, too"
+            raise UnsupportedError(
+                f"Expected TrainingCheckpoint alone to resume the training. Found {name} in fit's callbacks, which "
+                f"{why}. Leave one of them out."
+            )

@@ -1,0 +1,191 @@
+"""`PipelinePlan.at`: batches are those of the pipeline read from its start, bit for bit, whatever it is made of."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from part_sources import COUNT, NAMES, source
+from quick import first_quick
+from tensorflow.python.data.experimental.ops.distribute import compute_batch_size
+
+from tfopt.pipelines import RandomCrop, per_batch, plan_pipeline
+from tfopt.pipelines.stages import example_stages
+
+BATCH = 10
+POSITIONS = [(0, 3, 0), (2, 4, 2), (2, 4, 4), (0, 0, 2), (1, 0, 1), (3, 11, 6), (0, 11, 0)]
+
+
+def contents(batches):
+    """Batches as lists that compare bit for bit."""
+    return [[np.asarray(part).tolist() for part in tf.nest.flatten(batch)] for batch in batches]
+
+
+def three_iterations(dataset, *, twins):
+    """What the next three iterations yield; with twins, each is followed by one that is begun and not read."""
+    found = []
+    for _ in range(3):
+        found.append(contents(dataset))
+        if twins:
+            iter(dataset)
+    return found
+
+
+def read_from(dataset, epoch, batch, opened):
+    """The same of a new dataset from a position on."""
+    for at in range(opened):
+        iterator = iter(dataset)
+        # As `fit` does: one read, one not.
+        is_read = at % 2 == 0 and at // 2 < epoch if opened > epoch else True
+        assert not is_read or contents(iterator)
+    first, *later = three_iterations(dataset, twins=opened > epoch)
+    return [first[batch:], *later]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Returns the folder of their files."""
+    return tmp_path_factory.mktemp("sources")
+
+
+def noisy(features, label, seed):
+    return features + tf.random.stateless_uniform((3,), seed), label
+
+
+def scaled(features, label, seed):
+    return features * tf.random.stateless_uniform((), seed), label
+
+
+def pair(number):
+    return tf.fill((3,), tf.cast(number, tf.float32)), tf.cast(number, tf.int64)
+
+
+AUGMENTED = {"augment": [noisy, per_batch(scaled)]}
+OPTIONS = [
+    {"remainder": "keep", **AUGMENTED},
+    {"remainder": "drop", "augment": noisy, "prefetch": 0},
+    {"remainder": "pad", "augment": per_batch(scaled)},
+    {"shuffle": False, **AUGMENTED, "prefetch": 1},
+    {"training": False, "seed": None, "remainder": "pad"},
+    {"split": 0.1, "remainder": "keep", **AUGMENTED},
+    {"device": "CPU:0", "remainder": "keep", **AUGMENTED},
+]
+TABLE = [*itertools.product(POSITIONS, NAMES, ["memory", None, "./cache", "auto"], range(len(OPTIONS)))]
+FIRST = [
+    ((2, 4, 4), "arrays", None, 0),
+    ((2, 4, 4), "records", "memory", 0),
+    ((0, 3, 0), "npy", "auto", 5),
+    ((2, 4, 2), "large records", None, 3),
+    ((3, 11, 6), "generator", None, 2),
+    ((2, 4, 4), "folders of images", "auto", 4),
+    ((0, 0, 2), "tf.data", "./cache", 6),
+]
+assert set(FIRST) < set(TABLE)
+ROWS = [*FIRST, *(row for row in TABLE if row not in FIRST)]
+
+
+@pytest.mark.parametrize(("position", "name", "cache", "number"), first_quick(ROWS, len(FIRST) - 1, every=29))
+def test_the_rest_of_the_epoch_and_two_more(sources, position, name, cache, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made_of, to_number = source(sources, name)
+    options = {"batch_size": BATCH, "seed": 3, "cache": cache, "cache_key": "numbers", **OPTIONS[number]}
+
+    def transform(*raw):
+        return pair(to_number(*raw) if to_number else raw[0])
+
+    plan = plan_pipeline(made_of, transform=transform, **options)
+    dataset = plan.build()
+    steps = int(dataset.cardinality())
+    epoch, batch, opened = position[0], min(position[1], steps), position[2]
+    expected = read_from(dataset, epoch, batch, opened)
+    assert [len(each) for each in expected] == [steps - batch, steps, steps]
+    if options.get("shuffle", options.get("training", True)):
+        assert expected[1] != expected[2]
+    if cache == "./cache":  # one that is not written yet
+        plan = plan_pipeline(made_of, transform=transform, **options | {"cache": "./another"})
+    moved = plan.at(9).at(epoch, batch, opened=opened).build()
+    assert moved.element_spec == dataset.element_spec
+    assert int(moved.cardinality()) == steps
+    assert three_iterations(moved, twins=opened > epoch) == expected
+
+
+@pytest.mark.parametrize("cache", first_quick([None, "memory", "auto"]))
+@pytest.mark.parametrize("position", first_quick([((1, 2, 2),), ((0, 1, 0),)]))
+def test_random_crops_are_those_of_their_places(photos, cache, position):
+    options = {"batch_size": 3, "seed": 3, "crop": RandomCrop(4), "cache": cache, "transform": lambda x, y: (x + 1, y)}
+    plan = plan_pipeline(photos, **options)
+    epoch, batch, opened = position
+    expected = read_from(plan.build(), epoch, batch, opened)
+    assert expected[1] != expected[2]
+    assert three_iterations(plan.at(epoch, batch, opened=opened).build(), twins=opened > epoch) == expected
+
+
+def placed(features, label):
+    """Adds a little that shows an example's place among those that are transformed at once."""
+    return features + 1e-5 * tf.cast(tf.range(tf.shape(label)[0]), tf.float32)[:, tf.newaxis], label
+
+
+@pytest.mark.parametrize(
+    ("cache", "shuffle"), first_quick([(None, True), ("memory", False), (None, False), ("memory", True)])
+)
+def test_functions_of_many_examples_get_the_same_ones_at_once(monkeypatch, cache, shuffle):
+    monkeypatch.setattr(example_stages, "_CHUNK_BYTES", 7 * 20)  # seven examples, of batches of ten
+    rows = np.random.default_rng(0).normal(size=(COUNT, 3)).astype("float32"), np.arange(COUNT)
+    options = {"transform": per_batch(placed), "augment": noisy, "remainder": "keep", "seed": 3}
+    plan = plan_pipeline(rows, batch_size=BATCH, cache=cache, shuffle=shuffle, **options)
+    assert plan.stage("transform").setting == "7 at once"
+    assert three_iterations(plan.at(1, 4).build(), twins=False) == read_from(plan.build(), 1, 4, 1)
+
+
+@pytest.mark.parametrize("cache", [None, "memory"])
+def test_a_strategy_finds_the_batch_size_where_it_did_before(cache):
+    """By it TensorFlow divides a smaller last batch among the replicas."""
+    plan = plan_pipeline(np.arange(COUNT), batch_size=BATCH, cache=cache, remainder="keep", seed=3)
+    found = [int(compute_batch_size(each.build())) for each in (plan, plan.at(1, 2))]
+    assert found == [BATCH if cache else -1] * 2
+
+
+def test_a_batch_larger_than_the_epoch():
+    plan = plan_pipeline(np.arange(7), batch_size=10, seed=3)
+    assert three_iterations(plan.at(2).build(), twins=False) == read_from(plan.build(), 2, 0, 2)
+    assert three_iterations(plan.at(2, 1).build(), twins=False) == read_from(plan.build(), 2, 1, 2)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_unknown_number_stays_unknown(shuffle):
+    numbers = tf.data.Dataset.range(50).filter(lambda number: number > 6)
+    plan = plan_pipeline(numbers, batch_size=5, seed=3, shuffle=shuffle)
+    moved = plan.at(1, 3).build()
+    assert int(moved.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+    assert three_iterations(moved, twins=False) == read_from(plan.build(), 1, 3, 1)
+    assert contents(plan.at(1, 30).build()) == []
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_endless_source_goes_on_after_any_number_of_batches(shuffle):
+    numbers = tf.data.Dataset.range(50).repeat()
+    plan = plan_pipeline(numbers, batch_size=8, seed=3, shuffle=shuffle, augment=lambda x, seed: (x, seed))
+    moved = plan.at(0, 40).build()
+    assert int(moved.cardinality()) == tf.data.INFINITE_CARDINALITY
+    assert contents(moved.take(9)) == contents(itertools.islice(plan.build(), 40, 49))
+
+
+@pytest.mark.slow
+def test_a_cache_on_disk_written_before_changes_nothing(tmp_path):
+    options = {"batch_size": 5, "transform": lambda row: row + 0, "cache": str(tmp_path / "cache"), "seed": 3}
+    plan = plan_pipeline(np.arange(COUNT), **options)
+    unwritten = three_iterations(plan.at(0, 3).build(), twins=False)
+    assert list((tmp_path / "cache").iterdir()), "the first iteration reads all, and so writes the cache"
+    for moved in (plan, plan_pipeline(np.arange(COUNT), **options)):
+        assert three_iterations(moved.at(0, 3).build(), twins=False) == unwritten
+    assert unwritten == read_from(plan.build(), 0, 3, 0)
+
+
+def test_memory_changes_nothing(free_memory):
+    options = {"batch_size": 8, "seed": 3, "transform": lambda row: row + 0, "remainder": "keep"}
+    roomy = plan_pipeline(np.arange(COUNT), **options)
+    free_memory(0.0)
+    tight = plan_pipeline(np.arange(COUNT), **options)
+    assert (roomy.to_dict()["cache"], tight.to_dict()["cache"]) == ("memory", None)
+    expected = read_from(roomy.build(), 2, 4, 4)
+    assert [three_iterations(plan.at(2, 4, opened=4).build(), twins=True) for plan in (roomy, tight)] == [expected] * 2

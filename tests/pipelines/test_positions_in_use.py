@@ -1,0 +1,214 @@
+"""`PipelinePlan.at` under `fit`, on the device, in several processes; what it reads, says and refuses."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from quick import first_quick
+
+from tfopt.errors import UnsupportedError
+from tfopt.pipelines import RandomCrop, Source, build_pipeline, per_batch, plan_pipeline, profile_pipeline
+from tfopt.pipelines.device.device_stage import stage_of
+from tfopt.pipelines.plan import plan_of
+from tfopt.pipelines.sources import parts
+from tfopt.pipelines.stages import batch_stages
+
+COUNT, BATCH, STEPS = 50, 8, 7
+OPTIONS = {"batch_size": BATCH, "remainder": "keep", "seed": 3}
+
+
+def contents(batches):
+    return [[np.asarray(part).tolist() for part in tf.nest.flatten(batch)] for batch in batches]
+
+
+def scaled(number, seed):
+    return tf.cast(number, tf.float32) * tf.random.stateless_uniform((), seed)
+
+
+def trained_on(dataset, epochs, **options):
+    """The labels of each batch that `fit` took, in order."""
+    seen = []
+
+    class Recording(keras.Sequential):
+        def train_step(self, data):
+            tf.numpy_function(lambda labels: seen.append(labels.tolist()), [data[1]], [])
+            return super().train_step(data)
+
+    model = Recording([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(dataset, epochs=epochs, verbose=0, **options)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("cache", "class_weight"),
+    [("memory", None), pytest.param(None, dict.fromkeys(range(50), 2.0), marks=pytest.mark.slow)],
+)
+def test_epochs_of_fit_are_met_where_it_read_them(cache, class_weight):
+    """It begins two iterations an epoch, also of what it maps for its class weights."""
+    rows = np.zeros((COUNT, 1), "float32"), np.arange(COUNT)
+    plan = plan_pipeline(rows, cache=cache, **OPTIONS)
+    weights = {} if class_weight is None else {"class_weight": class_weight}
+    seen = trained_on(plan.build(), 4, **weights)
+    moved = plan.at(epoch=1, batch=2, opened=2).build()
+    labels = [batch[1] for batch in contents(moved)]
+    assert labels == seen[STEPS + 2 : 2 * STEPS]
+    assert int(moved.map(lambda x, y: (x, y)).cardinality()) == STEPS
+    iter(moved)
+    assert trained_on(moved, 2, **weights) == seen[2 * STEPS :]
+
+
+def counting(calls):
+    """A source that is read by position, and notes which rows it is asked for."""
+
+    def read(position):
+        row = tf.numpy_function(lambda number: calls.append(int(number)) or number, [position], tf.int64)
+        row.set_shape(())
+        return row
+
+    def source(**options):
+        return Source(name="rows", dataset=lambda: tf.data.Dataset.range(COUNT), count=COUNT, **options)
+
+    return source(at=lambda positions: positions.map(read)), source(decode=read)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"training": False, "seed": None}])
+@pytest.mark.parametrize("which", [0, 1])
+def test_nothing_before_the_position_is_read(options, which):
+    """Of a source without `at`, the raw elements are, but not decoded."""
+    calls = []
+    plan = plan_pipeline(counting(calls)[which], cache=None, **OPTIONS | options)
+    dataset = plan.build()
+    assert contents(dataset)
+    expected = contents(dataset)[3:]
+    calls.clear()
+    moved = plan.at(1, 3).build()
+    iter(moved)
+    assert calls == [], "an iteration that is not read"
+    moved = plan.at(1, 3).build()
+    assert contents(moved) == expected
+    assert sorted(calls) == sorted(number for batch in expected for (numbers,) in [batch] for number in numbers)
+
+
+def test_examples_for_a_cache_are_computed_once():
+    calls = []
+    plan = plan_pipeline(counting(calls)[1], cache="memory", **OPTIONS)
+    moved = plan.at(1, 3).build()
+    calls.clear()
+    for _ in range(3):
+        assert contents(moved)
+    assert sorted(calls) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("options", "opened"),
+    first_quick(
+        [
+            ({"augment": per_batch(scaled)}, 2),
+            ({"shuffle": False, "remainder": "drop"}, 1),
+            ({"shuffle": False, "augment": per_batch(scaled)}, 2),
+            ({}, 1),
+        ],
+        2,
+    ),
+)
+def test_the_device_stage_begins_there_too(options, opened):
+    plan = plan_pipeline(np.arange(COUNT), cache="device", **OPTIONS | options)
+    stage, moved = stage_of(plan.build()), stage_of(plan.at(1, 4, opened=opened).build())
+    assert contents(stage.elements)
+    for _ in range(opened - 1):
+        iter(stage.elements)
+    epochs = [contents(map(stage.batch, stage.elements)) for _ in range(3)]
+    assert [contents(map(moved.batch, moved.elements)) for _ in range(3)] == [epochs[0][4:], *epochs[1:]]
+    assert int(moved.elements.cardinality()) == moved.steps == stage.steps
+
+
+@pytest.mark.parametrize(
+    ("count", "remainder", "shuffle"),
+    first_quick([(52, "drop", True), (COUNT, "keep", True), (COUNT, "keep", False), (52, "drop", False)]),
+)
+def test_each_of_several_processes_goes_on_with_its_part(monkeypatch, count, remainder, shuffle):
+    """Of 52 examples one process has a batch more than the others, of 50 all have an equal number."""
+    monkeypatch.setattr(batch_stages, "distributed", lambda dataset, part: dataset)
+    for index in range(3):
+        monkeypatch.setattr(parts, "_place", lambda index=index: (index, 3))
+        options = {"augment": scaled, "shuffle": shuffle, "batch_size": 9, "remainder": remainder}
+        plan = plan_pipeline(np.arange(count), **OPTIONS | options)
+        dataset = plan.build()
+        epochs = [contents(dataset) for _ in range(3)]
+        for batch in (2, int(plan.to_dict()["steps_per_epoch"])):
+            moved = plan.at(1, batch).build()
+            assert [contents(moved), contents(moved)] == [epochs[1][batch:], epochs[2]]
+
+
+def test_the_plan_says_where_it_begins():
+    plan = plan_pipeline(np.arange(COUNT), **OPTIONS)
+    assert "begin" not in str(plan)
+    assert "position" not in plan.to_dict()
+    moved = plan.at(2, 3)
+    assert "\n  begin     epoch 2, batch 3  examples before it are not read\n" in str(moved)
+    assert moved.to_dict()["position"] == {"epoch": 2, "batch": 3, "opened": 2}
+    assert "epochs before it are not read" in str(plan.at(1))
+    assert "4 iterations begun before, of which 2 read" in " ".join(str(plan.at(2, opened=4)).split())
+    cached = plan_pipeline(np.arange(COUNT), cache="memory", **OPTIONS)
+    assert "read for the cache, and dropped" in " ".join(str(cached.at(0, 1)).split())
+    generated = plan_pipeline(tf.data.Dataset.range(COUNT), **OPTIONS)
+    assert "are read and dropped" in " ".join(str(generated.at(0, 1)).split())
+    assert str(moved.at()) == str(plan)
+
+
+def test_its_stages_are_profiled_from_the_start():
+    plan = plan_pipeline(np.arange(COUNT), augment=scaled, **OPTIONS)
+    assert "augment" in [stage.name for stage in profile_pipeline(plan.at(1, STEPS), 0.2).stages]
+
+
+def test_a_dataset_knows_its_plan():
+    plan = plan_pipeline(np.arange(COUNT), **OPTIONS).at(1)
+    for dataset in (plan.build(), plan_pipeline(np.arange(COUNT), cache="device", **OPTIONS).build()):
+        assert plan_of(dataset).options.seed == 3
+        assert plan_of(dataset.map(tf.abs)) is plan_of(dataset.take(2)) is None
+    assert plan_of(plan.build()) is plan
+    assert plan_of(build_pipeline(np.arange(COUNT), training=False)).position.batch == 0
+    assert plan_of(tf.data.Dataset.range(3)) is None
+
+
+def unordered():
+    return tf.data.Dataset.range(COUNT).map(lambda number: number + 1, num_parallel_calls=2, deterministic=False)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "found"),
+    [
+        (np.arange(COUNT), {}, "Found a shuffle without a seed. What to do: pass seed="),
+        (np.arange(COUNT), {"shuffle": False, "augment": tf.abs}, "Found an `augment` without a seed"),
+        (np.zeros((COUNT, 8, 8, 3)), {"shuffle": False, "crop": RandomCrop(4)}, "Found a RandomCrop without a seed"),
+        (unordered(), {"seed": 3}, "deterministic=False in the source. What to do: take it out"),
+        (tf.data.Dataset.range(COUNT).shuffle(9), {"training": False}, r"Dataset\.shuffle in the source"),
+        (
+            np.arange(COUNT),
+            {"shuffle": False, "cache": None, "transform": lambda row: (row, tf.random.uniform(()))},
+            "in `transform`",
+        ),
+    ],
+)
+def test_what_would_not_be_the_same_is_refused(data, options, found):
+    plan = plan_pipeline(data, batch_size=BATCH, remainder="keep", **options)
+    with pytest.raises(UnsupportedError, match=found):
+        plan.at()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"epoch": -1}, ValueError, "epoch to be at least 0"),
+        ({"epoch": 1.0}, TypeError, "epoch to be an integer"),
+        ({"batch": "2"}, TypeError, "batch to be an integer"),
+        ({"batch": STEPS + 1}, ValueError, f"batch to be from 0 to {STEPS}"),
+        ({"epoch": 2, "opened": 1}, ValueError, "opened to be at least 2"),
+        ({"epoch": 2, "opened": True}, TypeError, "opened to be an integer"),
+    ],
+)
+def test_a_position_is_checked(arguments, error, message):
+    plan = plan_pipeline(np.arange(COUNT), **OPTIONS)
+    with pytest.raises(error, match=message):
+        plan.at(**arguments)

@@ -1,0 +1,266 @@
+"""Trainings that a signal interrupts and that go on in a new model, beside ones that were never interrupted."""
+
+import os
+import signal
+from dataclasses import dataclass, field
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt import batch as tfopt_batch
+from tfopt import fit as tfopt_fit
+from tfopt.callbacks import TrainingCheckpoint
+from tfopt.pipelines import build_pipeline
+
+EPOCHS, BATCH, EXAMPLES = 4, 8, 50  # of the seven batches, the last has two examples
+_random = np.random.default_rng(0)
+X = _random.normal(size=(EXAMPLES, 6)).astype("float32")
+Y = (X.sum(1) > 0).astype("float32")
+
+layers = keras.layers
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Sends this process SIGTERM in the middle of a training.
+
+    Args:
+        moment: "step", "validation" or "epoch" for its end; the epoch; and but for an epoch's end the batch.
+    """
+
+    def __init__(self, *moment):
+        super().__init__()
+        self._moment = moment
+
+    def _reach(self, *moment):
+        if moment == self._moment:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._reach("step", self._epoch, batch)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._reach("validation", self._epoch, batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._reach("epoch", epoch)
+
+
+LAST = -1
+MOMENTS = {
+    "within an epoch": ("step", 1, 2),
+    "soon in an epoch": ("step", 2, 1),
+    "at an epoch's last step": ("step", 1, LAST),
+    "in the validation": ("validation", 1, 1),
+    "between epochs": ("epoch", 1),
+}
+
+
+def dense_net(*, dtype="float32", extra=()):
+    """Dense layers with what has state: batch normalization, and dropout with its seeds."""
+    first = layers.Dense(8, activation="relu", dtype=dtype)
+    rest = [layers.BatchNormalization(dtype=dtype), *extra, layers.Dropout(0.3, dtype=dtype)]
+    return keras.Sequential([keras.Input((6,)), first, *rest, layers.Dense(1, activation="sigmoid", dtype="float32")])
+
+
+class Noisy(layers.Layer):
+    """Draws from a generator of TensorFlow's, of which Keras does not know."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self._generator = tf.random.Generator.from_seed(3)
+
+    def call(self, x):
+        return x + 0.1 * self._generator.normal(tf.shape(x))
+
+
+class Unbuilt(keras.Model):
+    """Has no variables before its first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.dropout, self.out = layers.Dense(8), layers.Dropout(0.2), layers.Dense(1, "sigmoid")
+
+    def call(self, x, training=False):
+        return self.out(self.dropout(self.hidden(x), training=training))
+
+
+class OwnStep(keras.Sequential):
+    """Its logs are not Keras' metrics."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"own": loss}
+
+
+class Counting(keras.callbacks.Callback):
+    """Has state of its own, and changes the training by it."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.seen = 0, np.zeros(3)
+
+    def get_state(self):
+        return {"steps": self.steps, "nested": [{"seen": self.seen}]}
+
+    def set_state(self, state):
+        self.steps, self.seen = state["steps"], state["nested"][0]["seen"]
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        self.seen[self.steps % 3] += 1
+        if self.steps % 5 == 0:
+            self.model.optimizer.learning_rate = 0.01 / (1 + self.seen[1])
+
+
+def dataset(seed=2):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(EXAMPLES, seed=seed).batch(BATCH).prefetch(2)
+
+
+def pipeline(**options):
+    return build_pipeline((X, Y), batch_size=BATCH, seed=4, remainder="keep", **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A training, made anew for each run."""
+
+    model: object = dense_net
+    optimizer: object = lambda: keras.optimizers.Adam(0.01)
+    data: object = lambda: (X, Y)
+    callbacks: object = list
+    prepare: object = lambda model: None
+    loss: str = "binary_crossentropy"
+    compiled: dict = field(default_factory=dict)
+    fitted: dict = field(default_factory=dict)
+    steps: int = 7
+    """Steps of an epoch."""
+
+    def fit(self, *callbacks):
+        """Trains a new model; returns its variables and its history."""
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(5)
+        model = self.model()
+        options = {"jit_compile": False, "metrics": ["accuracy", keras.metrics.AUC(num_thresholds=20)], **self.compiled}
+        model.compile(self.optimizer(), self.loss, **options)
+        self.prepare(model)
+        data = self.data()
+        options = {"x": data} | self.fitted
+        if isinstance(data, tuple):
+            options = dict(zip(("x", "y", "sample_weight"), data, strict=False)) | {"batch_size": BATCH} | self.fitted
+        if "validation_split" not in options:
+            options |= {"validation_data": (X[:20], Y[:20]), "validation_batch_size": BATCH}
+        history = model.fit(epochs=EPOCHS, verbose=0, callbacks=[*self.callbacks(), *callbacks], **options)
+        variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+        return [np.array(variable) for variable in variables], history.history
+
+    def interrupted(self, folder, *moment):
+        """Trains until a moment, and goes on in a new model."""
+        moment = [self.steps - 1 if part == LAST else part for part in moment]
+        with pytest.raises(SystemExit, match="75"):
+            self.fit(TrainingCheckpoint(folder), Interrupt(*moment))
+        return self.fit(TrainingCheckpoint(folder))
+
+
+def plateau():
+    return [
+        keras.callbacks.EarlyStopping(monitor="loss", patience=2, min_delta=0.05, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=0.3),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+    ]
+
+
+def adam(**options):
+    return lambda: keras.optimizers.Adam(0.01, **options)
+
+
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(adam()(), initial_scale=2.0**20, dynamic_growth_steps=3)
+
+
+def decayed():
+    return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 28), momentum=0.9)
+
+
+ENDLESS = {"steps_per_epoch": 7}
+
+CASES = {
+    "arrays": Case(),
+    "plateau": Case(callbacks=plateau),
+    "arrays in order": Case(fitted={"shuffle": False}),
+    "validation split": Case(fitted={"validation_split": 0.2}, steps=5),
+    "class weight": Case(fitted={"class_weight": {0: 1.0, 1: 3.0}}),
+    "sample weight": Case(data=lambda: (X, Y, np.linspace(0, 1, EXAMPLES))),
+    "dataset": Case(data=dataset),
+    "dataset in order": Case(data=lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)),
+    "cached": Case(data=lambda: tf.data.Dataset.from_tensor_slices((X, Y)).cache().shuffle(50, seed=3).batch(BATCH)),
+    "shuffled and cached": Case(data=lambda: dataset().cache()),
+    "repeated": Case(data=lambda: dataset().repeat(), fitted=ENDLESS),
+    "repeated before batches": Case(
+        data=lambda: tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=3).repeat().batch(BATCH),
+        fitted=ENDLESS,
+    ),
+    "epochs shorter than the data": Case(data=dataset, fitted={"steps_per_epoch": 4}, steps=3),
+    "of unknown length": Case(data=lambda: dataset().filter(lambda x, y: True)),
+    "random numbers in the data": Case(
+        data=lambda: tf.data.Dataset.zip((dataset(), tf.data.Dataset.random(7, rerandomize_each_iteration=True))).map(
+            lambda batch, bits: (batch[0] + tf.cast(bits % 7, tf.float32) / 7, batch[1])
+        )
+    ),
+    "pipeline": Case(data=pipeline),
+    "pipeline cached": Case(data=lambda: pipeline(cache="memory")),
+    "pipeline augmented": Case(
+        data=lambda: pipeline(
+            augment=lambda x, y, seed: (x + tf.random.stateless_normal(tf.shape(x), seed), y), cache=None
+        )
+    ),
+    "pipeline on the device": Case(data=lambda: pipeline(cache="device"), prepare=tfopt_fit.overlap),
+    "pipeline repeated by steps": Case(data=pipeline, fitted={"steps_per_epoch": 4}, steps=3),
+    "bfloat16": Case(model=lambda: dense_net(dtype="mixed_bfloat16")),
+    "float16": Case(model=lambda: dense_net(dtype="mixed_float16"), optimizer=scaled),
+    "momentum and schedule": Case(optimizer=decayed),
+    "average of weights": Case(optimizer=adam(use_ema=True, ema_momentum=0.9)),
+    "averages swapped in": Case(
+        optimizer=adam(use_ema=True), callbacks=lambda: [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
+    ),
+    "Keras' accumulation": Case(optimizer=adam(gradient_accumulation_steps=3)),
+    "accumulation": Case(prepare=lambda model: tfopt_batch.accumulate(model, 3)),
+    "AdamW": Case(optimizer=lambda: keras.optimizers.AdamW(0.01, clipnorm=1.0)),
+    "Lion": Case(optimizer=lambda: keras.optimizers.Lion(0.001)),
+    "several steps a call": Case(compiled={"steps_per_execution": 2}, steps=8),
+    "XLA": Case(compiled={"jit_compile": True}),
+    "eager": Case(compiled={"run_eagerly": True}),
+    "overlapped": Case(prepare=tfopt_fit.overlap),
+    "overlapped dataset": Case(prepare=tfopt_fit.overlap, data=dataset),
+    "overlapped and several steps": Case(prepare=tfopt_fit.overlap, compiled={"steps_per_execution": 2}, steps=8),
+    "overlapped accumulation": Case(
+        prepare=lambda model: (tfopt_batch.accumulate(model, 3), tfopt_fit.overlap(model)), data=pipeline
+    ),
+    "generator of TensorFlow's": Case(model=lambda: dense_net(extra=[Noisy()])),
+    "unbuilt": Case(model=Unbuilt),
+    "own step": Case(model=lambda: OwnStep(dense_net().layers), compiled={"metrics": []}),
+    "state of a callback": Case(callbacks=lambda: [Counting()]),
+    "recurrent": Case(
+        model=lambda: keras.Sequential(
+            [keras.Input((6,)), layers.Reshape((3, 2)), layers.GRU(4, dropout=0.2), layers.Dense(1, "sigmoid")]
+        )
+    ),
+}
+
+
+def difference(case, folder, moment):
+    """What differs between an interrupted training and one that was not; None if they are equal bit for bit."""
+    (variables, history), (resumed, its_history) = case.fit(), case.interrupted(folder, *moment)
+    if history != its_history:
+        return f"history {history} and {its_history}"
+    if len(variables) != len(resumed):
+        return f"{len(variables)} and {len(resumed)} variables"
+    unequal = [at for at, pair in enumerate(zip(variables, resumed, strict=True)) if not np.array_equal(*pair)]
+    return f"variables {unequal}" if unequal else None

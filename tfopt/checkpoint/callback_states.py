@@ -1,0 +1,118 @@
+"""The states of callbacks: what Keras' own count, and what others return from `get_state`."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfopt.checkpoint.folder.manifest import as_json
+from tfopt.warn import warn_once
+
+PREFIX = "callbacks/"
+"""How the names of their arrays begin."""
+
+_ARRAY = "__array__"  # the key of a mark
+# What each of Keras' callbacks changes in the course of a training, beside what its on_train_begin makes anew.
+_ATTRIBUTES: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
+    keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
+    keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
+    keras.callbacks.History: ("history", "epoch"),
+}
+
+State = tuple[dict[str, Any], dict[str, np.ndarray]]
+"""JSON values, and arrays by name."""
+
+
+def save(callbacks: Sequence[keras.callbacks.Callback]) -> State:
+    """Returns the states of callbacks.
+
+    Raises:
+        TypeError: If a callback's `get_state` returns something other than JSON values and arrays.
+    """
+    values: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for name, callback in _named(callbacks):
+        state = _state(callback)
+        if state is not None:
+            values[name] = _without_arrays(state, f"{PREFIX}{name}", arrays)
+    try:
+        return as_json(values), arrays
+    except TypeError as error:
+        raise TypeError(
+            f"Expected get_state of each callback to return JSON values and NumPy arrays. Found: {error}. Return "
+            "numbers, texts, lists, dicts with text as keys, and arrays."
+        ) from error
+
+
+def restore(
+    callbacks: Sequence[keras.callbacks.Callback], values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Gives callbacks back the states that `save` returned; warns of states whose callback is not in the list."""
+    named = dict(_named(callbacks))
+    missing = [name for name in values if name not in named]
+    if missing:
+        warn_once(
+            f"callbacks {missing}",
+            f"Expected the callbacks of the checkpoint. Found that {', '.join(missing)} is missing from fit's list: "
+            "its saved state is dropped. Pass the same callbacks to go on exactly.",
+        )
+    for name, value in values.items():
+        if name in named:
+            _put(named[name], _with_arrays(value, arrays))
+
+
+def _named(callbacks: Iterable[keras.callbacks.Callback]) -> Iterator[tuple[str, keras.callbacks.Callback]]:
+    """Each callback under the name of its class; the second of a class with a number."""
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        name = type(callback).__name__
+        counts[name] = counts.get(name, 0) + 1
+        yield name if counts[name] == 1 else f"{name}#{counts[name]}", callback
+
+
+def _attributes(callback: keras.callbacks.Callback) -> tuple[str, ...]:
+    known = (names for kind, names in _ATTRIBUTES.items() if isinstance(callback, kind))
+    return tuple(name for name in next(known, ()) if hasattr(callback, name))
+
+
+def _state(callback: Any) -> Any:
+    """The state of a callback; None if it has none that is known."""
+    if callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None)):
+        return callback.get_state()
+    return {name: getattr(callback, name) for name in _attributes(callback)} or None
+
+
+def _put(callback: Any, state: Any) -> None:
+    if callable(getattr(callback, "set_state", None)):
+        callback.set_state(state)
+    else:
+        for name in _attributes(callback):
+            setattr(callback, name, state[name])
+
+
+def _without_arrays(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+    """A value with a mark in place of each array, which goes into `arrays`; NumPy's numbers become Python's."""
+    if isinstance(value, Mapping):
+        return {key: _without_arrays(each, f"{name}/{key}", arrays) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_arrays(each, f"{name}/{number}", arrays) for number, each in enumerate(value)]
+    if keras.ops.is_tensor(value):
+        value = keras.ops.convert_to_numpy(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        arrays[name] = np.array(value)  # as it is now
+        return {_ARRAY: name}
+    return value
+
+
+def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    if isinstance(value, dict):
+        if list(value) == [_ARRAY]:
+            return np.array(arrays[value[_ARRAY]])
+        return {key: _with_arrays(each, arrays) for key, each in value.items()}
+    return [_with_arrays(each, arrays) for each in value] if isinstance(value, list) else value

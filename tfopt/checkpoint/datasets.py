@@ -1,0 +1,110 @@
+"""What a dataset needs to be continued in another process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from tensorflow.python.eager import context
+
+from tfopt.errors import UnsupportedError
+from tfopt.pipelines.plan import PipelinePlan, plan_of
+from tfopt.pipelines.shared.frozen_draws import nodes
+from tfopt.pipelines.shared.nondeterminism import find_states, lineage
+from tfopt.pipelines.shared.position import START
+from tfopt.pipelines.stages.example_stages import Cache
+
+_COUNTER = b"@@epoch_num_random_samples"  # in the state of an iterator, of each shuffle
+_DRAWING = ("ShuffleDataset", "RandomDataset")
+_MOST_EARLIER = 4  # iterations of a pipeline before `fit`
+
+
+def exact_plan(dataset: Any) -> PipelinePlan | None:
+    """Returns the plan of a dataset, if the pipeline can be built from any position on without reading all again.
+
+    What a cache in memory holds is to be read again in any case, and then it costs little to read it often.
+    """
+    plan = plan_of(dataset)
+    if plan is None or plan.position != START:
+        return None
+    if any(isinstance(stage, Cache) and stage.choice.on == "memory" for stage in plan.stages):
+        return None
+    try:
+        plan.at()
+    except UnsupportedError:
+        return None
+    return plan
+
+
+def iterations_before(
+    plan: PipelinePlan, opened: int, read: int, first: Any, first_of: Callable[[Any], Any]
+) -> tuple[int, int] | None:
+    """Returns how many iterations of a pipeline were begun, and read, until now; None if that cannot be found.
+
+    Before `fit` a pipeline may have been iterated, by the script, or by a strategy to build the model. A restarted
+    script does so again, so the first batch of its next iteration tells: it is compared with those of the plan.
+
+    Args:
+        plan: From its start.
+        opened: Iterations begun since `fit` began.
+        read: Those of them that were read.
+        first: What the next iteration yields first.
+        first_of: Returns what the first iteration of a dataset yields first.
+    """
+    for earlier in range(_MOST_EARLIER):
+        for read_earlier in range(earlier, -1, -1):
+            begun = opened + earlier, read + read_earlier
+            if _same(first, first_of(plan.at(begun[1], opened=begun[0]).build())):
+                return begun
+    return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    ones, others = (tf.nest.flatten(value, expand_composites=True) for value in (one, other))
+    return len(ones) == len(others) and all(map(np.array_equal, ones, others))
+
+
+def obstacle(adapter: Any, dataset: Any) -> str | None:
+    """Why neither an iterator's state nor skipping leads to a position; None if one of them may."""
+    if isinstance(adapter, ArrayDataAdapter):
+        return None
+    if not isinstance(dataset, tf.data.Dataset):
+        return f"a {type(dataset).__name__}, of which TensorFlow tells nothing"
+    states = sorted(find_states(dataset))
+    return f"a dataset with {', '.join(states)}, whose state cannot be saved" if states else None
+
+
+def changes(adapter: Any, dataset: Any) -> str | None:
+    """What makes a dataset yield something else on each run; None if it yields the same."""
+    if isinstance(adapter, ArrayDataAdapter):
+        seeded = not adapter._shuffle or context.global_seed() is not None
+        return None if seeded else "arrays shuffled without a seed (keras.utils.set_random_seed)"
+    for stage in lineage(dataset):
+        if any(node.op.startswith(_DRAWING) for each in stage._functions() for node in nodes(each.function)):
+            return "a shuffle inside a function of a dataset"
+        if _kind(stage) in _DRAWING and not (int(stage._seed) or int(stage._seed2)):
+            return f"a {_kind(stage)} without a seed"
+    return None
+
+
+def all_counts(dataset: Any) -> bool:
+    """Whether the order of an iterator depends on all that was read before: of what is shuffled before another stage.
+
+    A cache keeps the order in which it was filled, and each repetition draws another one. So do pipelines.
+    """
+    if plan_of(dataset) is not None:
+        return True
+    keeping = (stage for stage in lineage(dataset) if _kind(stage) in ("CacheDataset", "RepeatDataset"))
+    return any(_kind(earlier) == "ShuffleDataset" for stage in keeping for earlier in lineage(stage))
+
+
+def is_complete(state: np.ndarray, dataset: Any) -> bool:
+    """Whether a state holds what each shuffle will draw next; TensorFlow leaves out one that is just exhausted."""
+    shuffles = [stage for stage in lineage(dataset) if _kind(stage) == "ShuffleDataset"]
+    cached = any(_kind(stage) == "CacheDataset" for stage in lineage(dataset))
+    return not cached and state.tobytes().count(_COUNTER) >= len(shuffles)
+
+
+def _kind(stage: Any) -> str:
+    return type(stage).__name__.strip("_")

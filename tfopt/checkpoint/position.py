@@ -1,0 +1,266 @@
+"""The position of Keras' `fit` in its data: read, and found again in another process.
+
+A pipeline of `build_pipeline` with a seed is built from there on. Of another dataset that yields the same on each run,
+as many iterators are opened as before, since each draws its own order, and as many batches of the last one are dropped.
+One that draws other orders on each run, such as arrays without a seed, gets its iterator's state back.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+from tensorflow.python.ops import gen_dataset_ops
+
+from tfopt.checkpoint.datasets import all_counts, changes, exact_plan, is_complete, iterations_before, obstacle
+from tfopt.errors import summarize_error
+from tfopt.pipelines.device.device_stage import stage_of
+from tfopt.text import readable_bytes
+from tfopt.warn import warn_once
+
+STATE = "data/iterator"
+"""The name of the array that holds an iterator's state."""
+_IGNORE, _FAIL = 1, 2  # tf.data.experimental.ExternalStatePolicy
+_MOST_BYTES = 256 * 2**20  # of an iterator's state, which goes into each checkpoint
+_BETTER = "Use build_pipeline(..., seed=...), or a tf.data.Dataset without Python and random operations."
+
+Way = Literal["plan", "skip", "state", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a `fit` is in its data. JSON values."""
+
+    way: Way
+    """How to find it again: by number, by skipping, by an iterator's state, or not at all."""
+    batch: int
+    """Batches that were read in this epoch; 0 before it."""
+    over: bool
+    """Whether no more of this epoch will be read."""
+    reads: list[int]
+    """Batches read from each iterator. Keras opens two an epoch if it knows the number of batches, and reads one."""
+    batches: int | None
+    """In an epoch, as far as Keras knows."""
+    seen: int
+    """Keras' count of batches read from the last iterator."""
+
+
+class DataPosition:
+    """Follows a `fit` through its data.
+
+    Args:
+        epochs: The `TFEpochIterator` of the running `fit`, before its first epoch.
+        prepared: Makes of a dataset what `fit` iterates: distributed, or copied to the device.
+    """
+
+    def __init__(self, epochs: Any, prepared: Callable[[Any], Any]):
+        self._epochs, self._prepared = epochs, prepared
+        self._reads: list[int] = []  # batches of each iterator, without those of the running epoch
+        self._batch = 0  # of the running epoch
+        self._reading = 0  # iterators that were open at the last step, which read from the last of them
+        self._last: Any = None  # iterator
+        self._read_from: Any = None
+        self._resumed: Any = None  # the iterator that the next opening returns
+        self._open_stock = epochs._get_iterator
+        self._dataset = epochs.data_adapter.get_tf_dataset()
+        self._plan = exact_plan(self._dataset)
+        self._obstacle = None if self._plan else obstacle(epochs.data_adapter, self._dataset)
+        epochs._get_iterator = lambda: _Opening(self._open)
+
+    def _open(self) -> Any:
+        if self._resumed is not None:
+            opened, self._resumed = self._resumed, None
+            return opened
+        self._last = iter(self._open_stock())
+        self._reads.append(0)
+        return self._last
+
+    def begin_epoch(self) -> None:
+        """Says that an epoch begins."""
+        self._reads, self._batch = self._now(), 0
+
+    def step(self, batch: int) -> None:
+        """Says that so many batches of this epoch were read."""
+        self._batch, self._reading, self._read_from = batch, len(self._reads), self._last
+
+    def _now(self) -> list[int]:
+        """The batches read from each iterator."""
+        reads = list(self._reads)
+        if self._batch:
+            reads[self._reading - 1] += self._batch
+        return reads
+
+    def save(self, *, in_epoch: bool, over: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Returns the position as JSON values and arrays.
+
+        Args:
+            in_epoch: Whether the epoch is not over yet.
+            over: Whether its batches are, and its validation is not.
+        """
+        reading = in_epoch and not over
+        way, arrays = self._way(self._read_from if reading else self._last)
+        if in_epoch and way == "none":
+            self._warn("A training that is resumed from a checkpoint within an epoch begins the epoch again")
+        position = Position(
+            way=way,
+            batch=self._batch if in_epoch else 0,
+            over=over,
+            reads=self._now()[: self._reading] if reading else self._now(),
+            batches=self._epochs._num_batches,
+            seen=self._epochs._steps_seen,
+        )
+        return asdict(position), arrays
+
+    def _way(self, iterator: Any) -> tuple[Way, dict[str, np.ndarray]]:
+        if self._plan is not None:
+            return "plan", {}
+        if self._obstacle is not None:
+            return "none", {}
+        changing = changes(self._epochs.data_adapter, self._dataset)
+        if changing is None and not all_counts(self._dataset):
+            return "skip", {}
+        state = self._state(iterator) if isinstance(iterator, OwnedIterator) else None
+        if changing is None:  # skipping would read all that was read before
+            return ("skip", {}) if state is None or not is_complete(state, self._dataset) else ("state", {STATE: state})
+        if state is None:
+            self._obstacle = self._obstacle or changing
+            return "none", {}
+        return "state", {STATE: state}
+
+    def _state(self, iterator: Any) -> np.ndarray | None:
+        """The state of an iterator, unless it is too large."""
+        # Of arrays the state holds what Keras' random operation drew.
+        policy = _IGNORE if isinstance(self._epochs.data_adapter, ArrayDataAdapter) else _FAIL
+        try:
+            saved = gen_dataset_ops.serialize_iterator(iterator._iterator_resource, external_state_policy=policy)
+        except tf.errors.OpError as error:
+            self._obstacle = summarize_error(error)
+            return None
+        state = np.frombuffer(tf.io.serialize_tensor(saved).numpy(), np.uint8)
+        if state.nbytes <= _MOST_BYTES:
+            return state
+        self._obstacle = (
+            f"a dataset whose iterator's state takes {readable_bytes(state.nbytes)}, mostly elements in the buffer of "
+            "a shuffle without a seed, or in a cache"
+        )
+        return None
+
+    def resume(self, saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, in_epoch: bool) -> int:
+        """Goes to a position that `save` returned; returns at which batch of its epoch the training goes on.
+
+        Call it before the epoch begins, or within `on_epoch_begin` if the position lies in the epoch.
+        """
+        position = Position(**saved)
+        if position.way == "none" or self._differs(position):
+            return self._give_up(position, in_epoch=in_epoch)
+        reading = in_epoch and not position.over
+        continued = reading or (self._epochs.steps_per_epoch is not None and bool(position.reads))
+        if position.way == "plan":
+            if not self._move(position.reads, continued=continued):
+                return self._give_up(position, in_epoch=in_epoch)
+        else:
+            self._open_again(position, arrays)
+        self._reads = list(position.reads)
+        if reading:
+            self._reads[-1] -= position.batch
+            self.step(position.batch)
+            self._resumed = self._last
+        elif continued:
+            self._epochs._current_iterator = self._last
+        self._epochs._num_batches, self._epochs._steps_seen = position.batches, position.seen
+        if in_epoch:
+            self._skip_steps(None if position.over else position.batch)
+        return position.batch
+
+    def _give_up(self, position: Position, *, in_epoch: bool) -> int:
+        """Begins the epoch again, unless all of it was read."""
+        if position.over:
+            self._skip_steps(None)
+            return position.batch
+        if in_epoch or self._epochs.steps_per_epoch:
+            self._warn("The data begin again at the epoch's start")
+        return 0
+
+    def _move(self, reads: list[int], *, continued: bool) -> bool:
+        """Goes on with the pipeline from a position on; returns whether it was found."""
+        assert self._plan is not None
+        before = reads[:-1] if continued else reads
+        for _ in before:
+            self._begin()
+        first = next(self._begin(), None)
+        read = sum(batches > 0 for batches in before)
+        begun = iterations_before(self._plan, len(before), read, first, self._first_of)
+        if begun is None:
+            self._obstacle = "a pipeline that now yields other batches, or was iterated more often before fit"
+            return False
+        moved = self._plan.at(begun[1], reads[-1] if continued else 0, opened=begun[0])
+        dataset = self._prepared(moved.build())
+        self._open_stock = lambda: dataset
+        if continued:
+            self._last = iter(dataset)
+        return True
+
+    def _begin(self) -> Any:
+        """A new iterator of what `fit` iterates; of a device stage over indices, so that nothing is loaded."""
+        stage = stage_of(self._dataset)
+        return iter(self._open_stock() if stage is None else stage.elements)
+
+    def _first_of(self, dataset: Any) -> Any:
+        stage = stage_of(dataset)
+        return next(iter(self._prepared(dataset) if stage is None else stage.elements), None)
+
+    def _open_again(self, position: Position, arrays: Mapping[str, np.ndarray]) -> None:
+        """Opens as many iterators as before, and brings the last one to the position."""
+        everything = position.way == "skip" and all_counts(self._dataset)
+        for number, batches in enumerate(position.reads, 1):
+            self._last = iter(self._open_stock())
+            if everything or (position.way == "skip" and number == len(position.reads)):
+                for _ in range(batches):
+                    next(self._last)
+        if position.way == "state" and position.reads:
+            state = tf.io.parse_tensor(arrays[STATE].tobytes(), tf.variant)
+            gen_dataset_ops.deserialize_iterator(self._last._iterator_resource, state)
+
+    def _skip_steps(self, batch: int | None) -> None:
+        """Lets the epoch that begins next start at a batch, and read nothing for those before; None: at its end."""
+        epochs = self._epochs
+
+        def enumerate_rest() -> Iterator[tuple[int, int, Any]]:
+            del epochs._enumerate_iterator
+            if batch is None:
+                return
+            for begin, end, iterator in epochs._enumerate_iterator():
+                if begin >= batch:
+                    yield begin, end, iterator
+
+        epochs._enumerate_iterator = enumerate_rest
+
+    def _differs(self, position: Position) -> bool:
+        """Whether the data are not those of the checkpoint."""
+        now = self._epochs._num_batches
+        if (position.way == "plan") != (self._plan is not None):
+            self._obstacle = "it is another kind of dataset than in the checkpoint"
+        elif None not in (now, position.batches) and now != position.batches:
+            self._obstacle = f"it has {now:,} batches an epoch, and had {position.batches:,} in the checkpoint"
+        else:
+            return False
+        return True
+
+    def _warn(self, consequence: str) -> None:
+        warn_once(
+            f"position {self._obstacle}",
+            f"Expected data whose position can be saved. Found: {self._obstacle}. {consequence}. {_BETTER}",
+        )
+
+
+class _Opening:
+    """What `iter` is called on."""
+
+    def __init__(self, opened: Callable[[], Any]):
+        self._opened = opened
+
+    def __iter__(self) -> Any:
+        return self._opened()

@@ -1,0 +1,79 @@
+"""The processes that train one model together: what they agree on, so that all save at the same step."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_CHECK_SECONDS = 1.0  # between agreements
+_MOST_STEPS = 1000
+
+
+class Processes:
+    """The processes of a training. One that trains alone agrees with itself.
+
+    Args:
+        model: The model that trains.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._strategy = model.distribute_strategy
+        replicas = self._strategy.num_replicas_in_sync
+        local = len(self._strategy.extended.worker_devices) if replicas > 1 else 1
+        self.count = max(1, replicas // local)
+        """How many there are."""
+        self.first = 0
+        """The number of this process's first replica among all."""
+        self.replicas = replicas
+        """In all processes."""
+        self._checked = (0, 0.0)  # step and time of the last agreement
+        self._next = 1  # step
+        if self.count > 1:
+            self.first = _number(self._strategy) * local
+        self.is_chief = self.first == 0
+        """Whether this process writes."""
+
+    def total(self, value: Any) -> np.ndarray:
+        """Returns the sum of each process's array; every process must call it at the same point."""
+        value = np.asarray(value)
+        if self.count == 1:
+            return value
+        given = iter([value])  # this process's other replicas add nothing
+        parts = self._strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(next(given, np.zeros_like(value)))
+        )
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None).numpy()
+
+    def joined(self, values: np.ndarray) -> np.ndarray:
+        """Returns the values of all replicas, given those of this process's, in the order of replicas."""
+        everywhere = np.zeros((self.replicas, *values.shape[1:]), values.dtype)
+        everywhere[self.first : self.first + len(values)] = values
+        return self.total(everywhere)
+
+    def agree(self, step: int, seconds: float, *wishes: bool) -> tuple[bool, ...]:
+        """Returns which wishes any process has; asked after each step, it answers about once a second.
+
+        Args:
+            step: The number of the step that has ended.
+            seconds: The time, monotonic.
+            wishes: Of this process.
+        """
+        if self.count == 1:
+            return wishes
+        if step < self._next:
+            return (False,) * len(wishes)
+        before, then = self._checked
+        each = (seconds - then) / max(1, step - before) if before else _CHECK_SECONDS
+        *sums, total = self.total(np.array([*wishes, each], np.float64))
+        # The same in all processes, since it is computed from a sum.
+        self._next = step + int(np.clip(_CHECK_SECONDS * self.count / max(total, 1e-9), 1, _MOST_STEPS))
+        self._checked = (step, seconds)
+        return tuple(bool(wished) for wished in sums)
+
+
+def _number(strategy: Any) -> int:
+    resolver = strategy.cluster_resolver
+    spec = resolver.cluster_spec()
+    tasks = [(job, task) for job in ("chief", "worker") if job in spec.jobs for task in spec.task_indices(job)]
+    return tasks.index((resolver.task_type, resolver.task_id))

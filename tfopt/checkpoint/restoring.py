@@ -1,0 +1,85 @@
+"""Restores a checkpoint into a model, for inference, fine-tuning or a loop of one's own."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from tfopt.checkpoint.folder.reading import read
+from tfopt.checkpoint.variables import WEIGHTS, assign, differences, parts_of, renamed, require_same, saved_in
+from tfopt.errors import CheckpointError
+from tfopt.model.layers import require_model
+from tfopt.text import Shown, listed
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Restored(Shown):
+    """What `restore` did."""
+
+    step: int
+    """Of the training."""
+    variables: int
+    """How many got a value."""
+    skipped: tuple[str, ...]
+    """With `partial`, what does not fit: variables of the model, and of the checkpoint."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values."""
+        return {"step": self.step, "variables": self.variables, "skipped": list(self.skipped)}
+
+    def __str__(self) -> str:
+        skipped = f"; skipped: {listed(self.skipped, _SHOWN)}" if self.skipped else ""
+        return f"step {self.step:,}: {self.variables:,} variables restored{skipped}"
+
+
+def restore(
+    model: keras.Model, folder: str | os.PathLike[str], step: int | None = None, *, partial: bool = False
+) -> Restored:
+    """Gives a built model the weights of a checkpoint, and its optimizer, if it has one, the state it had.
+
+    Use it to evaluate, export or fine-tune a model that `TrainingCheckpoint` saved; to go on with a training, start its
+    script again. `model.save_weights("model.weights.h5")` exports the weights afterwards. All of the checkpoint is
+    checked before anything is changed; arrays are mapped into memory, and no code in the checkpoint is run.
+
+    Args:
+        model: Built. If it is compiled, also with the optimizer that it trained with.
+        folder: Where the training saves. It may still run.
+        step: Default: that of the newest whole checkpoint. `available` lists them.
+        partial: Whether to restore what fits by name, dtype and shape, and leave the rest as it is. Default: False.
+
+    Returns:
+        The step, and with `partial` what was skipped.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If the model is not built, `folder` is a file or `step` is negative.
+        tfopt.errors.CheckpointError: If there is no whole checkpoint, or the variables differ; each one is named.
+
+    Example:
+        >>> print(tfopt.checkpoint.restore(model, "checkpoints"))
+        step 1,200: 14 variables restored
+        >>> model.save_weights("model.weights.h5")
+    """
+    require_model(model)
+    if not model.built:
+        raise ValueError(f"Expected a built model. Received: {model.name!r}, which is not. Call it on a batch first.")
+    found = read(folder, step)
+    if found is None:
+        raise CheckpointError(f"Expected a checkpoint in {os.fspath(folder)!r}. Found none. Check the path.")
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    groups = (WEIGHTS,) if optimizer is None else (WEIGHTS, "optimizer/")
+    saved = {name: content for name, content in saved_in(found).items() if name.startswith(groups)}
+    parts = {name: part for name, part in parts_of(model).items() if name.startswith(groups)}
+    parts = renamed(parts, saved)
+    skipped = tuple(differences(parts, saved)) if partial else ()
+    if partial:
+        parts = {name: part for name, part in parts.items() if saved.get(name) == (part.dtype, part.shape)}
+    else:
+        require_same(parts, saved, str(found.path))
+    assign(parts, found.arrays)
+    return Restored(found.step, len(parts), skipped)

@@ -1,0 +1,66 @@
+"""Saves checkpoints behind a training's back, one at a time."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal
+
+import numpy as np
+
+from tfopt.checkpoint.folder.store import Store
+from tfopt.errors import CheckpointError
+from tfopt.warn import warn_once
+
+
+class Saver:
+    """Writes checkpoints to a folder in a thread.
+
+    Args:
+        store: The folder.
+        on_error: "warn": a checkpoint that cannot be saved is warned of, and the training goes on. "raise": the next
+            call raises the error.
+    """
+
+    def __init__(self, store: Store, on_error: Literal["warn", "raise"]):
+        self.store = store
+        self._on_error = on_error
+        # At exit Python waits for it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfopt-checkpoint")
+        self._pending: Future[int] | None = None
+
+    def is_free(self) -> bool:
+        """Whether the last checkpoint is done; reports its error, if it had one."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+        return self._pending is None
+
+    def put(self, step: int, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
+        """Begins to save a checkpoint, as soon as the one before is done."""
+        self.wait()
+        self._pending = self._thread.submit(self.store.write, step, arrays, metadata)
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is safe.
+
+        Raises:
+            tfopt.errors.CheckpointError: If it could not be saved, with on_error="raise".
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except Exception as error:
+            if self._on_error == "raise":
+                raise
+            foreseen = isinstance(error, CheckpointError)
+            text = str(error) if foreseen else f"Expected to save a checkpoint. Found: {error!r}."
+            warn_once(
+                f"checkpoint {self.store.folder}",
+                f"{text} The training goes on, and saves when the next checkpoint is due.",
+                error=None if foreseen else error,
+            )
+
+    def close(self) -> None:
+        """Waits for the last checkpoint and lets another training save to the folder. A second call does nothing."""
+        self._thread.shutdown()
+        self.store.close()

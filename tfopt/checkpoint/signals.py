@@ -1,0 +1,82 @@
+"""Signals that ask a training to end, such as SIGTERM before a preemption: noted, and handled after a step."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+from tfopt.errors import unknown_name
+from tfopt.warn import warn_once
+
+_SAME_SECONDS = 2.0
+
+
+class Signals:
+    """Notes signals from `install` to `remove`. A second one ends the process at once, as it does by default.
+
+    One within two seconds does not count: a scheduler and a launcher may both pass the same signal on.
+
+    Args:
+        names: Such as "SIGTERM".
+    """
+
+    def __init__(self, names: Iterable[str]):
+        self._numbers = [signal.Signals[name] for name in names]
+        self._earlier: dict[int, Any] = {}
+        self.received: str | None = None
+        """The signal that was received; None so far."""
+
+    def install(self) -> None:
+        """Takes over the signals; warns outside the main thread, where Python does not allow it."""
+        self.received = None
+        if not self._numbers:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            warn_once(
+                "checkpoint signals",
+                f"Expected fit in the main thread, to save a checkpoint on {self._numbers[0].name}. Found it in "
+                "another thread, where Python handles no signals. The signal will end the training without one.",
+            )
+            return
+        for number in self._numbers:
+            self._earlier[number] = signal.signal(number, self._note)
+
+    def remove(self) -> None:
+        """Gives the signals back to their earlier handlers."""
+        for number, earlier in self._earlier.items():
+            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) == self._note:
+                signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+        self._earlier = {}
+
+    def earlier_handler(self) -> Callable[..., object] | None:
+        """The handler that the received signal had before, if it is a function."""
+        if self.received is None:
+            return None
+        handler = self._earlier.get(signal.Signals[self.received])
+        return handler if callable(handler) else None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        now = time.monotonic()
+        if self.received is None:
+            self._received_at = now
+        elif now - self._received_at > _SAME_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.received = signal.Signals(number).name
+
+
+def checked_signals(names: Any) -> tuple[str, ...]:
+    """Returns names of signals; raises TypeError or ValueError for others."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(
+            f"Expected signals to be a list of names. Received: {names!r}. Pass ('SIGTERM',), or () for none."
+        )
+    names = tuple(names)
+    for name in names:
+        if name not in signal.Signals.__members__:
+            raise unknown_name("signal", name, ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"))
+    return names

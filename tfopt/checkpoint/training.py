@@ -1,0 +1,163 @@
+"""All that a running `fit` has changed so far: gathered for a checkpoint, and restored from one."""
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfopt
+from tfopt.checkpoint import callback_states
+from tfopt.checkpoint.folder.reading import Checkpoint
+from tfopt.checkpoint.position import DataPosition
+from tfopt.checkpoint.processes import Processes
+from tfopt.checkpoint.variables import (
+    METRICS,
+    Copies,
+    Part,
+    assign,
+    built_parts,
+    parts_of,
+    renamed,
+    require_same,
+    saved_in,
+    step_graphs,
+)
+from tfopt.fit.launching import overlap_of
+from tfopt.fit.overlapping import ahead
+
+
+class Training:
+    """The state of a `fit`.
+
+    Args:
+        model: The model that trains.
+        epochs: The `TFEpochIterator` of the running `fit`.
+        callbacks: Of the running `fit`, whose states belong to it.
+        processes: That train the model.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        epochs: Any,
+        callbacks: Sequence[keras.callbacks.Callback],
+        processes: Processes,
+    ):
+        self.epoch = 0
+        """The running epoch."""
+        self.step = 0
+        """Batches trained on, in all epochs."""
+        self.callbacks = callbacks
+        """Whose states belong to it."""
+        self._model, self._processes = model, processes
+        self._spec = epochs._distributed_dataset.element_spec
+        self._position = DataPosition(epochs, self._prepared)
+        self._before_epoch = 0  # steps
+        self._parts: dict[str, Part] | None = None
+        self._metrics: Copies | None = None  # of the epoch that is validated now
+        self._rest: Checkpoint | None = None  # what is restored when its epoch begins
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Notes that an epoch begins. If it was interrupted, restores the state in which it was."""
+        self.epoch, self._before_epoch, self._metrics = epoch, self.step, None
+        self._position.begin_epoch()
+        found, self._rest = self._rest, None
+        if found is not None:
+            batch = self._position.resume(found.metadata["data"], found.arrays, in_epoch=True)
+            self._restore(found, in_epoch=batch > 0)
+            self.step, self._before_epoch = found.step, found.step - batch
+            self._keep_logs(found.metadata["logs"])
+
+    def end_step(self, batch: int) -> None:
+        """Notes that so many batches of this epoch were trained on."""
+        self.step = self._before_epoch + batch
+        self._position.step(batch)
+        if self._parts is None:
+            self._parts = parts_of(self._model, self._processes, step_graphs(self._model))
+
+    def begin_validation(self) -> None:
+        """Keeps the metrics of the epoch, which validation uses for its own."""
+        self._metrics = Copies(self._only_metrics(), self._processes)
+
+    def save(self, logs: Mapping[str, Any], *, in_epoch: bool) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
+        """Returns the state as arrays, which are copies on the device, and JSON values.
+
+        Args:
+            logs: Of the last step; at an epoch's end, of the epoch.
+            in_epoch: Whether the running epoch is not over.
+        """
+        numbers = _numbers(logs)
+        callbacks, kept = callback_states.save(self.callbacks)
+        data, state = self._position.save(in_epoch=in_epoch, over=in_epoch and self._metrics is not None)
+        metadata = {
+            "epoch": self.epoch if in_epoch else self.epoch + 1,
+            "batch": data["batch"],
+            "metrics": {} if in_epoch else numbers,
+            "logs": numbers if in_epoch else {},
+            "data": data,
+            "callbacks": callbacks,
+            "versions": {"tfopt": tfopt.__version__, "keras": keras.__version__, "tensorflow": tf.__version__},
+        }
+        arrays: list[Mapping[str, np.ndarray]] = [kept, state, Copies(self._all(), self._processes)]
+        return ChainMap(*([self._metrics] if self._metrics else []), *arrays), metadata  # type: ignore[arg-type]
+
+    def resume(self, found: Checkpoint) -> None:
+        """Goes on from a checkpoint. Call it before the first epoch, when all other callbacks have begun.
+
+        Raises:
+            tfopt.errors.CheckpointError: If the model, optimizer or metrics are others.
+        """
+        self.epoch, self.step = found.metadata["epoch"], found.step
+        self._model._initial_epoch = self.epoch
+        if found.metadata["batch"]:
+            # Other callbacks do again what they do when an epoch begins, such as setting the learning rate.
+            self._rest = found
+        else:
+            self._position.resume(found.metadata["data"], found.arrays, in_epoch=False)
+            self._restore(found, in_epoch=False)
+
+    def _restore(self, found: Checkpoint, *, in_epoch: bool) -> None:
+        saved = saved_in(found)
+        parts = renamed(built_parts(self._model, self._processes, self._spec), saved)
+        if not in_epoch:  # an epoch that begins has reset its metrics
+            saved = {name: content for name, content in saved.items() if not name.startswith(METRICS)}
+            parts = {name: part for name, part in parts.items() if not name.startswith(METRICS)}
+        require_same(parts, saved, str(found.path))
+        assign(parts, found.arrays, self._processes.first)
+        callback_states.restore(self.callbacks, found.metadata["callbacks"], found.arrays)
+
+    def _keep_logs(self, logs: dict[str, float]) -> None:
+        """Lets an epoch of which no step is left report what its last step did."""
+        model: Any = self._model
+        stock = model._get_metrics_result_or_logs
+
+        def first(found: Any) -> Any:
+            del model.__dict__["_get_metrics_result_or_logs"]
+            return stock(found or logs)
+
+        model.__dict__["_get_metrics_result_or_logs"] = first
+
+    def _only_metrics(self) -> dict[str, Part]:
+        return {name: part for name, part in self._all().items() if name.startswith(METRICS)}
+
+    def _all(self) -> dict[str, Part]:
+        return parts_of(self._model, self._processes) if self._parts is None else self._parts
+
+    def _prepared(self, dataset: Any) -> Any:
+        """A dataset as `fit` iterates it."""
+        if not isinstance(dataset, tf.distribute.DistributedDataset):
+            dataset = self._model.distribute_strategy.experimental_distribute_dataset(dataset)
+        return ahead(dataset, jit=self._model.jit_compile) if overlap_of(self._model) else dataset
+
+
+def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The logs that are numbers."""
+    found = {}
+    for name, value in logs.items():
+        with suppress(TypeError, ValueError):  # such as a confusion matrix
+            found[name] = float(value)
+    return found

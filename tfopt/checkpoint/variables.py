@@ -1,0 +1,245 @@
+"""Every variable that a training changes, by name: copied on the device, and given its values back."""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadVariable
+
+from tfopt.checkpoint.folder.reading import Checkpoint
+from tfopt.checkpoint.processes import Processes
+from tfopt.distribute.data_check.fits import is_counter
+from tfopt.errors import CheckpointError, UnsupportedError
+from tfopt.model.state import trace_train_step, traced_steps
+from tfopt.pipelines.shared.nondeterminism import find_in_function
+from tfopt.text import listed
+
+WEIGHTS = "model/"
+"""How the names of a model's own variables begin."""
+METRICS = "metrics/"
+_GROUPS = (WEIGHTS, METRICS, "optimizer/", "seeds/", "step/")
+_THREADS = 4  # that restore: copies to a GPU overlap with reading
+_SHOWN = 8
+_NUMBER = re.compile(r"_\d+(?=[/_]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A variable, as this process holds it."""
+
+    variables: tuple[Any, ...]
+    """One per replica of this process."""
+    rows: int | None
+    """How many replicas in all processes have a value of their own, such as a metric's; None if all have the same."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what is saved: with a first axis for replicas that have a value of their own."""
+        shape = tuple(self.variables[0].shape)
+        return shape if self.rows is None else (self.rows, *shape)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of what is saved."""
+        return str(self.variables[0].dtype.as_numpy_dtype.__name__)
+
+
+def parts_of(
+    model: keras.Model, processes: Processes | None = None, graphs: Iterable[tf.Graph] = ()
+) -> dict[str, Part]:
+    """Returns the variables of a training by name: weights, seeds, optimizer, metrics, and others that the step uses.
+
+    Args:
+        model: The model, built.
+        processes: That train it. Default: this one alone.
+        graphs: Of the training step, to find variables of which Keras does not know: `tf.random.Generator`s, and what
+            gradient accumulation keeps.
+    """
+    named = [*_named(WEIGHTS, model.variables)]
+    if model.optimizer is not None:
+        named += _named("optimizer/", model.optimizer.variables)
+    named += _named(METRICS, model.metrics_variables)
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    if generator is not None:
+        named.append(("seeds/global", generator.state.value))
+    parts: dict[str, Part] = {}
+    seen: set[int] = set()
+    used = {id(each): each for graph in graphs for each in graph.variables if not is_counter(each)}
+    in_order = sorted(used.values(), key=lambda variable: variable.handle._id)  # as they were made; a graph has a set
+    found = ((f"step/{variable.name}", _whole(variable)) for variable in in_order)
+    for name, variable in itertools.chain(named, found):
+        components = tuple(getattr(variable, "values", (variable,)))
+        if not seen.isdisjoint(map(id, components)):
+            continue
+        seen.update(map(id, components))
+        rows = processes.replicas if processes and _differs(variable, processes) else None
+        parts[_free(name, parts)] = Part(components, rows)
+    return parts
+
+
+def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((prefix + variable.path, variable.value) for variable in variables)
+
+
+def saved_in(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns the dtype and shape of each variable in a checkpoint, by name."""
+    contents = ((name, place.content) for name, place in checkpoint.manifest.arrays.items())
+    return {name: (content.dtype, content.shape) for name, content in contents if name.startswith(_GROUPS)}
+
+
+def _differs(variable: Any, processes: Processes) -> bool:
+    """Whether replicas may have different values of a variable."""
+    return isinstance(variable, SyncOnReadVariable) or (
+        processes.count > 1 and not isinstance(variable, DistributedVariable)
+    )
+
+
+def _whole(variable: Any) -> Any:
+    """The variable of all replicas that one replica's belongs to."""
+    container = getattr(variable, "_distributed_container", None)
+    return variable if container is None or container() is None else container()
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    """A name that is not taken; layers and metrics may share one."""
+    numbered = (f"{name}#{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)
+
+
+def step_graphs(model: keras.Model) -> list[tf.Graph]:
+    """Returns the graphs of the training step that `fit` has traced; none if it runs eagerly.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If the step draws random numbers from operations whose state cannot be saved.
+    """
+    concretes = traced_steps(model)
+    for concrete in concretes:
+        for found in find_in_function(concrete):
+            # Of a generator, the state is a variable.
+            if found.kind == "random" and not found.operation.startswith(("Rng", "Stateful", "Cudnn")):
+                raise UnsupportedError(
+                    f"Expected random numbers that a resumed training can continue. Found {found} in the training step "
+                    f"of {model.name!r}: TensorFlow keeps its state where it cannot be read. Draw with keras.random "
+                    "and a SeedGenerator, or with a tf.random.Generator."
+                )
+    return [concrete.graph for concrete in concretes]
+
+
+def built_parts(model: keras.Model, processes: Processes, element_spec: Any) -> dict[str, Part]:
+    """Returns the variables of a training that has not begun. Its step is traced, which makes them all."""
+    graphs: list[tf.Graph] = []
+    with suppress(UnsupportedError):  # one that only runs eagerly: Keras knows its variables
+        graphs = [trace_train_step(model, tf.nest.map_structure(_of_one_replica, element_spec))[1]]
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return parts_of(model, processes, graphs)
+
+
+def _of_one_replica(spec: Any) -> Any:
+    specs = getattr(spec, "_value_specs", None)  # of a PerReplicaSpec
+    return specs[0] if specs else spec
+
+
+class Copies(Mapping[str, np.ndarray]):
+    """The values of variables at one moment, copied on their devices; each goes to the host when it is asked for.
+
+    In several processes, all must make it at the same step.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], processes: Processes):
+        self._copies = {name: _copied(part, processes) for name, part in parts.items()}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.asarray(self._copies[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._copies)
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+
+def _copied(part: Part, processes: Processes) -> Any:
+    if part.rows is None:
+        return _copy(part.variables[0])
+    return processes.joined(np.stack([variable.numpy() for variable in part.variables]))
+
+
+def _copy(variable: Any) -> Any:
+    # A value that was only read shares its memory with the variable, which the next update would first have to copy.
+    try:
+        with tf.device(variable.device):
+            return tf.raw_ops.DeepCopy(x=variable.read_value())
+    except (tf.errors.ResourceExhaustedError, tf.errors.NotFoundError, tf.errors.InvalidArgumentError):
+        return np.array(variable.numpy())  # no room on the GPU, or no kernel for this dtype there
+
+
+def assign(parts: Mapping[str, Part], arrays: Mapping[str, np.ndarray], first: int = 0) -> None:
+    """Gives variables the values of these arrays, which have their names.
+
+    Args:
+        parts: The variables.
+        arrays: The values.
+        first: The number of this process's first replica.
+
+    Raises:
+        tfopt.errors.CheckpointError: If an array was removed meanwhile.
+    """
+
+    def put(name: str) -> None:
+        part, array = parts[name], arrays[name]
+        for number, variable in enumerate(part.variables):
+            variable.assign(array if part.rows is None else array[first + number])
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        list(threads.map(put, parts))
+
+
+def renamed(parts: Mapping[str, Part], names: Iterable[str]) -> dict[str, Part]:
+    """Returns variables under a checkpoint's names, if they differ only in the numbers that Keras appends.
+
+    A model that is built again in the same process has `dense_1` where it had `dense`.
+    """
+    wanted = list(names)
+    if [_NUMBER.sub("", name) for name in parts] != [_NUMBER.sub("", name) for name in wanted]:
+        return dict(parts)
+    return dict(zip(wanted, parts.values(), strict=True))
+
+
+def require_same(parts: Mapping[str, Part], arrays: Mapping[str, tuple[str, tuple[int, ...]]], where: str) -> None:
+    """Raises CheckpointError if variables differ from the arrays of a checkpoint; each difference is named.
+
+    Args:
+        parts: The variables.
+        arrays: The dtype and shape of each array.
+        where: What holds the arrays, in messages.
+    """
+    found = list(differences(parts, arrays))
+    if found:
+        raise CheckpointError(
+            f"Expected the model, optimizer and metrics of {where}. Found differences: "
+            f"{listed(found, _SHOWN)}. Build the model as it was then, or save to "
+            "another folder; tfopt.checkpoint.restore(..., partial=True) loads the weights that fit."
+        )
+
+
+def differences(parts: Mapping[str, Part], arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[str]:
+    """Yields the differences between variables and the arrays of a checkpoint."""
+    for name, part in parts.items():
+        if name not in arrays:
+            yield f"{name} is not in the checkpoint"
+        elif (part.dtype, part.shape) != arrays[name]:
+            dtype, shape = arrays[name]
+            yield f"{name} is {part.dtype} {part.shape}, and was {dtype} {shape}"
+    for name in arrays:
+        if name not in parts:
+            yield f"{name} is only in the checkpoint"
