@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import keras
@@ -15,15 +16,17 @@ from keras.src.utils.io_utils import print_msg
 
 from tfopt import checks
 from tfopt.callbacks.local_steps import LocalSteps
-from tfopt.callbacks.shared.fit_watch import is_own_handler
+from tfopt.callbacks.shared.fit_watch import is_own_handler, share_sigterm
 from tfopt.callbacks.shared.running_fit import end_with_fit, running_list, variable_of_a_caller
 from tfopt.checkpoint.folder.reading import Checkpoint, read
-from tfopt.checkpoint.folder.store import Store
+from tfopt.checkpoint.folder.store import Store, checked_best
+from tfopt.checkpoint.position import DataPosition
 from tfopt.checkpoint.processes import Processes
 from tfopt.checkpoint.saver import Saver
 from tfopt.checkpoint.signals import Signals, checked_signals
 from tfopt.checkpoint.training import Training
-from tfopt.errors import UnsupportedError
+from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.warn import warn_once
 
 RESTART = 75
 """The exit code after a signal: start the same command again. EX_TEMPFAIL of sysexits.h."""
@@ -95,7 +98,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._every_seconds = every_seconds
         if every_seconds is not None:
             self._every_seconds = checks.number("every_seconds", every_seconds, "Pass seconds, or None.", above=0)
-        self._keep, self._best = keep, best
+        self._keep = checks.integer("keep", keep, "Pass how many checkpoints to keep.", least=1)
+        self._best = checked_best(best)
+        if on_error not in ("warn", "raise"):
+            raise unknown_name("value of on_error", on_error, ("warn", "raise"))
         self._resume, self._on_error = resume, on_error
         self._signals = Signals(checked_signals(signals))
         self._clock = clock
@@ -122,15 +128,17 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         others = [each for each in running.callbacks if each is not self]
         _refuse(others)
         self._processes = Processes(self.model)
+        self._training = training = Training(self.model, epochs, others, self._processes)
         self._saver = None
         if self._processes.is_chief:
             self._saver = Saver(Store(self._folder, keep=self._keep, best=self._best), self._on_error)
-            end_with_fit(self, self._saver.close)
-        self._training = training = Training(self.model, epochs, others, self._processes)
+        self._close = partial(_close, self._saver, self._signals, training.position)
+        end_with_fit(self, self._close)  # also if an exception ends it
         if self._resume and (found := self._newest()):
             training.resume(found)
             self._go_on(training)
         self._saved_at, self._saved_step = self._clock(), training.step
+        share_sigterm()  # first: the thread that ends fits may read a signal late, when this handler is gone again
         self._signals.install()
 
     def _newest(self) -> Checkpoint | None:
@@ -200,6 +208,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         training = self._training
         if training is None:
             return
+        self._expect_metric(logs or {})
         leaves, late = (bool(wished) for wished in self._processes.total(np.array(self._wishes(), np.int64)))
         last = epoch + 1 == self.params["epochs"] or self.model.stop_training
         due = self._best or (self._every_epochs and (epoch + 1) % self._every_epochs == 0)
@@ -207,6 +216,17 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._leave(training, logs or {}, in_epoch=False)
         elif due or late or last:
             self._save(training, logs or {}, in_epoch=False)
+
+    def _expect_metric(self, logs: Mapping[str, Any]) -> None:
+        """Warns if there is nothing to tell the best epoch by; without `val_` metrics, this epoch was not validated."""
+        if self._best is None or self._best[0] in logs:
+            return
+        if not self._best[0].startswith("val_") or any(name.startswith("val_") for name in logs):
+            warn_once(
+                f"best {self._best[0]}",
+                f"Expected the metric {self._best[0]!r} of `best` in an epoch's logs. Found: {', '.join(logs)}. No "
+                "checkpoint is kept as the best. Pass one of these.",
+            )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits until the last checkpoint is safe."""
@@ -221,9 +241,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def _end(self) -> None:
         self._training = None
         self.model._initial_epoch = None
-        self._signals.remove()
-        if self._saver:
-            self._saver.close()
+        self._close()
 
     def _save(self, training: Training, logs: Mapping[str, Any], *, in_epoch: bool) -> None:
         if self._saver:
@@ -247,6 +265,14 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 earlier(signal.Signals[str(name)], None)
         self._end()
         sys.exit(RESTART)
+
+
+def _close(saver: Saver | None, signals: Signals, position: DataPosition) -> None:
+    """Gives back what belongs to others; a second call does nothing."""
+    signals.remove()
+    position.close()
+    if saver:
+        saver.close()
 
 
 def _refuse(callbacks: Iterable[keras.callbacks.Callback]) -> None:

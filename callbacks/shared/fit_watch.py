@@ -154,6 +154,10 @@ class _Watch:
         ours = signal.getsignal(signal.SIGTERM) is _on_sigterm
         return ours and self._handles_alone and self._thread is not None
 
+    def share(self) -> None:
+        """Leaves SIGTERM to whatever handler is installed."""
+        self._handles_alone = False
+
     def terminate(self) -> None:
         """Ends all fits, within a few seconds, and then this process as SIGTERM does by default."""
         if not self._terminating.acquire(blocking=False):
@@ -236,6 +240,11 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 def is_own_handler(handler: object) -> bool:
     """Whether a handler of SIGTERM is the one that ends all fits here."""
     return handler is _on_sigterm
+
+
+def share_sigterm() -> None:
+    """Says that another handler of SIGTERM is installed, perhaps for a moment: the thread must not act on its own."""
+    _WATCH.share()
 
 
 def _over(fits: Mapping[_Fit, object]) -> list[_Fit]:

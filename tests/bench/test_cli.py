@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tfopt.bench import cli, run, suites
@@ -486,3 +487,33 @@ def test_a_signal_keeps_what_was_measured(tmp_path, number):
     found = read(path)
     assert found.status == "interrupted"
     assert [case.suite for case in found.cases] == ["one"]
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    from tfopt.checkpoint.folder.store import Store
+
+    with Store(tmp_path / "saved") as store:
+        for step in (7, 14):
+            store.write(step, {"kernel": np.full(3, step)}, {"metrics": {"loss": 1 / step}})
+    return tmp_path / "saved"
+
+
+def test_checkpoints_are_listed(checkpoints, capsys):
+    assert cli.main(["checkpoint", "list", str(checkpoints)]) == cli.DONE
+    assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()] == ["step 14", "step 7"]
+    assert cli.main(["checkpoint", "list", str(checkpoints), "--json"]) == cli.DONE
+    assert [each["step"] for each in json.loads(capsys.readouterr().out)] == [14, 7]
+    assert cli.main(["checkpoint", "list", str(checkpoints.parent)]) == cli.DONE
+    assert capsys.readouterr().out.startswith("no checkpoints in ")
+
+
+def test_checkpoints_are_verified(checkpoints, capsys):
+    assert cli.main(["checkpoint", "verify", str(checkpoints)]) == cli.DONE
+    assert capsys.readouterr().out == "2 checkpoints: every checksum matches\n"
+    damaged = next((checkpoints / "blobs").iterdir())
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert cli.main(["checkpoint", "verify", str(checkpoints), "--json"]) == cli.FAILED
+    assert json.loads(capsys.readouterr().out)["problems"]
+    assert cli.main(["checkpoint", "verify", str(checkpoints.parent)]) == cli.USAGE
+    assert "Expected a checkpoint in" in capsys.readouterr().err

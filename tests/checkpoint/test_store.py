@@ -305,7 +305,7 @@ def test_nothing_there(tmp_path):
             store.read(3)
         store.write(7, {})
         store.write(8, {})
-        with pytest.raises(CheckpointError, match=r"Found those of the steps 7, 8\. Pass one"):
+        with pytest.raises(CheckpointError, match=r"Found the steps 7, 8\. Pass one"):
             store.read(3)
         assert len(store.read().arrays) == 0
 

@@ -222,6 +222,7 @@ def test_what_a_training_needs_of_its_pod(manifest):
     assert pod.share_process_namespace is True
     assert {each.name: each.value for each in container.env}["TFOPT_WATCH_PROGRESS_SECONDS"] == "3600"
     assert pod.termination_grace_period_seconds > 30
+    assert container.command[0] == "python"  # a shell would keep SIGTERM to itself
     assert manifest.job.spec.pod_replacement_policy == "Failed"
     term = pod.affinity.pod_anti_affinity.preferred_during_scheduling_ignored_during_execution[0]
     assert term.pod_affinity_term.label_selector.match_labels == manifest.label

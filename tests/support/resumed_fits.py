@@ -1,5 +1,6 @@
 """Trainings that a signal interrupts and that go on in a new model, beside ones that were never interrupted."""
 
+import gc
 import os
 import signal
 from dataclasses import dataclass, field
@@ -143,30 +144,33 @@ class Case:
     steps: int = 7
     """Steps of an epoch."""
 
-    def fit(self, *callbacks):
+    def fit(self, *callbacks, strategy):
         """Trains a new model; returns its variables and its history."""
         keras.backend.clear_session()
         keras.utils.set_random_seed(5)
-        model = self.model()
-        options = {"jit_compile": False, "metrics": ["accuracy", keras.metrics.AUC(num_thresholds=20)], **self.compiled}
-        model.compile(self.optimizer(), self.loss, **options)
+        with strategy.scope():
+            model = self.model()
+            options = {"metrics": ["accuracy", keras.metrics.AUC(num_thresholds=20)], **self.compiled}
+            model.compile(self.optimizer(), self.loss, **({"jit_compile": False} | options))
         self.prepare(model)
         data = self.data()
-        options = {"x": data} | self.fitted
+        options = {"x": data, "shuffle": False} | self.fitted
         if isinstance(data, tuple):
             options = dict(zip(("x", "y", "sample_weight"), data, strict=False)) | {"batch_size": BATCH} | self.fitted
         if "validation_split" not in options:
             options |= {"validation_data": (X[:20], Y[:20]), "validation_batch_size": BATCH}
         history = model.fit(epochs=EPOCHS, verbose=0, callbacks=[*self.callbacks(), *callbacks], **options)
         variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
-        return [np.array(variable) for variable in variables], history.history
+        parts = [part for variable in variables for part in getattr(variable.value, "values", [variable])]
+        return [part.numpy() for part in parts], history.history
 
-    def interrupted(self, folder, *moment):
+    def interrupted(self, folder, *moment, strategy):
         """Trains until a moment, and goes on in a new model."""
         moment = [self.steps - 1 if part == LAST else part for part in moment]
         with pytest.raises(SystemExit, match="75"):
-            self.fit(TrainingCheckpoint(folder), Interrupt(*moment))
-        return self.fit(TrainingCheckpoint(folder))
+            self.fit(TrainingCheckpoint(folder), Interrupt(*moment), strategy=strategy)
+        gc.collect()  # the exception held fit's iterators, whose threads TensorFlow's collectives may wait for
+        return self.fit(TrainingCheckpoint(folder), strategy=strategy)
 
 
 def plateau():
@@ -255,9 +259,11 @@ CASES = {
 }
 
 
-def difference(case, folder, moment):
+def difference(case, folder, moment, strategy=None):
     """What differs between an interrupted training and one that was not; None if they are equal bit for bit."""
-    (variables, history), (resumed, its_history) = case.fit(), case.interrupted(folder, *moment)
+    strategy = strategy or tf.distribute.get_strategy()
+    variables, history = case.fit(strategy=strategy)
+    resumed, its_history = case.interrupted(folder, *moment, strategy=strategy)
     if history != its_history:
         return f"history {history} and {its_history}"
     if len(variables) != len(resumed):

@@ -42,7 +42,7 @@ def main():
     with strategy.scope():
         history = model.fit(given, validation_data=validation, epochs=EPOCHS, verbose=0, callbacks=callbacks, **options)
     variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
-    arrays = {str(number): np.array(variable) for number, variable in enumerate(variables)}
+    arrays = {str(number): variable.numpy() for number, variable in enumerate(variables)}
     losses = {name: np.array(values) for name, values in history.history.items()}
     np.savez(Path(folder) / f"ended{distribute.resolve().index}.npz", **arrays, **losses)
 

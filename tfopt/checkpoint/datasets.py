@@ -11,7 +11,7 @@ from tensorflow.python.eager import context
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines.plan import PipelinePlan, plan_of
 from tfopt.pipelines.shared.frozen_draws import nodes
-from tfopt.pipelines.shared.nondeterminism import find_states, lineage
+from tfopt.pipelines.shared.nondeterminism import find_in_dataset, find_states, lineage
 from tfopt.pipelines.shared.position import START
 from tfopt.pipelines.stages.example_stages import Cache
 
@@ -61,7 +61,7 @@ def iterations_before(
 
 
 def _same(one: Any, other: Any) -> bool:
-    ones, others = (tf.nest.flatten(value, expand_composites=True) for value in (one, other))
+    ones, others = ([leaf.numpy() for leaf in tf.nest.flatten(value, expand_composites=True)] for value in (one, other))
     return len(ones) == len(others) and all(map(np.array_equal, ones, others))
 
 
@@ -80,6 +80,8 @@ def changes(adapter: Any, dataset: Any) -> str | None:
     if isinstance(adapter, ArrayDataAdapter):
         seeded = not adapter._shuffle or context.global_seed() is not None
         return None if seeded else "arrays shuffled without a seed (keras.utils.set_random_seed)"
+    if any(found.kind == "unordered" for found in find_in_dataset(dataset)):
+        return "a parallel stage that does not keep the order"
     for stage in lineage(dataset):
         if any(node.op.startswith(_DRAWING) for each in stage._functions() for node in nodes(each.function)):
             return "a shuffle inside a function of a dataset"

@@ -25,7 +25,7 @@ STATE = "data/iterator"
 """The name of the array that holds an iterator's state."""
 _IGNORE, _FAIL = 1, 2  # tf.data.experimental.ExternalStatePolicy
 _MOST_BYTES = 256 * 2**20  # of an iterator's state, which goes into each checkpoint
-_BETTER = "Use build_pipeline(..., seed=...), or a tf.data.Dataset without Python and random operations."
+_BETTER = "Pass the same data, from build_pipeline(..., seed=...) or a tf.data.Dataset without Python functions."
 
 Way = Literal["plan", "skip", "state", "none"]
 
@@ -64,7 +64,7 @@ class DataPosition:
         self._last: Any = None  # iterator
         self._read_from: Any = None
         self._resumed: Any = None  # the iterator that the next opening returns
-        self._open_stock = epochs._get_iterator
+        self._open_stock: Any = epochs._get_iterator
         self._dataset = epochs.data_adapter.get_tf_dataset()
         self._plan = exact_plan(self._dataset)
         self._obstacle = None if self._plan else obstacle(epochs.data_adapter, self._dataset)
@@ -167,10 +167,13 @@ class DataPosition:
         if reading:
             self._reads[-1] -= position.batch
             self.step(position.batch)
-            self._resumed = self._last
+        self._epochs._num_batches, self._epochs._steps_seen = position.batches, position.seen
+        if reading:
+            self._epochs._steps_seen -= position.batch  # Keras counts the skipped ones again
+        if self._epochs.steps_per_epoch is None:
+            self._resumed = self._last if reading else None  # Keras opens an iterator for each epoch
         elif continued:
             self._epochs._current_iterator = self._last
-        self._epochs._num_batches, self._epochs._steps_seen = position.batches, position.seen
         if in_epoch:
             self._skip_steps(None if position.over else position.batch)
         return position.batch
@@ -224,6 +227,13 @@ class DataPosition:
             state = tf.io.parse_tensor(arrays[STATE].tobytes(), tf.variant)
             gen_dataset_ops.deserialize_iterator(self._last._iterator_resource, state)
 
+    def close(self) -> None:
+        """Lets go of the iterators, so that they end with `fit` and not in some later garbage collection."""
+        if self._epochs is not None:
+            for name in ("_get_iterator", "_enumerate_iterator"):
+                self._epochs.__dict__.pop(name, None)
+        self._epochs = self._open_stock = self._dataset = self._last = self._read_from = self._resumed = None
+
     def _skip_steps(self, batch: int | None) -> None:
         """Lets the epoch that begins next start at a batch, and read nothing for those before; None: at its end."""
         epochs = self._epochs
@@ -252,7 +262,7 @@ class DataPosition:
     def _warn(self, consequence: str) -> None:
         warn_once(
             f"position {self._obstacle}",
-            f"Expected data whose position can be saved. Found: {self._obstacle}. {consequence}. {_BETTER}",
+            f"Expected data whose position can be found again. Found: {self._obstacle}. {consequence}. {_BETTER}",
         )
 
 

@@ -69,7 +69,7 @@ def restore(
     found = read(folder, step)
     if found is None:
         raise CheckpointError(f"Expected a checkpoint in {os.fspath(folder)!r}. Found none. Check the path.")
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     groups = (WEIGHTS,) if optimizer is None else (WEIGHTS, "optimizer/")

@@ -26,12 +26,13 @@ class Signals:
     def __init__(self, names: Iterable[str]):
         self._numbers = [signal.Signals[name] for name in names]
         self._earlier: dict[int, Any] = {}
+        self._over = False
         self.received: str | None = None
         """The signal that was received; None so far."""
 
     def install(self) -> None:
         """Takes over the signals; warns outside the main thread, where Python does not allow it."""
-        self.received = None
+        self.received, self._over = None, False
         if not self._numbers:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -45,9 +46,12 @@ class Signals:
             self._earlier[number] = signal.signal(number, self._note)
 
     def remove(self) -> None:
-        """Gives the signals back to their earlier handlers."""
+        """Gives the signals back to their earlier handlers; a second call does nothing."""
+        self._over = True
+        if threading.current_thread() is not threading.main_thread():
+            return  # where Python changes no handlers: from now on each signal is passed on
         for number, earlier in self._earlier.items():
-            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) == self._note:
+            if signal.getsignal(number) == self._note:
                 signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
         self._earlier = {}
 
@@ -59,14 +63,27 @@ class Signals:
         return handler if callable(handler) else None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        del frame
+        if self._over:
+            self._pass_on(number, frame)
+            return
         now = time.monotonic()
         if self.received is None:
             self._received_at = now
         elif now - self._received_at > _SAME_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            self._die(number)
         self.received = signal.Signals(number).name
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        earlier = self._earlier.get(number, signal.SIG_DFL)
+        if callable(earlier):
+            earlier(number, frame)
+        elif earlier != signal.SIG_IGN:
+            self._die(number)
+
+    @staticmethod
+    def _die(number: int) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def checked_signals(names: Any) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ class Training:
         """Whose states belong to it."""
         self._model, self._processes = model, processes
         self._spec = epochs._distributed_dataset.element_spec
-        self._position = DataPosition(epochs, self._prepared)
+        self.position = DataPosition(epochs, self._prepared)
+        """In the data."""
         self._before_epoch = 0  # steps
         self._parts: dict[str, Part] | None = None
         self._metrics: Copies | None = None  # of the epoch that is validated now
@@ -64,10 +65,10 @@ class Training:
     def begin_epoch(self, epoch: int) -> None:
         """Notes that an epoch begins. If it was interrupted, restores the state in which it was."""
         self.epoch, self._before_epoch, self._metrics = epoch, self.step, None
-        self._position.begin_epoch()
+        self.position.begin_epoch()
         found, self._rest = self._rest, None
         if found is not None:
-            batch = self._position.resume(found.metadata["data"], found.arrays, in_epoch=True)
+            batch = self._find_position(found, in_epoch=True)
             self._restore(found, in_epoch=batch > 0)
             self.step, self._before_epoch = found.step, found.step - batch
             self._keep_logs(found.metadata["logs"])
@@ -75,7 +76,7 @@ class Training:
     def end_step(self, batch: int) -> None:
         """Notes that so many batches of this epoch were trained on."""
         self.step = self._before_epoch + batch
-        self._position.step(batch)
+        self.position.step(batch)
         if self._parts is None:
             self._parts = parts_of(self._model, self._processes, step_graphs(self._model))
 
@@ -92,7 +93,7 @@ class Training:
         """
         numbers = _numbers(logs)
         callbacks, kept = callback_states.save(self.callbacks)
-        data, state = self._position.save(in_epoch=in_epoch, over=in_epoch and self._metrics is not None)
+        data, state = self.position.save(in_epoch=in_epoch, over=in_epoch and self._metrics is not None)
         metadata = {
             "epoch": self.epoch if in_epoch else self.epoch + 1,
             "batch": data["batch"],
@@ -117,8 +118,12 @@ class Training:
             # Other callbacks do again what they do when an epoch begins, such as setting the learning rate.
             self._rest = found
         else:
-            self._position.resume(found.metadata["data"], found.arrays, in_epoch=False)
+            self._find_position(found, in_epoch=False)
             self._restore(found, in_epoch=False)
+
+    def _find_position(self, found: Checkpoint, *, in_epoch: bool) -> int:
+        with self._model.distribute_strategy.scope():  # where a pipeline of several processes is built
+            return self.position.resume(found.metadata["data"], found.arrays, in_epoch=in_epoch)
 
     def _restore(self, found: Checkpoint, *, in_epoch: bool) -> None:
         saved = saved_in(found)

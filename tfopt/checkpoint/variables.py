@@ -65,8 +65,9 @@ def parts_of(
             gradient accumulation keeps.
     """
     named = [*_named(WEIGHTS, model.variables)]
-    if model.optimizer is not None:
-        named += _named("optimizer/", model.optimizer.variables)
+    optimizer = getattr(model, "optimizer", None)  # a model that was never compiled has no such attribute
+    if optimizer is not None:
+        named += _named("optimizer/", optimizer.variables)
     named += _named(METRICS, model.metrics_variables)
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     if generator is not None:
@@ -98,9 +99,11 @@ def saved_in(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 def _differs(variable: Any, processes: Processes) -> bool:
     """Whether replicas may have different values of a variable."""
-    return isinstance(variable, SyncOnReadVariable) or (
-        processes.count > 1 and not isinstance(variable, DistributedVariable)
-    )
+    if not isinstance(variable, DistributedVariable):
+        return processes.count > 1
+    # Each replica updates its own, such as the averages of batch normalization.
+    alone = not variable.trainable and variable.aggregation == tf.VariableAggregation.NONE
+    return alone or isinstance(variable, SyncOnReadVariable)
 
 
 def _whole(variable: Any) -> Any:
@@ -175,12 +178,16 @@ def _copied(part: Part, processes: Processes) -> Any:
 
 
 def _copy(variable: Any) -> Any:
-    # A value that was only read shares its memory with the variable, which the next update would first have to copy.
+    # What was read shares its memory with the variable until that is written to. On a CPU the next update copies it
+    # first, which takes as long as copying it here; on a GPU a step that needs the room for that could run out of it.
+    value = variable.read_value()
+    if "GPU" not in variable.device:
+        return value
     try:
         with tf.device(variable.device):
-            return tf.raw_ops.DeepCopy(x=variable.read_value())
+            return tf.raw_ops.DeepCopy(x=value)
     except (tf.errors.ResourceExhaustedError, tf.errors.NotFoundError, tf.errors.InvalidArgumentError):
-        return np.array(variable.numpy())  # no room on the GPU, or no kernel for this dtype there
+        return np.array(value.numpy())  # no room on the GPU, or no kernel for this dtype there
 
 
 def assign(parts: Mapping[str, Part], arrays: Mapping[str, np.ndarray], first: int = 0) -> None:
@@ -205,14 +212,23 @@ def assign(parts: Mapping[str, Part], arrays: Mapping[str, np.ndarray], first: i
 
 
 def renamed(parts: Mapping[str, Part], names: Iterable[str]) -> dict[str, Part]:
-    """Returns variables under a checkpoint's names, if they differ only in the numbers that Keras appends.
+    """Returns variables under a checkpoint's names, where those of a group differ only in the numbers Keras appends.
 
     A model that is built again in the same process has `dense_1` where it had `dense`.
     """
-    wanted = list(names)
-    if [_NUMBER.sub("", name) for name in parts] != [_NUMBER.sub("", name) for name in wanted]:
-        return dict(parts)
-    return dict(zip(wanted, parts.values(), strict=True))
+    wanted, found = _by_group(names), dict[str, Part]()
+    for group, own in _by_group(parts).items():
+        theirs = wanted.get(group, [])
+        same = [_NUMBER.sub("", name) for name in own] == [_NUMBER.sub("", name) for name in theirs]
+        found.update(zip(theirs if same else own, (parts[name] for name in own), strict=True))
+    return found
+
+
+def _by_group(names: Iterable[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("/")[0], []).append(name)
+    return groups
 
 
 def require_same(parts: Mapping[str, Part], arrays: Mapping[str, tuple[str, tuple[int, ...]]], where: str) -> None:

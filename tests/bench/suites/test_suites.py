@@ -239,7 +239,9 @@ def test_a_gpu_adds_resnet50():
     }
     processes = ["mlp, 2 processes", "mlp, local steps", "input in processes"]
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
-    rest = [*photographs, "mlp, tiny", "gpt2, small", "gpt2, small", "digits", "digits", "mlp, tiny", *processes]
+    saves = ["training with saves", "save", "restore"]
+    gpt2 = ["gpt2, small", "gpt2, small"]
+    rest = [*photographs, "mlp, tiny", *gpt2, "digits", *saves, "digits", "mlp, tiny", *processes]
     assert workloads["cpu"] == ["photos", "digits", "digits", *rest]
     fit = [case.workload for case in load("fit").cases(GPU)]
     assert workloads["gpu"] == [
@@ -249,6 +251,7 @@ def test_a_gpu_adds_resnet50():
         *("resnet50 from JPEG", *photographs),
         *fit,
         *("gpt2", "gpt2", "digits"),
+        *saves,
         *("digits", "mlp, tiny"),
         *processes,
     ]
@@ -263,7 +266,7 @@ def test_listing_writes_nothing(tmp_path, monkeypatch):
 def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
     assert sorted(expand(["gpu"])) == sorted(SUMMARIES)
     assert expand(["xla", "gpu"])[:2] == ["xla", "fit"]
-    assert expand([]) == [suite for suite in SUMMARIES if suite not in ("memory", "batch")]
+    assert expand([]) == [suite for suite in SUMMARIES if suite not in ("memory", "batch", "checkpoint")]
     with pytest.raises(ValueError, match=r"Received: 'gpus'\. Did you mean 'gpu'\?"):
         expand(["xla", "gpus"])
     addresses = [(case.suite, case.workload) for case in _cases(["gpu"], GPU)]
@@ -277,7 +280,7 @@ def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
     assert {suite for suite, _ in kernels} == {"fit"}
     assert kernels[-1] == ("fit", "resnet50, no XLA")
     assert list(dict.fromkeys(suite for suite, _ in addresses[14:])) == [
-        *("memory", "batch", "precision", "xla", "callbacks", "pipeline", "distribute")
+        *("memory", "batch", "precision", "xla", "callbacks", "pipeline", "distribute", "checkpoint")
     ]
     assert [suite for suite, _ in ((case.suite, case.workload) for case in _cases(["xla", "fit"], CPU))] == [
         "xla",

@@ -61,6 +61,11 @@ class Slurm:
         self.until(lambda: self.show(job)["JobState"] in FINAL, job, seconds)
         return self.show(job)
 
+    def command(self, *command):
+        """Runs a command of Slurm's, such as scancel."""
+        done = self._call(*command)
+        assert done.returncode == 0, done.stdout + done.stderr
+
     def _call(self, *command):
         return subprocess.run(command, env=self.environ, cwd=self.folder, capture_output=True, text=True, timeout=180)
 

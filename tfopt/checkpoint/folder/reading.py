@@ -109,7 +109,7 @@ def read(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint 
     steps = ", ".join(str(each.step) for each in reversed(manifests_in(where)))
     raise CheckpointError(
         f"Expected a checkpoint of step {step} in {os.fspath(where)!r}. Found "
-        + (f"those of the steps {steps}. Pass one of these." if steps else "none.")
+        + (f"the steps {steps}. Pass one of them." if steps else "none.")
     )
 
 

@@ -54,7 +54,7 @@ class Store:
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 3, best: tuple[str, str] | None = None):
         self.folder = checks.folder("folder", folder, "Name a folder for the checkpoints.").absolute()
         self._keep = checks.integer("keep", keep, "Pass how many checkpoints to keep.", least=1)
-        self._best = _checked(best)
+        self._best = checked_best(best)
         self._last: Manifest | None = None  # what is in its blobs is not written again
         self._whole: dict[str, _Signature] = {}  # blobs that were read whole, as their files were then
         self._damaged: set[Path] = set()
@@ -198,7 +198,8 @@ class Store:
         )
 
 
-def _checked(best: Any) -> tuple[str, str] | None:
+def checked_best(best: Any) -> tuple[str, str] | None:
+    """Returns a metric and which of its values is best; raises TypeError or ValueError for anything else."""
     if best is None:
         return None
     if not isinstance(best, tuple | list) or len(best) != 2 or not all(isinstance(each, str) for each in best):

@@ -4,7 +4,8 @@
 #     sbatch slurm.sh python train.py --epochs 90
 #
 # Not with --export=NONE: srun would pass nothing on, not even run_worker.
-# The script calls tfopt.distribute.strategy() and resumes from its last checkpoint, in a folder that all nodes share.
+# The script calls tfopt.distribute.strategy() and resumes from its last checkpoint, in a folder that all nodes share;
+# tfopt.callbacks.TrainingCheckpoint does that.
 # Lines that start with ##SBATCH are disabled; remove one # to enable a line.
 
 #SBATCH --job-name=train
@@ -25,13 +26,17 @@
 ##SBATCH --exclusive
 ##SBATCH --mem=0
 
-# Two minutes before the time is up, Slurm sends SIGTERM to every task. Without a handler it ends the worker, and the
-# job's next run resumes from the last checkpoint; a handler can save one first.
+# Two minutes before the time is up, Slurm sends SIGTERM to every task. TrainingCheckpoint saves after the running step,
+# and ends the workers with 75, so that the job restarts; without it they end unsaved. Allow for the longest step or
+# validation, and the save. A job that is requeued or preempted gets SIGTERM, too, and has KillWait or GraceTime, as
+# the site chose (scontrol show config, scontrol show partition).
 #SBATCH --time=24:00:00
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 
-MAX_RESTARTS=20 # an error that always kills a worker, such as too little memory, would restart the job endlessly
+# An error that always kills a worker, such as too little memory, would restart the job endlessly. Preemptions and
+# --time count, too.
+MAX_RESTARTS=20
 
 # What the site must load, such as: module load cuda; source ~/venv/bin/activate
 

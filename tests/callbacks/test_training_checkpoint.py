@@ -1,0 +1,491 @@
+"""When TrainingCheckpoint saves, and what it refuses; tests/checkpoint shows that a training goes on exactly."""
+
+import os
+import signal
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import resumed_fits
+import tensorflow as tf
+from resumed_fits import BATCH, EPOCHS, Case, Interrupt, X, Y, dense_net
+
+from tfopt import checkpoint
+from tfopt.callbacks import LocalSteps, TrainingCheckpoint, UtilizationLogger
+from tfopt.checkpoint.folder.reading import read
+from tfopt.checkpoint.folder.store import Store
+from tfopt.errors import CheckpointError, UnsupportedError
+from tfopt.warn import forget_warnings
+
+STEPS = 7  # of an epoch
+
+
+@pytest.fixture(autouse=True)
+def _fresh_warnings():
+    forget_warnings()
+    yield
+    forget_warnings()
+
+
+@pytest.fixture(autouse=True)
+def _disk_that_syncs_at_once(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "saved"
+
+
+def net(**options):
+    keras.backend.clear_session()  # so that the layers get the same names as in another process
+    keras.utils.set_random_seed(5)
+    model = dense_net()
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", jit_compile=False, **options)
+    return model
+
+
+def fit(model, *callbacks, data=(X, Y), epochs=2, **options):
+    given = (
+        {"x": data[0], "y": data[1], "batch_size": BATCH} if isinstance(data, tuple) else {"x": data, "shuffle": False}
+    )
+    return model.fit(epochs=epochs, verbose=0, callbacks=list(callbacks), **(given | options))
+
+
+def steps(folder):
+    """The steps of the checkpoints in a folder, the newest first."""
+    return [each.step for each in checkpoint.available(folder)]
+
+
+class Clock:
+    """Moves on by as much at each reading."""
+
+    def __init__(self, seconds):
+        self.now, self._seconds = 0.0, seconds
+
+    def __call__(self):
+        self.now += self._seconds
+        return self.now
+
+
+class Seen(keras.callbacks.Callback):
+    """Notes the steps that a training runs, and calls a function in each."""
+
+    def __init__(self, call=lambda step: None):
+        super().__init__()
+        self.steps, self._call = [], call
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append((self._epoch, batch))
+        self._call(len(self.steps))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+
+# When it saves.
+
+
+def test_the_end_is_saved_by_default(folder):
+    fit(net(), TrainingCheckpoint(folder))
+    assert steps(folder) == [2 * STEPS]
+    assert checkpoint.verify(folder).passed
+
+
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [
+        ({"every_steps": 5, "keep": 9}, [14, 10, 5]),
+        ({"every_epochs": 1, "keep": 9}, [14, 7]),
+        ({"every_epochs": 1}, [14, 7]),
+        ({"every_epochs": 1, "keep": 1}, [14]),
+        ({"every_epochs": 2, "every_steps": 4, "keep": 2}, [14, 12]),
+    ],
+)
+def test_saves_as_often_as_asked(folder, options, saved, monkeypatch):
+    from tfopt.checkpoint.saver import Saver
+
+    monkeypatch.setattr(Saver, "is_free", lambda self: self.wait() is None)  # no checkpoint comes late
+    fit(net(), TrainingCheckpoint(folder, every_seconds=None, **options))
+    assert steps(folder) == saved
+
+
+def test_saves_after_some_time(folder):
+    # The clock is read at the begin, after each step, and after each checkpoint.
+    fit(net(), TrainingCheckpoint(folder, every_seconds=100, keep=99, clock=Clock(11)), epochs=1)
+    assert len(steps(folder)) > 1
+    assert max(np.diff(sorted([0, *steps(folder)]))) <= 10
+
+
+def test_the_best_epoch_stays(folder):
+    values = iter([0.5, 0.1, 0.7, 0.8])
+
+    class Rated(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["rated"] = next(values)
+
+    fit(net(), Rated(), TrainingCheckpoint(folder, best=("rated", "min"), keep=1), epochs=4)
+    found = checkpoint.available(folder)
+    assert [(each.step, each.best) for each in found] == [(28, False), (14, True)]
+    assert found[1].metadata["metrics"]["rated"] == 0.1
+
+
+def test_a_best_metric_that_is_not_there_is_warned_of(folder, caplog):
+    fit(net(), TrainingCheckpoint(folder, best=("los", "min")))
+    assert "Expected the metric 'los' of `best` in an epoch's logs. Found: loss." in caplog.text
+
+
+def test_a_slow_disk_does_not_hold_the_training_up(folder, monkeypatch):
+    free, write = threading.Event(), Store.write
+    monkeypatch.setattr(Store, "write", lambda *arguments: free.wait(60) and write(*arguments))
+    seen = Seen(lambda step: free.set() if step == 13 else None)
+    fit(net(), seen, TrainingCheckpoint(folder, every_steps=2, every_seconds=None, keep=99))
+    assert len(seen.steps) == 2 * STEPS
+    assert steps(folder)[0] == 14
+    assert steps(folder)[-1] == 2
+    assert not {4, 6, 8, 10, 12} & {*steps(folder)}
+
+
+def test_fit_ends_only_when_the_last_checkpoint_is_safe(folder, monkeypatch):
+    write = Store.write
+    monkeypatch.setattr(Store, "write", lambda *arguments: time.sleep(0.3) or write(*arguments))
+    fit(net(), TrainingCheckpoint(folder))
+    assert read(folder).step == 2 * STEPS
+    Store(folder).close()  # and its folder is free
+
+
+def test_what_did_not_change_is_not_written_again(folder):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5000, trainable=False), keras.layers.Dense(1)])
+    model.compile("adam", "mse", jit_compile=False)
+    fit(model, TrainingCheckpoint(folder, every_epochs=1))
+    sizes = [path.stat().st_size for path in (folder / "blobs").iterdir()]
+    whole = checkpoint.available(folder)[0].size_mib * 2**20
+    assert sum(sizes) < 2 * whole
+    frozen = 4 * 7 * 5000
+    assert sum(size > frozen for size in sizes) == 1
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
+def test_a_copy_is_saved_while_the_training_goes_on(folder, monkeypatch, optimizer, jit_compile):
+    """Each checkpoint holds the values of its step, though they are written later, when the training has gone on."""
+    go, write, values = threading.Event(), Store.write, {}
+    monkeypatch.setattr(Store, "write", lambda *arguments: go.wait(60) and write(*arguments))
+    layers = keras.layers
+    embedded = [keras.Input((6,)), layers.Embedding(20, 4), layers.Flatten()]  # whose updates are sparse
+    model = keras.Sequential([*embedded, layers.BatchNormalization(), layers.Dense(1)])
+    model.compile(optimizer, "mse", jit_compile=jit_compile)
+
+    def note(step):
+        values[step] = [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+        if step == 6:
+            go.set()
+
+    numbers = np.random.default_rng(1).integers(20, size=(50, 6))
+    fit(model, Seen(note), TrainingCheckpoint(folder, every_steps=3, keep=99), data=(numbers, Y), epochs=1)
+    arrays = read(folder, 3).arrays
+    saved = [arrays[name] for name in arrays if name.startswith(("model/", "optimizer/"))]
+    assert len(saved) == len(values[3]) > 6
+    assert all(map(np.array_equal, saved, values[3]))
+    assert not any(np.array_equal(*pair) for pair in zip(saved[:3], values[4][:3], strict=True))
+
+
+# How it goes on.
+
+
+def test_an_ended_training_is_not_repeated(folder, capsys):
+    model = net()
+    history = fit(model, TrainingCheckpoint(folder)).history
+    other, seen = net(), Seen()
+    again = other.fit(X, Y, batch_size=BATCH, epochs=2, verbose=2, callbacks=[seen, TrainingCheckpoint(folder)])
+    assert seen.steps == []
+    assert again.history == history
+    assert all(map(np.array_equal, model.get_weights(), other.get_weights()))
+    assert f"The training has ended: its state of step 14 in '{folder}' is restored." in capsys.readouterr().out
+
+
+def test_more_epochs_go_on(folder):
+    whole = fit(net(), epochs=4).history
+    fit(net(), TrainingCheckpoint(folder))
+    assert fit(net(), TrainingCheckpoint(folder), epochs=4).history == whole
+
+
+def test_a_training_that_was_stopped_early_has_ended(folder):
+    def stopping():
+        return keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=99)
+
+    fit(net(), stopping(), TrainingCheckpoint(folder), epochs=9)
+    seen = Seen()
+    fit(net(), seen, stopping(), TrainingCheckpoint(folder), epochs=9)
+    assert seen.steps == []
+
+
+def test_a_second_fit_begins_at_its_own_epoch(folder):
+    model, seen = net(), Seen()
+    fit(model, TrainingCheckpoint(folder))
+    fit(model, seen, epochs=2)
+    assert {epoch for epoch, _ in seen.steps} == {0, 1}
+
+
+def test_says_where_it_goes_on(folder, capsys):
+    with pytest.raises(SystemExit):
+        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 2))
+    assert f"SIGTERM: step 10 is saved in '{folder}'. Start the same command again to go on." in capsys.readouterr().out
+    seen = Seen()
+    net().fit(X, Y, batch_size=BATCH, epochs=2, verbose=2, callbacks=[seen, TrainingCheckpoint(folder)])
+    assert f"Resuming from step 10 in '{folder}', in epoch 2 of 2." in capsys.readouterr().out
+    assert seen.steps == [(1, 3), (1, 4), (1, 5), (1, 6)]
+
+
+def test_begins_anew_if_asked(folder):
+    fit(net(), TrainingCheckpoint(folder))
+    seen = Seen()
+    fit(net(), seen, TrainingCheckpoint(folder, resume=False))
+    assert len(seen.steps) == 2 * STEPS
+
+
+def test_another_model_is_refused_by_its_variables(folder):
+    fit(net(), TrainingCheckpoint(folder))
+    keras.backend.clear_session()
+    other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    other.compile("adam", "mse")
+    with pytest.raises(
+        CheckpointError, match=r"Found differences: .*dense/kernel is float32 \(6, 3\), and was .*\(6, 8\)"
+    ):
+        fit(other, TrainingCheckpoint(folder))
+    Store(folder).close()  # the refused training has let go of the folder
+
+
+def test_another_optimizer_is_refused(folder):
+    fit(net(), TrainingCheckpoint(folder))
+    model = net()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    with pytest.raises(CheckpointError, match="momentum is only in the checkpoint"):
+        fit(model, TrainingCheckpoint(folder))
+
+
+def test_a_callback_that_is_missing_is_warned_of(folder, caplog):
+    fit(net(), keras.callbacks.ReduceLROnPlateau(monitor="loss"), TrainingCheckpoint(folder))
+    fit(net(), TrainingCheckpoint(folder), epochs=3)
+    assert "ReduceLROnPlateau is missing from fit's list" in caplog.text
+
+
+# Data whose order is drawn anew on each run: each example comes once an epoch.
+
+
+class Noting(keras.layers.Layer):
+    """Notes the first number of each example that is trained on."""
+
+    seen: list
+
+    def call(self, x, training=False):
+        if training:
+            tf.py_function(lambda values: self.seen.extend(values.numpy().tolist()), [x[:, 0]], [])
+        return x
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "cached"])
+def test_unseeded_data_go_on_without_repeating_an_example(folder, kind):
+    numbers = np.arange(50.0)[:, None] * np.ones((1, 6))
+    made = tf.data.Dataset.from_tensor_slices((numbers, Y)).shuffle(50)
+    data = {"arrays": (numbers, Y), "dataset": made.batch(BATCH), "cached": made.cache().batch(BATCH)}[kind]
+    seen = Noting.seen = []
+
+    def train(*callbacks):
+        model = keras.Sequential([keras.Input((6,)), Noting(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        fit(model, TrainingCheckpoint(folder), *callbacks, data=data, epochs=1)
+
+    tf.random.set_seed(None)
+    with pytest.raises(SystemExit):
+        train(Interrupt("step", 0, 3))
+    assert len(seen) == 32
+    train()
+    assert sorted(seen) == numbers[:, 0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["generator", "py_function"])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_data_without_a_position_begin_the_epoch_again_with_a_warning(folder, caplog, kind):
+    def batches():
+        yield from ((X[at : at + BATCH], Y[at : at + BATCH]) for at in range(0, 48, BATCH))
+
+    spec = (tf.TensorSpec((BATCH, 6)), tf.TensorSpec((BATCH,)))
+    made = tf.data.Dataset.from_tensor_slices((X[:48], Y[:48])).batch(BATCH, drop_remainder=True)
+
+    def called(x, y):
+        x, y = tf.py_function(lambda x, y: (x, y), [x, y], [tf.float32, tf.float32])
+        return tf.ensure_shape(x, (BATCH, 6)), tf.ensure_shape(y, (BATCH,))
+
+    data = {
+        "generator": lambda: tf.data.Dataset.from_generator(batches, output_signature=spec),
+        "py_function": lambda: made.map(called),
+    }[kind]
+    with pytest.raises(SystemExit):
+        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 3), data=data())
+    assert "Expected data whose position can be found again" in caplog.text
+    seen = Seen()
+    fit(net(), seen, TrainingCheckpoint(folder), data=data())
+    assert seen.steps[0] == (0, 0)
+
+
+def test_other_data_begin_the_epoch_again_with_a_warning(folder, caplog):
+    with pytest.raises(SystemExit):
+        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 3))
+    seen = Seen()
+    fit(net(), seen, TrainingCheckpoint(folder), data=(X[:40], Y[:40]))
+    assert seen.steps[0] == (0, 0)
+    assert "it has 5 batches an epoch, and had 7 in the checkpoint" in caplog.text
+
+
+def test_a_pipeline_that_was_looked_at_before_fit(folder):
+    """A script looks at the first batch, so that its training begins with the next order."""
+
+    def looked_at():
+        data = resumed_fits.pipeline()
+        next(iter(data))
+        list(data.take(1))
+        return data
+
+    assert resumed_fits.difference(Case(data=looked_at), folder, ("step", 1, 2)) is None
+
+
+# Signals.
+
+
+def test_an_earlier_handler_is_called_when_the_checkpoint_is_safe(folder):
+    found = []
+
+    def handler(number, frame):
+        found.append((signal.Signals(number).name, steps(folder)))
+        raise SystemExit(3)
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises(SystemExit, match="75"):
+            fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 2))
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found == [("SIGTERM", [3])]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_monitoring_callbacks_flush_and_leave_the_exit_to_it(folder, tmp_path, first):
+    callbacks = [UtilizationLogger(tmp_path / "log", interval_seconds=0.05), TrainingCheckpoint(folder)]
+    with pytest.raises(SystemExit, match="75"):
+        fit(net(), *(callbacks if first else callbacks[::-1]), Interrupt("step", 1, 2))
+    assert steps(folder) == [10]
+    assert list((tmp_path / "log").iterdir())
+
+
+def test_other_signals(folder):
+    with pytest.raises(SystemExit, match="75"):
+        fit(
+            net(),
+            Seen(lambda step: os.kill(os.getpid(), signal.SIGUSR1) if step == 4 else None),
+            TrainingCheckpoint(folder, signals=("SIGUSR1", "SIGTERM")),
+        )
+    assert steps(folder) == [4]
+
+
+def test_the_handlers_are_given_back(folder):
+    before = signal.getsignal(signal.SIGTERM)
+    fit(net(), TrainingCheckpoint(folder))
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_fit_in_another_thread_warns_that_it_gets_no_signals(folder, caplog):
+    thread = threading.Thread(target=lambda: fit(net(), TrainingCheckpoint(folder)))
+    thread.start()
+    thread.join()
+    assert "Expected fit in the main thread" in caplog.text
+    assert steps(folder) == [14]
+
+
+# Errors.
+
+
+def test_two_trainings_in_one_folder(folder):
+    with Store(folder), pytest.raises(CheckpointError, match="Expected to be the only training that saves"):
+        fit(net(), TrainingCheckpoint(folder))
+
+
+def test_a_failed_save_is_warned_of_once_and_the_next_one_is_tried(folder, monkeypatch, caplog):
+    write, tries = Store.write, []
+
+    def fail(store, step, *rest):
+        tries.append(step)
+        if step < 14:
+            raise CheckpointError("Expected to save. Found: no space left. Free some.")
+        return write(store, step, *rest)
+
+    monkeypatch.setattr(Store, "write", fail)
+    fit(net(), TrainingCheckpoint(folder, every_steps=2, every_seconds=None))
+    assert len(tries) > 2
+    assert caplog.text.count("no space left") == 1
+    assert steps(folder) == [14]
+
+
+def test_a_failed_save_ends_the_training_if_asked(folder, monkeypatch):
+    def fail(*arguments):
+        raise CheckpointError("Expected to save. Found: no space left. Free some.")
+
+    monkeypatch.setattr(Store, "write", fail)
+    with pytest.raises(CheckpointError, match="no space left"):
+        fit(net(), TrainingCheckpoint(folder, every_steps=2, every_seconds=None, on_error="raise"))
+
+
+def test_random_operations_whose_state_cannot_be_saved_are_refused(folder):
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.random.normal(tf.shape(x))
+
+    model = keras.Sequential([keras.Input((6,)), Noise(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    with pytest.raises(UnsupportedError, match=r"Found RandomStandardNormal .* in the training step of 'sequential"):
+        fit(model, TrainingCheckpoint(folder))
+
+
+@pytest.mark.parametrize("other", [lambda folder: LocalSteps(4), keras.callbacks.BackupAndRestore])
+def test_callbacks_with_which_it_could_not_go_on_are_refused(folder, other):
+    with pytest.raises(UnsupportedError, match="Expected TrainingCheckpoint alone to resume"):
+        fit(net(), other(folder), TrainingCheckpoint(folder))
+
+
+def test_a_loop_of_ones_own_is_refused(folder):
+    callback = TrainingCheckpoint(folder)
+    callback.set_model(net())
+    with pytest.raises(UnsupportedError, match=r"in the callbacks of model\.fit"):
+        callback.on_train_begin()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"every_steps": 0}, ValueError, "every_steps"),
+        ({"every_seconds": 0}, ValueError, "every_seconds"),
+        ({"every_epochs": 1.5}, ValueError, "every_epochs"),
+        ({"keep": 0}, ValueError, "keep"),
+        ({"best": "val_loss"}, TypeError, "best"),
+        ({"best": ("val_loss", "low")}, ValueError, "'min' or 'max'"),
+        ({"signals": "SIGTERM"}, TypeError, r"Pass \('SIGTERM',\)"),
+        ({"signals": ("SIGTREM",)}, ValueError, "Did you mean 'SIGTERM'"),
+        ({"on_error": "ignore"}, ValueError, "on_error"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(folder, options, error, match):
+    with pytest.raises(error, match=match):
+        TrainingCheckpoint(folder, **options)
+    assert not folder.exists()
+
+
+def test_evaluate_and_predict_save_nothing(folder):
+    model = net()
+    fit(model, TrainingCheckpoint(folder), epochs=EPOCHS)
+    before = sorted(folder.rglob("*"))
+    model.evaluate(X, Y, verbose=0, callbacks=[TrainingCheckpoint(folder)])
+    model.predict(X, verbose=0, callbacks=[TrainingCheckpoint(folder)])
+    assert sorted(folder.rglob("*")) == before

@@ -1,0 +1,148 @@
+"""Back into a model: the weights, the optimizer if there is one, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+import resumed_fits
+from resumed_fits import BATCH, X, Y, dense_net
+
+from tfopt import checkpoint
+from tfopt.callbacks import TrainingCheckpoint
+from tfopt.errors import CheckpointError
+
+
+def net(**options):
+    keras.backend.clear_session()
+    model = dense_net(**options)
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", jit_compile=False)
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with the checkpoints of three epochs, the model that was trained, and its weights after each epoch."""
+    folder, weights = tmp_path_factory.mktemp("restored") / "saved", []
+    model = net()
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: weights.append(model.get_weights()))
+    model.fit(X, Y, BATCH, 3, verbose=0, callbacks=[note, TrainingCheckpoint(folder, every_epochs=1)])
+    return folder, model, weights
+
+
+def equal(ones, others):
+    return len(ones) == len(others) and all(map(np.array_equal, ones, others))
+
+
+def test_weights_and_optimizer(saved):
+    folder, trained, _ = saved
+    model = net()
+    restored = checkpoint.restore(model, folder)
+    assert (restored.step, restored.skipped) == (21, ())
+    ones, others = ([each.numpy() for each in (*one.variables, *one.optimizer.variables)] for one in (trained, model))
+    assert equal(ones, others)
+    assert str(restored) == f"step 21: {len(ones)} variables restored"
+    assert restored.to_dict() == {"step": 21, "variables": len(ones), "skipped": []}
+
+
+def test_an_earlier_step(saved):
+    folder, _, weights = saved
+    model = net()
+    assert checkpoint.restore(model, folder, 14).step == 14
+    assert equal(model.get_weights(), weights[1])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_without_an_optimizer_gets_its_weights(saved, compiled):
+    folder, _, weights = saved
+    keras.backend.clear_session()
+    model = dense_net()
+    if compiled:
+        model.compile(loss="mse", optimizer=None)
+    checkpoint.restore(model, folder)
+    assert equal(model.get_weights(), weights[-1])
+
+
+def test_a_model_that_is_built_again_in_the_same_process(saved):
+    folder, _, weights = saved
+    net()
+    model = dense_net()  # whose layers are dense_2, dense_3
+    checkpoint.restore(model, folder)
+    assert equal(model.get_weights(), weights[-1])
+
+
+def test_exported_weights_are_read_by_keras(saved, tmp_path):
+    folder, trained, _ = saved
+    model, other = net(), dense_net()
+    checkpoint.restore(model, folder)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert np.array_equal(other.predict(X, verbose=0), trained.predict(X, verbose=0))
+
+
+def changed():
+    keras.backend.clear_session()
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_changed_model_is_refused_by_its_layers(saved):
+    folder, *_ = saved
+    model = changed()
+    before = model.get_weights()
+    expected = (
+        r"Found differences: model/sequential/dense_1/kernel is float32 \(8, 3\), and was float32 \(8, 1\), "
+        r"model/sequential/dense_1/bias is float32 \(3,\), and was float32 \(1,\), .*partial=True"
+    )
+    with pytest.raises(CheckpointError, match=expected):
+        checkpoint.restore(model, folder)
+    assert equal(model.get_weights(), before)
+
+
+def test_what_fits_is_loaded_on_request(saved):
+    folder, _, weights = saved
+    model = changed()
+    head = model.layers[-1].get_weights()
+    restored = checkpoint.restore(model, folder, partial=True)
+    assert equal(model.get_weights()[:6], weights[-1][:6])
+    assert equal(model.layers[-1].get_weights(), head)
+    assert "model/sequential/dense_1/kernel is float32 (8, 3), and was float32 (8, 1)" in restored.skipped
+    assert "skipped: " in str(restored)
+
+
+def test_another_dtype_is_refused(saved):
+    folder, *_ = saved
+    with pytest.raises(CheckpointError, match=r"dense/kernel is bfloat16 \(6, 8\), and was float32"):
+        checkpoint.restore(net(dtype="bfloat16"), folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "error", "match"),
+    [
+        (lambda: "model", None, TypeError, "keras.Model"),
+        (resumed_fits.Unbuilt, None, ValueError, "Expected a built model"),
+        (net, 3, CheckpointError, "Found the steps 7, 14, 21"),
+        (net, -1, ValueError, "step"),
+    ],
+)
+def test_wrong_arguments(saved, model, step, error, match):
+    with pytest.raises(error, match=match):
+        checkpoint.restore(model(), saved[0], step)
+
+
+def test_a_folder_without_checkpoints(tmp_path):
+    with pytest.raises(CheckpointError, match=r"Found none\. Check the path"):
+        checkpoint.restore(net(), tmp_path)
+
+
+def test_a_damaged_checkpoint_is_passed_over(saved, tmp_path, caplog):
+    import shutil
+
+    folder, _, weights = saved
+    shutil.copytree(folder, tmp_path / "copy")
+    newest = max((tmp_path / "copy").glob("*.json"))
+    newest.write_text(newest.read_text().replace("float32", "float23", 1))
+    model = net()
+    assert checkpoint.restore(model, tmp_path / "copy").step == 14
+    assert equal(model.get_weights(), weights[1])
+    assert newest.name in caplog.text

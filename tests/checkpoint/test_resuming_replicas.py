@@ -1,0 +1,30 @@
+"""On two replicas, too, a training that is interrupted ends as one that was not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+_SLOW = ("arrays", "pipeline")
+_CAMPAIGN = ("dataset", "plateau", "float16", "pipeline cached", "accumulation", "own step")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow) for case in _SLOW]
+    + [pytest.param(case, marks=pytest.mark.campaign) for case in _CAMPAIGN],
+)
+def test_ends_as_one_that_was_not_interrupted(tmp_path, case):
+    moments = "within an epoch", "in the validation"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
+    command = [sys.executable, SUPPORT / "resumed_replicas.py", tmp_path, case, *moments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.rpartition("FOUND")[2])
+    assert found == {"replicas": 2, "differences": dict.fromkeys(moments)}
