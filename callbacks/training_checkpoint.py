@@ -252,12 +252,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._saved_at, self._saved_step = self._clock(), training.step
 
     def _leave(self, training: Training, logs: Mapping[str, Any], *, in_epoch: bool) -> None:
-        """Saves, and exits as the signal asked."""
+        """Saves, and exits as the signal asked, also if it cannot save: the checkpoints before are still there."""
         name, earlier = self._signals.received, self._signals.earlier_handler()
         self._save(training, logs, in_epoch=in_epoch)
         if self._saver:
-            self._saver.wait()
-            where = f"step {training.step:,} is saved in {os.fspath(self._folder)!r}"
+            is_safe = self._saver.wait()
+            where = f"step {training.step:,} {'is' if is_safe else 'could not be'} saved in {os.fspath(self._folder)!r}"
             print_msg(f"\n{name or 'A signal to another process'}: {where}. Start the same command again to go on.")
         self._processes.total(0)  # nobody leaves before the checkpoint is safe
         if earlier is not None and not is_own_handler(earlier):

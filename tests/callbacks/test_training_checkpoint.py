@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -107,7 +109,7 @@ def test_the_end_is_saved_by_default(folder):
 def test_saves_as_often_as_asked(folder, options, saved, monkeypatch):
     from tfopt.checkpoint.saver import Saver
 
-    monkeypatch.setattr(Saver, "is_free", lambda self: self.wait() is None)  # no checkpoint comes late
+    monkeypatch.setattr(Saver, "is_free", lambda self: self.wait())  # no checkpoint comes late
     fit(net(), TrainingCheckpoint(folder, every_seconds=None, **options))
     assert steps(folder) == saved
 
@@ -337,7 +339,17 @@ def test_other_data_begin_the_epoch_again_with_a_warning(folder, caplog):
     seen = Seen()
     fit(net(), seen, TrainingCheckpoint(folder), data=(X[:40], Y[:40]))
     assert seen.steps[0] == (0, 0)
-    assert "it has 5 batches an epoch, and had 7 in the checkpoint" in caplog.text
+    assert "5 batches an epoch, and 7 in the checkpoint" in caplog.text
+
+
+def test_other_data_have_a_position_from_then_on(folder):
+    with pytest.raises(SystemExit):
+        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 3))
+    with pytest.raises(SystemExit):
+        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 2), data=(X[:40], Y[:40]))
+    seen = Seen()
+    fit(net(), seen, TrainingCheckpoint(folder), data=(X[:40], Y[:40]))
+    assert seen.steps[0] == (1, 3)
 
 
 def test_a_pipeline_that_was_looked_at_before_fit(folder):
@@ -379,6 +391,49 @@ def test_monitoring_callbacks_flush_and_leave_the_exit_to_it(folder, tmp_path, f
         fit(net(), *(callbacks if first else callbacks[::-1]), Interrupt("step", 1, 2))
     assert steps(folder) == [10]
     assert list((tmp_path / "log").iterdir())
+
+
+def test_a_save_that_fails_on_a_signal_is_not_called_saved(folder, monkeypatch, capsys):
+    def fail(*arguments):
+        raise CheckpointError("Expected to save. Found: no space left. Free some.")
+
+    monkeypatch.setattr(Store, "write", fail)
+    with pytest.raises(SystemExit, match="75"):
+        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 2))
+    assert "SIGTERM: step 3 could not be saved in" in capsys.readouterr().out
+
+
+_SLOW_SAVE = """
+import os, signal, sys, threading, time
+import keras, numpy as np
+from tfopt.callbacks import TrainingCheckpoint
+from tfopt.checkpoint.folder.store import Store
+
+def signal_self(after):
+    threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+def write(*arguments):
+    signal_self(float(sys.argv[2]))
+    time.sleep(6)
+
+class Interrupt(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+Store.write = write
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", jit_compile=False)
+callbacks = [TrainingCheckpoint(sys.argv[1]), Interrupt()]
+model.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=callbacks)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("after", "code"), [(0.5, 75), (3.0, -signal.SIGTERM)])
+def test_a_second_signal_ends_at_once_unless_it_is_the_same_one(folder, after, code):
+    """A scheduler and a launcher may both pass the first one on."""
+    done = subprocess.run([sys.executable, "-c", _SLOW_SAVE, folder, str(after)], capture_output=True, check=False)
+    assert done.returncode == code, done.stderr[-3000:]
 
 
 def test_other_signals(folder):

@@ -1,7 +1,10 @@
 """A training that is interrupted and goes on ends as one that was not: weights, optimizer, metrics and history."""
 
 import pytest
-from resumed_fits import CASES, MOMENTS, difference
+import tensorflow as tf
+from resumed_fits import CASES, EPOCHS, MOMENTS, difference
+
+from tfopt.callbacks import TrainingCheckpoint
 
 _QUICK = {("arrays", "within an epoch"), ("plateau", "in the validation"), ("pipeline", "at an epoch's last step")}
 _ALL = [(case, moment) for case in CASES for moment in MOMENTS]
@@ -12,6 +15,16 @@ def _marked(number, case, moment):
     slow = number % len(MOMENTS) == number // len(MOMENTS) % len(MOMENTS)
     marks = [] if (case, moment) in _QUICK else [pytest.mark.slow if slow else pytest.mark.campaign]
     return pytest.param(case, moment, marks=marks)
+
+
+@pytest.mark.parametrize("case", ["accumulation", "generator of TensorFlow's"])
+def test_an_interruption_in_the_last_validation(tmp_path, case):
+    """No step is left, and yet what was saved then is all that the training has."""
+    strategy = tf.distribute.get_strategy()
+    resumed = CASES[case].interrupted(tmp_path, "validation", EPOCHS - 1, 1, strategy=strategy)
+    again = CASES[case].fit(TrainingCheckpoint(tmp_path), strategy=strategy)
+    assert again[1] == resumed[1]
+    assert len(again[0]) == len(resumed[0])
 
 
 @pytest.mark.parametrize(("case", "moment"), [_marked(number, *each) for number, each in enumerate(_ALL)])

@@ -103,7 +103,10 @@ class DataPosition:
         reading = in_epoch and not over
         way, arrays = self._way(self._read_from if reading else self._last)
         if in_epoch and way == "none":
-            self._warn("A training that is resumed from a checkpoint within an epoch begins the epoch again")
+            self._warn(
+                str(self._obstacle),
+                "A training that is resumed from a checkpoint within an epoch begins the epoch again",
+            )
         position = Position(
             way=way,
             batch=self._batch if in_epoch else 0,
@@ -154,13 +157,14 @@ class DataPosition:
         Call it before the epoch begins, or within `on_epoch_begin` if the position lies in the epoch.
         """
         position = Position(**saved)
-        if position.way == "none" or self._differs(position):
-            return self._give_up(position, in_epoch=in_epoch)
+        without = (self._obstacle or "a checkpoint without one") if position.way == "none" else None
+        if reason := without or self._difference(position):
+            return self._give_up(position, reason, in_epoch=in_epoch)
         reading = in_epoch and not position.over
         continued = reading or (self._epochs.steps_per_epoch is not None and bool(position.reads))
         if position.way == "plan":
             if not self._move(position.reads, continued=continued):
-                return self._give_up(position, in_epoch=in_epoch)
+                return self._give_up(position, str(self._obstacle), in_epoch=in_epoch)
         else:
             self._open_again(position, arrays)
         self._reads = list(position.reads)
@@ -178,13 +182,13 @@ class DataPosition:
             self._skip_steps(None if position.over else position.batch)
         return position.batch
 
-    def _give_up(self, position: Position, *, in_epoch: bool) -> int:
+    def _give_up(self, position: Position, reason: str, *, in_epoch: bool) -> int:
         """Begins the epoch again, unless all of it was read."""
         if position.over:
             self._skip_steps(None)
             return position.batch
         if in_epoch or self._epochs.steps_per_epoch:
-            self._warn("The data begin again at the epoch's start")
+            self._warn(reason, "The data begin again at the epoch's start")
         return 0
 
     def _move(self, reads: list[int], *, continued: bool) -> bool:
@@ -198,6 +202,7 @@ class DataPosition:
         begun = iterations_before(self._plan, len(before), read, first, self._first_of)
         if begun is None:
             self._obstacle = "a pipeline that now yields other batches, or was iterated more often before fit"
+            self._plan = None  # its iterations are no longer counted from those of `fit` alone
             return False
         moved = self._plan.at(begun[1], reads[-1] if continued else 0, opened=begun[0])
         dataset = self._prepared(moved.build())
@@ -248,21 +253,19 @@ class DataPosition:
 
         epochs._enumerate_iterator = enumerate_rest
 
-    def _differs(self, position: Position) -> bool:
-        """Whether the data are not those of the checkpoint."""
-        now = self._epochs._num_batches
+    def _difference(self, position: Position) -> str | None:
+        """How the data differ from those of the checkpoint, if they do."""
+        now, then = self._epochs._num_batches, position.batches
         if (position.way == "plan") != (self._plan is not None):
-            self._obstacle = "it is another kind of dataset than in the checkpoint"
-        elif None not in (now, position.batches) and now != position.batches:
-            self._obstacle = f"it has {now:,} batches an epoch, and had {position.batches:,} in the checkpoint"
-        else:
-            return False
-        return True
+            return "another kind of dataset than in the checkpoint"
+        if now is not None and then is not None and now != then:
+            return f"{now:,} batches an epoch, and {then:,} in the checkpoint"
+        return None
 
-    def _warn(self, consequence: str) -> None:
+    def _warn(self, reason: str, consequence: str) -> None:
         warn_once(
-            f"position {self._obstacle}",
-            f"Expected data whose position can be found again. Found: {self._obstacle}. {consequence}. {_BETTER}",
+            f"position {reason}",
+            f"Expected data whose position can be found again. Found: {reason}. {consequence}. {_BETTER}",
         )
 
 

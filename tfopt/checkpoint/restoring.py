@@ -1,6 +1,7 @@
 """Restores a checkpoint into a model, for inference, fine-tuning or a loop of one's own."""
 
 import os
+from collections import ChainMap
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,10 @@ def restore(
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     groups = (WEIGHTS,) if optimizer is None else (WEIGHTS, "optimizer/")
+    # Of what each replica had by itself, such as averages of batch normalization, the first one's, as Keras saves them.
+    first = {name: found.arrays[name][0] for name in found.metadata.get("by_replica", ()) if name.startswith(groups)}
     saved = {name: content for name, content in saved_in(found).items() if name.startswith(groups)}
+    saved |= {name: (dtype, shape[1:]) for name, (dtype, shape) in saved.items() if name in first}
     parts = {name: part for name, part in parts_of(model).items() if name.startswith(groups)}
     parts = renamed(parts, saved)
     skipped = tuple(differences(parts, saved)) if partial else ()
@@ -81,5 +85,5 @@ def restore(
         parts = {name: part for name, part in parts.items() if saved.get(name) == (part.dtype, part.shape)}
     else:
         require_same(parts, saved, str(found.path))
-    assign(parts, found.arrays)
+    assign(parts, ChainMap(first, found.arrays))  # type: ignore[arg-type]
     return Restored(found.step, len(parts), skipped)

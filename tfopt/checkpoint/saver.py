@@ -38,17 +38,18 @@ class Saver:
         self.wait()
         self._pending = self._thread.submit(self.store.write, step, arrays, metadata)
 
-    def wait(self) -> None:
-        """Waits until the last checkpoint is safe.
+    def wait(self) -> bool:
+        """Waits until the last checkpoint is safe; returns False if it could not be saved.
 
         Raises:
             tfopt.errors.CheckpointError: If it could not be saved, with on_error="raise".
         """
         pending, self._pending = self._pending, None
         if pending is None:
-            return
+            return True
         try:
             pending.result()
+            return True
         except Exception as error:
             if self._on_error == "raise":
                 raise
@@ -59,6 +60,7 @@ class Saver:
                 f"{text} The training goes on, and saves when the next checkpoint is due.",
                 error=None if foreseen else error,
             )
+            return False
 
     def close(self) -> None:
         """Waits for the last checkpoint and lets another training save to the folder. A second call does nothing."""

@@ -58,7 +58,8 @@ class Training:
         self.position = DataPosition(epochs, self._prepared)
         """In the data."""
         self._before_epoch = 0  # steps
-        self._parts: dict[str, Part] | None = None
+        self._parts: dict[str, Part] = {}
+        self._is_traced = False  # whether the step of this `fit` was looked at
         self._metrics: Copies | None = None  # of the epoch that is validated now
         self._rest: Checkpoint | None = None  # what is restored when its epoch begins
 
@@ -77,12 +78,14 @@ class Training:
         """Notes that so many batches of this epoch were trained on."""
         self.step = self._before_epoch + batch
         self.position.step(batch)
-        if self._parts is None:
+        if not self._is_traced:
             self._parts = parts_of(self._model, self._processes, step_graphs(self._model))
+            self._is_traced = True
 
     def begin_validation(self) -> None:
         """Keeps the metrics of the epoch, which validation uses for its own."""
-        self._metrics = Copies(self._only_metrics(), self._processes)
+        metrics = {name: part for name, part in self._parts.items() if name.startswith(METRICS)}
+        self._metrics = Copies(metrics, self._processes)
 
     def save(self, logs: Mapping[str, Any], *, in_epoch: bool) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
         """Returns the state as arrays, which are copies on the device, and JSON values.
@@ -101,9 +104,10 @@ class Training:
             "logs": numbers if in_epoch else {},
             "data": data,
             "callbacks": callbacks,
+            "by_replica": [name for name, part in self._parts.items() if part.rows is not None],
             "versions": {"tfopt": tfopt.__version__, "keras": keras.__version__, "tensorflow": tf.__version__},
         }
-        arrays: list[Mapping[str, np.ndarray]] = [kept, state, Copies(self._all(), self._processes)]
+        arrays: list[Mapping[str, np.ndarray]] = [kept, state, Copies(self._parts, self._processes)]
         return ChainMap(*([self._metrics] if self._metrics else []), *arrays), metadata  # type: ignore[arg-type]
 
     def resume(self, found: Checkpoint) -> None:
@@ -128,6 +132,7 @@ class Training:
     def _restore(self, found: Checkpoint, *, in_epoch: bool) -> None:
         saved = saved_in(found)
         parts = renamed(built_parts(self._model, self._processes, self._spec), saved)
+        self._parts = parts  # an epoch of which no step is left is saved with all of them, too
         if not in_epoch:  # an epoch that begins has reset its metrics
             saved = {name: content for name, content in saved.items() if not name.startswith(METRICS)}
             parts = {name: part for name, part in parts.items() if not name.startswith(METRICS)}
@@ -145,12 +150,6 @@ class Training:
             return stock(found or logs)
 
         model.__dict__["_get_metrics_result_or_logs"] = first
-
-    def _only_metrics(self) -> dict[str, Part]:
-        return {name: part for name, part in self._all().items() if name.startswith(METRICS)}
-
-    def _all(self) -> dict[str, Part]:
-        return parts_of(self._model, self._processes) if self._parts is None else self._parts
 
     def _prepared(self, dataset: Any) -> Any:
         """A dataset as `fit` iterates it."""
