@@ -1,4 +1,4 @@
-"""TrainingCheckpoint: a training that is killed goes on where it was, bit for bit."""
+"""TrainingCheckpoint: a training that was killed continues where it stopped, bit for bit."""
 
 import contextlib
 import os
@@ -25,39 +25,37 @@ from tfopt.checkpoint.processes import Processes
 from tfopt.checkpoint.saver import Saver
 from tfopt.checkpoint.signals import Signals, checked_signals
 from tfopt.checkpoint.training import Training
+from tfopt.distribute.watchdog.watch import RESTART
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.warn import warn_once
 
-RESTART = 75
-"""The exit code after a signal: start the same command again. EX_TEMPFAIL of sysexits.h."""
-
 
 class TrainingCheckpoint(keras.callbacks.Callback):
-    """Saves a training as it goes on, and lets the same script go on with it after an interruption, bit for bit.
+    """Saves checkpoints during `fit`, and resumes from the newest one when the script is started again, bit for bit.
 
-    A checkpoint holds all that the training has changed: weights, optimizer, loss scale, metrics of the running epoch,
-    random seeds, the states of callbacks, and the position in the data. `fit` waits only for a copy on the device;
-    writing happens in a thread, and `fit` returns when the last checkpoint is safe. What did not change is not written
-    again. Start the script again after a crash or a preemption, and `fit` begins with the last whole checkpoint.
+    A checkpoint holds everything the training has changed: weights, optimizer, loss scale, metrics of the running
+    epoch, random seeds, states of callbacks, and the position in the data. `fit` waits only for a copy on the device; a
+    thread writes it, and `fit` returns once the last checkpoint is safe. Arrays that have not changed are not written
+    again.
 
-    On SIGTERM, as Slurm, Kubernetes and spot instances send it, a checkpoint is saved after the running step, and the
-    process exits with code 75. A handler that the signal had before is called first. A second signal ends the process
+    On SIGTERM, which Slurm, Kubernetes and spot instances send, it saves after the running step, calls the handler that
+    the signal had before, if any, and exits with code 75. A second signal, at least two seconds later, ends the process
     at once.
 
-    A training that has ended is not repeated: `fit` restores its state and returns. With more `epochs` it goes on.
+    A finished training is not repeated: `fit` restores its final state and returns. With more `epochs`, it continues.
 
     Args:
-        folder: For this training alone, on a disk that outlives it. `tfopt.checkpoint` lists, verifies and restores
-            what is in it.
-        every_steps: Save after so many steps. Default: None.
-        every_seconds: Save after a step if the last checkpoint is so old. Default: 600; None for no limit.
-        every_epochs: Save after so many epochs. Default: None. The last epoch is saved in any case.
-        keep: How many checkpoints stay, the newest ones. Default: 3.
-        best: A metric and "min" or "max", such as ("val_loss", "min"): each epoch is saved, and the best one stays.
-        resume: Whether to go on with what the folder holds. False begins anew; older checkpoints are removed as new
-            ones are saved.
-        signals: Names of signals to save on. Default: ("SIGTERM",).
-        on_error: What to do if a checkpoint cannot be saved: "warn" and go on, or "raise". Default: "warn".
+        folder: Used by this training only, on a disk that outlives it. `tfopt.checkpoint` lists, verifies and restores
+            its checkpoints.
+        every_steps: Steps between checkpoints. Default: None.
+        every_seconds: Seconds between checkpoints, each saved after the next step. Default: 600; None for no limit.
+        every_epochs: Epochs between checkpoints. Default: None. The last epoch is always saved.
+        keep: Number of newest checkpoints to keep. Default: 3.
+        best: A metric and "min" or "max", such as ("val_loss", "min"): every epoch is saved, and the best is kept too.
+        resume: Whether to continue from the newest checkpoint in the folder. If False, training starts from scratch,
+            and new checkpoints replace the old ones.
+        signals: Names of the signals that save and exit. Default: ("SIGTERM",).
+        on_error: "warn" to continue if a checkpoint cannot be saved, "raise" to stop. Default: "warn".
         clock: Seconds, monotonic.
 
     Raises:
@@ -148,7 +146,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         return found if self._saver or step < 0 else read(self._folder, step)
 
     def _go_on(self, training: Training) -> None:
-        """Says where the training goes on, or that it has ended."""
+        """Reports where the training continues, or that it has ended."""
         epochs = self.params["epochs"]
         stopped = any(getattr(each, "stopped_epoch", 0) for each in training.callbacks)
         if stopped:
@@ -218,7 +216,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._save(training, logs or {}, in_epoch=False)
 
     def _expect_metric(self, logs: Mapping[str, Any]) -> None:
-        """Warns if there is nothing to tell the best epoch by; without `val_` metrics, this epoch was not validated."""
+        """Warns if the metric for `best` is missing; an epoch without any `val_` metric was not validated."""
         if self._best is None or self._best[0] in logs:
             return
         if not self._best[0].startswith("val_") or any(name.startswith("val_") for name in logs):
@@ -276,7 +274,7 @@ def _close(saver: Saver | None, signals: Signals, position: DataPosition) -> Non
 
 
 def _refuse(callbacks: Iterable[keras.callbacks.Callback]) -> None:
-    """Raises UnsupportedError for callbacks with which a training could not go on exactly."""
+    """Raises UnsupportedError for callbacks that prevent an exact resume."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore | LocalSteps | TrainingCheckpoint):
             name = type(callback).__name__

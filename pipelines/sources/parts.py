@@ -116,9 +116,8 @@ def distributed(dataset: Any, part: Part) -> Any:
     return found
 
 
-def _place() -> tuple[int, int]:
-    """Returns this process' number among those that train together, and how many there are."""
-    strategy = tf.distribute.get_strategy()
+def worker_place(strategy: Any) -> tuple[int, int]:
+    """Returns this process' number among those that train together under a strategy, and how many there are."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         resolver = strategy.cluster_resolver
         spec = resolver.cluster_spec()
@@ -126,6 +125,14 @@ def _place() -> tuple[int, int]:
         tasks = [(job, task) for job in ("chief", "worker") if job in spec.jobs for task in spec.task_indices(job)]
         place = (resolver.task_type, resolver.task_id)
         return (tasks.index(place), len(tasks)) if place in tasks else (0, 1)
+    return 0, 1
+
+
+def _place() -> tuple[int, int]:
+    """Returns what `worker_place` does under the current strategy, without which several processes are refused."""
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return worker_place(strategy)
     found = len({device.name.split("/device:")[0] for device in tf.config.list_logical_devices("CPU")})
     if found > 1:
         raise _no_strategy(found)

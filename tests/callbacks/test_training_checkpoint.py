@@ -19,21 +19,9 @@ from tfopt.callbacks import LocalSteps, TrainingCheckpoint, UtilizationLogger
 from tfopt.checkpoint.folder.reading import read
 from tfopt.checkpoint.folder.store import Store
 from tfopt.errors import CheckpointError, UnsupportedError
-from tfopt.warn import forget_warnings
 
+pytestmark = pytest.mark.usefixtures("fresh_warnings", "disk_that_syncs_at_once")
 STEPS = 7  # of an epoch
-
-
-@pytest.fixture(autouse=True)
-def _fresh_warnings():
-    forget_warnings()
-    yield
-    forget_warnings()
-
-
-@pytest.fixture(autouse=True)
-def _disk_that_syncs_at_once(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture

@@ -1,22 +1,13 @@
-import os
-
 import pytest
 import saved_trainings
+from saving import disk_that_syncs_at_once, fresh_warnings
 
-from tfopt.warn import forget_warnings
-
-
-@pytest.fixture(autouse=True)
-def _fresh_warnings():
-    forget_warnings()
-    yield
-    forget_warnings()
+__all__ = ["disk_that_syncs_at_once", "fresh_warnings"]
 
 
 @pytest.fixture(autouse=True)
-def _disk_that_syncs_at_once(monkeypatch):
-    """Waiting for a real disk would take most of the time, and no test cuts its power."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+def _quick_and_fresh(fresh_warnings, disk_that_syncs_at_once):
+    """All tests here."""
 
 
 @pytest.fixture

@@ -1,27 +1,17 @@
 """Trainings with `fit` under kills: what was saved is never lost, and they end as if never killed, bit for bit."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import killed_fits
 import pytest
+from killed_trainings import in_process
 
 ROOT = Path(__file__).parents[2]
 
 
 def kill(folder, *arguments):
-    output = subprocess.run(
-        [sys.executable, killed_fits.__file__, str(folder), *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert output.returncode == 0, output.stderr[-5000:]
-    return json.loads(output.stdout)
+    return in_process(killed_fits.__file__, folder, *arguments)
 
 
 @pytest.mark.slow

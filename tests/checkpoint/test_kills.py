@@ -1,15 +1,13 @@
 """Checkpoints under kills and power losses: none that was saved is lost, and none is read that was not whole."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import killed_trainings
 import pytest
 import saved_trainings
+from killed_trainings import in_process
 from power_loss import Recorder
 from shimmed_disk import shimmed
 
@@ -17,15 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def kill(folder, *arguments):
-    output = subprocess.run(
-        [sys.executable, killed_trainings.__file__, str(folder), *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert output.returncode == 0, output.stderr[-5000:]
-    return json.loads(output.stdout)
+    return in_process(killed_trainings.__file__, folder, *arguments)
 
 
 @pytest.mark.parametrize(

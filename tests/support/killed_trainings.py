@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,19 @@ import saved_trainings
 from shimmed_disk import BEFORE, shimmed
 
 LARGE = 40  # so that most of the time goes into writing
+
+
+def in_process(script, folder, *arguments):
+    """Runs this script, or another like it, in a process of its own; returns what it printed."""
+    output = subprocess.run(
+        [sys.executable, script, str(folder), *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert output.returncode == 0, output.stderr[-5000:]
+    return json.loads(output.stdout)
 
 
 def killed(body, after_seconds=None):

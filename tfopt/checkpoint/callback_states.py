@@ -1,4 +1,4 @@
-"""The states of callbacks: what Keras' own count, and what others return from `get_state`."""
+"""States of callbacks: the counters of Keras' own, and what `get_state` of others returns."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ PREFIX = "callbacks/"
 """How the names of their arrays begin."""
 
 _ARRAY = "__array__"  # the key of a mark
-# What each of Keras' callbacks changes in the course of a training, beside what its on_train_begin makes anew.
+# The attributes of Keras' callbacks that change during a training and that `on_train_begin` does not set.
 _ATTRIBUTES: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
@@ -51,7 +51,7 @@ def save(callbacks: Sequence[keras.callbacks.Callback]) -> State:
 def restore(
     callbacks: Sequence[keras.callbacks.Callback], values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Gives callbacks back the states that `save` returned; warns of states whose callback is not in the list."""
+    """Restores the states that `save` returned, and warns of states without a callback in the list."""
     named = dict(_named(callbacks))
     missing = [name for name in values if name not in named]
     if missing:

@@ -1,4 +1,4 @@
-"""What a dataset needs to be continued in another process."""
+"""Whether, and how, a position in a dataset can be found again in another process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ _MOST_EARLIER = 4  # iterations of a pipeline before `fit`
 def exact_plan(dataset: Any) -> PipelinePlan | None:
     """Returns the plan of a dataset, if the pipeline can be built from any position on without reading all again.
 
-    What a cache in memory holds is to be read again in any case, and then it costs little to read it often.
+    A cache in memory has to be filled again anyway, and reading it repeatedly then costs little.
     """
     plan = plan_of(dataset)
     if plan is None or plan.position != START:
@@ -40,7 +40,7 @@ def exact_plan(dataset: Any) -> PipelinePlan | None:
 def iterations_before(
     plan: PipelinePlan, opened: int, read: int, first: Any, first_of: Callable[[Any], Any]
 ) -> tuple[int, int] | None:
-    """Returns how many iterations of a pipeline were begun, and read, until now; None if that cannot be found.
+    """Returns how many iterations of a pipeline were begun and read so far; None if unknown.
 
     Before `fit` a pipeline may have been iterated, by the script, or by a strategy to build the model. A restarted
     script does so again, so the first batch of its next iteration tells: it is compared with those of the plan.

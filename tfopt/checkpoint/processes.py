@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.pipelines.sources.parts import worker_place
+
 _CHECK_SECONDS = 1.0  # between agreements
 _MOST_STEPS = 1000
 
@@ -19,18 +21,14 @@ class Processes:
 
     def __init__(self, model: keras.Model):
         self._strategy = model.distribute_strategy
-        replicas = self._strategy.num_replicas_in_sync
-        local = len(self._strategy.extended.worker_devices) if replicas > 1 else 1
-        self.count = max(1, replicas // local)
+        index, self.count = worker_place(self._strategy)
         """How many there are."""
-        self.first = 0
-        """The number of this process's first replica among all."""
-        self.replicas = replicas
+        self.replicas = self._strategy.num_replicas_in_sync
         """In all processes."""
+        self.first = index * (self.replicas // self.count)
+        """The number of this process's first replica among all."""
         self._checked = (0, 0.0)  # step and time of the last agreement
         self._next = 1  # step
-        if self.count > 1:
-            self.first = _number(self._strategy) * local
         self.is_chief = self.first == 0
         """Whether this process writes."""
 
@@ -70,10 +68,3 @@ class Processes:
         self._next = step + int(np.clip(_CHECK_SECONDS * self.count / max(total, 1e-9), 1, _MOST_STEPS))
         self._checked = (step, seconds)
         return tuple(bool(wished) for wished in sums)
-
-
-def _number(strategy: Any) -> int:
-    resolver = strategy.cluster_resolver
-    spec = resolver.cluster_spec()
-    tasks = [(job, task) for job in ("chief", "worker") if job in spec.jobs for task in spec.task_indices(job)]
-    return tasks.index((resolver.task_type, resolver.task_id))

@@ -1,4 +1,4 @@
-"""Restores a checkpoint into a model, for inference, fine-tuning or a loop of one's own."""
+"""Restores a checkpoint into a model, for inference, fine-tuning or a custom loop."""
 
 import os
 from collections import ChainMap
@@ -39,17 +39,17 @@ class Restored(Shown):
 def restore(
     model: keras.Model, folder: str | os.PathLike[str], step: int | None = None, *, partial: bool = False
 ) -> Restored:
-    """Gives a built model the weights of a checkpoint, and its optimizer, if it has one, the state it had.
+    """Restores the weights of a checkpoint into a built model, and the optimizer's state if the model is compiled.
 
-    Use it to evaluate, export or fine-tune a model that `TrainingCheckpoint` saved; to go on with a training, start its
-    script again. `model.save_weights("model.weights.h5")` exports the weights afterwards. All of the checkpoint is
-    checked before anything is changed; arrays are mapped into memory, and no code in the checkpoint is run.
+    Use it to evaluate, export or fine-tune a model that `TrainingCheckpoint` saved. To continue a training, start its
+    script again. `model.save_weights("model.weights.h5")` exports the weights afterwards. The whole checkpoint is
+    verified before anything changes, and no code in it is ever run.
 
     Args:
-        model: Built. If it is compiled, also with the optimizer that it trained with.
-        folder: Where the training saves. It may still run.
-        step: Default: that of the newest whole checkpoint. `available` lists them.
-        partial: Whether to restore what fits by name, dtype and shape, and leave the rest as it is. Default: False.
+        model: Built, and if it is compiled, with the optimizer it was trained with.
+        folder: The training's folder. It may still be running.
+        step: Step of the checkpoint; `available` lists them. Default: the newest whole one.
+        partial: Whether to restore only variables with the same name, dtype and shape. Default: False.
 
     Returns:
         The step, and with `partial` what was skipped.

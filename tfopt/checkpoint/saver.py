@@ -1,4 +1,4 @@
-"""Saves checkpoints behind a training's back, one at a time."""
+"""Saves checkpoints in a background thread, one at a time."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +16,8 @@ class Saver:
 
     Args:
         store: The folder.
-        on_error: "warn": a checkpoint that cannot be saved is warned of, and the training goes on. "raise": the next
-            call raises the error.
+        on_error: "warn" to log a checkpoint that cannot be saved and continue, "raise" to raise its error in the next
+            call.
     """
 
     def __init__(self, store: Store, on_error: Literal["warn", "raise"]):

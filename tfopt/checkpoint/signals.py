@@ -1,4 +1,4 @@
-"""Signals that ask a training to end, such as SIGTERM before a preemption: noted, and handled after a step."""
+"""Signals that ask a training to end, such as SIGTERM before a preemption. They are acted on after a step."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""All that a running `fit` has changed so far: gathered for a checkpoint, and restored from one."""
+"""The state of a running `fit`: collected for a checkpoint, and restored from one."""
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ class Training:
         self._rest: Checkpoint | None = None  # what is restored when its epoch begins
 
     def begin_epoch(self, epoch: int) -> None:
-        """Notes that an epoch begins. If it was interrupted, restores the state in which it was."""
+        """Begins an epoch; restores the state within it if it was interrupted."""
         self.epoch, self._before_epoch, self._metrics = epoch, self.step, None
         self.position.begin_epoch()
         found, self._rest = self._rest, None
@@ -75,7 +75,7 @@ class Training:
             self._keep_logs(found.metadata["logs"])
 
     def end_step(self, batch: int) -> None:
-        """Notes that so many batches of this epoch were trained on."""
+        """Counts the batches of this epoch that were trained on."""
         self.step = self._before_epoch + batch
         self.position.step(batch)
         if not self._is_traced:
@@ -83,7 +83,7 @@ class Training:
             self._is_traced = True
 
     def begin_validation(self) -> None:
-        """Keeps the metrics of the epoch, which validation uses for its own."""
+        """Keeps the epoch's metrics, whose variables validation reuses."""
         metrics = {name: part for name, part in self._parts.items() if name.startswith(METRICS)}
         self._metrics = Copies(metrics, self._processes)
 
@@ -111,10 +111,10 @@ class Training:
         return ChainMap(*([self._metrics] if self._metrics else []), *arrays), metadata  # type: ignore[arg-type]
 
     def resume(self, found: Checkpoint) -> None:
-        """Goes on from a checkpoint. Call it before the first epoch, when all other callbacks have begun.
+        """Continues from a checkpoint. Call it before the first epoch, after `on_train_begin` of all other callbacks.
 
         Raises:
-            tfopt.errors.CheckpointError: If the model, optimizer or metrics are others.
+            tfopt.errors.CheckpointError: If the model, optimizer or metrics differ.
         """
         self.epoch, self.step = found.metadata["epoch"], found.step
         self._model._initial_epoch = self.epoch
@@ -141,7 +141,7 @@ class Training:
         callback_states.restore(self.callbacks, found.metadata["callbacks"], found.arrays)
 
     def _keep_logs(self, logs: dict[str, float]) -> None:
-        """Lets an epoch of which no step is left report what its last step did."""
+        """Makes an epoch with no steps left report the logs of its last step."""
         model: Any = self._model
         stock = model._get_metrics_result_or_logs
 

@@ -1,4 +1,4 @@
-"""Every variable that a training changes, by name: copied on the device, and given its values back."""
+"""The variables that a training changes, by name: copied on the device, and restored."""
 
 import itertools
 import re
@@ -191,11 +191,11 @@ def _copy(variable: Any) -> Any:
 
 
 def assign(parts: Mapping[str, Part], arrays: Mapping[str, np.ndarray], first: int = 0) -> None:
-    """Gives variables the values of these arrays, which have their names.
+    """Assigns arrays to the variables of the same names.
 
     Args:
         parts: The variables.
-        arrays: The values.
+        arrays: Their values.
         first: The number of this process's first replica.
 
     Raises:
