@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tfopt import checkpoint
+from tfopt.checkpoint.folder.reading import read
 
 SUPPORT = Path(__file__).parents[1] / "support"
 RESTART = 75
@@ -29,8 +30,8 @@ def ended(folder):
 
 
 MOMENTS = {
-    "a step of the chief's": ("0", "step", "1", "3"),
-    "a step of the other's": ("1", "step", "2", "5"),
+    "a step of the chief's": ("0", "step", "1", "1"),
+    "a step of the other's": ("1", "step", "2", "1"),
     "its validation": ("1", "validation", "1", "1"),
     "between epochs": ("0", "epoch", "1"),
 }
@@ -52,6 +53,7 @@ def test_both_leave_and_go_on_together(tmp_path, data, moment):
     code, said = train(tmp_path / "cut", data, *MOMENTS[moment])
     assert code == RESTART, said[-4000:]
     assert checkpoint.verify(tmp_path / "cut" / "saved").passed
+    assert (read(tmp_path / "cut" / "saved").metadata["batch"] > 0) == ("step" in moment)
     code, said = train(tmp_path / "cut", data, *MOMENTS[moment])
     assert code == 0, said[-4000:]
     for whole, cut in zip(ended(tmp_path / "whole"), ended(tmp_path / "cut"), strict=True):

@@ -4,9 +4,12 @@
 
 DATA is "pipeline", "dataset" or "arrays". The process of that rank gets SIGTERM at that moment (see resumed_fits.py)
 unless it goes on from a checkpoint. Without a moment, nothing is saved.
+
+Until then each step takes long, so that the processes, which ask each other once a second, leave in the same epoch.
 """
 
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -38,6 +41,8 @@ def main():
         resumes = any((Path(folder) / "saved").glob("*.json"))
         if int(rank) == distribute.resolve().index and not resumes:
             callbacks.append(Interrupt(kind, *map(int, numbers)))
+        if not resumes:
+            callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.4)))
     options = {"y": Y, "batch_size": BATCH} if data == "arrays" else {}
     with strategy.scope():
         history = model.fit(given, validation_data=validation, epochs=EPOCHS, verbose=0, callbacks=callbacks, **options)

@@ -16,6 +16,7 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.ops import gen_dataset_ops
 
 from tfopt.checkpoint.datasets import all_counts, changes, exact_plan, is_complete, iterations_before, obstacle
+from tfopt.distribute.data_check.fits import begin_later
 from tfopt.errors import summarize_error
 from tfopt.pipelines.device.device_stage import stage_of
 from tfopt.text import readable_bytes
@@ -252,6 +253,7 @@ class DataPosition:
                     yield begin, end, iterator
 
         epochs._enumerate_iterator = enumerate_rest
+        begin_later(epochs)
 
     def _difference(self, position: Position) -> str | None:
         """How the data differ from those of the checkpoint, if they do."""

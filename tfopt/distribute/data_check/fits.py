@@ -26,6 +26,7 @@ _EPOCHS = "keras.src.backend.tensorflow.trainer:TFEpochIterator"
 _ADAPTERS = "keras.src.trainers.data_adapters"
 _GENERATOR = f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter"
 _PY_DATASET = f"{_ADAPTERS}.py_dataset_adapter:PyDatasetAdapter"
+_BEGINS_LATER = "_tfopt_begins_later"
 
 _thread = threading.local()  # `model`: the one whose fit began last in this thread
 _counters: "weakref.WeakKeyDictionary[Any, tf.Variable]" = weakref.WeakKeyDictionary()
@@ -107,9 +108,10 @@ class Check:
             counter = _counters.get(self._model)
             if counter is not None:  # an epoch that failed may have left some
                 counter.assign(np.zeros_like(self._counted))
+            begins_later = vars(self._iterator).pop(_BEGINS_LATER, False)
             with catch():
                 yield
-            if counter is not None:
+            if counter is not None and not begins_later:
                 self._end_epoch(counter)
 
         def _interrupted_warning() -> None:
@@ -139,6 +141,11 @@ def _report(verdict: Verdict) -> None:
         raise PipelineError(verdict.text)
     if verdict.text:
         warn_once(f"data check {verdict.text}", verdict.text)
+
+
+def begin_later(epochs: Any) -> None:
+    """Says that the next epoch of a `TFEpochIterator` begins after its first step: not all its examples are counted."""
+    vars(epochs)[_BEGINS_LATER] = True
 
 
 def exchange(strategy: Any, value: Any) -> list[Any]:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from dataclasses import asdict
@@ -181,9 +182,9 @@ class Watch:
 
     def _report_failure(self, kind: type[BaseException], error: BaseException) -> None:
         mismatch = _mismatch(error)
-        text = f"it failed{_place('at {}')}: {kind.__name__}: {mismatch or error}"[:_REPORTED_CHARACTERS]
+        text = f"it failed{_place('at {}')}: {kind.__name__}: {mismatch or error}"
         remedy = SAME_STEPS if mismatch else _AS_IT_SAYS if issubclass(kind, _RECURRING) else ""
-        self._report(failed=text, on_purpose=issubclass(kind, KeyboardInterrupt), remedy=remedy)
+        self._report(failed=_shortened(text), on_purpose=issubclass(kind, KeyboardInterrupt), remedy=remedy)
 
     def _on_exit(self, code: Any = None) -> NoReturn:
         """Replaces sys.exit, because nothing else knows the exit code while Python shuts down."""
@@ -197,7 +198,7 @@ class Watch:
             self._report(bye=f"it had ended before, by itself{_place('and had come to {}')}")
         else:  # Python prints a string to stderr and ends with 1
             text = f"it ended with exit code {code if isinstance(code, int) else f'1: {code}'}"
-            self._report(failed=text[:_REPORTED_CHARACTERS], on_purpose=True)
+            self._report(failed=_shortened(text), on_purpose=True)
         with contextlib.suppress(subprocess.TimeoutExpired):  # it ends as soon as the others know
             self._process.wait(self.intervals.linger_seconds + 1)
 
@@ -264,6 +265,10 @@ def _exit(text: str, code: int) -> NoReturn:
         flush.join(_FLUSH_SECONDS)
     _write(f"{text}{_place()} This process ends with exit code {code}.")
     os._exit(code)
+
+
+def _shortened(text: str) -> str:
+    return textwrap.shorten(text, _REPORTED_CHARACTERS, placeholder=" …")
 
 
 def _place(sentence: str = "This worker had come to {}.") -> str:
