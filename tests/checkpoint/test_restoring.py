@@ -8,6 +8,7 @@ from resumed_fits import BATCH, X, Y, dense_net
 
 from tfopt import checkpoint
 from tfopt.callbacks import TrainingCheckpoint
+from tfopt.checkpoint.folder.store import Store
 from tfopt.errors import CheckpointError
 
 
@@ -146,3 +147,31 @@ def test_a_damaged_checkpoint_is_passed_over(saved, tmp_path, caplog):
     assert checkpoint.restore(model, tmp_path / "copy").step == 14
     assert equal(model.get_weights(), weights[1])
     assert newest.name in caplog.text
+
+
+class Large(keras.Layer):
+    """A weight that a checkpoint's reader maps from the disk."""
+
+    def __init__(self, dtype):
+        super().__init__(dtype=dtype)
+
+    def build(self, shape):
+        shape, initializer = (2**18, 5), "random_normal" if "float" in self.dtype else "ones"
+        self.large = self.add_weight(shape=shape, initializer=initializer, dtype=self.dtype)
+
+    def call(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "bool"])
+def test_a_large_weight_is_no_longer_that_of_the_file(tmp_path, dtype):
+    model = keras.Sequential([keras.Input((1,), dtype=dtype), Large(dtype)])
+    before = model.layers[0].large.numpy()
+    with Store(tmp_path) as store:
+        store.write(1, {f"model/{weight.path}": weight.numpy() for weight in model.weights})
+    for weight in model.weights:
+        weight.assign(np.zeros(weight.shape, before.dtype))
+    checkpoint.restore(model, tmp_path)
+    for blob in (tmp_path / "blobs").iterdir():
+        blob.write_bytes(bytes(blob.stat().st_size))  # the same file: whoever maps it would see this
+    assert np.array_equal(model.layers[0].large.numpy(), before)

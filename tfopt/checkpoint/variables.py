@@ -15,6 +15,7 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadVariable
 
+from tfopt.checkpoint.folder.blobs import ALIGNMENT
 from tfopt.checkpoint.folder.reading import Checkpoint
 from tfopt.checkpoint.processes import Processes
 from tfopt.distribute.data_check.fits import is_counter
@@ -205,10 +206,23 @@ def assign(parts: Mapping[str, Part], arrays: Mapping[str, np.ndarray], first: i
     def put(name: str) -> None:
         part, array = parts[name], arrays[name]
         for number, variable in enumerate(part.variables):
-            variable.assign(array if part.rows is None else array[first + number])
+            variable.assign(_loaded(array if part.rows is None else array[first + number], variable.device))
 
     with ThreadPoolExecutor(_THREADS) as threads:
         list(threads.map(put, parts))
+
+
+def _loaded(array: np.ndarray, device: str) -> Any:
+    """A mapped array as a tensor; others as they are. TensorFlow would copy it in NumPy's memory first."""
+    if not isinstance(array.base, np.memmap) or array.ctypes.data % ALIGNMENT or array.dtype.kind not in "fiu":
+        return array
+    array = array.view()
+    array.flags.writeable = True  # or NumPy does not share it; the mapping is private
+    mapped = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    if "GPU" in device:
+        return mapped
+    with tf.device(device):  # a variable on a CPU would take the mapping itself
+        return tf.raw_ops.DeepCopy(x=mapped)
 
 
 def renamed(parts: Mapping[str, Part], names: Iterable[str]) -> dict[str, Part]:

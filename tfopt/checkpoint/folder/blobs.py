@@ -30,9 +30,10 @@ from tfopt.pipelines.shared.problems import Problem
 BLOB_BYTES = 16 * 2**20
 """Arrays share a blob up to this size, since each blob costs a sync; a larger array has its own."""
 
+ALIGNMENT = 64
+"""Bytes, at a multiple of which a blob's arrays begin; TensorFlow takes only such memory over without a copy."""
 FOLDER = "blobs"
 _CHUNK_BYTES = 4 * 2**20
-_ALIGNMENT = 64  # at which TensorFlow takes memory over without a copy
 _LENGTH = struct.Struct("<Q")
 _FILE = re.compile(r"[0-9a-f]{64}\.safetensors|\.[0-9a-f]{64}\.safetensors\.[0-9a-f]{8}")
 # Other dtypes are stored as bytes, U8, and the manifest says what they are.
@@ -97,7 +98,7 @@ def lay_out(contents: Mapping[str, Content]) -> Layout:
             "data_offsets": [starts[name], end],
         }
     text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNMENT)
+    text += b" " * (-(_LENGTH.size + len(text)) % ALIGNMENT)
     header = _LENGTH.pack(len(text)) + text
     blob = hashlib.sha256(header).hexdigest()
     return Layout(blob, header, {name: Place(contents[name], blob, len(header) + starts[name]) for name in names})
@@ -190,7 +191,7 @@ def blobs_in(folder: Path) -> list[Path]:
 
 
 def map_array(folder: Path, place: Place) -> np.ndarray:
-    """Returns an array of a blob as a read-only mapping of the file; one below 1 MiB is copied.
+    """Returns an array of a blob as a private, read-only mapping of the file; one below 1 MiB is copied.
 
     Raises OSError if the file cannot be read, ValueError if it is cut.
     """
@@ -201,5 +202,6 @@ def map_array(folder: Path, place: Place) -> np.ndarray:
             file.seek(place.offset)
             data = np.frombuffer(file.read(content.size_bytes), np.uint8)
             return data.view(dtype).reshape(content.shape)
-    mapped = np.memmap(path, dtype, "r", place.offset, content.shape)
-    return mapped.view(np.ndarray)
+    mapped = np.memmap(path, dtype, "c", place.offset, content.shape).view(np.ndarray)  # "c": private
+    mapped.flags.writeable = False
+    return mapped
