@@ -3,17 +3,19 @@
     python -m venv ORBAX && ORBAX/bin/pip install -r benchmarks/peers/requirements-orbax.txt
     python benchmarks/checkpoint_peers.py ORBAX/bin/python [RESULTS.json] [--smoke]
 
-Each turn trains twice for some steps, with a save after each, and restores the last one; the ways take turns. Orbax
-saves a JAX training of the same size in a process of its own, which waits meanwhile. Times in milliseconds:
+Each turn trains for the same number of steps twice, saves after each time, and restores the last save; the ways
+alternate. Orbax saves a JAX training of the same size in its own process, which is idle otherwise. Times in
+milliseconds:
 
-- blocked: how much longer the steps after a save took, with the save, than those before it
-- call: how long the training stood still for it
-- safe: from the last step until the last save is on the disk, with no training beside it
-- restore: into a built model and its optimizer, from files that are in memory still; cold: from the disk
+- blocked: how much longer the steps after a save took, the save included, than those before it
+- call: how long training stopped for it
+- safe: from the last step until the last save is on disk, with no training alongside
+- restore: into a built model and its optimizer, with the files in the page cache; cold: from disk
 
-Files lie in the folder for temporary ones (`TMPDIR`). The goals: blocked and call at most 0.15 of tf.train.Checkpoint's
-and 1.0 of Orbax's; a save with 90 % of the weights frozen writes at most 0.15 of a whole one; restoring takes at most
-as long as the fastest of the others.
+Files go to the temporary folder (`TMPDIR`). The goals: blocked and call at most 0.15 of tf.train.Checkpoint's and 1.0
+of Orbax's; a save with 90 % of the weights frozen writes at most 0.15 of a full one; restoring takes at most as long as
+the fastest of the others. On two CPU cores two goals are not met: blocked against tf.train.Checkpoint, and restore from
+the page cache; docs/checkpoints.md has the figures.
 """
 
 import argparse
@@ -36,7 +38,7 @@ from tfopt.measure import StepTimes, compare, environment, interleave
 ORBAX = "Orbax, asynchronous"
 FIELDS = ("blocked", "call", "safe", "restore", "restore_cold")
 REPEATS = 7
-LEAST_MS = 1.0  # of a difference, which noise can make negative
+LEAST_MS = 1.0  # floor for a difference, which noise can make negative
 
 
 def _resume(net, folder):
@@ -57,7 +59,7 @@ WAYS = checkpoint.WAYS | {
 
 
 class Orbax:
-    """The process that trains in JAX and saves with Orbax."""
+    """A process that trains in JAX and saves with Orbax."""
 
     def __init__(self, python, steps):
         script = Path(__file__).parent / "peers" / "orbax_checkpoint.py"
@@ -72,7 +74,7 @@ class Orbax:
         self.about = self._answer()
 
     def ask(self, what):
-        """Lets it train, restore or write, and returns what it found."""
+        """Makes it train, restore or write, and returns what it measured."""
         self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
         return self._answer()
@@ -85,12 +87,16 @@ class Orbax:
     def _answer(self):
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"Expected an answer of {self._process.args[1]}. It ended with {self._process.wait()}.")
+            python, script, *_ = self._process.args
+            raise RuntimeError(
+                f"Expected an answer from {script}. It exited with {self._process.wait()}. Check the packages in the "
+                f"environment of {python}."
+            )
         return json.loads(line)
 
 
 def of_orbax(orbax):
-    """The milliseconds of a turn."""
+    """Returns the times of one Orbax turn, in ms."""
     found = orbax.ask("train")
     found["restore_ms"] = orbax.ask("restore")
     forget(Path(orbax.about["folder"]))
@@ -98,7 +104,7 @@ def of_orbax(orbax):
 
 
 def of_way(way, net, steps):
-    """The milliseconds of a turn."""
+    """Returns the times of one turn, in ms."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = asdict(save_times(net, way, steps, folder))
@@ -108,7 +114,7 @@ def of_way(way, net, steps):
 
 
 def forget(folder):
-    """Drops files, which are on the disk, from the memory that caches them."""
+    """Drops a folder's files from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -159,7 +165,7 @@ def show(found, sizes):
 
 
 def measure(orbax, steps, repeats, keep):
-    """Measures all ways in turn; `keep` gets what was measured so far after each turn."""
+    """Measures all ways, alternating; after each turn `keep` receives everything measured so far."""
     net = checkpoint.built_net()
     ways = {name: lambda way=way: of_way(way, net, steps) for name, way in WAYS.items()} | {
         ORBAX: lambda: of_orbax(orbax)

@@ -1,13 +1,14 @@
 """TrainingCheckpoint: a training that was killed continues where it stopped, bit for bit."""
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import keras
 import numpy as np
@@ -18,6 +19,7 @@ from tfopt import checks
 from tfopt.callbacks.local_steps import LocalSteps
 from tfopt.callbacks.shared.fit_watch import is_own_handler, share_sigterm
 from tfopt.callbacks.shared.running_fit import end_with_fit, running_list, variable_of_a_caller
+from tfopt.checkpoint import callback_states
 from tfopt.checkpoint.folder.reading import Checkpoint, read
 from tfopt.checkpoint.folder.store import Store, checked_best
 from tfopt.checkpoint.position import DataPosition
@@ -34,15 +36,16 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     """Saves checkpoints during `fit`, and resumes from the newest one when the script is started again, bit for bit.
 
     A checkpoint holds everything the training has changed: weights, optimizer, loss scale, metrics of the running
-    epoch, random seeds, states of callbacks, and the position in the data. `fit` waits only for a copy on the device; a
-    thread writes it, and `fit` returns once the last checkpoint is safe. Arrays that have not changed are not written
-    again.
+    epoch, random seeds, states of callbacks, and the position in the data. `fit` waits for a copy on the device, and at
+    an epoch's end for the previous checkpoint if that is still being written; a thread writes, and `fit` returns once
+    the last checkpoint is safe. Arrays that have not changed are not written again.
 
     On SIGTERM, which Slurm, Kubernetes and spot instances send, it saves after the running step, calls the handler that
     the signal had before, if any, and exits with code 75. A second signal, at least two seconds later, ends the process
     at once.
 
     A finished training is not repeated: `fit` restores its final state and returns. With more `epochs`, it continues.
+    One that a callback stopped within an epoch continues after that step.
 
     Args:
         folder: Used by this training only, on a disk that outlives it. `tfopt.checkpoint` lists, verifies and restores
@@ -52,8 +55,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         every_epochs: Epochs between checkpoints. Default: None. The last epoch is always saved.
         keep: Number of newest checkpoints to keep. Default: 3.
         best: A metric and "min" or "max", such as ("val_loss", "min"): every epoch is saved, and the best is kept too.
-        resume: Whether to continue from the newest checkpoint in the folder. If False, training starts from scratch,
-            and new checkpoints replace the old ones.
+        resume: Whether to continue from the folder's newest checkpoint. If False, training starts from scratch, and the
+            checkpoints in the folder are removed when its first one is safe.
         signals: Names of the signals that save and exit. Default: ("SIGTERM",).
         on_error: "warn" to continue if a checkpoint cannot be saved, "raise" to stop. Default: "warn".
         clock: Seconds, monotonic.
@@ -66,7 +69,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         tfopt.errors.CheckpointError: If another training saves to the folder, it cannot be written, all checkpoints are
             damaged, or the model, optimizer or metrics are not those of the checkpoint.
         tfopt.errors.UnsupportedError: If the training step draws random numbers whose state cannot be saved, or the
-            callback is used outside of `fit`.
+            callback is used outside `fit`.
         SystemExit: With code 75 after a signal.
 
     Example:
@@ -105,6 +108,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._clock = clock
         self._training: Training | None = None
         self._saver: Saver | None = None
+        self._saved_at, self._saved_step = 0.0, 0
+        self._is_cut = False  # whether a callback stopped the training within an epoch, where it was saved
 
     def set_model(self, model: keras.Model) -> None:
         """Moves to the end of fit's list: what it saves must contain what other callbacks do in the same step."""
@@ -120,23 +125,25 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         epochs = variable_of_a_caller("epoch_iterator", TFEpochIterator)
         if running is None or epochs is None:
             raise UnsupportedError(
-                "Expected TrainingCheckpoint in the callbacks of model.fit. Found a loop that calls it itself. Save "
-                "with tf.train.Checkpoint there, or move the loop's body into train_step."
+                "Expected TrainingCheckpoint in the callbacks of model.fit. Found a custom training loop. Save with "
+                "tf.train.Checkpoint in it, or move its body into train_step and call fit."
             )
         others = [each for each in running.callbacks if each is not self]
         _refuse(others)
+        callback_states.save(others)  # what cannot be saved is refused now
         self._processes = Processes(self.model)
         self._training = training = Training(self.model, epochs, others, self._processes)
         self._saver = None
         if self._processes.is_chief:
-            self._saver = Saver(Store(self._folder, keep=self._keep, best=self._best), self._on_error)
+            store = Store(self._folder, keep=self._keep, best=self._best, replaces=not self._resume)
+            self._saver = Saver(store, self._on_error)
         self._close = partial(_close, self._saver, self._signals, training.position)
         end_with_fit(self, self._close)  # also if an exception ends it
         if self._resume and (found := self._newest()):
-            training.resume(found)
+            training.resume(found, self.params["epochs"])
             self._go_on(training)
         self._saved_at, self._saved_step = self._clock(), training.step
-        share_sigterm()  # first: the thread that ends fits may read a signal late, when this handler is gone again
+        share_sigterm()  # before install: the thread that ends fits may see a signal late, when this handler is gone
         self._signals.install()
 
     def _newest(self) -> Checkpoint | None:
@@ -154,14 +161,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if self.params.get("verbose"):
             where = f"step {training.step:,} in {os.fspath(self._folder)!r}"
             if stopped or training.epoch >= epochs:
-                print_msg(f"The training has ended: its state of {where} is restored.")
+                print_msg(f"Training already complete: restored its final state, {where}.")
             else:
                 print_msg(f"Resuming from {where}, in epoch {training.epoch + 1} of {epochs}.")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Restores the state within an epoch, if it was interrupted."""
         if self._training is not None:
-            self.model._initial_epoch = None  # of this fit only
+            self.model._initial_epoch = None  # or the next fit would start there
+            self._is_cut = False
             self._training.begin_epoch(epoch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -169,16 +177,18 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         training = self._training
         if training is None:
             return
-        training.end_step(batch + 1)
-        self._last_logs = logs or {}
+        training.end_step(batch + 1, logs or {})
         leaves, late = self._processes.agree(training.step, self._clock(), *self._wishes())
         every = self._every_steps
         due = late or (every is not None and training.step // every > self._saved_step // every)
         if leaves:
-            self._leave(training, self._last_logs, in_epoch=True)
-        # Alone, a checkpoint that is due before the last one is safe comes a little later.
+            self._leave(training, training.logs, in_epoch=True)
+        elif self.model.stop_training and batch + 1 < (self.params.get("steps") or math.inf):
+            self._is_cut = True
+            self._save(training, training.logs, in_epoch=True)
+        # Alone, do not wait for a slow disk: try again after the next step. Several processes save at the same step.
         elif due and (self._processes.count > 1 or self._saver is None or self._saver.is_free()):
-            self._save(training, self._last_logs, in_epoch=True)
+            self._save(training, training.logs, in_epoch=True)
 
     def _wishes(self) -> tuple[bool, bool]:
         """Whether this process wants to leave, and whether the time for the next checkpoint has come."""
@@ -199,7 +209,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Saves the state before the validation if a signal was received in it."""
         if self._training is not None and self._signals.received and self._processes.count == 1:
-            self._leave(self._training, self._last_logs, in_epoch=True)
+            self._leave(self._training, self._training.logs, in_epoch=True)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if a checkpoint is due, and after the last epoch."""
@@ -210,9 +220,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         leaves, late = (bool(wished) for wished in self._processes.total(np.array(self._wishes(), np.int64)))
         last = epoch + 1 == self.params["epochs"] or self.model.stop_training
         due = self._best or (self._every_epochs and (epoch + 1) % self._every_epochs == 0)
-        if leaves:
+        if leaves and not self._is_cut:
             self._leave(training, logs or {}, in_epoch=False)
-        elif due or late or last:
+        elif (due or late or last) and not self._is_cut:
             self._save(training, logs or {}, in_epoch=False)
 
     def _expect_metric(self, logs: Mapping[str, Any]) -> None:
@@ -222,8 +232,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if not self._best[0].startswith("val_") or any(name.startswith("val_") for name in logs):
             warn_once(
                 f"best {self._best[0]}",
-                f"Expected the metric {self._best[0]!r} of `best` in an epoch's logs. Found: {', '.join(logs)}. No "
-                "checkpoint is kept as the best. Pass one of these.",
+                f"Expected the metric {self._best[0]!r} of `best` in the epoch's logs. Found: {', '.join(logs)}. No "
+                "checkpoint is kept as the best. Pass one of the metrics found.",
             )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -231,42 +241,56 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         try:
             if self._saver:
                 self._saver.wait()
-        finally:
+        except BaseException:
             self._end()
+            raise
         if self._signals.received:
-            sys.exit(RESTART)
+            print_msg(
+                f"\n{self._signals.received}: the training is complete, and saved in {os.fspath(self._folder)!r}."
+            )
+            self._exit()
+        self._end()
 
     def _end(self) -> None:
         self._training = None
         self.model._initial_epoch = None
         self._close()
 
+    def _exit(self) -> NoReturn:
+        """Exits as the signal asked, after the handler that it had before."""
+        name, earlier = self._signals.received, self._signals.earlier_handler()
+        if earlier is not None and not is_own_handler(earlier):
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):  # neither would say that the training can continue
+                earlier(signal.Signals[str(name)], None)
+        self._end()
+        sys.exit(RESTART)
+
     def _save(self, training: Training, logs: Mapping[str, Any], *, in_epoch: bool) -> None:
         if self._saver:
-            self._saver.wait()
+            self._saver.wait()  # before copying: memory for one copy is enough
         state = training.save(logs, in_epoch=in_epoch)
         if self._saver:
             self._saver.put(training.step, *state)
         self._saved_at, self._saved_step = self._clock(), training.step
 
     def _leave(self, training: Training, logs: Mapping[str, Any], *, in_epoch: bool) -> None:
-        """Saves, and exits as the signal asked, also if it cannot save: the checkpoints before are still there."""
-        name, earlier = self._signals.received, self._signals.earlier_handler()
+        """Saves, then exits as the signal asked. With `on_error="raise"`, a failed save raises instead."""
         self._save(training, logs, in_epoch=in_epoch)
         if self._saver:
-            is_safe = self._saver.wait()
-            where = f"step {training.step:,} {'is' if is_safe else 'could not be'} saved in {os.fspath(self._folder)!r}"
-            print_msg(f"\n{name or 'A signal to another process'}: {where}. Start the same command again to go on.")
+            done = (
+                f"saved step {training.step:,} to"
+                if self._saver.wait()
+                else f"could not save step {training.step:,} to"
+            )
+            again = " Run the same command again to continue." if self._resume else ""
+            name = self._signals.received or "Signal to another process"
+            print_msg(f"\n{name}: {done} {os.fspath(self._folder)!r}.{again}")
         self._processes.total(0)  # nobody leaves before the checkpoint is safe
-        if earlier is not None and not is_own_handler(earlier):
-            with contextlib.suppress(SystemExit):  # its code would not say that the training can go on
-                earlier(signal.Signals[str(name)], None)
-        self._end()
-        sys.exit(RESTART)
+        self._exit()
 
 
 def _close(saver: Saver | None, signals: Signals, position: DataPosition) -> None:
-    """Gives back what belongs to others; a second call does nothing."""
+    """Restores the signal handlers and releases the data and the folder; a second call does nothing."""
     signals.remove()
     position.close()
     if saver:
@@ -278,8 +302,10 @@ def _refuse(callbacks: Iterable[keras.callbacks.Callback]) -> None:
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore | LocalSteps | TrainingCheckpoint):
             name = type(callback).__name__
-            why = "keeps state between steps that is not saved" if name == "LocalSteps" else "would restore it, too"
+            why = (
+                "has state between steps that is not saved" if name == "LocalSteps" else "restores the training as well"
+            )
             raise UnsupportedError(
                 f"Expected TrainingCheckpoint alone to resume the training. Found {name} in fit's callbacks, which "
-                f"{why}. Leave one of them out."
+                f"{why}. Remove one of the two."
             )

@@ -37,7 +37,7 @@ def start(folder):
 
 
 def compare(whole, killed):
-    print("A training that nothing interrupts:", flush=True)
+    print("An uninterrupted training:", flush=True)
     start(whole).wait()
     print("\nThe same training, killed in its third epoch:", flush=True)
     training = start(killed)
@@ -45,7 +45,7 @@ def compare(whole, killed):
         assert training.poll() is None, "The training ended before it was killed."
         time.sleep(0.02)
     training.kill()  # SIGKILL, which no process can catch
-    print(f"exit code {training.wait()}; the last checkpoint is that of {saved[0]}", flush=True)
+    print(f"exit code {training.wait()}; the last checkpoint: {saved[0]}", flush=True)
     print("\nThe same command again:", flush=True)
     start(killed).wait()
     weights, resumed = (list(np.load(folder / "weights.npz").values()) for folder in (whole, killed))

@@ -1,16 +1,16 @@
-"""Trains a small net on handwritten digits, and goes on after a preemption as if there had been none.
+"""Trains a small net on handwritten digits and continues after a preemption as if there had been none.
 
-    python examples/preempted.py            # trains twice: as it is, and preempted in its third epoch
+    python examples/preempted.py            # trains twice: undisturbed, and preempted in its third epoch
     python examples/preempted.py FOLDER     # trains, with checkpoints in the folder
 
-On two nodes under Slurm, with a folder that both can reach and that is for this training alone:
+On two nodes under Slurm, with a folder that both can reach and only this training uses:
 
     python -m tfopt.distribute.template slurm > slurm.sh    # fill in the partition, the GPUs and the time
     sbatch slurm.sh python preempted.py /shared/digits
 
-Two minutes before the time is up, or when the nodes are needed for another job, Slurm sends SIGTERM to each process.
-They save after the same step and exit with code 75. Slurm starts the job again, and it goes on after that step.
-docs/clusters.md says more, and how it is on Kubernetes. It needs scikit-learn: `pip install '.[bench]'`.
+Two minutes before the time limit, or when another job needs the nodes, Slurm sends SIGTERM to every process. They save
+after the same step and exit with code 75. Slurm restarts the job, which continues after that step. docs/clusters.md has
+the details, also for Kubernetes. Needs scikit-learn: `pip install '.[bench]'`.
 """
 
 import signal
@@ -22,7 +22,7 @@ RESTART = 75
 
 
 def train(folder):
-    """What a job runs."""
+    """Runs as the job."""
     import tfopt
 
     strategy = tfopt.distribute.strategy("auto")  # before TensorFlow does anything else
@@ -52,9 +52,10 @@ def train(folder):
 
 
 def schedule(folder, preempted_at=None):
-    """What a scheduler does: starts the job, sends SIGTERM, and starts it again. Returns its last line."""
+    """Acts as the scheduler: starts the job, sends SIGTERM, restarts it. Returns the job's last line."""
     while True:
         job = subprocess.Popen([sys.executable, __file__, folder], stdout=subprocess.PIPE, text=True)
+        line = ""
         for line in job.stdout:
             print(line, end="")
             if preempted_at and line.startswith(preempted_at):
@@ -62,15 +63,15 @@ def schedule(folder, preempted_at=None):
                 job.send_signal(signal.SIGTERM)
         code, preempted_at = job.wait(), None
         if code != RESTART:
-            return line if code == 0 else sys.exit(f"expected exit code 0 or {RESTART}, found {code}")
+            return line if code == 0 else sys.exit(f"Expected exit code 0 or {RESTART}. Found {code}.")
 
 
 def main():
-    """Trains as it is, then preempted."""
+    """Trains undisturbed, then preempted, and compares."""
     with tempfile.TemporaryDirectory() as folder:
         whole, preempted = schedule(f"{folder}/whole"), schedule(f"{folder}/preempted", preempted_at="Epoch 3/")
     if whole != preempted:
-        sys.exit("expected the same loss")
+        sys.exit(f"Expected the same last line. Found {whole!r} and {preempted!r}.")
     print("The preempted training ended with the same loss.")
 
 

@@ -124,7 +124,7 @@ def test_the_best_epoch_stays(folder):
 
 def test_a_best_metric_that_is_not_there_is_warned_of(folder, caplog):
     fit(net(), TrainingCheckpoint(folder, best=("los", "min")))
-    assert "Expected the metric 'los' of `best` in an epoch's logs. Found: loss." in caplog.text
+    assert "Expected the metric 'los' of `best` in the epoch's logs. Found: loss." in caplog.text
 
 
 def test_a_slow_disk_does_not_hold_the_training_up(folder, monkeypatch):
@@ -193,7 +193,7 @@ def test_an_ended_training_is_not_repeated(folder, capsys):
     assert seen.steps == []
     assert again.history == history
     assert all(map(np.array_equal, model.get_weights(), other.get_weights()))
-    assert f"The training has ended: its state of step 14 in '{folder}' is restored." in capsys.readouterr().out
+    assert f"Training already complete: restored its final state, step 14 in '{folder}'." in capsys.readouterr().out
 
 
 def test_more_epochs_go_on(folder):
@@ -212,6 +212,51 @@ def test_a_training_that_was_stopped_early_has_ended(folder):
     assert seen.steps == []
 
 
+class Stop(keras.callbacks.Callback):
+    """Stops the training at a step."""
+
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self._at, self._epoch = (epoch, batch), 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self._epoch, batch) == self._at:
+            self.model.stop_training = True
+
+
+def test_one_that_was_stopped_within_an_epoch_goes_on_there(folder):
+    whole_model = net()
+    whole = fit(whole_model, epochs=3, validation_data=(X[:9], Y[:9])).history
+    fit(net(), Stop(1, 2), TrainingCheckpoint(folder), epochs=3, validation_data=(X[:9], Y[:9]))
+    assert steps(folder)[0] == STEPS + 3
+    model, seen = net(), Seen()
+    again = fit(model, seen, TrainingCheckpoint(folder), epochs=3, validation_data=(X[:9], Y[:9])).history
+    assert seen.steps[0] == (1, 3)
+    assert again == whole
+    assert all(map(np.array_equal, model.get_weights(), whole_model.get_weights()))
+
+
+def test_one_that_was_stopped_at_an_epochs_last_step_goes_on_with_the_next(folder):
+    fit(net(), Stop(1, STEPS - 1), TrainingCheckpoint(folder), epochs=3)
+    seen = Seen()
+    fit(net(), seen, TrainingCheckpoint(folder), epochs=3)
+    assert seen.steps[0] == (2, 0)
+
+
+def test_fewer_epochs_than_were_begun_restore_the_last_state(folder):
+    interrupted = net()
+    with pytest.raises(SystemExit):
+        fit(interrupted, TrainingCheckpoint(folder), Interrupt("step", 2, 2), epochs=4)
+    model, seen = net(), Seen()
+    history = fit(model, seen, TrainingCheckpoint(folder), epochs=2).history
+    assert seen.steps == []
+    assert len(history["loss"]) == 2
+    assert all(map(np.array_equal, model.get_weights(), interrupted.get_weights()))
+
+
 def test_a_second_fit_begins_at_its_own_epoch(folder):
     model, seen = net(), Seen()
     fit(model, TrainingCheckpoint(folder))
@@ -222,7 +267,7 @@ def test_a_second_fit_begins_at_its_own_epoch(folder):
 def test_says_where_it_goes_on(folder, capsys):
     with pytest.raises(SystemExit):
         fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 2))
-    assert f"SIGTERM: step 10 is saved in '{folder}'. Start the same command again to go on." in capsys.readouterr().out
+    assert f"SIGTERM: saved step 10 to '{folder}'. Run the same command again to continue." in capsys.readouterr().out
     seen = Seen()
     net().fit(X, Y, batch_size=BATCH, epochs=2, verbose=2, callbacks=[seen, TrainingCheckpoint(folder)])
     assert f"Resuming from step 10 in '{folder}', in epoch 2 of 2." in capsys.readouterr().out
@@ -236,13 +281,21 @@ def test_begins_anew_if_asked(folder):
     assert len(seen.steps) == 2 * STEPS
 
 
+def test_the_best_is_not_that_of_a_training_that_was_replaced(folder):
+    best = ("loss", "min")
+    fit(net(), TrainingCheckpoint(folder, best=best, keep=1), epochs=5)
+    fit(net(), TrainingCheckpoint(folder, best=best, keep=1, resume=False), epochs=2)
+    assert steps(folder) == [2 * STEPS]
+
+
 def test_another_model_is_refused_by_its_variables(folder):
     fit(net(), TrainingCheckpoint(folder))
     keras.backend.clear_session()
     other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(1)])
     other.compile("adam", "mse")
     with pytest.raises(
-        CheckpointError, match=r"Found differences: .*dense/kernel is float32 \(6, 3\), and was .*\(6, 8\)"
+        CheckpointError,
+        match=r"Found differences: .*dense/kernel is float32 \(6, 3\) here, .*\(6, 8\) in",
     ):
         fit(other, TrainingCheckpoint(folder))
     Store(folder).close()  # the refused training has let go of the folder
@@ -388,7 +441,7 @@ def test_a_save_that_fails_on_a_signal_is_not_called_saved(folder, monkeypatch, 
     monkeypatch.setattr(Store, "write", fail)
     with pytest.raises(SystemExit, match="75"):
         fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 2))
-    assert "SIGTERM: step 3 could not be saved in" in capsys.readouterr().out
+    assert "SIGTERM: could not save step 3 to" in capsys.readouterr().out
 
 
 _SLOW_SAVE = """
@@ -532,3 +585,56 @@ def test_evaluate_and_predict_save_nothing(folder):
     model.evaluate(X, Y, verbose=0, callbacks=[TrainingCheckpoint(folder)])
     model.predict(X, verbose=0, callbacks=[TrainingCheckpoint(folder)])
     assert sorted(folder.rglob("*")) == before
+
+
+def test_sigint_ends_with_the_documented_code(folder):
+    class Press(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(SystemExit) as ended:
+        fit(net(), TrainingCheckpoint(folder, signals=("SIGINT",)), Press())
+    assert ended.value.code == 75
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_after_the_last_epoch_calls_the_earlier_handler(folder, capsys):
+    class Late(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    called = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            fit(net(), Late(), TrainingCheckpoint(folder))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 75
+    assert called == [signal.SIGTERM]
+    assert f"SIGTERM: the training is complete, and saved in '{folder}'." in capsys.readouterr().out
+
+
+def test_a_state_that_cannot_be_saved_is_refused_at_once_by_name(folder):
+    class Counter(keras.callbacks.Callback):
+        def get_state(self):
+            return {"seen": {1, 2}}
+
+        def set_state(self, state):
+            raise AssertionError
+
+    seen = Seen()
+    with pytest.raises(TypeError, match=r"Expected Counter.get_state\(\) to return JSON .* Found: .*type set is not"):
+        fit(net(), seen, Counter(), TrainingCheckpoint(folder))
+    assert seen.steps == []
+
+
+def test_a_subclass_with_half_of_a_state_is_saved_by_its_attributes(folder):
+    class Stopping(keras.callbacks.EarlyStopping):
+        def set_state(self, state):
+            raise AssertionError
+
+    first, second = (Stopping(monitor="loss", patience=9, min_delta=99) for _ in range(2))
+    fit(net(), first, TrainingCheckpoint(folder))
+    fit(net(), second, TrainingCheckpoint(folder), epochs=4)
+    assert (first.wait, second.wait) == (1, 3)

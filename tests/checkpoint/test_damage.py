@@ -143,7 +143,7 @@ def test_files_that_changed_places(tmp_path, caplog):
     data = one.read_bytes(), other.read_bytes()
     one.write_bytes(data[1])
     other.write_bytes(data[0])
-    with pytest.raises(CheckpointError, match="Found 2, all damaged; of the newest, altered"):
+    with pytest.raises(CheckpointError, match="Found 2, all damaged; the newest: altered"):
         read(tmp_path)
     one.write_bytes(data[0])
     other.write_bytes(data[1])
@@ -177,7 +177,7 @@ def test_the_last_whole_one_is_taken_and_the_damaged_one_named(trained, caplog):
 def test_all_damaged_is_an_error_and_no_new_training(trained):
     for each in find_manifests(trained):
         flip(each.path, 40)
-    with pytest.raises(CheckpointError, match=r"Found 3, all damaged; of the newest, altered: .*step-6\.json: its"):
+    with pytest.raises(CheckpointError, match=r"Found 3, all damaged; the newest: altered: .*step-6\.json: its"):
         read(trained)
 
 

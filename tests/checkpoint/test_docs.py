@@ -92,7 +92,7 @@ def test_fits_with_a_folder_each_go_on_in_one_script(tmp_path, capsys):
     capsys.readouterr()
     assert all(map(np.array_equal, whole, script(tmp_path / "cut")))
     said = capsys.readouterr().out
-    assert "The training has ended: its state of step 2 " in said
+    assert "Training already complete: restored its final state, step 2 " in said
     assert "Resuming from step 3 " in said
 
 
@@ -101,7 +101,7 @@ def test_earlystopping_ends_a_training_for_good(tmp_path, capsys):
         stopping = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e3)
         history = fit(tmp_path, stopping, epochs=epochs, verbose=2)
         assert history.epoch == [0, 1]
-    assert "The training has ended" in capsys.readouterr().out
+    assert "Training already complete" in capsys.readouterr().out
 
 
 def test_the_shell_restarts_only_what_asks_for_it(tmp_path):

@@ -92,8 +92,9 @@ def test_a_changed_model_is_refused_by_its_layers(saved):
     model = changed()
     before = model.get_weights()
     expected = (
-        r"Found differences: model/sequential/dense_1/kernel is float32 \(8, 3\), and was float32 \(8, 1\), "
-        r"model/sequential/dense_1/bias is float32 \(3,\), and was float32 \(1,\), .*partial=True"
+        r"Found differences: model/sequential/dense_1/kernel is float32 \(8, 3\) here, float32 \(8, 1\) in the "
+        r"checkpoint, "
+        r"model/sequential/dense_1/bias is float32 \(3,\) here, float32 \(1,\) in the checkpoint, .*partial=True"
     )
     with pytest.raises(CheckpointError, match=expected):
         checkpoint.restore(model, folder)
@@ -107,13 +108,15 @@ def test_what_fits_is_loaded_on_request(saved):
     restored = checkpoint.restore(model, folder, partial=True)
     assert equal(model.get_weights()[:6], weights[-1][:6])
     assert equal(model.layers[-1].get_weights(), head)
-    assert "model/sequential/dense_1/kernel is float32 (8, 3), and was float32 (8, 1)" in restored.skipped
+    assert (
+        "model/sequential/dense_1/kernel is float32 (8, 3) here, float32 (8, 1) in the checkpoint" in restored.skipped
+    )
     assert "skipped: " in str(restored)
 
 
 def test_another_dtype_is_refused(saved):
     folder, *_ = saved
-    with pytest.raises(CheckpointError, match=r"dense/kernel is bfloat16 \(6, 8\), and was float32"):
+    with pytest.raises(CheckpointError, match=r"dense/kernel is bfloat16 \(6, 8\) here, float32"):
         checkpoint.restore(net(dtype="bfloat16"), folder)
 
 
@@ -147,6 +150,20 @@ def test_a_damaged_checkpoint_is_passed_over(saved, tmp_path, caplog):
     assert checkpoint.restore(model, tmp_path / "copy").step == 14
     assert equal(model.get_weights(), weights[1])
     assert newest.name in caplog.text
+
+
+def test_names_count_and_not_their_order(tmp_path):
+    def heads(*names):
+        inputs = keras.Input((2,))
+        return keras.Model(inputs, [keras.layers.Dense(3, name=name)(inputs) for name in names])
+
+    saved = heads("head_1", "head_2")
+    with Store(tmp_path) as store:
+        store.write(1, {f"model/{weight.path}": weight.numpy() for weight in saved.weights})
+    other = heads("head_2", "head_1")
+    checkpoint.restore(other, tmp_path)
+    for name in ("head_1", "head_2"):
+        assert equal(other.get_layer(name).get_weights(), saved.get_layer(name).get_weights())
 
 
 class Large(keras.Layer):

@@ -1,12 +1,18 @@
 """A training that is interrupted and goes on ends as one that was not: weights, optimizer, metrics and history."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
-from resumed_fits import CASES, EPOCHS, MOMENTS, difference
+from resumed_fits import CASES, EPOCHS, MOMENTS, Interrupt, difference
 
 from tfopt.callbacks import TrainingCheckpoint
 
-_QUICK = {("arrays", "within an epoch"), ("plateau", "in the validation"), ("pipeline", "at an epoch's last step")}
+_QUICK = {
+    ("arrays", "within an epoch"),
+    ("plateau", "in the validation"),
+    ("pipeline", "at an epoch's last step"),
+    ("several steps a call, pipeline", "at an epoch's last step"),
+}
 _ALL = [(case, moment) for case in CASES for moment in MOMENTS]
 
 
@@ -25,6 +31,17 @@ def test_an_interruption_in_the_last_validation(tmp_path, case):
     again = CASES[case].fit(TrainingCheckpoint(tmp_path), strategy=strategy)
     assert again[1] == resumed[1]
     assert len(again[0]) == len(resumed[0])
+
+
+def test_a_second_interruption_in_the_same_validation(tmp_path):
+    case, strategy = CASES["plateau"], tf.distribute.get_strategy()
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            case.fit(TrainingCheckpoint(tmp_path), Interrupt("validation", 1, 1), strategy=strategy)
+    variables, history = case.fit(TrainingCheckpoint(tmp_path), strategy=strategy)
+    whole = case.fit(strategy=strategy)
+    assert history == whole[1]
+    assert all(map(np.array_equal, variables, whole[0]))
 
 
 @pytest.mark.parametrize(("case", "moment"), [_marked(number, *each) for number, each in enumerate(_ALL)])

@@ -89,7 +89,7 @@ def test_what_is_no_array_of_numbers_is_refused(tmp_path, value):
 
 @pytest.mark.parametrize("metadata", [{"loss": np.float32(1)}, {1: 2}, {"a": [{None: 1}]}, {"a": {1, 2}}, {"a": b""}])
 def test_metadata_that_is_not_json_is_refused(tmp_path, metadata):
-    with Store(tmp_path) as store, pytest.raises(TypeError, match="Expected metadata of JSON values"):
+    with Store(tmp_path) as store, pytest.raises(TypeError, match="Expected JSON values as metadata"):
         store.write(1, {}, metadata)
 
 
@@ -340,7 +340,7 @@ def test_a_holder_that_is_killed_or_dropped(tmp_path):
         holder.send_signal(signal.SIGKILL)
     store = Store(tmp_path)
     (tmp_path / "lock").write_text("{")
-    with pytest.raises(CheckpointError, match="Another one saves there now"):
+    with pytest.raises(CheckpointError, match="Another training saves there now"):
         Store(tmp_path)
     del store
     gc.collect()

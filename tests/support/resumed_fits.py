@@ -27,15 +27,17 @@ class Interrupt(keras.callbacks.Callback):
     """Sends this process SIGTERM in the middle of a training.
 
     Args:
-        moment: "step", "validation" or "epoch" for its end; the epoch; and but for an epoch's end the batch.
+        moment: "step", "validation" or "epoch" for its end; the epoch; and but for an epoch's end the batch, or the
+            next one after which Keras calls callbacks.
     """
 
     def __init__(self, *moment):
         super().__init__()
-        self._moment = moment
+        self._moment, self._is_sent = moment, False
 
-    def _reach(self, *moment):
-        if moment == self._moment:
+    def _reach(self, kind, epoch, *batch):
+        if (kind, epoch) == self._moment[:2] and [*self._moment[2:]] <= [*batch] and not self._is_sent:
+            self._is_sent = True
             os.kill(os.getpid(), signal.SIGTERM)
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -239,6 +241,8 @@ CASES = {
     "AdamW": Case(optimizer=lambda: keras.optimizers.AdamW(0.01, clipnorm=1.0)),
     "Lion": Case(optimizer=lambda: keras.optimizers.Lion(0.001)),
     "several steps a call": Case(compiled={"steps_per_execution": 2}, steps=8),
+    "several steps a call, pipeline": Case(data=pipeline, compiled={"steps_per_execution": 2}, steps=8),
+    "several steps a call, cached": Case(data=lambda: dataset().cache(), compiled={"steps_per_execution": 2}, steps=8),
     "XLA": Case(compiled={"jit_compile": True}),
     "eager": Case(compiled={"run_eagerly": True}),
     "overlapped": Case(prepare=tfopt_fit.overlap),

@@ -38,14 +38,14 @@ def save(callbacks: Sequence[keras.callbacks.Callback]) -> State:
     for name, callback in _named(callbacks):
         state = _state(callback)
         if state is not None:
-            values[name] = _without_arrays(state, f"{PREFIX}{name}", arrays)
-    try:
-        return as_json(values), arrays
-    except TypeError as error:
-        raise TypeError(
-            f"Expected get_state of each callback to return JSON values and NumPy arrays. Found: {error}. Return "
-            "numbers, texts, lists, dicts with text as keys, and arrays."
-        ) from error
+            try:
+                values[name] = as_json({"state": _without_arrays(state, f"{PREFIX}{name}", arrays)})["state"]
+            except TypeError as error:
+                raise TypeError(
+                    f"Expected {name}.get_state() to return JSON values and NumPy arrays. Found: "
+                    f"{error.__cause__ or error}. Return numbers, strings, lists, dicts with string keys, and arrays."
+                ) from error
+    return values, arrays
 
 
 def restore(
@@ -81,17 +81,22 @@ def _attributes(callback: keras.callbacks.Callback) -> tuple[str, ...]:
 
 def _state(callback: Any) -> Any:
     """The state of a callback; None if it has none that is known."""
-    if callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None)):
+    if _has_own_state(callback):
         return callback.get_state()
     return {name: getattr(callback, name) for name in _attributes(callback)} or None
 
 
 def _put(callback: Any, state: Any) -> None:
-    if callable(getattr(callback, "set_state", None)):
+    if _has_own_state(callback):
         callback.set_state(state)
     else:
         for name in _attributes(callback):
-            setattr(callback, name, state[name])
+            if name in state:  # not in that of an earlier Keras
+                setattr(callback, name, state[name])
+
+
+def _has_own_state(callback: Any) -> bool:
+    return callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None))
 
 
 def _without_arrays(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:

@@ -21,7 +21,7 @@ _MOST_EARLIER = 4  # iterations of a pipeline before `fit`
 
 
 def exact_plan(dataset: Any) -> PipelinePlan | None:
-    """Returns the plan of a dataset, if the pipeline can be built from any position on without reading all again.
+    """Returns the plan of a dataset if its pipeline can be built from any position without rereading everything.
 
     A cache in memory has to be filled again anyway, and reading it repeatedly then costs little.
     """
@@ -66,17 +66,17 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def obstacle(adapter: Any, dataset: Any) -> str | None:
-    """Why neither an iterator's state nor skipping leads to a position; None if one of them may."""
+    """Returns why neither an iterator's state nor skipping leads to a position; None if one of them may."""
     if isinstance(adapter, ArrayDataAdapter):
         return None
     if not isinstance(dataset, tf.data.Dataset):
-        return f"a {type(dataset).__name__}, of which TensorFlow tells nothing"
+        return f"a {type(dataset).__name__}, which is not a tf.data.Dataset"
     states = sorted(find_states(dataset))
     return f"a dataset with {', '.join(states)}, whose state cannot be saved" if states else None
 
 
 def changes(adapter: Any, dataset: Any) -> str | None:
-    """What makes a dataset yield something else on each run; None if it yields the same."""
+    """Returns what makes a dataset differ from run to run; None if nothing does."""
     if isinstance(adapter, ArrayDataAdapter):
         seeded = not adapter._shuffle or context.global_seed() is not None
         return None if seeded else "arrays shuffled without a seed (keras.utils.set_random_seed)"
@@ -86,14 +86,14 @@ def changes(adapter: Any, dataset: Any) -> str | None:
         if any(node.op.startswith(_DRAWING) for each in stage._functions() for node in nodes(each.function)):
             return "a shuffle inside a function of a dataset"
         if _kind(stage) in _DRAWING and not (int(stage._seed) or int(stage._seed2)):
-            return f"a {_kind(stage)} without a seed"
+            return f"a {_kind(stage)} stage without a seed"
     return None
 
 
 def all_counts(dataset: Any) -> bool:
-    """Whether the order of an iterator depends on all that was read before: of what is shuffled before another stage.
+    """Whether an iterator's order depends on everything read before, as if a shuffle precedes a cache or repeat.
 
-    A cache keeps the order in which it was filled, and each repetition draws another one. So do pipelines.
+    A cache keeps the order it was filled in, and each repetition draws a new one. `build_pipeline` does both.
     """
     if plan_of(dataset) is not None:
         return True

@@ -54,7 +54,7 @@ class CheckpointReport(Report):
 
 
 def available(folder: str | os.PathLike[str]) -> tuple[SavedCheckpoint, ...]:
-    """Lists the checkpoints of a folder, the newest first, by their manifests alone.
+    """Lists the checkpoints of a folder, newest first, reading only their manifests.
 
     Use it to choose a step to restore. A checkpoint whose manifest is damaged is left out with a warning that names the
     file; `verify` also reads the arrays. Nothing is changed.
@@ -90,7 +90,7 @@ def available(folder: str | os.PathLike[str]) -> tuple[SavedCheckpoint, ...]:
 
 
 def verify(folder: str | os.PathLike[str], step: int | None = None) -> CheckpointReport:
-    """Reads every checkpoint of a folder whole, and reports what does not match its checksum. Nothing is changed.
+    """Reads every checkpoint of a folder in full and reports what does not match its checksum. Changes nothing.
 
     Args:
         folder: Where the training saves.

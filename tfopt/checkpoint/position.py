@@ -1,8 +1,8 @@
 """The position of Keras' `fit` in its data: read, and found again in another process.
 
-A pipeline of `build_pipeline` with a seed is built from there on. Of another dataset that yields the same on each run,
-as many iterators are opened as before, since each draws its own order, and as many batches of the last one are dropped.
-One that draws other orders on each run, such as arrays without a seed, gets its iterator's state back.
+A seeded `build_pipeline` is built again from the position. For another dataset that yields the same on every run, as
+many iterators are opened as before, since each draws its own order, and batches of the last one are skipped. If the
+order changes on every run, as with unseeded arrays, the iterator's state is restored.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +61,7 @@ class DataPosition:
         self._epochs, self._prepared = epochs, prepared
         self._reads: list[int] = []  # batches of each iterator, without those of the running epoch
         self._batch = 0  # of the running epoch
+        self._batch_before = 0  # of one that was resumed after its last step
         self._reading = 0  # iterators that were open at the last step, which read from the last of them
         self._last: Any = None  # iterator
         self._read_from: Any = None
@@ -80,18 +81,20 @@ class DataPosition:
         return self._last
 
     def begin_epoch(self) -> None:
-        """Says that an epoch begins."""
-        self._reads, self._batch = self._now(), 0
+        """Begins an epoch."""
+        self._reads, self._batch, self._batch_before = self._now(), 0, 0
 
     def step(self, batch: int) -> None:
-        """Says that so many batches of this epoch were read."""
+        """Records how many batches of this epoch have been read."""
         self._batch, self._reading, self._read_from = batch, len(self._reads), self._last
 
     def _now(self) -> list[int]:
         """The batches read from each iterator."""
         reads = list(self._reads)
         if self._batch:
-            reads[self._reading - 1] += self._batch
+            read = reads[self._reading - 1] + self._batch
+            # With steps_per_execution, Keras counts the last execution as whole even if the data end within it.
+            reads[self._reading - 1] = min(read, self._epochs._num_batches or read)
         return reads
 
     def save(self, *, in_epoch: bool, over: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -99,18 +102,18 @@ class DataPosition:
 
         Args:
             in_epoch: Whether the epoch is not over yet.
-            over: Whether its batches are, and its validation is not.
+            over: Whether its batches have all been read, and only its validation is left.
         """
         reading = in_epoch and not over
         way, arrays = self._way(self._read_from if reading else self._last)
         if in_epoch and way == "none":
             self._warn(
                 str(self._obstacle),
-                "A training that is resumed from a checkpoint within an epoch begins the epoch again",
+                "Resuming from a checkpoint within an epoch repeats that epoch from its start",
             )
         position = Position(
             way=way,
-            batch=self._batch if in_epoch else 0,
+            batch=(self._batch or self._batch_before) if in_epoch else 0,
             over=over,
             reads=self._now()[: self._reading] if reading else self._now(),
             batches=self._epochs._num_batches,
@@ -158,6 +161,7 @@ class DataPosition:
         Call it before the epoch begins, or within `on_epoch_begin` if the position lies in the epoch.
         """
         position = Position(**saved)
+        self._batch_before = position.batch if position.over else 0
         without = (self._obstacle or "a checkpoint without one") if position.way == "none" else None
         if reason := without or self._difference(position):
             return self._give_up(position, reason, in_epoch=in_epoch)
@@ -189,7 +193,7 @@ class DataPosition:
             self._skip_steps(None)
             return position.batch
         if in_epoch or self._epochs.steps_per_epoch:
-            self._warn(reason, "The data begin again at the epoch's start")
+            self._warn(reason, "The epoch starts over")
         return 0
 
     def _move(self, reads: list[int], *, continued: bool) -> bool:
@@ -202,7 +206,7 @@ class DataPosition:
         read = sum(batches > 0 for batches in before)
         begun = iterations_before(self._plan, len(before), read, first, self._first_of)
         if begun is None:
-            self._obstacle = "a pipeline that now yields other batches, or was iterated more often before fit"
+            self._obstacle = "a pipeline that yields different batches now, or was iterated too often before fit"
             self._plan = None  # its iterations are no longer counted from those of `fit` alone
             return False
         moved = self._plan.at(begun[1], reads[-1] if continued else 0, opened=begun[0])
@@ -228,7 +232,7 @@ class DataPosition:
             self._last = iter(self._open_stock())
             if everything or (position.way == "skip" and number == len(position.reads)):
                 for _ in range(batches):
-                    next(self._last)
+                    next(self._last, None)  # of data of unknown length, more may have been counted than there are
         if position.way == "state" and position.reads:
             state = tf.io.parse_tensor(arrays[STATE].tobytes(), tf.variant)
             gen_dataset_ops.deserialize_iterator(self._last._iterator_resource, state)
@@ -241,7 +245,7 @@ class DataPosition:
         self._epochs = self._open_stock = self._dataset = self._last = self._read_from = self._resumed = None
 
     def _skip_steps(self, batch: int | None) -> None:
-        """Lets the epoch that begins next start at a batch, and read nothing for those before; None: at its end."""
+        """Makes the next epoch start at a batch, without reading those before; None skips all of it."""
         epochs = self._epochs
 
         def enumerate_rest() -> Iterator[tuple[int, int, Any]]:

@@ -1,4 +1,4 @@
-"""The processes that train one model together: what they agree on, so that all save at the same step."""
+"""Processes that train one model together, and how they agree to save at the same step."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _MOST_STEPS = 1000
 
 
 class Processes:
-    """The processes of a training. One that trains alone agrees with itself.
+    """The processes of a training; a single process agrees with itself.
 
     Args:
         model: The model that trains.
@@ -33,7 +33,7 @@ class Processes:
         """Whether this process writes."""
 
     def total(self, value: Any) -> np.ndarray:
-        """Returns the sum of each process's array; every process must call it at the same point."""
+        """Returns the sum of all processes' arrays; every process must call it at the same point."""
         value = np.asarray(value)
         if self.count == 1:
             return value
@@ -44,18 +44,20 @@ class Processes:
         return self._strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None).numpy()
 
     def joined(self, values: np.ndarray) -> np.ndarray:
-        """Returns the values of all replicas, given those of this process's, in the order of replicas."""
+        """Returns the values of all replicas in replica order, given this process's."""
         everywhere = np.zeros((self.replicas, *values.shape[1:]), values.dtype)
         everywhere[self.first : self.first + len(values)] = values
         return self.total(everywhere)
 
     def agree(self, step: int, seconds: float, *wishes: bool) -> tuple[bool, ...]:
-        """Returns which wishes any process has; asked after each step, it answers about once a second.
+        """Returns which of the wishes any process has. Call it after every step.
+
+        Several processes communicate about once a second; in between, it returns False for each wish.
 
         Args:
             step: The number of the step that has ended.
             seconds: The time, monotonic.
-            wishes: Of this process.
+            wishes: This process's.
         """
         if self.count == 1:
             return wishes

@@ -25,7 +25,7 @@ class Restored(Shown):
     variables: int
     """How many got a value."""
     skipped: tuple[str, ...]
-    """With `partial`, what does not fit: variables of the model, and of the checkpoint."""
+    """With `partial`, variables of the model or the checkpoint that do not fit."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values."""
@@ -43,10 +43,10 @@ def restore(
 
     Use it to evaluate, export or fine-tune a model that `TrainingCheckpoint` saved. To continue a training, start its
     script again. `model.save_weights("model.weights.h5")` exports the weights afterwards. The whole checkpoint is
-    verified before anything changes, and no code in it is ever run.
+    verified before anything changes, and nothing in it is executed.
 
     Args:
-        model: Built, and if it is compiled, with the optimizer it was trained with.
+        model: A built model. If compiled, with the optimizer it was trained with.
         folder: The training's folder. It may still be running.
         step: Step of the checkpoint; `available` lists them. Default: the newest whole one.
         partial: Whether to restore only variables with the same name, dtype and shape. Default: False.
@@ -74,7 +74,7 @@ def restore(
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     groups = (WEIGHTS,) if optimizer is None else (WEIGHTS, "optimizer/")
-    # Of what each replica had by itself, such as averages of batch normalization, the first one's, as Keras saves them.
+    # For variables that differ per replica, such as batch normalization's averages: the first replica's, as in Keras.
     first = {name: found.arrays[name][0] for name in found.metadata.get("by_replica", ()) if name.startswith(groups)}
     saved = {name: content for name, content in saved_in(found).items() if name.startswith(groups)}
     saved |= {name: (dtype, shape[1:]) for name, (dtype, shape) in saved.items() if name in first}

@@ -16,26 +16,25 @@ class Saver:
 
     Args:
         store: The folder.
-        on_error: "warn" to log a checkpoint that cannot be saved and continue, "raise" to raise its error in the next
+        on_error: "warn" to log a checkpoint that cannot be saved and continue, "raise" to raise the error in the next
             call.
     """
 
     def __init__(self, store: Store, on_error: Literal["warn", "raise"]):
         self.store = store
         self._on_error = on_error
-        # At exit Python waits for it.
+        # Python waits for this thread at exit.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfopt-checkpoint")
         self._pending: Future[int] | None = None
 
     def is_free(self) -> bool:
-        """Whether the last checkpoint is done; reports its error, if it had one."""
+        """Returns whether the last checkpoint is done; reports its error, if any."""
         if self._pending is not None and self._pending.done():
             self.wait()
         return self._pending is None
 
     def put(self, step: int, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-        """Begins to save a checkpoint, as soon as the one before is done."""
-        self.wait()
+        """Begins to save a checkpoint. Call `wait` first."""
         self._pending = self._thread.submit(self.store.write, step, arrays, metadata)
 
     def wait(self) -> bool:
@@ -57,7 +56,7 @@ class Saver:
             text = str(error) if foreseen else f"Expected to save a checkpoint. Found: {error!r}."
             warn_once(
                 f"checkpoint {self.store.folder}",
-                f"{text} The training goes on, and saves when the next checkpoint is due.",
+                f"{text} Training continues; the next checkpoint is tried when it is due.",
                 error=None if foreseen else error,
             )
             return False

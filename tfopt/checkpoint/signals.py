@@ -1,4 +1,4 @@
-"""Signals that ask a training to end, such as SIGTERM before a preemption. They are acted on after a step."""
+"""Signals that ask a training to stop, such as SIGTERM before a preemption, acted on after the current step."""
 
 import os
 import signal
@@ -15,9 +15,10 @@ _SAME_SECONDS = 2.0
 
 
 class Signals:
-    """Notes signals from `install` to `remove`. A second one ends the process at once, as it does by default.
+    """Records signals between `install` and `remove`.
 
-    One within two seconds does not count: a scheduler and a launcher may both pass the same signal on.
+    A second one ends the process at once, as by default, unless it comes within two seconds: a scheduler and a launcher
+    may both forward the same signal.
 
     Args:
         names: Such as "SIGTERM".
@@ -28,7 +29,8 @@ class Signals:
         self._earlier: dict[int, Any] = {}
         self._over = False
         self.received: str | None = None
-        """The signal that was received; None so far."""
+        """Name of the signal received; None if none."""
+        self._received_at = 0.0  # seconds, monotonic
 
     def install(self) -> None:
         """Takes over the signals; warns outside the main thread, where Python does not allow it."""
@@ -39,7 +41,8 @@ class Signals:
             warn_once(
                 "checkpoint signals",
                 f"Expected fit in the main thread, to save a checkpoint on {self._numbers[0].name}. Found it in "
-                "another thread, where Python handles no signals. The signal will end the training without one.",
+                "another thread, where Python handles no signals. The signal will end the training without a "
+                "checkpoint. Call fit in the main thread.",
             )
             return
         for number in self._numbers:

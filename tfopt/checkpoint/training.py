@@ -36,8 +36,8 @@ class Training:
     Args:
         model: The model that trains.
         epochs: The `TFEpochIterator` of the running `fit`.
-        callbacks: Of the running `fit`, whose states belong to it.
-        processes: That train the model.
+        callbacks: The other callbacks of the running `fit`, whose states are saved too.
+        processes: The processes that train the model.
     """
 
     def __init__(
@@ -52,16 +52,18 @@ class Training:
         self.step = 0
         """Batches trained on, in all epochs."""
         self.callbacks = callbacks
-        """Whose states belong to it."""
+        """The callbacks whose states are saved."""
+        self.logs: Mapping[str, Any] = {}
+        """Of the last step."""
         self._model, self._processes = model, processes
         self._spec = epochs._distributed_dataset.element_spec
         self.position = DataPosition(epochs, self._prepared)
-        """In the data."""
+        """The position in the data."""
         self._before_epoch = 0  # steps
         self._parts: dict[str, Part] = {}
-        self._is_traced = False  # whether the step of this `fit` was looked at
-        self._metrics: Copies | None = None  # of the epoch that is validated now
-        self._rest: Checkpoint | None = None  # what is restored when its epoch begins
+        self._is_traced = False  # whether this fit's step has been inspected
+        self._metrics: Copies | None = None  # of the epoch being validated
+        self._rest: Checkpoint | None = None  # restored when its epoch begins
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch; restores the state within it if it was interrupted."""
@@ -72,11 +74,12 @@ class Training:
             batch = self._find_position(found, in_epoch=True)
             self._restore(found, in_epoch=batch > 0)
             self.step, self._before_epoch = found.step, found.step - batch
+            self.logs = found.metadata["logs"]
             self._keep_logs(found.metadata["logs"])
 
-    def end_step(self, batch: int) -> None:
+    def end_step(self, batch: int, logs: Mapping[str, Any]) -> None:
         """Counts the batches of this epoch that were trained on."""
-        self.step = self._before_epoch + batch
+        self.step, self.logs = self._before_epoch + batch, logs
         self.position.step(batch)
         if not self._is_traced:
             self._parts = parts_of(self._model, self._processes, step_graphs(self._model))
@@ -110,20 +113,22 @@ class Training:
         arrays: list[Mapping[str, np.ndarray]] = [kept, state, Copies(self._parts, self._processes)]
         return ChainMap(*([self._metrics] if self._metrics else []), *arrays), metadata  # type: ignore[arg-type]
 
-    def resume(self, found: Checkpoint) -> None:
-        """Continues from a checkpoint. Call it before the first epoch, after `on_train_begin` of all other callbacks.
+    def resume(self, found: Checkpoint, epochs: int) -> None:
+        """Continues from a checkpoint, up to an epoch.
+
+        Call it before the first epoch, after `on_train_begin` of all other callbacks.
 
         Raises:
             tfopt.errors.CheckpointError: If the model, optimizer or metrics differ.
         """
         self.epoch, self.step = found.metadata["epoch"], found.step
         self._model._initial_epoch = self.epoch
-        if found.metadata["batch"]:
-            # Other callbacks do again what they do when an epoch begins, such as setting the learning rate.
+        if found.metadata["batch"] and self.epoch < epochs:
+            # Other callbacks repeat what they do when an epoch begins, such as setting the learning rate.
             self._rest = found
         else:
             self._find_position(found, in_epoch=False)
-            self._restore(found, in_epoch=False)
+            self._restore(found, in_epoch=found.metadata["batch"] > 0)
 
     def _find_position(self, found: Checkpoint, *, in_epoch: bool) -> int:
         with self._model.distribute_strategy.scope():  # where a pipeline of several processes is built
@@ -132,7 +137,7 @@ class Training:
     def _restore(self, found: Checkpoint, *, in_epoch: bool) -> None:
         saved = saved_in(found)
         parts = renamed(built_parts(self._model, self._processes, self._spec), saved)
-        self._parts = parts  # an epoch of which no step is left is saved with all of them, too
+        self._parts = parts  # complete even if no step of this epoch is left to trace
         if not in_epoch:  # an epoch that begins has reset its metrics
             saved = {name: content for name, content in saved.items() if not name.startswith(METRICS)}
             parts = {name: part for name, part in parts.items() if not name.startswith(METRICS)}

@@ -62,8 +62,8 @@ def parts_of(
     Args:
         model: The model, built.
         processes: That train it. Default: this one alone.
-        graphs: Of the training step, to find variables of which Keras does not know: `tf.random.Generator`s, and what
-            gradient accumulation keeps.
+        graphs: Graphs of the training step, to find variables Keras does not know: those of `tf.random.Generator`s and
+            of gradient accumulation.
     """
     named = [*_named(WEIGHTS, model.variables)]
     optimizer = getattr(model, "optimizer", None)  # a model that was never compiled has no such attribute
@@ -132,14 +132,14 @@ def step_graphs(model: keras.Model) -> list[tf.Graph]:
             if found.kind == "random" and not found.operation.startswith(("Rng", "Stateful", "Cudnn")):
                 raise UnsupportedError(
                     f"Expected random numbers that a resumed training can continue. Found {found} in the training step "
-                    f"of {model.name!r}: TensorFlow keeps its state where it cannot be read. Draw with keras.random "
+                    f"of {model.name!r}, whose state TensorFlow does not expose. Draw with keras.random "
                     "and a SeedGenerator, or with a tf.random.Generator."
                 )
     return [concrete.graph for concrete in concretes]
 
 
 def built_parts(model: keras.Model, processes: Processes, element_spec: Any) -> dict[str, Part]:
-    """Returns the variables of a training that has not begun. Its step is traced, which makes them all."""
+    """Returns the variables of a training that has not begun. Tracing its step creates them all."""
     graphs: list[tf.Graph] = []
     with suppress(UnsupportedError):  # one that only runs eagerly: Keras knows its variables
         graphs = [trace_train_step(model, tf.nest.map_structure(_of_one_replica, element_spec))[1]]
@@ -154,7 +154,7 @@ def _of_one_replica(spec: Any) -> Any:
 
 
 class Copies(Mapping[str, np.ndarray]):
-    """The values of variables at one moment, copied on their devices; each goes to the host when it is asked for.
+    """Values of variables at one moment, copied on their devices; each moves to the host when it is read.
 
     In several processes, all must make it at the same step.
     """
@@ -200,7 +200,7 @@ def assign(parts: Mapping[str, Part], arrays: Mapping[str, np.ndarray], first: i
         first: The number of this process's first replica.
 
     Raises:
-        tfopt.errors.CheckpointError: If an array was removed meanwhile.
+        tfopt.errors.CheckpointError: If an array has been removed since.
     """
 
     def put(name: str) -> None:
@@ -228,13 +228,15 @@ def _loaded(array: np.ndarray, device: str) -> Any:
 def renamed(parts: Mapping[str, Part], names: Iterable[str]) -> dict[str, Part]:
     """Returns variables under a checkpoint's names, where those of a group differ only in the numbers Keras appends.
 
-    A model that is built again in the same process has `dense_1` where it had `dense`.
+    A model built again in the same process has `dense_1` where it had `dense`. If both have the same names, in whatever
+    order, the names decide.
     """
     wanted, found = _by_group(names), dict[str, Part]()
     for group, own in _by_group(parts).items():
         theirs = wanted.get(group, [])
-        same = [_NUMBER.sub("", name) for name in own] == [_NUMBER.sub("", name) for name in theirs]
-        found.update(zip(theirs if same else own, (parts[name] for name in own), strict=True))
+        alike = [_NUMBER.sub("", name) for name in own] == [_NUMBER.sub("", name) for name in theirs]
+        renumbered = alike and {*own} != {*theirs}
+        found.update(zip(theirs if renumbered else own, (parts[name] for name in own), strict=True))
     return found
 
 
@@ -257,7 +259,7 @@ def require_same(parts: Mapping[str, Part], arrays: Mapping[str, tuple[str, tupl
     if found:
         raise CheckpointError(
             f"Expected the model, optimizer and metrics of {where}. Found differences: "
-            f"{listed(found, _SHOWN)}. Build the model as it was then, or save to "
+            f"{listed(found, _SHOWN)}. Build the model as it was saved, or use "
             "another folder; tfopt.checkpoint.restore(..., partial=True) loads the weights that fit."
         )
 
@@ -269,7 +271,7 @@ def differences(parts: Mapping[str, Part], arrays: Mapping[str, tuple[str, tuple
             yield f"{name} is not in the checkpoint"
         elif (part.dtype, part.shape) != arrays[name]:
             dtype, shape = arrays[name]
-            yield f"{name} is {part.dtype} {part.shape}, and was {dtype} {shape}"
+            yield f"{name} is {part.dtype} {part.shape} here, {dtype} {shape} in the checkpoint"
     for name in arrays:
         if name not in parts:
             yield f"{name} is only in the checkpoint"

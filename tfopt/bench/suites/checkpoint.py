@@ -1,6 +1,6 @@
-"""Saving a training after each epoch, and restoring it: TrainingCheckpoint beside what TensorFlow and Keras have.
+"""Saving a training after each epoch and restoring it: TrainingCheckpoint against what TensorFlow and Keras offer.
 
-The state is that of three dense layers and Adam: 384 MiB. Files lie in the folder for temporary ones (`TMPDIR`).
+The state is three dense layers and Adam, 384 MiB. Files go to the temporary folder (`TMPDIR`).
 """
 
 import os
@@ -29,7 +29,7 @@ from tfopt.measure.timers import wait
 WIDTH, OUTPUTS = 3886, 863
 """Of the layers: with Adam's two slots, 384 MiB; the first two layers hold 90 % of the weights."""
 STEPS = 16
-"""Training steps between two saves: they take longer than what a save leaves to do in the background."""
+"""Training steps between two saves: long enough for a save's background work to finish."""
 EXAMPLES = 16
 """In a batch."""
 _FROZEN = 2  # layers
@@ -85,7 +85,7 @@ class Way:
     callbacks: Callable[[Path], list[keras.callbacks.Callback]]
     """Makes what saves to a folder after each epoch."""
     restore: Callable[[keras.Model, Path], keras.Model]
-    """Puts what was saved last into a built model and its optimizer, and returns it; `.keras` makes a new model."""
+    """Restores the last save into a built model and its optimizer, and returns it; `.keras` returns a new model."""
 
 
 TFOPT = "TrainingCheckpoint"
@@ -130,7 +130,7 @@ def cases(scale: Scale) -> list[Case]:
         Case(
             suite="checkpoint",
             workload="save",
-            question="How long does the training stand still while it is saved?",
+            question="How long does training stop for a save?",
             unit="save",
             variants=_variants(WAYS, partial(_save_timer, 2, "call_ms")),
         ),
@@ -166,7 +166,7 @@ def built_net() -> keras.Model:
     return net
 
 
-_net = cache(built_net)  # of all timers of a case, for which memory may be short
+_net = cache(built_net)  # shared by all timers of a process: one state per timer may not fit in memory
 
 
 def _dataset() -> tf.data.Dataset:
@@ -184,9 +184,9 @@ class SaveTimes:
     with_save_ms: float
     """The same number of steps, and the save before them."""
     call_ms: float
-    """How long the training stood still for that save."""
+    """How long training stopped for that save."""
     safe_ms: float
-    """From the last step until `fit` has returned and what it saved is on the disk, with no training beside it."""
+    """From the last step until `fit` has returned and the save is on disk, with no training alongside."""
 
 
 class _Marks(keras.callbacks.Callback):
@@ -209,7 +209,7 @@ class _Marks(keras.callbacks.Callback):
 def save_times(
     net: keras.Model, way: Way, steps: int, folder: Path, clock: Callable[[], float] = time.perf_counter
 ) -> SaveTimes:
-    """Trains for two epochs of so many steps, with a save after each, in an empty folder."""
+    """Trains two epochs of `steps` steps each, with a save to an empty folder after each."""
     marks = _Marks(clock)
     _fit(net, [marks, *way.callbacks(folder)], steps, 0, 2)
     flush(folder)
@@ -225,7 +225,7 @@ def save_times(
 
 
 def _fit(net: keras.Model, callbacks: Sequence[keras.callbacks.Callback], steps: int, first: int, end: int) -> None:
-    """Trains from one epoch to another, of so many steps each."""
+    """Trains the epochs from `first` to `end`, of `steps` steps each."""
     epochs = {"initial_epoch": first, "epochs": end, "steps_per_epoch": steps}
     net.fit(_dataset(), **epochs, callbacks=callbacks, shuffle=False, verbose=0)
 
@@ -258,7 +258,7 @@ def _restore_timer(way: Way, stack: ExitStack) -> Timer:
 
 
 def restore_ms(way: Way, net: keras.Model, folder: Path, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Restores, from files that may be in memory still."""
+    """Times a restore; the files may still be in the page cache."""
     wait()
     started = clock()
     way.restore(net, folder)
@@ -267,7 +267,7 @@ def restore_ms(way: Way, net: keras.Model, folder: Path, clock: Callable[[], flo
 
 
 def one_sample(ms: float, first_seconds: float) -> StepTimes:
-    """Returns a turn of one sample."""
+    """Returns one sample as `StepTimes`."""
     return StepTimes(repeats_ms=((ms,),), steps_per_sample=1, first_step_seconds=first_seconds)
 
 
@@ -308,7 +308,10 @@ def _same_state(baseline: Sequence[float], values: Sequence[float]) -> Check:
     """Judges what was restored, which must be what the training without saves ended with."""
     full, frozen, *checksums = values
     return Check(
-        what="MiB of a save, and with 90 % of the weights frozen; checksums of the restored state: as without saves",
+        what=(
+            "MiB of a full save, and with 90 % of the weights frozen; checksums of the restored state equal those "
+            "without saves"
+        ),
         values=tuple(values),
         passed=checksums == list(baseline[2:]),
         text=f"{full:,.0f} MiB, then {frozen:,.0f}",

@@ -24,15 +24,22 @@ def best_of(manifests: Iterable[Manifest], best: tuple[str, str] | None) -> Mani
 
 
 def remove_old(
-    folder: Path, found: Collection[Found], *, keep: int, best: tuple[str, str] | None, damaged: Collection[Path]
+    folder: Path,
+    found: Collection[Found],
+    *,
+    keep: int,
+    best: tuple[str, str] | None,
+    damaged: Collection[Path],
+    since: int,
 ) -> None:
     """Removes all checkpoints but the newest whole ones and the best, and what no checkpoint needs then.
 
-    `damaged` are manifests of checkpoints that are known to be damaged. Raises OSError.
+    `damaged` are manifests of checkpoints that are known to be damaged; those with a number below `since` are of a
+    training that was replaced. Raises OSError.
     """
     whole = [each for each in found if each.path not in damaged and _seems_whole(folder, each)]
     by_step = {each.step: each for each in sorted(whole, key=lambda each: each.number)}  # the newest of each step
-    newest = sorted(by_step.values(), key=lambda each: -each.number)
+    newest = sorted((each for each in by_step.values() if each.number >= since), key=lambda each: -each.number)
     kept = {each.path for each in newest[:keep]}
     oldest = min((each.number for each in newest[:keep]), default=0)
     best_one = best_of([each.manifest for each in newest if each.manifest], best)

@@ -31,7 +31,7 @@ class FolderLock:
         except BlockingIOError as error:
             raise CheckpointError(
                 f"Expected to be the only training that saves to {os.fspath(folder)!r}. {_holder(self._path)} saves "
-                "there now. Wait for its end, or pass another folder."
+                "there now. Wait until it ends, or pass another folder."
             ) from error
         self.release = weakref.finalize(self, os.close, self._handle)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": now().isoformat(timespec="seconds")}
@@ -44,7 +44,7 @@ class FolderLock:
         if not self.release.alive:
             raise CheckpointError("Expected an open store. This one was closed. Make another one.")
         if not os.path.samestat(os.stat(self._path), os.fstat(self._handle)):
-            raise FileNotFoundError("another folder is there now")
+            raise FileNotFoundError("the folder or its lock was replaced")
 
     def sync_folders(self) -> None:
         """Makes the folder itself outlive a power loss, even if its maker was killed. Raises OSError."""
@@ -68,4 +68,4 @@ def _holder(path: Path) -> str:
         holder = json.loads(path.read_bytes())
         return f"Process {holder['pid']} on {holder['host']}, since {holder['since']},"
     except (OSError, ValueError, LookupError, TypeError):
-        return "Another one"
+        return "Another training"

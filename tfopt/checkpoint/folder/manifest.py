@@ -22,7 +22,7 @@ _HASH = re.compile("[0-9a-f]{64}")
 
 
 class DamagedError(ValueError):
-    """What a file holds is not a manifest that was written there."""
+    """The file is not a manifest, or not the one written under this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ def as_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
         return dict(json.loads(json.dumps(dict(metadata))))
     except (TypeError, ValueError, RecursionError) as error:  # ValueError: it contains itself
         raise TypeError(
-            f"Expected metadata of JSON values. Received: {error}. Convert NumPy's numbers with float() or int(), and "
-            "keys with str()."
+            f"Expected JSON values as metadata. Found: {error}. Convert NumPy numbers with float() or int(), and keys "
+            "with str()."
         ) from error
 
 
@@ -202,7 +202,7 @@ def _place(array: dict[str, Any]) -> Place:
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:  # a bool is an int
-        raise ValueError(f"expected a number from 0 on, found {value!r}")
+        raise ValueError(f"expected a non-negative integer, found {value!r}")
     return value
 
 

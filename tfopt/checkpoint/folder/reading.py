@@ -33,11 +33,10 @@ class Checkpoint:
     time: datetime.datetime
     """When it was saved, in UTC."""
     metadata: dict[str, Any]
-    """As it was given to `Store.write`, but for tuples, which are lists."""
+    """As passed to `Store.write`; tuples come back as lists."""
     arrays: Mapping[str, np.ndarray]
-    """The arrays by name, read-only, each mapped or read when it is asked for, by as many threads as you like. Take
-    them one after the other, since each large one that is alive holds a file open. CheckpointError if its file was
-    removed meanwhile."""
+    """The arrays by name, read-only, loaded on access; safe to use from several threads. Keep few alive at once: each
+    large one holds a file open. Raises CheckpointError if its file has been removed."""
     manifest: Manifest
     passed_over: tuple[Path, ...]
     """Manifests of newer checkpoints, which are damaged."""
@@ -85,9 +84,8 @@ def read(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint 
         tfopt.errors.CheckpointError: If there is none of this step, all are damaged, or the folder cannot be read.
 
     Example:
-        >>> found = read("checkpoints")
-        >>> found is None or found.arrays["dense/kernel"].shape
-        True
+        >>> read("checkpoints").arrays["model/dense/kernel"].shape
+        (784, 128)
     """
     where, step = checked(folder, step)
     where = where.absolute()
@@ -101,8 +99,8 @@ def read(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint 
         return found
     if passed_over:
         raise CheckpointError(
-            f"Expected a whole checkpoint in {os.fspath(where)!r}. Found {len(passed_over)}, all damaged; of the "
-            f"newest, {passed_over[0][1]}. Restore the files from a copy, or save to another folder."
+            f"Expected a whole checkpoint in {os.fspath(where)!r}. Found {len(passed_over)}, all damaged; the "
+            f"newest: {passed_over[0][1]}. Restore the files from a backup, or save to another folder."
         )
     if step is None:
         return None

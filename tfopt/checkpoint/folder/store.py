@@ -25,19 +25,21 @@ _Signature = tuple[int, int, int]
 
 
 class Store:
-    """The checkpoints of one training in a folder, which nobody else may save to until `close`.
+    """A folder with one training's checkpoints; nobody else can save there until `close`.
 
-    A checkpoint is there when `write` returns, and then no kill, power loss or full disk takes it away; one that was
-    not finished leaves nothing. What did not change since the checkpoint that was last written or read is not written
-    again. The disk needs room for one checkpoint more than are kept.
+    Once `write` returns, no kill, power loss or full disk destroys the checkpoint; an unfinished one leaves nothing
+    behind. Data unchanged since the checkpoint last written or read is not written again. The disk needs room for one
+    checkpoint more than are kept.
 
-    File systems without locks, such as Lustre mounted without `flock`, refuse nobody.
+    On file systems without locks, such as Lustre mounted without `flock`, nobody is kept out.
 
     Args:
         folder: For this training alone. It is made if needed.
         keep: How many checkpoints stay, the newest ones. Older ones are removed when a newer one has been read back.
         best: A metric and "min" or "max", such as `("val_loss", "min")`: the checkpoint whose
             `metadata["metrics"]["val_loss"]` is best, the earliest of equal ones, is kept beside them.
+        replaces: Whether the checkpoints in the folder are of an earlier training, and go when the first of this one is
+            safe. Default: False.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -51,7 +53,14 @@ class Store:
         ...     store.write(step + 1, {"kernel": np.ones((2, 3))}, {"epoch": 0, "metrics": {"val_loss": 0.5}})
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, keep: int = 3, best: tuple[str, str] | None = None):
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int = 3,
+        best: tuple[str, str] | None = None,
+        replaces: bool = False,
+    ):
         self.folder = checks.folder("folder", folder, "Name a folder for the checkpoints.").absolute()
         self._keep = checks.integer("keep", keep, "Pass how many checkpoints to keep.", least=1)
         self._best = checked_best(best)
@@ -63,7 +72,9 @@ class Store:
             self._lock = FolderLock(self.folder)
             try:
                 (self.folder / FOLDER).mkdir(exist_ok=True)
-                remove_unneeded(self.folder, find_manifests(self.folder))
+                found = find_manifests(self.folder)
+                remove_unneeded(self.folder, found)
+                self._first = 1 + max((each.number for each in found), default=0) if replaces else 0
                 self._lock.sync_folders()
             except BaseException:
                 self._lock.release()
@@ -77,9 +88,9 @@ class Store:
         Args:
             step: Of the training. An earlier checkpoint of the same step is replaced.
             arrays: By name: NumPy arrays or scalars of numbers or bools, those of ml_dtypes included. They must not
-                change meanwhile. Each is asked for once or twice, one after the other, so that a mapping that makes
-                them needs memory for one.
-            metadata: JSON values with text as keys; NaN is allowed. `best` reads `metadata["metrics"]`.
+                change during the call. Each is read once or twice, one at a time, so a lazy mapping needs memory for
+                only one.
+            metadata: JSON values; keys must be strings. NaN is allowed. `best` reads `metadata["metrics"]`.
 
         Returns:
             The bytes that were written of arrays, without what was stored already.
@@ -93,7 +104,9 @@ class Store:
         """
         step = checks.integer("step", step, "Pass the number of the step.", least=0)
         if "__metadata__" in arrays:  # reserved by the files' format
-            raise ValueError("Expected other names for arrays. Received: '__metadata__'. Choose another one.")
+            raise ValueError(
+                "Expected array names other than '__metadata__', which the file format reserves. Rename it."
+            )
         about = as_json(metadata or {})
         with self._guard:
             try:
@@ -183,7 +196,7 @@ class Store:
         try:
             self._lock.expect_held()
             found = find_manifests(self.folder)
-            remove_old(self.folder, found, keep=self._keep, best=self._best, damaged=self._damaged)
+            remove_old(self.folder, found, keep=self._keep, best=self._best, damaged=self._damaged, since=self._first)
         except OSError as error:
             warn_once(
                 f"old_checkpoints {self.folder}",
