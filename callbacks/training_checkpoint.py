@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.utils.io_utils import print_msg
 
@@ -106,18 +107,22 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._resume, self._on_error = resume, on_error
         self._signals = Signals(checked_signals(signals))
         self._clock = clock
+        self._first = _BeforeOthers(self._keep_callbacks)
         self._training: Training | None = None
         self._saver: Saver | None = None
         self._saved_at, self._saved_step = 0.0, 0
         self._is_cut = False  # whether a callback stopped the training within an epoch, where it was saved
 
     def set_model(self, model: keras.Model) -> None:
-        """Moves to the end of fit's list: what it saves must contain what other callbacks do in the same step."""
+        """Moves to the end of fit's list: what it saves must contain what other callbacks do in the same step.
+
+        At its begin, another one keeps the callbacks' states before a validation.
+        """
         super().set_model(model)
         running = running_list()
         if running is not None and self in running.callbacks:
             # A new list: Keras is walking through the old one.
-            running.callbacks = [*(each for each in running.callbacks if each is not self), self]
+            running.callbacks = [self._first, *(each for each in running.callbacks if each is not self), self]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the folder, and restores the last checkpoint."""
@@ -128,11 +133,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 "Expected TrainingCheckpoint in the callbacks of model.fit. Found a custom training loop. Save with "
                 "tf.train.Checkpoint in it, or move its body into train_step and call fit."
             )
-        others = [each for each in running.callbacks if each is not self]
+        others = [each for each in running.callbacks if each not in (self, self._first)]
+        validation = variable_of_a_caller("val_x", tf.data.Dataset)
         _refuse(others)
         callback_states.save(others)  # what cannot be saved is refused now
         self._processes = Processes(self.model)
-        self._training = training = Training(self.model, epochs, others, self._processes)
+        self._training = training = Training(self.model, epochs, others, self._processes, validation)
         self._saver = None
         if self._processes.is_chief:
             store = Store(self._folder, keep=self._keep, best=self._best, replaces=not self._resume)
@@ -195,10 +201,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         late = self._every_seconds is not None and self._clock() - self._saved_at >= self._every_seconds
         return self._signals.received is not None, late and self._processes.is_chief
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Keeps the epoch's metrics before its validation resets them."""
+    def _keep_callbacks(self) -> None:
         if self._training is not None:
-            self._training.begin_validation()
+            self._training.keep_callbacks()
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Keeps what the validation may change."""
+        epochs = variable_of_a_caller("epoch_iterator", TFEpochIterator)
+        if self._training is not None and epochs is not None:
+            self._training.begin_validation(epochs)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Ends the validation if a signal was received."""
@@ -287,6 +298,17 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             print_msg(f"\n{name}: {done} {os.fspath(self._folder)!r}.{again}")
         self._processes.total(0)  # nobody leaves before the checkpoint is safe
         self._exit()
+
+
+class _BeforeOthers(keras.callbacks.Callback):
+    """The first in fit's list."""
+
+    def __init__(self, keep_callbacks: Callable[[], None]):
+        super().__init__()
+        self._keep_callbacks = keep_callbacks
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._keep_callbacks()
 
 
 def _close(saver: Saver | None, signals: Signals, position: DataPosition) -> None:

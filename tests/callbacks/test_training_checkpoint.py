@@ -638,3 +638,58 @@ def test_a_subclass_with_half_of_a_state_is_saved_by_its_attributes(folder):
     fit(net(), first, TrainingCheckpoint(folder))
     fit(net(), second, TrainingCheckpoint(folder), epochs=4)
     assert (first.wait, second.wait) == (1, 3)
+
+
+def test_forked_children_end_on_sigterm(folder):
+    class Forking(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            child = os.fork()
+            if child == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+            self.model.stop_training = True
+
+    fit(net(), Forking(), TrainingCheckpoint(folder))
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP", "SIGNONE"])
+def test_signals_that_cannot_be_handled_are_refused(folder, name):
+    with pytest.raises(ValueError, match=f"Received: '{name}'"):
+        TrainingCheckpoint(folder, signals=("SIGTERM", name))
+
+
+def test_a_signal_named_twice_is_given_back(folder):
+    before = signal.getsignal(signal.SIGTERM)
+    fit(net(), TrainingCheckpoint(folder, signals=("SIGTERM", "SIGTERM")))
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_other_steps_per_execution_begin_the_epoch_again(folder, caplog):
+    with pytest.raises(SystemExit):
+        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 1))
+    seen = Seen()
+    fit(net(steps_per_execution=4), seen, TrainingCheckpoint(folder))
+    assert seen.steps[0] == (1, 3)  # the last of the first four
+    assert "Found: steps_per_execution=4 after 2 batches. The epoch starts over." in caplog.text
+
+
+def test_data_that_are_drawn_anew_are_warned_of_between_epochs_too(folder, caplog):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).map(lambda x, y: (x + tf.random.normal((6,)), y)).batch(BATCH)
+    fit(net(), TrainingCheckpoint(folder), data=data)
+    fit(net(), TrainingCheckpoint(folder), data=data, epochs=3)
+    assert "whose state cannot be saved. Its random draws begin anew, as in a new training." in caplog.text
+
+
+def test_a_pipeline_that_an_earlier_fit_continued_is_warned_of(tmp_path, caplog):
+    def script(*callbacks):
+        data = resumed_fits.pipeline()
+        fit(net(), TrainingCheckpoint(tmp_path / "first"), data=data)
+        return fit(net(), TrainingCheckpoint(tmp_path / "second"), *callbacks, data=data, epochs=3)
+
+    with pytest.raises(SystemExit):
+        script(Interrupt("epoch", 1))
+    assert "earlier fit" not in caplog.text
+    script()
+    assert "Found: a pipeline that an earlier fit of this script continued; build one for each fit." in caplog.text

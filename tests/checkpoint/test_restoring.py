@@ -166,6 +166,19 @@ def test_names_count_and_not_their_order(tmp_path):
         assert equal(other.get_layer(name).get_weights(), saved.get_layer(name).get_weights())
 
 
+def test_names_given_by_hand_keep_their_numbers(tmp_path):
+    def blocks(first):
+        names = [f"block_{number}" for number in range(first, first + 3)]
+        return keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4, name=name) for name in names)])
+
+    saved, other = blocks(1), blocks(2)
+    with Store(tmp_path) as store:
+        store.write(1, {f"model/{weight.path}": weight.numpy() for weight in saved.weights})
+    assert checkpoint.restore(other, tmp_path, partial=True).variables == 4
+    for name in ("block_2", "block_3"):
+        assert equal(other.get_layer(name).get_weights(), saved.get_layer(name).get_weights())
+
+
 class Large(keras.Layer):
     """A weight that a checkpoint's reader maps from the disk."""
 

@@ -123,6 +123,60 @@ class Counting(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = 0.01 / (1 + self.seen[1])
 
 
+class NoisyEverywhere(layers.Layer):
+    """Draws in validation, too, as the sampling of a variational autoencoder does."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seeds = keras.random.SeedGenerator(7)
+
+    def call(self, x):
+        return x + 0.1 * keras.random.normal(keras.ops.shape(x), seed=self.seeds)
+
+
+class TwoOptimizers(keras.Sequential):
+    """Trains with its own, as a GAN does; the one of `compile` is never built."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.others = [keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01, momentum=0.9)]
+
+    def train_step(self, data):
+        for optimizer in self.others:
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=data[1], y_pred=self(data[0], training=True))
+            optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"own": loss}
+
+
+class Numpy(keras.Sequential):
+    """Has a step that no graph can hold."""
+
+    def train_step(self, data):
+        assert np.isfinite(data[0].numpy()).all()
+        return super().train_step(data)
+
+
+class CountingValidations(Counting):
+    """Counts in another hook, in numbers of NumPy's."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = np.float32(0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+    def on_test_begin(self, logs=None):
+        self.steps += np.float32(0.1)
+        self.model.optimizer.learning_rate = 0.01 / float(1 + self.steps)
+
+
+def parts_of_one_dataset():
+    whole = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(EXAMPLES, seed=2)
+    return whole.skip(14).batch(BATCH), whole.take(14).batch(BATCH)
+
+
 def dataset(seed=2):
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(EXAMPLES, seed=seed).batch(BATCH).prefetch(2)
 
@@ -155,12 +209,14 @@ class Case:
             options = {"metrics": ["accuracy", keras.metrics.AUC(num_thresholds=20)], **self.compiled}
             model.compile(self.optimizer(), self.loss, **({"jit_compile": False} | options))
         self.prepare(model)
-        data = self.data()
+        data, validation = self.data(), (X[:20], Y[:20])
+        if isinstance(data, tuple) and isinstance(data[0], tf.data.Dataset):
+            data, validation = data
         options = {"x": data, "shuffle": False} | self.fitted
         if isinstance(data, tuple):
             options = dict(zip(("x", "y", "sample_weight"), data, strict=False)) | {"batch_size": BATCH} | self.fitted
         if "validation_split" not in options:
-            options |= {"validation_data": (X[:20], Y[:20]), "validation_batch_size": BATCH}
+            options = {"validation_data": validation, "validation_batch_size": BATCH} | options
         history = model.fit(epochs=EPOCHS, verbose=0, callbacks=[*self.callbacks(), *callbacks], **options)
         variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
         parts = [part for variable in variables for part in getattr(variable.value, "values", [variable])]
@@ -255,6 +311,16 @@ CASES = {
     "unbuilt": Case(model=Unbuilt),
     "own step": Case(model=lambda: OwnStep(dense_net().layers), compiled={"metrics": None}),
     "state of a callback": Case(callbacks=lambda: [Counting()]),
+    "validation shuffled": Case(data=lambda: (dataset(), dataset(3)), fitted={"validation_steps": 3}),
+    "validation of the same dataset": Case(data=parts_of_one_dataset, steps=5),
+    "noise in the validation": Case(model=lambda: dense_net(extra=[NoisyEverywhere()])),
+    "state of a callback that counts validations": Case(callbacks=lambda: [CountingValidations()]),
+    "optimizers of its own": Case(model=lambda: TwoOptimizers(dense_net().layers), compiled={"metrics": None}),
+    "eager, with NumPy": Case(model=lambda: Numpy(dense_net().layers), compiled={"run_eagerly": True}),
+    "eager, generator of TensorFlow's": Case(model=lambda: dense_net(extra=[Noisy()]), compiled={"run_eagerly": True}),
+    "of unknown length, several steps a call": Case(
+        data=lambda: dataset().filter(lambda x, y: True), compiled={"steps_per_execution": 3}, steps=9
+    ),
     "recurrent": Case(
         model=lambda: keras.Sequential(
             [keras.Input((6,)), layers.Reshape((3, 2)), layers.GRU(4, dropout=0.2), layers.Dense(1, "sigmoid")]

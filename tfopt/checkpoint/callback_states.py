@@ -12,7 +12,7 @@ from tfopt.warn import warn_once
 PREFIX = "callbacks/"
 """How the names of their arrays begin."""
 
-_ARRAY = "__array__"  # the key of a mark
+_ARRAY, _NUMBER = "__array__", "__number__"  # the keys of marks
 # The attributes of Keras' callbacks that change during a training and that `on_train_begin` does not set.
 _ATTRIBUTES: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
@@ -100,7 +100,7 @@ def _has_own_state(callback: Any) -> bool:
 
 
 def _without_arrays(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
-    """A value with a mark in place of each array, which goes into `arrays`; NumPy's numbers become Python's."""
+    """A value with a mark in place of each array, which goes into `arrays`, and of each number of NumPy's."""
     if isinstance(value, Mapping):
         return {key: _without_arrays(each, f"{name}/{key}", arrays) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -108,7 +108,7 @@ def _without_arrays(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any
     if keras.ops.is_tensor(value):
         value = keras.ops.convert_to_numpy(value)
     if isinstance(value, np.generic):
-        return value.item()
+        return {_NUMBER: [value.dtype.name, value.item()]}
     if isinstance(value, np.ndarray):
         arrays[name] = np.array(value)  # as it is now
         return {_ARRAY: name}
@@ -119,5 +119,8 @@ def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if isinstance(value, dict):
         if list(value) == [_ARRAY]:
             return np.array(arrays[value[_ARRAY]])
+        if list(value) == [_NUMBER]:
+            dtype, number = value[_NUMBER]
+            return np.dtype(dtype).type(number)
         return {key: _with_arrays(each, arrays) for key, each in value.items()}
     return [_with_arrays(each, arrays) for each in value] if isinstance(value, list) else value

@@ -101,6 +101,11 @@ def all_counts(dataset: Any) -> bool:
     return any(_kind(earlier) == "ShuffleDataset" for stage in keeping for earlier in lineage(stage))
 
 
+def draws_by_opening(dataset: Any) -> bool:
+    """Whether each new iterator of a dataset, read or not, yields another order."""
+    return any(_kind(stage) in _DRAWING for stage in lineage(dataset)) and not all_counts(dataset)
+
+
 def is_complete(state: np.ndarray, dataset: Any) -> bool:
     """Whether a state holds what each shuffle will draw next; TensorFlow leaves out one that is just exhausted."""
     shuffles = [stage for stage in lineage(dataset) if _kind(stage) == "ShuffleDataset"]

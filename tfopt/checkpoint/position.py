@@ -15,7 +15,15 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.ops import gen_dataset_ops
 
-from tfopt.checkpoint.datasets import all_counts, changes, exact_plan, is_complete, iterations_before, obstacle
+from tfopt.checkpoint.datasets import (
+    all_counts,
+    changes,
+    draws_by_opening,
+    exact_plan,
+    is_complete,
+    iterations_before,
+    obstacle,
+)
 from tfopt.distribute.data_check.fits import begin_later
 from tfopt.errors import summarize_error
 from tfopt.pipelines.device.device_stage import stage_of
@@ -25,6 +33,7 @@ from tfopt.warn import warn_once
 STATE = "data/iterator"
 """The name of the array that holds an iterator's state."""
 _IGNORE, _FAIL = 1, 2  # tf.data.experimental.ExternalStatePolicy
+_CONTINUED = "_tfopt_continued"  # an attribute of a pipeline: its iterations are not those of an uninterrupted script
 _MOST_BYTES = 256 * 2**20  # of an iterator's state, which goes into each checkpoint
 _BETTER = "Pass the same data, from build_pipeline(..., seed=...) or a tf.data.Dataset without Python functions."
 
@@ -70,7 +79,7 @@ class DataPosition:
         self._dataset = epochs.data_adapter.get_tf_dataset()
         self._plan = exact_plan(self._dataset)
         self._obstacle = None if self._plan else obstacle(epochs.data_adapter, self._dataset)
-        epochs._get_iterator = lambda: _Opening(self._open)
+        epochs._get_iterator = lambda: Opening(self._open)
 
     def _open(self) -> Any:
         if self._resumed is not None:
@@ -165,6 +174,8 @@ class DataPosition:
         without = (self._obstacle or "a checkpoint without one") if position.way == "none" else None
         if reason := without or self._difference(position):
             return self._give_up(position, reason, in_epoch=in_epoch)
+        if self._plan is not None:
+            vars(self._dataset)[_CONTINUED] = True
         reading = in_epoch and not position.over
         continued = reading or (self._epochs.steps_per_epoch is not None and bool(position.reads))
         if position.way == "plan":
@@ -192,8 +203,7 @@ class DataPosition:
         if position.over:
             self._skip_steps(None)
             return position.batch
-        if in_epoch or self._epochs.steps_per_epoch:
-            self._warn(reason, "The epoch starts over")
+        self._warn(reason, "The epoch starts over" if in_epoch else "Its random draws begin anew, as in a new training")
         return 0
 
     def _move(self, reads: list[int], *, continued: bool) -> bool:
@@ -266,6 +276,10 @@ class DataPosition:
             return "another kind of dataset than in the checkpoint"
         if now is not None and then is not None and now != then:
             return f"{now:,} batches an epoch, and {then:,} in the checkpoint"
+        if self._plan is not None and _CONTINUED in vars(self._dataset):
+            return "a pipeline that an earlier fit of this script continued; build one for each fit"
+        if not position.over and position.batch % self._epochs.steps_per_execution:
+            return f"steps_per_execution={self._epochs.steps_per_execution} after {position.batch:,} batches"
         return None
 
     def _warn(self, reason: str, consequence: str) -> None:
@@ -275,7 +289,7 @@ class DataPosition:
         )
 
 
-class _Opening:
+class Opening:
     """What `iter` is called on."""
 
     def __init__(self, opened: Callable[[], Any]):
@@ -283,3 +297,38 @@ class _Opening:
 
     def __iter__(self) -> Any:
         return self._opened()
+
+
+class ValidationData:
+    """Counts how often a `fit` opens its validation data: a shuffle in them draws another order each time.
+
+    It may be the one of the training data, if both are parts of one dataset.
+    """
+
+    def __init__(self) -> None:
+        self._opened = 0
+        self.opened_before = 0
+        """When the running validation began, or the last one."""
+
+    def begin(self, epochs: Any) -> None:
+        """Begins a validation, given its `TFEpochIterator`."""
+        self.opened_before = self._opened
+        if "_get_iterator" not in vars(epochs):
+            stock = epochs._get_iterator
+            epochs._get_iterator = lambda: Opening(lambda: self._open(stock))
+
+    def _open(self, stock: Callable[[], Any]) -> Any:
+        self._opened += 1
+        return iter(stock())
+
+    @property
+    def opened(self) -> int:
+        """How often they were opened."""
+        return self._opened
+
+    def resume(self, opened: int, dataset: tf.data.Dataset | None) -> None:
+        """Opens data as often as before, if that matters; None for others than a dataset."""
+        self._opened = self.opened_before = opened
+        if dataset is not None and draws_by_opening(dataset):
+            for _ in range(opened):
+                iter(dataset)

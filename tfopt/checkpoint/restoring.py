@@ -8,7 +8,16 @@ from typing import Any
 import keras
 
 from tfopt.checkpoint.folder.reading import read
-from tfopt.checkpoint.variables import WEIGHTS, assign, differences, parts_of, renamed, require_same, saved_in
+from tfopt.checkpoint.variables import (
+    WEIGHTS,
+    assign,
+    build_optimizer,
+    differences,
+    parts_of,
+    renamed,
+    require_same,
+    saved_in,
+)
 from tfopt.errors import CheckpointError
 from tfopt.model.layers import require_model
 from tfopt.text import Shown, listed
@@ -70,16 +79,14 @@ def restore(
     found = read(folder, step)
     if found is None:
         raise CheckpointError(f"Expected a checkpoint in {os.fspath(folder)!r}. Found none. Check the path.")
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    groups = (WEIGHTS,) if optimizer is None else (WEIGHTS, "optimizer/")
+    groups = (WEIGHTS,) if getattr(model, "optimizer", None) is None else (WEIGHTS, "optimizer/")
     # For variables that differ per replica, such as batch normalization's averages: the first replica's, as in Keras.
     first = {name: found.arrays[name][0] for name in found.metadata.get("by_replica", ()) if name.startswith(groups)}
     saved = {name: content for name, content in saved_in(found).items() if name.startswith(groups)}
     saved |= {name: (dtype, shape[1:]) for name, (dtype, shape) in saved.items() if name in first}
+    build_optimizer(model, saved)
     parts = {name: part for name, part in parts_of(model).items() if name.startswith(groups)}
-    parts = renamed(parts, saved)
+    parts = renamed(parts, saved, model)
     skipped = tuple(differences(parts, saved)) if partial else ()
     if partial:
         parts = {name: part for name, part in parts.items() if saved.get(name) == (part.dtype, part.shape)}

@@ -27,14 +27,14 @@ class Signals:
     def __init__(self, names: Iterable[str]):
         self._numbers = [signal.Signals[name] for name in names]
         self._earlier: dict[int, Any] = {}
-        self._over = False
+        self._over, self._process = False, os.getpid()
         self.received: str | None = None
         """Name of the signal received; None if none."""
         self._received_at = 0.0  # seconds, monotonic
 
     def install(self) -> None:
         """Takes over the signals; warns outside the main thread, where Python does not allow it."""
-        self.received, self._over = None, False
+        self.received, self._over, self._process = None, False, os.getpid()
         if not self._numbers:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -66,7 +66,7 @@ class Signals:
         return handler if callable(handler) else None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._over:
+        if self._over or os.getpid() != self._process:  # the latter in a child that was forked meanwhile
             self._pass_on(number, frame)
             return
         now = time.monotonic()
@@ -95,8 +95,8 @@ def checked_signals(names: Any) -> tuple[str, ...]:
         raise TypeError(
             f"Expected signals to be a list of names. Received: {names!r}. Pass ('SIGTERM',), or () for none."
         )
-    names = tuple(names)
+    names = tuple(dict.fromkeys(names))
     for name in names:
-        if name not in signal.Signals.__members__:
+        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
             raise unknown_name("signal", name, ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"))
     return names

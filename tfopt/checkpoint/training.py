@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfopt
 from tfopt.checkpoint import callback_states
 from tfopt.checkpoint.folder.reading import Checkpoint
-from tfopt.checkpoint.position import DataPosition
+from tfopt.checkpoint.position import DataPosition, ValidationData
 from tfopt.checkpoint.processes import Processes
 from tfopt.checkpoint.variables import (
     METRICS,
@@ -25,6 +25,7 @@ from tfopt.checkpoint.variables import (
     require_same,
     saved_in,
     step_graphs,
+    trained_by_optimizers,
 )
 from tfopt.fit.launching import overlap_of
 from tfopt.fit.overlapping import ahead
@@ -38,6 +39,7 @@ class Training:
         epochs: The `TFEpochIterator` of the running `fit`.
         callbacks: The other callbacks of the running `fit`, whose states are saved too.
         processes: The processes that train the model.
+        validation: The validation data of the running `fit`, if they are a dataset.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Training:
         epochs: Any,
         callbacks: Sequence[keras.callbacks.Callback],
         processes: Processes,
+        validation: tf.data.Dataset | None,
     ):
         self.epoch = 0
         """The running epoch."""
@@ -55,19 +58,21 @@ class Training:
         """The callbacks whose states are saved."""
         self.logs: Mapping[str, Any] = {}
         """Of the last step."""
-        self._model, self._processes = model, processes
+        self._model, self._processes, self._validation = model, processes, validation
         self._spec = epochs._distributed_dataset.element_spec
         self.position = DataPosition(epochs, self._prepared)
         """The position in the data."""
         self._before_epoch = 0  # steps
         self._parts: dict[str, Part] = {}
         self._is_traced = False  # whether this fit's step has been inspected
-        self._metrics: Copies | None = None  # of the epoch being validated
+        self._before: Copies | None = None  # the validation of the running epoch
+        self._callbacks_before: callback_states.State = {}, {}
+        self._validations = ValidationData()
         self._rest: Checkpoint | None = None  # restored when its epoch begins
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch; restores the state within it if it was interrupted."""
-        self.epoch, self._before_epoch, self._metrics = epoch, self.step, None
+        self.epoch, self._before_epoch, self._before = epoch, self.step, None
         self.position.begin_epoch()
         found, self._rest = self._rest, None
         if found is not None:
@@ -82,13 +87,27 @@ class Training:
         self.step, self.logs = self._before_epoch + batch, logs
         self.position.step(batch)
         if not self._is_traced:
-            self._parts = parts_of(self._model, self._processes, step_graphs(self._model))
+            self._parts = parts_of(self._model, self._processes, step_graphs(self._model, self._spec))
             self._is_traced = True
 
-    def begin_validation(self) -> None:
-        """Keeps the epoch's metrics, whose variables validation reuses."""
-        metrics = {name: part for name, part in self._parts.items() if name.startswith(METRICS)}
-        self._metrics = Copies(metrics, self._processes)
+    def keep_callbacks(self) -> None:
+        """Keeps the callbacks' states; called before any of them learns that a validation begins."""
+        self._callbacks_before = callback_states.save(self.callbacks)
+
+    def begin_validation(self, epochs: Any) -> None:
+        """Keeps what the validation may change, such as metrics and seeds; called after all other callbacks.
+
+        Args:
+            epochs: The `TFEpochIterator` of the validation.
+        """
+        self._validations.begin(epochs)
+        trained = trained_by_optimizers(self._model)
+        changing = {
+            name: part
+            for name, part in self._parts.items()
+            if not name.startswith("optimizer/") and trained.isdisjoint(map(id, part.variables))
+        }
+        self._before = Copies(changing, self._processes)
 
     def save(self, logs: Mapping[str, Any], *, in_epoch: bool) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
         """Returns the state as arrays, which are copies on the device, and JSON values.
@@ -98,20 +117,22 @@ class Training:
             in_epoch: Whether the running epoch is not over.
         """
         numbers = _numbers(logs)
-        callbacks, kept = callback_states.save(self.callbacks)
-        data, state = self.position.save(in_epoch=in_epoch, over=in_epoch and self._metrics is not None)
+        before = self._before if in_epoch else None
+        callbacks, kept = self._callbacks_before if before is not None else callback_states.save(self.callbacks)
+        data, state = self.position.save(in_epoch=in_epoch, over=before is not None)
         metadata = {
             "epoch": self.epoch if in_epoch else self.epoch + 1,
             "batch": data["batch"],
             "metrics": {} if in_epoch else numbers,
             "logs": numbers if in_epoch else {},
             "data": data,
+            "validations": self._validations.opened_before if before is not None else self._validations.opened,
             "callbacks": callbacks,
             "by_replica": [name for name, part in self._parts.items() if part.rows is not None],
             "versions": {"tfopt": tfopt.__version__, "keras": keras.__version__, "tensorflow": tf.__version__},
         }
         arrays: list[Mapping[str, np.ndarray]] = [kept, state, Copies(self._parts, self._processes)]
-        return ChainMap(*([self._metrics] if self._metrics else []), *arrays), metadata  # type: ignore[arg-type]
+        return ChainMap(*([] if before is None else [before]), *arrays), metadata  # type: ignore[arg-type]
 
     def resume(self, found: Checkpoint, epochs: int) -> None:
         """Continues from a checkpoint, up to an epoch.
@@ -131,12 +152,13 @@ class Training:
             self._restore(found, in_epoch=found.metadata["batch"] > 0)
 
     def _find_position(self, found: Checkpoint, *, in_epoch: bool) -> int:
+        self._validations.resume(found.metadata.get("validations", 0), self._validation)
         with self._model.distribute_strategy.scope():  # where a pipeline of several processes is built
             return self.position.resume(found.metadata["data"], found.arrays, in_epoch=in_epoch)
 
     def _restore(self, found: Checkpoint, *, in_epoch: bool) -> None:
         saved = saved_in(found)
-        parts = renamed(built_parts(self._model, self._processes, self._spec), saved)
+        parts = renamed(built_parts(self._model, self._processes, self._spec, saved), saved, self._model)
         self._parts = parts  # complete even if no step of this epoch is left to trace
         if not in_epoch:  # an epoch that begins has reset its metrics
             saved = {name: content for name, content in saved.items() if not name.startswith(METRICS)}

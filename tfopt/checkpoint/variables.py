@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.utils.naming import to_snake_case
 from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadVariable
 
 from tfopt.checkpoint.folder.blobs import ALIGNMENT
@@ -30,7 +31,7 @@ METRICS = "metrics/"
 _GROUPS = (WEIGHTS, METRICS, "optimizer/", "seeds/", "step/")
 _THREADS = 4  # that restore: copies to a GPU overlap with reading
 _SHOWN = 8
-_NUMBER = re.compile(r"_\d+(?=[/_]|$)")
+_NUMBER = r"_\d+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +120,15 @@ def _free(name: str, taken: Mapping[str, Any]) -> str:
     return next(each for each in itertools.chain([name], numbered) if each not in taken)
 
 
-def step_graphs(model: keras.Model) -> list[tf.Graph]:
-    """Returns the graphs of the training step that `fit` has traced; none if it runs eagerly.
+def step_graphs(model: keras.Model, element_spec: Any) -> list[tf.Graph]:
+    """Returns the graphs of the training step, as `fit` has traced it; otherwise it is traced.
 
     Raises:
         tfopt.errors.UnsupportedError: If the step draws random numbers from operations whose state cannot be saved.
     """
     concretes = traced_steps(model)
+    if not concretes:
+        return traced_graphs(model, element_spec)
     for concrete in concretes:
         for found in find_in_function(concrete):
             # Of a generator, the state is a variable.
@@ -138,19 +141,53 @@ def step_graphs(model: keras.Model) -> list[tf.Graph]:
     return [concrete.graph for concrete in concretes]
 
 
-def built_parts(model: keras.Model, processes: Processes, element_spec: Any) -> dict[str, Part]:
-    """Returns the variables of a training that has not begun. Tracing its step creates them all."""
-    graphs: list[tf.Graph] = []
-    with suppress(UnsupportedError):  # one that only runs eagerly: Keras knows its variables
-        graphs = [trace_train_step(model, tf.nest.map_structure(_of_one_replica, element_spec))[1]]
-    if model.optimizer is not None and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+def built_parts(model: keras.Model, processes: Processes, element_spec: Any, saved: Collection[str]) -> dict[str, Part]:
+    """Returns the variables of a training that has not begun. Tracing its step creates them all.
+
+    Args:
+        model: The model, compiled.
+        processes: The processes that train it.
+        element_spec: Of its data.
+        saved: The names in the checkpoint.
+    """
+    graphs = traced_graphs(model, element_spec)
+    build_optimizer(model, saved)
     return parts_of(model, processes, graphs)
+
+
+def traced_graphs(model: keras.Model, element_spec: Any) -> list[tf.Graph]:
+    """Returns the graph of the training step; none if it only runs eagerly, where Keras knows the variables."""
+    batch = tf.nest.map_structure(_of_one_replica, element_spec)
+    try:
+        return [trace_train_step(model, batch)[1]]
+    except UnsupportedError:
+        with suppress(Exception):  # whatever the model's own code raises: then its metrics are not known
+            model._symbolic_build(data_batch=tf.nest.map_structure(_example, batch))
+        return []
+
+
+def build_optimizer(model: keras.Model, saved: Collection[str]) -> None:
+    """Builds a model's optimizer if that of the checkpoint was; models with optimizers of their own do not use it."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or optimizer.built:
+        return
+    if sum(name.startswith("optimizer/") for name in saved) != len(optimizer.variables):
+        optimizer.build(model.trainable_variables)
 
 
 def _of_one_replica(spec: Any) -> Any:
     specs = getattr(spec, "_value_specs", None)  # of a PerReplicaSpec
     return specs[0] if specs else spec
+
+
+def _example(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([size or 1 for size in spec.shape], spec.dtype)
+
+
+def trained_by_optimizers(model: keras.Model) -> set[int]:
+    """Returns the ids of the variables that an optimizer trains, or would if their layer were not frozen."""
+    weights = (weight.value for layer in model._flatten_layers() for weight in layer._trainable_variables)
+    return {id(component) for weight in weights for component in getattr(weight, "values", (weight,))}
 
 
 class Copies(Mapping[str, np.ndarray]):
@@ -225,25 +262,31 @@ def _loaded(array: np.ndarray, device: str) -> Any:
         return tf.raw_ops.DeepCopy(x=mapped)
 
 
-def renamed(parts: Mapping[str, Part], names: Iterable[str]) -> dict[str, Part]:
-    """Returns variables under a checkpoint's names, where those of a group differ only in the numbers Keras appends.
+def renamed(parts: Mapping[str, Part], names: Iterable[str], model: keras.Model) -> dict[str, Part]:
+    """Returns variables under a checkpoint's names, where they differ only in the numbers that Keras appends.
 
-    A model built again in the same process has `dense_1` where it had `dense`. If both have the same names, in whatever
-    order, the names decide.
+    A model built again in the same process has `dense_1` where it had `dense`; those of one class keep their order. The
+    names of layers that were given by hand, such as `block_1`, stand as they are.
     """
-    wanted, found = _by_group(names), dict[str, Part]()
-    for group, own in _by_group(parts).items():
-        theirs = wanted.get(group, [])
-        alike = [_NUMBER.sub("", name) for name in own] == [_NUMBER.sub("", name) for name in theirs]
-        renumbered = alike and {*own} != {*theirs}
+    wanted, found = _by_stem(names, model), dict[str, Part]()
+    for stem, own in _by_stem(parts, model).items():
+        theirs = wanted.get(stem, [])
+        renumbered = len(own) == len(theirs) and {*own} != {*theirs}
         found.update(zip(theirs if renumbered else own, (parts[name] for name in own), strict=True))
     return found
 
 
-def _by_group(names: Iterable[str]) -> dict[str, list[str]]:
+def _by_stem(names: Iterable[str], model: keras.Model) -> dict[str, list[str]]:
+    """Groups variables' names by what is left without their numbers; those in names given by hand stay."""
+    given = [
+        re.escape(layer.name)
+        for layer in model._flatten_layers()
+        if re.sub(rf"{_NUMBER}$", "", layer.name) != to_snake_case(type(layer).__name__)
+    ]
+    pattern = re.compile(rf"(?<![^/_])({'|'.join(given) or '(?!)'})(?![^/_])|{_NUMBER}(?=[/_]|$)")
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(name.partition("/")[0], []).append(name)
+        groups.setdefault(pattern.sub(lambda match: match[1] or "", name), []).append(name)
     return groups
 
 
