@@ -2,23 +2,23 @@ import pytest
 import tensorflow as tf
 from fake_cudnn import FakeCudnn
 
-from tfopt.kernels import cudnn as cudnn_module
+from tfopt.kernels.cudnn import calls, support
 
 
 @pytest.fixture
 def cudnn(monkeypatch):
     """A machine that looks like one with an H200, on which TensorFlow computes what cuDNN would."""
     fake = FakeCudnn()
-    monkeypatch.setattr(cudnn_module, "compute_capabilities", lambda: [(9, 0)])
-    monkeypatch.setattr(cudnn_module, "device_type", lambda: "GPU")
-    monkeypatch.setattr(cudnn_module, "call_module", fake)
+    monkeypatch.setattr(support, "compute_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(support, "device_type", lambda: "GPU")
+    monkeypatch.setattr(calls, "call_module", fake)
     return fake
 
 
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Takes everything for part of a step under XLA: to compile a model takes seconds, and the fake does without."""
-    monkeypatch.setattr(cudnn_module, "in_xla", lambda: True)
+    monkeypatch.setattr(support, "in_xla", lambda: True)
 
 
 @pytest.fixture

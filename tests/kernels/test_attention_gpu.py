@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from plain_attention import LENGTH, attend, attention_net, draw, fixed, largest_error, with_gradients
+from plain_attention import LENGTH, attend, attention_net, draw, fixed, forms, largest_error, with_gradients
 
 from tfopt.kernels import dot_product_attention, explain, use_flash_attention
-from tfopt.kernels.cudnn import flash_attention
+from tfopt.kernels.cudnn.calls import flash_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -44,6 +44,26 @@ def test_output_and_gradients(case):
     error = np.mean([np.abs(one - other).mean() for one, other in zip(flash, exact, strict=True)])
     keras_own = with_gradients(plain, *tensors, jit_compile=True, **options)
     assert error <= 1.05 * np.mean([np.abs(one - other).mean() for one, other in zip(keras_own, exact, strict=True)])
+
+
+FORMS = forms(length=256)
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form, dtype):
+    key_heads, bias, options = FORMS[form]
+    tensors = [draw(2, 256, heads, 64, dtype=dtype, seed=seed) for seed, heads in enumerate((4, key_heads, key_heads))]
+    given = tensors if bias is None else [*tensors, tf.cast(bias, dtype)]
+
+    def flash(query, key, value, bias=None, **options):
+        return flash_attention(query, key, value, bias=bias, scale=0.125, **options)
+
+    found = with_gradients(flash, *given, jit_compile=True, **options)
+    expected = with_gradients(attend, *given, scale=0.125, **options)
+    if bias is not None and bias.shape[1] == 1:  # a constant
+        found, expected = found[:4], expected[:4]
+    assert largest_error(found, expected) < LIMITS[dtype]
 
 
 def test_a_function_takes_it_under_xla_alone():

@@ -20,8 +20,8 @@ from plain_attention import (
 )
 from quick import first_quick
 
-from tfopt.kernels import cudnn as cudnn_module
 from tfopt.kernels import explain, undo, use_flash_attention
+from tfopt.kernels.cudnn import support
 from tfopt.warn import forget_warnings
 
 FORWARD, BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
@@ -103,7 +103,7 @@ def test_gradients_of_a_model_are_those_of_float32(cudnn, uncompiled):
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "dropout", "jit_compile"), [("float32", 0.3, False), ("mixed_bfloat16", 0.0, True)])
 def test_without_a_gpu_all_is_the_same_bits(monkeypatch, policy, dropout, jit_compile):
-    monkeypatch.setattr(cudnn_module, "compute_capabilities", list)
+    monkeypatch.setattr(support, "compute_capabilities", list)
     plain, flash = (heads_net(policy, jit_compile=jit_compile, dropout=dropout) for _ in range(2))
     assert use_flash_attention(flash) == 1
     for model in (plain, flash):
@@ -355,7 +355,7 @@ def test_a_model_that_is_not_compiled(cudnn):
 
 def test_where_cudnn_cannot_be_taken_is_said_once(caplog, monkeypatch):
     forget_warnings()
-    monkeypatch.setattr(cudnn_module, "compute_capabilities", lambda: [(7, 0)])
+    monkeypatch.setattr(support, "compute_capabilities", lambda: [(7, 0)])
     tokens = keras.Input((16, 8))
     for _ in range(2):
         layer = keras.layers.MultiHeadAttention(2, 12, dtype="mixed_float16")

@@ -2,11 +2,11 @@
 
 import pytest
 import tensorflow as tf
-from plain_attention import attend, draw, largest_error, rounding, with_gradients
+from plain_attention import attend, draw, forms, largest_error, rounding, with_gradients
 from quick import first_quick
 
 from tfopt.errors import UnsupportedError
-from tfopt.kernels.cudnn import flash_attention
+from tfopt.kernels.cudnn.calls import flash_attention
 
 # Rounding of the results alone: the fake computes in float64, from operands of this type.
 ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11}
@@ -33,6 +33,27 @@ def test_output_and_gradients(cudnn, shape):
     assert cudnn.targets == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
     # The backward pass starts from an output that was rounded once.
     assert largest_error(found, expected) < 3 * ROUNDING[dtype]
+
+
+FORMS = forms()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(cudnn, form):
+    key_heads, bias, options = FORMS[form]
+    query, *_ = operands(2, 64, 64, 4, 8, "bfloat16")
+    _, *others = operands(2, 64, 64, key_heads, 8, "bfloat16")
+    given = [query, *others] if bias is None else [query, *others, tf.cast(bias, "bfloat16")]
+
+    def flash(query, key, value, bias=None, **options):
+        return flash_attention(query, key, value, bias=bias, scale=0.3, **options)
+
+    found = with_gradients(flash, *given, jit_compile=True, **options)
+    expected = with_gradients(attend, *given, scale=0.3, **options)
+    if bias is not None and bias.shape[1] == 1:  # a constant
+        assert not found.pop().any()
+        expected.pop()
+    assert largest_error(found, expected) < 3 * ROUNDING["bfloat16"]
 
 
 def test_gradients_reach_what_comes_before(cudnn):

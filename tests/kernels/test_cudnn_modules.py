@@ -1,5 +1,6 @@
 """The emitted modules, as text and as the HLO that XLA makes of them."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,12 +10,20 @@ import tensorflow as tf
 from fake_cudnn import parse
 from plain_attention import draw
 
-from tfopt.kernels.cudnn import AttentionSpec, backward_module, flash_attention, forward_module
+from tfopt.kernels.cudnn.calls import flash_attention
+from tfopt.kernels.cudnn.modules import AttentionSpec, backward_module, forward_module
 
 MODULES = {"forward": forward_module, "backward": backward_module}
 RECORDED = AttentionSpec(
-    batch=2, query_length=256, key_length=256, heads=4, size=64, dtype="bfloat16", causal=True, scale=0.125
+    batch=2, query_length=256, key_length=256, heads=4, key_heads=4, size=64, dtype="bfloat16", causal=True, scale=0.125
 )
+FORMS = {
+    "bias": {"causal": False, "bias": (2, 1)},
+    "dbias": {"bias": (1, 4)},
+    "padding": {"lengths": True},
+    "window": {"window": 64},
+    "gqa": {"key_heads": 2},
+}
 SHAPES = [
     # batch, query length, key length, heads, size, dtype, causal
     (2, 256, 256, 4, 64, "bfloat16", True),
@@ -31,6 +40,7 @@ def spec(batch, query_length, key_length, heads, size, dtype, causal):
         query_length=query_length,
         key_length=key_length,
         heads=heads,
+        key_heads=heads,
         size=size,
         dtype=dtype,
         causal=causal,
@@ -42,6 +52,21 @@ def spec(batch, query_length, key_length, heads, size, dtype, causal):
 def test_the_module_is_the_one_that_ran_on_a_gpu(direction):
     recorded = (Path(__file__).parent / "data" / f"{direction}.mlir.txt").read_text()
     assert MODULES[direction](RECORDED) == recorded
+
+
+def calls(module):
+    """A module's custom calls, without the names of their operands."""
+    found = re.findall(r"@(__cudnn\S+?)\((.*?)\) (\{.*\} : .*)$", module, re.MULTILINE)
+    return [(target, operands.count("%"), rest) for target, operands, rest in found]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_calls_are_those_that_jax_lowers(form):
+    spec = dataclasses.replace(RECORDED, **FORMS[form])
+    # JAX's module of the gradients holds the forward call, too.
+    recorded = (Path(__file__).parent / "data" / f"{form}_backward.mlir.txt").read_text()
+    assert len(calls(recorded)) == 2
+    assert [*calls(forward_module(spec)), *calls(backward_module(spec))] == calls(recorded)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -7,8 +7,8 @@ from plain_attention import draw
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from tfopt.errors import UnsupportedError
-from tfopt.kernels import cudnn as cudnn_module
 from tfopt.kernels import dot_product_attention
+from tfopt.kernels.cudnn import support
 
 STANDING = [
     ("bfloat16", 64, 64, None),
@@ -39,12 +39,12 @@ SHAPES = [
 
 def found(query, key, dtype=tf.bfloat16, *, mask=None, causal=False):
     specs = [tf.TensorSpec(shape, dtype) for shape in (query, key, key)]
-    return list(cudnn_module.obstacles(*specs, mask=mask, causal=causal))
+    return list(support.obstacles(*specs, mask=mask, causal=causal))
 
 
 @pytest.mark.parametrize(("dtype", "key_size", "value_size", "obstacle"), STANDING)
 def test_data_types_and_sizes(cudnn, dtype, key_size, value_size, obstacle):
-    assert list(cudnn_module.standing_obstacles(dtype, key_size, value_size)) == ([obstacle] if obstacle else [])
+    assert list(support.standing_obstacles(dtype, key_size, value_size)) == ([obstacle] if obstacle else [])
 
 
 @pytest.mark.parametrize(("query", "key", "causal", "obstacle"), SHAPES)
@@ -56,7 +56,7 @@ def test_masks_and_unlike_types(cudnn, uncompiled):
     shape = (2, 64, 4, 8)
     assert found(shape, shape, mask=tf.ones((64, 64), tf.bool)) == ["a mask"]
     specs = [tf.TensorSpec(shape, dtype) for dtype in (tf.bfloat16, tf.float16, tf.bfloat16)]
-    assert list(cudnn_module.obstacles(*specs, mask=None, causal=False)) == [
+    assert list(support.obstacles(*specs, mask=None, causal=False)) == [
         "different data types (bfloat16, float16, bfloat16)"
     ]
 
@@ -66,25 +66,25 @@ def test_masks_and_unlike_types(cudnn, uncompiled):
     [([], "no GPU"), ([(7, 5)], "a GPU older than Ampere"), ([(9, 0), (7, 0)], "a GPU older than Ampere")],
 )
 def test_machines(monkeypatch, capabilities, obstacle):
-    monkeypatch.setattr(cudnn_module, "compute_capabilities", lambda: capabilities)
-    assert list(cudnn_module.standing_obstacles("bfloat16", 64, 64)) == [obstacle]
+    monkeypatch.setattr(support, "compute_capabilities", lambda: capabilities)
+    assert list(support.standing_obstacles("bfloat16", 64, 64)) == [obstacle]
 
 
 def test_this_machine():
-    assert len(cudnn_module.compute_capabilities()) == len(tf.config.list_physical_devices("GPU"))
+    assert len(support.compute_capabilities()) == len(tf.config.list_physical_devices("GPU"))
 
 
 def test_op_determinism(cudnn, monkeypatch):
     assert not is_op_determinism_enabled()
-    monkeypatch.setattr(cudnn_module, "is_op_determinism_enabled", lambda: True)
-    assert "op determinism" in next(cudnn_module.standing_obstacles("bfloat16", 64, 64))
+    monkeypatch.setattr(support, "is_op_determinism_enabled", lambda: True)
+    assert "op determinism" in next(support.standing_obstacles("bfloat16", 64, 64))
 
 
 def test_whether_xla_compiles_what_is_traced():
     seen = {}
 
     def note(where):
-        seen[where] = cudnn_module.in_xla()
+        seen[where] = support.in_xla()
         return tf.zeros(())
 
     @tf.function(jit_compile=True)
@@ -107,7 +107,7 @@ def test_the_device_is_that_of_the_call():
 
     @tf.function(jit_compile=True)
     def compiled(x):
-        seen.append(cudnn_module.device_type())
+        seen.append(support.device_type())
         return x
 
     with tf.device("CPU:0"):
@@ -117,8 +117,8 @@ def test_the_device_is_that_of_the_call():
 
 def test_a_compiled_step_on_a_cpu_stays_plain(cudnn, monkeypatch):
     """Where a GPU is there, and the step runs on the CPU all the same."""
-    monkeypatch.setattr(cudnn_module, "device_type", lambda: "CPU")
-    monkeypatch.setattr(cudnn_module, "in_xla", lambda: True)
+    monkeypatch.setattr(support, "device_type", lambda: "CPU")
+    monkeypatch.setattr(support, "in_xla", lambda: True)
     assert found((2, 64, 4, 8), (2, 64, 4, 8)) == ["not placed on a GPU"]
 
 

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt.bench.workloads import gpt2
-from tfopt.kernels import cudnn, use_flash_attention
+from tfopt.kernels import use_flash_attention
+from tfopt.kernels.cudnn import support
 
 BLOCKS = 2
 SIZES = {"blocks": BLOCKS, "width": 64, "heads": 2, "vocabulary": 128, "length": 128}
@@ -14,8 +15,8 @@ SIZES = {"blocks": BLOCKS, "width": 64, "heads": 2, "vocabulary": 128, "length":
 @pytest.fixture
 def hopper(monkeypatch):
     """A machine that looks like one with an H200; what is traced there is lowered and never run."""
-    monkeypatch.setattr(cudnn, "compute_capabilities", lambda: [(9, 0)])
-    monkeypatch.setattr(cudnn, "device_type", lambda: "GPU")
+    monkeypatch.setattr(support, "compute_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(support, "device_type", lambda: "GPU")
 
 
 def lowered_step(policy, *, flash):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from quick import first_quick
 
-from tfopt.kernels.cudnn import flash_attention
+from tfopt.kernels.cudnn.calls import flash_attention
 from tfopt.model.flops import fit_flops
 from tfopt.model.graph_flops import FlopsCounter
 from tfopt.model.graph_shapes import known_of

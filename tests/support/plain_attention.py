@@ -12,31 +12,60 @@ def draw(*shape, dtype="float32", seed=0):
     return tf.cast(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
-def attend(query, key, value, *, mask=None, causal=False, scale=None):
+def attend(query, key, value, bias=None, *, mask=None, causal=False, window=0, lengths=None, scale=None):
     """Softmax of the scores times the value, nothing fused."""
     query, key, value = (tf.cast(tensor, tf.float64) for tensor in (query, key, value))
     groups = query.shape[2] // key.shape[2]
     key, value = (tf.repeat(tensor, groups, axis=2) for tensor in (key, value))
     scores = tf.einsum("bqhd,bkhd->bhqk", query, key) * (query.shape[3] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        scores += tf.cast(bias, tf.float64)
     allowed = tf.ones_like(scores, tf.bool) if mask is None else tf.broadcast_to(mask, scores.shape)
     if causal:
         allowed &= np.tri(query.shape[1], key.shape[1], dtype=bool)
-    scores = tf.where(allowed, scores, tf.constant(-np.inf, tf.float64))
-    return tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores), value)
+    if window:
+        allowed &= ~np.tri(query.shape[1], key.shape[1], -window, dtype=bool)
+    if lengths is not None:
+        queries, keys = (tf.sequence_mask(each, one.shape[1]) for each, one in zip(lengths, (query, key), strict=True))
+        allowed &= queries[:, None, :, None] & keys[:, None, None, :]
+    scores = tf.where(allowed, scores, tf.constant(-1e300, tf.float64))
+    weights = tf.where(tf.reduce_any(allowed, -1, keepdims=True), tf.nn.softmax(scores), 0)
+    return tf.einsum("bhqk,bkhd->bqhd", weights, value)
 
 
-def with_gradients(function, query, key, value, *, jit_compile=False, **options):
+def forms(batch=2, length=64, heads=4):
+    """What cuDNN computes besides plain and causal attention: heads of the key, bias, options."""
+    lengths = (np.full(batch, length, np.int32), np.array([length - 3 * number for number in range(batch)], np.int32))
+    mask = np.random.default_rng(3).random((batch, 1, length, length)) > 0.5
+    masking = np.where(mask, 0, -1e4)
+    relative = draw(1, heads, length, length, seed=4)
+    return {
+        "mask": (heads, masking, {}),
+        "mask alike for all": (heads, masking[:1], {}),
+        "bias with its gradient": (heads, relative, {}),
+        "causal with a bias": (heads, relative, {"causal": True}),
+        "lengths": (heads, None, {"lengths": lengths}),
+        "lengths, causal": (heads, None, {"lengths": lengths, "causal": True}),
+        "lengths with a bias": (heads, relative, {"lengths": lengths}),
+        "window": (heads, None, {"causal": True, "window": 9}),
+        "groups": (heads // 2, None, {"causal": True}),
+        "groups with a mask": (1, masking, {}),
+        "groups with a window": (heads // 2, None, {"causal": True, "window": 9}),
+    }
+
+
+def with_gradients(function, *operands, jit_compile=False, **options):
     """The output of an attention and the gradients of a sum of it with fixed weights, as float64 arrays."""
 
-    def step(query, key, value):
+    def step(*operands):
         with tf.GradientTape() as tape:
-            tape.watch([query, key, value])
-            output = function(query, key, value, **options)
+            tape.watch(operands)
+            output = function(*operands, **options)
             loss = tf.reduce_sum(output * draw(*output.shape, dtype=output.dtype, seed=9))
-        return output, *tape.gradient(loss, [query, key, value])
+        return output, *tape.gradient(loss, operands)
 
     step = tf.function(step, jit_compile=True) if jit_compile else step
-    return [tf.cast(part, tf.float64).numpy() for part in step(query, key, value)]
+    return [tf.cast(part, tf.float64).numpy() for part in step(*operands)]
 
 
 def largest_error(found, expected):

@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfopt import checks
-from tfopt.kernels.cudnn import flash_attention, obstacles, standing_obstacles
+from tfopt.kernels.cudnn.calls import flash_attention
+from tfopt.kernels.cudnn.support import obstacles, standing_obstacles
 from tfopt.kernels.replacing import LayerPath, Traced, layer_path, replace_each, replacement
 from tfopt.model.layers import require_model
 from tfopt.warn import warn_once

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
-from tfopt.kernels.cudnn import in_xla
+from tfopt.kernels.cudnn.support import in_xla
 
 _PIECE_BYTES = 64 * 2**20
 # Each piece also reads and writes the whole gradient of the kernel, and is a product with fewer rows: on an H100, 16

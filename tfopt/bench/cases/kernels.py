@@ -15,7 +15,7 @@ from tfopt.bench.cases import Case, DrawTimer, Timer, Variant
 from tfopt.bench.results import Check
 from tfopt.bench.workloads import gpt2, photos
 from tfopt.errors import UnsupportedError
-from tfopt.kernels.cudnn import obstacles
+from tfopt.kernels.cudnn.support import obstacles
 from tfopt.measure import StepTimer
 
 _POLICY, _DTYPE = "mixed_bfloat16", "bfloat16"
