@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from dataclasses import asdict
@@ -268,7 +267,7 @@ def _exit(text: str, code: int) -> NoReturn:
 
 
 def _shortened(text: str) -> str:
-    return textwrap.shorten(text, _REPORTED_CHARACTERS, placeholder=" …")
+    return text if len(text) <= _REPORTED_CHARACTERS else f"{text[: _REPORTED_CHARACTERS - 1]}…"
 
 
 def _place(sentence: str = "This worker had come to {}.") -> str:
