@@ -100,6 +100,11 @@ def replacement(layer: keras.Layer, name: str) -> Callable[..., Any] | None:
     return dict(_replaced(layer)).get(name)
 
 
+def replacements(layer: keras.Layer) -> dict[str, Callable[..., Any]]:
+    """Returns the replacements of a layer's methods by name."""
+    return dict(_replaced(layer))
+
+
 def has_replacement(layer: keras.Layer) -> bool:
     """Whether any method of a layer is replaced."""
     return bool(_replaced(layer))

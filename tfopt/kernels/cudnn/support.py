@@ -78,7 +78,7 @@ def _of_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorShape
         unknown = [name for name, *sizes in zip(names, query, key, value, strict=True) if None in sizes]
         yield f"a {' and '.join(unknown)} of no fixed size"
         return
-    if (query[0], *query[2:]) != (key[0], *key[2:]) or key[:3] != value[:3]:
+    if (query[0], query[3]) != (key[0], key[3]) or key[:3] != value[:3] or query[2] % max(1, key[2]):
         yield f"different shapes {query}, {key} and {value}"
     if not query[0] or not query[2]:
         yield f"an empty query {query}"

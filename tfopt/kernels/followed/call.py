@@ -1,0 +1,144 @@
+"""One attention to compute: what keeps cuDNN from it, and the form in which cuDNN computes it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import tensorflow as tf
+
+from tfopt.kernels.cudnn.calls import flash_attention
+from tfopt.kernels.cudnn.support import obstacles
+from tfopt.kernels.followed.masks import MASKED, mask_of_addend, of_rank, split_causal
+
+# What a masked score gets: far below all others, and finite, or rows that are masked whole would be NaN.
+_MASKED = {"bfloat16": -1e9, "float16": -3e4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """Softmax of (scale · query · key + addends, where masks allow) times value."""
+
+    query: tf.Tensor
+    """(batch, query length, heads, size)."""
+    key: tf.Tensor
+    """(batch, key length, key heads, size); each head serves a group of the query's."""
+    value: tf.Tensor
+    """Like the key."""
+    scale: float
+    causal: bool = False
+    masks: Sequence[tf.Tensor] = ()
+    """Boolean, True means attend. Each broadcasts to the scores, (batch, heads, query length, key length)."""
+    addends: Sequence[tf.Tensor] = ()
+    """Added to the scores; likewise."""
+    zeros: bool = False
+    """Whether a query that may attend to nothing gets zeros; otherwise the mean of all values."""
+
+    def attempt(self) -> tuple[tf.Tensor | None, tuple[str, ...]]:
+        """Returns the output by cuDNN, (batch, query length, heads, size); or None, and what keeps cuDNN from it."""
+        found = tuple(obstacles(self.query, self.key, self.value, mask=None, causal=self.causal))
+        if found:
+            return None, found
+        form = self._with_masks_apart()
+        found = tuple(form._obstacles())
+        return (None, found) if found else (form._compute(), ())
+
+    def _with_masks_apart(self) -> "AttentionCall":
+        length, keys = self.query.shape[1], self.key.shape[1]
+        found = [mask_of_addend(addend) for addend in self.addends]
+        addends = [addend for addend, mask in zip(self.addends, found, strict=True) if mask is None]
+        given = [*self.masks, *(of_rank(mask, 4) for mask in found if mask is not None)]
+        causal, masks = split_causal(given, length, keys)
+        return replace(self, causal=self.causal or causal, masks=masks, addends=addends)
+
+    def _obstacles(self) -> Iterator[str]:
+        shapes = [term.shape for term in (*self.masks, *self.addends)]
+        if any(shape.rank != 4 or not shape.is_fully_defined() for shape in shapes):
+            yield "a mask of no fixed size"
+        elif any(mask.shape[1] != 1 for mask in self.masks):
+            yield "a mask of its own for each head"
+        elif any(not _is_bias(term) and (term.shape[1] != 1 or has_gradient(term)) for term in self.addends):
+            yield "a bias of its own for each example"
+        elif sum(map(_is_bias, self.addends)) > 1 or len(self.addends) - sum(map(_is_bias, self.addends)) > 1:
+            yield "several terms added to the scores"
+        elif self._masking() and any(map(_is_bias, self.addends)):
+            yield from self._obstacles_of_padding()
+
+    def _obstacles_of_padding(self) -> Iterator[str]:
+        """cuDNN adds one tensor to the scores. Beside a bias, masks of keys go with the keys themselves."""
+        if any(term.shape[2] != 1 for term in self._masking()):
+            yield "a bias and a mask that differs by query"
+        if self.query.shape[3] + _FURTHER > 128:
+            yield f"a bias and a mask with heads of size {self.query.shape[3]}"
+
+    def _masking(self) -> list[tf.Tensor]:
+        """Masks, and addends that mask."""
+        return [*self.masks, *(term for term in self.addends if not _is_bias(term))]
+
+    def _compute(self) -> tf.Tensor:
+        dtype, query, key = self.query.dtype, self.query, self.key
+        value, size = self.value, self.query.shape[3]
+        batch, length, keys = query.shape[0], query.shape[1], key.shape[1]
+        biases = [term for term in self.addends if _is_bias(term)]
+        masking = self._masking()
+        bias = None
+        if biases:
+            bias = tf.cast(tf.broadcast_to(biases[0], (1, query.shape[2], length, keys)), dtype)
+        elif masking:
+            total = self._added(masking)
+            bias = tf.broadcast_to(total, (total.shape[0], 1, length, keys))
+        if biases and masking:  # one more product: 1 of the query with what a key's score gets
+            added = tf.broadcast_to(self._added(masking), (batch, 1, 1, keys)) / tf.cast(self.scale, dtype)
+            added = tf.transpose(added, (0, 3, 1, 2))  # (batch, keys, 1, 1)
+            ones = tf.one_hot(0, _FURTHER, dtype=dtype)
+            query = tf.concat([query, tf.broadcast_to(ones, (*query.shape[:3], _FURTHER))], 3)
+            key = tf.concat([key, tf.broadcast_to(added * ones, (*key.shape[:3], _FURTHER))], 3)
+            value = tf.pad(value, ((0, 0), (0, 0), (0, 0), (0, _FURTHER)))
+        output = flash_attention(query, key, value, scale=self.scale, causal=self.causal, bias=bias)
+        output = output[..., :size]
+        return self._with_empty_rows(output) if masking else output
+
+    def _added(self, masking: Sequence[tf.Tensor]) -> tf.Tensor:
+        """What masks add to the scores, in the query's dtype."""
+        return tf.where(self._allowed(masking), tf.zeros((), self.query.dtype), _MASKED[self.query.dtype.name])
+
+    def _allowed(self, masking: Sequence[tf.Tensor]) -> tf.Tensor:
+        allowed = tf.ones((1, 1, 1, 1), tf.bool)
+        for term in masking:
+            allowed &= term if term.dtype == tf.bool else term > tf.cast(MASKED, term.dtype)
+        return allowed
+
+    def _with_empty_rows(self, output: tf.Tensor) -> tf.Tensor:
+        """The output, with what the layer gives a query that may attend to nothing."""
+        allowed = self._allowed(self._masking())
+        if self.causal:
+            allowed &= tf.linalg.band_part(tf.ones((self.query.shape[1], self.key.shape[1]), tf.bool), -1, 0)
+        attends = tf.transpose(tf.reduce_any(allowed, -1, keepdims=True), (0, 2, 1, 3))
+        mean = tf.cast(tf.reduce_mean(tf.cast(self.value, tf.float32), 1, keepdims=True), output.dtype)
+        mean = tf.repeat(mean, self.query.shape[2] // self.value.shape[2], axis=2)
+        return tf.where(attends, output, tf.zeros_like(mean) if self.zeros else mean)
+
+
+_FURTHER = 8  # of a head; its size must be a multiple of it
+
+
+def _is_bias(addend: tf.Tensor) -> bool:
+    """Whether an addend is the same for all examples and differs by head; of such a one cuDNN has the gradient."""
+    return bool(addend.shape[0] == 1 and addend.shape[1] > 1)
+
+
+def has_gradient(tensor: tf.Tensor) -> bool:
+    """Whether a tensor may depend on weights or inputs in a way that has a gradient."""
+    if not hasattr(tensor, "op"):  # eager
+        return True
+    seen: set[str] = set()
+    waiting = [tensor]
+    while waiting:
+        operation = waiting.pop().op
+        if operation.name in seen or operation.type == "StopGradient":
+            continue
+        seen.add(operation.name)
+        if operation.type.endswith(("Placeholder", "Call")) or any(
+            given.dtype == tf.resource for given in operation.inputs
+        ):
+            return True
+        waiting += [given for given in operation.inputs if given.dtype.is_floating]
+    return False

@@ -1,0 +1,160 @@
+"""Takes masks apart: what is known when a step is traced, such as a causal mask, and what each batch brings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context, execute
+
+_MOST_ELEMENTS = 2**26
+
+
+def split_causal(masks: Sequence[tf.Tensor], length: int, keys: int) -> tuple[bool, list[tf.Tensor]]:
+    """Returns whether masks contain the causal one, and the others; those that allow everything are left out.
+
+    Args:
+        masks: Boolean, each broadcasts to (batch, heads, query length, key length).
+        length: Of the query.
+        keys: Length of the key.
+    """
+    causal, rest = False, []
+    for mask in (factor for each in masks for factor in factors(each)):
+        value = _value(mask) if mask.shape[-2:] == (length, keys) or mask.shape.num_elements() == 1 else None
+        if value is not None and value.all():
+            continue
+        if value is not None and length == keys and (value == np.tri(length, dtype=bool)).all():
+            causal = True
+        else:
+            rest.append(mask)
+    return causal, rest
+
+
+def factors(mask: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the boolean tensors whose conjunction is a mask; each broadcasts to it."""
+    if not hasattr(mask, "op"):
+        return [mask]
+    operation, inputs = mask.op, list(mask.op.inputs)
+    if operation.type == "LogicalAnd":
+        return [factor for each in inputs for factor in factors(each)]
+    if operation.type == "Greater" and 0 <= number(inputs[1]) < 1:
+        return [_above_half(factor) for factor in _minima(inputs[0])]
+    if operation.type == "Cast" and inputs[0].dtype == tf.bool:
+        return factors(inputs[0])
+    return _through(mask, factors) or [mask]
+
+
+def _minima(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns tensors of which all are above a half where the given one is."""
+    if tensor.op.type == "Minimum":
+        return [factor for each in tensor.op.inputs for factor in _minima(each)]
+    if tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.bool:
+        return factors(tensor.op.inputs[0])
+    if tensor.op.type == "Cast" and tensor.op.inputs[0].dtype.is_integer:
+        return _minima(tensor.op.inputs[0])
+    return _through(tensor, _minima) or [tensor]
+
+
+def _above_half(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.dtype == tf.bool:
+        return tensor
+    return tensor > (0 if tensor.dtype.is_integer else tf.constant(0.5, tensor.dtype))
+
+
+def _through(tensor: tf.Tensor, parts: Any) -> list[tf.Tensor] | None:
+    """The parts of what an operation gives another shape, in that shape; None for other operations."""
+    operation = tensor.op
+    if operation.type not in ("ExpandDims", "StridedSlice", "BroadcastTo", "Identity"):
+        return None
+    given = operation.inputs[0]
+    moved = [_moved(of_rank(each, given.shape.rank or 0), operation) for each in parts(given)]
+    return None if None in [None if each is None else 0 for each in moved] else moved
+
+
+def _moved(part: tf.Tensor, operation: tf.Operation) -> tf.Tensor | None:
+    """A part of an operation's input as one of its result; None if that is not known."""
+    if operation.type == "Identity":
+        return part
+    if operation.type == "BroadcastTo":
+        return of_rank(part, operation.outputs[0].shape.rank or 0)
+    if operation.type == "ExpandDims":
+        axis = tf.get_static_value(operation.inputs[1])
+        return None if axis is None else tf.expand_dims(part, int(axis))
+    new = operation.get_attr("new_axis_mask")
+    whole = operation.get_attr("begin_mask") & operation.get_attr("end_mask")
+    count = operation.inputs[1].shape[0]
+    others = [operation.get_attr(name) for name in ("shrink_axis_mask", "ellipsis_mask")]
+    if any(others) or count is None or any(not (new | whole) >> position & 1 for position in range(count)):
+        return None
+    return part[tuple(None if new >> position & 1 else slice(None) for position in range(count))]
+
+
+def mask_of_addend(addend: tf.Tensor) -> tf.Tensor | None:
+    """The boolean mask M of an addend (1 − M) · c, where c is far below 0; None for other addends."""
+    if not hasattr(addend, "op") or addend.op.type != "Mul":
+        return None
+    for difference, factor in (addend.op.inputs, addend.op.inputs[::-1]):
+        if not number(factor) <= MASKED or difference.op.type != "Sub" or number(difference.op.inputs[0]) != 1:
+            continue
+        inner = difference.op.inputs[1]
+        while inner.op.type == "Cast" and inner.dtype.is_floating:
+            inner = inner.op.inputs[0]
+        if inner.dtype == tf.bool:
+            return inner
+    return None
+
+
+MASKED = -1e4
+"""A score that gets less than that is masked."""
+
+
+def of_rank(tensor: tf.Tensor, rank: int) -> tf.Tensor:
+    """A tensor with axes of 1 in front, so that it broadcasts as before."""
+    missing = 0 if tensor.shape.rank is None else rank - tensor.shape.rank
+    return tensor[(None,) * missing] if missing > 0 else tensor
+
+
+def number(tensor: tf.Tensor) -> float:
+    """The one number that a tensor holds; NaN if it is not known."""
+    value = tf.get_static_value(tensor)
+    if value is None or np.size(value) == 0:
+        return np.nan
+    value = np.asarray(value, np.float64)
+    return float(value.flat[0]) if (value == value.flat[0]).all() else np.nan
+
+
+def _value(tensor: tf.Tensor) -> np.ndarray | None:
+    """What a tensor of a graph will hold, if nothing that varies goes into it."""
+    known: dict[str, Any] = {}
+
+    def output(given: tf.Tensor) -> Any:
+        operation = given.op
+        if operation.name not in known:
+            known[operation.name] = None  # until it is known
+            known[operation.name] = run(operation)
+        outputs = known[operation.name]
+        return None if outputs is None else outputs[given.value_index]
+
+    def run(operation: tf.Operation) -> Any:
+        size = operation.outputs[0].shape.num_elements() if operation.outputs else None
+        if size is None or size > _MOST_ELEMENTS:
+            return None
+        if operation.type == "Const":
+            return [tf.constant(tf.make_ndarray(operation.get_attr("value")))]
+        if operation.op_def.is_stateful or operation.type == "Placeholder" or operation.control_inputs:
+            return None
+        inputs = [output(given) for given in operation.inputs]
+        if any(given is None for given in inputs):
+            return None
+        attributes: list[Any] = []
+        for attribute in operation.op_def.attr:
+            value = operation.get_attr(attribute.name)
+            attributes += [attribute.name, value.as_datatype_enum if isinstance(value, tf.DType) else value]
+        outputs = len(operation.outputs)
+        return execute.execute(operation.type.encode(), outputs, inputs, tuple(attributes), context.context())
+
+    if not hasattr(tensor, "op"):
+        return None
+    with tf.init_scope(), tf.device("CPU:0"):
+        found = output(tensor)
+    return None if found is None else found.numpy()
