@@ -38,7 +38,7 @@ def test_goes_on_after_each_preemption(slurm, tmp_path):
     restarts_of_whole, whole = ended(slurm, submit(slurm, tmp_path / "whole", 0), tmp_path / "whole")
 
     assert (restarts, restarts_of_whole) == (2, 0)
-    saved = [int(step) for step in re.findall(r"0: SIGTERM: step (\d+) is saved", slurm.output(job))]
+    saved = [int(step) for step in re.findall(r"0: SIGTERM: saved step (\d+) to", slurm.output(job))]
     assert [step // STEPS for step in saved] == [0, 2], slurm.output(job)
     assert all(step % STEPS for step in saved), saved  # within an epoch
     for rank in RANKS:
