@@ -116,13 +116,14 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Moves to the end of fit's list: what it saves must contain what other callbacks do in the same step.
 
-        At its begin, another one keeps the callbacks' states before a validation.
+        A helper moves to its front, to record the callbacks' states before a validation begins.
         """
         super().set_model(model)
         running = running_list()
         if running is not None and self in running.callbacks:
             # A new list: Keras is walking through the old one.
-            running.callbacks = [self._first, *(each for each in running.callbacks if each is not self), self]
+            others = (each for each in running.callbacks if each not in (self, self._first))
+            running.callbacks = [self._first, *others, self]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the folder, and restores the last checkpoint."""
@@ -256,9 +257,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._end()
             raise
         if self._signals.received:
-            print_msg(
-                f"\n{self._signals.received}: the training is complete, and saved in {os.fspath(self._folder)!r}."
-            )
+            ended = "stopped" if self._is_cut else "complete"
+            print_msg(f"\n{self._signals.received}: the training is {ended}, and saved in {os.fspath(self._folder)!r}.")
             self._exit()
         self._end()
 

@@ -7,7 +7,7 @@ from hub_models import LANGUAGE_MODELS, backbone, batch
 from plain_attention import largest_error
 
 from tfopt.kernels import undo
-from tfopt.kernels.followed.layers import explain_layer, use_flash_attention
+from tfopt.kernels.followed.layers import explain_layer, follow
 
 BFLOAT16 = 3e-2  # two layers, with every product and sum rounded
 QUICK = ("LlamaBackbone", "T5Backbone")
@@ -27,7 +27,7 @@ def test_language_models(cudnn, uncompiled, name):
     model = backbone(name)
     tokens = {padded: batch(model, padded) for padded in ("nowhere", "right", "left")}
     plain = {padded: outputs(model, given) for padded, given in tokens.items()}
-    changed = use_flash_attention(model)
+    changed = follow(model)
     for padded, given in tokens.items():
         assert largest_error(outputs(model, given), plain[padded]) < BFLOAT16
         rows = [row for layer in model._flatten_layers() if (row := explain_layer(layer, jit=True))]

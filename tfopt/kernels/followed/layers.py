@@ -12,66 +12,24 @@ from keras.src.backend.common import global_state
 from tfopt.kernels.cudnn.support import standing_obstacles
 from tfopt.kernels.followed.following import Following, attends
 from tfopt.kernels.replacing import LayerPath, Traced, layer_path, renew, replace, replacements
-from tfopt.model.layers import require_model
-from tfopt.warn import warn_once
 
 
-def use_flash_attention(model: keras.Model) -> int:
-    """Runs a model's attention layers through cuDNN, which never stores the scores, forward or backward.
+def follow(model: keras.Model) -> int:
+    """Runs the attention of a model's layers through cuDNN where it can; `undo` takes that back.
 
-    Use it before or after `compile` and `fit`, for a model that trains under XLA in mixed precision. It finds attention
-    in Keras' layers, KerasHub's and those of your own: methods that compute softmax of a product of two tensors,
-    masked, scaled or with terms added, times a third one. Calls that cuDNN does not support, or for which it has not
-    been shown to be correct, take the layer's own path: outside XLA, without a GPU, in float32, with a mask of its own
-    for each head, with dropout in training, or with a batch of unknown size. `explain(model)` names them.
-
-    Saved and cloned models lose it: call it again on the loaded model. `model.export` writes the layers' own path,
-    which runs anywhere. Functions you have traced yourself do not change.
-
-    Args:
-        model: A model, compiled or not.
+    A layer takes part if one of its methods computes softmax of a product of two tensors, masked, scaled or with terms
+    added, times a third one.
 
     Returns:
-        How many layers changed. If that is 0, or none of them can take cuDNN here, as without a GPU, the reason is
-        said once (logger `tfopt`).
-
-    Raises:
-        TypeError: If `model` is not a Keras model.
-
-    Example:
-        >>> tfopt.kernels.use_flash_attention(model)
-        12
+        How many layers changed.
     """
-    require_model(model)
     found = {layer: methods for layer in model._flatten_layers() if (methods := _methods(layer))}
     for layer, methods in found.items():
         for name, function in methods.items():
             replace(layer, name, _FlashAttention(layer, function))
     if found:
         renew(model)
-    else:
-        _say_why_none_changes(model)
-    kernels = [kernel for layer in model._flatten_layers() for kernel in _kernels(layer)]
-    obstacles = [kernel.found(training=True, jit=True) for kernel in kernels]
-    if obstacles and all(obstacles):
-        named = ", ".join(dict.fromkeys(why for each in obstacles for why in each or ()))
-        warn_once(
-            f"flash attention {named}",
-            f"Expected attention that cuDNN can compute. Found: {named}. {model.name!r} trains through its layers' own "
-            "path until that changes; tfopt.kernels.explain(model) says more.",
-        )
     return len(found)
-
-
-def _say_why_none_changes(model: keras.Model) -> None:
-    if any(_kernels(layer) for layer in model._flatten_layers()):
-        text = f"Expected attention layers without cuDNN in {model.name!r}. Found that all have it; nothing changed."
-    else:
-        text = (
-            f"Expected a layer that computes attention in {model.name!r}. Found none; nothing changed. In a layer of "
-            "your own, call tfopt.kernels.dot_product_attention."
-        )
-    warn_once(f"flash attention: {text}", text)
 
 
 def _methods(layer: keras.Layer) -> dict[str, types.FunctionType]:
@@ -121,7 +79,7 @@ def explain_layer(layer: keras.Layer, jit: bool) -> LayerPath | None:
     if kernels:
         training, inference = (_merged(kernels, training=training, jit=jit) for training in (True, False))
     elif _methods(layer):
-        training = inference = ("not requested: use_flash_attention(model)",)
+        training = inference = ("not requested",)
     elif "attention" in type(layer).__name__.lower() and not any(map(_methods, layer._flatten_layers())):
         training = inference = (f"{type(layer).__name__} computes attention in several methods, or without softmax",)
     else:
