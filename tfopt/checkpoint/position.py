@@ -203,7 +203,8 @@ class DataPosition:
         if position.over:
             self._skip_steps(None)
             return position.batch
-        self._warn(reason, "The epoch starts over" if in_epoch else "Its random draws begin anew, as in a new training")
+        anew = "Its random draws begin anew" if position.way == "none" else "The data begin anew"
+        self._warn(reason, "The epoch starts over" if in_epoch else f"{anew}, as in a new training")
         return 0
 
     def _move(self, reads: list[int], *, continued: bool) -> bool:
@@ -300,35 +301,31 @@ class Opening:
 
 
 class ValidationData:
-    """Counts how often a `fit` opens its validation data: a shuffle in them draws another order each time.
+    """Counts how often a `fit` opens its validation data: each time, a shuffle in them draws another order.
 
-    It may be the one of the training data, if both are parts of one dataset.
+    If the training data are part of the same dataset, they share that shuffle.
     """
 
     def __init__(self) -> None:
-        self._opened = 0
+        self.opened = 0
+        """How often they were opened."""
         self.opened_before = 0
-        """When the running validation began, or the last one."""
+        """The same when the running validation began, or the last one."""
 
     def begin(self, epochs: Any) -> None:
         """Begins a validation, given its `TFEpochIterator`."""
-        self.opened_before = self._opened
+        self.opened_before = self.opened
         if "_get_iterator" not in vars(epochs):
             stock = epochs._get_iterator
             epochs._get_iterator = lambda: Opening(lambda: self._open(stock))
 
     def _open(self, stock: Callable[[], Any]) -> Any:
-        self._opened += 1
+        self.opened += 1
         return iter(stock())
 
-    @property
-    def opened(self) -> int:
-        """How often they were opened."""
-        return self._opened
-
     def resume(self, opened: int, dataset: tf.data.Dataset | None) -> None:
-        """Opens data as often as before, if that matters; None for others than a dataset."""
-        self._opened = self.opened_before = opened
+        """Opens the dataset as often as before, if its order depends on that; None for other data."""
+        self.opened = self.opened_before = opened
         if dataset is not None and draws_by_opening(dataset):
             for _ in range(opened):
                 iter(dataset)
