@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import time
 
 import keras
 import numpy as np
@@ -374,18 +375,27 @@ def test_the_memory_stated_holds_what_is_mixed(folder):
     assert mixed.to_dict()["memory_mib"] >= mixed.stage("memory").ahead_mib + 2 * 60  # before the cache and behind it
 
 
-def test_what_changes_while_the_cache_is_written_is_not_published(folder, caplog, one_by_one):
-    """The helper is called as rows are read: half of them with the factor of the fingerprint, half with another."""
+def test_what_changes_while_the_cache_is_written_is_not_published(folder, tmp_path, caplog, one_by_one):
+    """The helper is called as rows are read: the last ten wait until the factor has changed."""
     factor = [1]
+    go_on = tmp_path / "go_on"
+    go_on.touch()
+
+    def scaled_value(value):
+        while value >= 50 and not go_on.exists():
+            time.sleep(0.001)
+        return value * factor[0]
 
     def scaled(row):
-        return tf.ensure_shape(tf.numpy_function(lambda value: value * factor[0], [row], tf.int64), ())
+        return tf.ensure_shape(tf.numpy_function(scaled_value, [row], tf.int64), ())
 
     options = {"batch_size": 10, "training": False, "transform": scaled, "cache": folder, "prefetch": 0}
     dataset = build_pipeline(ROWS, **options)
+    go_on.unlink()
     batches = iter(dataset)
     found = next(batches).numpy().tolist()
     factor[0] = 7
+    go_on.touch()
     found += [int(row) for batch in batches for row in batch]
     assert sorted(found) == sorted({*ROWS[:50], *(7 * ROWS)} & {*found})  # the epoch goes on
     assert len(found) == 60
