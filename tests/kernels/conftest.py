@@ -2,17 +2,13 @@ import pytest
 import tensorflow as tf
 from fake_cudnn import FakeCudnn
 
-from tfopt.kernels.cudnn import calls, support
+from tfopt.kernels.cudnn import support
 
 
 @pytest.fixture
 def cudnn(monkeypatch):
     """A machine that looks like one with an H200, on which TensorFlow computes what cuDNN would."""
-    fake = FakeCudnn()
-    monkeypatch.setattr(support, "compute_capabilities", lambda: [(9, 0)])
-    monkeypatch.setattr(support, "device_type", lambda: "GPU")
-    monkeypatch.setattr(calls, "call_module", fake)
-    return fake
+    return FakeCudnn().install(monkeypatch)
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from tfopt.errors import UnsupportedError
 from tfopt.kernels import dot_product_attention
 from tfopt.kernels.cudnn import support
 
-STANDING = [
+HEADS = [
     ("bfloat16", 64, 64, None),
     ("float16", 128, 128, None),
     ("float16", 8, 8, None),
-    ("bfloat16", None, None, None),
     ("float32", 64, 64, "float32, where cuDNN takes bfloat16 or float16"),
     ("float64", 64, 64, "float64, where cuDNN takes bfloat16 or float16"),
     ("bfloat16", 136, 136, "heads of size 136, where cuDNN takes multiples of 8 up to 128"),
@@ -23,42 +22,39 @@ STANDING = [
     ("bfloat16", 64, 32, "keys of size 64 with values of size 32"),
 ]
 SHAPES = [
-    ((2, 64, 4, 8), (2, 64, 4, 8), False, None),
-    ((2, 333, 4, 8), (2, 333, 4, 8), True, None),
-    ((2, 64, 4, 8), (2, 100, 4, 8), False, None),
-    ((2, 64, 4, 8), (2, 100, 4, 8), True, "a causal mask on 64 queries and 100 keys"),
-    ((2, 63, 4, 8), (2, 64, 4, 8), False, "a sequence of 63, below 64"),
-    ((2, 64, 4, 8), (2, 1, 4, 8), False, "a sequence of 1, below 64"),
-    ((None, 64, 4, 8), (None, 64, 4, 8), False, "a batch of no fixed size"),
-    ((None, None, 4, 8), (None, 64, 4, 8), False, "a batch and sequence of no fixed size"),
-    ((0, 64, 4, 8), (0, 64, 4, 8), False, "an empty query (0, 64, 4, 8)"),
-    ((2, 64, 0, 8), (2, 64, 0, 8), False, "an empty query (2, 64, 0, 8)"),
-    ((2, 64, 4, 8), (1, 64, 4, 8), False, "different shapes (2, 64, 4, 8), (1, 64, 4, 8) and (1, 64, 4, 8)"),
+    ((2, 64, 4, 8), (2, 64, 4, 8), None),
+    ((2, 333, 4, 8), (2, 333, 4, 8), None),
+    ((2, 64, 4, 8), (2, 100, 4, 8), None),
+    ((2, 63, 4, 8), (2, 64, 4, 8), "a sequence of 63, below 64"),
+    ((2, 64, 4, 8), (2, 1, 4, 8), "a sequence of 1, below 64"),
+    ((None, 64, 4, 8), (None, 64, 4, 8), "a batch of no fixed size"),
+    ((None, None, 4, 8), (None, 64, 4, 8), "a batch and sequence of no fixed size"),
+    ((0, 64, 4, 8), (0, 64, 4, 8), "an empty query (0, 64, 4, 8)"),
+    ((2, 64, 0, 8), (2, 64, 0, 8), "an empty query (2, 64, 0, 8)"),
+    ((2, 64, 4, 8), (1, 64, 4, 8), "different shapes (2, 64, 4, 8), (1, 64, 4, 8) and (1, 64, 4, 8)"),
 ]
 
 
-def found(query, key, dtype=tf.bfloat16, *, mask=None, causal=False):
-    specs = [tf.TensorSpec(shape, dtype) for shape in (query, key, key)]
-    return list(support.obstacles(*specs, mask=mask, causal=causal))
+def found(query, key, value=None, dtype=tf.bfloat16):
+    return list(support.obstacles(*(tf.TensorSpec(shape, dtype) for shape in (query, key, value or key))))
 
 
-@pytest.mark.parametrize(("dtype", "key_size", "value_size", "obstacle"), STANDING)
-def test_data_types_and_sizes(cudnn, dtype, key_size, value_size, obstacle):
-    assert list(support.standing_obstacles(dtype, key_size, value_size)) == ([obstacle] if obstacle else [])
+@pytest.mark.parametrize(("dtype", "size", "value_size", "obstacle"), HEADS)
+def test_data_types_and_sizes(cudnn, uncompiled, dtype, size, value_size, obstacle):
+    expected = [obstacle] if obstacle else []
+    assert found((2, 64, 4, size), (2, 64, 4, size), (2, 64, 4, value_size), dtype) == expected
+    if size == value_size == 64:
+        assert list(support.standing_obstacles(dtype)) == expected
 
 
-@pytest.mark.parametrize(("query", "key", "causal", "obstacle"), SHAPES)
-def test_shapes(cudnn, uncompiled, query, key, causal, obstacle):
-    assert found(query, key, causal=causal) == ([obstacle] if obstacle else [])
+@pytest.mark.parametrize(("query", "key", "obstacle"), SHAPES)
+def test_shapes(cudnn, uncompiled, query, key, obstacle):
+    assert found(query, key) == ([obstacle] if obstacle else [])
 
 
-def test_masks_and_unlike_types(cudnn, uncompiled):
-    shape = (2, 64, 4, 8)
-    assert found(shape, shape, mask=tf.ones((64, 64), tf.bool)) == ["a mask"]
-    specs = [tf.TensorSpec(shape, dtype) for dtype in (tf.bfloat16, tf.float16, tf.bfloat16)]
-    assert list(support.obstacles(*specs, mask=None, causal=False)) == [
-        "different data types (bfloat16, float16, bfloat16)"
-    ]
+def test_unlike_types(cudnn, uncompiled):
+    specs = [tf.TensorSpec((2, 64, 4, 8), dtype) for dtype in (tf.bfloat16, tf.float16, tf.bfloat16)]
+    assert list(support.obstacles(*specs)) == ["different data types (bfloat16, float16, bfloat16)"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +63,7 @@ def test_masks_and_unlike_types(cudnn, uncompiled):
 )
 def test_machines(monkeypatch, capabilities, obstacle):
     monkeypatch.setattr(support, "compute_capabilities", lambda: capabilities)
-    assert list(support.standing_obstacles("bfloat16", 64, 64)) == [obstacle]
+    assert list(support.standing_obstacles("bfloat16")) == [obstacle]
 
 
 def test_this_machine():
@@ -77,7 +73,7 @@ def test_this_machine():
 def test_op_determinism(cudnn, monkeypatch):
     assert not is_op_determinism_enabled()
     monkeypatch.setattr(support, "is_op_determinism_enabled", lambda: True)
-    assert "op determinism" in next(support.standing_obstacles("bfloat16", 64, 64))
+    assert "op determinism" in next(support.standing_obstacles("bfloat16"))
 
 
 def test_whether_xla_compiles_what_is_traced():

@@ -318,13 +318,15 @@ def count(function, *specs):
     return FlopsCounter().count(graph, [known_of(tensor) for tensor in graph.inputs])
 
 
-def test_cudnn_attention():
+@pytest.mark.parametrize("biased", [False, True])
+def test_cudnn_attention(biased):
     """Traced, not run: four of the backward pass's products count, and not the one that it computes again."""
 
     def step(query, key):
+        bias = tf.zeros((1, 4, 64, 128), tf.bfloat16) if biased else None
         with tf.GradientTape() as tape:
             tape.watch([query, key])
-            output = flash_attention(query, key, 2 * key, causal=False, scale=1.0)
+            output = flash_attention(query, key, 2 * key, causal=False, scale=1.0, bias=bias)
         return tape.gradient(output, [query, key])
 
     specs = [tf.TensorSpec((2, length, 4, 8), tf.bfloat16) for length in (64, 128)]

@@ -6,20 +6,33 @@ import re
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
+from tfopt.kernels.attention import call
+from tfopt.kernels.cudnn import calls, support
+
 _TARGET = re.compile(r"@(__cudnn\$\w+)")
 _CONFIG = re.compile(r'backend_config = "(.*?)", operand_layouts = \[.*?\], result_layouts = \[.*?\]\}')
 _CALLED = "tf.backend_config = {called_index = 0 : i64, has_token_input_output = false}}"
 
 
 class FakeCudnn:
-    """Stands in for `call_module` of tfopt.kernels.cudnn, and keeps what was called: (target, configuration)."""
+    """Stands in for `call_module` of tfopt.kernels.cudnn, and keeps targets, configurations and shapes."""
 
     def __init__(self):
         self.calls = []
+        self.shapes = []
+
+    def install(self, monkeypatch):
+        """Makes this machine look like one with an H200."""
+        monkeypatch.setattr(support, "compute_capabilities", lambda: [(9, 0)])
+        monkeypatch.setattr(support, "device_type", lambda: "GPU")
+        monkeypatch.setattr(calls, "call_module", self)
+        monkeypatch.setattr(call, "defect", lambda spec: None)  # a trial compiles for seconds
+        return self
 
     def __call__(self, module, operands, results):
         target, config = parse(module)
         self.calls.append((target, config))
+        self.shapes.append({"query": operands[0].shape, "key": operands[1].shape})
         kernel = {
             "__cudnn$fmhaSoftmax": _forward,
             "__cudnn$fmhaSoftmaxBackward": _backward,

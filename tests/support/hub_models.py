@@ -9,6 +9,7 @@ VOCABULARY = 61
 _ALIBI = {"num_layers": 2, "num_heads": 4, "hidden_dim": 32, "intermediate_dim": 48}
 _GROUPED = {"num_layers": 2, "num_query_heads": 4, "num_key_value_heads": 2, "hidden_dim": 32, "intermediate_dim": 48}
 _HEADED = _GROUPED | {"head_dim": 8}
+_WINDOW = {"use_sliding_window_attention": True, "sliding_window_size": 16}
 LANGUAGE_MODELS = {
     "GPT2Backbone": _ALIBI | {"max_sequence_length": LENGTH, "dropout": 0.0},
     "BertBackbone": _ALIBI | {"max_sequence_length": LENGTH, "dropout": 0.0},
@@ -19,7 +20,7 @@ LANGUAGE_MODELS = {
     "Llama3Backbone": _GROUPED,
     "MistralBackbone": _GROUPED | {"sliding_window": 16},
     "GemmaBackbone": _HEADED,
-    "Gemma3Backbone": _HEADED | {"image_size": 16, "vision_encoder": None, "sliding_window_size": 16},
+    "Gemma3Backbone": _HEADED | _WINDOW | {"image_size": 16, "vision_encoder": None},
     "QwenBackbone": _GROUPED,
     "Qwen3Backbone": _HEADED,
     "Phi3Backbone": _GROUPED,

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfopt.kernels import attention, batch_norm, chunked_loss
+from tfopt.kernels import attention_layers, batch_norm, chunked_loss
 from tfopt.kernels.replacing import LayerPath
 from tfopt.model.layers import require_model
 from tfopt.text import Shown
@@ -47,7 +47,7 @@ def explain(model: keras.Model) -> Explanation:
         decoder/attention: training flash attention; inference plain (a batch of no fixed size)
     """
     require_model(model)
-    kernels = (attention.explain_layer, batch_norm.explain_layer, chunked_loss.explain_layer)
+    kernels = (attention_layers.explain_layer, batch_norm.explain_layer, chunked_loss.explain_layer)
     rows = (explain_layer(layer, model.jit_compile) for layer in _in_order(model, set()) for explain_layer in kernels)
     return Explanation(layers=tuple(row for row in rows if row))
 

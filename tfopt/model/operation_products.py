@@ -132,7 +132,7 @@ def _cudnn_attention(operation: tf.Operation) -> int | None:
     if b"__cudnn$fmha" not in module:
         return None
     query, key = operation.inputs[0], operation.inputs[1]
-    products = 4 if b"__cudnn$fmhaSoftmaxBackward" in module else 2
+    products = 4 if b"SoftmaxBackward" in module else 2
     return _times(products, _size(query), _axis(key, 1))
 
 

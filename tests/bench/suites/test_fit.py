@@ -20,7 +20,6 @@ from tfopt.bench.suites import fit
 from tfopt.bench.workloads import digits, gpt2, photos
 from tfopt.errors import UnsupportedError
 from tfopt.fit.launching import overlap_of
-from tfopt.kernels.cudnn import calls, support
 from tfopt.measure import compare
 from tfopt.pipelines.device.device_stage import stage_of
 
@@ -67,9 +66,7 @@ def small_resnet(monkeypatch):
 @pytest.fixture
 def cudnn(monkeypatch):
     """A machine that looks like one with an H200, on which TensorFlow computes what cuDNN would."""
-    monkeypatch.setattr(support, "compute_capabilities", lambda: [(9, 0)])
-    monkeypatch.setattr(support, "device_type", lambda: "GPU")
-    monkeypatch.setattr(calls, "call_module", FakeCudnn())
+    FakeCudnn().install(monkeypatch)
 
 
 def noted(monkeypatch, workload, name, model):

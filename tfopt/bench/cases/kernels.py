@@ -15,6 +15,7 @@ from tfopt.bench.cases import Case, DrawTimer, Timer, Variant
 from tfopt.bench.results import Check
 from tfopt.bench.workloads import gpt2, photos
 from tfopt.errors import UnsupportedError
+from tfopt.kernels.cudnn.calls import flash_attention
 from tfopt.kernels.cudnn.support import obstacles
 from tfopt.measure import StepTimer
 
@@ -152,8 +153,8 @@ def _plain(query: Any, key: Any, value: Any, *, causal: bool) -> tf.Tensor:
 
 
 def _flash(query: Any, key: Any, value: Any, *, causal: bool) -> tf.Tensor:
-    _expect_none(obstacles(query, key, value, mask=None, causal=causal))
-    return kernels.dot_product_attention(query, key, value, causal=causal)
+    _expect_none(obstacles(query, key, value))
+    return flash_attention(query, key, value, causal=causal, scale=query.shape[3] ** -0.5)
 
 
 def _attention_timer(shape: Shape, attend: _Attend, stack: ExitStack) -> Timer:

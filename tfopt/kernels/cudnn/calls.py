@@ -38,8 +38,39 @@ def flash_attention(
     Returns:
         The output, of the query's shape and dtype.
     """
+    spec = attention_spec(query, key, value, scale=scale, causal=causal, window=window, bias=bias, lengths=lengths)
+    tensors = (query, key, value) if bias is None else (query, key, value, bias)
+    sizes = lengths or ()
+
+    @tf.custom_gradient
+    def forward(*operands: tf.Tensor) -> Any:
+        output, statistic = call_module(forward_module(spec), (*operands, *sizes), spec.forward_results)
+        return output, lambda upstream: backward(*operands[:3], statistic, upstream, *operands[3:], output)
+
+    @tf.custom_gradient
+    def backward(*operands: tf.Tensor) -> Any:
+        gradients = call_module(backward_module(spec), (*operands, *sizes), spec.backward_results)
+        if spec.bias not in (None, (1, spec.heads)):  # for which JAX, too, does not ask cuDNN
+            gradients = (*gradients[:3], tf.zeros_like(bias))
+        return gradients, _no_second_gradient
+
+    return forward(*tensors)
+
+
+def attention_spec(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    window: int = 0,
+    bias: tf.Tensor | None = None,
+    lengths: tuple[tf.Tensor, tf.Tensor] | None = None,
+) -> AttentionSpec:
+    """Returns what `flash_attention` compiles for the same arguments."""
     batch, query_length, heads, size = query.shape
-    spec = AttentionSpec(
+    return AttentionSpec(
         batch=batch,
         query_length=query_length,
         key_length=key.shape[1],
@@ -53,22 +84,6 @@ def flash_attention(
         lengths=lengths is not None,
         scale=scale,
     )
-    tensors = (query, key, value) if bias is None else (query, key, value, bias)
-    sizes = lengths or ()
-
-    @tf.custom_gradient
-    def forward(*operands: tf.Tensor) -> Any:
-        output, statistic = call_module(forward_module(spec), (*operands, *sizes), spec.forward_results)
-        return output, lambda upstream: backward(*operands[:3], statistic, upstream, *operands[3:], output)
-
-    @tf.custom_gradient
-    def backward(*operands: tf.Tensor) -> Any:
-        gradients = call_module(backward_module(spec), (*operands, *sizes), spec.backward_results)
-        if spec.bias not in (None, (1, heads)):  # for which JAX, too, does not ask cuDNN
-            gradients = (*gradients[:3], tf.zeros_like(bias))
-        return gradients, _no_second_gradient
-
-    return forward(*tensors)
 
 
 def call_module(module: str, operands: tuple[tf.Tensor, ...], results: tuple[Type, ...]) -> tuple[tf.Tensor, ...]:

@@ -1,7 +1,6 @@
 """What rules out cuDNN's attention."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager.forwardprop_util import pack_tangents
@@ -12,26 +11,35 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 SHORTEST = 64
 
 
-def obstacles(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, mask: Any, causal: bool) -> Iterator[str]:
+def obstacles(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Iterator[str]:
     """Yields what rules out cuDNN for an attention while it is traced; nothing if cuDNN can compute it."""
+    yield from step_obstacles()
+    if pack_tangents([query, key, value]).tangents:
+        yield "a ForwardAccumulator, for which cuDNN has no derivative"
+    yield from _head_obstacles(query.dtype.name, query.shape[-1], value.shape[-1])
+    if len({query.dtype, key.dtype, value.dtype}) > 1:
+        yield f"different data types ({query.dtype.name}, {key.dtype.name}, {value.dtype.name})"
+    yield from _of_shapes(query.shape, key.shape, value.shape)
+
+
+def step_obstacles() -> Iterator[str]:
+    """Yields what rules out cuDNN for any attention of the step that is being traced."""
     if not in_xla():
         yield "not compiled by XLA"
     elif compute_capabilities() and device_type() != "GPU":
         yield "not placed on a GPU"
     if tf.distribute.has_strategy():
         yield "a distribution strategy"
-    if pack_tangents([query, key, value]).tangents:
-        yield "a ForwardAccumulator, for which cuDNN has no derivative"
-    yield from standing_obstacles(query.dtype.name, query.shape[-1], value.shape[-1])
-    if mask is not None:
-        yield "a mask"
-    if len({query.dtype, key.dtype, value.dtype}) > 1:
-        yield f"different data types ({query.dtype.name}, {key.dtype.name}, {value.dtype.name})"
-    yield from _of_shapes(query.shape, key.shape, value.shape, causal)
+    yield from _machine_obstacles()
 
 
-def standing_obstacles(dtype: str, key_size: int | None, value_size: int | None) -> Iterator[str]:
-    """Yields what rules out cuDNN for any batch: the machine, the data type, the size of a head."""
+def standing_obstacles(dtype: str) -> Iterator[str]:
+    """Yields what rules out cuDNN for any batch: the machine and the data type."""
+    yield from _machine_obstacles()
+    yield from _head_obstacles(dtype, None, None)
+
+
+def _machine_obstacles() -> Iterator[str]:
     capabilities = compute_capabilities()
     if not capabilities:
         yield "no GPU"
@@ -39,6 +47,9 @@ def standing_obstacles(dtype: str, key_size: int | None, value_size: int | None)
         yield "a GPU older than Ampere"
     if is_op_determinism_enabled():
         yield "op determinism, which cuDNN's backward pass does not give"
+
+
+def _head_obstacles(dtype: str, key_size: int | None, value_size: int | None) -> Iterator[str]:
     if dtype not in ("bfloat16", "float16"):
         yield f"{dtype}, where cuDNN takes bfloat16 or float16"
     # What cuDNN supports on every GPU since Ampere, forward and backward. JAX checks the same:
@@ -69,7 +80,7 @@ def compute_capabilities() -> list[tuple[int, int]]:
     return [detail.get("compute_capability", (0, 0)) for detail in details]
 
 
-def _of_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorShape, causal: bool) -> Iterator[str]:
+def _of_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorShape) -> Iterator[str]:
     if query.rank != 4:
         yield f"{query.rank} axes, where cuDNN takes batch, sequence, heads and size"
         return
@@ -84,6 +95,3 @@ def _of_shapes(query: tf.TensorShape, key: tf.TensorShape, value: tf.TensorShape
         yield f"an empty query {query}"
     if min(query[1], key[1]) < SHORTEST:
         yield f"a sequence of {min(query[1], key[1])}, below {SHORTEST}"
-    # With different lengths, cuDNN's mask has not been shown to be aligned as Keras' is.
-    if causal and query[1] != key[1]:
-        yield f"a causal mask on {query[1]} queries and {key[1]} keys"

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tfopt.kernels.cudnn.calls import flash_attention
+from tfopt.kernels.attention.masks import MASKED, lengths_of, mask_of_addend, of_rank, split_masks
+from tfopt.kernels.cudnn.calls import attention_spec, flash_attention
 from tfopt.kernels.cudnn.support import obstacles
-from tfopt.kernels.followed.masks import MASKED, mask_of_addend, of_rank, split_causal
+from tfopt.kernels.cudnn.trial import defect
 
 # What a masked score gets: far below all others, and finite, or rows that are masked whole would be NaN.
 _MASKED = {"bfloat16": -1e9, "float16": -3e4}
@@ -29,25 +32,66 @@ class AttentionCall:
     """Boolean, True means attend. Each broadcasts to the scores, (batch, heads, query length, key length)."""
     addends: Sequence[tf.Tensor] = ()
     """Added to the scores; likewise."""
+    window: int = 0
+    """To how many positions, itself included, a causal attention goes back; 0: to all."""
+    lengths: tf.Tensor | None = None
+    """The number of keys of each example, int32 (batch), if the only mask is made of it."""
     zeros: bool = False
     """Whether a query that may attend to nothing gets zeros; otherwise the mean of all values."""
 
     def attempt(self) -> tuple[tf.Tensor | None, tuple[str, ...]]:
         """Returns the output by cuDNN, (batch, query length, heads, size); or None, and what keeps cuDNN from it."""
-        found = tuple(obstacles(self.query, self.key, self.value, mask=None, causal=self.causal))
+        found = tuple(obstacles(self.query, self.key, self.value))
         if found:
             return None, found
-        form = self._with_masks_apart()
-        found = tuple(form._obstacles())
-        return (None, found) if found else (form._compute(), ())
+        call = self._with_masks_apart()
+        found = tuple(call._obstacles())
+        if found:
+            return None, found
+        for form in call._forms():
+            operands = form._operands()
+            wrong = defect(attention_spec(**operands))
+            if wrong is None:
+                output = flash_attention(**operands)[..., : self.query.shape[3]]
+                return form._with_empty_rows(output), ()
+            found = (*found, wrong)
+        return None, tuple(dict.fromkeys(found))
 
     def _with_masks_apart(self) -> "AttentionCall":
         length, keys = self.query.shape[1], self.key.shape[1]
-        found = [mask_of_addend(addend) for addend in self.addends]
-        addends = [addend for addend, mask in zip(self.addends, found, strict=True) if mask is None]
-        given = [*self.masks, *(of_rank(mask, 4) for mask in found if mask is not None)]
-        causal, masks = split_causal(given, length, keys)
-        return replace(self, causal=self.causal or causal, masks=masks, addends=addends)
+        of_addends = [mask_of_addend(addend) for addend in self.addends]
+        addends = [addend for addend, mask in zip(self.addends, of_addends, strict=True) if mask is None]
+        given = [*self.masks, *(of_rank(mask, 4) for mask in of_addends if mask is not None)]
+        split = split_masks(given, length, keys, causal=self.causal)
+        lengths = [lengths_of(mask, keys) for mask in split.others if mask.shape[1:] == (1, 1, keys)]
+        return replace(
+            self,
+            causal=split.causal,
+            window=split.window,
+            masks=split.others,
+            addends=addends,
+            lengths=lengths[0] if len(split.others) == len(lengths) == 1 and not addends else None,
+        )
+
+    def _forms(self) -> Iterator["AttentionCall"]:
+        """The forms in which cuDNN may compute this, the fastest first: another is for machines where that is wrong."""
+        forms = [self]
+        if self.lengths is not None or self.window:
+            forms.append(self._with_bias())
+        yield from forms
+        groups = self.query.shape[2] // self.key.shape[2]
+        if groups > 1:
+            for form in forms:
+                key, value = (tf.repeat(each, groups, axis=2) for each in (form.key, form.value))
+                yield replace(form, key=key, value=value)
+
+    def _with_bias(self) -> "AttentionCall":
+        """The same, with lengths and a window as masks."""
+        masks = self.masks
+        if self.window:
+            length = self.query.shape[1]
+            masks = (*masks, tf.constant(~np.tri(length, k=-self.window, dtype=bool)[None, None]))
+        return replace(self, masks=masks, lengths=None, window=0)
 
     def _obstacles(self) -> Iterator[str]:
         shapes = [term.shape for term in (*self.masks, *self.addends)]
@@ -73,10 +117,14 @@ class AttentionCall:
         """Masks, and addends that mask."""
         return [*self.masks, *(term for term in self.addends if not _is_bias(term))]
 
-    def _compute(self) -> tf.Tensor:
-        dtype, query, key = self.query.dtype, self.query, self.key
-        value, size = self.value, self.query.shape[3]
+    def _operands(self) -> dict[str, Any]:
+        """What `flash_attention` takes."""
+        dtype, query, key, value = self.query.dtype, self.query, self.key, self.value
         batch, length, keys = query.shape[0], query.shape[1], key.shape[1]
+        given = {"scale": self.scale, "causal": self.causal, "window": self.window}
+        if self.lengths is not None:
+            lengths = tf.fill((batch,), length), self.lengths
+            return {"query": query, "key": key, "value": value, "lengths": lengths, **given}
         biases = [term for term in self.addends if _is_bias(term)]
         masking = self._masking()
         bias = None
@@ -85,16 +133,15 @@ class AttentionCall:
         elif masking:
             total = self._added(masking)
             bias = tf.broadcast_to(total, (total.shape[0], 1, length, keys))
-        if biases and masking:  # one more product: 1 of the query with what a key's score gets
-            added = tf.broadcast_to(self._added(masking), (batch, 1, 1, keys)) / tf.cast(self.scale, dtype)
+        if biases and masking:  # one more product, 1 / scale of the query with what a key's score gets
+            added = tf.broadcast_to(self._added(masking), (batch, 1, 1, keys))
             added = tf.transpose(added, (0, 3, 1, 2))  # (batch, keys, 1, 1)
-            ones = tf.one_hot(0, _FURTHER, dtype=dtype)
-            query = tf.concat([query, tf.broadcast_to(ones, (*query.shape[:3], _FURTHER))], 3)
-            key = tf.concat([key, tf.broadcast_to(added * ones, (*key.shape[:3], _FURTHER))], 3)
+            first = tf.one_hot(0, _FURTHER, dtype=dtype)
+            inverse = tf.cast(1 / self.scale, dtype) * first
+            query = tf.concat([query, tf.broadcast_to(inverse, (*query.shape[:3], _FURTHER))], 3)
+            key = tf.concat([key, tf.broadcast_to(added * first, (*key.shape[:3], _FURTHER))], 3)
             value = tf.pad(value, ((0, 0), (0, 0), (0, 0), (0, _FURTHER)))
-        output = flash_attention(query, key, value, scale=self.scale, causal=self.causal, bias=bias)
-        output = output[..., :size]
-        return self._with_empty_rows(output) if masking else output
+        return {"query": query, "key": key, "value": value, "bias": bias, **given}
 
     def _added(self, masking: Sequence[tf.Tensor]) -> tf.Tensor:
         """What masks add to the scores, in the query's dtype."""
@@ -108,9 +155,12 @@ class AttentionCall:
 
     def _with_empty_rows(self, output: tf.Tensor) -> tf.Tensor:
         """The output, with what the layer gives a query that may attend to nothing."""
+        if not self._masking():
+            return output
         allowed = self._allowed(self._masking())
         if self.causal:
-            allowed &= tf.linalg.band_part(tf.ones((self.query.shape[1], self.key.shape[1]), tf.bool), -1, 0)
+            band = tf.ones((self.query.shape[1], self.key.shape[1]), tf.bool)
+            allowed &= tf.linalg.band_part(band, self.window - 1 if self.window else -1, 0)
         attends = tf.transpose(tf.reduce_any(allowed, -1, keepdims=True), (0, 2, 1, 3))
         mean = tf.cast(tf.reduce_mean(tf.cast(self.value, tf.float32), 1, keepdims=True), output.dtype)
         mean = tf.repeat(mean, self.query.shape[2] // self.value.shape[2], axis=2)

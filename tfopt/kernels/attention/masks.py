@@ -1,6 +1,7 @@
 """Takes masks apart: what is known when a step is traced, such as a causal mask, and what each batch brings."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,24 +11,60 @@ from tensorflow.python.eager import context, execute
 _MOST_ELEMENTS = 2**26
 
 
-def split_causal(masks: Sequence[tf.Tensor], length: int, keys: int) -> tuple[bool, list[tf.Tensor]]:
-    """Returns whether masks contain the causal one, and the others; those that allow everything are left out.
+@dataclass(frozen=True, slots=True)
+class SplitMasks:
+    """The masks of an attention, taken apart."""
+
+    causal: bool
+    """Whether a position attends to itself and earlier ones alone."""
+    window: int
+    """And of these only to so many, itself included; 0: to all."""
+    others: tuple[tf.Tensor, ...]
+    """Boolean masks, each broadcasts to (batch, heads, query length, key length)."""
+
+
+def split_masks(masks: Sequence[tf.Tensor], length: int, keys: int, *, causal: bool) -> SplitMasks:
+    """Takes masks apart; those that allow everything are left out.
 
     Args:
         masks: Boolean, each broadcasts to (batch, heads, query length, key length).
         length: Of the query.
         keys: Length of the key.
+        causal: Whether the causal mask applies as well.
     """
-    causal, rest = False, []
+    known, others = np.tri(length, keys, dtype=bool) if causal else np.ones((length, keys), bool), []
     for mask in (factor for each in masks for factor in factors(each)):
-        value = _value(mask) if mask.shape[-2:] == (length, keys) or mask.shape.num_elements() == 1 else None
-        if value is not None and value.all():
-            continue
-        if value is not None and length == keys and (value == np.tri(length, dtype=bool)).all():
-            causal = True
+        value = _value(mask) if mask.shape.num_elements() in (1, keys, length * keys) else None
+        if value is not None and np.size(value) == np.prod(value.shape[-2:], dtype=int):
+            known &= value.reshape(value.shape[-2:])
         else:
-            rest.append(mask)
-    return causal, rest
+            others.append(mask)
+    if known.all():
+        return SplitMasks(causal=False, window=0, others=tuple(others))
+    if length == keys:
+        window = int(known[-1].sum())
+        if (known == np.tri(length, dtype=bool)).all():
+            return SplitMasks(causal=True, window=0, others=tuple(others))
+        if (known == np.tri(length, dtype=bool) ^ np.tri(length, k=-window, dtype=bool)).all():
+            return SplitMasks(causal=True, window=window, others=tuple(others))
+    return SplitMasks(causal=False, window=0, others=(tf.constant(known[None, None]), *others))
+
+
+def lengths_of(mask: tf.Tensor, keys: int) -> tf.Tensor | None:
+    """The number of keys of each example, int32 (batch), if a mask of keys was made of it, as by `tf.sequence_mask`."""
+    while hasattr(mask, "op") and mask.op.type in ("ExpandDims", "StridedSlice", "Identity"):
+        if mask.op.inputs[0].shape.num_elements() != mask.shape.num_elements():
+            return None
+        mask = mask.op.inputs[0]
+    if not hasattr(mask, "op") or mask.op.type not in ("Less", "Greater") or mask.shape.rank != 2:
+        return None
+    positions, lengths = mask.op.inputs if mask.op.type == "Less" else mask.op.inputs[::-1]
+    if not lengths.dtype.is_integer or lengths.shape != (mask.shape[0], 1) or mask.shape[1] != keys:
+        return None
+    value = _value(positions)
+    if value is None or np.size(value) != keys or (value.reshape(keys) != np.arange(keys)).any():
+        return None
+    return tf.cast(tf.clip_by_value(lengths[:, 0], 0, keys), tf.int32)
 
 
 def factors(mask: tf.Tensor) -> list[tf.Tensor]:
@@ -41,6 +78,8 @@ def factors(mask: tf.Tensor) -> list[tf.Tensor]:
         return [_above_half(factor) for factor in _minima(inputs[0])]
     if operation.type == "Cast" and inputs[0].dtype == tf.bool:
         return factors(inputs[0])
+    if operation.type == "Cast" and inputs[0].dtype.is_integer:  # a mask of 0 and 1
+        return [_above_half(factor) for factor in _minima(inputs[0])]
     return _through(mask, factors) or [mask]
 
 
@@ -153,8 +192,8 @@ def _value(tensor: tf.Tensor) -> np.ndarray | None:
         outputs = len(operation.outputs)
         return execute.execute(operation.type.encode(), outputs, inputs, tuple(attributes), context.context())
 
-    if not hasattr(tensor, "op"):
-        return None
+    if not hasattr(tensor, "op"):  # eager
+        return tensor.numpy()
     with tf.init_scope(), tf.device("CPU:0"):
         found = output(tensor)
     return None if found is None else found.numpy()

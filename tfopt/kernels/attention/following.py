@@ -1,5 +1,6 @@
 """Runs a layer's method with operations that note its products, and recognize the one that ends an attention."""
 
+import dis
 import types
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.kernels.followed.call import AttentionCall
-from tfopt.kernels.followed.masks import of_rank
-from tfopt.kernels.followed.weights import Product, Weights, read_weights
+from tfopt.kernels.attention.call import AttentionCall
+from tfopt.kernels.attention.masks import factors, of_rank
+from tfopt.kernels.attention.weights import Product, Weights, read_weights
+from tfopt.kernels.cudnn.support import step_obstacles
 
 Function = Callable[..., Any]
 
@@ -19,14 +21,16 @@ _PRODUCTS = ("einsum", "matmul")
 
 def attends(function: Any) -> bool:
     """Whether a method seems to compute attention: by its names, a softmax between products, or Keras' operation."""
-    names = set(_names(function.__code__)) if isinstance(function, types.FunctionType) else set()
+    names = _names(function.__code__) if isinstance(function, types.FunctionType) else []
     softmax = any("softmax" in name for name in names)
-    return "dot_product_attention" in names or (softmax and not names.isdisjoint(_PRODUCTS))
+    return "dot_product_attention" in names or (softmax and sum(map(names.count, _PRODUCTS)) >= 2)
 
 
 def _names(code: types.CodeType) -> list[str]:
+    """The names that code uses, as often as it does."""
+    used = [step.argval for step in dis.get_instructions(code) if step.opcode in dis.hasname]
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return [*code.co_names, *(name for each in inner for name in _names(each))]
+    return [*used, *(name for each in inner for name in _names(each))]
 
 
 class Following:
@@ -39,7 +43,7 @@ class Following:
 
     def __init__(self, note: Callable[[tuple[str, ...]], None], further: tuple[str, ...]):
         self._note, self._further = note, further
-        self._products: dict[str, Product] = {}
+        self._products: dict[Any, Product] = {}
 
     def bind(self, function: types.FunctionType) -> Function:
         """Returns a method's function with the operations of this call in the place of Keras' and TensorFlow's."""
@@ -77,13 +81,13 @@ class Following:
                 continue
             found = weights if isinstance(weights, str) else attention_of(weights, product, number)
             if isinstance(found, str):
-                self._note((found, *self._further))
+                self._note((*step_obstacles(), found, *self._further))
                 return plain()
             call, restore = found
             output = self._taken(call)
             return plain() if output is None else restore(output)
         result = plain()
-        self._products[result.name] = product
+        self._products[result.ref()] = product
         return result
 
     def dot_product_attention(
@@ -109,7 +113,7 @@ class Following:
         scale_ = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
         if unknown or not isinstance(scale_, int | float):
             what = "a soft cap" if "attn_logits_soft_cap" in unknown else f"the options {', '.join(unknown)}"
-            self._note((what if unknown else "a scale that is a tensor", *self._further))
+            self._note((*step_obstacles(), what if unknown else "a scale that is a tensor", *self._further))
             return plain()
         call = AttentionCall(
             query=query,
@@ -200,14 +204,23 @@ def attention_of(weights: Weights, last: Product, number: int) -> tuple[Attentio
         return f"products of {','.join(weights.product.letters)} and {','.join(last.letters)}"
     operands = weights.product.operands
     query = _arranged(operands[asks], of_query, [batch, queries, *heads, *size])
-    key = _arranged(operands[1 - asks], of_key, [batch, keys, *shared, *size])
-    value = _arranged(last.operands[1 - number], values, [batch, keys, *shared, *value_size])
+    key, value = operands[1 - asks], last.operands[1 - number]
+    if len(heads) == len(shared) == 1:
+        one, other = (_unrepeated(each, of.index(heads[0])) for each, of in ((key, of_key), (value, values)))
+        if (
+            one is not None
+            and other is not None
+            and one.shape[of_key.index(heads[0])] == other.shape[values.index(heads[0])]
+        ):
+            key, value = one, other
+    key = _arranged(key, of_key, [batch, keys, *shared, *size])
+    value = _arranged(value, values, [batch, keys, *shared, *value_size])
     call = AttentionCall(
         query=query,
         key=key,
         value=value,
         scale=weights.scale,
-        masks=[_one_head(mask, len(scores)) for mask in weights.masks],
+        masks=[_one_head(factor, len(scores)) for mask in weights.masks for factor in factors(mask)],
         addends=[_one_head(addend, len(scores)) for addend in weights.addends],
         zeros=weights.zeros,
     )
@@ -232,6 +245,25 @@ def _arranged(tensor: tf.Tensor, letters: str, wanted: list[str]) -> tf.Tensor:
     for each in sizes[2:-1]:
         count *= each
     return tf.reshape(tensor, (sizes[0], sizes[1], count, sizes[-1]))
+
+
+def _unrepeated(tensor: tf.Tensor, axis: int) -> tf.Tensor | None:
+    """A tensor before each entry of an axis was repeated, as by `keras.ops.repeat`; None if that was not done."""
+    if tensor.op.type != "Reshape" or tensor.op.inputs[0].op.type != "Tile":
+        return None
+    tiled = tensor.op.inputs[0]
+    expanded = tiled.op.inputs[0]
+    if expanded.op.type != "ExpandDims":
+        return None
+    given, shape = expanded.op.inputs[0], tensor.shape
+    fixed = given.shape.is_fully_defined() and tiled.shape.is_fully_defined() and shape.is_fully_defined()
+    if not fixed or given.shape.rank != shape.rank or given.shape[axis] == 1 == tiled.shape[axis]:
+        return None
+    sizes = [*given.shape]
+    repeats = shape[axis] // sizes[axis]
+    as_repeat = [*sizes[: axis + 1], repeats, *sizes[axis + 1 :]] == [*tiled.shape]
+    within = [*sizes[:axis], repeats * sizes[axis], *sizes[axis + 1 :]] == [*shape]
+    return given if as_repeat and within and tf.get_static_value(expanded.op.inputs[1]) == axis + 1 else None
 
 
 def _one_head(tensor: tf.Tensor, rank: int) -> tf.Tensor:

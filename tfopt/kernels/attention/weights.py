@@ -5,10 +5,11 @@ Only what is understood whole is taken: any other operation on the way keeps the
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import tensorflow as tf
 
-from tfopt.kernels.followed.masks import MASKED, number
+from tfopt.kernels.attention.masks import MASKED, number
 
 _MOST_STEPS = 64
 
@@ -34,12 +35,12 @@ class Weights:
     """Whether the weights of a query that may attend to nothing are zeros."""
 
 
-def read_weights(tensor: tf.Tensor, products: Mapping[str, Product]) -> Weights | str | None:
+def read_weights(tensor: tf.Tensor, products: Mapping[Any, Product]) -> Weights | str | None:
     """Returns how attention weights are computed, why that is unknown, or None if they are no attention weights.
 
     Args:
         tensor: Of a graph.
-        products: By the name of their result.
+        products: By a reference to their result.
     """
     zeros = False
     tensor = _stripped(tensor)
@@ -55,7 +56,7 @@ def read_weights(tensor: tf.Tensor, products: Mapping[str, Product]) -> Weights 
     return found if _reaches(tensor, products) else None
 
 
-def _between(tensor: tf.Tensor, products: Mapping[str, Product]) -> str | None:
+def _between(tensor: tf.Tensor, products: Mapping[Any, Product]) -> str | None:
     """What lies between softmax and the weights; None if they are no attention weights."""
     waiting, seen, is_weights = [tensor], dict[str, str](), False
     while waiting and len(seen) < _MOST_STEPS:
@@ -71,11 +72,11 @@ def _between(tensor: tf.Tensor, products: Mapping[str, Product]) -> str | None:
     return "dropout" if any("Random" in kind for kind in kinds) else f"{kinds[0]} on the attention weights"
 
 
-def _reaches(tensor: tf.Tensor, products: Mapping[str, Product]) -> bool:
+def _reaches(tensor: tf.Tensor, products: Mapping[Any, Product]) -> bool:
     waiting, seen = [tensor], set[str]()
     while waiting and len(seen) < _MOST_STEPS:
         tensor = waiting.pop(0)
-        if tensor.name in products:
+        if tensor.ref() in products:
             return True
         if tensor.name not in seen:
             seen.add(tensor.name)
@@ -83,10 +84,10 @@ def _reaches(tensor: tf.Tensor, products: Mapping[str, Product]) -> bool:
     return False
 
 
-def _read_scores(tensor: tf.Tensor, products: Mapping[str, Product]) -> Weights | str:
+def _read_scores(tensor: tf.Tensor, products: Mapping[Any, Product]) -> Weights | str:
     tensor = _stripped(tensor)
-    if tensor.name in products:
-        return Weights(product=products[tensor.name])
+    if tensor.ref() in products:
+        return Weights(product=products[tensor.ref()])
     operation = tensor.op
     inputs = list(operation.inputs)
     if operation.type == "SelectV2" and number(inputs[2]) <= MASKED:
