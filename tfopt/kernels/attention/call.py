@@ -1,5 +1,6 @@
 """One attention to compute: what keeps cuDNN from it, and the form in which cuDNN computes it."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.kernels.attention.masks import MASKED, lengths_of, mask_of_addend, of_rank, split_masks
+from tfopt.kernels.attention.masks import lengths_of, mask_of_addend, of_rank, split_masks
 from tfopt.kernels.cudnn.calls import attention_spec, flash_attention
 from tfopt.kernels.cudnn.support import obstacles
 from tfopt.kernels.cudnn.trial import defect
@@ -94,28 +95,32 @@ class AttentionCall:
         return replace(self, masks=masks, lengths=None, window=0)
 
     def _obstacles(self) -> Iterator[str]:
-        shapes = [term.shape for term in (*self.masks, *self.addends)]
-        if any(shape.rank != 4 or not shape.is_fully_defined() for shape in shapes):
+        if any(term.shape.rank != 4 or not term.shape.is_fully_defined() for term in (*self.masks, *self.addends)):
             yield "a mask of no fixed size"
-        elif any(mask.shape[1] != 1 for mask in self.masks):
+            return
+        biases, added = self._biases, self._added
+        if any(mask.shape[1] != 1 for mask in self.masks):
             yield "a mask of its own for each head"
-        elif any(not _is_bias(term) and (term.shape[1] != 1 or has_gradient(term)) for term in self.addends):
+        elif any(_has_gradient(term) for term in added):
             yield "a bias of its own for each example"
-        elif sum(map(_is_bias, self.addends)) > 1 or len(self.addends) - sum(map(_is_bias, self.addends)) > 1:
-            yield "several terms added to the scores"
-        elif self._masking() and any(map(_is_bias, self.addends)):
-            yield from self._obstacles_of_padding()
-
-    def _obstacles_of_padding(self) -> Iterator[str]:
-        """cuDNN adds one tensor to the scores. Beside a bias, masks of keys go with the keys themselves."""
-        if any(term.shape[2] != 1 for term in self._masking()):
+        elif any(term.shape[1] != 1 for term in added):
+            yield "a bias of its own for each example and head"
+        # cuDNN adds one tensor to the scores. Beside a bias, what masks keys goes with the keys themselves.
+        elif biases and any(term.shape[2] != 1 for term in (*self.masks, *added)):
             yield "a bias and a mask that differs by query"
-        if self.query.shape[3] + _FURTHER > 128:
-            yield f"a bias and a mask with heads of size {self.query.shape[3]}"
+        elif biases and (self.masks or added) and (self.query.shape[3] + _FURTHER > 128 or not self.scale):
+            yield f"a bias and a mask with heads of size {self.query.shape[3]} and a scale of {self.scale:g}"
 
-    def _masking(self) -> list[tf.Tensor]:
-        """Masks, and addends that mask."""
-        return [*self.masks, *(term for term in self.addends if not _is_bias(term))]
+    @property
+    def _biases(self) -> list[tf.Tensor]:
+        """Addends that are alike for all examples, and differ by head or have a gradient, which cuDNN can give."""
+        return [term for term in self.addends if term.shape[0] == 1 and (term.shape[1] != 1 or _has_gradient(term))]
+
+    @property
+    def _added(self) -> list[tf.Tensor]:
+        """The other addends; cuDNN takes them for constants."""
+        biases = self._biases
+        return [term for term in self.addends if all(term is not bias for bias in biases)]
 
     def _operands(self) -> dict[str, Any]:
         """What `flash_attention` takes."""
@@ -125,39 +130,38 @@ class AttentionCall:
         if self.lengths is not None:
             lengths = tf.fill((batch,), length), self.lengths
             return {"query": query, "key": key, "value": value, "lengths": lengths, **given}
-        biases = [term for term in self.addends if _is_bias(term)]
-        masking = self._masking()
-        bias = None
-        if biases:
-            bias = tf.cast(tf.broadcast_to(biases[0], (1, query.shape[2], length, keys)), dtype)
-        elif masking:
-            total = self._added(masking)
-            bias = tf.broadcast_to(total, (total.shape[0], 1, length, keys))
-        if biases and masking:  # one more product, 1 / scale of the query with what a key's score gets
-            added = tf.broadcast_to(self._added(masking), (batch, 1, 1, keys))
-            added = tf.transpose(added, (0, 3, 1, 2))  # (batch, keys, 1, 1)
+        bias, constant = None, self._constant()
+        if self._biases:
+            total = functools.reduce(tf.add, (tf.cast(term, tf.float32) for term in self._biases))
+            bias = tf.cast(tf.broadcast_to(total, (1, query.shape[2], length, keys)), dtype)
+        elif constant is not None:
+            bias = tf.broadcast_to(constant, (constant.shape[0], 1, length, keys))
+        if (
+            self._biases and constant is not None
+        ):  # one more product, 1 / scale of the query with what a key's score gets
+            constant = tf.transpose(tf.broadcast_to(constant, (batch, 1, 1, keys)), (0, 3, 1, 2))
             first = tf.one_hot(0, _FURTHER, dtype=dtype)
             inverse = tf.cast(1 / self.scale, dtype) * first
             query = tf.concat([query, tf.broadcast_to(inverse, (*query.shape[:3], _FURTHER))], 3)
-            key = tf.concat([key, tf.broadcast_to(added * first, (*key.shape[:3], _FURTHER))], 3)
+            key = tf.concat([key, tf.broadcast_to(constant * first, (*key.shape[:3], _FURTHER))], 3)
             value = tf.pad(value, ((0, 0), (0, 0), (0, 0), (0, _FURTHER)))
         return {"query": query, "key": key, "value": value, "bias": bias, **given}
 
-    def _added(self, masking: Sequence[tf.Tensor]) -> tf.Tensor:
-        """What masks add to the scores, in the query's dtype."""
-        return tf.where(self._allowed(masking), tf.zeros((), self.query.dtype), _MASKED[self.query.dtype.name])
+    def _constant(self) -> tf.Tensor | None:
+        """What masks and constants add to the scores, in the query's dtype: broadcasts to (batch, 1, queries, keys)."""
+        dtype = self.query.dtype
+        terms = [tf.where(self._allowed(), 0.0, _MASKED[dtype.name])] if self.masks else []
+        terms += [tf.cast(term, tf.float32) for term in self._added]
+        return tf.cast(tf.maximum(functools.reduce(tf.add, terms), _MASKED[dtype.name]), dtype) if terms else None
 
-    def _allowed(self, masking: Sequence[tf.Tensor]) -> tf.Tensor:
-        allowed = tf.ones((1, 1, 1, 1), tf.bool)
-        for term in masking:
-            allowed &= term if term.dtype == tf.bool else term > tf.cast(MASKED, term.dtype)
-        return allowed
+    def _allowed(self) -> tf.Tensor:
+        return functools.reduce(tf.logical_and, self.masks)
 
     def _with_empty_rows(self, output: tf.Tensor) -> tf.Tensor:
         """The output, with what the layer gives a query that may attend to nothing."""
-        if not self._masking():
+        if not self.masks:
             return output
-        allowed = self._allowed(self._masking())
+        allowed = self._allowed()
         if self.causal:
             band = tf.ones((self.query.shape[1], self.key.shape[1]), tf.bool)
             allowed &= tf.linalg.band_part(band, self.window - 1 if self.window else -1, 0)
@@ -170,12 +174,7 @@ class AttentionCall:
 _FURTHER = 8  # of a head; its size must be a multiple of it
 
 
-def _is_bias(addend: tf.Tensor) -> bool:
-    """Whether an addend is the same for all examples and differs by head; of such a one cuDNN has the gradient."""
-    return bool(addend.shape[0] == 1 and addend.shape[1] > 1)
-
-
-def has_gradient(tensor: tf.Tensor) -> bool:
+def _has_gradient(tensor: tf.Tensor) -> bool:
     """Whether a tensor may depend on weights or inputs in a way that has a gradient."""
     if not hasattr(tensor, "op"):  # eager
         return True

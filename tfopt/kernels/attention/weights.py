@@ -93,6 +93,12 @@ def _read_scores(tensor: tf.Tensor, products: Mapping[Any, Product]) -> Weights 
     if operation.type == "SelectV2" and number(inputs[2]) <= MASKED:
         found = _read_scores(inputs[1], products)
         return found if isinstance(found, str) else replace(found, masks=(*found.masks, inputs[0]))
+    if operation.type == "SelectV2" and number(inputs[1]) <= MASKED:
+        found = _read_scores(inputs[2], products)
+        return found if isinstance(found, str) else replace(found, masks=(*found.masks, ~inputs[0]))
+    if operation.type == "Sub" and _reaches(inputs[0], products):
+        found = _read_scores(inputs[0], products)
+        return found if isinstance(found, str) else replace(found, addends=(*found.addends, -inputs[1]))
     if operation.type in ("AddV2", "Mul", "RealDiv"):
         scores, other = inputs if _reaches(inputs[0], products) else inputs[::-1]
         found = _read_scores(scores, products)
