@@ -1,5 +1,6 @@
 """Suite `fit`: what is timed is what its name says, and what is compared would show a difference."""
 
+import dataclasses
 from contextlib import ExitStack
 from functools import partial
 
@@ -224,8 +225,9 @@ def test_keras_path_is_not_measured_under_the_kernels_name(monkeypatch):
 
 
 @pytest.mark.slow
-def test_attention_alone(cudnn, monkeypatch):
-    monkeypatch.setattr(kernels, "_SHAPES", (SHAPE,))
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_alone(cudnn, monkeypatch, padded):
+    monkeypatch.setattr(kernels, "_SHAPES", (dataclasses.replace(SHAPE, padded=padded),))
     monkeypatch.setattr(kernels, "_CALLS", 2)
     (case,) = kernels.attention_cases()
     plain, taken = (variant.check for variant in measure(case).variants)
@@ -242,7 +244,7 @@ def test_attention_is_timed_in_a_chain_of_eight(cudnn):
     output, *_ = chain(*operands)
     query, key, value, _ = operands
     for _ in range(8):
-        query = kernels._plain(query, key, value, causal=SHAPE.causal)
+        query = kernels._plain(query, key, value, causal=SHAPE.causal, mask=None)
     np.testing.assert_allclose(
         tf.cast(output, "float32"), tf.cast(query, "float32"), atol=8 * 2**-8 * np.abs(query).max()
     )

@@ -15,8 +15,7 @@ from tfopt.bench.cases import Case, DrawTimer, Timer, Variant
 from tfopt.bench.results import Check
 from tfopt.bench.workloads import gpt2, photos
 from tfopt.errors import UnsupportedError
-from tfopt.kernels.cudnn.calls import flash_attention
-from tfopt.kernels.cudnn.support import obstacles
+from tfopt.kernels.attention.call import AttentionCall
 from tfopt.measure import StepTimer
 
 _POLICY, _DTYPE = "mixed_bfloat16", "bfloat16"
@@ -35,9 +34,11 @@ class Shape:
     heads: int
     size: int
     causal: bool
+    padded: bool = False  # each example to the length, at its end
 
     def __str__(self) -> str:
-        return f"{self.batch}×{self.length}, {self.heads} heads of {self.size}{', causal' * self.causal}"
+        options = ", causal" * self.causal + ", padded" * self.padded
+        return f"{self.batch}×{self.length}, {self.heads} heads of {self.size}{options}"
 
 
 _SHAPES = (
@@ -46,6 +47,7 @@ _SHAPES = (
     Shape(16, 512, 16, 64, causal=False),
     Shape(4, 4096, 12, 64, causal=True),
     Shape(4, 2048, 16, 128, causal=True),
+    Shape(16, 1024, 12, 64, causal=True, padded=True),
 )
 
 
@@ -148,13 +150,15 @@ def _expect_none(reasons: Iterator[str]) -> None:
         )
 
 
-def _plain(query: Any, key: Any, value: Any, *, causal: bool) -> tf.Tensor:
-    return keras.ops.dot_product_attention(query, key, value, is_causal=causal)
+def _plain(query: Any, key: Any, value: Any, *, causal: bool, mask: Any) -> tf.Tensor:
+    return keras.ops.dot_product_attention(query, key, value, is_causal=causal, mask=mask)
 
 
-def _flash(query: Any, key: Any, value: Any, *, causal: bool) -> tf.Tensor:
-    _expect_none(obstacles(query, key, value))
-    return flash_attention(query, key, value, causal=causal, scale=query.shape[3] ** -0.5)
+def _flash(query: Any, key: Any, value: Any, *, causal: bool, mask: Any) -> tf.Tensor:
+    scale, masks = query.shape[3] ** -0.5, () if mask is None else (mask,)
+    output, found = AttentionCall(query=query, key=key, value=value, scale=scale, causal=causal, masks=masks).attempt()
+    _expect_none(iter(found))
+    return output
 
 
 def _attention_timer(shape: Shape, attend: _Attend, stack: ExitStack) -> Timer:
@@ -165,12 +169,14 @@ def _attention_timer(shape: Shape, attend: _Attend, stack: ExitStack) -> Timer:
 def _compiled(shape: Shape, attend: _Attend, chained: int = 1) -> Callable[..., list[tf.Tensor]]:
     """Attentions, each with the last one's output as its query, and their gradients."""
 
+    mask = _mask(shape)
+
     def step(query: Any, key: Any, value: Any, upstream: Any) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             tape.watch([query, key, value])
             output = query
             for _ in range(chained):
-                output = attend(output, key, value, causal=shape.causal)
+                output = attend(output, key, value, causal=shape.causal, mask=mask)
         return [output, *tape.gradient(output, [query, key, value], output_gradients=upstream)]
 
     compiled: Callable[..., list[tf.Tensor]] = tf.function(step, jit_compile=True, autograph=False)
@@ -181,6 +187,14 @@ def _operands(shape: Shape) -> list[tf.Tensor]:
     """Query, key, value and the gradient that comes back to the output, (batch, length, heads, size) each."""
     sizes = (shape.batch, shape.length, shape.heads, shape.size)
     return [tf.random.stateless_normal(sizes, (0, number), dtype=tf.bfloat16) for number in range(4)]
+
+
+def _mask(shape: Shape) -> tf.Tensor | None:
+    """Where the examples are, a quarter of the length in the first, all of it in the last: (batch, 1, 1, length)."""
+    if not shape.padded:
+        return None
+    lengths = np.linspace(shape.length // 4, shape.length, shape.batch).astype(int)
+    return tf.constant(np.arange(shape.length) < lengths[:, None, None, None])
 
 
 def _errors(shape: Shape, attend: _Attend) -> Sequence[float]:
@@ -198,6 +212,8 @@ def _exact(shape: Shape, query: Any, key: Any, value: Any, upstream: Any) -> lis
         scores = tf.einsum("bqhd,bkhd->bhqk", query, key) * shape.size**-0.5
         if shape.causal:
             scores += tf.constant(np.triu(np.full((shape.length, shape.length), -np.inf), 1))
+        if (mask := _mask(shape)) is not None:
+            scores = tf.where(mask[:1], scores, -np.inf)
         output = tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores), value)
     return [output, *tape.gradient(output, [query, key, value], output_gradients=upstream)]
 
