@@ -11,7 +11,7 @@ from tfopt.kernels import explain, undo, use_flash_attention
 
 PADDED = ("nowhere", "right", "left")
 GROUPED = ("Llama", "Llama3", "Mistral", "Gemma", "Gemma3", "Qwen", "Qwen3", "Phi3")
-WINDOWS = {"Mistral": {16}, "Gemma3": {16}}
+WINDOWS = {"Mistral": {16}}
 
 
 def outputs_and_gradients(model, tokens, **options):

@@ -111,6 +111,16 @@ def test_what_cudnn_refuses_is_told_in_its_words(monkeypatch, quick_trials):
     assert trial.defect(SPEC) == "cuDNN refuses this form here: CUDNN_STATUS_NOT_SUPPORTED in tensor"
 
 
+def test_what_is_of_the_moment_is_asked_again(monkeypatch, quick_trials):
+    def full(*given):
+        raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+
+    monkeypatch.setattr(calls, "call_module", full)
+    assert trial.defect(SPEC) == "cuDNN could not be tried here: out of memory"
+    monkeypatch.setattr(calls, "call_module", FakeCudnn())
+    assert trial.defect(SPEC) is None
+
+
 def test_it_is_tried_while_a_step_is_traced(cudnn, uncompiled, quick_trials, monkeypatch):
     monkeypatch.setattr(call, "defect", trial.defect)
     query = draw(3, LENGTH, 2, 8, dtype="bfloat16")

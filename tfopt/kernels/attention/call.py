@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.kernels.attention.masks import lengths_of, mask_of_addend, of_rank, split_masks
+from tfopt.kernels.attention.masks import MASKED, lengths_of, mask_of_addend, number, of_rank, split_masks
 from tfopt.kernels.cudnn.calls import attention_spec, flash_attention
 from tfopt.kernels.cudnn.support import obstacles
-from tfopt.kernels.cudnn.trial import defect
-
-# What a masked score gets: far below all others, and finite, or rows that are masked whole would be NaN.
-_MASKED = {"bfloat16": -1e9, "float16": -3e4}
+from tfopt.kernels.cudnn.trial import FILL, defect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +33,7 @@ class AttentionCall:
     window: int = 0
     """To how many positions, itself included, a causal attention goes back; 0: to all."""
     lengths: tf.Tensor | None = None
-    """The number of keys of each example, int32 (batch), if the only mask is made of it."""
+    """The number of keys of each example, int32 (batch or 1), if the only mask is made of it."""
     zeros: bool = False
     """Whether a query that may attend to nothing gets zeros; otherwise the mean of all values."""
 
@@ -105,10 +102,12 @@ class AttentionCall:
             yield "a bias of its own for each example"
         elif any(term.shape[1] != 1 for term in added):
             yield "a bias of its own for each example and head"
+        elif not all(_rounds_well(term) for term in (*biases, *added)):
+            yield f"a float32 bias that {self.query.dtype.name} does not hold"
         # cuDNN adds one tensor to the scores. Beside a bias, what masks keys goes with the keys themselves.
         elif biases and any(term.shape[2] != 1 for term in (*self.masks, *added)):
             yield "a bias and a mask that differs by query"
-        elif biases and (self.masks or added) and (self.query.shape[3] + _FURTHER > 128 or not self.scale):
+        elif biases and (self.masks or added) and (self.query.shape[3] + _FURTHER > 128 or abs(self.scale) < 1e-4):
             yield f"a bias and a mask with heads of size {self.query.shape[3]} and a scale of {self.scale:g}"
 
     @property
@@ -128,7 +127,7 @@ class AttentionCall:
         batch, length, keys = query.shape[0], query.shape[1], key.shape[1]
         given = {"scale": self.scale, "causal": self.causal, "window": self.window}
         if self.lengths is not None:
-            lengths = tf.fill((batch,), length), self.lengths
+            lengths = tf.fill((batch,), length), tf.broadcast_to(self.lengths, (batch,))
             return {"query": query, "key": key, "value": value, "lengths": lengths, **given}
         bias, constant = None, self._constant()
         if self._biases:
@@ -150,9 +149,9 @@ class AttentionCall:
     def _constant(self) -> tf.Tensor | None:
         """What masks and constants add to the scores, in the query's dtype: broadcasts to (batch, 1, queries, keys)."""
         dtype = self.query.dtype
-        terms = [tf.where(self._allowed(), 0.0, _MASKED[dtype.name])] if self.masks else []
+        terms = [tf.where(self._allowed(), 0.0, FILL[dtype.name])] if self.masks else []
         terms += [tf.cast(term, tf.float32) for term in self._added]
-        return tf.cast(tf.maximum(functools.reduce(tf.add, terms), _MASKED[dtype.name]), dtype) if terms else None
+        return tf.cast(tf.maximum(functools.reduce(tf.add, terms), FILL[dtype.name]), dtype) if terms else None
 
     def _allowed(self) -> tf.Tensor:
         return functools.reduce(tf.logical_and, self.masks)
@@ -172,6 +171,42 @@ class AttentionCall:
 
 
 _FURTHER = 8  # of a head; its size must be a multiple of it
+_LARGEST_ROUNDING = 0.02  # of a score, of which exp is taken
+_OF_ONE = ("Cast", "ExpandDims", "Reshape", "StridedSlice", "BroadcastTo", "Identity", "Neg")
+
+
+def _rounds_well(term: tf.Tensor) -> bool:
+    """Whether what is added to the scores is about the same in 16 bits."""
+    if term.dtype.size <= 2:
+        return True
+    value = tf.get_static_value(term)
+    if value is not None:
+        value = value[value > MASKED]
+        return bool(
+            (np.abs(value - value.astype(tf.bfloat16.as_numpy_dtype).astype(value.dtype)) < _LARGEST_ROUNDING).all()
+        )
+    if not hasattr(term, "op"):
+        return False
+    inputs = list(term.op.inputs)
+    if term.op.type == "SelectV2":
+        return all(map(_rounds_well, inputs[1:]))
+    if term.op.type in _OF_ONE:
+        return _rounds_well(inputs[0]) if inputs[0].dtype.is_floating else inputs[0].dtype == tf.bool
+    if term.op.type == "Mul":  # whole numbers times one beside which scores do not count
+        return any(_is_whole(one) and abs(number(other)) >= -MASKED for one, other in (inputs, inputs[::-1]))
+    return False
+
+
+def _is_whole(term: tf.Tensor) -> bool:
+    """Whether a tensor surely holds whole numbers alone."""
+    if not term.dtype.is_floating:
+        return True
+    value = tf.get_static_value(term)
+    if value is not None:
+        return bool((value == np.round(value)).all())
+    return term.op.type in (*_OF_ONE, "Sub", "AddV2", "Minimum", "Maximum") and all(
+        _is_whole(given) for given in term.op.inputs[: 1 if term.op.type in _OF_ONE else 2]
+    )
 
 
 def _has_gradient(tensor: tf.Tensor) -> bool:

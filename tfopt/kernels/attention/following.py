@@ -1,8 +1,10 @@
 """Runs a layer's method with operations that note its products, and recognize the one that ends an attention."""
 
 import dis
+import math
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -15,13 +17,14 @@ from tfopt.kernels.cudnn.support import step_obstacles
 
 Function = Callable[..., Any]
 
-_MODULES = (keras.ops, keras, tf)
 _PRODUCTS = ("einsum", "matmul")
 
 
 def attends(function: Any) -> bool:
     """Whether a method seems to compute attention: by its names, a softmax between products, or Keras' operation."""
-    names = _names(function.__code__) if isinstance(function, types.FunctionType) else []
+    if not isinstance(function, types.FunctionType) or _sets_globals(function.__code__):
+        return False
+    names = _names(function.__code__)
     softmax = any("softmax" in name for name in names)
     return "dot_product_attention" in names or (softmax and sum(map(names.count, _PRODUCTS)) >= 2)
 
@@ -31,6 +34,11 @@ def _names(code: types.CodeType) -> list[str]:
     used = [step.argval for step in dis.get_instructions(code) if step.opcode in dis.hasname]
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return [*used, *(name for each in inner for name in _names(each))]
+
+
+def _sets_globals(code: types.CodeType) -> bool:
+    """Whether code assigns to globals, of which a method that is followed has a copy."""
+    return any(step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for step in dis.get_instructions(code))
 
 
 class Following:
@@ -85,9 +93,11 @@ class Following:
                 return plain()
             call, restore = found
             output = self._taken(call)
-            return plain() if output is None else restore(output)
+            if output is None:
+                return plain()
+            return tf.cast(restore(output), keras.backend.result_type(*(each.dtype.name for each in operands)))
         result = plain()
-        self._products[result.ref()] = product
+        self._products[result.ref()] = replace(product, shape=result.shape)
         return result
 
     def dot_product_attention(
@@ -99,9 +109,13 @@ class Following:
         mask: Any = None,
         scale: Any = None,
         is_causal: bool = False,
+        flash_attention: Any = None,
+        attn_logits_soft_cap: Any = None,
         **options: Any,
     ) -> Any:
         """Stands for `keras.ops.dot_product_attention`."""
+
+        options |= {"flash_attention": flash_attention, "attn_logits_soft_cap": attn_logits_soft_cap}
 
         def plain() -> Any:
             given = {"bias": bias, "mask": mask, "scale": scale, "is_causal": is_causal} | options
@@ -180,6 +194,10 @@ def attention_of(weights: Weights, last: Product, number: int) -> tuple[Attentio
         number: Which operand of it they are.
     """
     scores = weights.product.result
+    if len(scores) < 3:
+        return "scores without a batch, queries and keys"
+    if last.operands[number].shape != weights.product.shape:
+        return "scores that are broadcast"
     names = dict(zip(last.letters[number], scores, strict=True))  # the axes of both products by the same letters
     free = iter(sorted(set("abcdefghijklmnopqrstuvwxyz") - set("".join(weights.product.letters))))
     of_value = last.letters[1 - number]
@@ -220,8 +238,8 @@ def attention_of(weights: Weights, last: Product, number: int) -> tuple[Attentio
         key=key,
         value=value,
         scale=weights.scale,
-        masks=[_one_head(factor, len(scores)) for mask in weights.masks for factor in factors(mask)],
-        addends=[_one_head(addend, len(scores)) for addend in weights.addends],
+        masks=[_one_head(factor, weights.product) for mask in weights.masks for factor in factors(mask)],
+        addends=[_one_head(addend, weights.product) for addend in weights.addends],
         zeros=weights.zeros,
     )
 
@@ -266,13 +284,16 @@ def _unrepeated(tensor: tf.Tensor, axis: int) -> tf.Tensor | None:
     return given if as_repeat and within and tf.get_static_value(expanded.op.inputs[1]) == axis + 1 else None
 
 
-def _one_head(tensor: tf.Tensor, rank: int) -> tf.Tensor:
-    """What broadcasts to scores, with one axis of heads."""
+def _one_head(tensor: tf.Tensor, product: Product) -> tf.Tensor:
+    """What broadcasts to the scores of a product, with one axis of heads."""
+    scores = product.shape
+    rank = len(product.result)
     tensor = of_rank(tensor, rank)
     shape = tensor.shape
-    if rank == 4 or not shape.is_fully_defined() or shape.rank != rank:
+    if rank == 4 or scores is None or not scores.is_fully_defined() or not shape.is_fully_defined():
         return tensor
-    count = 1
-    for size in shape[1:-2]:
-        count *= size
-    return tf.reshape(tensor, (shape[0], count, *shape[-2:])) if count == 1 or rank > 4 else tensor
+    heads = [*shape[1:-2]]
+    if any(size != 1 for size in heads):
+        heads = [*scores[1:-2]]
+        tensor = tf.broadcast_to(tensor, (shape[0], *heads, *shape[-2:]))
+    return tf.reshape(tensor, (shape[0], math.prod(heads), *shape[-2:]))

@@ -45,16 +45,14 @@ def split_masks(masks: Sequence[tf.Tensor], length: int, keys: int, *, causal: b
         window = int(known[-1].sum())
         if (known == np.tri(length, dtype=bool)).all():
             return SplitMasks(causal=True, window=0, others=tuple(others))
-        if (known == np.tri(length, dtype=bool) ^ np.tri(length, k=-window, dtype=bool)).all():
+        if window and (known == np.tri(length, dtype=bool) ^ np.tri(length, k=-window, dtype=bool)).all():
             return SplitMasks(causal=True, window=window, others=tuple(others))
     return SplitMasks(causal=False, window=0, others=(tf.constant(known[None, None]), *others))
 
 
 def lengths_of(mask: tf.Tensor, keys: int) -> tf.Tensor | None:
     """The number of keys of each example, int32 (batch), if a mask of keys was made of it, as by `tf.sequence_mask`."""
-    while hasattr(mask, "op") and mask.op.type in ("ExpandDims", "StridedSlice", "Identity"):
-        if mask.op.inputs[0].shape.num_elements() != mask.shape.num_elements():
-            return None
+    while hasattr(mask, "op") and (mask.op.type in ("ExpandDims", "Identity") or _new_axes(mask.op) is not None):
         mask = mask.op.inputs[0]
     if not hasattr(mask, "op") or mask.op.type not in ("Less", "Greater") or mask.shape.rank != 2:
         return None
@@ -75,16 +73,15 @@ def factors(mask: tf.Tensor) -> list[tf.Tensor]:
     if operation.type == "LogicalAnd":
         return [factor for each in inputs for factor in factors(each)]
     if operation.type == "Greater" and 0 <= number(inputs[1]) < 1:
-        return [_above_half(factor) for factor in _minima(inputs[0])]
-    if operation.type == "Cast" and inputs[0].dtype == tf.bool:
-        return factors(inputs[0])
-    if operation.type == "Cast" and inputs[0].dtype.is_integer:  # a mask of 0 and 1
-        return [_above_half(factor) for factor in _minima(inputs[0])]
+        return [_above(factor, inputs[1]) for factor in _minima(inputs[0])]
+    if operation.type == "Cast" and inputs[0].dtype.is_integer:
+        parts = _minima(inputs[0])
+        return parts if all(part.dtype == tf.bool for part in parts) else [mask]
     return _through(mask, factors) or [mask]
 
 
 def _minima(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns tensors of which all are above a half where the given one is."""
+    """Returns tensors of which all are above a number where the given one is; for booleans, one from 0 to below 1."""
     if tensor.op.type == "Minimum":
         return [factor for each in tensor.op.inputs for factor in _minima(each)]
     if tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.bool:
@@ -94,10 +91,11 @@ def _minima(tensor: tf.Tensor) -> list[tf.Tensor]:
     return _through(tensor, _minima) or [tensor]
 
 
-def _above_half(tensor: tf.Tensor) -> tf.Tensor:
+def _above(tensor: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    """Whether a tensor is above a number from 0 to below 1."""
     if tensor.dtype == tf.bool:
         return tensor
-    return tensor > (0 if tensor.dtype.is_integer else tf.constant(0.5, tensor.dtype))
+    return tensor > (0 if tensor.dtype.is_integer else tf.cast(threshold, tensor.dtype))
 
 
 def _through(tensor: tf.Tensor, parts: Any) -> list[tf.Tensor] | None:
@@ -119,13 +117,23 @@ def _moved(part: tf.Tensor, operation: tf.Operation) -> tf.Tensor | None:
     if operation.type == "ExpandDims":
         axis = tf.get_static_value(operation.inputs[1])
         return None if axis is None else tf.expand_dims(part, int(axis))
+    new = _new_axes(operation)
+    return None if new is None else part[tuple(None if is_new else slice(None) for is_new in new)]
+
+
+def _new_axes(operation: tf.Operation) -> list[bool] | None:
+    """For a slice that only adds axes: which of its positions do; None for other operations."""
+    if operation.type != "StridedSlice":
+        return None
     new = operation.get_attr("new_axis_mask")
     whole = operation.get_attr("begin_mask") & operation.get_attr("end_mask")
-    count = operation.inputs[1].shape[0]
     others = [operation.get_attr(name) for name in ("shrink_axis_mask", "ellipsis_mask")]
-    if any(others) or count is None or any(not (new | whole) >> position & 1 for position in range(count)):
+    strides = tf.get_static_value(operation.inputs[3])
+    if any(others) or strides is None or any(strides != 1):
         return None
-    return part[tuple(None if new >> position & 1 else slice(None) for position in range(count))]
+    if any(not (new | whole) >> position & 1 for position in range(len(strides))):
+        return None
+    return [bool(new >> position & 1) for position in range(len(strides))]
 
 
 def mask_of_addend(addend: tf.Tensor) -> tf.Tensor | None:
@@ -133,7 +141,7 @@ def mask_of_addend(addend: tf.Tensor) -> tf.Tensor | None:
     if not hasattr(addend, "op") or addend.op.type != "Mul":
         return None
     for difference, factor in (addend.op.inputs, addend.op.inputs[::-1]):
-        if not number(factor) <= MASKED or difference.op.type != "Sub" or number(difference.op.inputs[0]) != 1:
+        if not number(factor) <= _FAR or difference.op.type != "Sub" or number(difference.op.inputs[0]) != 1:
             continue
         inner = difference.op.inputs[1]
         while inner.op.type == "Cast" and inner.dtype.is_floating:
@@ -144,7 +152,9 @@ def mask_of_addend(addend: tf.Tensor) -> tf.Tensor | None:
 
 
 MASKED = -1e4
-"""A score that gets less than that is masked."""
+"""A score that is set to that, or less, is masked."""
+
+_FAR = -1e8  # a score to which that is added is lost in rounding, even in float32
 
 
 def of_rank(tensor: tf.Tensor, rank: int) -> tf.Tensor:
@@ -190,7 +200,10 @@ def _value(tensor: tf.Tensor) -> np.ndarray | None:
             value = operation.get_attr(attribute.name)
             attributes += [attribute.name, value.as_datatype_enum if isinstance(value, tf.DType) else value]
         outputs = len(operation.outputs)
-        return execute.execute(operation.type.encode(), outputs, inputs, tuple(attributes), context.context())
+        try:
+            return execute.execute(operation.type.encode(), outputs, inputs, tuple(attributes), context.context())
+        except (tf.errors.OpError, TypeError, ValueError):  # an attribute that only graphs take
+            return None
 
     if not hasattr(tensor, "op"):  # eager
         return tensor.numpy()

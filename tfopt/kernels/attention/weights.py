@@ -3,13 +3,14 @@
 Only what is understood whole is taken: any other operation on the way keeps the layer's own path.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
-from tfopt.kernels.attention.masks import MASKED, number
+from tfopt.kernels.attention.masks import MASKED, mask_of_addend, number
 
 _MOST_STEPS = 64
 
@@ -21,6 +22,8 @@ class Product:
     letters: tuple[str, str]
     result: str
     operands: tuple[tf.Tensor, tf.Tensor]
+    shape: tf.TensorShape | None = None
+    """Of the result, once it is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,8 @@ class Weights:
     scale: float = 1.0
     masks: tuple[tf.Tensor, ...] = ()
     addends: tuple[tf.Tensor, ...] = ()
+    fill: float = -math.inf
+    """The score of what is masked; the largest of several."""
     zeros: bool = False
     """Whether the weights of a query that may attend to nothing are zeros."""
 
@@ -42,18 +47,22 @@ def read_weights(tensor: tf.Tensor, products: Mapping[Any, Product]) -> Weights 
         tensor: Of a graph.
         products: By a reference to their result.
     """
-    zeros = False
-    tensor = _stripped(tensor)
+    zeroed = None
+    tensor = given = _stripped(tensor)
     if tensor.op.type == "SelectV2" and number(tensor.op.inputs[2]) == 0:
-        zeros, inner = True, _stripped(tensor.op.inputs[1])
+        zeroed, inner = tensor.op.inputs[0], _stripped(tensor.op.inputs[1])
         if inner.op.type == "Softmax":
             tensor = inner
     if tensor.op.type != "Softmax":
         return _between(tensor, products)
     found = _read_scores(tensor.op.inputs[0], products)
-    if isinstance(found, Weights):
-        return replace(found, zeros=zeros)
-    return found if _reaches(tensor, products) else None
+    if isinstance(found, str):
+        return found if _reaches(tensor, products) else None
+    if zeroed is None:
+        return found
+    # As Keras' Softmax layer: the mask of the scores makes the weights zeros, which changes rows that are masked whole.
+    same = [mask.ref() for mask in found.masks] == [zeroed.ref()]
+    return replace(found, zeros=True) if same else _between(given, products)
 
 
 def _between(tensor: tf.Tensor, products: Mapping[Any, Product]) -> str | None:
@@ -90,36 +99,43 @@ def _read_scores(tensor: tf.Tensor, products: Mapping[Any, Product]) -> Weights 
         return Weights(product=products[tensor.ref()])
     operation = tensor.op
     inputs = list(operation.inputs)
-    if operation.type == "SelectV2" and number(inputs[2]) <= MASKED:
-        found = _read_scores(inputs[1], products)
-        return found if isinstance(found, str) else replace(found, masks=(*found.masks, inputs[0]))
-    if operation.type == "SelectV2" and number(inputs[1]) <= MASKED:
-        found = _read_scores(inputs[2], products)
-        return found if isinstance(found, str) else replace(found, masks=(*found.masks, ~inputs[0]))
+    if operation.type == "SelectV2":
+        for scores, fill, inverted in ((inputs[1], number(inputs[2]), False), (inputs[2], number(inputs[1]), True)):
+            if fill <= MASKED:
+                found = _read_scores(scores, products)
+                mask = ~inputs[0] if inverted else inputs[0]
+                return found if isinstance(found, str) else _masked(found, mask, fill)
     if operation.type == "Sub" and _reaches(inputs[0], products):
         found = _read_scores(inputs[0], products)
-        return found if isinstance(found, str) else replace(found, addends=(*found.addends, -inputs[1]))
+        terms = (-term for term in _terms(inputs[1], tensor.dtype))
+        return found if isinstance(found, str) else replace(found, addends=(*found.addends, *terms))
     if operation.type in ("AddV2", "Mul", "RealDiv"):
         scores, other = inputs if _reaches(inputs[0], products) else inputs[::-1]
         found = _read_scores(scores, products)
         if isinstance(found, str):
             return found
         if operation.type == "AddV2":
-            return replace(found, addends=(*found.addends, *_terms(other)))
+            return replace(found, addends=(*found.addends, *_terms(other, tensor.dtype)))
         factor = number(other)
         if factor > 0 and not (operation.type == "RealDiv" and scores is inputs[1]):
             factor = 1 / factor if operation.type == "RealDiv" else factor
+            if factor * found.fill > MASKED:
+                return "masked scores that are scaled"
             addends = tuple(factor * addend for addend in found.addends)
-            return replace(found, scale=factor * found.scale, addends=addends)
+            return replace(found, scale=factor * found.scale, fill=factor * found.fill, addends=addends)
     return "a soft cap" if operation.type == "Tanh" else f"{operation.type} on the scores"
 
 
-def _terms(addend: tf.Tensor) -> list[tf.Tensor]:
-    """The terms of a sum."""
+def _masked(found: Weights, mask: tf.Tensor, fill: float) -> Weights:
+    return replace(found, masks=(*found.masks, mask), fill=max(fill, found.fill))
+
+
+def _terms(addend: tf.Tensor, dtype: tf.DType) -> list[tf.Tensor]:
+    """The terms of a sum, of the type in which they are added to the scores."""
     inner = _stripped(addend)
-    if inner.op.type != "AddV2":
-        return [inner]
-    return [term for each in inner.op.inputs for term in _terms(each)]
+    if inner.op.type == "AddV2":
+        return [term for each in inner.op.inputs for term in _terms(each, dtype)]
+    return [inner if mask_of_addend(inner) is not None else tf.cast(inner, dtype)]
 
 
 def _stripped(tensor: tf.Tensor) -> tf.Tensor:

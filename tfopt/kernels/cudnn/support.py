@@ -30,6 +30,8 @@ def step_obstacles() -> Iterator[str]:
         yield "not placed on a GPU"
     if tf.distribute.has_strategy():
         yield "a distribution strategy"
+    if "loop_body" in tf.get_current_name_scope().split("/"):
+        yield "a vectorized map, for which cuDNN has no form"
     yield from _machine_obstacles()
 
 
