@@ -65,7 +65,9 @@ def _segmenter():
     )
     backbone = keras_hub.models.SegFormerBackbone(image_encoder=encoder, projection_filters=16)
     model = keras_hub.models.SegFormerImageSegmenter(backbone=backbone, num_classes=2, preprocessor=None)
-    model.dropout.rate = 0.0  # XLA would draw another mask, so that trainings could not be compared
+    for layer in model._flatten_layers():
+        if isinstance(layer, layers.Dropout):
+            layer.rate = 0.0  # XLA would draw another mask, so that trainings could not be compared
     images, _ = _images()
     return _compiled(model, metrics=["sparse_categorical_accuracy"]), (images, (images.mean(-1) > 0.5).astype("int32"))
 
