@@ -44,7 +44,7 @@ class WithoutCall(keras.Model):
         super().__init__(name="pair")
         for at, name in enumerate(("encoder", "decoder")):
             body = [keras.layers.Dense(7, activation="relu"), keras.layers.Dropout(0.3)]
-            body += [keras.layers.Dense(7, activation="tanh") for _ in range(6)]
+            body += [keras.layers.Dense(7, activation="tanh") for _ in range(4)]
             start = [keras.Input((6,))] if built or at else []
             setattr(self, name, keras.Sequential([*start, *body, keras.layers.Dense(6)], name=name))
 
