@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from model_cases import language, others
-from model_cases.tools import NOTHING, REFUSED, SAME, TOOLS, WRONG, Found, found
+from model_cases.tools import FAILS, NOTHING, REFUSED, SAME, TOOLS, WRONG, Found, found
 from model_cases.training import Training
 from tfopt.bench import isolated
 from tfopt.files import write_atomic
@@ -26,6 +26,8 @@ NETS = {net.name: net for net in (*language.NETS, *others.NETS)}
 LIMIT_SECONDS = 900.0
 """For all tools on one model. The tool that runs then counts as hung, and the others go on in a new process."""
 _NOTE_LENGTH = 300
+_FIGURES = ("alignment", "FLOPs")
+"""Tools that change no training: what they found is the cell."""
 _EXPLAINED = ("bfloat16", "float16")
 """Tools whose notes are of interest even where training is the same."""
 
@@ -93,10 +95,12 @@ def _cell(tool, cell, notes):
     if cell is None:
         return ""
     said = ", ".join(part for part in (cell["verdict"], cell["said"]) if part)
+    if tool in _FIGURES and cell["verdict"] == SAME:
+        said = cell["said"]
     if cell["verdict"] == WRONG:
         said, note = WRONG, f"{cell['said']} {cell['why']}"
     else:
-        note = cell["why"] if cell["verdict"] == REFUSED or tool in _EXPLAINED else ""
+        note = cell["why"] if cell["verdict"] in (REFUSED, FAILS) or tool in _EXPLAINED else ""
     if note:
         note = note if len(note) <= _NOTE_LENGTH else f"{note[:_NOTE_LENGTH].rpartition(' ')[0]} …"
         said += f" ({notes.setdefault(note.strip().replace('|', '/'), len(notes) + 1)})"

@@ -14,6 +14,7 @@ from model_cases.training import BATCH, Training, unequal, weights
 from tfopt.callbacks import ThroughputLogger, TrainingCheckpoint
 
 SAME, REFUSED, NOTHING, WRONG = "same", "refused", "nothing to do", "WRONG"
+FAILS = "fails without tfopt"
 _LOSS_SCALE = 2.0**8
 """From Keras' 2¹⁵ the first steps overflow and are left out, which no training in float32 does."""
 _FLOPS_TOLERANCE = 0.02
@@ -126,10 +127,10 @@ def alignment(training: Training) -> Found:
     """`precision.alignment`: whether it knows all products of the forward pass."""
     model = training.build()
     report = tfopt.precision.alignment(model, BATCH)
-    said, share = f"{len(report.misses)} sizes", 0.0
+    said, share = f"{len(report.misses)} missed", 0.0
     if model.built:  # else it has no call
         share = 2 * report.multiply_adds / counted_flops(lambda: model(_inputs(training.batch), training=True))
-        said += f", {100 * share:.0f} % of products"
+        said += f", {100 * share:.0f} % known"
     why = "; ".join(f"{one.reason}" for one in report.unknown)
     return Found(SAME if share <= 1 + _FLOPS_TOLERANCE else WRONG, said, why)
 
@@ -142,7 +143,7 @@ def flops(training: Training) -> Found:
         return Found(WRONG, difference) if difference else Found(REFUSED, "not counted")
     counted = counted_flops(lambda: model.train_step(training.batch))
     ratio = BATCH * logger.flops_per_example / counted
-    return Found(SAME if abs(ratio - 1) <= _FLOPS_TOLERANCE else WRONG, f"{ratio:.4g}")
+    return Found(SAME if abs(ratio - 1) <= _FLOPS_TOLERANCE else WRONG, f"{ratio:.3f}")
 
 
 class _Interrupt(keras.callbacks.Callback):
@@ -197,6 +198,10 @@ TOOLS = {
 
 def found(training: Training, tool: str) -> Found:
     """A cell: what a tool does. What is wrong is tried again, since a sum over threads may round differently once."""
+    try:
+        _ = training.stock
+    except Exception as error:  # noqa: BLE001  KerasHub's or Keras' own
+        return Found(FAILS, "", f"{type(error).__name__}: {' '.join(str(error).split())}")
     first = _found(training, tool)
     if first.verdict != WRONG:
         return first

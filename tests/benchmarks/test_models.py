@@ -2,6 +2,8 @@
 
 import json
 import sys
+from itertools import product
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -16,7 +18,12 @@ from model_cases.training import EXAMPLES, Net, Training
 
 layers = keras.layers
 RECORDED = json.loads(RESULTS.read_text(encoding="utf-8"))
-SLOW = ("bfloat16", "float16", "XLA", "FLOPs", "checkpoint", "recompute")
+QUICK = [
+    ("attention", "overlap"),
+    ("attention", "flash attention"),
+    ("normed", "alignment"),
+    ("attention", "fused batch norm"),
+]
 _random = np.random.default_rng(0)
 X, Y = _random.normal(size=(EXAMPLES, 6)).astype("float32"), _random.integers(3, size=EXAMPLES)
 
@@ -60,8 +67,10 @@ def trainings():
 
 
 @pytest.mark.filterwarnings("ignore:Expected (attention that cuDNN|a MultiHeadAttention or)")
-@pytest.mark.parametrize("tool", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in TOOLS])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    ("name", "tool"),
+    [pytest.param(*row, marks=[] if row in QUICK else pytest.mark.slow) for row in product(TINY, TOOLS)],
+)
 def test_no_tool_is_wrong_on_tiny_models(trainings, name, tool):
     cell = found(trainings[name], tool)
     nothing = {("normed", "flash attention"), ("attention", "fused batch norm")}
@@ -137,6 +146,8 @@ def test_the_judge_tells_rounding_from_another_training(trainings):
 )
 def test_crashes_are_wrong_and_explanations_refusals(monkeypatch, tool, verdict):
     class Refusing:
+        stock = None
+
         def refuse(self):
             raise tools.tfopt.errors.UnsupportedError("Expected this. Found that. Do it otherwise.")
 
@@ -144,10 +155,19 @@ def test_crashes_are_wrong_and_explanations_refusals(monkeypatch, tool, verdict)
     assert found(Refusing(), "tool").verdict == verdict
 
 
+def test_models_that_fail_by_themselves_are_not_blamed_on_tfopt():
+    def make():
+        raise RuntimeError("no such backbone")
+
+    cell = found(Training(Net("broken", make)), "overlap")
+    assert cell == Found(tools.FAILS, "", "RuntimeError: no such backbone")
+
+
 def test_what_is_wrong_once_is_named(monkeypatch):
     cells = [Found(WRONG, "one bit"), Found(SAME, "2 of 2")]
     monkeypatch.setitem(TOOLS, "tool", lambda training: cells.pop(0))
-    assert found(None, "tool") == Found(SAME, "2 of 2 only in a second run", "one bit")
+    training = SimpleNamespace(stock=None)
+    assert found(training, "tool") == Found(SAME, "2 of 2 only in a second run", "one bit")
 
 
 def test_flops_by_hand():
