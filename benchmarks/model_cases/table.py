@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from contextlib import suppress
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from model_cases import language, others
@@ -138,6 +139,10 @@ def main(description=__doc__):
         tools = [tool for tool in options.tool or TOOLS if again or tool not in cells]
         if not tools or time.monotonic() - started > options.budget:
             continue
+        if NETS[name].needs and not find_spec(NETS[name].needs):
+            raise SystemExit(
+                f"Expected {NETS[name].needs}, which {name} is part of. Found none. --help says how to install it."
+            )
 
         def save(tool, cell, name=name, cells=cells):
             cells[tool] = cell

@@ -13,7 +13,8 @@ from tfopt import repairs
 
 EXAMPLES, BATCH, EPOCHS = 16, 4, 2
 ROUNDINGS = 32
-"""How many times as far apart rounding may bring two float32 trainings as one rounding of each initial weight does."""
+"""How many times as far apart rounding may bring two float32 trainings as one rounding of each initial weight, or of the
+value that is compared, does."""
 EPSILONS = {"float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7}
 _PERTURBED = 2
 """Trainings from rounded weights."""
@@ -106,7 +107,7 @@ class Training:
                 if not np.array_equal(value, stock):
                     return f"{name} is {value}, not {stock}"
                 continue
-            allowed = ROUNDINGS * max(norm(one - stock) for one in rounded) + EPSILONS["float32"] * norm(stock)
+            allowed = ROUNDINGS * max(EPSILONS["float32"] * norm(stock), *(norm(one - stock) for one in rounded))
             if not norm(value - stock) <= allowed:
                 return f"{name} is {norm(value - stock):.2g} away, of {norm(stock):.2g}; rounding: {allowed:.2g}"
         return None

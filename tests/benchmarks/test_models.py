@@ -21,7 +21,7 @@ RECORDED = json.loads(RESULTS.read_text(encoding="utf-8"))
 QUICK = [
     ("attention", "overlap"),
     ("attention", "flash attention"),
-    ("normed", "alignment"),
+    ("attention", "alignment"),
     ("attention", "fused batch norm"),
 ]
 _random = np.random.default_rng(0)
