@@ -13,8 +13,8 @@ from tfopt import repairs
 
 EXAMPLES, BATCH, EPOCHS = 16, 4, 2
 ROUNDINGS = 32
-"""How many times as far apart rounding may bring two float32 trainings as one rounding of each initial weight, or of the
-value that is compared, does."""
+"""How many times as far apart rounding may bring two float32 trainings as one rounding of each initial weight does, or
+one rounding of the value that is compared."""
 EPSILONS = {"float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7}
 _PERTURBED = 2
 """Trainings from rounded weights."""
