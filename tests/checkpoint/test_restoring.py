@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import resumed_fits
+from models import WithoutCall, assert_same_state, state
 from resumed_fits import BATCH, X, Y, dense_net
 
 from tfopt import checkpoint
@@ -205,3 +206,17 @@ def test_a_large_weight_is_no_longer_that_of_the_file(tmp_path, dtype):
     for blob in (tmp_path / "blobs").iterdir():
         blob.write_bytes(bytes(blob.stat().st_size))  # the same file: whoever maps it would see this
     assert np.array_equal(model.layers[0].large.numpy(), before)
+
+
+def test_a_model_without_a_call(tmp_path):
+    models = []
+    for _ in range(2):
+        keras.backend.clear_session()
+        models.append(WithoutCall())
+        models[-1].compile("adam", jit_compile=False)
+    trained, model = models
+    trained.fit(X, verbose=0, callbacks=[TrainingCheckpoint(tmp_path)])
+    checkpoint.restore(model, tmp_path)
+    assert_same_state(state(model), state(trained))
+    with pytest.raises(ValueError, match=r"Expected a built model\. Received: 'pair'"):
+        checkpoint.restore(WithoutCall(built=False), tmp_path)

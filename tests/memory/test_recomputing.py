@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import recomputed_nets as nets
 import tensorflow as tf
+from models import WithoutCall, assert_same_state, state
 from quick import campaign, first_quick
 from recomputed_nets import IDS, VALUES, Block, Small, assert_same, compared, layers, made, small, trained
 
@@ -33,6 +34,18 @@ def test_trains_the_same(make, tolerance):
     for block in (layer for layer in model._flatten_layers() if isinstance(layer, Block)):
         *_, forward, backward = block.traced
         assert forward == backward
+
+
+def test_a_model_without_a_call_trains_the_same():
+    states = []
+    for recomputed in (False, True):
+        keras.utils.set_random_seed(3)
+        model = WithoutCall()
+        model.compile("adam", jit_compile=False)
+        assert not recomputed or recompute(model) > 1
+        model.fit(VALUES, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        states.append(state(model))
+    assert_same_state(*states)
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,10 @@ def nested(inputs, dense):
     return ops.fori_loop(0, 3, inner, dense(inputs))
 
 
+def with_a_mask(inputs, dense):
+    return dense(inputs + ops.slice_update(ops.zeros((LENGTH, 4)), (1, 0), ops.ones((2, 4))))
+
+
 # The multiply-adds of the first product, and those of products whose input has a gradient too.
 @pytest.mark.parametrize(
     ("call", "first", "rest"),
@@ -170,6 +174,7 @@ def nested(inputs, dense):
             (lambda inputs, dense: ops.cond(True, lambda: dense(inputs), lambda: inputs), LENGTH * 16, 0),
             (lambda inputs, dense: keras.remat(lambda x: ops.tanh(dense(x)))(dense(inputs)), LENGTH * 16, LENGTH * 16),
             (lambda inputs, dense: dense(dense(inputs)), LENGTH * 16, LENGTH * 16),
+            (with_a_mask, LENGTH * 16, 0),
         ],
         count=2,
     ),

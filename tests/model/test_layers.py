@@ -1,9 +1,10 @@
 import keras
 import numpy as np
 import pytest
+from models import WithoutCall
 
 from tfopt.errors import UnsupportedError
-from tfopt.model.layers import is_keras_own, output_layers
+from tfopt.model.layers import is_built, is_keras_own, output_layers
 from tfopt.precision import apply
 
 layers = keras.layers
@@ -156,3 +157,10 @@ def test_a_subclass_of_the_users_is_none_of_keras():
     assert is_keras_own(keras.layers.Dense(1))
     assert is_keras_own(keras.Sequential())
     assert not is_keras_own(Own(1))
+
+
+def test_a_model_without_a_call_is_built_if_its_networks_are():
+    assert is_built(WithoutCall())
+    assert not is_built(WithoutCall(built=False))
+    assert not is_built(keras.Model())
+    assert not is_built(keras.Sequential([dense("a")]))

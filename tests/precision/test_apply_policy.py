@@ -12,7 +12,7 @@ from tfopt import precision, repairs
 from tfopt.errors import UnsupportedError
 from tfopt.precision import apply
 
-layers = keras.layers
+layers, ops = keras.layers, keras.ops
 Map = keras.dtype_policies.DTypePolicyMap
 Scaled = keras.optimizers.LossScaleOptimizer
 random = np.random.default_rng(0)
@@ -325,3 +325,63 @@ def test_what_was_changed_reads_well():
     }
     assert str(apply(model, {conv: "mixed_float16"})) == "Changed nothing; the loss is scaled."
     assert str(apply(small_net(compiled=False), "mixed_bfloat16")) == "Changed 5 layers to mixed_bfloat16."
+
+
+class TokensAndPositions(layers.Layer):
+    """Adds its parts' outputs as they come, as KerasHub's TokenAndPositionEmbedding does."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.tokens = layers.ReversibleEmbedding(20, 8)
+        self.positions = layers.Embedding(3, 8)
+
+    def build(self, shape):
+        self.tokens.build(shape)
+        self.positions.build((3,))
+
+    def call(self, ids):
+        return self.tokens(ids) + self.positions(ops.arange(3))
+
+
+class Logits(layers.Layer):
+    """A head that multiplies with an embedding that it is given."""
+
+    def __init__(self, tokens):
+        super().__init__(name="logits")
+        self.tokens, self.dense = tokens, layers.Dense(8, name="head_dense")
+
+    def call(self, x):
+        return self.tokens(self.dense(x), reverse=True)
+
+
+@pytest.mark.parametrize("in_a_head", [False, True])
+def test_what_holds_a_tied_embedding_stays_in_float32_with_it(in_a_head):
+    def build(ids):
+        embedding = TokensAndPositions(name="embedding")
+        x = layers.Dense(8, name="body")(embedding(ids))
+        return Logits(embedding.tokens)(x) if in_a_head else embedding.tokens(x, reverse=True)
+
+    model = functional(IDS, build)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    assert precision.check(model, (IDS, IDS), "mixed_bfloat16").passed
+    apply(model, "mixed_bfloat16")
+    assert model.get_layer("embedding").compute_dtype == "float32"
+    assert model.get_layer("embedding").positions.compute_dtype == "float32"
+    assert model.get_layer("body").compute_dtype == "bfloat16"
+    assert np.isfinite(model.fit(IDS, IDS, verbose=0).history["loss"]).all()
+    assert model(IDS).dtype == "float32"
+
+
+def test_what_holds_an_output_layer_alone_changes():
+    class Head(layers.Layer):
+        def __init__(self):
+            super().__init__(name="block")
+            self.hidden, self.out = layers.Dense(8), layers.Dense(3)
+
+        def call(self, x):
+            return self.out(self.hidden(x))
+
+    model = functional(SEQUENCES, lambda x: Head()(x))
+    apply(model, "mixed_bfloat16")
+    block = model.get_layer("block")
+    assert (block.hidden.compute_dtype, block.out.compute_dtype) == ("bfloat16", "float32")

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import WithoutCall
 
 from tfopt.precision import alignment
 
@@ -301,6 +302,16 @@ def test_subclassed_models_and_layers_of_ones_own():
     }
     assert report.unknown[0].layers == ("own/after",)
     assert "its own" in report.unknown[0].reason
+
+
+def test_each_network_of_a_model_without_a_call():
+    keras.config.set_dtype_policy("mixed_float16")
+    report = alignment(WithoutCall(), batch_size=8)
+    networks = {path.split("/")[0] for miss in report.misses for path in miss.layers}
+    assert networks == {"encoder", "decoder"}
+    assert report.multiply_adds == 2 * 8 * (6 * 7 + 4 * 7 * 7 + 7 * 6)
+    with pytest.raises(ValueError, match=r"Expected a built model\. Received: 'pair'"):
+        alignment(WithoutCall(built=False), 8)
 
 
 def test_without_tensor_cores():

@@ -34,6 +34,28 @@ def small_net(policy="float32", *, dropout=0.5, compiled=True, seed=7, **compile
     return model
 
 
+class WithoutCall(keras.Model):
+    """Two networks that its own train_step calls one after the other, as a GAN or an autoencoder does; it has no call.
+
+    Takes six numbers and learns to give them back.
+    """
+
+    def __init__(self, built=True):
+        super().__init__(name="pair")
+        for at, name in enumerate(("encoder", "decoder")):
+            body = [keras.layers.Dense(7, activation="relu"), keras.layers.Dropout(0.3)]
+            body += [keras.layers.Dense(7, activation="tanh") for _ in range(4)]
+            start = [keras.Input((6,))] if built or at else []
+            setattr(self, name, keras.Sequential([*start, *body, keras.layers.Dense(6)], name=name))
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.decoder(self.encoder(x, training=True), training=True) - x) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
 @contextlib.contextmanager
 def summed_in_one_order():
     """Makes a GPU add up in the same order each time, as a CPU does; else gradients may differ in the last bit."""

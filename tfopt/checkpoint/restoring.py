@@ -19,7 +19,7 @@ from tfopt.checkpoint.variables import (
     saved_in,
 )
 from tfopt.errors import CheckpointError
-from tfopt.model.layers import require_model
+from tfopt.model.layers import is_built, require_model
 from tfopt.text import Shown, listed
 
 _SHOWN = 8
@@ -74,7 +74,7 @@ def restore(
         >>> model.save_weights("model.weights.h5")
     """
     require_model(model)
-    if not model.built:
+    if not is_built(model):
         raise ValueError(f"Expected a built model. Received: {model.name!r}, which is not. Call it on a batch first.")
     found = read(folder, step)
     if found is None:

@@ -13,7 +13,7 @@ from tfopt.kernels.replacing import renew
 from tfopt.memory.choosing import Chosen, SegmentedGraph, automatic, named
 from tfopt.memory.estimating import estimate
 from tfopt.memory.rerunning import Part
-from tfopt.model.layers import CALL_METHODS, layer_paths, layers_and_graphs, require_model
+from tfopt.model.layers import CALL_METHODS, is_built, layer_paths, layers_and_graphs, require_model
 from tfopt.text import figure
 
 _ATTRIBUTE = "_tfopt_recomputed"
@@ -211,7 +211,7 @@ def _replace(layer: keras.Layer, name: str, function: Any) -> None:
 
 
 def _require_built(model: keras.Model, part: Chosen) -> None:
-    if isinstance(part, keras.Layer) and not part.built:
+    if isinstance(part, keras.Layer) and not is_built(part):
         raise ValueError(
             f"Expected a built model. Received: {model.name!r}, whose layer {part.name!r} has no weights yet. "
             "Call the model on one batch first."

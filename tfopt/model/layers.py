@@ -50,6 +50,14 @@ def require_compiled(model: keras.Model) -> keras.Model:
     return model
 
 
+def is_built(layer: keras.Layer) -> bool:
+    """Whether a layer has its weights; a model without a `call`, such as a GAN, if all of its parts have theirs."""
+    if layer.built or not isinstance(layer, keras.Model) or type(layer).call is not keras.Model.call:
+        return bool(layer.built)
+    parts = layer._flatten_layers(include_self=False, recursive=False)
+    return bool(parts) and all(map(is_built, parts))
+
+
 def is_keras_own(layer: keras.Layer) -> bool:
     """Whether a layer's class is Keras' own; a user's subclass may compute anything."""
     return type(layer).__module__.startswith("keras.")

@@ -39,6 +39,8 @@ def is_product(kind: str) -> bool:
 
 def is_opaque(kind: str) -> bool:
     """Whether operations of a type may hold products that cannot be counted: foreign code, decompositions, solvers."""
+    if kind in _XLA_WITHOUT_PRODUCTS:
+        return False
     return kind in _OPAQUE or kind.startswith(_OPAQUE_PREFIXES) or not hasattr(tf.raw_ops, kind)
 
 
@@ -165,6 +167,11 @@ _COUNTS: dict[str, _Count] = {
     **_of(("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"), _cudnn_rnn(backward=False)),
     **_of(("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"), _cudnn_rnn(backward=True)),
     "XlaCallModule": _cudnn_attention,
+}
+# TensorFlow makes no raw_ops of these. The first is keras.ops.slice_update.
+_XLA_WITHOUT_PRODUCTS = {
+    *("XlaDynamicUpdateSlice", "XlaDynamicSlice", "XlaPad", "XlaGather", "XlaBroadcastHelper"),
+    *("XlaSort", "XlaKeyValueSort", "XlaSharding"),
 }
 _OPAQUE_PREFIXES = (
     *("Quantized", "Uniform", "SparseMatrix", "Batch3D", "LSTMBlock", "BlockLSTM", "GRUBlock", "TPU", "XlaSparse"),

@@ -75,7 +75,8 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
     yourself is removed. For a model compiled or loaded later, `tfopt.repairs.FLOAT16` is installed.
 
     A policy goes to every layer that computes in floating point, except those that make the model's outputs: 16-bit
-    logits or probabilities silently saturate the loss. A mapping selects layers:
+    logits or probabilities silently saturate the loss. Where such a layer is also part of another one, as a table of
+    tokens that makes the logits too, that one stays in float32 with it. A mapping selects layers:
 
     - by path ("encoder/attention/query", names from the model down), by Keras' own `layer.path`, by name ("query"),
       or by a regular expression that matches a whole path ("encoder/.*"); a path overrides a name, a name overrides an

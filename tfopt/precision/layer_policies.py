@@ -67,9 +67,12 @@ def assign_policies(model: keras.Model, policy: Policy) -> Assignment:
     policies = {layer: asked[layer] for layer in floating}
     heads = {}
     if any(is_16_bit(wanted) and layer is not model and layer not in exact for layer, wanted in policies.items()):
-        for layer in output_layers(model).intersection(policies) - exact:
+        outputs = output_layers(model)
+        for layer in (outputs | _also_using(outputs, model)).intersection(policies) - exact:
             present = current_policy(layer)
             policies[layer] = present if present.compute_dtype == "float32" else keras.DTypePolicy("float32")
+            if layer not in outputs:
+                continue
             if is_16_bit(present) and asked[layer].compute_dtype != "float32":
                 heads[layer] = asked[layer]
     for layer in filter(_rounds_inputs, floating):
@@ -80,6 +83,30 @@ def assign_policies(model: keras.Model, policy: Policy) -> Assignment:
             policies[layer], heads[layer] = keras.DTypePolicy("float32"), current_policy(layer)
     _check_in_place(paths, policies)
     return Assignment(description, paths, policies, quantized, heads)
+
+
+def _also_using(outputs: frozenset[keras.Layer], model: keras.Model) -> set[keras.Layer]:
+    """Layers that hold a layer which makes outputs elsewhere, with all layers inside them.
+
+    Such as an embedding of tokens and positions whose tokens' table makes the logits, too: its own code may add what
+    its parts return, so they need one dtype.
+    """
+    found: set[keras.Layer] = set()
+    for holder in model._flatten_layers(include_self=False):
+        if isinstance(holder, keras.Model) or holder in outputs:
+            continue
+        shared = outputs.intersection(holder._flatten_layers(include_self=False, recursive=False))
+        if shared and not shared.isdisjoint(_reached(model, holder)):
+            found.update(holder._flatten_layers())
+    return found
+
+
+def _reached(layer: keras.Layer, without: keras.Layer) -> Iterator[keras.Layer]:
+    """The layers inside a layer that there are without one of them."""
+    for inner in layer._flatten_layers(include_self=False, recursive=False):
+        if inner is not without:
+            yield inner
+            yield from _reached(inner, without)
 
 
 def is_16_bit(policy: keras.DTypePolicy) -> bool:

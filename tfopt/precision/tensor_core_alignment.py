@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfopt import checks
-from tfopt.model.layers import require_model
+from tfopt.model.layers import is_built, require_model
 from tfopt.model.products import Dimension, LayerCall, Products, has_kernel, layer_calls, matrix_products
 from tfopt.text import Shown, aligned, listed
 
@@ -110,7 +110,8 @@ def alignment(model: keras.Model, batch_size: int) -> AlignmentReport:
     Use it before a long training: a vocabulary of 50,257, a head of 60 or a batch of 100 can rule out fast kernels. It
     reads shapes and runs nothing. Judged are the matrix products of dense, einsum, convolution, attention and recurrent
     layers, not products in custom code; the report says which layers have unknown sizes, such as a free sequence
-    length. The backward pass multiplies the same dimensions.
+    length. The backward pass multiplies the same dimensions. In a model without a `call`, such as a GAN, each network
+    counts once.
 
     The multiples are 8 for float16 and bfloat16, 4 for float32, which runs as TF32, and 16 for float8. float64 is not
     judged: few GPUs (A100, H100) have Tensor Cores for it. docs/precision.md names the sources.
@@ -162,7 +163,7 @@ def alignment(model: keras.Model, batch_size: int) -> AlignmentReport:
 def _require_built(model: keras.Model) -> None:
     if isinstance(model, keras.Sequential) and not model.layers:
         raise ValueError(f"Expected a model with layers. Received: {model.name!r}, which has none. Add them first.")
-    if not model.built:
+    if not is_built(model):
         raise ValueError(
             f"Expected a built model. Received: {model.name!r}, whose layers have no shapes yet. "
             "Call model.build(input_shape), or the model on one batch, first."
