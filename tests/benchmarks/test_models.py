@@ -66,7 +66,7 @@ def trainings():
     return {name: Training(net) for name, net in TINY.items()}
 
 
-@pytest.mark.filterwarnings("ignore:Expected (attention that cuDNN|a MultiHeadAttention or)")
+@pytest.mark.filterwarnings("ignore:Expected (attention that cuDNN|a layer with a method)")
 @pytest.mark.parametrize(
     ("name", "tool"),
     [pytest.param(*row, marks=[] if row in QUICK else pytest.mark.slow) for row in product(TINY, TOOLS)],

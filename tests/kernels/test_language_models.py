@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from hub_models import LANGUAGE_MODELS, backbone, batch
-from quick import first_quick
+from quick import campaign, first_quick
 
 from tfopt.kernels import explain, undo, use_flash_attention
 
@@ -62,8 +62,14 @@ def check(name, policy, after=lambda: None, **options):
     assert undo(model) == changed
 
 
-@pytest.mark.parametrize("policy", [pytest.param("mixed_float16", marks=pytest.mark.slow), "mixed_bfloat16"])
-@pytest.mark.parametrize("name", first_quick(sorted(LANGUAGE_MODELS, key=lambda name: name != "LlamaBackbone"), 1))
+NAMES = sorted(LANGUAGE_MODELS, key=lambda name: name != "LlamaBackbone")
+CASES = [
+    *first_quick([(name, "mixed_bfloat16") for name in NAMES], 1),
+    *campaign([(name, "mixed_float16") for name in NAMES]),
+]
+
+
+@pytest.mark.parametrize(("name", "policy"), CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of layers that KerasHub does not build
 def test_all_attention_is_taken_and_computes_the_same(cudnn, uncompiled, name, policy):
     kind = name.removesuffix("Backbone")

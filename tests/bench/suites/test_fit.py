@@ -90,7 +90,7 @@ def test_a_gpu_gets_what_says_most_first():
     workloads = [case.workload for case in fit.cases(GPU)]
     assert workloads[:3] == ["resnet50", "gpt2", "mlp"]
     assert workloads[-1] == "resnet50, no XLA"
-    assert len([name for name in workloads if name.startswith("attention, ")]) == 5
+    assert len([name for name in workloads if name.startswith("attention, ")]) == 6
     assert workloads[3] == "attention, 16×1024, 12 heads of 64, causal"
     assert len(set(workloads)) == 9
 
