@@ -92,7 +92,7 @@ def test_a_gpu_gets_what_says_most_first():
     assert workloads[-1] == "resnet50, no XLA"
     assert len([name for name in workloads if name.startswith("attention, ")]) == 6
     assert workloads[3] == "attention, 16×1024, 12 heads of 64, causal"
-    assert len(set(workloads)) == 9
+    assert len(set(workloads)) == 10
 
 
 def test_one_fit_is_overlapped_and_keras_is_itself_again(spied):
