@@ -276,10 +276,10 @@ def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
         *("resnet50", "gpt2", "resnet50, alone", "gpt2, alone")
     ]
     assert addresses[7] == ("pipeline", "resnet50 from JPEG")
-    kernels = addresses[8:14]
+    kernels = addresses[8:15]
     assert {suite for suite, _ in kernels} == {"fit"}
     assert kernels[-1] == ("fit", "resnet50, no XLA")
-    assert list(dict.fromkeys(suite for suite, _ in addresses[14:])) == [
+    assert list(dict.fromkeys(suite for suite, _ in addresses[15:])) == [
         *("memory", "batch", "precision", "xla", "callbacks", "pipeline", "distribute", "checkpoint")
     ]
     assert [suite for suite, _ in ((case.suite, case.workload) for case in _cases(["xla", "fit"], CPU))] == [
