@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks  # there is no public way to see operations run
 
+_UNCOUNTED = ("Conv3D", "Cudnn", "XlaDot", "XlaConv")
+
 
 def counted_flops(run: Callable[[], Any]) -> int:
     """Runs a function eagerly and returns the FLOPs of its matrix products and convolutions, a multiply-add being two.
@@ -45,7 +47,9 @@ def _flops(op_type: str, inputs: Any, attrs: dict[Any, Any], outputs: Any) -> in
         equation = _text(attrs["equation"])
         terms = equation.partition("->")[0].split(",")
         if "." in equation or len(terms) == 1:
-            raise NotImplementedError(equation)
+            raise NotImplementedError(
+                f"Expected an einsum of two or more operands, without an ellipsis. Found {equation!r}."
+            )
         sizes = {
             label: size
             for term, shape in zip(terms, shapes, strict=False)
@@ -58,12 +62,8 @@ def _flops(op_type: str, inputs: Any, attrs: dict[Any, Any], outputs: Any) -> in
         return _convolution(op_type, shapes[1], shapes[2])
     if op_type in ("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter"):
         return _convolution(op_type, shapes[-1], shapes[2])
-    if (
-        op_type.startswith(("Conv3D", "Cudnn", "XlaDot", "XlaConv"))
-        or "PartitionedCall" in op_type
-        or op_type == "Conv"
-    ):
-        raise NotImplementedError(op_type)
+    if op_type.startswith(_UNCOUNTED) or "PartitionedCall" in op_type or op_type == "Conv":
+        raise NotImplementedError(f"Expected operations that are counted here. Found {op_type}. Count it in _flops.")
     return 0
 
 

@@ -146,8 +146,8 @@ def main(description=__doc__):
 
         def save(tool, cell, name=name, cells=cells):
             cells[tool] = cell
-            document["models"] = {each: document["models"].get(each, cells) for each in NETS
-                                  if each in document["models"] or each == name}  # fmt: skip
+            models = document["models"] | {name: cells}
+            document["models"] = {each: models[each] for each in NETS if each in models}
             complete = all(len(document["models"].get(each, ())) == len(TOOLS) for each in NETS)
             document["status"] = "complete" if complete else "running"
             write_atomic(options.results, json.dumps(document, indent=1, ensure_ascii=False) + "\n")

@@ -90,7 +90,11 @@ def xla(training: Training) -> Found:
 
 def overlap(training: Training) -> Found:
     """`fit.overlap`."""
-    return _judged(training.same_bits(training.fit(tfopt.fit.overlap(training.build()))))
+    model = tfopt.fit.overlap(training.build())
+    try:
+        return _judged(training.same_bits(training.fit(model)))
+    finally:
+        tfopt.fit.undo(model)  # or the other tools would train with its callbacks
 
 
 def flash_attention(training: Training) -> Found:

@@ -40,7 +40,7 @@ def distance(one, other):
     return np.linalg.norm(one - other) / np.linalg.norm(other)
 
 
-def check(name, policy, after=lambda: None, **options):
+def assert_taken_and_the_same(name, policy, after=lambda: None, **options):
     """All attention is taken, and is as near to float32 as the layers' own path is, forward and backward."""
     pytest.importorskip("keras_hub")
     if (name, policy) == ("T5Backbone", "mixed_float16"):
@@ -74,17 +74,17 @@ CASES = [
 def test_all_attention_is_taken_and_computes_the_same(cudnn, uncompiled, name, policy):
     kind = name.removesuffix("Backbone")
 
-    def in_the_cheapest_form():
+    def in_the_expected_form():
         assert {config["sliding_window_length"] for _, config in cudnn.calls} - {0} == WINDOWS.get(kind, set())
         assert all(shapes["key"][2] == (2 if kind in GROUPED else 4) for shapes in cudnn.shapes)
         cudnn.calls.clear()
         cudnn.shapes.clear()
 
-    check(name, policy, in_the_cheapest_form)
+    assert_taken_and_the_same(name, policy, in_the_expected_form)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(LANGUAGE_MODELS))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_all_attention_is_taken_on_a_gpu(exact_products, name):
-    check(name, "mixed_bfloat16", jit_compile=True)
+    assert_taken_and_the_same(name, "mixed_bfloat16", jit_compile=True)

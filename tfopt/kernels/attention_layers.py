@@ -20,13 +20,14 @@ def use_flash_attention(model: keras.Model) -> int:
     """Runs a model's attention layers through cuDNN, which never stores the scores, forward or backward.
 
     Use it before or after `compile` and `fit`, for a model that trains under XLA in mixed precision. It applies to
-    every layer, of any class, one of whose methods multiplies query and key, takes the softmax, and multiplies that
-    with the values, by `keras.ops.einsum`, `matmul` or `dot_product_attention`: `MultiHeadAttention`,
-    `GroupQueryAttention`, KerasHub's language models, layers of your own. Masks of any kind, biases that are alike for
-    all examples, sliding windows and shared heads of keys are taken over. Calls that cuDNN does not support, or that it
-    computes wrongly on this machine (each form is tried before it is used), take the layer's own path: outside XLA,
-    without a GPU, in float32, with dropout in training, with scores to return, or with a batch of unknown size.
-    `explain(model)` names them.
+    layers of any class in which one method computes attention with `keras.ops`: two calls of `einsum` or `matmul` with
+    a softmax between them, or one of `dot_product_attention`. Those are `MultiHeadAttention`, `GroupQueryAttention`,
+    the layers of KerasHub's language models, and your own. Masks that are the same for all heads, biases that are the
+    same for all examples, sliding windows and grouped key heads are supported.
+
+    Calls that cuDNN does not support, or that it computes wrongly on this machine (each form is tried before it is
+    used), take the layer's own path: outside XLA, without a GPU, in float32, with dropout in training, with scores to
+    return, or with a batch of unknown size. `explain(model)` names them.
 
     Saved and cloned models lose it: call it again on the loaded model. `model.export` writes the layers' own path,
     which runs anywhere. Functions you have traced yourself do not change.

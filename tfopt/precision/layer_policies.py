@@ -101,12 +101,16 @@ def _also_using(outputs: frozenset[keras.Layer], model: keras.Model) -> set[kera
     return found
 
 
-def _reached(layer: keras.Layer, without: keras.Layer) -> Iterator[keras.Layer]:
-    """The layers inside a layer that there are without one of them."""
-    for inner in layer._flatten_layers(include_self=False, recursive=False):
-        if inner is not without:
-            yield inner
-            yield from _reached(inner, without)
+def _reached(model: keras.Model, without: keras.Layer) -> set[keras.Layer]:
+    """The layers of a model that are also held by others than one of them."""
+    found: set[keras.Layer] = set()
+    waiting: list[keras.Layer] = [model]
+    while waiting:
+        inner = waiting.pop()._flatten_layers(include_self=False, recursive=False)
+        new = {layer for layer in inner if layer is not without} - found
+        found |= new
+        waiting += new
+    return found
 
 
 def is_16_bit(policy: keras.DTypePolicy) -> bool:

@@ -112,14 +112,13 @@ class AttentionCall:
 
     @property
     def _biases(self) -> list[tf.Tensor]:
-        """Addends that are alike for all examples, and differ by head or have a gradient, which cuDNN can give."""
-        return [term for term in self.addends if term.shape[0] == 1 and (term.shape[1] != 1 or _has_gradient(term))]
+        """The addends of which cuDNN gives the gradient."""
+        return [term for term in self.addends if _is_bias(term)]
 
     @property
     def _added(self) -> list[tf.Tensor]:
         """The other addends; cuDNN takes them for constants."""
-        biases = self._biases
-        return [term for term in self.addends if all(term is not bias for bias in biases)]
+        return [term for term in self.addends if not _is_bias(term)]
 
     def _operands(self) -> dict[str, Any]:
         """What `flash_attention` takes."""
@@ -135,9 +134,8 @@ class AttentionCall:
             bias = tf.cast(tf.broadcast_to(total, (1, query.shape[2], length, keys)), dtype)
         elif constant is not None:
             bias = tf.broadcast_to(constant, (constant.shape[0], 1, length, keys))
-        if (
-            self._biases and constant is not None
-        ):  # one more product, 1 / scale of the query with what a key's score gets
+        if self._biases and constant is not None:
+            # One more term of the product: 1 / scale of the query with what a key's score gets.
             constant = tf.transpose(tf.broadcast_to(constant, (batch, 1, 1, keys)), (0, 3, 1, 2))
             first = tf.one_hot(0, _FURTHER, dtype=dtype)
             inverse = tf.cast(1 / self.scale, dtype) * first
@@ -173,6 +171,11 @@ class AttentionCall:
 _FURTHER = 8  # of a head; its size must be a multiple of it
 _LARGEST_ROUNDING = 0.02  # of a score, of which exp is taken
 _OF_ONE = ("Cast", "ExpandDims", "Reshape", "StridedSlice", "BroadcastTo", "Identity", "Neg")
+
+
+def _is_bias(addend: tf.Tensor) -> bool:
+    """Whether an addend is alike for all examples, and differs by head or has a gradient."""
+    return bool(addend.shape[0] == 1 and (addend.shape[1] != 1 or _has_gradient(addend)))
 
 
 def _rounds_well(term: tf.Tensor) -> bool:

@@ -114,7 +114,6 @@ class Following:
         **options: Any,
     ) -> Any:
         """Stands for `keras.ops.dot_product_attention`."""
-
         options |= {"flash_attention": flash_attention, "attn_logits_soft_cap": attn_logits_soft_cap}
 
         def plain() -> Any:

@@ -1,6 +1,6 @@
 """Takes masks apart: what is known when a step is traced, such as a causal mask, and what each batch brings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,14 +98,14 @@ def _above(tensor: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
     return tensor > (0 if tensor.dtype.is_integer else tf.cast(threshold, tensor.dtype))
 
 
-def _through(tensor: tf.Tensor, parts: Any) -> list[tf.Tensor] | None:
+def _through(tensor: tf.Tensor, parts: Callable[[tf.Tensor], list[tf.Tensor]]) -> list[tf.Tensor] | None:
     """The parts of what an operation gives another shape, in that shape; None for other operations."""
     operation = tensor.op
     if operation.type not in ("ExpandDims", "StridedSlice", "BroadcastTo", "Identity"):
         return None
     given = operation.inputs[0]
     moved = [_moved(of_rank(each, given.shape.rank or 0), operation) for each in parts(given)]
-    return None if None in [None if each is None else 0 for each in moved] else moved
+    return None if any(each is None for each in moved) else moved
 
 
 def _moved(part: tf.Tensor, operation: tf.Operation) -> tf.Tensor | None:

@@ -58,31 +58,21 @@ def flash_attention(
 
 
 def attention_spec(
-    query: tf.Tensor,
-    key: tf.Tensor,
-    value: tf.Tensor,
-    *,
-    scale: float,
-    causal: bool = False,
-    window: int = 0,
-    bias: tf.Tensor | None = None,
-    lengths: tuple[tf.Tensor, tf.Tensor] | None = None,
+    query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, bias: Any = None, lengths: Any = None, **options: Any
 ) -> AttentionSpec:
-    """Returns what `flash_attention` compiles for the same arguments."""
-    batch, query_length, heads, size = query.shape
+    """Returns what `flash_attention` compiles for the same arguments; `options` are `scale`, `causal` and `window`."""
+    batch, query_length, heads, _ = query.shape
     return AttentionSpec(
         batch=batch,
         query_length=query_length,
         key_length=key.shape[1],
         heads=heads,
         key_heads=key.shape[2],
-        size=size,
+        size=value.shape[3],
         dtype=query.dtype.name,
-        causal=causal,
-        window=window,
         bias=None if bias is None else (bias.shape[0], bias.shape[1]),
         lengths=lengths is not None,
-        scale=scale,
+        **options,
     )
 
 

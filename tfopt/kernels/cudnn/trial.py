@@ -24,8 +24,8 @@ FILL = {"bfloat16": -1e9, "float16": -3e4}
 def defect(spec: AttentionSpec) -> str | None:
     """Says what is wrong with a form of cuDNN's attention on this machine; None if it computes what it should.
 
-    A small attention of the same form is compiled and run once in a process, in a second or two, with its gradients,
-    and compared with one that TensorFlow computes in float32.
+    A small attention of the same form is compiled and run once in a process, with its gradients, and compared with one
+    that TensorFlow computes in float32.
     """
     try:
         return _defect(_small(spec))
