@@ -211,7 +211,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     Args:
         source: A `Source`; arrays, or tuples and dicts of them; a `tf.data.Dataset` of single examples; the path of a
             folder of images with a subfolder a class, or of one that `write_records` wrote; a path, glob or list of
-            paths of TFRecord files; paths of .npy files; that of an HDF5 file with one dataset; "tfds:NAME".
+            paths of TFRecord files; paths of .npy files; that of an HDF5 file with one dataset; "tfds:NAME"; a list of
+            lists of token ids.
         batch_size: Examples in a batch.
         training: Whether to train on the batches. Sets `shuffle`, and with it `remainder`.
         crop: `RandomCrop` or `CentralCrop`. If nothing is cached before it, only the crop of a JPEG is decoded.
@@ -239,6 +240,10 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             `tf.random.set_seed`, and different in each epoch. Default: random.
         split: A share of the examples to validate on, such as 0.1: training=True takes the others, training=False
             these. Drawn at random, the same whatever the other options, before anything is shuffled.
+        pack: Tokens in a row, for documents of tokens: they are packed into rows, each token once, and an example is
+            ({"tokens", "segments", "positions"}, labels, weights), (pack,) each. Segments number the documents of a row
+            from 1, positions the tokens of each from 0; labels are the next tokens. Weights are 0, as labels and
+            segments are, behind the last document, and for the last token of each, which has no next one.
         remainder: "drop" leaves out the examples that do not fill a batch, "keep" makes a smaller last batch, "pad"
             fills it and returns sample weights that keep loss and gradients those of the smaller one. Default: "drop"
             when training on examples that are shuffled as a whole, so that each epoch leaves out others, of at most
@@ -272,7 +277,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         TensorShape([100, 8, 8, 3])
     """
     asked = PipelineOptions(**options)
-    facts = inspect_source(as_source(source, asked.on_bad_file), asked)
+    examples = as_source(source, asked.on_bad_file)
+    facts = inspect_source(examples if asked.pack is None else _packed(examples, asked.pack), asked)
     chosen = replace(asked, remainder=facts.last_batch[0])
     if asked.remainder is None and (found := left_out(chosen, facts)):
         warn_once(
@@ -294,6 +300,15 @@ def build_pipeline(source: Any, **options: Unpack[Choices]) -> Any:
         10
     """
     return plan_pipeline(source, **options).build()
+
+
+def _packed(source: Source, size: int) -> Source:
+    if source.packed is None:
+        raise ValueError(
+            f"Expected documents of tokens for pack={size}. Received: {source.name}. Pass a list of lists of token "
+            "ids, or tokens(...) of an array or a .npy file."
+        )
+    return source.packed(size)
 
 
 def _unknown_option(name: str, options: list[str]) -> TypeError:

@@ -80,6 +80,7 @@ class Choices(TypedDict, total=False):
     shuffle: bool | None
     seed: int | None
     split: float | None
+    pack: int | None
     remainder: Remainder | None
     prefetch: Prefetch
     service: str | None
@@ -113,6 +114,7 @@ class PipelineOptions:
     shuffle: bool | None = None
     seed: int | None = None
     split: float | None = None
+    pack: int | None = None
     remainder: Remainder | None = None
     prefetch: Prefetch = "auto"
     service: str | None = None
@@ -156,6 +158,8 @@ class PipelineOptions:
             share = checks.number("split", self.split, "Pass the share to validate on, such as 0.1.", above=0)
             if share >= 1:
                 raise ValueError(f"Expected split to be below 1. Received: {self.split!r}. Pass a share, such as 0.1.")
+        if self.pack is not None:
+            fill_in("pack", checks.integer("pack", self.pack, "Pass the tokens of a row, such as 1024.", least=2))
         if isinstance(self.prefetch, str):
             _expect_name("prefetch", self.prefetch, ("auto",))
         elif self.prefetch == _AUTOTUNE:

@@ -1,7 +1,6 @@
-"""Finds the source for whatever a user passes to a pipeline, and makes sources of arrays and datasets."""
+"""Finds the source for whatever a user passes to a pipeline, and makes sources of datasets."""
 
 import difflib
-import functools
 import inspect
 import os
 from collections.abc import Iterator
@@ -12,26 +11,18 @@ import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.cache.fingerprint import fingerprint
-from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.shared.paths import is_remote
 from tfopt.pipelines.sources.hdf5 import dataset_names, hdf5
 from tfopt.pipelines.sources.images import images
 from tfopt.pipelines.sources.npy import npy
 from tfopt.pipelines.sources.records import records
-from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves, nth
+from tfopt.pipelines.sources.rows import arrays
+from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.sources.tfds import is_builder, tfds
+from tfopt.pipelines.text.tokens import tokens
 from tfopt.pipelines.tfrecords.format import has_index
 
-_REMEDIES = {
-    "M": "Convert it: array.astype(np.int64)",
-    "m": "Convert it: array.astype(np.int64)",
-    "O": "Give it a type: array.astype(np.float32), or np.stack(list) if its items are arrays of one shape",
-    "V": "Pass its fields as separate arrays: {name: array[name] for name in array.dtype.names}",
-    "U": "Pass strings that UTF-8 can encode",
-}
-_WIDE = "Convert it to float64 or complex128 with array.astype"
 # Datasets whose elements are in memory: caching them untransformed would hold them twice.
 _RESIDENT = frozenset({"_TensorSliceDataset", "_TensorDataset", "_RangeDataset", "CacheDataset"})
 _BATCHED = frozenset({"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset"})
@@ -71,6 +62,8 @@ def _unchecked(given: Any) -> Source:
         return _at_path(os.fspath(given))
     if isinstance(given, list | tuple) and given and all(isinstance(item, str | os.PathLike) for item in given):
         return records(given)
+    if isinstance(given, tf.RaggedTensor) or _are_documents(given):
+        return tokens(given)
     if isinstance(given, np.ndarray | tf.Tensor | tuple | dict):
         return arrays(given)
     raise TypeError(
@@ -88,63 +81,6 @@ def _remedy(given: Any) -> str:
     if isinstance(given, Iterator) or inspect.isroutine(given):
         return "Make a dataset of a generator with tf.data.Dataset.from_generator, and pass that."
     return "Convert it to one of these, a list of numbers with np.asarray."
-
-
-def arrays(data: Any) -> Source:
-    """Returns the rows of arrays as a source of examples.
-
-    Use it for data that fits into memory; it is copied once, into host memory.
-
-    Args:
-        data: A NumPy array or eager tensor, or tuples and dicts of them, nested as the examples should be. All have the
-            same first dimension, the number of examples.
-
-    Returns:
-        A source whose examples have the structure of `data`, without the first dimension.
-
-    Raises:
-        TypeError: If a leaf is not an array, is masked, or has a type that no tensor has; or keys of a dict do not
-            sort.
-        ValueError: If a leaf has no first dimension.
-        PipelineError: If lengths differ, or there are no examples.
-
-    Example:
-        >>> import numpy as np
-        >>> arrays((np.zeros((10, 4)), np.zeros(10))).count
-        10
-    """
-    named = list(named_leaves(data, "data"))
-    for name, leaf in named:
-        _expect_rows(name, leaf)
-    count = common_length({name: int(leaf.shape[0]) for name, leaf in named})
-    # Eager constants would go to the GPU, if there is one; input belongs on the host.
-    with tf.device("CPU:0"):
-        copies = [tf.identity(_as_tensor(name, leaf)) for name, leaf in named]
-    tensors = tf.nest.pack_sequence_as(data, copies)
-
-    @functools.cache
-    def contents() -> str:
-        return fingerprint(tensors, name="data")  # once: nobody else holds these copies
-
-    def numbered(numbers: range) -> Source:
-        @without_autograph
-        def rows(index: Any) -> Any:
-            at = nth(numbers, index)
-            return tf.nest.map_structure(lambda tensor: tf.gather(tensor, at), held_on_host(lambda: tensors))
-
-        return Source(
-            name="arrays",
-            dataset=lambda: tf.data.Dataset.range(len(numbers)),
-            count=len(numbers),
-            decode=rows,
-            decode_batch=rows,
-            at=lambda positions: positions,
-            fingerprint=lambda: [str(numbers), contents()],
-            resident=True,
-            part=lambda index, parts: numbered(numbers[index::parts]),
-        )
-
-    return numbered(range(count))
 
 
 def dataset(examples: Any) -> Source:
@@ -210,6 +146,11 @@ def _are_paths(given: Any, suffix: str) -> bool:
     return isinstance(given, str | os.PathLike) and str(given).endswith(suffix)
 
 
+def _are_documents(given: Any) -> bool:
+    """Whether this is a list of lists of token ids."""
+    return isinstance(given, list) and bool(given) and all(isinstance(item, list) for item in given)
+
+
 def _expect_something_at(path: str) -> None:
     if is_remote(path) or any(sign in path for sign in "*?[{") or os.path.lexists(path):
         return
@@ -218,35 +159,6 @@ def _expect_something_at(path: str) -> None:
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     hint = f"Did you mean {os.path.join(folder, near[0])!r}?" if near else "Check the path."
     raise PipelineError(f"Expected a folder of images or TFRecord files. Nothing is at {path!r}. {hint}")
-
-
-def _as_tensor(name: str, leaf: Any) -> Any:
-    try:
-        return tf.convert_to_tensor(leaf)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"arrays() expects types that tensors have. Received at {name}: an array of the type {leaf.dtype}. "
-            f"{_REMEDIES.get(leaf.dtype.kind, _WIDE)}."
-        ) from error
-
-
-def _expect_rows(name: str, leaf: Any) -> None:
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise TypeError(
-            f"arrays() expects arrays without a mask. Received at {name}: a masked array, whose mask would be lost. "
-            "Pass .filled(value), and the mask as an array of its own if the model needs it."
-        )
-    if not isinstance(leaf, np.ndarray | tf.Tensor):
-        raise TypeError(
-            f"arrays() expects NumPy arrays or tensors in tuples and dicts. Received at {name}: "
-            f"{type(leaf).__name__}. Convert it with np.asarray; ragged and sparse "
-            "tensors with tf.data.Dataset.from_tensor_slices(data)."
-        )
-    if len(leaf.shape) == 0:
-        raise ValueError(
-            f"arrays() expects a first dimension with one row per example. Received a scalar at {name}. Pass an array "
-            "of rows."
-        )
 
 
 def _is_batched(examples: Any) -> bool:

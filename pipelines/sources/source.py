@@ -95,6 +95,9 @@ class Source:
     """Given `on_bad_file`, looks at the files when a pipeline is planned: returns the source without those that do not
     decode ("skip"), or raises an error that names one ("raise")."""
 
+    packed: Callable[[int], "Source"] | None = None
+    """If elements are documents of tokens: given a length, returns them packed into rows of it, for `pack`."""
+
     keeps_order: bool = False
     """Whether elements must be read in one order, since they are chosen by their place in it."""
 
@@ -108,7 +111,7 @@ class Source:
 
     def __post_init__(self) -> None:
         readers = ("dataset", "decode", "decode_batch", "origin", "sample", "shuffled", "at", "encoded")
-        for field in (*readers, "fingerprint", "part", "checked"):
+        for field in (*readers, "fingerprint", "part", "checked", "packed"):
             value = getattr(self, field)
             if not callable(value) and (value is not None or field == "dataset"):
                 raise TypeError(

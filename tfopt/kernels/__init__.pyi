@@ -4,5 +4,6 @@ from .batch_norm import fuse_batch_norm as fuse_batch_norm
 from .chunked_loss import chunk_cross_entropy as chunk_cross_entropy
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain
+from .packed_rows import segment_mask as segment_mask
 from .replacing import LayerPath as LayerPath
 from .replacing import undo as undo

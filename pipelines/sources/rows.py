@@ -1,0 +1,106 @@
+"""Rows of arrays in memory as a source."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.pipelines.cache.fingerprint import fingerprint
+from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves, nth
+
+_REMEDIES = {
+    "M": "Convert it: array.astype(np.int64)",
+    "m": "Convert it: array.astype(np.int64)",
+    "O": "Give it a type: array.astype(np.float32), or np.stack(list) if its items are arrays of one shape",
+    "V": "Pass its fields as separate arrays: {name: array[name] for name in array.dtype.names}",
+    "U": "Pass strings that UTF-8 can encode",
+}
+_WIDE = "Convert it to float64 or complex128 with array.astype"
+
+
+def arrays(data: Any) -> Source:
+    """Returns the rows of arrays as a source of examples.
+
+    Use it for data that fits into memory; it is copied once, into host memory.
+
+    Args:
+        data: A NumPy array or eager tensor, or tuples and dicts of them, nested as the examples should be. All have the
+            same first dimension, the number of examples.
+
+    Returns:
+        A source whose examples have the structure of `data`, without the first dimension.
+
+    Raises:
+        TypeError: If a leaf is not an array, is masked, or has a type that no tensor has; or keys of a dict do not
+            sort.
+        ValueError: If a leaf has no first dimension.
+        PipelineError: If lengths differ, or there are no examples.
+
+    Example:
+        >>> import numpy as np
+        >>> arrays((np.zeros((10, 4)), np.zeros(10))).count
+        10
+    """
+    named = list(named_leaves(data, "data"))
+    for name, leaf in named:
+        _expect_rows(name, leaf)
+    count = common_length({name: int(leaf.shape[0]) for name, leaf in named})
+    # Eager constants would go to the GPU, if there is one; input belongs on the host.
+    with tf.device("CPU:0"):
+        copies = [tf.identity(_as_tensor(name, leaf)) for name, leaf in named]
+    tensors = tf.nest.pack_sequence_as(data, copies)
+
+    @functools.cache
+    def contents() -> str:
+        return fingerprint(tensors, name="data")  # once: nobody else holds these copies
+
+    def numbered(numbers: range) -> Source:
+        @without_autograph
+        def rows(index: Any) -> Any:
+            at = nth(numbers, index)
+            return tf.nest.map_structure(lambda tensor: tf.gather(tensor, at), held_on_host(lambda: tensors))
+
+        return Source(
+            name="arrays",
+            dataset=lambda: tf.data.Dataset.range(len(numbers)),
+            count=len(numbers),
+            decode=rows,
+            decode_batch=rows,
+            at=lambda positions: positions,
+            fingerprint=lambda: [str(numbers), contents()],
+            resident=True,
+            part=lambda index, parts: numbered(numbers[index::parts]),
+        )
+
+    return numbered(range(count))
+
+
+def _as_tensor(name: str, leaf: Any) -> Any:
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"arrays() expects types that tensors have. Received at {name}: an array of the type {leaf.dtype}. "
+            f"{_REMEDIES.get(leaf.dtype.kind, _WIDE)}."
+        ) from error
+
+
+def _expect_rows(name: str, leaf: Any) -> None:
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(
+            f"arrays() expects arrays without a mask. Received at {name}: a masked array, whose mask would be lost. "
+            "Pass .filled(value), and the mask as an array of its own if the model needs it."
+        )
+    if not isinstance(leaf, np.ndarray | tf.Tensor):
+        raise TypeError(
+            f"arrays() expects NumPy arrays or tensors in tuples and dicts. Received at {name}: "
+            f"{type(leaf).__name__}. Convert it with np.asarray; ragged and sparse "
+            "tensors with tf.data.Dataset.from_tensor_slices(data)."
+        )
+    if len(leaf.shape) == 0:
+        raise ValueError(
+            f"arrays() expects a first dimension with one row per example. Received a scalar at {name}. Pass an array "
+            "of rows."
+        )

@@ -1,0 +1,1 @@
+"""Documents of tokens, and their packing into rows of one length."""

@@ -1,0 +1,215 @@
+"""Documents of token ids as a source, each by itself or packed into rows."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt import checks
+from tfopt.errors import PipelineError
+from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.sources.npy import npy
+from tfopt.pipelines.sources.rows import arrays
+from tfopt.pipelines.sources.source import Source, held_on_host, nth
+from tfopt.pipelines.text.packing import Packing, pack
+
+_AT_ONCE = 2**24  # tokens of a file that are searched at once
+_LARGEST = 2**31 - 1  # of int32
+
+
+def tokens(documents: Any, *, end: int | None = None) -> Source:
+    """Returns documents of token ids as a source, for language models.
+
+    With `pack=LENGTH` a pipeline packs them into rows of one length: see `plan_pipeline`. Without it, an example is one
+    document, int32 (tokens of it).
+
+    Args:
+        documents: A list of documents, each a list or array of ids; a `tf.RaggedTensor` (documents, None); or the ids
+            of all documents one after the other, as an array or the path of a .npy file, which is mapped rather than
+            read.
+        end: For documents that follow one another: the id that ends each, and belongs to it. The last one may lack it.
+
+    Raises:
+        TypeError: If ids are not integers, or `documents` is something else.
+        ValueError: If a document has more than one axis, `end` is missing or not asked for, or an id does not fit
+            int32.
+        PipelineError: If there is no token, or the file is missing, cut or not one of integers.
+
+    Example:
+        >>> from tfopt.pipelines import build_pipeline, tokens
+        >>> documents = tokens([[5, 6, 7], [8, 9], [4]])
+        >>> (inputs, labels, weights), = build_pipeline(documents, pack=8, batch_size=1, training=False)
+        >>> inputs["tokens"].numpy().tolist(), inputs["segments"].numpy().tolist()
+        ([[5, 6, 7, 8, 9, 4, 0, 0]], [[1, 1, 1, 2, 2, 3, 0, 0]])
+    """
+    if isinstance(documents, str | os.PathLike | np.ndarray):
+        found = _one_after_the_other(documents, end)
+    elif end is not None:
+        raise ValueError(
+            "Expected ids one after the other for `end`: an array, or the path of a .npy file. Received: documents "
+            "that are apart. Leave `end` out."
+        )
+    else:
+        found = _apart(documents)
+    return _by_document(found, range(len(found.starts)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Documents:
+    """Tokens of all documents one after the other, and where each begins and ends."""
+
+    name: str
+    read: Callable[[Any], Any]  # the tokens at these places, in a graph
+    contents: Callable[[], Any]  # the fingerprint of all tokens
+    starts: Any  # int64 (documents)
+    ends: Any
+
+    def fingerprint(self) -> list[Any]:
+        return [self.contents(), self.starts, self.ends]
+
+
+def _by_document(documents: _Documents, numbers: range) -> Source:
+    read, tables = documents.read, (documents.starts, documents.ends)
+
+    @without_autograph
+    def document(number: Any) -> Any:
+        starts, ends = held_on_host(lambda: tuple(map(tf.constant, tables)))
+        at = nth(numbers, number)
+        return tf.cast(read(tf.range(tf.gather(starts, at), tf.gather(ends, at))), tf.int32)
+
+    total = int((documents.ends - documents.starts).sum())
+    return Source(
+        name=documents.name,
+        dataset=lambda: tf.data.Dataset.range(len(numbers)),
+        count=len(numbers),
+        decode=document,
+        at=lambda positions: positions,
+        fingerprint=lambda: [str(numbers), *documents.fingerprint()],
+        resident=True,
+        part=lambda index, parts: _by_document(documents, numbers[index::parts]),
+        packed=lambda size: _in_rows(documents, size),
+        note=f"{total:,} tokens",
+    )
+
+
+def _in_rows(documents: _Documents, size: int) -> Source:
+    packing = pack(documents.ends - documents.starts, size)
+    count = len(packing.rows) - 1
+    used = int(packing.lengths.sum()) / (size * count)
+    note = f"{len(documents.starts):,} documents, packed into rows of {size:,} tokens; {100 * used:.1f} % of them used"
+    return _packed(documents, packing, size, range(count), note)
+
+
+def _packed(documents: _Documents, packing: Packing, size: int, numbers: range, note: str) -> Source:
+    starts = documents.starts[packing.documents] + packing.offsets
+    read, tables = documents.read, (packing.rows, starts, packing.lengths, documents.ends[packing.documents])
+
+    @without_autograph
+    def packed(number: Any) -> Any:
+        rows, starts, lengths, ends = held_on_host(lambda: tuple(map(tf.constant, tables)))
+        row = nth(numbers, number)
+        pieces = tf.range(tf.gather(rows, row), tf.gather(rows, row + 1))
+        begins, sizes = tf.gather(starts, pieces), tf.gather(lengths, pieces)
+        places = tf.ragged.range(begins, begins + sizes)
+        index, piece = places.flat_values, tf.cast(places.value_rowids(), tf.int32)
+        known = index + 1 < tf.gather(tf.gather(ends, pieces), piece)  # whether the next token is of the same document
+
+        def filled(values: Any) -> Any:
+            return tf.ensure_shape(tf.pad(values, [[0, size - tf.size(values)]]), (size,))
+
+        inputs = {
+            "tokens": filled(tf.cast(read(index), tf.int32)),
+            "segments": filled(piece + 1),
+            "positions": filled(tf.cast(index - tf.gather(begins, piece), tf.int32)),
+        }
+        labels = tf.cast(read(tf.where(known, index + 1, index)), tf.int32)
+        return inputs, filled(tf.where(known, labels, 0)), filled(tf.cast(known, tf.float32))
+
+    return Source(
+        name=documents.name,
+        dataset=lambda: tf.data.Dataset.range(len(numbers)),
+        count=len(numbers),
+        decode=packed,
+        at=lambda positions: positions,
+        fingerprint=lambda: [str(numbers), size, *documents.fingerprint()],
+        resident=True,
+        part=lambda index, parts: _packed(documents, packing, size, numbers[index::parts], note),
+        note=note,
+    )
+
+
+def _apart(documents: Any) -> _Documents:
+    if isinstance(documents, tf.RaggedTensor):
+        if documents.flat_values.shape.rank != 1 or documents.ragged_rank != 1:
+            raise ValueError(
+                f"Expected a ragged tensor of the shape (documents, None). Received: {documents.shape}. Pass one axis "
+                "of tokens."
+            )
+        limits = documents.row_splits.numpy().astype(np.int64)
+        return _documents(_tokens_of(documents.flat_values.numpy()), limits)
+    if not isinstance(documents, Sequence) or isinstance(documents, str | bytes):
+        raise TypeError(
+            "Expected documents: a list of lists or arrays of token ids, a tf.RaggedTensor, or ids one after the other "
+            f"as an array or the path of a .npy file. Received: {type(documents).__name__}. Tokenize text first."
+        )
+    parts = []
+    for number, document in enumerate(documents):
+        part = np.asarray(document)
+        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
+            raise TypeError(
+                f"Expected a list or array of token ids for each document. Received for document {number}: "
+                f"{part.dtype} of the shape {part.shape}. Tokenize text first."
+            )
+        parts.append(part if part.size else part.astype(np.int32))
+    flat = np.concatenate(parts) if parts else np.empty(0, np.int32)
+    return _documents(_tokens_of(flat), np.cumsum([0, *map(len, parts)], dtype=np.int64))
+
+
+def _one_after_the_other(documents: Any, end: int | None) -> _Documents:
+    if end is None:
+        raise ValueError(
+            "Expected `end` for documents that follow one another: the id of the token that ends each. Found none. "
+            "Pass it, such as end=50256, or pass a list of documents."
+        )
+    end = checks.integer("end", end, "Pass a token's id.", least=0)
+    if isinstance(documents, np.ndarray):
+        flat, source = documents, _tokens_of(documents)
+    else:
+        source = npy(documents)
+        flat = np.load(documents, mmap_mode="r")
+        _expect_ids(flat)
+    ends = [
+        1 + start + np.flatnonzero(flat[start : start + _AT_ONCE] == end) for start in range(0, len(flat), _AT_ONCE)
+    ]
+    limits = np.concatenate([np.zeros(1, np.int64), *ends, np.array([len(flat)])]).astype(np.int64)
+    return _documents(source, np.unique(limits))  # a last document that `end` ends has its limit twice
+
+
+def _documents(flat: Source, limits: Any) -> _Documents:
+    name = " of ".join(filter(None, ("tokens", flat.name.removeprefix("arrays"))))
+    if flat.decode is None or flat.fingerprint is None:
+        raise TypeError(f"Expected a source of single tokens that can be looked up. Found {flat.name}.")
+    return _Documents(name, flat.decode, flat.fingerprint, limits[:-1], limits[1:])
+
+
+def _tokens_of(flat: Any) -> Source:
+    _expect_ids(flat)
+    if not len(flat):
+        raise PipelineError("Expected at least one token. Found none in the documents. Check what fills them.")
+    return arrays(flat.astype(np.int32))
+
+
+def _expect_ids(flat: Any) -> None:
+    if flat.ndim != 1 or (flat.dtype.kind not in "iu"):
+        raise TypeError(
+            f"Expected token ids: integers, one axis. Received: {flat.dtype} of the shape {flat.shape}. Pass one "
+            "document after the other, or a list of them."
+        )
+    if flat.dtype.itemsize > 2 and not (flat.dtype.kind == "i" and flat.dtype.itemsize == 4):
+        for start in range(0, len(flat), _AT_ONCE):
+            part = flat[start : start + _AT_ONCE]
+            if part.size and not (part.min() >= -_LARGEST and part.max() <= _LARGEST):
+                raise ValueError("Expected ids that fit int32. Found larger ones. Check what makes them.")
