@@ -1,3 +1,4 @@
+from .as_source import dataset as dataset
 from .cache.folder import clear_cache as clear_cache
 from .plan import PipelinePlan as PipelinePlan
 from .plan import build_pipeline as build_pipeline
@@ -8,7 +9,6 @@ from .profiling.profile import profile_pipeline as profile_pipeline
 from .shared.crop import CentralCrop as CentralCrop
 from .shared.crop import RandomCrop as RandomCrop
 from .shared.options import per_batch as per_batch
-from .sources.as_source import dataset as dataset
 from .sources.hdf5 import hdf5 as hdf5
 from .sources.image_files import ImagesReport as ImagesReport
 from .sources.images import images as images
@@ -18,7 +18,7 @@ from .sources.records import records as records
 from .sources.rows import arrays as arrays
 from .sources.source import Source as Source
 from .sources.tfds import tfds as tfds
-from .sources.write import write_records as write_records
 from .text.tokens import tokens as tokens
 from .tfrecords.verify import RecordsReport as RecordsReport
 from .tfrecords.verify import verify_records as verify_records
+from .write import write_records as write_records

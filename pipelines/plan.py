@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from tfopt import checks
+from tfopt.pipelines.as_source import as_source
 from tfopt.pipelines.cache.choice import choose_cache
 from tfopt.pipelines.device.placing import choose_placement
 from tfopt.pipelines.inspection.facts import Facts, inspect_source
 from tfopt.pipelines.shared.options import Choices, PipelineOptions
 from tfopt.pipelines.shared.position import START, Position
-from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.batch_stages import (
     Batch,

@@ -1,1 +1,1 @@
-"""Where examples come from: a file for each source, `as_source` to choose one, `write_records` to store one."""
+"""Where examples come from: a file for each source; `as_source`, a folder up, chooses one."""

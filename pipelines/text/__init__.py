@@ -1,1 +1,1 @@
-"""Documents of tokens, and their packing into rows of one length."""
+"""Text for language models: documents of tokens, and how they become rows and batches."""

@@ -63,7 +63,7 @@ ROWS = """
 import sys
 import numpy as np
 from tfopt.pipelines import build_pipeline
-from tfopt.pipelines.sources.as_source import as_source
+from tfopt.pipelines.as_source import as_source
 
 def own_mib():  # without the mapped file
     (line,) = [line for line in open("/proc/self/status") if line.startswith("RssAnon")]

@@ -21,7 +21,7 @@ from unwrapped import unwrapped
 from tfopt import distribute
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines import plan_pipeline, profile_pipeline, records
-from tfopt.pipelines.sources.as_source import as_source
+from tfopt.pipelines.as_source import as_source
 from tfopt.pipelines.sources.parts import Part, distributed
 from tfopt.repairs.fit_data import mark_order_decided
 

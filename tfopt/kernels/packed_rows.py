@@ -24,8 +24,8 @@ def segment_mask(segments: Any, *, causal: bool = True) -> Any:
         >>> tfopt.kernels.segment_mask(np.array([[1, 1, 2, 0]])).numpy().astype(int).tolist()[0]
         [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
     """
-    same = ops.expand_dims(segments, 2) == ops.expand_dims(segments, 1)
-    mask = ops.logical_and(same, ops.expand_dims(segments, 1) > 0)
+    queries, keys = ops.expand_dims(segments, 2), ops.expand_dims(segments, 1)
+    mask = ops.logical_and(ops.equal(queries, keys), ops.greater(keys, 0))  # `==` compares symbolic tensors as objects
     if not causal:
         return mask
     positions = ops.arange(segments.shape[1])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline
-from tfopt.pipelines.sources.as_source import arrays
+from tfopt.pipelines.as_source import arrays
 
 
 def nested(depth, count):

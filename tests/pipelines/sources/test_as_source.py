@@ -11,9 +11,9 @@ import tensorflow_datasets
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline
+from tfopt.pipelines.as_source import as_source
 from tfopt.pipelines.sources import tfds as module
-from tfopt.pipelines.sources.as_source import as_source
-from tfopt.pipelines.sources.write import write_records
+from tfopt.pipelines.write import write_records
 
 
 @pytest.fixture

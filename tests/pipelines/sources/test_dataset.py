@@ -8,7 +8,7 @@ from unwrapped import unwrapped
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import Source, arrays, build_pipeline, plan_pipeline
-from tfopt.pipelines.sources.as_source import as_source, dataset
+from tfopt.pipelines.as_source import as_source, dataset
 
 
 def test_examples_come_back_in_order():

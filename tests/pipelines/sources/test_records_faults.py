@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, records
-from tfopt.pipelines.sources.write import write_records
 from tfopt.pipelines.tfrecords.format import INDEX_NAME
 from tfopt.pipelines.tfrecords.verify import verify_records
+from tfopt.pipelines.write import write_records
 
 ROOT = Path(__file__).parents[3]
 COUNT = 6
@@ -27,7 +27,7 @@ WRITER = """
 import sys, time
 import tensorflow as tf
 from tfopt.errors import PipelineError
-from tfopt.pipelines.sources.write import write_records
+from tfopt.pipelines.write import write_records
 
 def rows():
     for number in range(400):

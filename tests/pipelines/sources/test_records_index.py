@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, records, verify_records
-from tfopt.pipelines.sources.write import write_records
 from tfopt.pipelines.tfrecords.format import INDEX_NAME
+from tfopt.pipelines.write import write_records
 
 
 @pytest.fixture

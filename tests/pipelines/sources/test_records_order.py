@@ -65,7 +65,7 @@ def test_a_batch_holds_as_many_classes_as_by_chance(by_class):
 
 
 def test_records_are_written_again_in_one_permutation(by_class, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfopt.pipelines.sources.write._MIXED_BYTES", 1)  # no room for a buffer
+    monkeypatch.setattr("tfopt.pipelines.write._MIXED_BYTES", 1)  # no room for a buffer
     write_records(by_class(), tmp_path / "again", shards=2)
     again = build_pipeline(tmp_path / "again", batch_size=256, training=False)
     assert 215 < classes(again) < 237

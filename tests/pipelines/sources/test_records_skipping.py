@@ -7,8 +7,8 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, records
 from tfopt.pipelines.sources import records as module
-from tfopt.pipelines.sources.write import write_records
 from tfopt.pipelines.tfrecords.format import read_index
+from tfopt.pipelines.write import write_records
 
 RECORDS = [b"%d" % number * 5 for number in range(8)]
 SIZE = 21

@@ -164,7 +164,7 @@ def test_what_is_not_prepared_is_answered_without_a_network(folder, name, remedy
 def test_the_library_is_imported_when_needed_and_knows_its_own_folder(folder):
     script = (
         "import sys\n"
-        "from tfopt.pipelines.sources.as_source import as_source\n"
+        "from tfopt.pipelines.as_source import as_source\n"
         "print('tensorflow_datasets' in sys.modules)\n"
         "print(as_source('tfds:shades').count)\n"
     )

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines import CentralCrop, Source, build_pipeline, dataset, images, records
 from tfopt.pipelines.sources import write as module
-from tfopt.pipelines.sources.write import write_records
 from tfopt.pipelines.tfrecords.format import read_index
+from tfopt.pipelines.write import write_records
 
 DTYPES = [
     *(tf.bool, tf.string, tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128),

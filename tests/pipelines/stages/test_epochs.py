@@ -6,8 +6,8 @@ import tensorflow as tf
 from quick import first_quick
 
 from tfopt.pipelines import build_pipeline, plan_pipeline
+from tfopt.pipelines.as_source import arrays
 from tfopt.pipelines.shared.seeding import in_batches, in_turn, permutation, sequence
-from tfopt.pipelines.sources.as_source import arrays
 
 COUNT = 50
 ROWS = {

@@ -10,7 +10,7 @@ from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import CentralCrop, Source, build_pipeline, per_batch, plan_pipeline, records, write_records
-from tfopt.pipelines.sources.as_source import as_source
+from tfopt.pipelines.as_source import as_source
 
 COUNT = 50
 X, Y = np.random.default_rng(0).random((COUNT, 3)).astype("float32"), np.arange(COUNT)

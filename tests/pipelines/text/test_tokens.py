@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, plan_pipeline, tokens
-from tfopt.pipelines.sources.as_source import as_source
+from tfopt.pipelines.as_source import as_source
 
 SIZE = 16
 END = 1
@@ -64,7 +64,18 @@ def kinds(given, tmp_path):
     }
 
 
-@pytest.mark.parametrize("kind", kinds([[2, END]], __import__("pathlib").Path("/tmp")))
+KINDS = (
+    "lists",
+    "arrays",
+    "ragged",
+    "one after the other",
+    "a file",
+    "a file of 64 bits",
+    "without the last end",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_token_once(tmp_path, kind):
     given = documents()
     source = kinds(given, tmp_path)[kind]

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tfopt import checks
 from tfopt.errors import PipelineError
+from tfopt.pipelines.as_source import as_source
 from tfopt.pipelines.shared.elements import apply, element_of, first_line, size_bytes
 from tfopt.pipelines.shared.paths import as_path, expect_utf8
 from tfopt.pipelines.shared.seeding import part_seed, permutation, shuffle
-from tfopt.pipelines.sources.as_source import as_source
 from tfopt.pipelines.sources.image_files import expect_image_bytes
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.tfrecords.format import Index, describe, features, pack, to_strings, write_index
