@@ -3,6 +3,7 @@
 - `plan_pipeline(source, ...)`: a `PipelinePlan`; `print` it, then `.build()`
 - `build_pipeline(source, ...)`: the same in one call, for `model.fit`
 - `arrays`, `dataset`, `hdf5`, `images`, `npy`, `records`, `tfds`: sources; `Source`, for one of your own
+- `tokens`, `lines`, `next_tokens`: documents of token ids, the lines of text files, and what a language model trains on
 - `RandomCrop`, `CentralCrop`, `per_batch`: for the options `crop` and `augment`
 - `clear_cache(...)`: removes what pipelines have cached on disk
 - `write_records(source, folder)`, `verify_records(folder)`: examples as TFRecord files with checksums

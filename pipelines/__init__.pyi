@@ -18,6 +18,8 @@ from .sources.records import records as records
 from .sources.rows import arrays as arrays
 from .sources.source import Source as Source
 from .sources.tfds import tfds as tfds
+from .text.lines import lines as lines
+from .text.tokens import next_tokens as next_tokens
 from .text.tokens import tokens as tokens
 from .tfrecords.verify import RecordsReport as RecordsReport
 from .tfrecords.verify import verify_records as verify_records

@@ -211,8 +211,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     Args:
         source: A `Source`; arrays, or tuples and dicts of them; a `tf.data.Dataset` of single examples; the path of a
             folder of images with a subfolder a class, or of one that `write_records` wrote; a path, glob or list of
-            paths of TFRecord files; paths of .npy files; that of an HDF5 file with one dataset; "tfds:NAME"; a list of
-            lists of token ids.
+            paths of TFRecord files; paths of .npy files; that of an HDF5 file with one dataset; "tfds:NAME"; documents
+            of token ids, as a list of lists or a `tf.RaggedTensor`.
         batch_size: Examples in a batch.
         training: Whether to train on the batches. Sets `shuffle`, and with it `remainder`.
         crop: `RandomCrop` or `CentralCrop`. If nothing is cached before it, only the crop of a JPEG is decoded.
@@ -244,6 +244,11 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             ({"tokens", "segments", "positions"}, labels, weights), (pack,) each. Segments number the documents of a row
             from 1, positions the tokens of each from 0; labels are the next tokens. Weights are 0, as labels and
             segments are, behind the last document, and for the last token of each, which has no next one.
+        pad: "batch" pads examples of different shapes with zeros to the largest of their batch. Default: examples of
+            different shapes are refused.
+        bucket: Brings examples of similar length, their first axis, together, and pads each batch to one of at most
+            eight lengths, so that XLA compiles as often at most. Which examples meet follows from the shuffle. Implies
+            pad="batch".
         remainder: "drop" leaves out the examples that do not fill a batch, "keep" makes a smaller last batch, "pad"
             fills it and returns sample weights that keep loss and gradients those of the smaller one. Default: "drop"
             when training on examples that are shuffled as a whole, so that each epoch leaves out others, of at most

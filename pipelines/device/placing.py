@@ -12,7 +12,7 @@ from tfopt.hardware import host
 from tfopt.hardware.gpu_memory import in_use_bytes, limit_bytes
 from tfopt.pipelines.device.copying import BATCHES_AHEAD, is_int32
 from tfopt.pipelines.inspection.facts import Facts
-from tfopt.pipelines.shared.elements import apply_stage, element_of
+from tfopt.pipelines.shared.elements import apply_stage, element_of, is_static
 from tfopt.pipelines.shared.layer_function import LayerFunction
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.text import readable_bytes
@@ -182,6 +182,8 @@ def _conflicts(options: PipelineOptions, facts: Facts) -> Iterator[tuple[str, st
     if options.cache_after == "decode":
         remedy = "Leave cache_after out, and do the rest on the device: in `augment`, or in the model."
         yield "`transform` to be done once", "cache_after='decode'", remedy
+    if options.pad is not None and not is_static(facts.traced.examples.element_spec):
+        yield "examples of one shape", f"pad={options.pad!r}", "Pass cache='auto'."
     if options.device is None:
         yield "a device", "device=None", "Leave `device` out, or pass its name."
     for leaf in tf.nest.flatten(facts.traced.examples.element_spec):

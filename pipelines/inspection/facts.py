@@ -16,9 +16,11 @@ from tfopt.pipelines.inspection.tracing import Traced, trace
 from tfopt.pipelines.service.client import refuse_unserved
 from tfopt.pipelines.shared.elements import (
     apply,
+    expect_lengths,
     expect_paddable,
     first_line,
     in_single_examples,
+    is_static,
     size_bytes,
     without_autograph,
 )
@@ -34,6 +36,7 @@ MIB = 2**20
 SHUFFLE_MIB = 1024
 SHUFFLE_MOST = 100_000  # elements in that buffer, if these are read or computed for it
 _SAMPLED = 32  # elements the planner looks at
+_MEASURED = 1024  # of which it takes the lengths, for `bucket`
 _LARGE_BYTES = 32 * 2**10  # of an example; a batch of smaller ones is copied quickly from any memory
 _DOUBTS = {
     "opaque": "calls Python, which may be random; cache='memory' says that it is not",
@@ -76,7 +79,7 @@ class Sample:
                 raise PipelineError(
                     f"Expected examples of one shape, to batch them. {self.names[0]} has shape {ours}, {name} has "
                     f"{theirs}. Bring them to one in `transform`, for images with tf.image.resize(image, (height, "
-                    "width)), or pass crop=RandomCrop(224) or CentralCrop(224)."
+                    "width)); pass crop=RandomCrop(224) or CentralCrop(224); or pad them with pad='batch'."
                 )
         return first
 
@@ -142,7 +145,7 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     if options.split is not None:
         source = take_split(source, options.split, training=options.training)
     source, part = take_part(source, options)
-    whole, raw, count, infinite = open_source(source)
+    whole, raw, count, infinite = open_source(source, _MEASURED if options.bucket else _SAMPLED)
     traced = trace(source, options, raw)
     in_source = find_in_dataset(whole) + traced.in_decode
     if part is not None and options.service is None:
@@ -150,6 +153,8 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     if options.split is not None:
         expect_one_order(source, in_source, "each time, for `split`")
     refuse_draws(options, in_source, traced.in_transform, traced.in_augment)
+    if options.pad is not None:
+        expect_lengths(traced.examples.element_spec, bucket=options.bucket)
     if options.remainder == "pad":
         expect_paddable(traced.augmented.element_spec)
     sample = take_sample(source, options, traced)
@@ -175,10 +180,11 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     drops_tail = drops and not options.shuffle and options.service is None
     steps = None if count is None else (count - tail) // options.batch_size + (tail > 0 and not drops)
     # `augment` may bring images of any size to one, as a random crop does.
-    static = _is_static(traced.examples) or bool(options.augmentations and _is_static(traced.augmented))
+    augments = bool(options.augmentations)
+    static = is_static(traced.examples.element_spec) or (augments and is_static(traced.augmented.element_spec))
     bare = options.crop is None and options.transform is None
     dense = all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(traced.augmented.element_spec))
-    pinned = sample.example_bytes >= _LARGE_BYTES and dense and _copies(options)
+    pinned = sample.example_bytes >= _LARGE_BYTES and dense and options.pad is None and _copies(options)
     return Facts(
         source=source,
         part=part,
@@ -192,7 +198,9 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         doubt=next((f"{found} {_DOUBTS[found.kind]}" for found in findings if found.kind in _DOUBTS), ""),
         traced=traced,
         sample=sample,
-        check=None if static else ShapeCheck(sample.common_shapes(), source.name, source.origin),
+        check=None
+        if static or options.pad is not None
+        else ShapeCheck(sample.common_shapes(), source.name, source.origin),
         raw_examples=bare and source.decode is None,
         by_batch=source.decode_batch is not None and not pinned,
         pinned=pinned,
@@ -229,10 +237,18 @@ def _is_mixed(options: PipelineOptions, source: Source, sample: Sample, count: i
     return count * each <= SHUFFLE_MIB * MIB and (source.is_at_hand or count <= SHUFFLE_MOST)
 
 
-def open_source(source: Source) -> tuple[Any, Any, int | None, bool]:
+def open_source(source: Source, sampled: int = _SAMPLED) -> tuple[Any, Any, int | None, bool]:
     """Returns a source's dataset, the elements of it the planner looks at, its count, and whether it never ends."""
     whole = source.dataset()
-    raw = source.sample(_SAMPLED) if source.sample else whole.take(_SAMPLED)
+    if source.sample is not None:
+        raw = source.sample(sampled)
+    elif sampled > _SAMPLED and source.at is not None and source.count is not None:
+        # Spread over the data, which may be sorted by length.
+        raw = source.at(
+            tf.data.Dataset.from_tensor_slices(np.unique(np.linspace(0, source.count - 1, sampled, dtype=np.int64)))
+        )
+    else:
+        raw = whole.take(sampled)
     cardinality = int(whole.cardinality())
     infinite = cardinality == tf.data.INFINITE_CARDINALITY
     if source.count is not None and (infinite or (cardinality >= 0 and cardinality != source.count)):
@@ -242,12 +258,6 @@ def open_source(source: Source) -> tuple[Any, Any, int | None, bool]:
             "Correct the source's `count`, or leave it out."
         )
     return whole, raw, (cardinality if cardinality >= 0 else source.count), infinite
-
-
-def _is_static(dataset: Any) -> bool:
-    """Whether every dense tensor of the elements has a fully known shape."""
-    dense = [leaf for leaf in tf.nest.flatten(dataset.element_spec) if isinstance(leaf, tf.TensorSpec)]
-    return all(leaf.shape.is_fully_defined() for leaf in dense)
 
 
 @without_autograph

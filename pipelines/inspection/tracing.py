@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.crop_elements import crop_example, expect_croppable
-from tfopt.pipelines.shared.elements import apply_stage, element_of, in_single_examples
+from tfopt.pipelines.shared.elements import apply_stage, element_of, expect_lengths, in_single_examples
 from tfopt.pipelines.shared.frozen_draws import generator_states, refuse_frozen_draws
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_function
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction, is_layer
@@ -61,7 +61,7 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
         examples, transform = _traced("transform", None if transformation is None else transformation.call, cropped)
     augmented, augment, batched = examples, [], False
     for function in options.augmentations:
-        before = augmented.batch(options.batch_size) if function.by_batch and not batched else augmented
+        before = _batches(augmented, options) if function.by_batch and not batched else augmented
         batched = function.by_batch
         seed = {"seed": tf.zeros(2, tf.int32)} if function.seeded else {}
         augmented, graph = _traced("augment", function.call, before, **seed)
@@ -73,6 +73,13 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
         [] if graph is None else find_in_function(graph) for graph in graphs
     )
     return Traced(raw, decoded, examples, together, augmented, in_decode + in_many, in_transform, in_augment)
+
+
+def _batches(examples: Any, options: PipelineOptions) -> Any:
+    if options.pad is not None:
+        expect_lengths(examples.element_spec, bucket=options.bucket)
+        return examples.padded_batch(options.batch_size)
+    return examples.batch(options.batch_size)
 
 
 def _cropped(source: Source, crop: Any, crop_with: dict[str, bool], raw: Any, decoded: Any) -> Any:

@@ -58,6 +58,38 @@ def first_line(error: BaseException) -> str:
     return re.sub(r"\s*\[Op:\w+\].*", "", line).strip().rstrip(".")
 
 
+def is_static(spec: Any) -> bool:
+    """Whether every dense tensor of elements of this spec has a fully known shape."""
+    dense = [leaf for leaf in tf.nest.flatten(spec) if isinstance(leaf, tf.TensorSpec)]
+    return all(leaf.shape.is_fully_defined() for leaf in dense)
+
+
+def expect_lengths(spec: Any, *, bucket: bool) -> None:
+    """Refuses examples that cannot be padded to one length.
+
+    Raises:
+        ValueError: If a part is ragged, sparse or of unknown rank; or for `bucket`, none or another axis than the first
+            varies.
+    """
+    option = "bucket=True" if bucket else "pad='batch'"
+    leaves = tf.nest.flatten(spec)
+    for leaf in leaves:
+        if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None:
+            raise ValueError(
+                f"{option} expects dense tensors of known rank. Found {leaf}. Make them dense in `transform`, such as "
+                "with tf.ensure_shape(part, (None,))."
+            )
+        if bucket and not leaf.shape[1:].is_fully_defined():
+            raise ValueError(
+                f"bucket=True expects the length to be the first axis. Found {leaf}, of which others vary. Fix them "
+                "in `transform`, or pass pad='batch' alone."
+            )
+    if bucket and is_static(spec):
+        raise ValueError(
+            f"bucket=True expects examples of different lengths. Found {spec}, of one shape. Leave `bucket` out."
+        )
+
+
 def expect_paddable(spec: Any) -> None:
     """Refuses examples, or batches of them, that `pad_batch` cannot fill or weight.
 

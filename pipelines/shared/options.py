@@ -20,6 +20,7 @@ CropWith = str | int | Sequence[str | int] | Mapping[str | int, bool]
 Remainder = Literal["drop", "keep", "pad"]
 Prefetch = Literal["auto"] | int
 OnBadFile = Literal["raise", "skip"]
+Padding = Literal["batch"] | None
 
 _AUTOTUNE = -1  # tf.data.AUTOTUNE
 _CACHE_NAMES = ("auto", "memory", "device")
@@ -81,6 +82,8 @@ class Choices(TypedDict, total=False):
     seed: int | None
     split: float | None
     pack: int | None
+    pad: Padding
+    bucket: bool
     remainder: Remainder | None
     prefetch: Prefetch
     service: str | None
@@ -115,6 +118,8 @@ class PipelineOptions:
     seed: int | None = None
     split: float | None = None
     pack: int | None = None
+    pad: Padding = None
+    bucket: bool = False
     remainder: Remainder | None = None
     prefetch: Prefetch = "auto"
     service: str | None = None
@@ -160,6 +165,7 @@ class PipelineOptions:
                 raise ValueError(f"Expected split to be below 1. Received: {self.split!r}. Pass a share, such as 0.1.")
         if self.pack is not None:
             fill_in("pack", checks.integer("pack", self.pack, "Pass the tokens of a row, such as 1024.", least=2))
+        self._fill_in_padding(fill_in)
         if isinstance(self.prefetch, str):
             _expect_name("prefetch", self.prefetch, ("auto",))
         elif self.prefetch == _AUTOTUNE:
@@ -167,6 +173,27 @@ class PipelineOptions:
         else:
             batches = checks.integer("prefetch", self.prefetch, "Pass a number of batches.", least=0)
             fill_in("prefetch", min(batches, 2**31))
+
+    def _fill_in_padding(self, fill_in: Callable[[str, Any], None]) -> None:
+        _expect_bool("bucket", self.bucket)
+        if self.pad is not None:
+            _expect_name("pad", self.pad, ("batch",))
+        if self.bucket and not self.shuffle:
+            raise ValueError(
+                "Expected a shuffle for bucket=True, which changes the order of examples. Found "
+                f"training={self.training} and shuffle={self.shuffle}. Pass pad='batch' in place of `bucket`."
+            )
+        if self.bucket and self.service is not None:
+            raise ValueError(
+                "Expected no `service` for bucket=True, since each of its workers sees other examples. Pass "
+                "pad='batch' in place of `bucket`."
+            )
+        if self.pack is not None and (self.pad or self.bucket):
+            raise ValueError(
+                "Expected `pack`, or `pad` and `bucket`. Found both, and packed rows have one length. Leave out one."
+            )
+        if self.bucket:
+            fill_in("pad", "batch")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options as JSON values; functions by name."""

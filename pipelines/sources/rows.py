@@ -26,11 +26,12 @@ def arrays(data: Any) -> Source:
     Use it for data that fits into memory; it is copied once, into host memory.
 
     Args:
-        data: A NumPy array or eager tensor, or tuples and dicts of them, nested as the examples should be. All have the
-            same first dimension, the number of examples.
+        data: A NumPy array, eager tensor or `tf.RaggedTensor` with one ragged axis, or tuples and dicts of them, nested
+            as the examples should be. All have the same first dimension, the number of examples.
 
     Returns:
-        A source whose examples have the structure of `data`, without the first dimension.
+        A source whose examples have the structure of `data`, without the first dimension. Those of a ragged tensor vary
+        in length: see `pad` and `bucket` of `plan_pipeline`.
 
     Raises:
         TypeError: If a leaf is not an array, is masked, or has a type that no tensor has; or keys of a dict do not
@@ -46,7 +47,7 @@ def arrays(data: Any) -> Source:
     named = list(named_leaves(data, "data"))
     for name, leaf in named:
         _expect_rows(name, leaf)
-    count = common_length({name: int(leaf.shape[0]) for name, leaf in named})
+    count = common_length({name: int(tf.shape(leaf)[0]) for name, leaf in named})
     # Eager constants would go to the GPU, if there is one; input belongs on the host.
     with tf.device("CPU:0"):
         copies = [tf.identity(_as_tensor(name, leaf)) for name, leaf in named]
@@ -56,18 +57,20 @@ def arrays(data: Any) -> Source:
     def contents() -> str:
         return fingerprint(tensors, name="data")  # once: nobody else holds these copies
 
+    ragged = any(isinstance(leaf, tf.RaggedTensor) for _, leaf in named)
+
     def numbered(numbers: range) -> Source:
         @without_autograph
         def rows(index: Any) -> Any:
             at = nth(numbers, index)
-            return tf.nest.map_structure(lambda tensor: tf.gather(tensor, at), held_on_host(lambda: tensors))
+            return tf.nest.map_structure(lambda tensor: _row(tensor, at), held_on_host(lambda: tensors))
 
         return Source(
             name="arrays",
             dataset=lambda: tf.data.Dataset.range(len(numbers)),
             count=len(numbers),
             decode=rows,
-            decode_batch=rows,
+            decode_batch=None if ragged else rows,
             at=lambda positions: positions,
             fingerprint=lambda: [str(numbers), contents()],
             resident=True,
@@ -77,7 +80,15 @@ def arrays(data: Any) -> Source:
     return numbered(range(count))
 
 
+def _row(tensor: Any, at: Any) -> Any:
+    if not isinstance(tensor, tf.RaggedTensor):
+        return tf.gather(tensor, at)
+    return tensor.flat_values[tensor.row_splits[at] : tensor.row_splits[at + 1]]
+
+
 def _as_tensor(name: str, leaf: Any) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf
     try:
         return tf.convert_to_tensor(leaf)
     except (TypeError, ValueError) as error:
@@ -93,11 +104,16 @@ def _expect_rows(name: str, leaf: Any) -> None:
             f"arrays() expects arrays without a mask. Received at {name}: a masked array, whose mask would be lost. "
             "Pass .filled(value), and the mask as an array of its own if the model needs it."
         )
-    if not isinstance(leaf, np.ndarray | tf.Tensor):
+    if not isinstance(leaf, np.ndarray | tf.Tensor | tf.RaggedTensor):
         raise TypeError(
             f"arrays() expects NumPy arrays or tensors in tuples and dicts. Received at {name}: "
-            f"{type(leaf).__name__}. Convert it with np.asarray; ragged and sparse "
-            "tensors with tf.data.Dataset.from_tensor_slices(data)."
+            f"{type(leaf).__name__}. Convert it with np.asarray; sparse tensors with "
+            "tf.data.Dataset.from_tensor_slices(data)."
+        )
+    if isinstance(leaf, tf.RaggedTensor) and leaf.ragged_rank > 1:
+        raise ValueError(
+            f"arrays() expects ragged tensors with one ragged axis, the second. Received at {name}: {leaf.shape}. Make "
+            "the others dense, or pass tf.data.Dataset.from_tensor_slices(data)."
         )
     if len(leaf.shape) == 0:
         raise ValueError(

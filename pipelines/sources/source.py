@@ -183,7 +183,8 @@ def held_on_host(tensors: Callable[[], Any]) -> Any:
     """Returns tensors for the function that is being traced, without the copy that capturing large ones costs."""
     with tf.init_scope(), tf.device("CPU:0"):
         given = tensors()
-        sizes = [(leaf.dtype.size or _TEXT_BYTES) * leaf.shape.num_elements() for leaf in tf.nest.flatten(given)]
+        leaves = tf.nest.flatten(given, expand_composites=True)
+        sizes = [(leaf.dtype.size or _TEXT_BYTES) * leaf.shape.num_elements() for leaf in leaves]
         if sum(sizes) <= _QUICKLY_COPIED:
             return given
         # TensorFlow copies what a dataset's function captures, but not what lies in a dataset that it captures. To look

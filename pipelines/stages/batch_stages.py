@@ -11,12 +11,13 @@ from tfopt.pipelines.cache.choice import CacheChoice
 from tfopt.pipelines.device.placing import OnDevice, Placement, is_gpu
 from tfopt.pipelines.inspection.facts import MIB, Facts
 from tfopt.pipelines.service.client import describe_service, from_service
-from tfopt.pipelines.shared.elements import element_of, pad_batch, without_autograph
+from tfopt.pipelines.shared.elements import element_of, is_static, pad_batch, without_autograph
 from tfopt.pipelines.shared.nondeterminism import find_states
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
 from tfopt.pipelines.shared.seeding import in_batches
 from tfopt.pipelines.sources.parts import Part, distributed
 from tfopt.pipelines.sources.source import HELD, Source
+from tfopt.pipelines.stages.buckets import WINDOW, bucketed, choose_boundaries, lengths_of
 from tfopt.pipelines.stages.example_stages import FunctionStage, plan_augment
 from tfopt.pipelines.stages.order_stages import SMALL_BYTES, Mix, Shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
@@ -38,6 +39,8 @@ class Batch(Stage):
     full: bool  # whether all batches are full once they leave this stage, or the service
     served: bool  # whether the batches come from a service, whose workers each have a last one
     pinned: bool  # whether to make them by a map-and-batch, whose memory is pinned for the copy to a GPU
+    padded: bool  # whether examples are padded to the longest of their batch
+    boundaries: tuple[int, ...]  # the lengths they are padded to instead, together with similar ones; () for none
 
     def apply(self, flow: Flow) -> None:
         """Batches the dataset."""
@@ -45,11 +48,18 @@ class Batch(Stage):
         elements = flow.flush()
         if self.pinned and not waits:
             elements = elements.map(_checked(elements.element_spec), num_parallel_calls=tf.data.AUTOTUNE, name="batch")
-        flow.dataset = in_batches(elements, self.size, full=self.full and not self.served)
+        full = self.full and not self.served
+        if self.boundaries:
+            flow.dataset = bucketed(elements, self.size, self.boundaries, full=full)
+        elif self.padded and not is_static(elements.element_spec):
+            flow.dataset = elements.padded_batch(self.size, drop_remainder=full, name="batch")
+        else:
+            flow.dataset = in_batches(elements, self.size, full=full)
 
     def summary(self) -> dict[str, Any]:
-        """Returns the number of steps."""
-        return {"steps_per_epoch": self.steps}
+        """Returns the number of steps, and the lengths that `bucket` chose."""
+        lengths = {"bucket_lengths": list(self.boundaries)} if self.boundaries else {}
+        return {"steps_per_epoch": self.steps, **lengths}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,12 +168,16 @@ def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
     # With several processes on a service, all of them trace their steps alike, whatever the size of their part.
     full = options.remainder == "drop" or (facts.part is None and divides)
     steps = facts.steps
-    reason = "every batch is full, and its shape static" if full else _smaller_last(options, facts)
+    static = options.pad is None or is_static(facts.traced.augmented.element_spec)
+    reason = f"every batch is full{', and its shape static' * static}" if full else _smaller_last(options, facts)
     out = left_out(options, facts)
     reason += f"; {out}" if out else ""
     reason += "" if steps is None else f"; {steps:,} steps an epoch"
     if facts.check is not None:
         reason += f"; shapes checked: {', '.join(map(str, facts.check.shapes))}"
+    boundaries = _boundaries(options, facts)
+    if options.pad is not None:
+        reason += f"; {_padding(options, facts, boundaries)}"
     served = options.service is not None
     size = options.batch_size if served or facts.part is None else facts.part.size
     return Batch(
@@ -175,6 +189,31 @@ def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
         full=full,
         served=served,
         pinned=facts.pinned and not served,
+        padded=options.pad is not None,
+        boundaries=boundaries,
+    )
+
+
+def _boundaries(options: PipelineOptions, facts: Facts) -> tuple[int, ...]:
+    if not options.bucket:
+        return ()
+    return choose_boundaries(lengths_of(facts.sample.shapes, facts.traced.examples.element_spec))
+
+
+def _padding(options: PipelineOptions, facts: Facts, boundaries: tuple[int, ...]) -> str:
+    """Says what examples are padded to."""
+    if is_static(facts.traced.augmented.element_spec):
+        return "all examples have one shape, and need no padding"
+    if not boundaries:
+        return (
+            "padded with zeros to the longest of each batch: XLA would compile for each length, and bucket=True makes "
+            "few"
+        )
+    sampled = len(facts.sample.shapes)
+    listed = ", ".join(map(str, boundaries))
+    return (
+        f"of each {WINDOW * options.batch_size:,} examples, similar lengths come together and are padded with zeros to "
+        f"{listed}, chosen from {sampled:,} examples; XLA compiles for each of these lengths"
     )
 
 
@@ -299,6 +338,8 @@ def plan_memory(
     ahead_mib = max(AHEAD_MIB, math.ceil(8 * options.batch_size * facts.sample.example_bytes / MIB))
     mixing = sum(stage.buffer for stage in reading if isinstance(stage, Mix))
     mib = _bound_mib(facts, cache, shuffle, mixing, ahead_mib, on_gpu=is_gpu(placement.device))
+    if mib is not None and options.bucket:
+        mib += WINDOW * options.batch_size * facts.sample.example_bytes / MIB
     machine = host()
     allowed = math.ceil(machine.cpus)
     # In a container with a CPU quota TensorFlow would start a thread for each CPU that it sees.

@@ -1,5 +1,6 @@
 """A pipeline that begins in the middle: whether it can, what the plan says of it, and the two datasets it joins."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from tfopt.errors import UnsupportedError
@@ -8,6 +9,7 @@ from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.shared.position import Position
 from tfopt.pipelines.shared.seeding import moved
 from tfopt.pipelines.stages.batch_stages import Batch, Workers
+from tfopt.pipelines.stages.buckets import WINDOW
 from tfopt.pipelines.stages.example_stages import Cache, ManyAtOnce
 from tfopt.pipelines.stages.order_stages import Read
 from tfopt.pipelines.stages.stage import Flow, Stage
@@ -66,10 +68,12 @@ def start(flow: Flow, stages: Sequence[Stage], position: Position) -> Sequence[S
     The first iteration and the later ones differ up to the batches. What a cache holds is made once for both.
     """
     at_batch, batch = next((at, stage) for at, stage in enumerate(stages) if isinstance(stage, Batch))
+    bucketed = bool(batch.boundaries)  # examples change places on their way into batches, which are moved instead
+    at_batch += bucketed
     cached = next(at + 1 if stage.choice.on else 0 for at, stage in enumerate(stages) if isinstance(stage, Cache))
     apart = stages[cached:at_batch]
     chunk = next((stage.size for stage in apart if isinstance(stage, ManyAtOnce)), 1)  # all have the same
-    turns = position.turns(batch.size, chunk)
+    turns = position.turns(batch.size, math.lcm(chunk, WINDOW * batch.size) if bucketed else chunk)
     flow.position = position
     if not position.batch:
         flow.turn = turns[0]
@@ -81,9 +85,10 @@ def start(flow: Flow, stages: Sequence[Stage], position: Position) -> Sequence[S
         for stage in apart:
             stage.apply(branch)
     first, later = (branch.flush() for branch in branches)
+    unit = batch.size if bucketed else 1
     if turns[0].late:
-        first = first.skip(turns[0].late)
+        first = first.skip(turns[0].late // unit)
     for part in (stage.part for stage in stages if isinstance(stage, Workers)):
-        first = first.take(max(0, part.used - position.batch * batch.size))
+        first = first.take(max(0, part.used - position.batch * batch.size) // unit)
     flow.dataset, flow.turn = moved(first, later), turns[0]
     return stages[at_batch:]

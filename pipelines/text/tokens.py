@@ -17,26 +17,31 @@ from tfopt.pipelines.sources.source import Source, held_on_host, nth
 from tfopt.pipelines.text.packing import Packing, pack
 
 _AT_ONCE = 2**24  # tokens of a file that are searched at once
+_TEXTS_AT_ONCE = 1000
 _LARGEST = 2**31 - 1  # of int32
 
 
-def tokens(documents: Any, *, end: int | None = None) -> Source:
+def tokens(documents: Any, *, end: int | None = None, tokenize: Callable[[list[str]], Any] | None = None) -> Source:
     """Returns documents of token ids as a source, for language models.
 
     With `pack=LENGTH` a pipeline packs them into rows of one length: see `plan_pipeline`. Without it, an example is one
-    document, int32 (tokens of it).
+    document, int32 (tokens of it); `next_tokens` makes inputs, labels and weights of it.
 
     Args:
-        documents: A list of documents, each a list or array of ids; a `tf.RaggedTensor` (documents, None); or the ids
-            of all documents one after the other, as an array or the path of a .npy file, which is mapped rather than
-            read.
+        documents: A list of documents, each a list or array of ids; a `tf.RaggedTensor` (documents, None); the ids of
+            all documents one after the other, as an array or the path of a .npy file, which is mapped rather than read;
+            or a `Source` or `tf.data.Dataset` of documents, which is read at once, into memory.
         end: For documents that follow one another: the id that ends each, and belongs to it. The last one may lack it.
+        tokenize: For documents of text, such as `lines(paths)` or a list of strings: a function of a list of strings
+            that returns a list of ids for each, or a `tf.RaggedTensor`. It gets up to 1,000 at once, and is called at
+            once for all of them; the ids stay in memory.
 
     Raises:
         TypeError: If ids are not integers, or `documents` is something else.
         ValueError: If a document has more than one axis, `end` is missing or not asked for, or an id does not fit
             int32.
-        PipelineError: If there is no token, or the file is missing, cut or not one of integers.
+        PipelineError: If there is no token, the file is missing, cut or not one of integers, or `tokenize` returns
+            another number of documents than it was given.
 
     Example:
         >>> from tfopt.pipelines import build_pipeline, tokens
@@ -45,7 +50,9 @@ def tokens(documents: Any, *, end: int | None = None) -> Source:
         >>> inputs["tokens"].numpy().tolist(), inputs["segments"].numpy().tolist()
         ([[5, 6, 7, 8, 9, 4, 0, 0]], [[1, 1, 1, 2, 2, 3, 0, 0]])
     """
-    if isinstance(documents, str | os.PathLike | np.ndarray):
+    if tokenize is not None:
+        found = _tokenized(documents, tokenize)
+    elif isinstance(documents, str | os.PathLike | np.ndarray):
         found = _one_after_the_other(documents, end)
     elif end is not None:
         raise ValueError(
@@ -55,6 +62,29 @@ def tokens(documents: Any, *, end: int | None = None) -> Source:
     else:
         found = _apart(documents)
     return _by_document(found, range(len(found.starts)))
+
+
+def next_tokens(document: Any) -> tuple[dict[str, Any], Any, Any]:
+    """Returns what a language model trains on of one document, in a graph; a `transform` for `tokens`.
+
+    With `pad="batch"` or `bucket=True` it makes the same of documents as `pack` does, one document a row.
+
+    Args:
+        document: Ids, int32 (tokens).
+
+    Returns:
+        ({"tokens", "segments", "positions"}, labels, weights), (tokens,) each: segments are 1, positions count from 0,
+        labels are the next tokens. The last token has none: its label and weight are 0.
+
+    Example:
+        >>> inputs, labels, weights = next_tokens(tf.constant([5, 6, 7]))
+        >>> labels.numpy().tolist(), weights.numpy().tolist()
+        ([6, 7, 0], [1.0, 1.0, 0.0])
+    """
+    length = tf.size(document)
+    inputs = {"tokens": document, "segments": tf.ones_like(document), "positions": tf.range(length)}
+    weights = tf.cast(tf.range(length) < length - 1, tf.float32)
+    return inputs, tf.concat([document[1:], tf.zeros_like(document[:1])], 0), weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +171,44 @@ def _packed(documents: _Documents, packing: Packing, size: int, numbers: range, 
     )
 
 
+def _tokenized(documents: Any, tokenize: Callable[[list[str]], Any]) -> _Documents:
+    texts = _read(documents) if isinstance(documents, Source | tf.data.Dataset) else documents
+    if not isinstance(texts, Sequence) or isinstance(texts, str | bytes):
+        raise TypeError(
+            f"Expected texts for `tokenize`: lines(paths), or a list of strings. Received: {type(texts).__name__}. "
+            "Pass one of these."
+        )
+    parts = []
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        some = [text.decode() if isinstance(text, bytes) else text for text in texts[start : start + _TEXTS_AT_ONCE]]
+        ids = tokenize(some)
+        ids = ids.to_list() if isinstance(ids, tf.RaggedTensor) else ids
+        if not isinstance(ids, Sequence) or len(ids) != len(some):
+            found = f"{len(ids):,}" if isinstance(ids, Sequence) else type(ids).__name__
+            raise PipelineError(
+                f"Expected a list of ids for each of {len(some):,} texts from `tokenize`. Found: {found}. Return a "
+                "list of lists; of a function of one text make one: lambda texts: [encode(text) for text in texts]."
+            )
+        parts += _as_arrays(ids, start)
+    return _joined(parts)
+
+
+def _read(documents: Any) -> list[Any]:
+    """Reads a source or dataset of documents whole."""
+    elements = documents.dataset() if isinstance(documents, Source) else documents
+    if isinstance(documents, Source) and documents.decode is not None:
+        elements = elements.map(documents.decode, num_parallel_calls=tf.data.AUTOTUNE)
+    if not isinstance(elements.element_spec, tf.TensorSpec):
+        raise TypeError(
+            f"Expected a source of documents, each one tensor. Received one of {elements.element_spec}. Map it to the "
+            "ids or the text of each first."
+        )
+    return list(elements.as_numpy_iterator())
+
+
 def _apart(documents: Any) -> _Documents:
+    if isinstance(documents, Source | tf.data.Dataset):
+        documents = _read(documents)
     if isinstance(documents, tf.RaggedTensor):
         if documents.flat_values.shape.rank != 1 or documents.ragged_rank != 1:
             raise ValueError(
@@ -155,8 +222,12 @@ def _apart(documents: Any) -> _Documents:
             "Expected documents: a list of lists or arrays of token ids, a tf.RaggedTensor, or ids one after the other "
             f"as an array or the path of a .npy file. Received: {type(documents).__name__}. Tokenize text first."
         )
+    return _joined(_as_arrays(documents))
+
+
+def _as_arrays(documents: Sequence[Any], first: int = 0) -> list[Any]:
     parts = []
-    for number, document in enumerate(documents):
+    for number, document in enumerate(documents, first):
         part = np.asarray(document)
         if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
             raise TypeError(
@@ -164,6 +235,10 @@ def _apart(documents: Any) -> _Documents:
                 f"{part.dtype} of the shape {part.shape}. Tokenize text first."
             )
         parts.append(part if part.size else part.astype(np.int32))
+    return parts
+
+
+def _joined(parts: list[Any]) -> _Documents:
     flat = np.concatenate(parts) if parts else np.empty(0, np.int32)
     return _documents(_tokens_of(flat), np.cumsum([0, *map(len, parts)], dtype=np.int64))
 
