@@ -16,6 +16,7 @@ from tfopt.pipelines.inspection.facts import Facts, inspect_source
 from tfopt.pipelines.shared.options import Choices, PipelineOptions
 from tfopt.pipelines.shared.position import START, Position
 from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.sources.split import take_split
 from tfopt.pipelines.stages.batch_stages import (
     Batch,
     left_out,
@@ -283,7 +284,9 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     """
     asked = PipelineOptions(**options)
     examples = as_source(source, asked.on_bad_file)
-    facts = inspect_source(examples if asked.pack is None else _packed(examples, asked.pack), asked)
+    # Documents are divided before they are packed: each row holds several.
+    packed = (examples, asked) if asked.pack is None else _packed(examples, asked.pack, asked)
+    facts = inspect_source(*packed)
     chosen = replace(asked, remainder=facts.last_batch[0])
     if asked.remainder is None and (found := left_out(chosen, facts)):
         warn_once(
@@ -307,13 +310,16 @@ def build_pipeline(source: Any, **options: Unpack[Choices]) -> Any:
     return plan_pipeline(source, **options).build()
 
 
-def _packed(source: Source, size: int) -> Source:
-    if source.packed is None:
+def _packed(source: Source, size: int, options: PipelineOptions) -> tuple[Source, PipelineOptions]:
+    """Returns the documents that `split` chooses in rows of `size` tokens, and the options without it."""
+    part = source if options.split is None else take_split(source, options.split, training=options.training)
+    if part.packed is None:
         raise ValueError(
             f"Expected documents of tokens for pack={size}. Received: {source.name}. Pass a list of lists of token "
             "ids, or tokens(...) of an array or a .npy file."
         )
-    return source.packed(size)
+    rows = part.packed(size, slice(None))
+    return replace(rows, note=f"{part.note}; {rows.note}"), replace(options, split=None)
 
 
 def _unknown_option(name: str, options: list[str]) -> TypeError:

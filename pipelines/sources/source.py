@@ -95,8 +95,9 @@ class Source:
     """Given `on_bad_file`, looks at the files when a pipeline is planned: returns the source without those that do not
     decode ("skip"), or raises an error that names one ("raise")."""
 
-    packed: Callable[[int], "Source"] | None = None
-    """If elements are documents of tokens: given a length, returns them packed into rows of it, for `pack`."""
+    packed: Callable[[int, Any], "Source"] | None = None
+    """If elements are documents of tokens: given a length and the numbers of some, or a slice, returns these packed
+    into rows of that length, for `pack`."""
 
     keeps_order: bool = False
     """Whether elements must be read in one order, since they are chosen by their place in it."""

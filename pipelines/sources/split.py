@@ -62,7 +62,7 @@ def _only(source: Source, chosen: Any, count: int) -> Source:
         return element
 
     at = source.at
-    fingerprint, part, files = source.fingerprint, source.part, source.files
+    fingerprint, part, files, packed = source.fingerprint, source.part, source.files, source.packed
     own = replace(
         source,
         dataset=lambda: source.dataset().enumerate().filter(belongs).map(alone),
@@ -73,6 +73,7 @@ def _only(source: Source, chosen: Any, count: int) -> Source:
         part=None,
         fingerprint=None if fingerprint is None else lambda: [fingerprint(), chosen],
         files=None if files is None else tuple(files[number] for number in chosen),
+        packed=None if packed is None else lambda size, some: packed(size, chosen[some]),
     )
     if at is None:
         return own

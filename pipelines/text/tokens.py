@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ def tokens(documents: Any, *, end: int | None = None, tokenize: Callable[[list[s
         )
     else:
         found = _apart(documents)
-    return _by_document(found, range(len(found.starts)))
+    return _by_document(found)
 
 
 def next_tokens(document: Any) -> tuple[dict[str, Any], Any, Any]:
@@ -100,27 +100,30 @@ class _Documents:
     def fingerprint(self) -> list[Any]:
         return [self.contents(), self.starts, self.ends]
 
+    def only(self, numbers: Any) -> "_Documents":
+        """Those with these numbers, or of a slice."""
+        return replace(self, starts=self.starts[numbers], ends=self.ends[numbers])
 
-def _by_document(documents: _Documents, numbers: range) -> Source:
+
+def _by_document(documents: _Documents) -> Source:
     read, tables = documents.read, (documents.starts, documents.ends)
 
     @without_autograph
     def document(number: Any) -> Any:
         starts, ends = held_on_host(lambda: tuple(map(tf.constant, tables)))
-        at = nth(numbers, number)
-        return tf.cast(read(tf.range(tf.gather(starts, at), tf.gather(ends, at))), tf.int32)
+        return tf.cast(read(tf.range(tf.gather(starts, number), tf.gather(ends, number))), tf.int32)
 
     total = int((documents.ends - documents.starts).sum())
     return Source(
         name=documents.name,
-        dataset=lambda: tf.data.Dataset.range(len(numbers)),
-        count=len(numbers),
+        dataset=lambda: tf.data.Dataset.range(len(documents.starts)),
+        count=len(documents.starts),
         decode=document,
         at=lambda positions: positions,
-        fingerprint=lambda: [str(numbers), *documents.fingerprint()],
+        fingerprint=documents.fingerprint,
         resident=True,
-        part=lambda index, parts: _by_document(documents, numbers[index::parts]),
-        packed=lambda size: _in_rows(documents, size),
+        part=lambda index, parts: _by_document(documents.only(slice(index, None, parts))),
+        packed=lambda size, some: _in_rows(documents.only(some), size),
         note=f"{total:,} tokens",
     )
 

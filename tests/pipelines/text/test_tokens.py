@@ -102,10 +102,23 @@ def test_it_goes_on_at_a_position_and_is_divided(tmp_path):
     moved = plan.at(epoch=1, batch=3).build()
     assert [list(pieces([batch])) for batch in moved] == second[3:]
     assert first != second
-    packed = tokens(given).packed(SIZE)
+    packed = tokens(given).packed(SIZE, slice(None))
     parts = [packed.part(index, 3) for index in range(3)]
     batches = [part.dataset().map(part.decode).batch(1) for part in parts]
     assert sorted(piece for part in batches for piece in pieces(part)) == sorted(expected_pieces(given))
+
+
+def test_a_split_divides_whole_documents():
+    given = documents()
+    plans = [plan_pipeline(given, pack=SIZE, batch_size=2, split=0.2, training=each, seed=1) for each in (True, False)]
+    validation = [piece for piece, *_ in pieces(plans[1].build())]
+    rows = build_pipeline(given, pack=SIZE, batch_size=2, split=0.2, seed=1, remainder="keep")
+    kept = [piece for piece, *_ in pieces(rows)]
+    whole = {tuple(document): [document[at : at + SIZE] for at in range(0, len(document), SIZE)] for document in given}
+    found = [sum(all(piece in part for piece in each) for each in whole.values()) for part in (kept, validation)]
+    assert found == [40, 10]
+    assert len(kept) + len(validation) == sum(map(len, whole.values()))
+    assert "split=0.2: 40 of 50 to train on" in " ".join(str(plans[0]).split())
 
 
 def test_the_plan_says_what_is_used():
