@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.service.relay import Peer, find_workers
+from tfopt.pipelines.service.relay import find_workers
 
 _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 3, 130
 _POLL_SECONDS = 0.5  # between checks for signals and for new addresses of the machine
@@ -62,7 +62,7 @@ class Servers:
         self._dispatcher: str = chosen.dispatcher
         if chosen.dispatcher:
             # Without an answer TensorFlow's worker would retry for an hour, and no signal could end it.
-            find_workers(Peer(chosen.dispatcher, "dispatcher"), "--dispatcher")
+            find_workers(chosen.dispatcher, "--dispatcher")
         else:
             port = ports.reserve(chosen.port)
             self._dispatcher = f"{host}:{port}"

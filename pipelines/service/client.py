@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.service.relay import Relay, find_workers, relay_to
+from tfopt.pipelines.service.process import relay_to
+from tfopt.pipelines.service.relay import find_workers
 from tfopt.pipelines.shared.nondeterminism import Finding, lineage
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.sources.parts import Part
@@ -94,7 +95,7 @@ def refuse_unserved(
 
 def describe_service(options: PipelineOptions, part: Part | None) -> str:
     """Returns the plan's line about the service; raises PipelineError if it does not answer."""
-    workers = len(find_workers(_relay(options).dispatcher, "service"))
+    workers = len(find_workers(_dispatcher(options), "service"))
     registered = f"{workers} worker{'s' * (workers != 1)} there" if workers else "no worker there yet"
     return (
         f"{registered}: the stages above run on them, and each example comes from one of them once per epoch; losing a "
@@ -114,7 +115,7 @@ def from_service(
     settings.deterministic = False
     # Random operations without a fixed seed hold state, which must not be shipped.
     settings.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    distribute = tf.data.experimental.service.distribute("distributed_epoch", _PREFIX + _relay(options).address)
+    distribute = tf.data.experimental.service.distribute("distributed_epoch", _PREFIX + relay_to(_dispatcher(options)))
     try:
         served = dataset.prefetch(tf.data.AUTOTUNE).with_options(settings).apply(distribute)
     except (tf.errors.OpError, ValueError) as error:
@@ -130,8 +131,8 @@ def from_service(
     return served
 
 
-def _relay(options: PipelineOptions) -> Relay:
-    return relay_to(str(options.service).removeprefix(_PREFIX))
+def _dispatcher(options: PipelineOptions) -> str:
+    return str(options.service).removeprefix(_PREFIX)
 
 
 def _refuse(expected: str, found: str, why: str, remedy: str) -> NoReturn:

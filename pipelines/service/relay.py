@@ -2,21 +2,25 @@
 
 TensorFlow's client waits forever for a dead worker or dispatcher, inside an operation that nothing in `model.fit` can
 interrupt. Only an error in answer to its heartbeat, sent to the dispatcher each second, makes it give up. So its
-dispatcher is this relay, in the same process. Elements do not pass through it; they come straight from the workers.
+dispatcher is this relay, in a process of its own (process.py says why). Elements do not pass through it; they come
+straight from the workers.
 
 TensorFlow ships no Python classes for the messages, so they are read by field number, which protobuf never changes.
 """
 
-import atexit
+import json
 import os
+import selectors
+import signal
 import socket
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import empty_pb2, unknown_fields
@@ -33,8 +37,14 @@ _PINGS = {
 }
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _THREADS = 32  # a heartbeat occupies one for as long as a server does not answer
-# The client reconnects until it has seen the error, within a second: connections are dropped for three.
-_DROPS, _PAUSE_SECONDS = 6, 0.5
+_CLOSING_SECONDS = 3.0  # TensorFlow's client reconnects until it has seen the error, within a second
+MESSAGE_BYTES = 2**16  # the longest message between the relay and the training process
+_RESTARTED = (
+    "Expected tfopt's relay to the tf.data service, a process of its own, to run as long as the pipeline is read. "
+    "Found: it was killed, and another one has taken its place. The loss of a server may have gone unnoticed, so the "
+    "epoch cannot be completed. What to do: see whether this machine runs out of memory, and resume from the last "
+    "checkpoint."
+)
 
 
 class ServerLostError(PipelineError):
@@ -86,6 +96,10 @@ class Peer:
             raise self.lost("the connection broke")
         return self._losses
 
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
     def lost(self, found: str) -> ServerLostError:
         """Returns the error for what was found in place of an answer."""
         return ServerLostError(self._name, found)
@@ -98,28 +112,26 @@ class Peer:
             self._losses += 1
 
 
-def find_workers(dispatcher: Peer, argument: str) -> list[str]:
+def find_workers(address: str, argument: str) -> list[str]:
     """Returns the addresses of a dispatcher's workers; `argument` gave its own, for the error if nothing answers."""
+    dispatcher = Peer(address, "dispatcher")
     try:
         return _worker_addresses(dispatcher.ping())
     except (ServerLostError, grpc.RpcError) as error:
         found = error.found if isinstance(error, ServerLostError) else error.details()
         raise PipelineError(
-            f"Expected a dispatcher of a tf.data service at {dispatcher.address}. Found: {found}. What to do: "
+            f"Expected a dispatcher of a tf.data service at {address}. Found: {found}. What to do: "
             f"start it first, with `python -m tfopt.pipelines.serve` on its machine, or correct `{argument}`."
         ) from error
-
-
-@cache
-def relay_to(address: str) -> "Relay":
-    """Returns this process' relay to a dispatcher; it starts on the first call and lives as long as the process."""
-    return Relay(address)
+    finally:
+        dispatcher.close()
 
 
 @dataclass(slots=True)
 class _Iterator:
     """A running iterator and the connections it depends on."""
 
+    known: bool = True  # whether this relay has seen it begin
     connections: dict[str, int] = field(default_factory=dict)  # number of the connection, by address
     started: float = field(default_factory=time.monotonic)
     failed: bool = False
@@ -127,25 +139,41 @@ class _Iterator:
 
 
 class Relay(grpc.GenericRpcHandler):
-    """A stand-in for a dispatcher, listening at `address` on 127.0.0.1.
+    """A stand-in for a dispatcher, listening at a port of 127.0.0.1.
 
     A tf.data service gives each element to one worker, once. A worker that is lost or restarted takes its elements with
-    it, so iterators reading from it fail with `tf.errors.DataLossError`. Later ones work.
+    it, so iterators reading from it fail with `tf.errors.DataLossError`. Later ones work. `closers` are the sockets of
+    those who close the training process' connections; a relay that `replaces` a killed one waits for what that asked.
     """
 
-    def __init__(self, dispatcher: str) -> None:
-        self.dispatcher = Peer(dispatcher, "dispatcher")
+    def __init__(self, dispatcher: str, port: int, closers: Sequence[socket.socket], *, replaces: bool) -> None:
+        self._dispatcher = Peer(dispatcher, "dispatcher")
+        self._closers = closers
         self._workers: dict[str, Peer] = {}
         self._iterators: dict[int, _Iterator] = {}  # by the dispatcher's numbers for them
-        self._drops: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._closing: set[tuple[socket.socket, bytes]] = set()  # requests without an answer yet
+        self._closed = threading.Condition()
         self._pings = ThreadPoolExecutor(_THREADS, thread_name_prefix="tfopt-service-ping")
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tfopt-service-relay")
-        self._server = grpc.server(pool, handlers=[self], options=_UNLIMITED)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server = grpc.server(pool, handlers=[self], options=(*_UNLIMITED, ("grpc.so_reuseport", 0)))
+        self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self._close_connections([], _CLOSING_SECONDS if replaces else 0.0)  # which also says that the relay is there
         self._server.start()
-        # Iterators alive at exit would wait for an answer that no Python thread can give.
-        atexit.register(self._server.stop, None)
+
+    def run(self) -> None:
+        """Returns once the training process has ended."""
+        selector: Any = selectors.DefaultSelector()
+        for closer in self._closers:
+            selector.register(closer, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                answer = key.fileobj.recv(MESSAGE_BYTES)
+                if not answer:
+                    return
+                with self._closed:
+                    self._closing.discard((key.fileobj, answer))
+                    self._closed.notify_all()
 
     def service(self, handler_call_details: Any) -> Any:
         """Returns the handler of a call; gRPC calls this."""
@@ -158,9 +186,9 @@ class Relay(grpc.GenericRpcHandler):
                 if method.endswith("/ReleaseIterationClient"):
                     self._iterators.pop(_client_number(request), None)
                 if method.endswith("/GetOrCreateIteration"):
-                    self._wait_for_drops()
-                return self.dispatcher.call(method, request)
-            except ServerLostError as error:
+                    return self._begin(method, request)
+                return self._dispatcher.call(method, request)
+            except PipelineError as error:
                 # After UNAVAILABLE, ABORTED or CANCELLED TensorFlow's client would retry forever.
                 context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             except grpc.RpcError as error:
@@ -169,14 +197,23 @@ class Relay(grpc.GenericRpcHandler):
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
+    def _begin(self, method: str, request: bytes) -> bytes:
+        """Makes an iterator once the connections of failed ones are closed, or it would lose its own."""
+        with self._closed:
+            if not self._closed.wait_for(lambda: not self._closing, 2 * DEADLINE_SECONDS):
+                raise self._dispatcher.lost("the connections of an iterator that failed are still open")
+        answer = self._dispatcher.call(method, request)
+        self._iterators[_client_number(answer)] = _Iterator()
+        return answer
+
     def _heartbeat(self, method: str, request: bytes) -> bytes:
-        iterator = self._iterators.setdefault(_client_number(request), _Iterator())
+        iterator = self._iterators.setdefault(_client_number(request), _Iterator(known=False))
         try:
-            return self._checked(iterator, self.dispatcher.call(method, request))
-        except ServerLostError:
+            return self._checked(iterator, self._dispatcher.call(method, request))
+        except PipelineError:
             if not iterator.failed:  # heartbeats go on after an error
                 iterator.failed = True
-                self._drops += [drop_connections(address) for address in list(self._workers)]
+                self._close_connections(list(self._workers), _CLOSING_SECONDS)
             raise
 
     def _checked(self, iterator: _Iterator, answer: bytes) -> bytes:
@@ -186,9 +223,11 @@ class Relay(grpc.GenericRpcHandler):
             addresses = {*workers, *iterator.connections} - {""}
             self._workers |= {each: Peer(each, "worker") for each in addresses - self._workers.keys()}
             peers = {each: self._workers[each] for each in addresses}
-        self._expect_same(iterator, "", self.dispatcher)
+        if not iterator.known:
+            raise PipelineError(_RESTARTED)
+        self._expect_same(iterator, "", self._dispatcher)
         if not peers and time.monotonic() - iterator.started > DEADLINE_SECONDS:
-            raise self.dispatcher.lost(f"it has had no worker for {DEADLINE_SECONDS:g} s")
+            raise self._dispatcher.lost(f"it has had no worker for {DEADLINE_SECONDS:g} s")
         # Any of them may hold elements of the iterator, even one whose share the dispatcher believes to be done.
         # They are asked once more at the end; after that they may go.
         asked = {} if iterator.finished else peers
@@ -204,43 +243,44 @@ class Relay(grpc.GenericRpcHandler):
         if iterator.connections.setdefault(address, connection) != connection:
             raise peer.lost("another process than before: it was started again")
 
-    def _wait_for_drops(self) -> None:
-        """Waits until the connections of failed iterators are dropped, or a new iterator would lose its own."""
-        while self._drops:
-            self._drops[0].join()
-            self._drops = [drop for drop in self._drops if drop.is_alive()]
+    def _close_connections(self, workers: Sequence[str], seconds: float) -> None:
+        request = _close_request(workers, time.monotonic() + seconds)
+        with self._closed:
+            self._closing |= {(closer, request) for closer in self._closers}
+        for closer in self._closers:
+            closer.send(request)
 
 
-def drop_connections(address: str) -> threading.Thread:
-    """Closes this process' connections to "host:port" for three seconds, in the thread that it returns.
-
-    Deleting a failed iterator waits for the element it last asked for: forever, if the worker is stopped or has lost
-    the dispatcher.
-    """
-    thread = threading.Thread(target=_drop, args=(address,), name="tfopt-service-drop", daemon=True)
-    thread.start()
-    return thread
-
-
-def _drop(address: str) -> None:
-    host, port = address.rsplit(":", 1)
-    with suppress(OSError):
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        peers = {(str(each[4][0]), int(port)) for each in found}
-        for _ in range(_DROPS):
-            for number in os.listdir("/proc/self/fd"):
-                with suppress(OSError):  # closed meanwhile, or not connected
-                    if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
-                        _shut_down(int(number), peers)
-            time.sleep(_PAUSE_SECONDS)
+def main() -> NoReturn:
+    """Runs a relay for the training process that started this one, until that has ended."""
+    dispatcher, port, deadline_seconds, *closers = sys.argv[1:]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the training process
+        signal.signal(number, signal.SIG_IGN)
+    with open(os.devnull, "w") as null:  # whoever reads the training process' output waits for the end of it
+        os.dup2(null.fileno(), 2)
+    # In a child, so that another one replaces it if it is killed: without an answer, TensorFlow's client would wait
+    # forever.
+    replaces = False
+    while os.fork():
+        _, status = os.wait()
+        if not os.WIFSIGNALED(status):
+            sys.exit(os.waitstatus_to_exitcode(status))
+        replaces = True
+    global DEADLINE_SECONDS
+    DEADLINE_SECONDS = float(deadline_seconds)
+    Relay(dispatcher, int(port), [socket.socket(fileno=int(each)) for each in closers], replaces=replaces).run()
+    os._exit(0)  # without waiting for answers of servers
 
 
-def _shut_down(number: int, peers: set[tuple[str, int]]) -> None:
-    with socket.socket(fileno=os.dup(number)) as held:
-        at = held.getpeername()
-        inet = held.family in (socket.AF_INET, socket.AF_INET6)  # a Unix socket's peer is a string
-        if inet and (at[0].removeprefix("::ffff:"), at[1]) in peers:
-            held.shutdown(socket.SHUT_RDWR)
+def _close_request(workers: Sequence[str], until: float) -> bytes:
+    """Asks for connections to be closed again and again; looking names up may take locks, so it is done here."""
+    peers = []
+    for worker in workers:
+        host, port = worker.rsplit(":", 1)
+        with suppress(OSError):
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            peers += [(each[4][0], int(port)) for each in found]
+    return json.dumps([until, peers]).encode()
 
 
 def _worker_addresses(answer: bytes) -> list[str]:
@@ -248,9 +288,9 @@ def _worker_addresses(answer: bytes) -> list[str]:
     return [_values(worker, 1)[0].decode() for worker in _values(answer, 1)]
 
 
-def _client_number(request: bytes) -> int:
-    """Returns which iterator sent a `ClientHeartbeatRequest` or `ReleaseIterationClientRequest`."""
-    return next(iter(_values(request, 1)), 0)
+def _client_number(message: bytes) -> int:
+    """Returns the iterator's number in a `GetOrCreateIterationResponse`, or a request to end it or of its heartbeat."""
+    return next(iter(_values(message, 1)), 0)
 
 
 def _values(message: bytes, number: int) -> list[Any]:
