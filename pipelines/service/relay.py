@@ -60,16 +60,13 @@ class ServerLostError(PipelineError):
 
 
 class Peer:
-    """A dispatcher or worker at "host:port", called with a deadline; notices when it was restarted."""
+    """A dispatcher or worker at "host:port", called with a deadline."""
 
     def __init__(self, address: str, kind: str) -> None:
         self.address = address
-        self._losses = 0
-        self._connected = threading.Event()
         self._name = f"the {kind} of the tf.data service at {address}"
         self._ping = _PINGS[kind]
         self._channel = grpc.insecure_channel(address, options=_UNLIMITED + _RECONNECT)
-        self._channel.subscribe(self._on_change)
 
     def call(self, method: str, request: bytes) -> bytes:
         """Returns the server's answer; raises ServerLostError if there is none, and RpcError if it is an error."""
@@ -87,6 +84,24 @@ class Peer:
         """Makes a small call and returns the answer; raises as `call` does."""
         return self.call(self._ping, b"")
 
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
+    def lost(self, found: str) -> ServerLostError:
+        """Returns the error for what was found in place of an answer."""
+        return ServerLostError(self._name, found)
+
+
+class WatchedPeer(Peer):
+    """One that notices when it was restarted. It cannot be closed: gRPC's thread that watches would fail."""
+
+    def __init__(self, address: str, kind: str) -> None:
+        super().__init__(address, kind)
+        self._losses = 0
+        self._connected = threading.Event()
+        self._channel.subscribe(self._on_change)
+
     def connection(self) -> int:
         """Returns the number of the connection; call it after `call`, which connects.
 
@@ -95,14 +110,6 @@ class Peer:
         if not self._connected.wait(DEADLINE_SECONDS):
             raise self.lost("the connection broke")
         return self._losses
-
-    def close(self) -> None:
-        """Ends the connection."""
-        self._channel.close()
-
-    def lost(self, found: str) -> ServerLostError:
-        """Returns the error for what was found in place of an answer."""
-        return ServerLostError(self._name, found)
 
     def _on_change(self, state: Any) -> None:
         if state == grpc.ChannelConnectivity.READY:
@@ -147,9 +154,9 @@ class Relay(grpc.GenericRpcHandler):
     """
 
     def __init__(self, dispatcher: str, port: int, closers: Sequence[socket.socket], *, replaces: bool) -> None:
-        self._dispatcher = Peer(dispatcher, "dispatcher")
+        self._dispatcher = WatchedPeer(dispatcher, "dispatcher")
         self._closers = closers
-        self._workers: dict[str, Peer] = {}
+        self._workers: dict[str, WatchedPeer] = {}
         self._iterators: dict[int, _Iterator] = {}  # by the dispatcher's numbers for them
         self._lock = threading.Lock()
         self._closing: set[tuple[socket.socket, bytes]] = set()  # requests without an answer yet
@@ -221,7 +228,7 @@ class Relay(grpc.GenericRpcHandler):
         workers, finished = _worker_addresses(answer), 1 in _values(answer, 2)
         with self._lock:
             addresses = {*workers, *iterator.connections} - {""}
-            self._workers |= {each: Peer(each, "worker") for each in addresses - self._workers.keys()}
+            self._workers |= {each: WatchedPeer(each, "worker") for each in addresses - self._workers.keys()}
             peers = {each: self._workers[each] for each in addresses}
         if not iterator.known:
             raise PipelineError(_RESTARTED)
@@ -238,7 +245,7 @@ class Relay(grpc.GenericRpcHandler):
         iterator.finished = finished
         return answer
 
-    def _expect_same(self, iterator: _Iterator, address: str, peer: Peer) -> None:
+    def _expect_same(self, iterator: _Iterator, address: str, peer: WatchedPeer) -> None:
         connection = peer.connection()
         if iterator.connections.setdefault(address, connection) != connection:
             raise peer.lost("another process than before: it was started again")
