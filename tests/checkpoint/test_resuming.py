@@ -17,9 +17,9 @@ _ALL = [(case, moment) for case in CASES for moment in MOMENTS]
 
 
 def _marked(number, case, moment):
-    # The slow ones hold every second case once, at one moment after the other.
+    # The slow ones hold every fourth case once, at one moment after the other.
     in_case, of_case = divmod(number, len(MOMENTS))
-    slow = in_case % 2 == 0 and of_case == in_case // 2 % len(MOMENTS)
+    slow = in_case % 4 == 0 and of_case == in_case // 4 % len(MOMENTS)
     marks = [] if (case, moment) in _QUICK else [pytest.mark.slow if slow else pytest.mark.campaign]
     return pytest.param(case, moment, marks=marks)
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from quick import campaign
 
 import tfopt
 from tfopt.bench import cli
@@ -585,16 +586,19 @@ model.fit(np.ones((2, 5)), np.ones((2, 1)))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("real")
 @pytest.mark.parametrize(
     ("script", "code", "said"),
     [
-        (REAL, cli.DONE, ""),
-        (WORKERS, cli.DONE, ""),
-        (OWN_LOOP, cli.ENVIRONMENT, "it trained with tf.GradientTape in a loop of its own"),
-        (ON_BATCHES, cli.ENVIRONMENT, "it called train_on_batch 5 times"),
-        (WRONG_SHAPE, cli.INTERNAL, "Expected to diagnose the training of train.py. Found ValueError"),
+        pytest.param(REAL, cli.DONE, "", marks=pytest.mark.slow),
+        pytest.param(WORKERS, cli.DONE, "", marks=pytest.mark.slow),
+        *campaign(
+            [
+                (OWN_LOOP, cli.ENVIRONMENT, "it trained with tf.GradientTape in a loop of its own"),
+                (ON_BATCHES, cli.ENVIRONMENT, "it called train_on_batch 5 times"),
+                (WRONG_SHAPE, cli.INTERNAL, "Expected to diagnose the training of train.py. Found ValueError"),
+            ]
+        ),
     ],
 )
 def test_diagnoses_of_real_trainings(doctor, folder, script, code, said):

@@ -30,14 +30,14 @@ def drift(one, other):
     return np.linalg.norm(one - other) / np.linalg.norm(one)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_are_sent_in_16_bits(found, dtype):
     assert found[dtype]["plain"]["sent"] == found[dtype]["clipped"]["sent"] == [dtype]
     assert found["None"]["plain"]["sent"] == ["float32"]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 1e-2), ("float16", 1e-3)])
 @pytest.mark.parametrize("kind", ["plain", "clipped"])
 def test_the_training_drifts_a_little(found, dtype, limit, kind):
@@ -46,19 +46,19 @@ def test_the_training_drifts_a_little(found, dtype, limit, kind):
     assert short["loss"][-1] < short["loss"][0]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_rows_of_an_embedding_stay_in_32_bits(found):
     assert found["rows"]["short"]["sent"] == ["bfloat16", "float32"]
     assert 0 < drift(found["rows"]["long"], found["rows"]["short"]) < 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_on_one_device_nothing_is_rounded(found):
     assert found["one device"]["plain"]["sent"] == ["float32"]
     assert drift(found["None"]["plain"], found["one device"]["plain"]) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_strategy_of_two_devices(found):
     assert "mirrored on CPU:0, CPU:1" in found["explain"]
     assert found["again"]

@@ -53,7 +53,7 @@ def test_a_peer_that_ended_early_is_no_reason_to_restart(trainings, case, own):
     assert f"{SAME_WAY} This worker had come to {own}. This process ends with exit code 1." in ended[0].stderr
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("case", "text", "places"),
     [
@@ -98,7 +98,7 @@ def test_data_that_cannot_be_sharded_by_file_are_refused_in_all_workers(training
         assert f"{expected} Found: {found}. What to do: use AutoShardPolicy.DATA" in end.stderr, ended
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_damaged_record_in_the_part_of_one_worker_ends_both_and_is_no_reason_to_restart(trainings, tmp_path):
     write_files(tmp_path, 2, damaged_in=1)  # TensorFlow gives each worker a file
     ended = trainings.run_case("a-damaged-record", tmp_path)

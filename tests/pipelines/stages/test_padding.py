@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import campaign
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import (
@@ -91,11 +92,15 @@ SLOW = pytest.mark.slow
         ("records", "drop"),
         ("generator", "pad"),
         pytest.param("arrays", "drop", marks=SLOW),
-        pytest.param("arrays", "pad", marks=SLOW),
-        pytest.param("records", "keep", marks=SLOW),
-        pytest.param("records", "pad", marks=SLOW),
-        pytest.param("generator", "keep", marks=SLOW),
-        pytest.param("generator", "drop", marks=SLOW),
+        *campaign(
+            [
+                ("arrays", "pad"),
+                ("records", "keep"),
+                ("records", "pad"),
+                ("generator", "keep"),
+                ("generator", "drop"),
+            ]
+        ),
     ],
 )
 def test_each_text_once_in_each_epoch(tmp_path, options, kind, remainder):
