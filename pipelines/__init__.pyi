@@ -1,5 +1,6 @@
 from .as_source import dataset as dataset
 from .cache.folder import clear_cache as clear_cache
+from .mixture import mix as mix
 from .plan import PipelinePlan as PipelinePlan
 from .plan import build_pipeline as build_pipeline
 from .plan import plan_pipeline as plan_pipeline

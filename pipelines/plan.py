@@ -10,35 +10,14 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 
 from tfopt import checks
 from tfopt.pipelines.as_source import as_source
-from tfopt.pipelines.cache.choice import choose_cache
-from tfopt.pipelines.device.placing import choose_placement
 from tfopt.pipelines.inspection.facts import Facts, inspect_source
 from tfopt.pipelines.shared.options import Choices, PipelineOptions
 from tfopt.pipelines.shared.position import START, Position
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.sources.split import take_split
-from tfopt.pipelines.stages.batch_stages import (
-    Batch,
-    left_out,
-    plan_batch,
-    plan_batch_functions,
-    plan_memory,
-    plan_order,
-    plan_padding,
-    plan_prefetch,
-    plan_service,
-    plan_workers,
-)
-from tfopt.pipelines.stages.device_stages import plan_device, plan_overlap
-from tfopt.pipelines.stages.example_stages import (
-    Cache,
-    ManyAtOnce,
-    plan_augment,
-    plan_cache,
-    plan_functions,
-)
+from tfopt.pipelines.stages.arrangement import plan_stages
+from tfopt.pipelines.stages.batch_stages import Batch, left_out
 from tfopt.pipelines.stages.from_position import described_position, expect_repeatable, start
-from tfopt.pipelines.stages.order_stages import plan_reading, plan_shuffle
 from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.repairs.fit_data import mark_order_decided
 from tfopt.text import Shown, described
@@ -132,7 +111,7 @@ class PipelinePlan(Shown):
         begun = checks.integer(
             "opened", begun, "Pass how many iterations were begun, those read included.", least=epoch
         )
-        expect_repeatable(self.options, next(stage.facts for stage in self.stages if isinstance(stage, Cache)))
+        expect_repeatable(self.stages)
         return replace(self, position=Position(epoch, batch, begun))
 
     def stage(self, name: str) -> Stage:
@@ -190,7 +169,7 @@ def _takes_options(function: Callable[P, R]) -> Callable[P, R]:
             )
         for name in keywords:
             if name != "source" and name not in options:
-                raise _unknown_option(name, list(options))
+                raise unknown_option(name, list(options))
         return function(*given, **keywords)
 
     shown = stated.replace(parameters=[stated.parameters["source"], *options.values()])
@@ -288,13 +267,19 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     packed = (examples, asked) if asked.pack is None else _packed(examples, asked.pack, asked)
     facts = inspect_source(*packed)
     chosen = replace(asked, remainder=facts.last_batch[0])
-    if asked.remainder is None and (found := left_out(chosen, facts)):
+    if asked.remainder is None:
+        warn_left_out(chosen, facts)
+    return PipelinePlan(facts.source, chosen, plan_stages(chosen, facts))
+
+
+def warn_left_out(options: PipelineOptions, facts: Facts) -> None:
+    """Logs once how many examples the default of `remainder` leaves out."""
+    if found := left_out(options, facts):
         warn_once(
             "examples left out",
             f"Of {facts.source.name}, {found}, so that all batches are full. remainder='keep' trains on all of them, "
             "and remainder='drop' says that you know.",
         )
-    return PipelinePlan(facts.source, chosen, _stages(chosen, facts))
 
 
 @_takes_options
@@ -322,51 +307,9 @@ def _packed(source: Source, size: int, options: PipelineOptions) -> tuple[Source
     return replace(rows, note=f"{part.note}; {rows.note}"), replace(options, split=None)
 
 
-def _unknown_option(name: str, options: list[str]) -> TypeError:
+def unknown_option(name: str, options: list[str]) -> TypeError:
+    """Returns the error about an option that is not among these, with the nearest one."""
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     meant = _RENAMED.get(name, near[0] if near else "")
     hint = f"Did you mean {meant}?" if meant else "Leave it out."
     return TypeError(f"Expected options among {', '.join(options)}. Found {name!r}. {hint}")
-
-
-def _stages(asked: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
-    """Decides which stages the pipeline has, and their order; each stage decides how it is set."""
-    options = asked if facts.part is None else replace(asked, seed=facts.part.own_seed(asked.seed))
-    placement = choose_placement(options, facts)
-    cache = plan_cache(options, facts, choose_cache(options, facts, placement.held))
-    shuffle = plan_shuffle(options, facts, cache)
-    reading = plan_reading(options, facts, cache.choice)
-    before, after = plan_functions(options, facts, cache.choice)
-    loading = (*reading, *before, cache if cache.choice.folder is not None else cache.without(), *after)
-    augment = plan_augment(options, by_batch=False)
-    whole: list[Stage] = []
-    alone = cache.choice.on is not None or augment or facts.check is not None or (options.shuffle and not shuffle.first)
-    while not alone and after and isinstance(last := after[-1], ManyAtOnce):
-        # No single examples come between: the function gets the batches themselves.
-        after, whole = after[:-1], [last.with_batches(options), *whole]
-    if options.service is not None:
-        # On its workers, chunks of records lost examples and gave others twice.
-        after = [stage.one_by_one(options) if isinstance(stage, ManyAtOnce) else stage for stage in after]
-    if cache.choice.on is not None:
-        examples: list[Stage] = [*before, cache, shuffle, *after]
-    elif shuffle.first:
-        examples = [shuffle, *after, cache]
-    else:
-        examples = [*after, cache, shuffle]
-    batch = plan_batch(options, facts)
-    return (
-        *reading,
-        *examples,
-        *augment,
-        batch,
-        *whole,
-        *plan_service(options, facts, batch),
-        *plan_workers(options, facts),
-        *plan_batch_functions(options, placement.held),
-        *plan_padding(options),
-        plan_prefetch(options),
-        plan_device(placement, facts),
-        *plan_overlap(options, facts, placement.held, loading),
-        plan_order(asked, facts.source, cache.choice),
-        plan_memory(options, facts, cache.choice, shuffle, reading, placement),
-    )

@@ -47,10 +47,12 @@ class CacheChoice:
         object.__setattr__(self, "folder", Path(str(self.on)) if on_disk else None)
 
 
-def choose_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | None) -> CacheChoice:
+def choose_cache(
+    options: PipelineOptions, facts: Facts, held: OnDevice | str | None, taken_bytes: float = 0
+) -> CacheChoice:
     """Returns where to cache, and why; refuses a cache of an endless source, or one that freezes a random crop.
 
-    `held` is that of the pipeline's `Placement`.
+    `held` is that of the pipeline's `Placement`; `taken_bytes` of memory are for other caches of the same pipeline.
     """
     if isinstance(held, OnDevice) and held.only:
         return CacheChoice("device", "transform", held.reason, held.bytes)
@@ -78,7 +80,7 @@ def choose_cache(options: PipelineOptions, facts: Facts, held: OnDevice | str | 
         return no("the number of examples is unknown")
     if facts.doubt:
         return no(facts.doubt)
-    in_memory = [_in_memory(after, facts) for after in places if _worth_caching(after, options, facts)]
+    in_memory = [_in_memory(after, facts, taken_bytes) for after in places if _worth_caching(after, options, facts)]
     if not in_memory:
         return no("it would save less than half of the work, the part before `transform`")
     fitting = [choice for choice in in_memory if choice.on]
@@ -134,13 +136,14 @@ def _worth_caching(after: After, options: PipelineOptions, facts: Facts) -> bool
     return facts.sample.decode_seconds >= facts.sample.transform_seconds and not facts.source.resident
 
 
-def _in_memory(after: After, facts: Facts) -> CacheChoice:
+def _in_memory(after: After, facts: Facts, taken_bytes: float) -> CacheChoice:
     size = _size(after, facts)
     free_mib = host().memory_available_mib
     if size is None or free_mib is None:
         return CacheChoice(None, after, f"{_needed(size)}; the free memory of this machine is unknown", size)
     share = f"a quarter of the {free_mib:,.0f} MiB of free memory"
-    if size / MIB > free_mib / _MEMORY_SHARE:
+    share += f", of which other parts take {readable_bytes(taken_bytes)}" if taken_bytes else ""
+    if (size + taken_bytes) / MIB > free_mib / _MEMORY_SHARE:
         return CacheChoice(None, after, f"{_needed(size)} exceed {share}", size)
     return CacheChoice("memory", after, f"{_needed(size)}, within {share}", size)
 

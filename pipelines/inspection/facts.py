@@ -35,8 +35,8 @@ MIB = 2**20
 # runs.
 SHUFFLE_MIB = 1024
 SHUFFLE_MOST = 100_000  # elements in that buffer, if these are read or computed for it
-_SAMPLED = 32  # elements the planner looks at
-_MEASURED = 1024  # of which it takes the lengths, for `bucket`
+SAMPLED = 32  # elements the planner looks at
+MEASURED = 1024  # of which it takes the lengths, for `bucket`
 _LARGE_BYTES = 32 * 2**10  # of an example; a batch of smaller ones is copied quickly from any memory
 _DOUBTS = {
     "opaque": "calls Python, which may be random; cache='memory' says that it is not",
@@ -145,7 +145,7 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     if options.split is not None:
         source = take_split(source, options.split, training=options.training)
     source, part = take_part(source, options)
-    whole, raw, count, infinite = open_source(source, _MEASURED if options.bucket else _SAMPLED)
+    whole, raw, count, infinite = open_source(source, MEASURED if options.bucket else SAMPLED)
     traced = trace(source, options, raw)
     in_source = find_in_dataset(whole) + traced.in_decode
     if part is not None and options.service is None:
@@ -169,8 +169,57 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
             decoded_bytes=sample.decoded_bytes * (sent or 0),
             infinite=infinite,
         )
-    tail = _tail(options, part, count)
     mixed = _is_mixed(options, source, sample, count)
+    return _concluded(source, options, part, count, traced, sample, in_source, infinite=infinite, mixed=mixed)
+
+
+def inspect_mixture(
+    source: Source,
+    options: PipelineOptions,
+    sampled: Any,
+    *,
+    part: Part | None,
+    count: int | None,
+    infinite: bool,
+    mixed: bool,
+) -> Facts:
+    """Learns the same about mixed examples, of which some are given, and the functions that follow.
+
+    Args:
+        source: The mixture, whose elements are examples.
+        options: Without those that hold for its parts alone.
+        sampled: A dataset of a few examples of each part.
+        part: What this process has of the mixture; None if it trains alone.
+        count: Examples that this process mixes in an epoch; None if unknown.
+        infinite: Whether the mixture never ends.
+        mixed: Whether each epoch is shuffled as a whole.
+
+    Raises what `inspect_source` does.
+    """
+    traced = trace(source, options, sampled)
+    refuse_draws(options, [], [], traced.in_augment)
+    if options.pad is not None:
+        expect_lengths(traced.examples.element_spec, bucket=options.bucket)
+    if options.remainder == "pad":
+        expect_paddable(traced.augmented.element_spec)
+    sample = take_sample(source, options, traced)
+    return _concluded(source, options, part, count, traced, sample, [], infinite=infinite, mixed=mixed)
+
+
+def _concluded(
+    source: Source,
+    options: PipelineOptions,
+    part: Part | None,
+    count: int | None,
+    traced: Traced,
+    sample: Sample,
+    in_source: list[Finding],
+    *,
+    infinite: bool,
+    mixed: bool,
+) -> Facts:
+    """Returns the facts, with what follows for the last batch and the steps; refuses too few examples."""
+    tail = _tail(options, part, count)
     left_out = None if count is None and not infinite else tail
     last_batch = choose_remainder(options, count, left_out, mixed=mixed) if part is None else part.last_batch
     drops = last_batch[0] == "drop"
@@ -237,12 +286,12 @@ def _is_mixed(options: PipelineOptions, source: Source, sample: Sample, count: i
     return count * each <= SHUFFLE_MIB * MIB and (source.is_at_hand or count <= SHUFFLE_MOST)
 
 
-def open_source(source: Source, sampled: int = _SAMPLED) -> tuple[Any, Any, int | None, bool]:
+def open_source(source: Source, sampled: int = SAMPLED) -> tuple[Any, Any, int | None, bool]:
     """Returns a source's dataset, the elements of it the planner looks at, its count, and whether it never ends."""
     whole = source.dataset()
     if source.sample is not None:
         raw = source.sample(sampled)
-    elif sampled > _SAMPLED and source.at is not None and source.count is not None:
+    elif sampled > SAMPLED and source.at is not None and source.count is not None:
         # Spread over the data, which may be sorted by length.
         raw = source.at(
             tf.data.Dataset.from_tensor_slices(np.unique(np.linspace(0, source.count - 1, sampled, dtype=np.int64)))

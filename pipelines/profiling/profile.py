@@ -22,8 +22,9 @@ from tfopt.pipelines.shared.nondeterminism import lineage, runs_python
 from tfopt.pipelines.shared.position import START
 from tfopt.pipelines.stages.device_stages import CopyToDevice
 from tfopt.pipelines.stages.example_stages import Cache, FunctionStage
+from tfopt.pipelines.stages.mixture_stages import MixedPart, Mixture
 from tfopt.pipelines.stages.order_stages import Mix, Read, Shuffle
-from tfopt.pipelines.stages.stage import Stage
+from tfopt.pipelines.stages.stage import all_of
 
 _SPLITTING_SHARE = 0.3  # of the time, if stages are fused
 # A first pass through a cache and a full-size shuffle would only fill them in the time.
@@ -180,6 +181,11 @@ def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
             "Profile the same plan in one process, without the strategy."
         )
 
+    if any(isinstance(stage, Mixture) for stage in plan.stages):
+        adapted, unwritten = _to_run(plan, [])
+        profile = replace(_profile_dataset(adapted.build(), seconds), name=plan.source.name)
+        return replace(profile, first_pass=True) if unwritten else profile
+
     def unfused(run: Run) -> dict[str, float]:
         del run
         apart, raw = _stages_apart(plan)
@@ -241,7 +247,7 @@ def _to_run(plan: PipelinePlan, sources: list[Any]) -> tuple[PipelinePlan, bool]
         sources.append(made)
         return made
 
-    def adapted(stage: Stage) -> Stage:
+    def adapted(stage: Any) -> Any:
         if isinstance(stage, Read):
             source, shuffled, at = stage.source, stage.source.shuffled, stage.source.at
             recording = replace(
@@ -256,9 +262,13 @@ def _to_run(plan: PipelinePlan, sources: list[Any]) -> tuple[PipelinePlan, bool]
             return replace(small, rests=False) if isinstance(small, Shuffle) else small
         if isinstance(stage, CopyToDevice):
             return replace(stage, device=None)  # a copy to the GPU leaves no figures on the host
+        if isinstance(stage, MixedPart):
+            return replace(stage, stages=tuple(map(adapted, stage.stages)))
+        if isinstance(stage, Mixture):
+            return replace(stage, parts=tuple(map(adapted, stage.parts)))
         return stage.without() if isinstance(stage, Cache) and _would_write(stage) else stage
 
-    unwritten = any(isinstance(stage, Cache) and _would_write(stage) for stage in plan.stages)
+    unwritten = any(isinstance(stage, Cache) and _would_write(stage) for stage in all_of(plan.stages))
     return replace(plan, stages=tuple(map(adapted, plan.stages))), unwritten
 
 

@@ -133,7 +133,7 @@ class PipelineOptions:
             fill_in("shuffle", self.training)
         _expect_bool("shuffle", self.shuffle)
         if self.remainder is not None:
-            _expect_name("remainder", self.remainder, ("drop", "keep", "pad"))
+            expect_name("remainder", self.remainder, ("drop", "keep", "pad"))
         _expect_crop(self.crop)
         fill_in("crop_with", _crop_with(self.crop_with))
         if self.crop_with and self.crop is None:
@@ -149,13 +149,13 @@ class PipelineOptions:
                     "Expected functions of single examples before those of batches in `augment`. Received: "
                     f"{function.name} after per_batch({before.name}). Move it forward."
                 )
-        _expect_name("cache_after", self.cache_after, ("auto", "decode", "transform"))
+        expect_name("cache_after", self.cache_after, ("auto", "decode", "transform"))
         _expect_text("cache_key", self.cache_key)
         if self.cache_limit_gib is not None:
             checks.number("cache_limit_gib", self.cache_limit_gib, "Pass GiB, such as 100.", above=0)
         _expect_text("device", self.device)
         _expect_service(self.service)
-        _expect_name("on_bad_file", self.on_bad_file, ("raise", "skip"))
+        expect_name("on_bad_file", self.on_bad_file, ("raise", "skip"))
         fill_in("batch_size", checks.integer("batch_size", self.batch_size, "Pass a number of examples.", least=1))
         if self.seed is not None:
             fill_in("seed", checks.integer("seed", self.seed, "Pass a whole number, such as 1.", least=0))
@@ -167,7 +167,7 @@ class PipelineOptions:
             fill_in("pack", checks.integer("pack", self.pack, "Pass the tokens of a row, such as 1024.", least=2))
         self._fill_in_padding(fill_in)
         if isinstance(self.prefetch, str):
-            _expect_name("prefetch", self.prefetch, ("auto",))
+            expect_name("prefetch", self.prefetch, ("auto",))
         elif self.prefetch == _AUTOTUNE:
             fill_in("prefetch", "auto")
         else:
@@ -177,7 +177,7 @@ class PipelineOptions:
     def _fill_in_padding(self, fill_in: Callable[[str, Any], None]) -> None:
         _expect_bool("bucket", self.bucket)
         if self.pad is not None:
-            _expect_name("pad", self.pad, ("batch",))
+            expect_name("pad", self.pad, ("batch",))
         if self.bucket and not self.shuffle:
             raise ValueError(
                 "Expected a shuffle for bucket=True, which changes the order of examples. Found "
@@ -376,7 +376,8 @@ def _expect_service(value: object) -> None:
         )
 
 
-def _expect_name(name: str, value: object, valid: tuple[str, ...]) -> None:
+def expect_name(name: str, value: object, valid: tuple[str, ...]) -> None:
+    """Refuses a value of an option that is not among the valid names."""
     if not isinstance(value, str):
         raise TypeError(f"Expected a name for `{name}`. Received: {value!r}. Pass {' or '.join(map(repr, valid))}.")
     if value not in valid:

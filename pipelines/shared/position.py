@@ -15,6 +15,19 @@ class Turn:
     examples: int = 0  # of the first iteration, left out where the order is decided
     late: int = 0  # further ones, left out before they are batched
     batches: int = 0  # both together
+    # Of a part of a mixture, whose examples an iteration may read several times; 0 outside of mixtures.
+    times: int = 0
+    count: int = 0  # examples of each reading, if there are several
+
+    @property
+    def whole(self) -> int:
+        """Readings that are left out as a whole."""
+        return self.examples // self.count if self.count else 0
+
+    @property
+    def rest(self) -> int:
+        """Examples of the next reading that are left out."""
+        return self.examples - self.whole * self.count
 
 
 FIRST = Turn()

@@ -24,6 +24,13 @@ def part_seed(seed: int | None, part: str) -> int | None:
     return int(np.random.SeedSequence((seed, _PARTS.index(part))).generate_state(1)[0] >> 1)
 
 
+def mixed_seed(seed: int | None, number: int) -> int | None:
+    """Returns the seed of a part of a mixture, by its number; None stays None."""
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence((seed, len(_PARTS), number)).generate_state(1)[0] >> 1)
+
+
 def shuffle(
     dataset: Any, buffer: int, seed: int | None, *, reshuffle: bool = True, redraw: bool = False, opened: int = 0
 ) -> Any:
@@ -84,6 +91,64 @@ def permutation(count: int, seed: int | None, *, reshuffle: bool = True, opened:
     return _numbers(drawn)
 
 
+def permutations(count: int, seed: int | None, *, times: int, opened: int = 0, whole: int = 0) -> Any:
+    """Returns so many permutations of the numbers below `count` in a row, without the first `whole` ones.
+
+    Takes a seed and `opened` as `permutation` does.
+    """
+
+    @without_autograph
+    def one(number: Any, bits: Any) -> Any:
+        numbers = tf.random.experimental.stateless_shuffle(tf.range(count, dtype=tf.int64), element_seed(bits))
+        return tf.data.Dataset.from_tensor_slices(numbers)
+
+    drawn = tf.data.Dataset.zip(tf.data.Dataset.range(times), _random_bits(seed, opened))
+    order = drawn.skip(whole).flat_map(one)
+    return order.apply(tf.data.experimental.assert_cardinality((times - whole) * count))
+
+
+def shuffles(
+    dataset: Any, buffer: int, seed: int | None, *, times: int, rests: bool, opened: int = 0, whole: int = 0
+) -> Any:
+    """Returns so many different shuffles of a dataset in a row, without the first `whole` ones.
+
+    All draws are made when an iteration begins, so that how far it is read changes nothing in later ones.
+
+    Args:
+        dataset: What to shuffle.
+        buffer: How many elements a shuffle draws from.
+        seed: Default: a random one.
+        times: How many shuffles an iteration has.
+        rests: Whether the very first one is the dataset as it is.
+        opened: How many iterations' orders to leave out, with a seed.
+        whole: How many shuffles to leave out of each iteration.
+    """
+    at_first = _first_bits()
+
+    @without_autograph
+    def one(number: Any, turn: Any, bits: Any) -> Any:
+        given = tf.data.experimental.to_variant(dataset)
+
+        def shuffled() -> Any:
+            return tf.raw_ops.ShuffleDataset(
+                input_dataset=given,
+                buffer_size=tf.constant(buffer, tf.int64),
+                seed=tf.constant(_FIRST_HALF, tf.int64),
+                seed2=bits,
+                reshuffle_each_iteration=False,
+                **dataset._flat_structure,
+            )
+
+        variant = tf.cond(tf.equal(turn, at_first), lambda: given, shuffled) if rests else shuffled()
+        return tf.data.experimental.from_variant(variant, dataset.element_spec)
+
+    drawn = tf.data.Dataset.zip(tf.data.Dataset.range(times), _random_bits(0, opened), _random_bits(seed, opened))
+    order = drawn.skip(whole).flat_map(one)
+    order._inputs = lambda: [drawn, dataset]  # as in `shuffle`
+    count = int(dataset.cardinality())
+    return order.apply(tf.data.experimental.assert_cardinality((times - whole) * count)) if count >= 0 else order
+
+
 def sequence(count: int, *, skipped: int = 0) -> Any:
     """Returns a dataset of the numbers below `count` in their order, without the first `skipped` ones.
 
@@ -139,6 +204,23 @@ def in_turn(first: Any, later: Any, *, opened: int = 0) -> Any:
     dataset._inputs = lambda: [first, later]  # for those who look for their functions
     count = int(first.cardinality())
     return dataset.apply(tf.data.experimental.assert_cardinality(count)) if count >= 0 else dataset
+
+
+def in_turns(turns: Any, datasets: Sequence[Any]) -> Any:
+    """Returns a dataset whose elements come from these datasets in turn, up to the first that has none left.
+
+    All of them begin on each iteration. `turns` is a dataset of their numbers.
+    """
+    # Dataset.choose_from_datasets copies the turns, and the copy begins again once they are garbage.
+    variant = tf.raw_ops.DirectedInterleaveDataset(
+        selector_input_dataset=tf.data.experimental.to_variant(turns),
+        data_input_datasets=[tf.data.experimental.to_variant(dataset) for dataset in datasets],
+        stop_on_empty_dataset=True,
+        **datasets[0]._flat_structure,
+    )
+    chosen = tf.data.experimental.from_variant(variant, datasets[0].element_spec)
+    chosen._inputs = lambda: [turns, *datasets]  # as in `shuffle`
+    return chosen
 
 
 def moved(first: Any, later: Any) -> Any:
@@ -226,7 +308,7 @@ def _steps(count: int, size: int, *, full: bool) -> int:
 
 def _turns(opened: int = 0) -> Any:
     """Returns a dataset of one number: 0 on its first iteration, 1 on all others and after `opened` iterations."""
-    at_first = int(next(iter(_random_bits(0))))  # of an equal dataset: iterating it would use up its first iteration
+    at_first = _first_bits()
 
     @without_autograph
     def turn(number: Any, bits: Any) -> Any:
@@ -235,29 +317,25 @@ def _turns(opened: int = 0) -> Any:
     return tf.data.Dataset.zip(tf.data.Dataset.range(1), _random_bits(0, opened)).map(turn)
 
 
+def _first_bits() -> int:
+    """Returns with what the first iteration of `_random_bits(0)` begins."""
+    return int(next(iter(_random_bits(0))))  # of an equal dataset: iterating it would use up its first iteration
+
+
 def _moved(first: Any, later: Any) -> Any:
     count = int(later.cardinality())
     if count < 0:
-        return _chosen([_begun_when_read(first), later])
+        return _first_then([_begun_when_read(first), later])
     # TensorFlow takes a choice for endless if one of its datasets is. This one is never read; assert_cardinality(count)
     # would raise an error at the end of the shorter iteration.
     endless = first.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return _chosen([_begun_when_read(first), later, _begun_when_read(endless)]).take(count)
+    return _first_then([_begun_when_read(first), later, _begun_when_read(endless)]).take(count)
 
 
-def _chosen(datasets: Sequence[Any]) -> Any:
+def _first_then(datasets: Sequence[Any]) -> Any:
     """Returns a dataset that begins all of these on each iteration, and is the first one once, then the second."""
     turns = _turns().flat_map(without_autograph(lambda turn: tf.data.Dataset.from_tensors(turn).repeat()))
-    # Dataset.choose_from_datasets copies the turns, and the copy begins again once they are garbage.
-    variant = tf.raw_ops.DirectedInterleaveDataset(
-        selector_input_dataset=tf.data.experimental.to_variant(turns),
-        data_input_datasets=[tf.data.experimental.to_variant(dataset) for dataset in datasets],
-        stop_on_empty_dataset=True,
-        **datasets[0]._flat_structure,
-    )
-    chosen = tf.data.experimental.from_variant(variant, datasets[0].element_spec)
-    chosen._inputs = lambda: [turns, *datasets]  # as in `shuffle`
-    return chosen
+    return in_turns(turns, datasets)
 
 
 def _begun_when_read(dataset: Any) -> Any:

@@ -33,13 +33,18 @@ class Part:
     block: int  # neighbouring examples that go to one process
     size: int  # examples of each batch that this process reads
     replica_size: int  # those that go to each of its replicas
-    whole: int  # examples of all parts
+    counts: tuple[int, ...]  # examples of each part
     batches: int  # batches of `size` in this part; the last one may be smaller
     steps: int  # per epoch, the same in all processes; a process whose part has ended contributes no examples
     last_batch: tuple[Remainder, str]  # as in Facts
 
     def __str__(self) -> str:
         return f"this process has part {self.index + 1} of {self.parts}, {self.size:,} examples of each batch"
+
+    @property
+    def whole(self) -> int:
+        """Examples of all parts."""
+        return sum(self.counts)
 
     @property
     def used(self) -> int:
@@ -86,12 +91,50 @@ def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | 
         block=block,
         size=size,
         replica_size=options.batch_size // replicas,
-        whole=sum(counts),
+        counts=tuple(counts),
         batches=min(batches[index], steps),
         steps=steps,
         last_batch=last_batch,
     )
     return divided[index], part
+
+
+def share_mixture(source: Source, options: PipelineOptions, count: int, *, mixed: bool) -> Part | None:
+    """Returns what this process has of a mixture of which each process mixes `count` examples; None if it is alone.
+
+    `mixed` says whether each epoch leaves out other examples.
+    """
+    index, parts = _place()
+    if parts == 1:
+        return None
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    _refuse_options(options, replicas)
+    size = options.batch_size // parts
+    last_batch = choose_remainder(options, count * parts, count % size * parts, mixed=mixed)
+    steps = count // size if last_batch[0] == "drop" else -(-count // size)
+    return Part(
+        source=source,
+        index=index,
+        parts=parts,
+        block=1,
+        size=size,
+        replica_size=options.batch_size // replicas,
+        counts=(count,) * parts,
+        batches=steps,
+        steps=steps,
+        last_batch=last_batch,
+    )
+
+
+def expect_divided_alike(found: Sequence[Part | None], own: Part | None) -> None:
+    """Refuses a mixture whose parts were planned for other processes than those that train on it."""
+    place = None if own is None else (own.index, own.parts)
+    if any((None if part is None else (part.index, part.parts)) != place for part in found):
+        raise UnsupportedError(
+            "Expected all parts of a mixture to be planned where the mixture is. Found one planned outside of its "
+            "strategy's scope, or inside of another's. What to do: call plan_pipeline and mix inside the same `with "
+            "strategy.scope():`."
+        )
 
 
 def distributed(dataset: Any, part: Part) -> Any:

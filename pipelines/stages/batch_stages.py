@@ -1,6 +1,7 @@
 """The stages of batches: batch, service, pad and prefetch; and what holds for all: order and memory."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import tensorflow as tf
 
 from tfopt.hardware import host
 from tfopt.pipelines.cache.choice import CacheChoice
-from tfopt.pipelines.device.placing import OnDevice, Placement, is_gpu
+from tfopt.pipelines.device.placing import OnDevice
 from tfopt.pipelines.inspection.facts import MIB, Facts
 from tfopt.pipelines.service.client import describe_service, from_service
 from tfopt.pipelines.shared.elements import element_of, is_static, pad_batch, without_autograph
@@ -326,18 +327,10 @@ def plan_order(options: PipelineOptions, source: Source, cache: CacheChoice) -> 
     return Order(name="order", setting=setting, reason=reason, deterministic=deterministic)
 
 
-def plan_memory(
-    options: PipelineOptions,
-    facts: Facts,
-    cache: CacheChoice,
-    shuffle: Shuffle,
-    reading: list[Stage],
-    placement: Placement,
-) -> Memory:
-    """Returns the stage "memory"."""
+def plan_memory(options: PipelineOptions, facts: Facts, held_mib: float | None) -> Memory:
+    """Returns the stage "memory"; `held_mib` is what the stages up to the batch hold, None if unknown."""
     ahead_mib = max(AHEAD_MIB, math.ceil(8 * options.batch_size * facts.sample.example_bytes / MIB))
-    mixing = sum(stage.buffer for stage in reading if isinstance(stage, Mix))
-    mib = _bound_mib(facts, cache, shuffle, mixing, ahead_mib, on_gpu=is_gpu(placement.device))
+    mib = None if held_mib is None else held_mib + ahead_mib
     if mib is not None and options.bucket:
         mib += WINDOW * options.batch_size * facts.sample.example_bytes / MIB
     machine = host()
@@ -355,9 +348,10 @@ def plan_memory(
     )
 
 
-def _bound_mib(
-    facts: Facts, cache: CacheChoice, shuffle: Shuffle, mixing: int, ahead_mib: int, *, on_gpu: bool
+def find_held_mib(
+    facts: Facts, cache: CacheChoice, shuffle: Shuffle, reading: Sequence[Stage], *, on_gpu: bool
 ) -> float | None:
+    """Returns what cache and shuffle hold in memory; None if unknown. `on_gpu` says where cache="device" is."""
     sample = facts.sample
     whole = cache.on in ("memory", "device")
     in_memory = whole and not (cache.on == "device" and on_gpu)
@@ -367,8 +361,8 @@ def _bound_mib(
     element = sample.raw_bytes if shuffle.first else max(sample.decoded_bytes, sample.example_bytes)
     element = 0.0 if shuffle.drawn else element  # positions
     shuffled = 0.0 if whole else shuffle.buffer * max(element, SMALL_BYTES) / MIB
-    mixed = mixing * max(sample.raw_bytes, SMALL_BYTES) / MIB
-    return cached + shuffled + mixed + ahead_mib
+    mixing = sum(stage.buffer for stage in reading if isinstance(stage, Mix))
+    return cached + shuffled + mixing * max(sample.raw_bytes, SMALL_BYTES) / MIB
 
 
 def _checked(spec: Any) -> Any:

@@ -1,5 +1,6 @@
 """The stages of single examples: decode, crop, transform, cache and augment."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -102,6 +103,11 @@ class Cache(Stage):
         return {"cache": choice.on, "cache_after": choice.after if choice.on else None, "cache_key": self.key}
 
     @property
+    def caches(self) -> bool:
+        """Whether there is a cache."""
+        return self.choice.on is not None
+
+    @property
     def repeats_first_epoch(self) -> bool:
         """Whether a first epoch in the cache's own order would repeat that of the run that wrote it."""
         written = self.choice.folder is not None and self.key is not None and (self.choice.folder / self.key).is_dir()
@@ -110,6 +116,11 @@ class Cache(Stage):
     def without(self) -> "Cache":
         """Returns the stage without a cache."""
         return replace(self, choice=replace(self.choice, on=None), key=None)
+
+
+def chunk_of(stages: Sequence[Stage]) -> int:
+    """Returns how many examples functions among these stages take at once; all of them take as many."""
+    return next((stage.size for stage in stages if isinstance(stage, ManyAtOnce)), 1)
 
 
 def plan_functions(

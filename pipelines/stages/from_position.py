@@ -10,20 +10,22 @@ from tfopt.pipelines.shared.position import Position
 from tfopt.pipelines.shared.seeding import moved
 from tfopt.pipelines.stages.batch_stages import Batch, Workers
 from tfopt.pipelines.stages.buckets import WINDOW
-from tfopt.pipelines.stages.example_stages import Cache, ManyAtOnce
+from tfopt.pipelines.stages.example_stages import Cache, chunk_of
+from tfopt.pipelines.stages.mixture_stages import MixedPart, Mixture
 from tfopt.pipelines.stages.order_stages import Read
-from tfopt.pipelines.stages.stage import Flow, Stage
+from tfopt.pipelines.stages.stage import Flow, Stage, all_of, split_at_cache
 
 _CHANGING = ("random", "assigning", "shuffle", "unordered")
 
 
-def expect_repeatable(options: PipelineOptions, facts: Facts) -> None:
+def expect_repeatable(stages: Sequence[Stage]) -> None:
     """Refuses a pipeline whose batches may differ the next time it is built.
 
     Raises:
         UnsupportedError: If there is any reason for that.
     """
-    for found, remedy in _obstacles(options, facts):
+    made = (stage for stage in all_of(stages) if isinstance(stage, Cache | Mixture))
+    for found, remedy in (each for stage in made for each in _obstacles(stage.options, stage.facts)):
         raise UnsupportedError(
             f"Expected a pipeline that yields the same batches each time, to begin at a position. Found {found}. "
             f"What to do: {remedy}"
@@ -53,6 +55,10 @@ def described_position(position: Position, stages: Sequence[Stage]) -> tuple[str
 def _how(position: Position, stages: Sequence[Stage]) -> str:
     if not position.batch:
         return "epochs before it are not read"
+    if parts := [part for part in stages if isinstance(part, MixedPart)]:
+        ways = {part.name: _how(position, part.stages) for part in parts}
+        same = len(set(ways.values())) == 1
+        return ways[parts[0].name] if same else "; ".join(f"{name}: {way}" for name, way in ways.items())
     on = next(stage.choice.on for stage in stages if isinstance(stage, Cache))
     read = next(stage for stage in stages if isinstance(stage, Read))
     if on == "device" or (on is None and read.ordered and read.source.at is not None):
@@ -70,15 +76,14 @@ def start(flow: Flow, stages: Sequence[Stage], position: Position) -> Sequence[S
     at_batch, batch = next((at, stage) for at, stage in enumerate(stages) if isinstance(stage, Batch))
     bucketed = bool(batch.boundaries)  # examples change places on their way into batches, which are moved instead
     at_batch += bucketed
-    cached = next(at + 1 if stage.choice.on else 0 for at, stage in enumerate(stages) if isinstance(stage, Cache))
-    apart = stages[cached:at_batch]
-    chunk = next((stage.size for stage in apart if isinstance(stage, ManyAtOnce)), 1)  # all have the same
+    common, apart = split_at_cache(stages[:at_batch])
+    chunk = chunk_of(apart)
     turns = position.turns(batch.size, math.lcm(chunk, WINDOW * batch.size) if bucketed else chunk)
     flow.position = position
     if not position.batch:
         flow.turn = turns[0]
         return stages
-    for stage in stages[:cached]:
+    for stage in common:
         stage.apply(flow)
     branches = [flow.branch(turn) for turn in turns]
     for branch in branches:

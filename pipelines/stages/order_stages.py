@@ -8,8 +8,8 @@ import tensorflow as tf
 from tfopt.pipelines.cache.choice import CacheChoice, keeps_one_order, reads_by_position
 from tfopt.pipelines.inspection.facts import MIB, SHUFFLE_MIB, SHUFFLE_MOST, Facts
 from tfopt.pipelines.shared.options import PipelineOptions
-from tfopt.pipelines.shared.position import Turn
-from tfopt.pipelines.shared.seeding import in_turn, part_seed, permutation, sequence, shuffle
+from tfopt.pipelines.shared.position import FIRST, Turn
+from tfopt.pipelines.shared.seeding import in_turn, part_seed, permutation, permutations, sequence, shuffle, shuffles
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.example_stages import Cache
 from tfopt.pipelines.stages.stage import Flow, Stage
@@ -38,36 +38,45 @@ class Read(Stage):
     def apply(self, flow: Flow) -> None:
         """Starts the flow with the source's dataset."""
         source = self.source
-        skipped = flow.skip_examples() if self.ordered else 0
+        turn = flow.decide_order() if self.ordered else FIRST
+        skipped = turn.rest
         if self.permuted and source.at is not None:
-            dataset = source.at(self._order(flow.turn, skipped))
-            flow.dataset = self._counted(dataset, max(0, (self.count or 0) - skipped))
+            dataset = source.at(self._order(turn))
+            left = (self.count or 0) * (max(turn.times, 1) - turn.whole)
+            flow.dataset = self._counted(dataset, max(0, left - skipped))
             return
         if self.shuffled and source.shuffled is not None:
             dataset = source.shuffled(part_seed(self.seed, "files"))
         elif (skipped or (source.resident and self.local)) and source.at is not None and self.used is not None:
-            flow.dataset = source.at(sequence(self.used, skipped=skipped))
+            numbers = sequence(self.used, skipped=skipped)
+            flow.dataset = source.at(numbers if turn.times < 2 else again(sequence(self.used), turn))
             return
         else:
             dataset = source.dataset()
         dataset = self._counted(dataset, self.count)
         dataset = dataset if self.used == self.count else dataset.take(self.used)
-        flow.dataset = dataset.skip(skipped) if skipped else dataset
+        flow.dataset = again(dataset, turn)
 
     def _counted(self, dataset: Any, count: int | None) -> Any:
         if self.local and count is not None and int(dataset.cardinality()) < 0:
             return dataset.apply(tf.data.experimental.assert_cardinality(count))
         return dataset
 
-    def _order(self, turn: Turn, skipped: int) -> Any:
-        count = self.count or 0
+    def _order(self, turn: Turn) -> Any:
+        count, skipped, times = self.count or 0, turn.rest, {"times": turn.times, "whole": turn.whole}
         if self.permuted == "each":
-            return permutation(count, part_seed(self.seed, "files"), opened=turn.opened, skipped=skipped)
+            seed = part_seed(self.seed, "files")
+            if turn.times < 2:
+                return permutation(count, seed, opened=turn.opened, skipped=skipped)
+            return permutations(count, seed, opened=turn.opened, **times).skip(skipped)
         order = permutation(count, part_seed(self.seed, "mix"), reshuffle=False)
         if self.permuted == "one":
             return order
-        shuffled = shuffle(order, count, part_seed(self.seed, "shuffle"), opened=turn.reshuffled)
-        order = in_turn(order, shuffled, opened=turn.opened)
+        seed = part_seed(self.seed, "shuffle")
+        if turn.times:
+            order = shuffles(order, count, seed, rests=True, opened=turn.opened, **times)
+        else:
+            order = in_turn(order, shuffle(order, count, seed, opened=turn.reshuffled), opened=turn.opened)
         return order.skip(skipped) if skipped else order
 
     def summary(self) -> dict[str, object]:
@@ -101,18 +110,31 @@ class Shuffle(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Shuffles, differently on every iteration."""
+        turn = flow.decide_order()
         if self.buffer and not self.drawn:
-            seed, opened = part_seed(self.seed, "shuffle"), flow.turn.opened
-            elements = flow.flush()
-            draws = flow.turn.reshuffled if self.rests else opened
-            shuffled = shuffle(elements, self.buffer, seed, redraw=self.served, opened=draws)
-            flow.dataset = in_turn(elements, shuffled, opened=opened) if self.rests else shuffled
-        if skipped := flow.skip_examples():
-            flow.dataset = flow.flush().skip(skipped)
+            shuffled = self._shuffled(flow.flush(), turn)
+            flow.dataset = shuffled.skip(turn.rest) if turn.rest else shuffled
+        elif turn != FIRST:
+            flow.dataset = again(flow.flush(), turn)
+
+    def _shuffled(self, elements: Any, turn: Turn) -> Any:
+        seed, opened = part_seed(self.seed, "shuffle"), turn.opened
+        if turn.times:
+            times = {"times": turn.times, "whole": turn.whole}
+            return shuffles(elements, self.buffer, seed, rests=self.rests, opened=opened, **times)
+        draws = turn.reshuffled if self.rests else opened
+        shuffled = shuffle(elements, self.buffer, seed, redraw=self.served, opened=draws)
+        return in_turn(elements, shuffled, opened=opened) if self.rests else shuffled
 
     def summary(self) -> dict[str, object]:
         """Returns the buffer's size."""
         return {"shuffle_buffer": self.buffer}
+
+
+def again(dataset: Any, turn: Turn) -> Any:
+    """Returns a dataset that keeps its order as often as a turn reads it, without what that leaves out."""
+    dataset = dataset if turn.times < 2 else dataset.repeat(turn.times - turn.whole)
+    return dataset.skip(turn.rest) if turn.rest else dataset
 
 
 def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> list[Stage]:

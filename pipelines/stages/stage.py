@@ -1,6 +1,6 @@
 """A stage of a plan, and the dataset that goes through the stages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +31,31 @@ class Stage:
         """Returns what the stage adds to the plan's JSON values."""
         return {}
 
-    def to_dict(self) -> dict[str, str]:
+    def within(self) -> "tuple[Stage, ...]":
+        """Returns the stages of its own that it has; a part of a mixture has some."""
+        return ()
+
+    @property
+    def caches(self) -> bool:
+        """Whether all iterations share what it gives."""
+        return False
+
+    def to_dict(self) -> dict[str, Any]:
         """Returns the stage's line in the plan as JSON values."""
         return {"name": self.name, "setting": self.setting, "reason": self.reason}
+
+
+def all_of(stages: Iterable[Stage]) -> Iterator[Stage]:
+    """Yields stages, and those within them."""
+    for stage in stages:
+        yield stage
+        yield from all_of(stage.within())
+
+
+def split_at_cache(stages: Sequence[Stage]) -> tuple[Sequence[Stage], Sequence[Stage]]:
+    """Returns the stages up to the cache, which all iterations share, and those after it."""
+    after = max((at + 1 for at, stage in enumerate(stages) if stage.caches), default=0)
+    return stages[:after], stages[after:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +75,7 @@ class Flow:
     dataset: Any = None
     position: Position = START  # where the finished dataset begins
     turn: Turn = FIRST  # what the stages leave out for that
+    parts: list["Flow"] = field(default_factory=list)  # of a mixture, each up to its cache
     settings: Any = field(default_factory=tf.data.Options)
     # Called with the finished batches and the settings, in turn: nothing may follow a copy to the device.
     endings: list[Callable[[Any, Any], Any]] = field(default_factory=list)
@@ -62,16 +85,16 @@ class Flow:
     _at_once: int | None = None  # how many examples these take, if not one
     _maps: list["_Map | _MapChunks"] = field(default_factory=list)  # those that wait
     _is_raw: bool = True
-    _skipped: bool = False  # whether `skip_examples` has been called
+    _decided: bool = False  # whether `decide_order` has been called
 
     def branch(self, turn: Turn) -> "Flow":
         """Returns a flow that goes on from here."""
-        return Flow(self.description, self.flush(), turn=turn, _is_raw=self._is_raw)
+        return Flow(self.description, self.flush(), turn=turn, parts=self.parts, _is_raw=self._is_raw)
 
-    def skip_examples(self) -> int:
-        """Returns how many examples the stage that decides their order leaves out; zero for those after it."""
-        skipped, self._skipped = 0 if self._skipped else self.turn.examples, True
-        return skipped
+    def decide_order(self) -> Turn:
+        """Returns what the stage that decides the order leaves out and repeats; nothing for those after it."""
+        turn, self._decided = FIRST if self._decided else self.turn, True
+        return turn
 
     def call(self, function: StageFunction, group: MapGroup) -> None:
         """Adds a function to the map that calls its group."""

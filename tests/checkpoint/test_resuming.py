@@ -12,6 +12,7 @@ _QUICK = {
     ("plateau", "in the validation"),
     ("pipeline", "at an epoch's last step"),
     ("several steps a call, pipeline", "at an epoch's last step"),
+    ("mixture", "soon in an epoch"),
 }
 _ALL = [(case, moment) for case in CASES for moment in MOMENTS]
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfopt import batch as tfopt_batch
 from tfopt import fit as tfopt_fit
 from tfopt.callbacks import TrainingCheckpoint
-from tfopt.pipelines import build_pipeline
+from tfopt.pipelines import build_pipeline, mix
 
 EPOCHS, BATCH, EXAMPLES = 4, 8, 50  # of the seven batches, the last has two examples
 _random = np.random.default_rng(0)
@@ -185,6 +185,14 @@ def pipeline(**options):
     return build_pipeline((X, Y), batch_size=BATCH, seed=4, remainder="keep", **options)
 
 
+def mixture(**options):
+    """Has 40 steps an epoch, in which the second part is read more than seven times."""
+    parts = [((X, Y), 0.25), ((X[:20] + 1, Y[:20]), 0.75)]
+    return mix(
+        parts, stop="all", batch_size=5, seed=4, remainder="keep", transform=lambda x, y: (2 * x, y), **options
+    ).build()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A training, made anew for each run."""
@@ -283,6 +291,8 @@ CASES = {
             augment=lambda x, y, seed: (x + tf.random.stateless_normal(tf.shape(x), seed), y), cache=None
         )
     ),
+    "mixture": Case(data=lambda: mixture(cache=None), steps=40),
+    "mixture cached": Case(data=lambda: mixture(cache="memory"), steps=40),
     "pipeline on the device": Case(data=lambda: pipeline(cache="device"), prepare=tfopt_fit.overlap),
     "pipeline repeated by steps": Case(data=pipeline, fitted={"steps_per_epoch": 4}, steps=3),
     "bfloat16": Case(model=lambda: dense_net(dtype="mixed_bfloat16")),

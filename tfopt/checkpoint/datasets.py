@@ -14,6 +14,7 @@ from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.nondeterminism import find_in_dataset, find_states, lineage
 from tfopt.pipelines.shared.position import START
 from tfopt.pipelines.stages.example_stages import Cache
+from tfopt.pipelines.stages.stage import all_of
 
 _COUNTER = b"@@epoch_num_random_samples"  # in the state of an iterator, of each shuffle
 _DRAWING = ("ShuffleDataset", "RandomDataset")
@@ -28,13 +29,17 @@ def exact_plan(dataset: Any) -> PipelinePlan | None:
     plan = plan_of(dataset)
     if plan is None or plan.position != START:
         return None
-    if any(isinstance(stage, Cache) and stage.choice.on == "memory" for stage in plan.stages):
+    if any(isinstance(stage, Cache) and stage.choice.on == "memory" for stage in all_of(plan.stages)):
         return None
+    return plan if _is_repeatable(plan) else None
+
+
+def _is_repeatable(plan: PipelinePlan) -> bool:
     try:
         plan.at()
     except UnsupportedError:
-        return None
-    return plan
+        return False
+    return True
 
 
 def iterations_before(
@@ -80,6 +85,8 @@ def changes(adapter: Any, dataset: Any) -> str | None:
     if isinstance(adapter, ArrayDataAdapter):
         seeded = not adapter._shuffle or context.global_seed() is not None
         return None if seeded else "arrays shuffled without a seed (keras.utils.set_random_seed)"
+    if (plan := plan_of(dataset)) is not None and _is_repeatable(plan):
+        return None
     if any(found.kind == "unordered" for found in find_in_dataset(dataset)):
         return "a parallel stage that does not keep the order"
     for stage in lineage(dataset):

@@ -17,7 +17,7 @@ from tfopt.pipelines import (
 from tfopt.pipelines.device import placing
 from tfopt.pipelines.device.device_stage import stage_of
 from tfopt.pipelines.device.placing import OnDevice
-from tfopt.pipelines.stages import batch_stages
+from tfopt.pipelines.stages import arrangement
 
 X, Y = np.zeros((64, 128, 128), "float64"), np.arange(64)  # 8 MiB
 FEW = X[:8, :4, :4]
@@ -104,7 +104,7 @@ def as_gpu(monkeypatch):
     """Has the planner take CPU:0 for a GPU with as many free MiB; data are copied as to a CPU."""
 
     def set_mib(mib):
-        for module in (placing, batch_stages):
+        for module in (placing, arrangement):
             monkeypatch.setattr(module, "is_gpu", lambda device: device is not None)
         monkeypatch.setattr(placing, "free_bytes", lambda device: mib * 2**20)
 

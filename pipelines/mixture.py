@@ -1,0 +1,280 @@
+"""`mix`: examples of several sources or plans in fixed proportions, as one pipeline."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, Unpack
+
+import tensorflow as tf
+
+from tfopt import checks
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.pipelines.inspection.facts import MEASURED, SAMPLED, Facts, inspect_mixture
+from tfopt.pipelines.plan import PipelinePlan, plan_pipeline, unknown_option, warn_left_out
+from tfopt.pipelines.shared.elements import element_of, without_autograph
+from tfopt.pipelines.shared.nondeterminism import refuse_draws
+from tfopt.pipelines.shared.options import Choices, PipelineOptions, expect_name
+from tfopt.pipelines.shared.position import START
+from tfopt.pipelines.shared.schedule import Schedule, schedule
+from tfopt.pipelines.shared.seeding import mixed_seed
+from tfopt.pipelines.sources.parts import expect_divided_alike, share_mixture
+from tfopt.pipelines.sources.source import Source, named_leaves
+from tfopt.pipelines.stages.arrangement import plan_mixture, plan_part
+from tfopt.pipelines.stages.example_stages import Cache
+from tfopt.pipelines.stages.mixture_stages import MixedPart, Mixture
+from tfopt.warn import warn_once
+
+Stop = Literal["first", "all"]
+
+_OF_MIXTURE = ("seed", "remainder", "prefetch", "device", "augment", "service")  # not of parts that are sources
+
+
+def mix(parts: Sequence[tuple[Any, float]], *, stop: Stop = "first", **options: Unpack[Choices]) -> PipelinePlan:
+    """Plans a pipeline whose examples come from several sources or plans, in fixed proportions.
+
+    Use it to train on several data sets at once, each with a transform, cache, augment and shuffle of its own. The
+    parts take turns in a fixed order: of any n neighbouring examples, each of two parts has its share of n, rounded up
+    or down, and each of three or more to within four examples. Of the first n, these are half an example and two.
+    The examples are not shuffled again, since the parts are.
+
+    Args:
+        parts: Pairs of a part and its weight, a positive number; shares are weights divided by their sum. A part is a
+            plan that `plan_pipeline` made, or what it takes for a source. Of a plan, the stages up to the batch are
+            mixed; its `batch_size`, `pad`, `bucket`, `remainder`, `prefetch` and `device` are not used.
+        stop: When an epoch ends. "first": when a part whose turn it is has no example left. "all": when each part has
+            been read whole at least once; the shorter ones are read again, in a new order each time.
+        **options: Those of `plan_pipeline`. `batch_size`, `pad`, `bucket`, `remainder`, `prefetch` and `device` hold
+            for the mixture; `augment` is called with mixed examples, after that of each part, or with mixed batches
+            (`per_batch`). The others hold for the parts that are no plans. `seed` gives each part a seed of its own,
+            except those that bring one.
+
+    Returns:
+        The plan. It has everything that one of `plan_pipeline` has, `at` included.
+
+    Raises:
+        TypeError: If `parts` are not pairs of a part and a number, or an option is of the wrong type.
+        ValueError: If a weight or `stop` is out of range, or parts differ in `training` from the mixture; and what
+            `plan_pipeline` raises.
+        PipelineError: If the parts' examples differ in structure, dtype or shape, or there are too few for a batch.
+        UnsupportedError: If a part or the mixture has a `service` or cache="device"; a part is a mixture, has a
+            position or functions of batches in its `augment`, or was planned outside of the strategy's scope; or a
+            part's number of examples is unknown or endless, with stop="all".
+
+    Example:
+        >>> import numpy as np
+        >>> plan = mix([(np.arange(70), 0.7), (-np.arange(30), 0.3)], batch_size=10, seed=1)
+        >>> [int(sum(batch < 0)) for batch in plan.build()][:3]
+        [3, 3, 3]
+    """
+    for name in options:
+        if name not in PipelineOptions.__slots__:
+            raise unknown_option(name, list(PipelineOptions.__slots__))
+    asked = PipelineOptions(**options)
+    expect_name("stop", stop, ("first", "all"))
+    turns = schedule(_weights(parts))
+    _refuse_options("the mixture", asked)
+    plans = [_plan(number, part, asked, options) for number, (part, _) in enumerate(parts)]
+    count = _count(plans, turns, stop)
+    mixed = _parts(plans, asked, turns, [None] * len(plans) if count is None else turns.counts(count))
+    facts = _mixed_facts(mixed, asked, count)
+    chosen = replace(asked, shuffle=any(part.options.shuffle for part in mixed), remainder=facts.last_batch[0])
+    if asked.remainder is None:
+        warn_left_out(chosen, facts)
+    for part in mixed:
+        _warn_unread(part)
+    own = replace(chosen, crop=None, crop_with=(), transform=None, cache=None)
+    mixture = Mixture(
+        name="mixture",
+        setting=f"stop={stop!r}",
+        reason=_reason(facts, turns),
+        parts=mixed,
+        schedule=turns,
+        options=replace(own, shuffle=False, bucket=False),
+        facts=facts,
+    )
+    return PipelinePlan(facts.source, chosen, plan_mixture(mixture, own, facts))
+
+
+def _weights(parts: Any) -> list[float]:
+    remedy = "Pass positive numbers, such as [(photos, 0.7), (drawings, 0.3)]."
+    if not isinstance(parts, Sequence) or isinstance(parts, str) or not parts:
+        raise TypeError(
+            f"Expected a list of pairs of a part and its weight. Received: {type(parts).__name__}. {remedy}"
+        )
+    for pair in parts:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(f"Expected pairs of a part and its weight. Received: {type(pair).__name__}. {remedy}")
+    return [checks.number("a weight", weight, remedy, above=0) for _, weight in parts]
+
+
+def _refuse_options(whose: str, options: PipelineOptions) -> None:
+    if options.service is not None:
+        raise UnsupportedError(
+            f"Expected no tf.data service in a mixture. Found service={options.service!r} of {whose}: its workers "
+            "deliver in any order, and the parts would not keep their shares. What to do: leave `service` out."
+        )
+    if options.on_device:
+        raise UnsupportedError(
+            f"Expected examples that are mixed on the host. Found cache='device' of {whose}: batches would be made on "
+            "the device, of this part alone. What to do: pass cache='memory'; batches are copied to the device ahead."
+        )
+
+
+def _plan(number: int, part: Any, asked: PipelineOptions, options: Choices) -> PipelinePlan:
+    """Returns the plan of a part, with its seed."""
+    seed = mixed_seed(asked.seed, number)
+    if not isinstance(part, PipelinePlan):
+        own: Any = {name: value for name, value in options.items() if name not in _OF_MIXTURE}
+        return plan_pipeline(part, **own, seed=seed, remainder="keep", device=None)
+    name = f"part {number + 1}"
+    _refuse_options(name, part.options)
+    if any(isinstance(stage, Mixture) for stage in part.stages):
+        raise UnsupportedError(
+            f"Expected plans of single sources. Found a mixture as {name}. What to do: pass its parts, each with the "
+            "product of both weights."
+        )
+    if part.position != START:
+        raise UnsupportedError(
+            f"Expected parts that begin at their start. Found {name} at {part.position}. What to do: move the whole "
+            "mixture, with .at(epoch, batch) of its plan."
+        )
+    if batched := [function.name for function in part.options.augmentations if function.by_batch]:
+        raise UnsupportedError(
+            f"Expected an `augment` of single examples in a part. Found per_batch({batched[0]}) of {name}, and batches "
+            "hold examples of all parts. What to do: pass it to mix(augment=...)."
+        )
+    if part.options.training != asked.training:
+        raise ValueError(
+            f"Expected parts with training={asked.training}, as the mixture has. Found training="
+            f"{part.options.training} of {name}. What to do: pass the same `training` to both."
+        )
+    if part.options.seed is not None or seed is None:
+        return part
+    facts = _facts(part)
+    refuse_draws(replace(part.options, seed=seed), facts.in_source, facts.traced.in_transform, facts.traced.in_augment)
+    return replace(part, options=replace(part.options, seed=seed))
+
+
+def _facts(plan: PipelinePlan) -> Facts:
+    return next(stage.facts for stage in plan.stages if isinstance(stage, Cache))
+
+
+def _count(plans: Sequence[PipelinePlan], turns: Schedule, stop: Stop) -> int | None:
+    """Returns the examples of an epoch; None if unknown or endless. All processes that train together have as many."""
+    found = []
+    for part, facts in enumerate(map(_facts, plans)):
+        if facts.count is None and stop == "all":
+            raise UnsupportedError(
+                f"Expected a known number of examples in each part for stop='all'. Found: {facts.source.name}, whose "
+                "number is unknown or endless. What to do: apply tf.data.experimental.assert_cardinality(number), give "
+                "your own Source a `count`, or pass stop='first'."
+            )
+        if facts.count is None and not facts.infinite:
+            return None
+        counts = [facts.count] if facts.part is None else facts.part.counts
+        ends = turns.turns_until if stop == "all" else turns.turns_within
+        found += [ends(part, count) for count in counts if count is not None]
+    return (max if stop == "all" else min)(found, default=None)
+
+
+def _parts(
+    plans: Sequence[PipelinePlan], asked: PipelineOptions, turns: Schedule, taken: Sequence[int | None]
+) -> tuple[MixedPart, ...]:
+    """Returns the stages of the parts, of which later ones leave room for the caches of earlier ones."""
+    parts: list[MixedPart] = []
+    taken_bytes = 0.0
+    for number, plan in enumerate(plans):
+        facts = replace(_facts(plan), used=_facts(plan).count)
+        own = None if facts.part is None else facts.part.own_seed(plan.options.seed)
+        options = replace(plan.options, remainder="keep", batch_size=asked.batch_size)
+        part = plan_part(
+            f"part {number + 1}",
+            options if facts.part is None else replace(options, seed=own),
+            facts,
+            share=turns.share(number),
+            taken=taken[number],
+            taken_bytes=taken_bytes,
+        )
+        taken_bytes += (part.cache.bytes or 0) if part.cache.on == "memory" else 0
+        parts.append(part)
+        _expect_alike(parts[0], part)
+    return tuple(parts)
+
+
+def _expect_alike(first: MixedPart, other: MixedPart) -> None:
+    """Refuses examples that differ in structure, dtype or shape."""
+    ones, others = (dict(named_leaves(part.element_spec, "example")) for part in (first, other))
+    expected = (
+        f"Expected examples of one structure, dtype and shape in all parts. {first.name} ({first.facts.source.name})"
+    )
+    remedy = "Make them alike in the `transform` of one of them."
+    if ones.keys() != others.keys():
+        has = f"{other.name} ({other.facts.source.name}) has {', '.join(others)}"
+        raise PipelineError(f"{expected} has {', '.join(ones)}; {has}. {remedy}")
+    for name, leaf in ones.items():
+        if leaf != others[name]:
+            raise PipelineError(
+                f"{expected} has {_described(leaf)} at {name}; {other.name} ({other.facts.source.name}) has "
+                f"{_described(others[name])}. {remedy}"
+            )
+
+
+def _described(leaf: Any) -> str:
+    return f"{leaf.dtype.name} of shape {leaf.shape}" if isinstance(leaf, tf.TensorSpec) else str(leaf)
+
+
+def _mixed_facts(parts: Sequence[MixedPart], asked: PipelineOptions, count: int | None) -> Facts:
+    """Returns what the stages after the mixture rest on."""
+    names = [part.facts.source.name for part in parts]
+    sampled = _sampled(parts, MEASURED if asked.bucket else SAMPLED)
+    source = Source(name=f"a mixture of {' and '.join(dict.fromkeys(names))}", dataset=lambda: sampled)
+    own = replace(asked, crop=None, crop_with=(), transform=None, cache=None)
+    mixed = all(part.options.shuffle and part.facts.mixed for part in parts)
+    share = None if count is None else share_mixture(source, own, count, mixed=mixed)
+    expect_divided_alike([part.facts.part for part in parts], share)
+    infinite = all(part.facts.infinite for part in parts)
+    return inspect_mixture(source, own, sampled, part=share, count=count, infinite=infinite, mixed=mixed)
+
+
+def _sampled(parts: Sequence[MixedPart], number: int) -> Any:
+    """Returns a dataset of so many examples, as many of each part."""
+    few = -(-number // len(parts))
+    each = [_with_shapes(part.facts.traced.augmented.take(few), part.element_spec) for part in parts]
+    return functools.reduce(lambda one, other: one.concatenate(other), each)
+
+
+def _with_shapes(dataset: Any, spec: Any) -> Any:
+    @without_autograph
+    def shaped(*parts: Any) -> Any:
+        def with_shape(leaf: Any, spec: Any) -> Any:
+            return tf.ensure_shape(leaf, spec.shape) if isinstance(spec, tf.TensorSpec) else leaf
+
+        return tf.nest.map_structure(with_shape, element_of(parts, spec), spec)
+
+    return dataset.map(shaped)
+
+
+def _reason(facts: Facts, turns: Schedule) -> str:
+    if facts.infinite:
+        number = "endless: give fit its steps_per_epoch"
+    elif facts.count is None:
+        number = "number of examples unknown"
+    else:
+        number = f"{facts.count:,} examples an epoch"
+    within = "1 example" if len(turns.weights) < 3 else "4 examples"
+    return (
+        f"{number}, in a fixed order of turns that keeps the shares in any stretch of an epoch, to within {within}; "
+        "not shuffled again, since the parts are"
+    )
+
+
+def _warn_unread(part: MixedPart) -> None:
+    """Logs once that examples are never read, of a part that neither a shuffle nor a longer epoch reaches."""
+    count = part.facts.count
+    if part.options.shuffle and not part.facts.mixed and count is not None and (part.taken or count) < count:
+        warn_once(
+            "examples of a part never read",
+            f"Expected each epoch to read other examples of {part.facts.source.name}. It reads {part.taken:,} of its "
+            f"{count:,}, and a shuffle that does not hold them all gives it mostly the first ones. What to do: pass "
+            "stop='all', a larger weight, cache='memory', or a source that can be read by position.",
+        )

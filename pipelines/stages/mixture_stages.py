@@ -1,0 +1,114 @@
+"""The stages of a mixture: one for each part, and the one in which their examples take turns."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.pipelines.cache.choice import CacheChoice
+from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.shared.position import Turn
+from tfopt.pipelines.shared.schedule import Schedule
+from tfopt.pipelines.shared.seeding import in_turns
+from tfopt.pipelines.stages.example_stages import Cache, chunk_of
+from tfopt.pipelines.stages.stage import Flow, Stage, split_at_cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPart(Stage):
+    """A part of a mixture, with its stages up to the batch."""
+
+    stages: tuple[Stage, ...]
+    options: PipelineOptions
+    facts: Facts
+    share: float
+    taken: int | None  # its examples in an epoch of the mixture; None if unknown or endless
+    held_mib: float | None  # what its cache and shuffle hold in memory; None if unknown
+
+    element_spec: Any  # of its examples
+
+    def apply(self, flow: Flow) -> None:
+        """Applies the stages up to the cache, which all iterations share."""
+        flow.parts.append(self.cached(flow.description))
+
+    def cached(self, description: str) -> Flow:
+        """Returns a flow after the stages up to the cache."""
+        flow = Flow(description)
+        for stage in split_at_cache(self.stages)[0]:
+            stage.apply(flow)
+        return flow
+
+    def examples(self, cached: Flow, turn: Turn) -> Any:
+        """Returns the part's dataset from a turn on, which counts its own examples."""
+        after = split_at_cache(self.stages)[1]
+        late = turn.examples % chunk_of(after)
+        flow = cached.branch(replace(turn, examples=turn.examples - late, late=late))
+        for stage in after:
+            stage.apply(flow)
+        return flow.flush().skip(late) if late else flow.flush()
+
+    @property
+    def cache(self) -> CacheChoice:
+        """Where its examples are cached."""
+        return next(stage.choice for stage in self.stages if isinstance(stage, Cache))
+
+    @property
+    def times(self) -> int:
+        """How often an epoch begins to read its examples."""
+        count = self.facts.count
+        return 1 if not count or self.taken is None else max(1, -(-self.taken // count))
+
+    @property
+    def caches(self) -> bool:
+        """Always: the mixture joins what comes after the parts' own caches."""
+        return True
+
+    def within(self) -> tuple[Stage, ...]:
+        """Returns its stages."""
+        return self.stages
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the part as JSON values, with its own stages."""
+        summary: dict[str, Any] = {"share": self.share, "examples_per_epoch": self.taken}
+        for stage in self.stages:
+            summary |= stage.summary()
+        stages = [stage.to_dict() for stage in self.stages]
+        own = {"name": self.name, "setting": self.setting, "reason": self.reason}
+        return {**own, **summary, "options": self.options.to_dict(), "stages": stages}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture(Stage):
+    """Has the parts take turns."""
+
+    parts: tuple[MixedPart, ...]
+    schedule: Schedule
+    options: PipelineOptions  # the mixture's, which shuffles nothing
+    facts: Facts
+
+    def apply(self, flow: Flow) -> None:
+        """Takes examples of the parts in turn."""
+        turn, end = flow.decide_order(), self.facts.count
+        known = end is not None or self.facts.infinite
+        first = turn.examples if known else 0
+        before = self.schedule.counts(first)
+        datasets = [
+            part.examples(cached, self._turn(part, turn.opened, examples))
+            for part, cached, examples in zip(self.parts, flow.parts, before, strict=True)
+        ]
+        mixed = in_turns(self.schedule.dataset(first, end), datasets)
+        if known:
+            left = tf.data.INFINITE_CARDINALITY if end is None else max(0, end - first)
+            mixed = mixed.apply(tf.data.experimental.assert_cardinality(left))
+        # Where the end is not known, only reading finds out whether it comes before the position.
+        flow.dataset = mixed if known or not turn.examples else mixed.skip(turn.examples)
+
+    def _turn(self, part: MixedPart, opened: int, examples: int) -> Turn:
+        several = part.times > 1
+        return Turn(opened, examples=examples, times=part.times, count=(part.facts.count or 0) if several else 0)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the mixture's number of examples, and its parts."""
+        parts = [part.to_dict() for part in self.parts]
+        return {"source": self.facts.source.name, "count": self.facts.count, "parts": parts}
