@@ -196,7 +196,7 @@ def test_endless_and_unknown_parts():
         mix([(unknown, 1), (NUMBERS["a"], 1)], stop="all")
 
 
-POSITIONS = [(0, 3, 0), (2, 4, 2), (2, 4, 4), (0, 0, 2), (1, 0, 1), (3, 21, 6), (1, 99, 2)]
+POSITIONS = [(0, 3, 0), (2, 40, 2), (2, 40, 4), (0, 0, 2), (1, 0, 1), (3, 21, 6), (1, 99, 2)]
 
 
 def three_iterations(dataset, *, twins):
@@ -231,12 +231,12 @@ MOVED = [
     *itertools.product(NAMES, POSITIONS, ["all", "first"], [None, "memory", "auto", "./cache"], [True, False]),
 ]
 FIRST = [
-    ("arrays", (2, 4, 4), "all", None, True),
-    ("records", (2, 4, 2), "all", "memory", True),
+    ("arrays", (2, 40, 4), "all", None, True),
+    ("records", (2, 40, 2), "all", "memory", True),
     ("npy", (1, 99, 2), "first", "auto", True),
     ("folders of images", (3, 21, 6), "all", "auto", True),
     ("generator", (0, 3, 0), "all", None, False),
-    ("large records", (2, 4, 4), "all", "./cache", True),
+    ("large records", (2, 40, 4), "all", "./cache", True),
 ]
 assert set(FIRST) < set(MOVED)
 ROWS = [*FIRST, *(row for row in MOVED if row not in FIRST)]
