@@ -54,7 +54,8 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
         ("decode", _fingerprint("decode", decode, options)),
     ]
     if facts.part is not None:
-        parts.append(("part", repr(facts.part)))
+        part = facts.part
+        parts.append(("part", [part.index, part.parts, part.block, part.size, part.batches]))
     if cache.after == "transform":
         transform = options.transformation
         called = None if transform is None else [transform.by_batch, transform.call]

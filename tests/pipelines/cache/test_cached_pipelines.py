@@ -14,6 +14,7 @@ import tensorflow as tf
 from quick import first_quick
 
 from tfopt.pipelines import CentralCrop, RandomCrop, Source, build_pipeline, plan_pipeline
+from tfopt.pipelines.sources import parts
 
 ROWS = np.arange(60, dtype=np.int64)
 
@@ -476,3 +477,17 @@ def test_a_helper_that_remembers_results_is_refused(folder, monkeypatch):
     with pytest.raises(ValueError, match=r"global `remembered`.*lru_cache that remembers.*cache_key="):
         build_pipeline(ROWS, transform=scaled, **options)
     assert plan_pipeline(ROWS, transform=scaled, **(options | {"cache": "auto"})).to_dict()["cache"] != str(folder)
+
+
+def test_a_later_run_finds_the_cache_of_its_part(tmp_path, monkeypatch):
+    def keys(processes):
+        found = []
+        for index in range(processes):
+            monkeypatch.setattr(parts, "_place", lambda index=index: (index, processes))
+            plan = plan_pipeline(np.arange(24), batch_size=6, transform=tf.negative, cache=tmp_path, seed=1)
+            found.append(plan.to_dict()["cache_key"])
+        return found
+
+    first = keys(2)
+    assert keys(2) == first
+    assert len({*first, *keys(3)}) == 5
