@@ -63,7 +63,6 @@ class Peer:
     """A dispatcher or worker at "host:port", called with a deadline."""
 
     def __init__(self, address: str, kind: str) -> None:
-        self.address = address
         self._name = f"the {kind} of the tf.data service at {address}"
         self._ping = _PINGS[kind]
         self._channel = grpc.insecure_channel(address, options=_UNLIMITED + _RECONNECT)
