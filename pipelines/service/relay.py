@@ -140,7 +140,7 @@ class _Iterator:
     known: bool = True  # whether this relay has seen it begin
     connections: dict[str, int] = field(default_factory=dict)  # number of the connection, by address
     started: float = field(default_factory=time.monotonic)
-    failed: bool = False
+    error: PipelineError | None = None
     finished: bool = False
 
 
@@ -190,7 +190,10 @@ class Relay(grpc.GenericRpcHandler):
                 if method.endswith("/ClientHeartbeat"):
                     return self._heartbeat(method, request)
                 if method.endswith("/ReleaseIterationClient"):
-                    self._iterators.pop(_client_number(request), None)
+                    iterator = self._iterators.pop(_client_number(request), None)
+                    if iterator is not None and iterator.error is not None:
+                        self._pings.submit(self._dispatcher.call, method, request)
+                        return b""  # without waiting for a dispatcher that may be lost
                 if method.endswith("/GetOrCreateIteration"):
                     return self._begin(method, request)
                 return self._dispatcher.call(method, request)
@@ -214,12 +217,13 @@ class Relay(grpc.GenericRpcHandler):
 
     def _heartbeat(self, method: str, request: bytes) -> bytes:
         iterator = self._iterators.setdefault(_client_number(request), _Iterator(known=False))
+        if iterator.error is not None:  # heartbeats go on after an error
+            raise iterator.error
         try:
             return self._checked(iterator, self._dispatcher.call(method, request))
-        except PipelineError:
-            if not iterator.failed:  # heartbeats go on after an error
-                iterator.failed = True
-                self._close_connections(list(self._workers), _CLOSING_SECONDS)
+        except PipelineError as error:
+            iterator.error = error
+            self._close_connections(list(self._workers), _CLOSING_SECONDS)
             raise
 
     def _checked(self, iterator: _Iterator, answer: bytes) -> bytes:
