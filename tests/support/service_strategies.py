@@ -110,7 +110,7 @@ def in_cluster(address, folder):
 
 def on_two_devices(address):
     """What two replicas see: of all examples, and of a part, of which a step takes 16."""
-    counts = {"whole": EXAMPLES, "batches": 13, "steps": 13, "last_batch": ("keep", "")}
+    counts = {"counts": (EXAMPLES,), "batches": 13, "steps": 13, "last_batch": ("keep", "")}
     whole = as_source(arrays())
     part = Part(source=whole, index=0, parts=1, block=1, size=BATCH, replica_size=BATCH // 2, **counts)
     here = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
