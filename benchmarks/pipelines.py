@@ -1,4 +1,4 @@
-"""tfopt's input pipelines beside hand-written tf.data and Grain: speed, caches, planning and the first batch.
+"""tfopt's input pipelines beside hand-written tf.data, Grain and PyTorch: speed, caches, planning and the first batch.
 
     pip install '.[bench]' -r benchmarks/peers/requirements.txt
     python benchmarks/pipelines.py [RESULTS.json] [--case NAME] [--budget SECONDS]
@@ -31,6 +31,7 @@ from pipeline_cases import (
     of_arrays,
     of_images,
     of_records,
+    of_tables,
     on_disk,
 )
 
@@ -38,7 +39,7 @@ from tfopt.bench import isolated
 from tfopt.files import write_atomic
 from tfopt.measure import environment
 
-CASES = of_arrays.CASES | of_records.CASES | on_disk.CASES | of_images.CASES | first_batches.CASES
+CASES = of_arrays.CASES | of_records.CASES | of_tables.CASES | on_disk.CASES | of_images.CASES | first_batches.CASES
 LIMIT_SECONDS = 180.0  # of a case, after which it counts as hung
 
 
@@ -71,7 +72,11 @@ def arguments():
 
 def versions():
     """Of packages that only this benchmark needs."""
-    return {name: metadata.version(name) for name in ("grain", "array-record", "pillow") if _installed(name)}
+    return {
+        name: metadata.version(name)
+        for name in ("grain", "array-record", "pillow", "torch", "pyarrow")
+        if _installed(name)
+    }
 
 
 def _installed(name):

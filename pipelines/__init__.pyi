@@ -19,6 +19,7 @@ from .sources.records import records as records
 from .sources.rows import arrays as arrays
 from .sources.source import Source as Source
 from .sources.tfds import tfds as tfds
+from .tables.table import table as table
 from .text.lines import lines as lines
 from .text.tokens import next_tokens as next_tokens
 from .text.tokens import tokens as tokens

@@ -20,6 +20,7 @@ from tfopt.pipelines.sources.records import records
 from tfopt.pipelines.sources.rows import arrays
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.sources.tfds import is_builder, tfds
+from tfopt.pipelines.tables.table import is_table, table
 from tfopt.pipelines.text.tokens import tokens
 from tfopt.pipelines.tfrecords.format import has_index
 
@@ -58,6 +59,8 @@ def _unchecked(given: Any) -> Source:
         return tfds(name, split.removesuffix("]") or "train")
     if _are_paths(given, ".npy"):
         return npy(given)
+    if is_table(given):
+        return table(given)
     if isinstance(given, str | os.PathLike):
         return _at_path(os.fspath(given))
     if isinstance(given, list | tuple) and given and all(isinstance(item, str | os.PathLike) for item in given):
@@ -69,7 +72,7 @@ def _unchecked(given: Any) -> Source:
     raise TypeError(
         "Expected a source: a tfopt.pipelines.Source, arrays or tuples and dicts of arrays, a tf.data.Dataset of "
         "single examples, the path of a folder of images with a subfolder per class, a path, glob or list of paths of "
-        "TFRecord files, paths of .npy files, or 'tfds:name'. "
+        "TFRecord files, paths of .npy, .csv or .parquet files, a data frame, or 'tfds:name'. "
         f"Received: {type(given).__name__}. {_remedy(given)}"
     )
 

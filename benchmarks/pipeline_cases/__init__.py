@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-TFOPT, HAND, GRAIN = "tfopt", "tf.data by hand", "Grain"
+TFOPT, HAND, GRAIN, TORCH = "tfopt", "tf.data by hand", "Grain", "PyTorch"
 CLOCKS = {"wall_ms": time.perf_counter, "cpu_ms": time.process_time}
 _SECONDS = 0.3  # a turn goes through whole epochs for at least as long
 _SLOW_SECONDS = 1.5  # a way whose pass takes longer takes part in one turn of three
@@ -204,7 +204,7 @@ def check(case: Case, way: Way, made: Iterable[Any]) -> tuple[Any, ...]:
     """
     seen, specs = [], set()
     for one in made:
-        inputs, labels = map(np.asarray, (one["x"], one["label"]) if isinstance(one, dict) else one)
+        inputs, labels = map(_as_array, (one["x"], one["label"]) if isinstance(one, dict) else one)
         seen.append(labels)
         specs.add((inputs.shape, inputs.dtype.name, labels.shape, labels.dtype.name))
         if case.right is not None and not case.right(inputs, labels):
@@ -217,6 +217,12 @@ def check(case: Case, way: Way, made: Iterable[Any]) -> tuple[Any, ...]:
     if case.batch > 1 and np.array_equal(numbers, np.sort(numbers)):
         raise AssertionError(f"{case.name}, {way.name}: not shuffled")
     return specs.pop()
+
+
+def _as_array(part: Any) -> Any:
+    return (
+        np.stack([np.asarray(part[name]) for name in sorted(part)], -1) if isinstance(part, dict) else np.asarray(part)
+    )
 
 
 def to_json(case: Case, samples: Samples) -> dict[str, Any]:

@@ -46,8 +46,12 @@ def by_grain(note, source, batch, *, function=None, random_function=None, batch_
             dataset = dataset.random_map(batch_function)
         return dataset.to_iter_dataset()
 
-    version = metadata.version("grain")
-    return Way(name=GRAIN, note=f"grain {version}, MapDataset: {note}", make=make)
+    return Way(name=GRAIN, note=f"grain {version()}, MapDataset: {note}", make=make)
+
+
+def version():
+    """Grain's, or None."""
+    return None if grain is None else metadata.version("grain")
 
 
 def flip(example, random):

@@ -76,6 +76,7 @@ FIRST = [
     ((2, 4, 4), "records", "memory", 0),
     ((0, 3, 0), "npy", "auto", 5),
     ((2, 4, 2), "large records", None, 3),
+    ((2, 4, 4), "table, by row group", None, 0),
     ((3, 11, 6), "generator", None, 2),
     ((2, 4, 4), "folders of images", "auto", 4),
     ((0, 0, 2), "tf.data", "./cache", 6),

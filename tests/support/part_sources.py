@@ -1,13 +1,15 @@
 """The numbers 0 to 102 in a source of each kind, to be divided among processes."""
 
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines import arrays, hdf5, images, npy, records, tfds, write_records
+from tfopt.pipelines import arrays, hdf5, images, npy, records, table, tfds, write_records
+from tfopt.pipelines.tables import table as table_module
 
 COUNT = 103
 ALL = list(range(COUNT))
@@ -36,6 +38,20 @@ def _images(folder):
 def _hdf5(folder):
     with h5py.File(folder / "rows.h5", "w") as file:
         file["rows"] = np.arange(COUNT)
+
+
+def _parquet(folder):
+    import pyarrow
+    import pyarrow.parquet
+
+    for file, (first, last) in enumerate([(0, 7), (7, 60), (60, COUNT)]):
+        rows = pyarrow.table({"number": np.arange(first, last), "text": [str(each) for each in range(first, last)]})
+        pyarrow.parquet.write_table(rows, folder / f"{file}.parquet", row_group_size=11)
+
+
+def _by_row_group(folder):
+    with mock.patch.multiple(table_module, _HELD_BYTES=0, _BLOCK_BYTES=1, _MIXED_BLOCKS=4):
+        return table(folder)
 
 
 def _tfds(folder):
@@ -88,6 +104,8 @@ _KINDS = {
         None,
     ),
     "hdf5": (_hdf5, lambda folder: hdf5(folder / "rows.h5", "rows"), None),
+    "table": (_parquet, table, lambda columns: columns["number"]),
+    "table, by row group": (_parquet, _by_row_group, lambda columns: columns["number"]),
     "generator": (_nothing, _generated, None),
     "tf.data": (_nothing, lambda folder: tf.data.Dataset.range(COUNT), None),
     "large records": (  # which are read one by one

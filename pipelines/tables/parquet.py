@@ -1,0 +1,165 @@
+"""Parquet files: their rows in blocks of whole row groups."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines.shared.paths import file_stamps
+from tfopt.pipelines.tables.columns import Layout, import_pyarrow, layout_of
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFile:
+    """What a file's footer says."""
+
+    path: str
+    stamp: list[str | int]
+    metadata: Any  # Arrow's
+    schema: Any  # Arrow's
+    group_rows: tuple[int, ...]  # of each row group
+
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        return sum(self.group_rows)
+
+    def stored_bytes(self, layout: Layout) -> int:
+        """Returns the size of these columns, uncompressed, but as Parquet encodes them."""
+        names = {column.name for column in layout.columns}
+        chunks = (
+            self.metadata.row_group(group).column(number)
+            for group in range(len(self.group_rows))
+            for number in range(self.metadata.num_columns)
+        )
+        return sum(
+            chunk.total_uncompressed_size
+            for chunk in chunks
+            if not names.isdisjoint((chunk.path_in_schema, chunk.path_in_schema.split(".")[0]))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring rows of a file that are read together, of whole row groups unless a part ends inside one."""
+
+    file: int
+    groups: tuple[int, ...]
+    first: int  # row of the file with which the first group begins
+    start: int  # rows of these groups that belong to the block
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.stop - self.start
+
+
+def open_file(path: str) -> ParquetFile:
+    """Reads a file's footer.
+
+    Raises:
+        PipelineError: If the file is missing, cut or not Parquet.
+    """
+    arrow = import_pyarrow()
+    (stamp,) = file_stamps([path])
+    try:
+        with arrow.parquet.ParquetFile(path) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+    except (OSError, arrow.ArrowException) as error:
+        raise PipelineError(
+            f"Expected a whole Parquet file at {path!r}. Arrow cannot open it: {_first_line(error)}. Copy or write the "
+            "file again."
+        ) from error
+    groups = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+    return ParquetFile(path, stamp, metadata, schema, groups)
+
+
+def common_layout(files: Sequence[ParquetFile], names: Sequence[str] | None) -> Layout:
+    """Returns the layout of the files' rows.
+
+    Raises:
+        PipelineError: If a file lacks a column, or has another type for it than the first one.
+    """
+    first = files[0]
+    expected = layout_of(first.schema, names, repr(first.path))
+    for file in files[1:]:
+        if names is None and set(file.schema.names) != set(first.schema.names):
+            other = sorted(set(file.schema.names) ^ set(first.schema.names))[0]
+            having, lacking = (file, first) if other in file.schema.names else (first, file)
+            raise PipelineError(
+                f"Expected the same columns in all files. {having.path!r} has a column {other!r}, {lacking.path!r} has "
+                "none. Name those that all have, with `columns`."
+            )
+        found = layout_of(file.schema, [column.name for column in expected.columns], repr(file.path))
+        types = {column.name: column.type for column in found.columns}
+        for column in expected.columns:
+            if types[column.name] != column.type:
+                raise PipelineError(
+                    f"Expected one type for the column {column.name!r}. {first.path!r} has {column.type}, "
+                    f"{file.path!r} has {types[column.name]}. Write one of them again."
+                )
+    return expected
+
+
+def blocks_of(files: Sequence[ParquetFile], least_rows: int) -> list[Block]:
+    """Returns the rows of files in blocks of neighbouring row groups, of at least so many rows if a file has them."""
+    blocks = []
+    for number, file in enumerate(files):
+        groups: list[int] = []
+        first = rows = 0
+        for group, size in enumerate(file.group_rows):
+            groups, rows = [*groups, group], rows + size
+            if rows >= least_rows or group == len(file.group_rows) - 1:
+                if rows:
+                    blocks.append(Block(number, tuple(groups), first, 0, rows))
+                groups, first, rows = [], first + rows, 0
+    return blocks
+
+
+def part_of(blocks: Sequence[Block], start: int, stop: int) -> list[Block]:
+    """Returns the blocks that hold the rows from `start` to `stop`, counted over all, cut where these end."""
+    found, before = [], 0
+    for block in blocks:
+        low, high = max(start - before, 0), min(stop - before, block.rows)
+        if low < high:
+            found.append(Block(block.file, block.groups, block.first, block.start + low, block.start + high))
+        before += block.rows
+    return found
+
+
+def read_block(file: ParquetFile, block: Block, layout: Layout, order: Any = None) -> list[Any]:
+    """Returns a block's raw rows as arrays, in this order of them if one is given.
+
+    Raises:
+        PipelineError: If the file has changed, is damaged there, or lacks a value.
+    """
+    arrow = import_pyarrow()
+    names = [column.name for column in layout.columns]
+    expect_same(file)
+    try:
+        with arrow.parquet.ParquetFile(file.path, metadata=file.metadata) as opened:
+            table = opened.read_row_groups(list(block.groups), columns=names)
+    except (OSError, arrow.ArrowException) as error:
+        raise PipelineError(
+            f"Expected to read rows {block.first} to {block.first + block.stop - 1} of {file.path!r}. Arrow cannot: "
+            f"{_first_line(error)}. Copy or write the file again."
+        ) from error
+    table = table.slice(block.start, block.rows)
+    arrays = layout.raw(table, repr(file.path), block.first + block.start)
+    return arrays if order is None else [np.take(array, order, axis=0) for array in arrays]
+
+
+def expect_same(file: ParquetFile) -> None:
+    """Refuses a file that has changed since its footer was read."""
+    if not os.path.exists(file.path) or file_stamps([file.path]) != [file.stamp]:
+        raise PipelineError(
+            f"Expected {file.path!r} as it was when the source was made. It has changed since. Make the source again."
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

@@ -1,0 +1,330 @@
+"""Rows of a table as a source: Parquet and CSV files, and data frames."""
+
+import functools
+import glob
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines.cache.fingerprint import fingerprint
+from tfopt.pipelines.shared.elements import in_single_examples, without_autograph
+from tfopt.pipelines.shared.paths import absolute, as_path, expect_utf8, file_stamps, is_remote
+from tfopt.pipelines.sources.source import Source, held_on_host, nth, side_by_side
+from tfopt.pipelines.tables.columns import Layout, expect_column, import_pyarrow, layout_of
+from tfopt.pipelines.tables.parquet import (
+    Block,
+    ParquetFile,
+    blocks_of,
+    common_layout,
+    expect_same,
+    open_file,
+    part_of,
+    read_block,
+)
+
+# Parquet files that take no more than this once decoded are held in memory, where each epoch is one permutation and a
+# batch one gather: many times as fast as decoding them again. Fixed, or the order under a seed would depend on the
+# machine. While they are read they take up to three times as much.
+_HELD_BYTES = 512 * 2**20
+_BLOCK_BYTES = 4 * 2**20  # of decoded rows; smaller row groups are read together
+_MIXED_BYTES = 256 * 2**20  # blocks that a shuffle mixes are in memory together
+_MIXED_BLOCKS = 16
+_IN_TURN = 32  # rows of one block, before those of the next
+_READERS = 4  # blocks read at once; Arrow uses threads of its own within each
+_STRING_BYTES = 24  # of an entry, besides the string itself
+
+Columns = Sequence[str] | None
+Label = str | Sequence[str] | None
+Arrange = Callable[..., Any]
+
+
+def table(data: Any, *, columns: Columns = None, label: Label = None) -> Source:
+    """Returns the rows of a table as a source of examples, dicts of its columns by name.
+
+    Needs pyarrow: `pip install 'tfopt[parquet]'`. CSV files, data frames, and Parquet files of up to 512 MiB once
+    decoded are held in memory, and shuffled as a whole. Larger Parquet files are read by row group, several at once; a
+    shuffle takes these in random order, shuffles the rows of each, and mixes up to 16.
+
+    Args:
+        data: The path of a CSV file (".csv", whose first line names the columns) or of a Parquet file; a glob, a list
+            or a folder of Parquet files with the same columns; or a pandas DataFrame, pyarrow Table, or other object
+            with Arrow's stream interface.
+        columns: Names of those to read besides the label. Default: all.
+        label: The column to train towards, or a list of such columns. Default: none.
+
+    Returns:
+        A source of dicts; with a label of `(dict, label)`, with a list of them of `(dict, dict of labels)`. Numbers and
+        booleans keep their type; strings, categories and bytes are string tensors; lists of numbers have any length
+        (length,), those of fixed size a fixed one. `transform` or `pad="batch"` brings lists of different lengths to one.
+
+    Raises:
+        TypeError: If an argument is of another type.
+        UnsupportedError: If pyarrow is not installed.
+        PipelineError: If a file is missing, cut or of another kind; the table has no rows; a column is missing, there
+            twice, or of a type that no tensor has, such as dates; files differ in a column; or a value is missing,
+            which for larger Parquet files is found where it is read.
+
+    Example:
+        >>> import pyarrow
+        >>> rows = pyarrow.table({"size": [1.5, 2.5], "name": ["a", "b"], "class": [0, 1]})
+        >>> table(rows, label="class").count
+        2
+    """
+    names, labels = _names("columns", columns), _names("label", [label] if isinstance(label, str) else label)
+    wanted = None if names is None else [*dict.fromkeys([*names, *(labels or [])])]
+    arranged = partial(_arranged, labels=labels, single=isinstance(label, str))
+    import_pyarrow()
+    if hasattr(data, "__arrow_c_stream__"):
+        found, name = _from_frame(data), f"table of {type(data).__name__}"
+        return _held_table(name, found, "the table", wanted, labels, arranged, None)
+    paths = _paths(data)
+    if paths[0].endswith(".csv"):
+        stamps = file_stamps(paths)
+        rows = _read_csv(paths[0])
+        return _held_table(f"table {paths[0]}", rows, repr(paths[0]), wanted, labels, arranged, stamps)
+    return _of_parquet([open_file(path) for path in paths], wanted, labels, arranged)
+
+
+def is_table(data: Any) -> bool:
+    """Whether this is a data frame, or a path, a glob or a list of paths of CSV or Parquet files, or their folder."""
+    if isinstance(data, list | tuple):
+        return bool(data) and all(isinstance(item, str | os.PathLike) and _is_named(item) for item in data)
+    if isinstance(data, str | os.PathLike):
+        return _is_named(data) or (os.path.isdir(data) and any(map(_is_parquet, os.listdir(data))))
+    return hasattr(data, "__arrow_c_stream__")
+
+
+def _is_named(path: str | os.PathLike[str]) -> bool:
+    return str(path).endswith((".csv", ".parquet"))
+
+
+def _is_parquet(name: Any) -> bool:
+    return str(name).endswith(".parquet")
+
+
+def _names(what: str, value: Any) -> list[str] | None:
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"table() expects names of columns for `{what}`. Received: {value!r}. Pass a list of strings.")
+    if not value or len(set(value)) < len(value):
+        raise TypeError(f"table() expects each name once for `{what}`. Received: {value!r}. Pass at least one, once.")
+    return list(value)
+
+
+def _paths(data: Any) -> list[str]:
+    """Returns the paths of the files that were given, absolute and in order."""
+    if isinstance(data, list | tuple) and data:
+        return [path for item in data for path in _paths(as_path("paths of Parquet files", item))]
+    path = as_path("a data frame, a path or a list of paths", data)
+    if is_remote(path):
+        raise PipelineError(f"Expected a table on a disk of this machine. Received: {path!r}. Copy it there.")
+    if os.path.isdir(path):
+        found = sorted(os.path.join(path, name) for name in os.listdir(path) if _is_parquet(name))
+    elif glob.has_magic(path) and not os.path.lexists(path):
+        found = sorted(glob.glob(path))
+    else:
+        found = [path]
+    if not found:
+        raise PipelineError(f"Expected Parquet files at {path!r}. Found none. Check the path.")
+    return [absolute(expect_utf8(each)) for each in found]
+
+
+def _from_frame(data: Any) -> Any:
+    arrow = import_pyarrow()
+    try:
+        if hasattr(data, "iloc"):  # pandas', whose index is no column
+            return arrow.Table.from_pandas(data, preserve_index=False)
+        return arrow.table(data)
+    except (arrow.ArrowException, TypeError, ValueError) as error:
+        raise PipelineError(
+            f"Expected a table whose columns have one type each. Arrow cannot take this one: {error}. Give each column "
+            "a type with astype, or leave it out."
+        ) from error
+
+
+def _read_csv(path: str) -> Any:
+    arrow = import_pyarrow()
+    # In one block: Arrow takes the types of columns from the first, and would refuse a fraction in a later one.
+    at_once = arrow.csv.ReadOptions(block_size=min(max(os.path.getsize(path), 1), 2**31 - 1))
+    try:
+        return arrow.csv.read_csv(path, read_options=at_once)
+    except (OSError, arrow.ArrowException) as error:
+        raise PipelineError(
+            f"Expected a CSV file whose first line names its columns at {path!r}. Arrow cannot read it: {error}. "
+            "Correct the line, or pass what pandas.read_csv returns."
+        ) from error
+
+
+def _arranged(columns: dict[str, Any], *, labels: list[str] | None, single: bool) -> Any:
+    """Returns the example of a row: its columns, and its labels apart from them."""
+    if labels is None:
+        return columns
+    inputs = {name: value for name, value in columns.items() if name not in labels}
+    return inputs, (columns[labels[0]] if single else {name: columns[name] for name in labels})
+
+
+def _expect_rows(rows: int, where: str) -> None:
+    if not rows:
+        raise PipelineError(f"Expected at least one row in {where}. Found none. Check what wrote it.")
+
+
+def _expect_inputs(layout: Layout, labels: list[str] | None, where: str) -> None:
+    """Refuses labels that are missing, or that leave no other column."""
+    known = [column.name for column in layout.columns]
+    for name in labels or []:
+        expect_column(name, known, where)
+    if labels is not None and len(labels) == len(known):
+        raise PipelineError(
+            f"Expected columns besides the label in {where}. Found only {', '.join(map(repr, known))}. Name others in "
+            "`columns`, or leave out `label`."
+        )
+
+
+def _held_table(
+    name: str, rows: Any, where: str, wanted: Columns, labels: list[str] | None, arranged: Arrange, stamps: Any
+) -> Source:
+    """Returns an Arrow table as a source; files are known by their stamps, anything else by its contents."""
+    _expect_rows(rows.num_rows, where)
+    layout = layout_of(rows.schema, wanted, where)
+    _expect_inputs(layout, labels, where)
+    return _held(name, layout, layout.raw(rows, where), arranged, stamps)
+
+
+def _held(name: str, layout: Layout, arrays: list[Any], arranged: Arrange, stamps: Any) -> Source:
+    """Returns raw rows in memory as a source."""
+    with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
+        tensors = tuple(tf.constant(array) for array in arrays)
+    count = len(arrays[0])
+
+    @functools.cache
+    def contents() -> Any:
+        return stamps or fingerprint(tensors, name="data")
+
+    def numbered(numbers: range) -> Source:
+        @without_autograph
+        def rows(index: Any) -> Any:
+            at = nth(numbers, index)
+            return arranged(layout.example(*(tf.gather(held, at) for held in held_on_host(lambda: tensors))))
+
+        return Source(
+            name=name,
+            dataset=lambda: tf.data.Dataset.range(len(numbers)),
+            count=len(numbers),
+            decode=rows,
+            decode_batch=rows if layout.dense else None,
+            at=lambda positions: positions,
+            fingerprint=lambda: [str(numbers), contents(), [column.name for column in layout.columns]],
+            resident=True,
+            part=lambda index, parts: numbered(numbers[index::parts]),
+        )
+
+    return numbered(range(count))
+
+
+def _of_parquet(files: list[ParquetFile], wanted: Columns, labels: list[str] | None, arranged: Arrange) -> Source:
+    layout = common_layout(files, wanted)
+    rows = sum(file.rows for file in files)
+    first_path = files[0].path
+    where = repr(first_path) if len(files) == 1 else f"{len(files):,} files, {first_path!r} and others"
+    name = f"table {first_path}" if len(files) == 1 else f"table of {len(files):,} Parquet files"
+    _expect_rows(rows, where)
+    _expect_inputs(layout, labels, where)
+    first = blocks_of(files, 1)[0]
+    row_bytes = _bytes(read_block(files[first.file], first, layout)) / first.rows
+    blocks = blocks_of(files, max(1, round(_BLOCK_BYTES / row_bytes)))
+    if max(row_bytes * rows, sum(file.stored_bytes(layout) for file in files)) > _HELD_BYTES:
+        return _streamed(name, files, blocks, layout, arranged, row_bytes)
+    with ThreadPoolExecutor(_READERS) as threads:
+        parts = threads.map(lambda block: read_block(files[block.file], block, layout), blocks)
+        arrays = [np.concatenate(part) for part in zip(*parts, strict=True)]
+    return _held(name, layout, arrays, arranged, [file.stamp for file in files])
+
+
+def _streamed(
+    name: str,
+    files: list[ParquetFile],
+    blocks: list[Block],
+    layout: Layout,
+    arranged: Arrange,
+    row_bytes: float,
+) -> Source:
+    """Returns the rows of files as a source that reads them in blocks."""
+    count = sum(block.rows for block in blocks)
+    largest = max(block.stop for block in blocks) * row_bytes
+    most = max(1, min(_MIXED_BLOCKS, int(_MIXED_BYTES / largest)))
+
+    def example(*raw: Any) -> Any:
+        return arranged(layout.example(*raw))
+
+    def in_order() -> Any:
+        read = _block_reader(files, blocks, layout)
+        numbers = tf.data.Dataset.range(len(blocks))
+        return in_single_examples(numbers.map(read, num_parallel_calls=2).prefetch(1))
+
+    def shuffled(seed: int | None) -> Any:
+        read = _block_reader(files, blocks, layout, seed=seed, shuffled=True)
+        numbers = tf.data.Dataset.range(len(blocks))
+
+        def rows(number: Any) -> Any:
+            return tf.data.Dataset.from_tensor_slices(read(number))
+
+        return side_by_side(numbers, rows, most, seed, block=_IN_TURN)
+
+    def part(index: int, parts: int) -> Source:
+        own = part_of(blocks, count * index // parts, count * (index + 1) // parts)
+        return _streamed(name, files, own, layout, arranged, row_bytes)
+
+    return Source(
+        name=name,
+        dataset=in_order,
+        count=count,
+        decode=example,
+        decode_batch=example if layout.dense else None,
+        shuffled=shuffled,
+        fingerprint=lambda: [
+            [file.stamp for file in files],
+            file_stamps(file.path for file in files),
+            [column.name for column in layout.columns],
+            [[block.file, block.first, block.start, block.stop] for block in blocks],
+        ],
+        part=part,
+    )
+
+
+def _block_reader(
+    files: list[ParquetFile], blocks: list[Block], layout: Layout, *, seed: int | None = None, shuffled: bool = False
+) -> Callable[[Any], Any]:
+    """Returns the function that reads a block's raw rows, in a graph; shuffled, in an order by the seed."""
+
+    def read(number: Any) -> list[Any]:
+        block = blocks[int(number)]
+        order = None
+        if shuffled:
+            order = np.random.default_rng(None if seed is None else (seed, int(number))).permutation(block.rows)
+        return read_block(files[block.file], block, layout, order)
+
+    for file in files:  # here too: errors inside a dataset are buried in TensorFlow's
+        expect_same(file)
+
+    @without_autograph
+    def read_rows(number: Any) -> Any:
+        arrays = tf.numpy_function(read, [number], layout.types, stateful=False, name="read_parquet")
+        for array, shape in zip(arrays, layout.shapes, strict=True):
+            array.set_shape((None, *shape))
+        return tuple(arrays)
+
+    return read_rows
+
+
+def _bytes(arrays: list[Any]) -> int:
+    """Returns what raw rows take as tensors."""
+    return sum(
+        sum(map(len, array)) + _STRING_BYTES * len(array) if array.dtype == object else array.nbytes for array in arrays
+    )

@@ -1,0 +1,370 @@
+import itertools
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.pipelines import build_pipeline, plan_pipeline, table
+from tfopt.pipelines.tables import table as module
+
+COUNT = 50
+TYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+TYPES += ["float16", "float32", "float64"]
+NUMBERS = {f"of {dtype}": np.arange(COUNT).astype(dtype) for dtype in TYPES}
+
+
+def rows():
+    """A table with a column of each kind that can be read, each row with its number in it."""
+    lists = [list(range(number % 4)) for number in range(COUNT)]
+    return pa.table(
+        {
+            "number": np.arange(COUNT),
+            **NUMBERS,
+            "text": [f"{number} ü" for number in range(COUNT)],
+            "bytes": [bytes([number, 0, 255]) for number in range(COUNT)],
+            "fixed bytes": pa.array([bytes([number, 0]) for number in range(COUNT)], pa.binary(2)),
+            "category": pa.array(["a", "b"] * (COUNT // 2)).dictionary_encode(),
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(3 * COUNT, dtype="f4")), 3),
+            "truths": pa.FixedSizeListArray.from_arrays(pa.array([True, False] * COUNT), 2),
+            **{f"list of {kind}": pa.array(lists, pa.list_(kind)) for kind in (pa.uint32(), pa.int8(), pa.float64())},
+            "list of bool": pa.array([[each > 1 for each in some] for some in lists], pa.large_list(pa.bool_())),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A file of these rows in groups of 7."""
+    path = tmp_path_factory.mktemp("table") / "rows.parquet"
+    pq.write_table(rows(), path, row_group_size=7)
+    return str(path)
+
+
+@pytest.fixture
+def by_row_group(monkeypatch):
+    """Reads files by row group, however small they are."""
+    monkeypatch.setattr(module, "_HELD_BYTES", 0)
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 1)
+
+
+@pytest.fixture(params=["held", "by row group"])
+def either(request):
+    """Either holds files in memory, or reads them by row group."""
+    if request.param != "held":
+        request.getfixturevalue("by_row_group")
+
+
+def write(path, columns, **options):
+    pq.write_table(pa.table(columns), path, **options)
+    return str(path)
+
+
+def numbers_of(dataset):
+    return [int(number) for batch in dataset for number in batch["number"]]
+
+
+def refused(data, match, **options):
+    with pytest.raises(PipelineError, match=match):
+        table(data, **options)
+
+
+@pytest.mark.usefixtures("either")
+def test_every_row_comes_back_as_it_was_written(path):
+    examples = list(table(path).dataset().map(table(path).decode))
+    assert [int(example["number"]) for example in examples] == list(range(COUNT))
+    for number, example in enumerate(examples):
+        for name, column in NUMBERS.items():
+            assert (example[name].dtype, example[name].numpy()) == (column.dtype, column[number])
+        assert example["text"].numpy().decode() == f"{number} ü"
+        assert example["bytes"].numpy() == bytes([number, 0, 255])
+        assert example["fixed bytes"].numpy() == bytes([number, 0])
+        assert example["category"].numpy() == b"ab"[number % 2 :][:1]
+        np.testing.assert_array_equal(example["vector"], np.arange(3 * number, 3 * number + 3, dtype="f4"))
+        np.testing.assert_array_equal(example["truths"], [True, False])
+        for kind in ("uint32", "int8", "float64"):
+            found = example[f"list of {'double' if kind == 'float64' else kind}"]
+            assert (found.dtype, found.numpy().tolist()) == (kind, list(range(number % 4)))
+        assert example["list of bool"].numpy().tolist() == [each > 1 for each in range(number % 4)]
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("given", ["path", "frame", "arrow", "csv"])
+def test_whole_batches_are_those_of_single_rows(path, tmp_path, given):
+    names = ["number", "of float32", "of float16", "of bool", "text", "vector"]
+    if given == "csv":
+        names = ["number", "of float32", "text"]
+        rows().select(names).to_pandas().to_csv(tmp_path / "rows.csv", index=False)
+    data = {"path": path, "frame": rows().to_pandas(), "arrow": rows(), "csv": tmp_path / "rows.csv"}[given]
+    if given == "frame":
+        names.remove("vector")  # which pandas gives as lists of any length
+    source = table(data, columns=names)
+    (batch,) = build_pipeline(source, batch_size=COUNT, training=False)
+    assert set(batch) == set(names)
+    for name in names:
+        expected = rows().column(name).to_pylist()
+        found = batch[name].numpy()
+        assert [each.decode() for each in found] == expected if name == "text" else found.tolist() == expected
+
+
+def test_labels_stand_apart(path):
+    inputs, label = build_pipeline(table(path, columns=["text"], label="number"), batch_size=COUNT).element_spec
+    assert list(inputs) == ["text"]
+    assert label.dtype == tf.int64
+    inputs, labels = build_pipeline(
+        table(path, columns=["text", "number"], label=["number", "of bool"]), batch_size=COUNT
+    ).element_spec
+    assert (list(inputs), sorted(labels)) == (["text"], ["number", "of bool"])
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("cache", [None, "memory"])
+def test_a_shuffle_mixes_all_rows_and_repeats_under_a_seed(path, cache):
+    source = table(path, columns=["number", "text"])
+    orders = []
+    for _ in range(2):
+        dataset = build_pipeline(source, batch_size=7, seed=1, cache=cache, remainder="keep")
+        orders.append([numbers_of(dataset) for _ in range(3)])
+    assert orders[0] == orders[1]
+    assert all(sorted(order) == list(range(COUNT)) for order in orders[0])
+    assert len({tuple(order) for order in orders[0]}) == 3
+    other = numbers_of(build_pipeline(source, batch_size=7, seed=2, cache=cache, remainder="keep"))
+    assert other not in orders[0]
+    assert any(abs(a - b) > 14 for a, b in itertools.pairwise(orders[0][0]))
+
+
+@pytest.mark.usefixtures("by_row_group")
+def test_the_rows_of_a_group_are_shuffled_and_groups_are_mixed(path):
+    source = table(path, columns=["number"])
+    first, again = ([int(row[0][0]) for row in source.shuffled(1)] for _ in range(2))
+    assert first == again
+    assert sorted(first) == list(range(COUNT))
+    assert len({number // 7 for number in first[:35]}) > 1
+    one_group = [number for number in first if number < 7]
+    assert one_group != sorted(one_group)
+    assert [int(row[0][0]) for row in source.shuffled(2)] != first
+    assert [int(row[0][0]) for row in source.shuffled(None)] != [int(row[0][0]) for row in source.shuffled(None)]
+
+
+@pytest.mark.usefixtures("either")
+def test_groups_of_very_different_sizes_are_all_read(tmp_path):
+    sizes = (1, 40, 0, 3, 500, 2)
+    with pq.ParquetWriter(tmp_path / "rows.parquet", pa.schema([("number", pa.int64())])) as writer:
+        first = 0
+        for size in sizes:
+            writer.write_table(pa.table({"number": np.arange(first, first + size)}), row_group_size=max(size, 1))
+            first += size
+    source = table(tmp_path / "rows.parquet")
+    assert source.count == sum(sizes)
+    assert numbers_of(build_pipeline(source, batch_size=8, training=False)) == list(range(sum(sizes)))
+    assert sorted(numbers_of(build_pipeline(source, batch_size=8, remainder="keep"))) == list(range(sum(sizes)))
+    parts = [source.part(index, 3) for index in range(3)]
+    assert max(part.count for part in parts) <= min(part.count for part in parts) + 1
+    found = [numbers_of(build_pipeline(part, batch_size=8, training=False)) for part in parts]
+    assert sorted(itertools.chain(*found)) == list(range(sum(sizes)))
+
+
+@pytest.mark.usefixtures("either")
+def test_one_row_is_enough(tmp_path):
+    path = write(tmp_path / "one.parquet", {"number": [7]})
+    assert numbers_of(build_pipeline(path, batch_size=4, remainder="keep")) == [7]
+
+
+@pytest.mark.usefixtures("either")
+def test_files_are_read_in_order_by_list_glob_and_folder(tmp_path):
+    for file in (1, 0, 2):
+        write(tmp_path / f"{file}.parquet", {"number": np.arange(3 * file, 3 * file + 3)})
+    (tmp_path / "_SUCCESS").touch()
+    paths = [tmp_path / f"{file}.parquet" for file in range(3)]
+    for data in (paths, str(tmp_path), f"{tmp_path}/*.parquet", [str(path) for path in paths]):
+        assert numbers_of(build_pipeline(data, batch_size=2, training=False)) == list(range(9))
+    assert numbers_of(build_pipeline(paths[::-1], batch_size=9, training=False)) == [6, 7, 8, 3, 4, 5, 0, 1, 2]
+
+
+def test_frames_are_taken_as_they_are():
+    frame = pd.DataFrame({"number": range(5), "kind": pd.Categorical(list("abcab"))}, index=list("vwxyz"))
+    (batch,) = build_pipeline(frame[1:], batch_size=5, training=False)
+    assert (batch["number"].numpy().tolist(), batch["kind"].numpy().tolist()) == (
+        [1, 2, 3, 4],
+        [b"b", b"c", b"a", b"b"],
+    )
+    assert table(frame).fingerprint() == table(frame.copy()).fingerprint()
+    assert table(frame).fingerprint() != table(frame.assign(number=9)).fingerprint()
+    sliced = rows()[3:9]
+    (batch,) = build_pipeline(sliced.select(["number", "list of int8"]), batch_size=9, training=False, transform=sized)
+    assert batch["number"].numpy().tolist() == [3, 4, 5, 6, 7, 8]
+    assert batch["sum"].numpy().tolist() == [3, 0, 0, 1, 3, 0]
+
+
+def sized(row):
+    return {"number": row["number"], "sum": tf.reduce_sum(row["list of int8"])}
+
+
+def test_lists_of_different_lengths_are_brought_to_one_in_transform(path):
+    source = table(path, columns=["list of int8"])
+    with pytest.raises(PipelineError, match="Bring them to one in `transform`"):
+        plan_pipeline(source, batch_size=8)
+    (batch,) = build_pipeline(
+        source,
+        batch_size=COUNT,
+        training=False,
+        transform=lambda row: tf.ensure_shape(
+            tf.pad(row["list of int8"], [[0, 4 - tf.size(row["list of int8"])]]), (4,)
+        ),
+    )
+    assert batch.numpy().sum(1).tolist() == [sum(range(number % 4)) for number in range(COUNT)]
+
+
+def test_a_csv_file_takes_the_types_of_all_its_lines(tmp_path):
+    lines = ["a,b", *(f"{number},x" for number in range(200_000)), "0.5,y"]  # beyond the first block of Arrow's
+    (tmp_path / "long.csv").write_text("\n".join(lines))
+    (batch,) = build_pipeline(table(tmp_path / "long.csv"), batch_size=200_001, training=False)
+    assert (batch["a"].dtype, batch["a"][-1].numpy()) == (tf.float64, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "Empty CSV file"),
+        ("a,b\n", "at least one row in .*Found none"),
+        ("a,b\n1,2\n3\n", "Expected 2 columns, got 1"),
+        ("a,b\n1,\n3,4\n", "column 'b'. Found none in row 0 of .*csv', and 1 such rows"),
+        ("a,a\n1,2\n", "each column once .*'a' twice"),
+        ("a,b\n2020-01-01,2\n", "'a' of the type date32.*Convert it to a number"),
+    ],
+)
+def test_csv_files_that_would_be_misread_are_refused(tmp_path, text, match):
+    (tmp_path / "bad.csv").write_text(text)
+    refused(tmp_path / "bad.csv", match)
+
+
+@pytest.mark.usefixtures("either")
+def test_missing_values_are_refused_by_column_and_row(tmp_path):
+    values = [*range(20), None]
+    path = write(tmp_path / "rows.parquet", {"number": values}, row_group_size=8)
+    match = rf"value in each row of the column 'number'\. Found none in row 20 of '{re.escape(path)}'"
+    if module._HELD_BYTES:
+        refused(path, match)
+    else:
+        with pytest.raises(tf.errors.OpError, match=match):
+            list(table(path).dataset())
+    inside = pa.array([[1, None], [2]], pa.list_(pa.int8()))
+    refused(pa.table({"list": inside}), "column 'list' of the table. Found 1 numbers missing inside lists")
+    fixed = pa.array([[1, 2], None], pa.list_(pa.int8(), 2))
+    refused(pa.table({"list": fixed}), "column 'list'. Found none in row 1")
+    refused(pd.DataFrame({"x": [1.0, np.nan]}), "column 'x'. Found none in row 1")
+
+
+@pytest.mark.parametrize(
+    ("column", "remedy"),
+    [
+        (pa.array([0], pa.timestamp("s")), "Convert it to a number"),
+        (pa.array([1], pa.decimal128(5, 2)), "Cast it to float64"),
+        (pa.array([{"a": 1}]), "Write each field as a column"),
+        (pa.array([[[1]]]), "leave it out"),
+        (pa.array([["a"]]), "leave it out"),
+        (pa.nulls(1), "It holds nothing"),
+        (pa.FixedSizeListArray.from_arrays(pa.array(["a"]), 1), "leave it out"),
+    ],
+)
+def test_types_without_a_tensor_are_refused_by_name(column, remedy):
+    refused(pa.table({"ok": [1], "odd": column}), f"'odd' of the type .*{remedy}")
+    assert table(pa.table({"ok": [1], "odd": column}), columns=["ok"]).count == 1
+
+
+def test_a_wrong_name_suggests_the_near_one(path):
+    refused(path, r"a column 'numbr' in .*rows.parquet'.*Did you mean 'number'\?", columns=["numbr"])
+    refused(path, r"Did you mean 'number'\?", label="nunber")
+    refused(path, "columns besides the label", columns=["number"], label="number")
+
+
+@pytest.mark.parametrize("options", [{"columns": "number"}, {"columns": []}, {"label": ["a", "a"]}, {"label": 3}])
+def test_names_of_other_kinds_are_refused(path, options):
+    with pytest.raises(TypeError, match=f"table.. expects .*`{next(iter(options))}`"):
+        table(path, **options)
+
+
+def test_files_that_differ_are_refused_by_name(tmp_path):
+    first = write(tmp_path / "a.parquet", {"x": [1], "y": [1]})
+    other = write(tmp_path / "b.parquet", {"x": [1.5], "y": [1]})
+    more = write(tmp_path / "c.parquet", {"x": [1], "y": [1], "z": [1]})
+    refused([first, other], f"one type for the column 'x'. '{first}' has int64, '{other}' has double")
+    refused([first, more], f"'{more}' has a column 'z', '{first}' has none")
+    assert table([first, more], columns=["x"]).count == 2
+    assert table([first, other], columns=["y"]).count == 2
+
+
+@pytest.mark.parametrize("length", [0, 100, -1])
+def test_a_cut_file_is_refused(path, tmp_path, length):
+    contents = Path(path).read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(contents[:length])
+    refused(tmp_path / "cut.parquet", "Expected a whole Parquet file at '.*cut.parquet'")
+
+
+def test_other_files_are_refused(tmp_path):
+    refused(tmp_path / "none.parquet", "Expected a file at .*none.parquet'. Found none")
+    refused(tmp_path, "Expected Parquet files at .*Found none")
+    refused(f"{tmp_path}/*.parquet", "Expected Parquet files at .*Found none")
+    refused("gs://bucket/a.parquet", "on a disk of this machine")
+    refused(write(tmp_path / "empty.parquet", {"x": pa.array([], pa.int8())}), "at least one row in .*empty.parquet'")
+    with pytest.raises(TypeError, match="Received: int"):
+        table(3)
+
+
+@pytest.mark.usefixtures("either")
+def test_a_damaged_group_is_named(tmp_path):
+    path = write(tmp_path / "rows.parquet", {"number": np.arange(5000)}, row_group_size=1000, use_dictionary=False)
+    chunk = pq.ParquetFile(path).metadata.row_group(3).column(0)
+    with open(path, "r+b") as file:
+        file.seek(chunk.data_page_offset)
+        file.write(b"\xff" * chunk.total_compressed_size)
+    if module._HELD_BYTES:
+        refused(path, f"rows 0 to 4999 of '{re.escape(path)}'. Arrow cannot")
+    else:
+        with pytest.raises(tf.errors.OpError, match=f"rows 3000 to 3999 of '{re.escape(path)}'. Arrow cannot"):
+            list(table(path).dataset())
+
+
+@pytest.mark.usefixtures("by_row_group")
+def test_a_file_that_changes_is_noticed(tmp_path):
+    path = write(tmp_path / "rows.parquet", {"number": np.arange(100)}, row_group_size=10)
+    source = table(path)
+    before = source.fingerprint()
+    batches = iter(build_pipeline(source, batch_size=2, training=False, prefetch=0))
+    next(batches)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(tf.errors.OpError, match=r"It has changed since\. Make the source again"):
+        list(batches)
+    with pytest.raises(PipelineError, match="It has changed since"):
+        source.dataset()
+    assert source.fingerprint() != before
+
+
+@pytest.mark.usefixtures("either")
+def test_the_fingerprint_follows_the_file_and_the_columns(tmp_path):
+    path = write(tmp_path / "rows.parquet", {"number": [1], "other": [2]})
+    before = table(path).fingerprint()
+    assert table(path).fingerprint() == before
+    assert table(path, columns=["number"]).fingerprint() != before
+    os.utime(path, ns=(1, 1))
+    assert table(path).fingerprint() != before
+
+
+def test_only_the_columns_that_are_asked_for_decide_what_is_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_HELD_BYTES", 10_000)
+    path = write(tmp_path / "rows.parquet", {"number": np.arange(100), "wide": [bytes(1000)] * 100})
+    assert table(path).at is None  # its dictionary is small, its rows are not
+    assert table(path, columns=["number"]).at is not None
+
+
+def test_a_missing_pyarrow_is_an_error_that_says_what_to_install(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UnsupportedError, match=re.escape("pip install 'tfopt[parquet]'")):
+        table(path)
