@@ -61,7 +61,8 @@ def table(data: Any, *, columns: Columns = None, label: Label = None) -> Source:
     Returns:
         A source of dicts; with a label of `(dict, label)`, with a list of them of `(dict, dict of labels)`. Numbers and
         booleans keep their type; strings, categories and bytes are string tensors; lists of numbers have any length
-        (length,), those of fixed size a fixed one. `transform` or `pad="batch"` brings lists of different lengths to one.
+        (length,), those of fixed size a fixed one. `transform` or `pad="batch"` brings lists of
+        different lengths to one.
 
     Raises:
         TypeError: If an argument is of another type.
