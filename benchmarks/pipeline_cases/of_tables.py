@@ -118,19 +118,7 @@ def by_group(folder, scale):
                 yield split({name: column[first : first + batch] for name, column in columns.items()})
             rest = {name: column[full:] for name, column in columns.items()}
 
-    def rows_of(group):
-        names = list(specs)
-        types = [specs[name].dtype for name in names]
-        arrays = tf.numpy_function(lambda number: [read(path, [number])[name] for name in names], [group], types)
-        columns = {name: tf.ensure_shape(array, (None,)) for name, array in zip(names, arrays, strict=True)}
-        return tf.data.Dataset.from_tensor_slices(split(columns))
-
     def by_hand():
-        groups = tf.data.Dataset.range(GROUPS).shuffle(GROUPS)
-        rows = groups.interleave(rows_of, cycle_length=_POOL, num_parallel_calls=AUTOTUNE, deterministic=False)
-        return rows.shuffle(_POOL * count // GROUPS).batch(batch, drop_remainder=True).prefetch(AUTOTUNE)
-
-    def by_generator():
         spec = split(specs)
         return tf.data.Dataset.from_generator(batches, output_signature=spec).prefetch(AUTOTUNE)
 
@@ -145,10 +133,7 @@ def by_group(folder, scale):
         goal=at_least(1.0),
         ways=[
             Way(name=TFOPT, note='table(path, label="label"), larger than what it holds', make=own),
-            Way(name=HAND, note="row groups side by side, numpy_function; shuffle, batch", make=by_hand),
-            Way(
-                name="by hand, generator", note="from_generator: batches of shuffled pools, in NumPy", make=by_generator
-            ),
+            Way(name=HAND, note="from_generator: batches of shuffled pools, in NumPy", make=by_hand),
             by_torch("IterableDataset: batches of shuffled pools, in NumPy", lambda: streamed(batches)),
             no_way(GRAIN, "it shuffles no rows of Parquet files within a pool of row groups"),
         ],
