@@ -86,7 +86,8 @@ def expect_lengths(spec: Any, *, bucket: bool) -> None:
             )
     if bucket and is_static(spec):
         raise ValueError(
-            f"bucket=True expects examples of different lengths. Found {spec}, of one shape. Leave `bucket` out."
+            f"bucket=True expects examples of different lengths before `augment`. Found {spec}, of one shape. Pass "
+            "pad='batch' in place of `bucket`, or leave it out."
         )
 
 

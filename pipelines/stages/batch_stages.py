@@ -196,7 +196,7 @@ def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
 
 
 def _boundaries(options: PipelineOptions, facts: Facts) -> tuple[int, ...]:
-    if not options.bucket:
+    if not options.bucket or is_static(facts.traced.augmented.element_spec):
         return ()
     return choose_boundaries(lengths_of(facts.sample.shapes, facts.traced.examples.element_spec))
 

@@ -131,6 +131,11 @@ def _by_document(documents: _Documents) -> Source:
 def _in_rows(documents: _Documents, size: int) -> Source:
     packing = pack(documents.ends - documents.starts, size)
     count = len(packing.rows) - 1
+    if not count:
+        raise PipelineError(
+            f"Expected at least one token to pack. Found none in these {len(documents.starts):,} documents. Leave out "
+            "empty ones, or pass another `split`."
+        )
     used = int(packing.lengths.sum()) / (size * count)
     note = f"{len(documents.starts):,} documents, packed into rows of {size:,} tokens; {100 * used:.1f} % of them used"
     return _packed(documents, packing, size, range(count), note)
@@ -176,6 +181,7 @@ def _packed(documents: _Documents, packing: Packing, size: int, numbers: range, 
 
 def _tokenized(documents: Any, tokenize: Callable[[list[str]], Any]) -> _Documents:
     texts = _read(documents) if isinstance(documents, Source | tf.data.Dataset) else documents
+    texts = texts.tolist() if isinstance(texts, np.ndarray) else texts
     if not isinstance(texts, Sequence) or isinstance(texts, str | bytes):
         raise TypeError(
             f"Expected texts for `tokenize`: lines(paths), or a list of strings. Received: {type(texts).__name__}. "
@@ -190,7 +196,8 @@ def _tokenized(documents: Any, tokenize: Callable[[list[str]], Any]) -> _Documen
             found = f"{len(ids):,}" if isinstance(ids, Sequence) else type(ids).__name__
             raise PipelineError(
                 f"Expected a list of ids for each of {len(some):,} texts from `tokenize`. Found: {found}. Return a "
-                "list of lists; of a function of one text make one: lambda texts: [encode(text) for text in texts]."
+                "list of lists without padding, such as tokenizer(texts)['input_ids'], or [encode(text) for text in "
+                "texts] with a function of one text."
             )
         parts += _as_arrays(ids, start)
     return _joined(parts)
@@ -237,7 +244,9 @@ def _as_arrays(documents: Sequence[Any], first: int = 0) -> list[Any]:
                 f"Expected a list or array of token ids for each document. Received for document {number}: "
                 f"{part.dtype} of the shape {part.shape}. Tokenize text first."
             )
-        parts.append(part if part.size else part.astype(np.int32))
+        if part.dtype == np.uint64:  # which becomes float64 when it is joined with another type
+            _expect_ids(part)
+        parts.append(part.astype(np.int32) if part.dtype == np.uint64 or not part.size else part)
     return parts
 
 

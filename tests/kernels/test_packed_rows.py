@@ -28,6 +28,15 @@ def test_the_mask(causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_unknown_length(causal):
+    expected = np.asarray(segment_mask(SEGMENTS, causal=causal))
+    inputs = keras.Input((None,), dtype="int32")
+    assert np.array_equal(keras.Model(inputs, segment_mask(inputs, causal=causal))(SEGMENTS), expected)
+    graph = tf.function(lambda segments: segment_mask(segments, causal=causal), autograph=False)
+    assert np.array_equal(graph.get_concrete_function(tf.TensorSpec((None, None), tf.int32))(SEGMENTS), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_each_document_computes_as_alone(cudnn, uncompiled, causal):
     inputs, segments = keras.Input((LENGTH, 16)), keras.Input((LENGTH,), dtype="int32")
     layer = keras.layers.MultiHeadAttention(2, 8, dtype="bfloat16")

@@ -28,5 +28,6 @@ def segment_mask(segments: Any, *, causal: bool = True) -> Any:
     mask = ops.logical_and(ops.equal(queries, keys), ops.greater(keys, 0))  # `==` compares symbolic tensors as objects
     if not causal:
         return mask
-    positions = ops.arange(segments.shape[1])
-    return ops.logical_and(mask, positions[:, None] >= positions)
+    positions = ops.cumsum(ops.ones_like(segments), axis=1)  # the length may be unknown
+    earlier = ops.greater_equal(ops.expand_dims(positions, 2), ops.expand_dims(positions, 1))
+    return ops.logical_and(mask, earlier)

@@ -192,6 +192,17 @@ def test_what_is_no_token_is_named(given, options, error, text):
     assert text in str(caught.value)
 
 
+def test_ids_of_64_bits_and_empty_documents():
+    for kinds in (("uint64", "uint64"), ("uint64", "int64"), ("int64", "uint16")):
+        given = [np.array([1, 2], kinds[0]), np.array([], kinds[0]), np.array([3], kinds[1])]
+        source = tokens(given)
+        assert [each.numpy().tolist() for each in source.dataset().map(source.decode)] == [[1, 2], [], [3]]
+    with pytest.raises(ValueError, match="Expected ids that fit int32"):
+        tokens([np.array([2**40], "uint64"), [1]])
+    with pytest.raises(PipelineError, match=r"Expected at least one token to pack\. Found none in these 3 documents"):
+        plan_pipeline(tokens([[]] * 10 + [[1, 2]]), pack=8, batch_size=1, split=0.3, training=False)
+
+
 def test_options_that_do_not_fit():
     with pytest.raises(ValueError, match=r"Expected documents of tokens for pack=8. Received: arrays. Pass a list"):
         plan_pipeline(np.zeros((4, 8), int), pack=8, batch_size=1)
