@@ -47,7 +47,7 @@ def arrays(data: Any) -> Source:
     named = list(named_leaves(data, "data"))
     for name, leaf in named:
         _expect_rows(name, leaf)
-    count = common_length({name: int(tf.shape(leaf)[0]) for name, leaf in named})
+    count = common_length({name: _rows_of(leaf) for name, leaf in named})
     # Eager constants would go to the GPU, if there is one; input belongs on the host.
     with tf.device("CPU:0"):
         copies = [tf.identity(_as_tensor(name, leaf)) for name, leaf in named]
@@ -78,6 +78,10 @@ def arrays(data: Any) -> Source:
         )
 
     return numbered(range(count))
+
+
+def _rows_of(leaf: Any) -> int:
+    return int(leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else leaf.shape[0])
 
 
 def _row(tensor: Any, at: Any) -> Any:

@@ -255,7 +255,10 @@ def test_nothing_is_left_running(tmp_path):
     with pytest.raises(RuntimeError):
         fit(writer, logger, After(logger, stop(RuntimeError)))
     gc.collect()
-    assert not [thread for thread in threading.enumerate() if thread.name == "tfopt-report"]
+    for thread in threading.enumerate():
+        if thread.name == "tfopt-report" and thread not in before:
+            thread.join(60)  # it may be on its last line
+            assert not thread.is_alive()
 
 
 def test_a_page_that_cannot_be_written_is_told_once(tmp_path, caplog):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import CentralCrop, Source, build_pipeline, dataset, images, records
-from tfopt.pipelines.sources import write as module
+from tfopt.pipelines import write as module
 from tfopt.pipelines.tfrecords.format import read_index
 from tfopt.pipelines.write import write_records
 
