@@ -123,7 +123,9 @@ def _tree(weights: Sequence[int]) -> _Node:
     waiting = [(weight, next(number), _Node(weight, part)) for part, weight in enumerate(weights)]
     heapq.heapify(waiting)
     while len(waiting) > 1:
-        (lighter, _, right), (heavier, _, left) = heapq.heappop(waiting), heapq.heappop(waiting)
+        (lighter, _, first), (heavier, _, second) = heapq.heappop(waiting), heapq.heappop(waiting)
         both = lighter + heavier
-        heapq.heappush(waiting, (both, next(number), _Node(both, sides=(left, right))))
+        # The left side begins: the heavier one, or of equal ones that which was given first.
+        sides = (first, second) if lighter == heavier else (second, first)
+        heapq.heappush(waiting, (both, next(number), _Node(both, sides=sides)))
     return waiting[0][2]
