@@ -18,6 +18,7 @@ from tfopt.pipelines.inspection import facts
 from tfopt.pipelines.plan import plan_of
 from tfopt.pipelines.sources import parts
 from tfopt.pipelines.stages import batch_stages
+from tfopt.warn import forget_warnings
 
 SMALL = 30
 NUMBERS = {"a": np.arange(COUNT), "b": 1000 + np.arange(SMALL)}
@@ -165,6 +166,7 @@ def test_seeds_differ_between_parts_and_those_of_plans_are_kept():
 
 
 def test_the_last_batch(caplog):
+    forget_warnings()
     sources = [(np.arange(70), 0.7), (np.arange(30), 0.3)]
     assert [len(mix(sources, batch_size=32, remainder=each).build()) for each in ("drop", None, "keep")] == [3, 3, 4]
     padded = mix([((np.arange(70.0), np.arange(70)), 1)], batch_size=32, remainder="pad", training=False).build()
