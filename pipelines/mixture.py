@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines.inspection.facts import MEASURED, SAMPLED, Facts, inspect_mixture
+from tfopt.pipelines.inspection.facts import Facts, inspect_mixture
+from tfopt.pipelines.inspection.sample import MEASURED, SAMPLED
 from tfopt.pipelines.plan import PipelinePlan, plan_pipeline, unknown_option, warn_left_out
 from tfopt.pipelines.shared.elements import element_of, without_autograph
 from tfopt.pipelines.shared.nondeterminism import refuse_draws

@@ -12,7 +12,7 @@ from tfopt import checks
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import host
 from tfopt.pipelines.cache.folder import read_index
-from tfopt.pipelines.inspection.facts import open_source
+from tfopt.pipelines.inspection.sample import open_source
 from tfopt.pipelines.inspection.tracing import trace
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile

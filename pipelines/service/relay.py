@@ -266,7 +266,8 @@ def main() -> NoReturn:
     dispatcher, port, deadline_seconds, *closers = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the training process
         signal.signal(number, signal.SIG_IGN)
-    with open(os.devnull, "w") as null:  # whoever reads the training process' output waits for the end of it
+    # A program that reads the training process's stderr to its end must not wait for this process, too.
+    with open(os.devnull, "w") as null:
         os.dup2(null.fileno(), 2)
     # In a child, so that another one replaces it if it is killed: without an answer, TensorFlow's client would wait
     # forever.

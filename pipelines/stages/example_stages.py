@@ -12,7 +12,8 @@ from tfopt.pipelines.cache.choice import CacheChoice
 from tfopt.pipelines.cache.key import cache_key, expect_one_order
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.device_stage import refusing
-from tfopt.pipelines.inspection.facts import Facts, ShapeCheck
+from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.inspection.sample import ShapeCheck
 from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
 from tfopt.pipelines.stages.stage import Flow, MapGroup, Stage

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.inspection.facts import ShapeCheck
+from tfopt.pipelines.inspection.sample import ShapeCheck
 from tfopt.pipelines.shared.elements import element_of, in_single_examples
 from tfopt.pipelines.shared.nondeterminism import find_in_function, refuse_restarting
 from tfopt.pipelines.shared.options import StageFunction

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from iterations import contents, read_from, three_iterations
 from part_sources import COUNT, NAMES, source
 from quick import first_quick
 
@@ -32,11 +33,6 @@ def sources(tmp_path_factory):
 
 def flat(batches):
     return [int(number) for batch in batches for number in np.ravel(batch)]
-
-
-def contents(batches):
-    """Batches as lists that compare bit for bit."""
-    return [[np.asarray(part).tolist() for part in tf.nest.flatten(batch)] for batch in batches]
 
 
 def turns_of_two(share, count):
@@ -199,26 +195,6 @@ def test_endless_and_unknown_parts():
 
 
 POSITIONS = [(0, 3, 0), (2, 40, 2), (2, 40, 4), (0, 0, 2), (1, 0, 1), (3, 21, 6), (1, 99, 2)]
-
-
-def three_iterations(dataset, *, twins):
-    """What the next three iterations yield; with twins, each is followed by one that is begun and not read."""
-    found = []
-    for _ in range(3):
-        found.append(contents(dataset))
-        if twins:
-            iter(dataset)
-    return found
-
-
-def read_from(dataset, epoch, batch, opened):
-    """The same of a new dataset from a position on."""
-    for at in range(opened):
-        iterator = iter(dataset)
-        is_read = at % 2 == 0 and at // 2 < epoch if opened > epoch else True  # as `fit` does: one read, one not
-        assert not is_read or contents(iterator)
-    first, *later = three_iterations(dataset, twins=opened > epoch)
-    return [first[batch:], *later]
 
 
 def noisy(number, seed):

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+from iterations import contents, read_from, three_iterations
 from part_sources import COUNT, NAMES, source
 from quick import first_quick
 from tensorflow.python.data.experimental.ops.distribute import compute_batch_size
@@ -14,32 +15,6 @@ from tfopt.pipelines.stages import example_stages
 
 BATCH = 10
 POSITIONS = [(0, 3, 0), (2, 4, 2), (2, 4, 4), (0, 0, 2), (1, 0, 1), (3, 11, 6), (0, 11, 0)]
-
-
-def contents(batches):
-    """Batches as lists that compare bit for bit."""
-    return [[np.asarray(part).tolist() for part in tf.nest.flatten(batch)] for batch in batches]
-
-
-def three_iterations(dataset, *, twins):
-    """What the next three iterations yield; with twins, each is followed by one that is begun and not read."""
-    found = []
-    for _ in range(3):
-        found.append(contents(dataset))
-        if twins:
-            iter(dataset)
-    return found
-
-
-def read_from(dataset, epoch, batch, opened):
-    """The same of a new dataset from a position on."""
-    for at in range(opened):
-        iterator = iter(dataset)
-        # As `fit` does: one read, one not.
-        is_read = at % 2 == 0 and at // 2 < epoch if opened > epoch else True
-        assert not is_read or contents(iterator)
-    first, *later = three_iterations(dataset, twins=opened > epoch)
-    return [first[batch:], *later]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from tfopt.hardware import host
 from tfopt.pipelines import CentralCrop, RandomCrop, Source
 from tfopt.pipelines.cache import choice as choice_module
 from tfopt.pipelines.cache.choice import choose_cache
-from tfopt.pipelines.inspection.facts import MIB, Facts, Sample
+from tfopt.pipelines.inspection.facts import MIB, Facts
+from tfopt.pipelines.inspection.sample import Sample
 from tfopt.pipelines.shared.options import PipelineOptions
 
 SAMPLE = Sample(
