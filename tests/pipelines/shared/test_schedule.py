@@ -75,3 +75,10 @@ def test_a_dataset_of_turns_begins_and_ends_anywhere(first, end):
     assert [int(turn) for turn in made.dataset(first, None).take(5)] == made.turns(
         np.arange(first, first + 5)
     ).numpy().tolist()
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [((1, 1), [0, 1, 0, 1]), ((1, 2), [1, 0, 1, 1]), ((2, 1), [0, 1, 0, 0])]
+)
+def test_the_heavier_part_begins_or_of_equal_ones_the_first(weights, expected):
+    assert [int(turn) for turn in schedule(weights).dataset(0, 4)] == expected
