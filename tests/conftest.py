@@ -1,5 +1,7 @@
 import gc
 import signal
+import subprocess
+from pathlib import Path
 
 import keras
 import pytest
@@ -7,6 +9,8 @@ import tensorflow as tf
 from by_file import ByFile
 
 from tfopt import repairs
+
+ROOT = Path(__file__).parents[1]
 
 # A job in the background of a shell ignores these, and so would all processes that a test starts and interrupts.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -25,15 +29,30 @@ def _restored_globals():
     keras.config.set_dtype_policy(before)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _frozen_garbage():
-    """What a file leaves alive is not searched for garbage again, which took longer with each file."""
+    """What a test leaves alive is not searched for garbage again; that took a third of all time."""
     yield
     gc.collect()
     gc.freeze()
 
 
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--share", type=int, default=1, metavar="N", help="run one in N of the files, different ones after each commit"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # once -m has chosen
 def pytest_collection_modifyitems(config, items):
+    chosen = _share(items, config.option.share)
+    config.hook.pytest_deselected(items=[item for item in items if item.path not in chosen])
+    items[:] = [item for item in items if item.path in chosen]
     if tf.config.list_physical_devices("GPU"):
         marker, reason = "no_gpu", "about a machine without a GPU, and TensorFlow sees one here"
     else:
@@ -41,6 +60,13 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker(marker):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _share(items, parts):
+    """Returns every so many-th of their files, different ones after each commit."""
+    files = sorted({item.path for item in items})
+    count = subprocess.run(["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return set(files[int(count.stdout or 0) % parts :: parts])
 
 
 def pytest_xdist_make_scheduler(config, log):

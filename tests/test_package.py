@@ -71,6 +71,7 @@ def sources():
     return names
 
 
+@pytest.mark.slow
 def test_every_file_lands_in_the_wheel_once(built):
     with zipfile.ZipFile(built[0]) as wheel:
         installed = [name for name in wheel.namelist() if ".dist-info/" not in name]
@@ -119,11 +120,13 @@ def test_help_loads_nothing_heavy():
     assert loaded_after("from tfopt.bench.cli import main\nmain(['run', 'precison'])") == []
 
 
+@pytest.mark.slow
 def test_a_pipeline_loads_no_other_source():
     code = "import numpy as np\nfrom tfopt.pipelines import build_pipeline\nbuild_pipeline(np.zeros(9), batch_size=3)"
     assert loaded_after(code, ["tensorflow_datasets"]) == []
 
 
+@pytest.mark.slow
 def test_a_callback_loads_what_it_uses():
     loggers = "from tfopt.callbacks import ThroughputLogger as T, UtilizationAlert as A, UtilizationLogger as U"
     others = ["tfopt.fit", "tfopt.pipelines", "tfopt.precision", "tfopt.xla", "jinja2", "tensorboard"]
@@ -230,6 +233,7 @@ def imports():
             yield from ((name, one) for one in found if one in known and one != name)
 
 
+@pytest.mark.slow
 def test_imports_go_down_a_floor():
     floor = {part: number for number, parts in enumerate(FLOORS) for part in parts}
     for name, imported in imports():
@@ -238,6 +242,7 @@ def test_imports_go_down_a_floor():
             assert floor[other] > floor[own], f"{name} imports {imported}"
 
 
+@pytest.mark.slow
 def test_no_two_folders_import_each_other():
     packages = {name for name, _, is_package in modules() if is_package}
 

@@ -141,8 +141,12 @@ def plan_mixture(mixture: Mixture, asked: PipelineOptions, facts: Facts) -> tupl
     placement = choose_placement(asked, facts)
     held = [part.held_mib for part in parts]
     orders = [plan_order(part.options, part.facts.source, part.cache) for part in parts]
-    free = not any(order.deterministic for order in orders)
-    order = orders[0] if free else replace(orders[0], deterministic=True, setting="kept", reason="as in the parts")
+    order = orders[0]
+    if any(part.times > 1 for part in parts):
+        # Otherwise an example could come in the reading before or after its own.
+        order = replace(order, deterministic=True, setting="kept", reason="each reading of a part is whole")
+    elif any(order.deterministic for order in orders):
+        order = replace(order, deterministic=True, setting="kept", reason="as in the parts")
     if asked.seed is not None:
         order = plan_order(asked, facts.source, parts[0].cache)
     return (

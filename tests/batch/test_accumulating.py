@@ -113,6 +113,7 @@ CASES = {
 LOGS_DIFFER = ("mask", "mean by sample weight")  # fit averages a loss over batches by their examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", first_quick([False, True]))
 @pytest.mark.parametrize("name", first_quick(CASES, 3))
 def test_weights_state_and_logs_are_those_of_the_large_batch(name, jit_compile):
@@ -171,6 +172,7 @@ def test_however_it_is_trained(way):
     assert_same(state(model), state(large))
 
 
+@pytest.mark.slow
 def test_calls_of_train_on_batch_go_on_with_a_round():
     case = Case()
     large = case.model()
@@ -205,6 +207,7 @@ def float16(y, scale=2.0**15, **options):
     return Case(optimizer, data=(X, y), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", first_quick([False, True]))
 def test_an_overflow_in_one_batch_skips_what_the_large_batch_skips(jit_compile):
     y = Y.copy()

@@ -37,6 +37,7 @@ def assert_same(one, other, tolerance=1e-4):
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_switching_keeps_the_optimizers_state():
     expected, model = net(), net()
     variables = [id(variable) for variable in model.variables]
@@ -62,6 +63,7 @@ def test_it_takes_over_from_keras_own_accumulation():
     assert accumulate(net(keras.optimizers.Adam(gradient_accumulation_steps=3)), 1) == 3
 
 
+@pytest.mark.slow
 def test_a_saved_model_trains_on(tmp_path):
     expected, model = net(), net()
     accumulate(model, 4)
@@ -106,6 +108,7 @@ def test_estimate_counts_the_gradients_kept():
     )
 
 
+@pytest.mark.slow
 def test_measuring_leaves_an_open_round_alone():
     expected, model = net(), net()
     accumulate(model, 4)
@@ -217,6 +220,7 @@ def test_sample_weights_of_a_loss_that_is_one_number_are_refused():
         model.train_on_batch(X[:4], Y[:4], sample_weight=np.arange(4.0))
 
 
+@pytest.mark.slow
 def test_a_fit_that_fails_drops_its_open_round():
     expected, model = net("sgd"), net("sgd")
     accumulate(model, 4)
@@ -271,6 +275,7 @@ def test_a_loss_of_pairs_is_refused():
         model.train_on_batch(X[:4], np.arange(4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wraps", [True, False])
 def test_a_train_step_set_afterwards_stays(wraps):
     model, expected = net(), net()

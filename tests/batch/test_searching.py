@@ -65,6 +65,7 @@ def drawn():
     return own, random.getstate(), np.random.get_state()[1].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_the_model_its_seeds_and_the_data_come_back_as_they_were(here, policy):
     keras.config.set_dtype_policy(policy)
@@ -200,6 +201,7 @@ def test_an_interruption_while_a_trial_restores_the_model_is_made_good(here, une
     assert_same_state(before, state(model))
 
 
+@pytest.mark.slow
 def test_a_step_that_always_fails_is_an_error(here, unestimated, monkeypatch):
     model = net()
     model.fit(*batch(16), verbose=0)
@@ -230,6 +232,7 @@ def test_structures_of_inputs_and_outputs_are_kept(here, asked, structure):
     assert {16} in asked
 
 
+@pytest.mark.slow
 def test_sample_weights_are_passed_on(here, asked):
     x, y = batch(16)
     assert_found(find(net(weighted_metrics=[]), (x, y, np.ones(16, "float32")), largest=16), 16)
@@ -376,6 +379,7 @@ def fixed_data():
     return tf.data.Dataset.from_tensor_slices((x, y % 4)).batch(16)
 
 
+@pytest.mark.slow
 def test_a_size_fixed_in_the_input_is_the_only_one_tried(here):
     model = fixed_net(in_input=True)
     found = find(model, fixed_data())
@@ -412,6 +416,7 @@ def test_without_an_estimate_no_larger_batch_is_risked_in_this_process(here):
     assert "it might end this process" in found.bounded_by
 
 
+@pytest.mark.slow
 def test_a_limit_bounds_the_search_by_the_estimate(here):
     model = net()
     images, labels = batch(64)

@@ -146,6 +146,7 @@ def test_on_a_gpu_the_limit_is_what_is_free_and_what_the_model_has(gpu):
     assert limits_module._free(estimate)[0] == 850
 
 
+@pytest.mark.slow
 def test_where_no_memory_is_free_the_trials_decide(gpu):
     gpu(held_mib=300.0, others_mib=1000.0, total_mib=1000.0)
     model = small_net()
@@ -159,6 +160,7 @@ def test_another_process_gets_what_nobody_holds(gpu):
     assert limits_module.room_outside_mib() == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.no_gpu
 def test_without_a_gpu_the_limit_is_the_memory_available(monkeypatch):
     assert limits_module.room_outside_mib() == float("inf")

@@ -18,13 +18,13 @@ TINY = Scale(batch_size=32, width=1, steps=4, photos=64, resnet=None, seeds=(0,)
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory):
-    """A small run of every suite, made now: the run and its file. It takes two minutes."""
+    """A small run of every suite, made now: the run and its file. It takes minutes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return run_module.run([], tmp_path_factory.mktemp("results"), scale=TINY)
 
 
-@pytest.fixture(scope="session", params=["kept", pytest.param("fresh", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session", params=["kept", pytest.param("fresh", marks=pytest.mark.campaign)])
 def recorded(request, tmp_path_factory):
     """A real run of every suite, kept in the repository or made now: the run and its file."""
     if request.param == "fresh":

@@ -180,6 +180,7 @@ def test_list(fits, capsys):
     assert list(json.loads(capsys.readouterr().out)) == [*suites.SUMMARIES, "gpu"]
 
 
+@pytest.mark.slow
 def test_env(capsys):
     assert cli.main(["env", "--json"]) == cli.DONE
     found = json.loads(capsys.readouterr().out)
@@ -191,6 +192,7 @@ def test_env(capsys):
     assert "[]" not in text
 
 
+@pytest.mark.slow
 def test_report(recorded, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert cli.main(["report", str(recorded.path), "--output", str(page)]) == cli.DONE
@@ -223,6 +225,7 @@ def test_a_folder_that_is_not_writable_is_named_itself(recorded, monkeypatch, ca
     assert "'ro' is not" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("documented", "written"), [(True, "docs/benchmarks"), (False, "runs/benchmarks")])
 def test_report_of_a_folder(recorded, tmp_path, monkeypatch, capsys, documented, written):
     monkeypatch.chdir(tmp_path)
@@ -326,6 +329,7 @@ def test_compare(before, compared, factor, code):
     assert [round(change["comparison"]["ratio"], 6) for change in judged] == [1 / factor] * len(judged)
 
 
+@pytest.mark.slow
 def test_a_slower_machine_is_no_regression(before, compared, fits):
     code, text = compared(slowed(before, 2.0, baselines=2.0))
     assert code == cli.DONE
@@ -336,6 +340,7 @@ def test_a_slower_machine_is_no_regression(before, compared, fits):
     assert "the machine's own speed, not judged" in text
 
 
+@pytest.mark.slow
 def test_a_threshold_can_be_chosen(before, compared):
     assert compared(slowed(before, 2.0), "--threshold", "60")[0] == cli.DONE
 
@@ -365,6 +370,7 @@ def test_only_common_suites_are_compared(before, compared, fits):
     assert "photos" not in text
 
 
+@pytest.mark.slow
 def test_what_failed_in_the_second_run_fails_and_what_is_missing_is_told_apart(before, compared):
     first, second, third, *others = before.cases
     assert second.address == ("precision", "digits")
@@ -383,6 +389,7 @@ def test_what_failed_in_the_second_run_fails_and_what_is_missing_is_told_apart(b
     assert re.search(r"\n7 of \d+ compared variants regressed or changed:\n- stack, photos: naive Keras\n", text)
 
 
+@pytest.mark.slow
 def test_what_the_first_run_lacks_is_not_compared(before, compared, tmp_path, capsys):
     """A variant that was refused there, and a case cut before its end."""
     first, second, *others = before.cases
@@ -400,6 +407,7 @@ def test_what_the_first_run_lacks_is_not_compared(before, compared, tmp_path, ca
     assert re.search(r"\nNone of \d+ compared variants regressed\.\n$", text)
 
 
+@pytest.mark.slow
 def test_a_result_that_changed_fails(before, compared):
     def changed(case):
         wrong = replace(case.variants[1], check=replace(case.variants[1].check, passed=False))
@@ -410,6 +418,7 @@ def test_a_result_that_changed_fails(before, compared):
     assert "CHANGES THE RESULT" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ["packages", "python", "driver", "cuda"])
 def test_unlike_runs_are_refused_unless_forced(before, compared, entry):
     environment = before.environment
@@ -423,6 +432,7 @@ def test_unlike_runs_are_refused_unless_forced(before, compared, entry):
     assert compared(run, "--force")[0] == cli.DONE
 
 
+@pytest.mark.slow
 def test_another_patch_of_the_system_is_refused_too(before, compared):
     python = before.environment["python"] + "1"
     run = replace(before, environment=before.environment | {"python": python})

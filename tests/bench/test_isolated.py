@@ -78,6 +78,7 @@ def test_lines_are_handed_over_as_they_come_and_remarks_of_tensorflow_are_not(mo
     assert len(seen) == 6
 
 
+@pytest.mark.slow
 def test_one_that_writes_for_ever_is_ended_too():
     with pytest.raises(ProcessError, match="within 2 s"):
         isolated.call(isolated_jobs.write_for_ever, seconds=2, on_line=lambda line: None)
@@ -89,6 +90,7 @@ def test_one_that_ends_without_an_answer(how, found):
         isolated.call(isolated_jobs.end, how, seconds=300)
 
 
+@pytest.mark.slow
 def test_one_that_takes_too_long_is_ended():
     pids = []
     with pytest.raises(ProcessError, match="within 2 s"):

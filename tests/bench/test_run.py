@@ -28,7 +28,7 @@ def planned(monkeypatch, tmp_path):
     return lambda make: monkeypatch.setattr(run_module, "_cases", make)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_every_suite_runs_on_real_data(fresh):
     recorded_run = read(fresh.path)
     assert recorded_run.status == "complete"
@@ -70,6 +70,7 @@ def test_the_environment_is_recorded(recorded_run):
     assert "HOME" not in found["variables"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "error"),
     first_quick(
@@ -92,6 +93,7 @@ def test_a_case_that_fails_is_a_row_and_the_others_go_on(planned, tmp_path, monk
     assert [variant for variant in read(file.path).cases[1].variants if variant.turns] == []
 
 
+@pytest.mark.slow
 def test_a_refused_variant_is_no_failure(planned, tmp_path):
     planned(planned_cases.second_is_refused)
     file = run_module.run([], tmp_path)
@@ -100,6 +102,7 @@ def test_a_refused_variant_is_no_failure(planned, tmp_path):
     assert file.run.done
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_measured(planned, tmp_path, monkeypatch, capsys):
     def interrupted(self, variant):
         if "two" in self._title:
@@ -121,6 +124,7 @@ def test_an_interrupt_keeps_what_was_measured(planned, tmp_path, monkeypatch, ca
     ]
 
 
+@pytest.mark.slow
 def test_a_budget_ends_the_run_and_it_can_be_resumed(planned, tmp_path):
     planned(planned_cases.three)
     clock = itertools.count(0, 100)  # at the start, and before each case
@@ -136,6 +140,7 @@ def test_a_budget_ends_the_run_and_it_can_be_resumed(planned, tmp_path):
     assert [case.suite for case in found.cases] == ["one", "two", "three"]
 
 
+@pytest.mark.slow
 def test_a_complete_run_is_not_measured_again(planned, tmp_path, capsys):
     planned(planned_cases.three)
     first = run_module.run([], tmp_path)
@@ -148,6 +153,7 @@ def test_a_complete_run_is_not_measured_again(planned, tmp_path, capsys):
     assert f"{first.path} is complete: nothing is left to measure." in " ".join(said.split())
 
 
+@pytest.mark.slow
 def test_without_an_earlier_run_one_is_started(planned, tmp_path):
     planned(planned_cases.three)
     assert run_module.run([], tmp_path / "none", resume=True).run.status == "complete"
@@ -214,6 +220,7 @@ def test_a_run_that_was_killed_is_resumed(planned, tmp_path):
     assert [(case.suite, case.error) for case in found.cases] == [("one", None), ("two", None), ("three", None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", first_quick([2, 1]) + campaign([5]))
 def test_a_kill_loses_the_turn_under_way_and_no_more(planned, tmp_path, monkeypatch, turn):
     with started(tmp_path, planned_cases.second_pauses, PAUSE=str(turn)):
@@ -275,6 +282,7 @@ def test_an_earlier_try_with_more_turns_is_kept(tmp_path):
     assert read(file.path).cases == (case(2, unfinished=None),)
 
 
+@pytest.mark.slow
 def test_what_failed_is_measured_again_after_what_was_never_tried(planned, tmp_path, capsys):
     planned(planned_cases.second_raises)
     clock = itertools.count(0, 100)
@@ -301,6 +309,7 @@ def test_another_machine_is_not_resumed(planned, tmp_path):
     assert json.loads(path.read_text()) == document
 
 
+@pytest.mark.slow
 def test_another_patch_of_the_system_is_resumed_and_said(planned, tmp_path):
     planned(planned_cases.three)
     path = run_module.run([], tmp_path, budget_seconds=1e-9).path
@@ -313,6 +322,7 @@ def test_another_patch_of_the_system_is_resumed_and_said(planned, tmp_path):
     assert f"Changed before the run was resumed: python: {before} and {python}." in formatting.lead(found)
 
 
+@pytest.mark.slow
 def test_a_run_of_other_suites_is_another_run(planned, tmp_path):
     planned(planned_cases.three)
     first = run_module.run(["xla"], tmp_path, budget_seconds=1e-9)
@@ -321,6 +331,7 @@ def test_a_run_of_other_suites_is_another_run(planned, tmp_path):
     assert run_module.run(["xla"], tmp_path, resume=True).path == first.path
 
 
+@pytest.mark.slow
 def test_the_cases_share_the_autotuning_cache_that_their_listing_has_set_up(planned, tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     planned(planned_cases.with_flags)
@@ -333,6 +344,7 @@ def test_the_process_that_waits_loads_no_tensorflow(tmp_path):
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow
 def test_cases_share_a_budget(planned, tmp_path):
     """Each takes fewer turns, instead of the last none."""
     planned(planned_cases.all_slow)
@@ -341,6 +353,7 @@ def test_cases_share_a_budget(planned, tmp_path):
     assert all(variant.turns >= 1 for case in file.run.cases for variant in case.variants)
 
 
+@pytest.mark.slow
 def test_what_other_programs_take_is_recorded_and_waited_for(planned, tmp_path, monkeypatch, capsys):
     shares = iter([90.0, 40.0, 0.0])
 

@@ -15,6 +15,7 @@ SCRIPT = ROOT / "benchmarks" / "pipelines.py"
 RESULTS = ROOT / "benchmarks" / "results" / "pipelines-cpu.json"
 
 
+@pytest.mark.slow
 def test_a_case_is_checked_and_measured_in_turn(tmp_path):
     reported = []
     found = measure(of_arrays.small_rows(tmp_path, TINY), 2, reported.append)

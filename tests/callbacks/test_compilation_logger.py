@@ -72,6 +72,7 @@ def test_without_jit_there_are_none():
     assert (history["xla_compilations"], history["xla_compilation_seconds"]) == ([0], [0.0])
 
 
+@pytest.mark.slow
 def test_a_storm_of_lengths_is_warned_of_once():
     with pytest.warns(UserWarning, match=r"Expected at most 2 XLA compilations of the training step.* Found") as caught:
         history = fit(CompilationLogger(max_compilations=2), dataset=lengths(3, 4, 5, 6), epochs=2)
@@ -120,6 +121,7 @@ def test_functions_of_one_name_are_counted_apart():
     assert repeated_compilation(both, 1) is not None
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_it():
     plain, logged = linear(), linear()
     plain.fit(data(20), epochs=2, verbose=0, shuffle=False, validation_data=data(8))
@@ -202,6 +204,7 @@ def test_inside_a_watch_both_count():
     assert (compilations.count, history["xla_compilations"]) == (1, [1])
 
 
+@pytest.mark.slow
 def test_what_other_callbacks_compile_is_counted_and_their_words_are_passed_on(capfd):
     def on_batch_end(batch, logs):
         tf.function(lambda x: x + 1.0, jit_compile=True)(tf.ones(3))
@@ -285,6 +288,7 @@ def test_an_error_ends_fit_at_the_step_that_exceeded_the_limit():
     assert watching._COMPILER._watches == 0
 
 
+@pytest.mark.slow
 def test_eager_trains_on_without_xla_to_the_same_weights():
     model, plain, seen = linear(), linear(jit_compile=False), []
     logger = CompilationLogger(max_compilations=2, on_recompile="eager")

@@ -90,6 +90,7 @@ def test_rows_in_files(tmp_path):
     assert sorted(os.listdir(tmp_path / "one")) == ["loss_scale.csv"]
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_it(tmp_path):
     plain, logged = scaled(growth=3), scaled(growth=3)
     plain.fit(dataset(6, infinite=[2]), epochs=2, verbose=0, shuffle=False)
@@ -131,6 +132,7 @@ def test_data_of_unknown_length(tmp_path, execution):
     assert [row["steps"] for row in rows(tmp_path)] == [6, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
 def test_executions_that_do_not_end_with_the_epoch_or_the_data(tmp_path):
     """Of 10 steps, four an execution, Keras runs 12; of data of six steps, six."""
@@ -143,6 +145,7 @@ def test_executions_that_do_not_end_with_the_epoch_or_the_data(tmp_path):
     assert [row["steps"] for row in rows(tmp_path)] == [12, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
 def test_counts_that_several_numbers_of_steps_explain_are_left_out(tmp_path):
     """Four skips and four growths in 16 steps leave what three of both in 15 could have left."""

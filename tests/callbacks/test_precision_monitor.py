@@ -202,6 +202,7 @@ CASES = {
 REST = ("float16, with steps that overflow", "XLA", "class weights", "eager", "gradient accumulation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", first_quick([case for case in CASES if case not in REST]) + campaign(REST))
 def test_training_stays_the_same(case):
     """Shuffled data, three epochs of a full and a smaller batch, with a comparison after each step."""
@@ -296,6 +297,7 @@ def test_where_an_average_would_end(momentum, off, stuck):
     assert (found.error > 0.5) == (off < 2)
 
 
+@pytest.mark.slow
 def test_a_count_is_right_until_it_is_256():
     monitor = always()
     _, warned = fit(net(Count(start=249.0)), monitor, epochs=8)

@@ -362,6 +362,7 @@ class Answers(keras.callbacks.Callback):
         assert scraped(self.exporter)["tfopt_fit_running",] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlapped", first_quick([False, True]))
 def test_training_is_the_same_with_it(tmp_path, overlapped):
     plain, watched = net(), net()

@@ -231,6 +231,7 @@ def plain_state():
     return dataset, state(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overlapped", "first"), first_quick([(False, False), (True, True)]))
 def test_training_is_the_same_with_it(tmp_path, overlapped, first):
     dataset, plain = plain_state()

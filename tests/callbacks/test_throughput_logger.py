@@ -166,6 +166,7 @@ def test_a_window_spans_epochs_and_the_rest_is_written_at_the_end(tmp_path):
     assert [(row["epoch"], row["step"]) for row in objects] == [(1, 9), (2, 15)]
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_it(tmp_path):
     plain, logged = small_net(), small_net()
     plain.fit(dataset(40, 8), epochs=2, verbose=0, shuffle=False)
@@ -411,6 +412,7 @@ def test_the_pace_of_steps_launched_ahead(monkeypatch, steps_per_execution, ever
     assert len(counted) == 3
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_it_overlapped():
     plain, logged = tfopt_fit.overlap(small_net()), tfopt_fit.overlap(small_net())
     data = dataset(44, 8)

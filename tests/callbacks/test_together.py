@@ -73,6 +73,7 @@ def alone():
     return trained([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "overlapped"), first_quick([(0, False), (1, True), (2, True)]))
 def test_in_any_order_the_training_is_the_same(tmp_path, fake_nvml, alone, seed, overlapped):
     EPOCHS.clear()

@@ -219,6 +219,7 @@ def test_steps_after_a_restart(tmp_path):
     assert tracker.epochs()[-1][0] == 12
 
 
+@pytest.mark.slow
 def test_several_steps_an_execution_and_accumulated_gradients():
     for options in ({"steps_per_execution": 2}, {}):
         tracker, model = Tracker(), net()
@@ -267,6 +268,7 @@ def test_a_tracker_that_hangs_holds_nothing_up_and_is_waited_for_a_little(caplog
     released.set()
 
 
+@pytest.mark.slow
 def test_the_rest_is_logged_before_fit_ends():
     tracker = Tracker()
 
@@ -299,6 +301,7 @@ def test_a_fork_in_the_middle_of_fit():
     assert len(tracker.epochs()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_training_is_the_same_with_it(overlapped):
     plain, watched = net(), net()

@@ -78,12 +78,14 @@ class Seen(keras.callbacks.Callback):
 # When it saves.
 
 
+@pytest.mark.slow
 def test_the_end_is_saved_by_default(folder):
     fit(net(), TrainingCheckpoint(folder))
     assert steps(folder) == [2 * STEPS]
     assert checkpoint.verify(folder).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "saved"),
     [
@@ -102,6 +104,7 @@ def test_saves_as_often_as_asked(folder, options, saved, monkeypatch):
     assert steps(folder) == saved
 
 
+@pytest.mark.slow
 def test_saves_after_some_time(folder):
     # The clock is read at the begin, after each step, and after each checkpoint.
     fit(net(), TrainingCheckpoint(folder, every_seconds=100, keep=99, clock=Clock(11)), epochs=1)
@@ -109,6 +112,7 @@ def test_saves_after_some_time(folder):
     assert max(np.diff(sorted([0, *steps(folder)]))) <= 10
 
 
+@pytest.mark.slow
 def test_the_best_epoch_stays(folder):
     values = iter([0.5, 0.1, 0.7, 0.8])
 
@@ -122,11 +126,13 @@ def test_the_best_epoch_stays(folder):
     assert found[1].metadata["metrics"]["rated"] == 0.1
 
 
+@pytest.mark.slow
 def test_a_best_metric_that_is_not_there_is_warned_of(folder, caplog):
     fit(net(), TrainingCheckpoint(folder, best=("los", "min")))
     assert "Expected the metric 'los' of `best` in the epoch's logs. Found: loss." in caplog.text
 
 
+@pytest.mark.slow
 def test_a_slow_disk_does_not_hold_the_training_up(folder, monkeypatch):
     free, write = threading.Event(), Store.write
     monkeypatch.setattr(Store, "write", lambda *arguments: free.wait(60) and write(*arguments))
@@ -138,6 +144,7 @@ def test_a_slow_disk_does_not_hold_the_training_up(folder, monkeypatch):
     assert not {4, 6, 8, 10, 12} & {*steps(folder)}
 
 
+@pytest.mark.slow
 def test_fit_ends_only_when_the_last_checkpoint_is_safe(folder, monkeypatch):
     write = Store.write
     monkeypatch.setattr(Store, "write", lambda *arguments: time.sleep(0.3) or write(*arguments))
@@ -157,6 +164,7 @@ def test_what_did_not_change_is_not_written_again(folder):
     assert sum(size > frozen for size in sizes) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
 def test_a_copy_is_saved_while_the_training_goes_on(folder, monkeypatch, optimizer, jit_compile):
@@ -185,6 +193,7 @@ def test_a_copy_is_saved_while_the_training_goes_on(folder, monkeypatch, optimiz
 # How it goes on.
 
 
+@pytest.mark.slow
 def test_an_ended_training_is_not_repeated(folder, capsys):
     model = net()
     history = fit(model, TrainingCheckpoint(folder)).history
@@ -196,12 +205,14 @@ def test_an_ended_training_is_not_repeated(folder, capsys):
     assert f"Training already complete: restored its final state, step 14 in '{folder}'." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_more_epochs_go_on(folder):
     whole = fit(net(), epochs=4).history
     fit(net(), TrainingCheckpoint(folder))
     assert fit(net(), TrainingCheckpoint(folder), epochs=4).history == whole
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_early_has_ended(folder):
     def stopping():
         return keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=99)
@@ -227,6 +238,7 @@ class Stop(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+@pytest.mark.slow
 def test_one_that_was_stopped_within_an_epoch_goes_on_there(folder):
     whole_model = net()
     whole = fit(whole_model, epochs=3, validation_data=(X[:9], Y[:9])).history
@@ -239,6 +251,7 @@ def test_one_that_was_stopped_within_an_epoch_goes_on_there(folder):
     assert all(map(np.array_equal, model.get_weights(), whole_model.get_weights()))
 
 
+@pytest.mark.slow
 def test_one_that_was_stopped_at_an_epochs_last_step_goes_on_with_the_next(folder):
     fit(net(), Stop(1, STEPS - 1), TrainingCheckpoint(folder), epochs=3)
     seen = Seen()
@@ -246,6 +259,7 @@ def test_one_that_was_stopped_at_an_epochs_last_step_goes_on_with_the_next(folde
     assert seen.steps[0] == (2, 0)
 
 
+@pytest.mark.slow
 def test_fewer_epochs_than_were_begun_restore_the_last_state(folder):
     interrupted = net()
     with pytest.raises(SystemExit):
@@ -257,6 +271,7 @@ def test_fewer_epochs_than_were_begun_restore_the_last_state(folder):
     assert all(map(np.array_equal, model.get_weights(), interrupted.get_weights()))
 
 
+@pytest.mark.slow
 def test_a_second_fit_begins_at_its_own_epoch(folder):
     model, seen = net(), Seen()
     fit(model, TrainingCheckpoint(folder))
@@ -264,6 +279,7 @@ def test_a_second_fit_begins_at_its_own_epoch(folder):
     assert {epoch for epoch, _ in seen.steps} == {0, 1}
 
 
+@pytest.mark.slow
 def test_says_where_it_goes_on(folder, capsys):
     with pytest.raises(SystemExit):
         fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 2))
@@ -274,6 +290,7 @@ def test_says_where_it_goes_on(folder, capsys):
     assert seen.steps == [(1, 3), (1, 4), (1, 5), (1, 6)]
 
 
+@pytest.mark.slow
 def test_begins_anew_if_asked(folder):
     fit(net(), TrainingCheckpoint(folder))
     seen = Seen()
@@ -281,6 +298,7 @@ def test_begins_anew_if_asked(folder):
     assert len(seen.steps) == 2 * STEPS
 
 
+@pytest.mark.slow
 def test_the_best_is_not_that_of_a_training_that_was_replaced(folder):
     best = ("loss", "min")
     fit(net(), TrainingCheckpoint(folder, best=best, keep=1), epochs=5)
@@ -288,6 +306,7 @@ def test_the_best_is_not_that_of_a_training_that_was_replaced(folder):
     assert steps(folder) == [2 * STEPS]
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_by_its_variables(folder):
     fit(net(), TrainingCheckpoint(folder))
     keras.backend.clear_session()
@@ -301,6 +320,7 @@ def test_another_model_is_refused_by_its_variables(folder):
     Store(folder).close()  # the refused training has let go of the folder
 
 
+@pytest.mark.slow
 def test_another_optimizer_is_refused(folder):
     fit(net(), TrainingCheckpoint(folder))
     model = net()
@@ -309,6 +329,7 @@ def test_another_optimizer_is_refused(folder):
         fit(model, TrainingCheckpoint(folder))
 
 
+@pytest.mark.slow
 def test_a_callback_that_is_missing_is_warned_of(folder, caplog):
     fit(net(), keras.callbacks.ReduceLROnPlateau(monitor="loss"), TrainingCheckpoint(folder))
     fit(net(), TrainingCheckpoint(folder), epochs=3)
@@ -329,6 +350,7 @@ class Noting(keras.layers.Layer):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arrays", "dataset", "cached"])
 def test_unseeded_data_go_on_without_repeating_an_example(folder, kind):
     numbers = np.arange(50.0)[:, None] * np.ones((1, 6))
@@ -349,6 +371,7 @@ def test_unseeded_data_go_on_without_repeating_an_example(folder, kind):
     assert sorted(seen) == numbers[:, 0].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["generator", "py_function"])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_data_without_a_position_begin_the_epoch_again_with_a_warning(folder, caplog, kind):
@@ -374,6 +397,7 @@ def test_data_without_a_position_begin_the_epoch_again_with_a_warning(folder, ca
     assert seen.steps[0] == (0, 0)
 
 
+@pytest.mark.slow
 def test_other_data_begin_the_epoch_again_with_a_warning(folder, caplog):
     with pytest.raises(SystemExit):
         fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 3))
@@ -383,6 +407,7 @@ def test_other_data_begin_the_epoch_again_with_a_warning(folder, caplog):
     assert "5 batches an epoch, and 7 in the checkpoint" in caplog.text
 
 
+@pytest.mark.slow
 def test_other_data_have_a_position_from_then_on(folder):
     with pytest.raises(SystemExit):
         fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 3))
@@ -393,6 +418,7 @@ def test_other_data_have_a_position_from_then_on(folder):
     assert seen.steps[0] == (1, 3)
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_was_looked_at_before_fit(folder):
     """A script looks at the first batch, so that its training begins with the next order."""
 
@@ -425,6 +451,7 @@ def test_an_earlier_handler_is_called_when_the_checkpoint_is_safe(folder):
     assert found == [("SIGTERM", [3])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_monitoring_callbacks_flush_and_leave_the_exit_to_it(folder, tmp_path, first):
     callbacks = [UtilizationLogger(tmp_path / "log", interval_seconds=0.05), TrainingCheckpoint(folder)]
@@ -578,6 +605,7 @@ def test_wrong_arguments_are_refused_at_once(folder, options, error, match):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_save_nothing(folder):
     model = net()
     fit(model, TrainingCheckpoint(folder), epochs=EPOCHS)
@@ -587,6 +615,7 @@ def test_evaluate_and_predict_save_nothing(folder):
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_sigint_ends_with_the_documented_code(folder):
     class Press(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -598,6 +627,7 @@ def test_sigint_ends_with_the_documented_code(folder):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_a_signal_after_the_last_epoch_calls_the_earlier_handler(folder, capsys):
     class Late(keras.callbacks.Callback):
         def on_train_end(self, logs=None):
@@ -629,6 +659,7 @@ def test_a_state_that_cannot_be_saved_is_refused_at_once_by_name(folder):
     assert seen.steps == []
 
 
+@pytest.mark.slow
 def test_a_subclass_with_half_of_a_state_is_saved_by_its_attributes(folder):
     class Stopping(keras.callbacks.EarlyStopping):
         def set_state(self, state):
@@ -640,6 +671,7 @@ def test_a_subclass_with_half_of_a_state_is_saved_by_its_attributes(folder):
     assert (first.wait, second.wait) == (1, 3)
 
 
+@pytest.mark.slow
 def test_forked_children_end_on_sigterm(folder):
     class Forking(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -660,12 +692,14 @@ def test_signals_that_cannot_be_handled_are_refused(folder, name):
         TrainingCheckpoint(folder, signals=("SIGTERM", name))
 
 
+@pytest.mark.slow
 def test_a_signal_named_twice_is_given_back(folder):
     before = signal.getsignal(signal.SIGTERM)
     fit(net(), TrainingCheckpoint(folder, signals=("SIGTERM", "SIGTERM")))
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.slow
 def test_other_steps_per_execution_begin_the_epoch_again(folder, caplog):
     with pytest.raises(SystemExit):
         fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 1))
@@ -675,6 +709,7 @@ def test_other_steps_per_execution_begin_the_epoch_again(folder, caplog):
     assert "Found: steps_per_execution=4 after 2 batches. The epoch starts over." in caplog.text
 
 
+@pytest.mark.slow
 def test_data_that_are_drawn_anew_are_warned_of_between_epochs_too(folder, caplog):
     data = tf.data.Dataset.from_tensor_slices((X, Y)).map(lambda x, y: (x + tf.random.normal((6,)), y)).batch(BATCH)
     fit(net(), TrainingCheckpoint(folder), data=data)
@@ -682,6 +717,7 @@ def test_data_that_are_drawn_anew_are_warned_of_between_epochs_too(folder, caplo
     assert "whose state cannot be saved. Its random draws begin anew, as in a new training." in caplog.text
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_an_earlier_fit_continued_is_warned_of(tmp_path, caplog):
     def script(*callbacks):
         data = resumed_fits.pipeline()

@@ -472,6 +472,7 @@ def test_in_fit_with_a_logger_wherever_it_stands(fake_nvml, order):
     assert not logger.listeners._methods
 
 
+@pytest.mark.slow
 def test_an_input_that_never_returns_is_named(fake_nvml):
     found = threading.Event()
 
@@ -518,6 +519,7 @@ def test_it_adds_its_sources_and_ends_with_them(fake_nvml, monkeypatch):
     assert not threads("alert-action", "sampler")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_training_is_the_same_with_it(fake_nvml, overlapped):
     fake_nvml.gpus.append(FakeGpu(utilization=10))

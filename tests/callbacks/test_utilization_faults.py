@@ -61,6 +61,7 @@ def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, net, 
     assert None not in {row["process_memory_mib"] for row in rows}
 
 
+@pytest.mark.slow
 def test_every_error_of_the_driver_is_survived_and_reported_once(fake_nvml, error_codes, caplog, monkeypatch):
     monkeypatch.setattr(gpu_reader, "_PROMPT_SECONDS", 60.0)  # on a busy machine the stand-in may be slow
     for code in error_codes:

@@ -337,6 +337,7 @@ def changed(body, path, value):
     return body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("with_checksum", [False, True])
 def test_manifests_of_which_a_field_is_changed(tmp_path_factory, examples, with_checksum):

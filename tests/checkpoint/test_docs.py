@@ -68,6 +68,7 @@ def test_messages_are_those_that_appear(tmp_path, capsys):
     assert [begin for begin in begins if begin not in sources] == []
 
 
+@pytest.mark.slow
 def test_an_earlier_checkpoint_is_gone_back_to_by_deleting_newer_manifests(tmp_path, capsys):
     fit(tmp_path, epochs=3, every_epochs=1)
     newest = checkpoint.available(tmp_path)[0].step

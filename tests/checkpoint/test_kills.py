@@ -37,6 +37,7 @@ def test_a_kill_at_any_moment(tmp_path, kills):
     assert kill(tmp_path / "saved", "moments", kills)["kills"] >= kills
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.campaign)])
 def test_a_power_loss_after_each_call_that_changes_the_disk(tmp_path, every):
     saved = [0]

@@ -208,6 +208,7 @@ def test_a_large_weight_is_no_longer_that_of_the_file(tmp_path, dtype):
     assert np.array_equal(model.layers[0].large.numpy(), before)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_call(tmp_path):
     models = []
     for _ in range(2):

@@ -25,6 +25,7 @@ def _marked(number, case, moment):
     return pytest.param(case, moment, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["accumulation", "generator of TensorFlow's"])
 def test_an_interruption_in_the_last_validation(tmp_path, case):
     """No step is left, and yet what was saved then is all that the training has."""
@@ -35,6 +36,7 @@ def test_an_interruption_in_the_last_validation(tmp_path, case):
     assert len(again[0]) == len(resumed[0])
 
 
+@pytest.mark.slow
 def test_a_second_interruption_in_the_same_validation(tmp_path):
     case, strategy = CASES["plateau"], tf.distribute.get_strategy()
     for _ in range(2):
@@ -46,6 +48,7 @@ def test_a_second_interruption_in_the_same_validation(tmp_path):
     assert all(map(np.array_equal, variables, whole[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "moment"), [_marked(number, *each) for number, each in enumerate(_ALL)])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_ends_as_one_that_was_not_interrupted(tmp_path, case, moment):

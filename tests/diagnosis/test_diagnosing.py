@@ -85,6 +85,7 @@ def done(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 def test_the_model_comes_back_bit_for_bit(done):
     assert same(done["before"], done["after"])
     assert all(one is other for one, other in zip(*done["functions"], strict=True))

@@ -413,6 +413,7 @@ def test_a_signal_ends_the_script_and_all_it_has_started(start, number):
     assert all(map(ended, pids))
 
 
+@pytest.mark.slow
 def test_a_doctor_that_is_killed_leaves_nothing_behind(start):
     process = start(STARTS_OTHERS, run=["train.py", "slow"])
     script, child, orphan = (int(pid) for _ in range(2) for pid in process.stdout.readline().split())
@@ -510,6 +511,7 @@ def real(folder):
     (folder / "tensorflow.py").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real")
 def test_a_fit_of_keras_itself(doctor):
     found = doctor(REAL, "--fit", "2", "--json", run=["train.py", "--batch-size", "16"])

@@ -64,11 +64,13 @@ def named(kind, model):
 ATTENTION, BATCH_NORM = "attention without a fast kernel", "batch norm without a fast kernel"
 
 
+@pytest.mark.slow
 @pytest.mark.no_gpu
 def test_without_a_gpu_it_says_so():
     assert {ATTENTION, BATCH_NORM, "copying to the GPU"} <= named(NotTested, made()).keys()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_is_tested_on_a_gpu():
     found = named(Candidate, made())
@@ -78,6 +80,7 @@ def test_what_is_tested_on_a_gpu():
     assert "XLA fuses it" in named(NotTested, made(jit_compile=True))[BATCH_NORM].reason
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_kernel_that_no_layer_can_take_is_not_timed():
     assert ATTENTION not in named(Candidate, made())

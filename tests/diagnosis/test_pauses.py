@@ -47,6 +47,7 @@ def test_new_shapes_cost_what_a_first_fit_takes_more_than_a_second(lengths):
     assert more / 2 < found.seconds < 2 * more
 
 
+@pytest.mark.slow
 def test_endless_data_are_opened_once_and_not_read_to_their_end():
     data = tf.data.Dataset.from_tensors((np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))).repeat()
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -55,6 +56,7 @@ def test_endless_data_are_opened_once_and_not_read_to_their_end():
     assert "epoch starts" not in {cause.name for cause in found.causes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_data_that_are_slow_to_open_cost_that_in_each_epoch(steps_per_execution):
     def slow_to_open():

@@ -95,6 +95,7 @@ def test_the_remedy_of_slow_input_suits_the_data(arguments, remedy):
     assert NO_PREFETCH.name not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switched_off", ["autotune", "injection", "optimizations"])
 def test_a_prefetch_is_tried_where_tensorflow_adds_none(switched_off):
     options = tf.data.Options()

@@ -70,6 +70,7 @@ def trainings():
         yield trainings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "lost", "code", "why"),
     [

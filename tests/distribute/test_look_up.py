@@ -102,6 +102,7 @@ class Late:
         return [(socket.AF_INET, type, 6, "", ("192.0.2.1", 0))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chief", [0, 511])
 def test_512_workers_of_which_half_the_names_come_20_s_late(monkeypatch: pytest.MonkeyPatch, chief: int) -> None:
     late = Late()

@@ -78,6 +78,7 @@ def of_stock(*names):
     return pytest.mark.parametrize(("found", "name"), rows, indirect=["found"], scope="module")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("found", "where", "name"),
     [("quick", where, name) for where in REPLICAS for name in QUICK]

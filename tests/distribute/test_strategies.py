@@ -127,6 +127,7 @@ def test_starting_too_late_fails_before_the_other_workers_proceed():
         distribute.strategy("auto")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("too_late")
 def test_a_second_call_does_not_divide_the_gpus_again(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")

@@ -62,6 +62,7 @@ def test_by_epoch(pair, tmp_path):
     assert log.count("\n") == len(history["loss"]) + 1
 
 
+@pytest.mark.slow
 def test_checkpoints_within_epochs(pair, tmp_path):
     def train(model):
         folder = tmp_path / str(id(model))
@@ -223,6 +224,7 @@ def test_evaluation_hands_them_out_as_well(pair):
     assert calls == [(batch, (8, 4)) for batch in range(5)]
 
 
+@pytest.mark.slow
 def test_tensorboard(pair, tmp_path):
     pytest.importorskip("tensorboard")
 

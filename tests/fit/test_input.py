@@ -47,6 +47,7 @@ def steps(model):
     return int(model.optimizer.iterations)
 
 
+@pytest.mark.slow
 def test_data_of_unknown_length_counts_its_steps_right():
     """D19: stock fit runs, when the data ends, what of the step does not depend on them."""
     counts = []
@@ -90,6 +91,7 @@ def test_a_pipeline_that_fails_leaves_a_whole_number_of_steps(pair, overlapped, 
     assert steps(model) == counted + 3
 
 
+@pytest.mark.slow
 def test_every_kind_of_input_is_copied_ahead(pair, copies):
     def train(model):
         copies.clear()

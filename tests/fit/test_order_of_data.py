@@ -129,6 +129,7 @@ QUICK = [(*way, use) for way in WAYS[:2] for use in USES[:2]]
 REST = [row for row in ((*way, use) for way in WAYS for use in USES) if row not in QUICK]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "change", "overlapped", "use"), first_quick([*QUICK, *REST], len(QUICK), every=5))
 def test_each_epoch_has_the_batches_of_stock_fit_without_the_copy(monkeypatch, use, make, change, overlapped):
     expected = taken(use, make)

@@ -226,6 +226,7 @@ def test_a_smaller_last_batch_is_not_traced_anew():
     assert all(shape == [None, 8] for shape in traces)
 
 
+@pytest.mark.slow
 def test_other_ways_to_train_in_between(tmp_path):
     def train(model):
         model.fit(X, Y, verbose=0)

@@ -80,6 +80,7 @@ def test_a_fitted_model_changes_with_its_next_step(cudnn, uncompiled):
     assert undo(model) == 0
 
 
+@pytest.mark.slow
 def test_gradients_of_a_model_are_those_of_float32(cudnn, uncompiled):
     inputs, targets = attention_batch()
 
@@ -228,6 +229,7 @@ def test_padding_masks(cudnn, uncompiled, side):
     assert [*forms(cudnn)] == ["CAUSAL with a bias"]
 
 
+@pytest.mark.slow
 def test_dropout_keeps_training_plain_and_evaluation_not(cudnn, uncompiled):
     model = heads_net(jit_compile=False, dropout=0.3)
     plain_loss = model.evaluate(fixed(), verbose=0)
@@ -324,6 +326,7 @@ def test_what_a_subclass_does_in_layers_with_dropout_is_kept(cudnn, uncompiled, 
     assert [*forms(cudnn)] == taken
 
 
+@pytest.mark.slow
 def test_a_scale_that_was_set_later_counts(cudnn, uncompiled):
     model = keras.Sequential([keras.Input((LENGTH, 16)), Calls(heads()), Calls(grouped())])
     use_flash_attention(model)
@@ -336,6 +339,7 @@ def test_a_scale_that_was_set_later_counts(cudnn, uncompiled):
     assert largest_error([tf.cast(found, tf.float64).numpy()], [tf.cast(expected, tf.float64).numpy()]) < 2 * BFLOAT16
 
 
+@pytest.mark.slow
 def test_a_layer_that_a_model_calls_twice_is_explained_by_both_calls(cudnn, uncompiled):
     shared, inputs = heads(), [keras.Input((None, 16)), keras.Input((None, 16))]
     model = keras.Model(inputs, [shared(part, part) for part in inputs])
@@ -367,6 +371,7 @@ def test_neither_files_nor_clones_know_of_it(tmp_path):
     assert undo(model) == 1
 
 
+@pytest.mark.slow
 def test_an_export_holds_keras_path(cudnn, tmp_path):
     """It is written where the model runs through cuDNN, and runs where there is none."""
     model = heads_net()

@@ -101,6 +101,7 @@ def test_a_step_holds_one_kernel_forward_and_one_backward():
     assert "SquaredDifference" not in operations, "Keras' moments were traced too"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", first_quick(["float32", "mixed_bfloat16", "mixed_float16"]))
 def test_a_training_goes_as_with_keras(policy):
     stock, fused = (small_net(policy, optimizer="sgd", jit_compile=False) for _ in range(2))

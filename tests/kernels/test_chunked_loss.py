@@ -66,6 +66,7 @@ HEADS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", first_quick(list(HEADS)))
 @pytest.mark.parametrize("jit_compile", first_quick([False, True]))
 def test_heads(make, jit_compile):
@@ -137,6 +138,7 @@ def test_reductions_with_weights_masks_and_ignored_classes(ignore_class, weights
         check_same_training(make, x, y, *given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", first_quick([False, True]))
 def test_metrics_count_the_same_tokens(jit_compile):
     def make():
@@ -253,6 +255,7 @@ def test_loss_scaling_finds_an_overflow_and_goes_on():
     assert all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
 
 
+@pytest.mark.slow
 def test_undo_returns_to_keras_and_a_change_of_pieces_is_traced():
     model = dense_net()
     model.fit(batched(*tokens()), verbose=0, shuffle=False)

@@ -129,6 +129,7 @@ def changed_after(model, **options):
     return row.training, traced.training
 
 
+@pytest.mark.slow
 def test_what_is_compiled_later_is_found_when_a_step_is_traced():
     assert changed_after(dense_net(), metrics=["accuracy", "sparse_top_k_categorical_accuracy"]) == (None, ())
     found = ("from_logits=False",)
@@ -179,6 +180,7 @@ class Scaled(keras.Model):
         return super().call(inputs) / 2
 
 
+@pytest.mark.slow
 def test_logits_that_a_model_changes_afterwards_take_keras_path():
     net = dense_net()
     stock, model = (compiled(Scaled(net.inputs, net.outputs)) for _ in range(2))
@@ -202,6 +204,7 @@ def test_predictions_and_calls_return_all_logits():
     assert model(x).shape == (len(x), LENGTH, VOCABULARY)
 
 
+@pytest.mark.slow
 def test_only_a_traced_step_leaves_out_the_logits():
     def operations(model):
         def step(x, y):
@@ -233,6 +236,7 @@ def test_models_that_share_a_head_are_undone_one_by_one():
     assert row.training == (f"an output that is not that of {net.layers[-1].path}",)
 
 
+@pytest.mark.slow
 def test_heads_inside_other_models_and_behind_casts_are_found():
     net = dense_net("mixed_bfloat16")
     inner = keras.Sequential([keras.Input((None, WIDTH)), LAYERS.Dense(VOCABULARY), LAYERS.Identity()])
@@ -247,6 +251,7 @@ def test_heads_inside_other_models_and_behind_casts_are_found():
         undo(model)
 
 
+@pytest.mark.slow
 def test_a_clone_and_a_saved_model_lose_it(tmp_path):
     model = dense_net()
     chunk_cross_entropy(model)
@@ -301,6 +306,7 @@ def test_another_patch_on_top_is_not_undone():
         undo(model)
 
 
+@pytest.mark.slow
 def test_a_model_that_accumulates_takes_it_in_either_order():
     x, y = tokens()
     weights = []

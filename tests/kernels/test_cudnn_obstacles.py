@@ -143,6 +143,7 @@ def test_forward_mode_stays_plain(cudnn, uncompiled):
     )
 
 
+@pytest.mark.slow
 def test_forward_mode_around_a_function_is_refused(cudnn, uncompiled):
     query = draw(2, 64, 2, 8, dtype="bfloat16")
     traced = tf.function(lambda query: dot_product_attention(query, query, query))

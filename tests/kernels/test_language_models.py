@@ -71,6 +71,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy"), CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of layers that KerasHub does not build
 def test_all_attention_is_taken_and_computes_the_same(cudnn, uncompiled, name, policy):

@@ -36,6 +36,7 @@ def test_rows_of_unknown_length(causal):
     assert np.array_equal(graph.get_concrete_function(tf.TensorSpec((None, None), tf.int32))(SEGMENTS), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_each_document_computes_as_alone(cudnn, uncompiled, causal):
     inputs, segments = keras.Input((LENGTH, 16)), keras.Input((LENGTH,), dtype="int32")

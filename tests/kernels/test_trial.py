@@ -121,6 +121,7 @@ def test_what_is_of_the_moment_is_asked_again(monkeypatch, quick_trials):
     assert trial.defect(SPEC) is None
 
 
+@pytest.mark.slow
 def test_it_is_tried_while_a_step_is_traced(cudnn, uncompiled, quick_trials, monkeypatch):
     monkeypatch.setattr(call, "defect", trial.defect)
     query = draw(3, LENGTH, 2, 8, dtype="bfloat16")

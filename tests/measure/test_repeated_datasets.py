@@ -76,6 +76,7 @@ def test_a_copy_to_the_device_stays_the_last_stage(fitted):
     assert_same_state(state(net), before)
 
 
+@pytest.mark.slow
 def test_epochs_end_with_the_last_step():
     class Counting(keras.callbacks.Callback):
         def __init__(self):
@@ -93,6 +94,7 @@ def test_epochs_end_with_the_last_step():
     assert (counting.steps, counting.epochs) == (1 + 2 + 10, 5)
 
 
+@pytest.mark.slow
 def test_an_endless_dataset_is_fed_as_it_is(fitted):
     dataset = pipeline(device=None).repeat()
     fit_time(plain_net(), dataset, steps=4, warmup=1)

@@ -34,6 +34,7 @@ def dataset(examples=40, size=8):
 POLICIES = ("mixed_float16", "float32", "mixed_bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("jit", "policy", "measure"),
     first_quick(itertools.product((False, True), POLICIES, (step_time, fit_time)), 2, every=3),
@@ -262,6 +263,7 @@ def test_a_fit_that_ends_early_is_an_error():
         fit_time(small_net(), dataset(), callbacks=[Stops()])
 
 
+@pytest.mark.slow
 def test_a_timer_traces_once():
     traces = []
     model = small_net()

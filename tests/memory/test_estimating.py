@@ -37,6 +37,7 @@ def weights_mib(net):
     return sum(np.prod(weight.shape) for weight in net.trainable_variables) * 4 / 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_parts_are_those_counted_by_hand(jit_compile):
     net = dense_net(jit_compile=jit_compile)
@@ -70,6 +71,7 @@ def test_16_bit_activations_and_32_bit_weights():
     assert kept["dense_3"] == KEPT_MIB / 2 + WIDTH * WIDTH * 2 / 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_leaves_the_model_as_it_was(jit_compile):
     net, twin = (small_net(jit_compile=jit_compile) for _ in range(2))
@@ -92,6 +94,7 @@ def test_leaves_the_model_as_it_was(jit_compile):
     assert_same_state(state(net), state(twin))
 
 
+@pytest.mark.slow
 def test_nothing_runs():
     net = small_net()
     weights = [weight.numpy() for weight in net.variables]
@@ -101,6 +104,7 @@ def test_nothing_runs():
     assert all(float(variable) == 0 for metric in net.metrics for variable in metric.variables)
 
 
+@pytest.mark.slow
 def test_data_and_specs_are_the_same_batch():
     net = dense_net(depth=1)
     images, labels = np.zeros((32, 256)), np.zeros(32, "int32")
@@ -113,6 +117,7 @@ def test_data_and_specs_are_the_same_batch():
     assert weighted.batch_mib == expected.batch_mib + 32 * 4 / 2**20
 
 
+@pytest.mark.slow
 def test_activations_of_a_loop_grow_with_its_trips():
     def kept(steps):
         net = keras.Sequential(
@@ -157,6 +162,7 @@ class Pair(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 def test_a_step_of_ones_own_with_two_optimizers():
     pair = Pair()
     pair.compile(jit_compile=False)
@@ -181,6 +187,7 @@ class Block(keras.layers.Layer):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_recomputed_activations_do_not_count(jit_compile):
     net = keras.Sequential([keras.Input((WIDTH,)), *(Block() for _ in range(4)), LAYERS.Dense(1)])
@@ -273,6 +280,7 @@ def test_the_text_fits_80_columns_and_names_the_largest_layers():
     assert any("more" in line for line in lines[-1:])
 
 
+@pytest.mark.slow
 def test_json_and_page(tmp_path):
     found = estimate(dense_net(), specs())
     values = json.loads(json.dumps(found.to_dict()))

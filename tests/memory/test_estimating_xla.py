@@ -65,6 +65,7 @@ def test_without_a_module_that_matches_all_is_workspace(stages):
     )
 
 
+@pytest.mark.slow
 def test_the_graph_where_xla_keeps_no_buffers(stages):
     stages["optimized_hlo_proto_serialized"] = lambda _: b""
     found = estimate(net(), DATA)
@@ -72,6 +73,7 @@ def test_the_graph_where_xla_keeps_no_buffers(stages):
     assert {layer.path: layer.mib for layer in found.by_layer}["hidden_1"] == KEPT_MIB
 
 
+@pytest.mark.slow
 def test_lists_of_a_loop_belong_to_its_layer():
     layers = [keras.layers.LSTM(64, return_sequences=True, name=name) for name in ("first", "second")]
     model = keras.Sequential([keras.Input((20, 16)), *layers, keras.layers.Dense(1)])
@@ -84,6 +86,7 @@ def test_lists_of_a_loop_belong_to_its_layer():
     assert found.workspace_mib > 0
 
 
+@pytest.mark.slow
 def test_the_total_is_what_xla_allocates(stages):
     given = []
     stages["optimized_hlo_proto_serialized"] = lambda compiled: given.append(compiled) or compiled

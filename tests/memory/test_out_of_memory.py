@@ -181,6 +181,7 @@ def test_the_model_comes_first():
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.no_gpu
 def test_the_whole_text():
     net = dense_net(6)
@@ -281,6 +282,7 @@ def test_remedies_with_which_the_step_fits_are_marked(room, marks):
     assert ("room for" in found) == (room is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_accumulation_that_is_on_goes_on(jit_compile):
     net = dense_net(2, jit_compile=jit_compile)
@@ -345,6 +347,7 @@ def test_what_is_on_already_is_not_proposed():
     assert memory.undo(net)
 
 
+@pytest.mark.slow
 def test_the_logits_of_a_language_model(monkeypatch):
     net = language_nets.dense_net()
     tokens, labels = language_nets.tokens()

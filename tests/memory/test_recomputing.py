@@ -28,6 +28,7 @@ def _as_traced():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "tolerance"), first_quick(NETS))
 def test_trains_the_same(make, tolerance):
     model = compared(make, tolerance=tolerance)
@@ -36,6 +37,7 @@ def test_trains_the_same(make, tolerance):
         assert forward == backward
 
 
+@pytest.mark.slow
 def test_a_model_without_a_call_trains_the_same():
     states = []
     for recomputed in (False, True):
@@ -105,6 +107,7 @@ def test_works_with_what_else_changes_a_model(prepare):
     compared(small, prepare=prepared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["alone", "in a graph", "in a class"])
 def test_added_losses_of_a_segmented_sequential_count(where):
     def make():
@@ -146,6 +149,7 @@ def test_accumulates_gradients():
     assert_same(trained(model), expected)
 
 
+@pytest.mark.slow
 def test_runs_blocks_twice_in_training_only_until_undone():
     model = made(small)
     blocks = model.layers[1:3]
@@ -212,6 +216,7 @@ def test_moves_averages_and_seeds_once_a_step():
     assert dropout.seed_generator.state.numpy()[1] == 1
 
 
+@pytest.mark.slow
 def test_keeps_the_gradient_of_what_a_block_leaves_elsewhere():
     def leaving(layer, outputs):
         layer.left = keras.ops.tanh(outputs)
@@ -357,6 +362,7 @@ def reading_its_state(layer, outputs):
     return outputs * layer.own  # no gradient flows through a variable's value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [

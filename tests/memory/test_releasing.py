@@ -42,6 +42,7 @@ def test_weights_and_slots_of_a_dropped_model_are_freed():
     assert all(handle() is None for handle in kept)
 
 
+@pytest.mark.slow
 def test_a_model_in_use_stays_and_goes_on_to_train():
     release()  # what other tests have left
     model = trained()

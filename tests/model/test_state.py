@@ -42,6 +42,7 @@ def train(model, jit=None):
     model.fit(*batch(16), batch_size=8, verbose=0, shuffle=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "jit"),
     first_quick([("float32", False), ("mixed_float16", False), ("mixed_bfloat16", False), ("mixed_float16", True)], 3)

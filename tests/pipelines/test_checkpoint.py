@@ -68,6 +68,7 @@ def restored(dataset, path):
 AUGMENTED = {"augment": [plus_noise, per_batch(scaled)]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["arrays", "npy"])
 @pytest.mark.parametrize(
     "options",
@@ -225,6 +226,7 @@ def test_a_random_function_behind_the_pipeline_is_not_saved(sources, tmp_path):
         save(iterator, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [

@@ -78,6 +78,7 @@ QUICK = {(images, "memory", None), (own_records, None, None)}
 TABLE = sorted(itertools.product(SOURCES, CACHES, (None, 1)), key=lambda row: row not in QUICK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "cache", "seed"), first_quick(TABLE, len(QUICK), every=5))
 def test_the_first_batch_of_a_shuffle_waits_for_few_examples(source, cache, seed, calls, counting, picture, tmp_path):
     options = {"cache": str(tmp_path / "cache") if cache == "disk" else cache, "cache_key": "1", "seed": seed}
@@ -91,6 +92,7 @@ def test_the_first_batch_of_a_shuffle_waits_for_few_examples(source, cache, seed
     assert 4 * (1 + len(list(batches))) == COUNT
 
 
+@pytest.mark.slow
 def test_the_first_batch_of_an_endless_source_comes():
     read = []
 

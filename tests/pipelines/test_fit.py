@@ -46,6 +46,7 @@ def _cleared_session():
     keras.backend.clear_session()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     first_quick(
@@ -98,6 +99,7 @@ def test_fit_under_a_seed_is_the_same_again(options):
         np.testing.assert_array_equal(found, expected, err_msg=name)
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_see_every_example_in_order():
     images, labels = batch(50)
     model = small_net()
@@ -138,12 +140,14 @@ def test_fit_says_nothing_of_its_shuffle_for_a_pipeline(options, tmp_path, monke
     assert EpochIterator(x=dataset, class_weight=None, shuffle=True).data_adapter.get_tf_dataset() is dataset
 
 
+@pytest.mark.slow
 def test_fit_says_nothing_with_validation_data_and_class_weights():
     images, labels = batch(30)
     train, validation = (build_pipeline((images, labels), batch_size=10, training=kind) for kind in (True, False))
     small_net().fit(train, validation_data=validation, class_weight={9: 2.0}, verbose=0)
 
 
+@pytest.mark.slow
 def test_fit_says_nothing_for_a_pipeline_distributed_over_replicas():
     dataset = build_pipeline(batch(50), batch_size=16)
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])

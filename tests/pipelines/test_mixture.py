@@ -64,6 +64,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stop", "weights", "cache", "seed"), first_quick(MIXED, 2, every=5))
 def test_each_part_is_read_in_its_turns(stop, weights, cache, seed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -89,6 +90,14 @@ def test_each_part_is_read_in_its_turns(stop, weights, cache, seed, tmp_path, mo
         assert [flat(again) for _ in range(3)] == epochs
 
 
+def test_readings_are_whole_without_a_seed_too():
+    """Where no order is kept, an example could come in the reading before or after its own."""
+    once = mix([(np.arange(50), 0.5), (np.arange(50), 0.5)], batch_size=5)
+    again = mix([(np.arange(50), 0.5), (np.arange(30), 0.5)], batch_size=5, stop="all")
+    assert [plan.stage("order").setting for plan in (once, again)] == ["free", "kept"]
+
+
+@pytest.mark.slow
 def test_the_order_of_a_cache_is_that_without_memory(free_memory):
     """cache="auto" decides by free memory, and under a seed nothing may depend on that."""
 
@@ -114,6 +123,7 @@ def test_caches_share_the_memory_that_one_may_take(free_memory):
     )
 
 
+@pytest.mark.slow
 def test_parts_keep_what_is_their_own():
     """Transform, cache, augment and split of each; of plans, batch_size and remainder are not used."""
     kept = plan_pipeline(
@@ -148,6 +158,7 @@ def test_without_a_shuffle_shorter_parts_are_read_again_in_their_order():
         assert len(found) in (13, 14)
 
 
+@pytest.mark.slow
 def test_seeds_differ_between_parts_and_those_of_plans_are_kept():
     same = np.arange(40)
 
@@ -161,6 +172,7 @@ def test_seeds_differ_between_parts_and_those_of_plans_are_kept():
     assert order(plan_pipeline(same), 1) == order(plan_pipeline(same), 1)
 
 
+@pytest.mark.slow
 def test_the_last_batch(caplog):
     forget_warnings()
     sources = [(np.arange(70), 0.7), (np.arange(30), 0.3)]
@@ -180,6 +192,7 @@ def test_an_augment_of_batches_gets_mixed_ones():
     assert min(flat(plan.build())) > 800
 
 
+@pytest.mark.slow
 def test_endless_and_unknown_parts():
     endless = tf.data.Dataset.range(5).repeat()
     plan = mix([(endless, 1), (100 + np.arange(20), 1)], batch_size=8, seed=1, remainder="keep")
@@ -220,7 +233,8 @@ assert set(FIRST) < set(MOVED)
 ROWS = [*FIRST, *(row for row in MOVED if row not in FIRST)]
 
 
-@pytest.mark.parametrize(("name", "position", "stop", "cache", "shuffle"), first_quick(ROWS, 2, every=31))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "position", "stop", "cache", "shuffle"), first_quick(ROWS, 2, every=131))
 def test_a_position_leads_to_the_same_batches(sources, name, position, stop, cache, shuffle, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made_of, to_number = source(sources, name)
@@ -248,6 +262,7 @@ def test_a_position_leads_to_the_same_batches(sources, name, position, stop, cac
     assert three_iterations(moved, twins=opened > epoch) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", first_quick([{"bucket": True}, {"pad": "batch"}]))
 def test_examples_of_different_lengths_are_padded_together(options):
     random = np.random.default_rng(0)
@@ -262,6 +277,7 @@ def test_examples_of_different_lengths_are_padded_together(options):
     assert three_iterations(plan.at(1, 7).build(), twins=False) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", first_quick(["all", "first"]))
 def test_crops_and_functions_of_many_are_those_of_their_places(photos, stop):
     crop = plan_pipeline(photos, crop=RandomCrop(4), batch_size=3, cache="memory")
@@ -272,6 +288,7 @@ def test_crops_and_functions_of_many_are_those_of_their_places(photos, stop):
     assert three_iterations(plan.at(1, 2, opened=2).build(), twins=True) == expected
 
 
+@pytest.mark.slow
 def test_how_far_an_epoch_is_read_changes_nothing_in_later_ones():
     """Also where parts are read several times, and batches are made ahead."""
     options = {"stop": "all", "seed": 3, "batch_size": 2, "cache": "memory", "transform": lambda x: x + 0}
@@ -317,6 +334,7 @@ def jittered(number):
     return number + tf.random.uniform((), 0, 2, tf.int64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unseeded", [{}, {"shuffle": False, "augment": jittered}])
 def test_what_would_not_be_the_same_has_no_position(unseeded):
     part = plan_pipeline(NUMBERS["a"], **unseeded)
@@ -422,6 +440,7 @@ def test_plans_that_cannot_be_parts_are_refused(part, error, message):
         mix([(part(), 1)], batch_size=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stop", "remainder"), first_quick(itertools.product(["all", "first"], ["keep", "drop"])))
 def test_each_of_several_processes_mixes_its_parts(monkeypatch, stop, remainder):
     """Of the parts as of the whole: equal steps, each example once in a reading, and the same after a position."""

@@ -182,6 +182,7 @@ def test_the_default_drops_only_where_each_epoch_is_shuffled_as_a_whole(
     assert ("keep" in found) == (room_mib < 1 and cache != "memory")
 
 
+@pytest.mark.slow
 def test_cache_auto_takes_the_same_steps_whatever_memory_is_free(free_memory, monkeypatch, record_files):
     """Processes that train together would wait for each other for ever."""
     monkeypatch.setattr(facts, "SHUFFLE_MIB", 0.0005)
@@ -201,6 +202,7 @@ def test_more_elements_than_the_buffer_takes_are_kept():
     assert plan.options.remainder == "keep"
 
 
+@pytest.mark.slow
 def test_what_the_default_drops_is_seen_in_other_epochs():
     dataset = build_pipeline(ROWS, batch_size=16, seed=1)
     left_out = [set(ROWS) - {float(row) for batch in dataset for row in batch} for _ in range(60)]

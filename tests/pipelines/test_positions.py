@@ -60,7 +60,8 @@ assert set(FIRST) < set(TABLE)
 ROWS = [*FIRST, *(row for row in TABLE if row not in FIRST)]
 
 
-@pytest.mark.parametrize(("position", "name", "cache", "number"), first_quick(ROWS, len(FIRST) - 1, every=29))
+@pytest.mark.slow
+@pytest.mark.parametrize(("position", "name", "cache", "number"), first_quick(ROWS, len(FIRST) - 1, every=59))
 def test_the_rest_of_the_epoch_and_two_more(sources, position, name, cache, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made_of, to_number = source(sources, name)
@@ -85,6 +86,7 @@ def test_the_rest_of_the_epoch_and_two_more(sources, position, name, cache, numb
     assert three_iterations(moved, twins=opened > epoch) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", first_quick([None, "memory", "auto"]))
 @pytest.mark.parametrize("position", first_quick([((1, 2, 2),), ((0, 1, 0),)]))
 def test_random_crops_are_those_of_their_places(photos, cache, position):
@@ -101,6 +103,7 @@ def placed(features, label):
     return features + 1e-5 * tf.cast(tf.range(tf.shape(label)[0]), tf.float32)[:, tf.newaxis], label
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cache", "shuffle"), first_quick([(None, True), ("memory", False), (None, False), ("memory", True)])
 )
@@ -157,6 +160,7 @@ def test_a_cache_on_disk_written_before_changes_nothing(tmp_path):
     assert unwritten == read_from(plan.build(), 0, 3, 0)
 
 
+@pytest.mark.slow
 def test_memory_changes_nothing(free_memory):
     options = {"batch_size": 8, "seed": 3, "transform": lambda row: row + 0, "remainder": "keep"}
     roomy = plan_pipeline(np.arange(COUNT), **options)

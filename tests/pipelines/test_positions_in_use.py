@@ -40,6 +40,7 @@ def trained_on(dataset, epochs, **options):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cache", "class_weight"),
     [("memory", None), pytest.param(None, dict.fromkeys(range(50), 2.0), marks=pytest.mark.slow)],
@@ -100,6 +101,7 @@ def test_examples_for_a_cache_are_computed_once():
     assert sorted(calls) == list(range(COUNT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "opened"),
     first_quick(
@@ -123,6 +125,7 @@ def test_the_device_stage_begins_there_too(options, opened):
     assert int(moved.elements.cardinality()) == moved.steps == stage.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "remainder", "shuffle"),
     first_quick([(52, "drop", True), (COUNT, "keep", True), (COUNT, "keep", False), (52, "drop", False)]),

@@ -124,6 +124,7 @@ def give(source, target):
         one.assign(two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy"),
     first_quick(

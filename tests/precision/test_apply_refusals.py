@@ -40,6 +40,7 @@ def test_a_compiled_model_inside_is_scaled_too():
     assert isinstance(inner.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", first_quick(["on_train_batch_end", "on_train_begin", "on_epoch_end", "on_test_begin"]))
 def test_inside_of_fit(hook):
     model = net()

@@ -220,6 +220,7 @@ def test_a_model_whose_copy_is_unlike():
         clone_of(model)
 
 
+@pytest.mark.slow
 def test_what_the_optimizer_was_told_beside_its_config_stays():
     optimizer = keras.optimizers.AdamW(weight_decay=0.1)
     optimizer.exclude_from_weight_decay(var_list=[], var_names=["bias"])

@@ -28,6 +28,7 @@ def assert_equal(variables, others):
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("reader", first_quick(["tfopt", "stock"]))
 def test_a_saved_model_keeps_policies_wrapper_and_state_under_another_policy(other, reader, tmp_path):
@@ -49,6 +50,7 @@ def test_a_saved_model_keeps_policies_wrapper_and_state_under_another_policy(oth
     assert apply(loaded, "float32").loss_scaled is False  # it is known as nobody's wish
 
 
+@pytest.mark.slow
 def test_stock_loses_wrapper_and_state_of_a_model_made_under_the_policy(tmp_path):
     """D8, and that a model of stock Keras is mended by apply before it is saved."""
     keras.config.set_dtype_policy("mixed_float16")
@@ -69,6 +71,7 @@ def test_stock_loses_wrapper_and_state_of_a_model_made_under_the_policy(tmp_path
     assert kept.optimizer.iterations.numpy() == 1
 
 
+@pytest.mark.slow
 def test_a_weights_file_brings_back_wrapper_state(tmp_path):
     model = small_net(jit_compile=False)
     apply(model, "mixed_float16")

@@ -41,6 +41,7 @@ def test_every_defect_is_in_the_installed_keras():
         assert repair.without.endswith(".")
 
 
+@pytest.mark.slow
 def test_installed_and_removed_by_name():
     compile = keras.Model.compile
     status = repairs.install("loss_scaling", "clear_session")
@@ -113,6 +114,7 @@ def test_the_status_is_a_frozen_value():
         repairs.status().states = {}
 
 
+@pytest.mark.slow
 def test_importing_tfopt_patches_nothing():
     script = (
         "import keras, tfopt; before = [keras.Model.compile, keras.utils.clear_session]\n"

@@ -87,6 +87,7 @@ def test_stock_keras_counts_a_step_that_fails():
     assert counted_after_failure("backward") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("policy", "options"),
@@ -103,6 +104,7 @@ def test_the_repaired_optimizer_does_not(place, policy, options):
     assert counted_after_failure(place, policy=policy, **options) == 1
 
 
+@pytest.mark.slow
 def test_together_with_the_repair_of_data_that_end():
     repairs.install("failed_steps", "extra_step", "accumulation")
     assert counted_after_failure("backward") == 1
@@ -145,6 +147,7 @@ def test_training_is_the_same_bit_for_bit(optimizer, jit_compile):
         assert_same_state(trained(), stock)
 
 
+@pytest.mark.slow
 def test_eager_steps_are_counted_as_before():
     repairs.install("failed_steps")
     net = small_net(run_eagerly=True)

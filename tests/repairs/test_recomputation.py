@@ -94,6 +94,7 @@ def test_stock_keras_moves_the_averages_twice():
     np.testing.assert_allclose(moved["keras.remat"], 1.5 * moved["nothing"], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", first_quick(OPTIONS), ids=str)
 @pytest.mark.parametrize("recompute", ["keras.remat", "tf.recompute_grad"])
 def test_the_first_step_is_refused(recompute, options):
@@ -125,6 +126,7 @@ def test_a_function_that_computes_the_same_is_left_alone(options):
             np.testing.assert_allclose(found, true, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_outside_the_recomputed_function_may_draw_and_assign():
     repairs.install("recomputation")
     model = keras.Sequential(
@@ -167,6 +169,7 @@ def test_check_refuses_it_by_name_and_nothing_else():
     assert not repairs.RECOMPUTATION.installed
 
 
+@pytest.mark.slow
 def test_explain_refuses_it_by_name_and_nothing_else():
     model = net("keras.remat", layers.Dropout(0.5, name="dropout"))
     for data in (None, (X, Y)):

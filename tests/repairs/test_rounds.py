@@ -154,6 +154,7 @@ def test_data_of_unknown_length_counts_its_steps(way, repaired):
         assert 18 < counted <= 24
 
 
+@pytest.mark.slow
 @out_of_data
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("built", [True, False])

@@ -57,6 +57,7 @@ def test_a_step_that_forgets_is_refused(eagerly):
     assert all((a == b).all() for a, b in zip(model.get_weights(), before, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first_quick([Own, keras.Sequential]))
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=str)
 def test_a_right_step_computes_as_before(kind, options):

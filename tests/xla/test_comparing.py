@@ -117,6 +117,7 @@ def test_the_first_result_that_xla_gets_wrong_is_named(model, where, policy):
     assert "apply" not in vars(model.optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "optimizer"),
     first_quick([("float32", "adam"), ("mixed_float16", "sgd"), ("mixed_bfloat16", "adam")]),
@@ -153,6 +154,7 @@ def test_xla_is_to_blame_if_its_error_is_more_than_twice_that_of_tensorflow(erro
     assert Errors(*errors).by_xla == by_xla
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", first_quick(["mixed_bfloat16", "mixed_float16"]))
 @pytest.mark.parametrize(
     "model",
@@ -199,6 +201,7 @@ class NotInFloat32(keras.layers.Layer):
         return inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [InFloat16, NotInFloat32])
 def test_a_model_that_cannot_run_in_float32_is_not_judged_by_it(layer):
     keras.config.set_dtype_policy("mixed_float16")
@@ -214,6 +217,7 @@ class Overflows(keras.layers.Layer):
         return tf.concat([inputs[:1] + tf.cast(6e4, inputs.dtype) + tf.cast(6e4, inputs.dtype), inputs[1:]], 0)
 
 
+@pytest.mark.slow
 def test_beside_numbers_that_overflow_in_both_xla_is_judged_by_the_others():
     keras.config.set_dtype_policy("mixed_float16")
     model = net(keras.layers.Conv2D(2, 3), Overflows(), ScaledUnderXla(1.5))
@@ -222,6 +226,7 @@ def test_beside_numbers_that_overflow_in_both_xla_is_judged_by_the_others():
     assert compared.errors == pytest.approx((0.5, 0.0), abs=0.01)
 
 
+@pytest.mark.slow
 def test_float32_makes_as_many_updates_as_float16():
     """The first gradients overflow in float16, and the step is skipped."""
     keras.config.set_dtype_policy("mixed_float16")

@@ -106,6 +106,7 @@ def test_it_agrees_with_timing_by_hand(layer):
     assert decision.compile_seconds > 0
 
 
+@pytest.mark.slow
 def test_slower_needs_no_more_than_two_traces(timed):
     traced = timed(off=5.0, on=10.0)
     decision = decide(net(dropout=0.5), batch(32), steps=5)
@@ -114,6 +115,7 @@ def test_slower_needs_no_more_than_two_traces(timed):
     assert traced == [False, True]
 
 
+@pytest.mark.slow
 def test_too_few_steps_planned(timed):
     traced = timed(off=10.0, on=5.0)
     decision = decide(net(dropout=0.5), batch(32), steps=5, planned_steps=401)
@@ -123,6 +125,7 @@ def test_too_few_steps_planned(timed):
     assert (decision.pad, decision.drift, traced) == (None, None, [False, True])
 
 
+@pytest.mark.slow
 def test_a_last_smaller_batch_is_compiled_too(timed):
     timed(off=10.0, on=5.0)
     dataset = tf.data.Dataset.from_tensor_slices(batch(80)).batch(32)
@@ -178,6 +181,7 @@ def test_where_xla_is_slower_no_shape_is_tried(timed):
     assert decision.pad is None
 
 
+@pytest.mark.slow
 def test_what_xla_computes_wrongly_is_off(timed):
     timed(off=10.0, on=5.0)
     decision = decide(net(ScaledUnderXla(-3.0)), batch(32), steps=5)
@@ -187,6 +191,7 @@ def test_what_xla_computes_wrongly_is_off(timed):
     assert decide(net(ScaledUnderXla(-3.0)), batch(32), steps=5, tolerance=None).enabled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", first_quick(["mixed_bfloat16", "mixed_float16"]))
 @pytest.mark.parametrize(
     ("layer", "enabled", "said"),
@@ -224,6 +229,7 @@ def test_what_xla_is_known_to_get_wrong_never_runs():
     assert f"XLA gets Cumsum in layer {model.name}/culprit" in decision.reason
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_off(timed):
     timed(off=10.0, on=5.0)
     decision = decide(net(Noise()), batch(), steps=5)
@@ -231,6 +237,7 @@ def test_what_cannot_be_compared_is_off(timed):
     assert "drift unknown, since the model draws random numbers outside dropout" in decision.reason
 
 
+@pytest.mark.slow
 def test_what_xla_cannot_compile_is_off_with_the_reason(timed):
     traced = timed(off=10.0, on=5.0)
     decision = decide(net(Opaque()), batch(), steps=5)

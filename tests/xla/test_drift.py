@@ -39,6 +39,7 @@ def test_rounding_is_small_and_nothing_changes(policy):
     assert [layer.rate for layer in model.layers if isinstance(layer, keras.layers.Dropout)] == [0.5]
 
 
+@pytest.mark.slow
 def test_with_dropout_in_place_the_masks_would_drift(monkeypatch):
     monkeypatch.setattr(StepTimer, "draws_random_numbers", False)
     drift, _ = drift_of(small_net(), batch(32))

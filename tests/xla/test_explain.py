@@ -169,6 +169,7 @@ def test_layers_are_told_apart_by_more_than_their_scopes():
     assert str(obstacle).startswith(f"XLA has no kernel for EagerPyFunc in layer {model.name}/culprit (")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [
@@ -284,6 +285,7 @@ def test_what_xla_refuses_at_last_is_told_in_its_words():
     assert "Requires start <= limit" in obstacle.found
 
 
+@pytest.mark.slow
 def test_a_shape_that_depends_on_values_is_compiled_for_each_batch():
     def noise(inputs):
         return inputs + tf.reduce_sum(tf.zeros([tf.cast(tf.reduce_max(inputs) ** 2, "int32")]))

@@ -51,6 +51,7 @@ def test_jit_takes_effect_on_a_fitted_model_and_keeps_its_state():
     assert not compiled_steps(model, 10)
 
 
+@pytest.mark.slow
 def test_jit_computes_the_same():
     """Without random draws, whose masks XLA makes differently, the weights agree within float32 rounding."""
     models = [small_net(jit_compile=False, dropout=0.0, optimizer="sgd") for _ in range(2)]
@@ -99,6 +100,7 @@ def test_with_data_what_is_not_known_to_be_the_same_is_refused(layer, message):
     assert (model.jit_compile, model.train_function) == (False, function)
 
 
+@pytest.mark.slow
 def test_with_data_in_16_bits_only_what_xla_gets_wrong_is_refused():
     keras.config.set_dtype_policy("mixed_bfloat16")
     wrong = net(ScaledUnderXla(1.5))

@@ -66,6 +66,7 @@ def test_evaluate_and_predict_are_switched_too():
         assert tracer.new() == {on}
 
 
+@pytest.mark.slow
 def test_several_steps_per_execution():
     model, tracer = traced_net(steps_per_execution=2)
     fit(model, steps=4)
@@ -90,6 +91,7 @@ def test_a_model_inside_runs_as_the_outer_one_does():
     assert tracer.new() == {True}
 
 
+@pytest.mark.slow
 def test_stock_keras_forgets_it_in_a_saved_model(tmp_path):
     stock, mended = small_net(jit_compile=False), small_net(jit_compile=False)
     fit(stock)
@@ -177,6 +179,7 @@ def test_under_determinism_stock_keras_only_warns(monkeypatch):
     set_jit(model, False)
 
 
+@pytest.mark.slow
 def test_one_replica_may_run_under_xla():
     with tf.distribute.MirroredStrategy([f"{device()}:0"]).scope():
         model, tracer = traced_net()
@@ -204,6 +207,7 @@ class Switches(keras.callbacks.Callback):
         set_jit(self.model, not self.model.jit_compile)
 
 
+@pytest.mark.slow
 def test_a_callback_switches_while_fit_runs():
     model, tracer = traced_net()
     data = tf.data.Dataset.from_tensors(batch()).repeat(2)

@@ -95,6 +95,7 @@ def test_under_fit_the_batches_that_a_dataset_yields_are_seen(steps):
     assert [line.split(":")[0].strip() for line in str(compilations).splitlines()[1:]] == steps
 
 
+@pytest.mark.slow
 def test_the_argument_that_changed_is_named():
     """Two inputs of the same shapes, whose keys sort in another order than they were given, and weights."""
     txt, img = keras.Input((None,), name="txt"), keras.Input((None,), name="img")

@@ -100,6 +100,7 @@ def test_where_none_is_to_be_read_none_is(fake_nvml):
     assert GpuReadings(1)._sampler is not None
 
 
+@pytest.mark.slow
 def test_a_case_records_them(fake_nvml, monkeypatch):
     """Through the sampler's own thread."""
     gpu = FakeGpu(reasons=0x40)

@@ -57,6 +57,7 @@ def test_a_restore_is_timed_alone(tmp_path):
     assert restore_ms(replace(NO_SAVE, restore=restore), built_net(), tmp_path, clock) == 4000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_each_way_restores_what_it_saved_last(name, tmp_path):
     net = built_net()
@@ -77,6 +78,7 @@ def state_of(net):
     return [np.asarray(variable) for variable in (*net.variables, *net.optimizer.variables)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_only_tfopt_leaves_frozen_layers_out(name, tmp_path):
     net = built_net()

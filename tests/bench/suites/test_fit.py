@@ -140,6 +140,7 @@ def test_the_weights_are_those_of_a_training(monkeypatch):
     assert not case.judge(stock, case.variants[1].values()).passed
 
 
+@pytest.mark.slow
 def test_resnet50_is_fed_as_the_names_say(spied, small_resnet, monkeypatch):
     # On a GPU with room for the examples the cache "auto" puts them there.
     caches = []
@@ -209,6 +210,7 @@ def test_gpt2_takes_flash_attention(cudnn, monkeypatch):
     assert [row.training for row in tfopt_kernels.explain(net).layers] == [()]
 
 
+@pytest.mark.slow
 @pytest.mark.no_gpu
 def test_keras_path_is_not_measured_under_the_kernels_name(monkeypatch):
     made = noted(monkeypatch, gpt2, "model", heads_net)
@@ -236,6 +238,7 @@ def test_attention_alone(cudnn, monkeypatch, padded):
     assert 1e-3 < max(taken.values) <= max(plain.values) < 2e-2
 
 
+@pytest.mark.slow
 def test_attention_is_timed_in_a_chain_of_eight(cudnn):
     operands = kernels._operands(SHAPE)
     chain = kernels._compiled(SHAPE, kernels._flash, kernels._CHAINED)

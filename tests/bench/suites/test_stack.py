@@ -66,6 +66,7 @@ def played(case):
         return [(timer.tf32, timer.model.layers[0].dtype_policy.name, timer.model.jit_compile) for timer in seen]
 
 
+@pytest.mark.slow
 def test_losses_are_compared_in_a_case_resumed_with_all_its_turns():
     def made():
         return replace(stacked(replace(TINY, techniques=("build_pipeline",))), repeats=1)
@@ -79,6 +80,7 @@ def test_losses_are_compared_in_a_case_resumed_with_all_its_turns():
     assert [variant.check for variant in resumed.variants] == [variant.check for variant in whole.variants]
 
 
+@pytest.mark.slow
 def test_each_is_on_top_of_those_before(spied):
     case = stacked(replace(TINY, tolerance=None))
     names = ["TF32", "mixed_bfloat16", "XLA", "build_pipeline", "overlap"]
@@ -95,6 +97,7 @@ def test_each_is_on_top_of_those_before(spied):
     assert isinstance(spied[-1].data, tuple)
 
 
+@pytest.mark.slow
 def test_each_is_alone(spied):
     case = alone(replace(TINY, tolerance=None, techniques=(*TINY.techniques, 'cache="memory"', "flash attention")))
     names = ["TF32", "mixed_bfloat16", "XLA", "build_pipeline", "overlap"]
@@ -110,6 +113,7 @@ def test_each_is_alone(spied):
     ]
 
 
+@pytest.mark.slow
 def test_fit_is_overlapped_and_fed_where_it_says(spied, monkeypatch):
     overlapped, built = [], []
     monkeypatch.setattr(stack.fit, "overlap", overlapped.append)
@@ -121,6 +125,7 @@ def test_fit_is_overlapped_and_fed_where_it_says(spied, monkeypatch):
     assert [timer.model for timer in spied[4:5]] == overlapped
 
 
+@pytest.mark.slow
 def test_keras_defaults_are_what_is_on_by_itself(spied):
     optimised = []
     workload = replace(TINY, tolerance=None, naive=lambda own: optimised.append(own) or TINY.naive(own))
@@ -130,6 +135,7 @@ def test_keras_defaults_are_what_is_on_by_itself(spied):
     assert spied[1].model.jit_compile == net("auto").jit_compile
 
 
+@pytest.mark.slow
 def test_all_begin_with_the_same_weights(spied):
     played(stacked(replace(TINY, tolerance=None)))
     first, *others = [timer.model.get_weights() for timer in spied]
@@ -138,6 +144,7 @@ def test_all_begin_with_the_same_weights(spied):
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_tf32_is_given_back(spied):
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     played(alone(replace(TINY, tolerance=None)))

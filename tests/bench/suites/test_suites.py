@@ -64,6 +64,7 @@ def timers(case, stack):
     return [variant.timer(stack) for variant in case.variants]
 
 
+@pytest.mark.slow
 def test_precision_is_timed_under_each_policy(spied):
     case, *_ = precision.cases(TINY)
     timers(case, None)
@@ -79,6 +80,7 @@ def test_xla_is_timed_off_and_on(spied):
     assert [model.jit_compile for model, *_ in spied] == [False, True]
 
 
+@pytest.mark.slow
 def test_resnet50_is_timed_under_every_combination(spied, small_resnet, monkeypatch):
     monkeypatch.setattr(precision, "FitTimer", Spy)
     _, alone, fit = precision.cases(TINY)
@@ -142,6 +144,7 @@ def test_accuracies_are_those_of_the_setting(monkeypatch, suite, expected):
     assert seen == [(5, 2, setting) for setting in expected]
 
 
+@pytest.mark.slow
 def test_the_pipelines_are_what_they_say(spied, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     case, *_ = pipeline.cases(replace(TINY, resnet=None))

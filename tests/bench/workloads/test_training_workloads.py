@@ -20,6 +20,7 @@ def test_the_perceptron_has_the_size_it_is_named_for():
     assert digits.perceptron().count_params() == 401_920 + 262_656 + 5_130
 
 
+@pytest.mark.slow
 def test_the_perceptron_learns_digits():
     images, labels = digits.perceptron_batch(300)
     assert images.shape == (300, 784)
@@ -30,6 +31,7 @@ def test_the_perceptron_learns_digits():
     assert last < first / 2
 
 
+@pytest.mark.slow
 def test_gpt2_has_the_size_it_is_named_for(monkeypatch):
     monkeypatch.setattr(gpt2, "_initial", keras.initializers.Zeros)  # 124 million random numbers take their time
     attention = 4 * (768 * 768 + 768)

@@ -168,6 +168,7 @@ def slow_input(seconds, batches=12):
     return dataset(8 * batches, 8).map(wait, num_parallel_calls=1).prefetch(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", first_quick([False, True]))
 @pytest.mark.parametrize(
     ("input_ms", "work_ms", "low", "high"), first_quick([(40, 20, 10, 90), (1, 30, 0, 50), (150, 1, 30, 100)])
@@ -188,6 +189,7 @@ def test_the_share_of_waiting_for_input(tmp_path, jit_compile, input_ms, work_ms
     raise AssertionError(tries)
 
 
+@pytest.mark.slow
 def test_waiting_and_the_model_are_told_apart_inside_the_step():
     def nap(x):
         time.sleep(0.03)

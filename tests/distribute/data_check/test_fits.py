@@ -44,6 +44,7 @@ def expect_healthy(found, name):
     assert WARNED[name] in warned if name in WARNED else not warned
 
 
+@pytest.mark.slow
 def test_a_few_of_both(tmp_path):
     found = run(tmp_path, "quick")
     for name in QUICK:

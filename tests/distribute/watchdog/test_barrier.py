@@ -64,6 +64,7 @@ def test_a_worker_that_never_comes_is_named_by_all(workers):
         assert "worker 2" not in named
 
 
+@pytest.mark.slow
 def test_a_chief_that_never_comes_is_named_by_each(workers):
     ended = workers.run("", "", "", absent=[0], deadline=1)
     for end in ended.values():

@@ -150,6 +150,7 @@ def test_a_watchdog_that_is_lost_ends_all(workers, number):
     assert_lost({0: ended[0]}, 1, "broke off" if number == "SIGKILL" else "silent")
 
 
+@pytest.mark.slow
 def test_the_watchdog_is_deaf_to_signals(workers):
     signals = "[os.kill(watch._process.pid, s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]"
     ended = workers.run(f"{signals}; time.sleep(1)", "time.sleep(1)")
@@ -215,7 +216,8 @@ class TestACommunicationError:
     ),
 )
 def test_a_mismatched_collective_operation_is_no_reason_to_restart(workers, text):
-    fails = f"{EPOCH_3}{COMMUNICATION_ERROR}raise UnavailableError('Graph\\nCollective ops is aborted by: {text}\\nIt')"
+    fails = EPOCH_3 + COMMUNICATION_ERROR + "time.sleep(1); "  # until the others have come as far
+    fails += f"raise UnavailableError('Graph\\nCollective ops is aborted by: {text}\\nIt')"
     ended = workers.run(SLEEP, fails, EPOCH_3 + SLEEP)
     assert_lost(ended, 1, f"Found: it failed at epoch 3, step 7: UnavailableError: {text}. What", code=1)
     assert "This worker had come to epoch 3, step 7." in ended[2].stderr

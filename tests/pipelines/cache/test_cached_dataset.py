@@ -100,6 +100,7 @@ ALONE = ("empty", "text", "unknown", "nothing", "ragged", "sparse")
 TOGETHER = [tuple(name for name in PARTS if name not in ALONE), *(("bytes", alone) for alone in ALONE)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at_once", "parts"), first_quick(itertools.product((7, 1, 1000), TOGETHER), 2, every=3))
 def test_examples_come_back_in_order_many_to_a_record_or_alone(tmp_path, parts, at_once):
     calls = itertools.count()

@@ -42,6 +42,7 @@ def add(number):
     return lambda row: row + number
 
 
+@pytest.mark.slow
 def test_the_source_is_read_once(folder):
     calls = itertools.count()
 
@@ -77,6 +78,7 @@ def test_quick_examples_are_written_together_and_slow_ones_batch_by_batch(folder
     assert len(list(folder.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_another_closure_another_cache(folder):
     keys = {key(ROWS, folder, transform=add(number)) for number in (1, 1, 2, 3)}
     assert len(keys) == 3
@@ -92,6 +94,7 @@ def test_other_data_another_cache(folder):
     assert key(changed, folder, transform=add(1)) != key(ROWS, folder, transform=add(1))
 
 
+@pytest.mark.slow
 def test_a_source_that_changed_between_runs(folder, photos, picture):
     def shades():
         dataset = build_pipeline(photos, batch_size=3, training=False, cache=folder)
@@ -105,6 +108,7 @@ def test_a_source_that_changed_between_runs(folder, photos, picture):
     assert shades()[1] == [*range(3), *range(4, 12), 77, 99]
 
 
+@pytest.mark.slow
 def test_what_the_content_depends_on_is_in_the_key(folder, photos):
     keys = [
         key(photos, folder),
@@ -204,6 +208,7 @@ def test_shuffled_epochs_hold_everything_in_another_order(folder, seed):
     assert len({tuple(epoch) for epoch in found}) == 3
 
 
+@pytest.mark.slow
 def test_under_a_seed_writing_and_reading_give_one_order(folder, photos):
     options = {"batch_size": 2, "cache": folder, "seed": 5, "crop": RandomCrop(3)}
     runs = [
@@ -212,6 +217,7 @@ def test_under_a_seed_writing_and_reading_give_one_order(folder, photos):
     np.testing.assert_array_equal(*runs)
 
 
+@pytest.mark.slow
 def test_the_cache_mixes_what_lies_sorted(folder, monkeypatch):
     monkeypatch.setattr(
         "tfopt.pipelines.stages.order_stages.SHUFFLE_MIB", 0.0005
@@ -224,6 +230,7 @@ def test_the_cache_mixes_what_lies_sorted(folder, monkeypatch):
         assert all(batch[-1] - batch[0] > 20 for batch in batches)
 
 
+@pytest.mark.slow
 def test_an_iteration_that_is_left_does_not_stop_the_next_from_writing(folder):
     plan = plan_pipeline(ROWS, batch_size=10, training=False, transform=add(1), cache=folder)
     dataset = plan.build()
@@ -235,6 +242,7 @@ def test_an_iteration_that_is_left_does_not_stop_the_next_from_writing(folder):
     assert [row for batch in left for row in batch.numpy()] == list(range(11, 61))
 
 
+@pytest.mark.slow
 def test_an_unknown_number_of_examples(folder):
     source = Source(name="some", dataset=lambda: tf.data.Dataset.range(60).filter(lambda i: i % 2 == 0))
     options = {"batch_size": 10, "training": False, "cache": folder, "cache_key": "even"}
@@ -254,6 +262,7 @@ def test_a_limit_that_is_exceeded_stops_the_writing_and_not_the_epoch(folder, ca
     assert not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_an_error_of_the_source_is_the_trainings_own(folder):
     def broken(row):
         with tf.control_dependencies([tf.debugging.Assert(row < 40, ["row of 40"])]):
@@ -266,6 +275,7 @@ def test_an_error_of_the_source_is_the_trainings_own(folder):
     assert not (folder / plan.to_dict()["cache_key"]).exists()
 
 
+@pytest.mark.slow
 def test_a_training_is_the_same_with_and_without_it(folder):
     x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
     y = x.sum(axis=1)
@@ -296,6 +306,7 @@ def test_what_changes_between_planning_and_building_is_another_cache(folder):
     assert epochs(build_pipeline(ROWS, **options), 2) == [list(range(60))] * 2
 
 
+@pytest.mark.slow
 def test_files_of_one_name_in_two_places(tmp_path, folder, monkeypatch):
     for number, place in enumerate(("first", "second")):
         (tmp_path / place).mkdir()
@@ -306,6 +317,7 @@ def test_files_of_one_name_in_two_places(tmp_path, folder, monkeypatch):
         assert epochs(build_pipeline("rows.npy", **options), 2) == [[number + 1] * 60] * 2
 
 
+@pytest.mark.slow
 def test_data_sets_of_one_cache_key_are_told_apart_by_what_was_sampled(folder):
     for first in (0, 100):
         numbers = tf.data.Dataset.range(first, first + 60)
@@ -353,6 +365,7 @@ def test_looks_during_an_epoch_change_nothing(folder):
     assert len([path for path in folder.iterdir() if path.is_dir()]) == 1
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_was_only_looked_at_keeps_no_other_from_writing(folder, caplog):
     options = {"batch_size": 10, "training": False, "transform": add(1), "cache": folder}
     looked_at = build_pipeline(ROWS, **options)
@@ -376,6 +389,7 @@ def test_the_memory_stated_holds_what_is_mixed(folder):
     assert mixed.to_dict()["memory_mib"] >= mixed.stage("memory").ahead_mib + 2 * 60  # before the cache and behind it
 
 
+@pytest.mark.slow
 def test_what_changes_while_the_cache_is_written_is_not_published(folder, tmp_path, caplog, one_by_one):
     """The helper is called as rows are read: the last ten wait until the factor has changed."""
     factor = [1]
@@ -445,6 +459,7 @@ def test_a_writable_map_is_refused_and_a_read_only_one_is_not(folder, tmp_path, 
     assert plan(writable, cache_key="a")
 
 
+@pytest.mark.slow
 def test_rows_of_a_writable_map_are_copied_when_the_source_is_made(folder, tmp_path):
     rows = np.memmap(tmp_path / "rows", np.int64, "w+", shape=(60,))
     rows[:] = ROWS

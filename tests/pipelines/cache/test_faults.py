@@ -87,6 +87,7 @@ def test_a_disk_that_is_full(tmp_path, limit):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", first_quick([0.3, 0.0, 0.999]))
 def test_a_flipped_byte(cache, share, caplog):
     rows = cache / ROWS
@@ -138,6 +139,7 @@ def test_records_out_of_place(cache, order, caplog):
     assert f"damaged at example {10 * (order[0] == 0)}:" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keep", first_quick([cached_job.RECORD_BYTES * each for each in (1, 29)] + [1, 0, 12, 5201], 1)
 )
@@ -151,6 +153,7 @@ def test_a_cut(cache, keep):
     assert read_index(cache) is not None
 
 
+@pytest.mark.slow
 def test_a_cut_while_it_is_read(cache):
     batches = iter(cached_job.plan(cache.parent).build())
     found = next(batches).numpy()[:, 0].tolist()
@@ -159,6 +162,7 @@ def test_a_cut_while_it_is_read(cache):
     assert found + cached_job.numbers(batches) == cached_job.EXPECTED
 
 
+@pytest.mark.slow
 def test_records_of_another_cache_of_the_same_size(cache, tmp_path):
     plan = cached_job.plan(cache.parent)
     theirs = cached_job.plan(tmp_path / "other", first=1000)
@@ -168,6 +172,7 @@ def test_records_of_another_cache_of_the_same_size(cache, tmp_path):
     assert serves(plan.build())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", first_quick(["", '{"format": 1', "{}", "[]", '{"format": 1, "count": "300", "bytes": 177600}', "\0"], 2)
 )
@@ -177,6 +182,7 @@ def test_a_damaged_index(cache, text):
     assert read_index(cache)["count"] == cached_job.COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "value"), first_quick([("rows", 20), ("rows", 0), ("count", 290), ("count", 310)]))
 def test_an_index_that_tells_other_numbers(cache, name, value):
     """Its count alone says where the last record ends, if the pipeline does not know."""
@@ -189,6 +195,7 @@ def test_an_index_that_tells_other_numbers(cache, name, value):
         assert read_index(cache)["count"] == cached_job.COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [INDEX, ROWS])
 def test_a_missing_file(cache, name):
     (cache / name).unlink()

@@ -107,6 +107,7 @@ def test_a_shuffled_epoch_without_its_last_batch_leaves_out_others_each_time():
     assert len(left_out) > 1
 
 
+@pytest.mark.slow
 def test_under_a_seed_each_run_is_the_same_and_each_epoch_new():
     def build():
         return build_pipeline(DATA, batch_size=5, cache="device", seed=3, augment=[per_batch(shifted)])
@@ -139,6 +140,7 @@ def test_shuffled_files_come_in_an_order_of_the_seed(photos):
     assert sorted(image[0, 1, 0] for batch, _ in runs[0] for image in batch[:, None, 1]) == list(range(12))
 
 
+@pytest.mark.slow
 def test_examples_of_many_chunks_lie_in_their_places(monkeypatch):
     monkeypatch.setattr(device_stages, "_CHUNK_BYTES", 4 * (X[0].nbytes + 4))
     for options in ({}, {"transform": half, "seed": 1}):  # rows are gathered, examples are batched

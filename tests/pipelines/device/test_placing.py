@@ -59,6 +59,7 @@ def test_the_number_of_examples_must_be_known(found):
         plan_pipeline(Source(name="some", dataset=lambda: dataset), batch_size=4, cache="device")
 
 
+@pytest.mark.slow
 def test_a_random_crop_is_refused_and_a_central_one_not(photos):
     with pytest.raises(ValueError, match=r"Found a RandomCrop. Pass CentralCrop, and keras\.layers\.RandomCrop"):
         plan_pipeline(photos, batch_size=4, cache="device", crop=RandomCrop(4))
@@ -82,6 +83,7 @@ def test_a_strategy_is_refused():
         plan_pipeline((FEW, Y[:8]), batch_size=4, cache="device")
 
 
+@pytest.mark.slow
 def test_data_take_half_of_what_is_free(free_memory):
     def plan():
         return plan_pipeline((X, Y), batch_size=4, cache="device", device="/device:CPU:0")

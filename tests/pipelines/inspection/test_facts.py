@@ -190,6 +190,7 @@ def test_a_branch_drawn_by_python_is_refused():
         plan(transform=lambda image: next(turns)(image))
 
 
+@pytest.mark.slow
 def test_functions_that_only_look_as_if_they_drew_are_not_refused():
     layer = keras.layers.Dense(2)  # built when first traced
     plan(transform=lambda image: layer(image), cache=None)

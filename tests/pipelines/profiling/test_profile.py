@@ -36,6 +36,7 @@ def test_the_slow_stage_of_a_dataset_is_named(slow, kind):
     assert found.verdict.startswith(f"{slow} limits it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first_quick(["sleep", "work"]))
 @pytest.mark.parametrize("slow", first_quick(["transform", "read", "decode", "augment"]))
 def test_the_slow_stage_of_a_plan_is_named(slow, kind):
@@ -53,6 +54,7 @@ def test_the_slow_stage_of_a_plan_is_named(slow, kind):
     assert found.name == "numbers"
 
 
+@pytest.mark.slow
 def test_a_slow_disk_beside_stages_that_compute():
     plan = plan_pipeline(numbers(nap(6), work()), transform=work(96), batch_size=8, cache=None)
     found = profile(plan)
@@ -76,6 +78,7 @@ def test_stages_that_limit_alike_are_both_named():
     assert found.verdict.startswith("decode and augment limit it alike"), str(found)
 
 
+@pytest.mark.slow
 def test_the_speed_without_a_stage_is_that_of_the_pipeline_without_it():
     found = profile(line(decode=nap(8), augment=nap(2)), 1.0)
     counterfactual = profile(line(augment=nap(2)), 1.0)
@@ -84,6 +87,7 @@ def test_the_speed_without_a_stage_is_that_of_the_pipeline_without_it():
     assert stage(found, "decode").speedup_without > 2
 
 
+@pytest.mark.slow
 def test_the_copying_of_a_fused_batch_is_told_from_its_function():
     large = tf.data.Dataset.from_tensors(tf.zeros((512, 512, 3))).repeat()
     copying = large.map(lambda x: x, num_parallel_calls=tf.data.AUTOTUNE, name="nothing").batch(16)
@@ -92,6 +96,7 @@ def test_the_copying_of_a_fused_batch_is_told_from_its_function():
     assert profile(small.map(nap(3), num_parallel_calls=tf.data.AUTOTUNE, name="slow").batch(16)).limiting == "slow"
 
 
+@pytest.mark.slow
 def test_behind_a_full_cache_later_passes_are_measured():
     options = {"batch_size": 8, "augment": nap(2), "cache": "memory", "training": False}
     found = profile(plan_pipeline(numbers(decode=nap(4), count=32), **options), 1.0)
@@ -109,6 +114,7 @@ def test_tensorflow_does_not_warn_of_the_memory_of_passes_that_ended(capfd, capl
     assert "ram_budget" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_cache_that_does_not_fill_in_the_time_is_measured_as_it_fills():
     options = {"batch_size": 8, "augment": nap(1), "cache": "memory", "seed": None}
     plan = plan_pipeline(numbers(decode=nap(4), count=100_000), **options)
@@ -312,6 +318,7 @@ def test_only_the_limiting_stage_is_accused_of_python():
     assert (found.limiting, found.remedy) == ("slow", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["transform", "read", "decode", "augment"])
 def test_a_limiting_stage_of_a_plan_that_is_python_has_a_remedy(slow):
     stages = {"read": None, "decode": work(24), "transform": work(25), "augment": work(26)} | {slow: nap(4)}
@@ -321,6 +328,7 @@ def test_a_limiting_stage_of_a_plan_that_is_python_has_a_remedy(slow):
     assert (found.limiting, found.remedy) == (slow, PYTHON)
 
 
+@pytest.mark.slow
 def test_python_in_one_of_two_fused_stages_of_a_plan():
     plan = plan_pipeline(numbers(), transform=nap(0), augment=work(192), batch_size=8, cache=None, seed=None)
     found = profile(plan)

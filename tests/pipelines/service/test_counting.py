@@ -53,6 +53,7 @@ def test_files_are_shared_out(service, record_files):
     assert elements(dataset) == list(range(50))
 
 
+@pytest.mark.slow
 def test_images_are_decoded_there(service, photos):
     dataset = build_pipeline(str(photos), batch_size=5, remainder="keep", service=service)
     assert sorted(int(shade) for images, _ in dataset for shade in images[:, 1, 1, 0]) == list(range(12))
@@ -71,6 +72,7 @@ def test_draws_differ_between_elements_workers_and_epochs(service, global_seed):
     assert first[:, 0].tolist() != second[:, 0].tolist()
 
 
+@pytest.mark.slow
 def test_functions_of_batches_take_the_batches_of_the_training(service):
     def sizes(rows):
         return tf.fill((1,), tf.shape(rows)[0])
@@ -79,6 +81,7 @@ def test_functions_of_batches_take_the_batches_of_the_training(service):
     assert [size.numpy().item() for size in dataset] == [300, 300, 300, 100]
 
 
+@pytest.mark.slow
 def test_the_last_batch_is_padded(service):
     pairs = (ROWS.astype("float32"), ROWS)
     *_, (x, _, weight) = build_pipeline(pairs, batch_size=300, remainder="pad", service=service)

@@ -45,6 +45,7 @@ def test_a_server_that_is_killed_or_stopped_is_an_error(cluster, soon, kind, num
         list(batches)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_started_again_at_once_is_an_error(servers, cluster, soon):
     (_, dispatcher), ((process, at), _) = cluster
     batches = batches_of(dispatcher)
@@ -91,6 +92,7 @@ def test_fit_ends_with_the_error_and_goes_on_once_the_worker_is_back(servers, so
     os.kill(process, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_between_epochs_servers_may_come_and_be_started_again(servers, soon, tmp_path):
     folder = ("--workers", "0", "--data-folder", str(tmp_path / "state"))
     dispatcher, (at,) = servers.serve("--port", "0", *folder)

@@ -22,6 +22,7 @@ def test_it_stops_on_a_signal_and_frees_its_port(servers, number, code):
         socket.create_connection(("127.0.0.1", int(at.split(":")[1])), timeout=5)
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_named(servers):
     _, (at, _) = servers.serve("--port", "0")
     port = at.split(":")[1]

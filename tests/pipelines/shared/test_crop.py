@@ -122,6 +122,7 @@ WINDOWS |= {crop: window_of(crop) for crop in (CentralCrop(5, fraction=1.0), Cen
 SIDES = st.integers(1, 70) | st.integers(1, 2**16) | st.sampled_from([2**16, 2**20])
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(list(WINDOWS)), SIDES, SIDES, st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 2))
 def test_windows_lie_inside_the_image(crop, height, width, seed):

@@ -76,6 +76,7 @@ def encoded(kind):
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_masks_of_encoded_images_move_as_those_of_decoded_ones(crop, kind):

@@ -147,6 +147,7 @@ def test_several_outputs_with_loss_weights(weighed):
     expect_same(after_a_step(make(), losses, pad_batch(batch, BATCH), **options), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_fit_trains_the_same_with_and_without_jit(jit):
     x, y = RANDOM.integers(0, 256, (21, 5), dtype=np.uint8), RANDOM.integers(0, 3, 21)

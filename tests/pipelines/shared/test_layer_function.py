@@ -82,6 +82,7 @@ def test_under_a_seed_runs_agree_and_epochs_differ():
     assert not np.array_equal(*without)
 
 
+@pytest.mark.slow
 def test_layers_that_xla_cannot_compile_run_too():
     layers = [keras.layers.Rescaling(2.0), keras.layers.RandomZoom(0.3, seed=1), keras.layers.Rescaling(0.5)]
     zoomed, labels = epochs(augment=layers, seed=1, training=False)

@@ -173,6 +173,7 @@ def test_a_cut_image_is_skipped_whatever_its_windows(many):
         assert [len(labels) for _, labels in dataset] == [79]
 
 
+@pytest.mark.slow
 def test_what_is_skipped_is_part_of_a_caches_key(many, tmp_path):
     options = {"batch_size": 4, "training": False, "cache": str(tmp_path / "caches"), "on_bad_file": "skip"}
     path = many / "a" / "01.jpg"
@@ -205,6 +206,7 @@ def test_the_key_names_the_files_that_are_left(many, tmp_path):
     assert keys[0] != keys[1]
 
 
+@pytest.mark.slow
 def test_skipped_images_fit_on_the_device_and_under_keras(damaged):
     with pytest.warns(UserWarning, match="3 of 80"):
         dataset = build_pipeline(damaged, batch_size=11, cache="device", training=False, on_bad_file="skip")

@@ -54,6 +54,7 @@ def test_paths_are_read_by_their_positions(photos, monkeypatch, chunk):
         by_position(source, np.array([12]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 3])
 def test_an_epoch_is_one_permutation_of_the_files(photos, seed):
     def epochs():

@@ -69,6 +69,7 @@ def test_the_nesting_is_kept(saved):
     assert second.numpy().tolist() == [0, 10, 20, 30]
 
 
+@pytest.mark.slow
 def test_a_shuffle_mixes_all_rows_and_a_seed_repeats_it(saved):
     path = saved(np.arange(1000))
 

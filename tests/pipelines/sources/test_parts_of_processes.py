@@ -83,6 +83,7 @@ def test_without_a_shuffle_the_processes_batches_in_turn_are_those_of_one(source
         assert [number for each in batches if step < len(each) for number in each[step]] == numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_cache_on_disk_holds_the_part_of_one_process_only(plans, tmp_path, shuffle):
     # Such a source has no fingerprint, so the key given stands for the data.

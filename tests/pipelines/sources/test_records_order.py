@@ -64,6 +64,7 @@ def test_a_batch_holds_as_many_classes_as_by_chance(by_class):
     assert plan.to_dict()["memory_mib"] < plan.stage("memory").ahead_mib + 1
 
 
+@pytest.mark.slow
 def test_records_are_written_again_in_one_permutation(by_class, tmp_path, monkeypatch):
     monkeypatch.setattr("tfopt.pipelines.write._MIXED_BYTES", 1)  # no room for a buffer
     write_records(by_class(), tmp_path / "again", shards=2)
@@ -72,6 +73,7 @@ def test_records_are_written_again_in_one_permutation(by_class, tmp_path, monkey
     assert sorted(epochs(again, 1)[0]) == list(range(COUNT))
 
 
+@pytest.mark.slow
 def test_small_records_are_mixed_in_runs(by_class, buffer_mib, monkeypatch):
     folder = by_class(of=20, least_bytes=10**9)
     buffer_mib(0.002)
@@ -105,6 +107,7 @@ def test_positions_are_those_of_the_list(by_class):
     assert [record.numpy() for record in source.at(positions)] == [in_order[position] for position in chosen]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cache", "room"),  # for the buffer: it holds a few records, or all of them
     first_quick([(None, 0.001), (None, 1024), ("auto", 0.001), ("memory", 1024), ("folder", 0.001)], 2)
@@ -141,6 +144,7 @@ def test_a_cache_on_disk_holds_one_permutation_and_survives_damage(by_class, tmp
     assert "is damaged at example" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_iterator_goes_on_where_it_was_saved(by_class, tmp_path):
     options = {"batch_size": 100, "cache": None, "seed": 1}
     folder = by_class()

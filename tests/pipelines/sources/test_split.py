@@ -24,6 +24,7 @@ def both(source, transform, **options):
     return [numbers(build_pipeline(source, training=training, **options)) for training in (True, False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", part_sources.NAMES)
 def test_each_example_is_in_one_part(tmp_path, name):
     source, transform = part_sources.source(tmp_path, name)
@@ -69,6 +70,7 @@ def test_the_plan_says_so(photos):
     assert train.source.class_names == images(photos).class_names
 
 
+@pytest.mark.slow
 def test_a_cache_on_disk_holds_one_part_only(tmp_path):
     source = np.arange(100)
     kept = {"cache": tmp_path / "cache", "cache_after": "decode"}

@@ -46,6 +46,7 @@ def test_the_order_without_a_shuffle_is_that_of_tensorflow_datasets(folder):
     assert shades(build_pipeline(source, batch_size=7, training=False)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "numbers"), [("train", [*range(30)]), ("train[:40%]+test", None)])
 def test_each_example_is_in_one_of_the_parts_of_several_processes(folder, split, numbers):
     source = tfds("shades", split, data_dir=folder)
@@ -72,6 +73,7 @@ def test_a_shuffle_mixes_and_keeps_every_example(folder, cache):
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_order_whatever_tensorflow_s_seed(folder):
     def two_epochs(seed):
         dataset = build_pipeline(tfds("shades", data_dir=folder), batch_size=5, seed=seed, cache=None)
@@ -84,6 +86,7 @@ def test_a_seed_gives_one_order_whatever_tensorflow_s_seed(folder):
     assert two_epochs(4) != first
 
 
+@pytest.mark.slow
 def test_the_files_are_shuffled(folder):
     source = tfds("shades", data_dir=folder)
 

@@ -261,6 +261,7 @@ def test_a_seed_gives_one_order_and_another_seed_another(tmp_path):
     assert sorted(orders[2]) == list(range(50))
 
 
+@pytest.mark.slow
 def test_examples_that_exceed_the_buffer_are_mixed_within_it(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_MIXED_BYTES", 100 * 400)
     rows = tf.data.Dataset.range(1000).map(lambda number: tf.fill([50], number))

@@ -71,6 +71,7 @@ def weights_after(dataset, **compiled):
     return model.get_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_padding_trains_as_a_smaller_last_batch(jit_compile):
     options = {"batch_size": 8, "shuffle": False}

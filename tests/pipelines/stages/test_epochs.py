@@ -130,6 +130,7 @@ def test_the_first_batch_waits_for_no_more_than_itself(seed):
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.slow
 def test_an_unseeded_run_that_finds_a_cache_on_disk_shuffles_at_once(tmp_path):
     options = {"batch_size": 5, "transform": lambda row: row + 0, "cache": str(tmp_path / "cache")}
     written = build_pipeline(np.arange(COUNT), **options)

@@ -58,6 +58,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "options"), first_quick(itertools.product(SOURCES, OPTIONS), 4, every=4))
 def test_batches_are_those_of_a_transform_of_single_examples(tmp_path, source, options):
     options = {"batch_size": 8, "seed": 3, "remainder": "keep", "cache_key": "1"} | options

@@ -124,6 +124,7 @@ def test_each_text_once_in_each_epoch(tmp_path, options, kind, remainder):
             assert len(epoch) == plan.to_dict()["steps_per_epoch"] == len(plan.build())
 
 
+@pytest.mark.slow
 def test_a_bucket_pads_less_and_to_few_lengths():
     plan = plan_pipeline(labelled(), batch_size=4, seed=1, bucket=True, remainder="keep")
     chosen = plan.to_dict()["bucket_lengths"]
@@ -151,6 +152,7 @@ def test_batches_differ_from_epoch_to_epoch():
     assert len(first & second) < len(first) / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", [None, pytest.param("memory", marks=SLOW), pytest.param("folder", marks=SLOW)])
 def test_it_goes_on_at_any_batch(tmp_path, cache):
     given = texts(count=WINDOW * 2 * 2 + 35)
@@ -270,6 +272,7 @@ def test_boundaries_of_very_many_lengths():
     assert choose_boundaries(np.zeros(3, int)) == (8,)
 
 
+@pytest.mark.slow
 def test_next_tokens_make_what_packing_makes():
     given = [text for text in TEXTS if len(text) <= 64]
     padded = build_pipeline(tokens(given), transform=next_tokens, bucket=True, batch_size=16, seed=1, remainder="keep")

@@ -124,6 +124,7 @@ def test_labels_stand_apart(path):
     assert (list(inputs), sorted(labels)) == (["text"], ["number", "of bool"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("cache", [None, "memory"])
 def test_a_shuffle_mixes_all_rows_and_repeats_under_a_seed(path, cache):
@@ -153,6 +154,7 @@ def test_the_rows_of_a_group_are_shuffled_and_groups_are_mixed(path):
     assert [int(row[0][0]) for row in source.shuffled(None)] != [int(row[0][0]) for row in source.shuffled(None)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("either")
 def test_groups_of_very_different_sizes_are_all_read(tmp_path):
     sizes = (1, 40, 0, 3, 500, 2)

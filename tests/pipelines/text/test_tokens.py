@@ -75,6 +75,7 @@ KINDS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_token_once(tmp_path, kind):
     given = documents()
@@ -94,6 +95,7 @@ def test_every_token_once(tmp_path, kind):
     assert whole == given
 
 
+@pytest.mark.slow
 def test_it_goes_on_at_a_position_and_is_divided(tmp_path):
     given = documents()
     plan = plan_pipeline(given, pack=SIZE, batch_size=4, seed=3)
@@ -108,6 +110,7 @@ def test_it_goes_on_at_a_position_and_is_divided(tmp_path):
     assert sorted(piece for part in batches for piece in pieces(part)) == sorted(expected_pieces(given))
 
 
+@pytest.mark.slow
 def test_a_split_divides_whole_documents():
     given = documents()
     plans = [plan_pipeline(given, pack=SIZE, batch_size=2, split=0.2, training=each, seed=1) for each in (True, False)]
@@ -131,6 +134,7 @@ def test_the_plan_says_what_is_used():
     assert plan.to_dict()["options"]["pack"] == SIZE
 
 
+@pytest.mark.slow
 def test_a_cache_knows_the_tokens_and_the_length(tmp_path):
     def key(given, size=SIZE):
         return plan_pipeline(given, pack=size, batch_size=1, cache=tmp_path, training=False).to_dict()["cache_key"]
@@ -141,6 +145,7 @@ def test_a_cache_knows_the_tokens_and_the_length(tmp_path):
     assert len({key(given), key(given, 8), key(documents(5, seed=1)), key(apart)}) == 4
 
 
+@pytest.mark.slow
 def test_a_model_trains_on_it_as_on_the_documents_alone():
     """The loss of packed rows is that of each document by itself, weighted by its tokens."""
     given = [document for document in documents(20) if 1 < len(document) <= SIZE]

@@ -30,6 +30,7 @@ def digits_net():
     return digits.conv_net(), digits.batch(64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", HALVES)
 @pytest.mark.parametrize("make", first_quick([digits_net, transformer, small, mlp, lstm], 2))
 def test_healthy_nets_pass(make, policy):
@@ -78,6 +79,7 @@ def test_json_holds_no_infinity():
     assert values["passed"] is False
 
 
+@pytest.mark.slow
 def test_batches_are_those_asked_for():
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6)
     model = functional(lambda x: layers.Dense(3)(layers.Dense(8)(x)))

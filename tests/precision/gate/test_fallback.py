@@ -147,6 +147,7 @@ def test_constants_among_the_worst_layers_are_left_out():
     apply(functional(body), report.fallback)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["GRU", "LSTM", "SimpleRNN"])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_recurrent_layer_goes_back_with_its_cell(kind, wrapped):

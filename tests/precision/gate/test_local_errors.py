@@ -105,6 +105,7 @@ def test_what_is_computed_between_layers_is_named():
     assert check(model, (SEQUENCES, LABELS), report.fallback).passed
 
 
+@pytest.mark.slow
 def test_a_moving_average_of_16_bits_is_named():
     for keeps, passes in ((True, False), (False, True)):
         model = net(SEQUENCES[:, :4], pooled(Average(keeps, name="average")))
@@ -156,6 +157,7 @@ def test_a_year_in_a_normalization_made_in_16_bits():
     assert report.passed, report.problems
 
 
+@pytest.mark.slow
 def test_ids_that_a_layer_before_rounds():
     """V = 2,500 in float16: 45 in 1,000 ids are odd numbers beyond 2048, and become even."""
     ids = _random.integers(2500, size=(64, 10))
@@ -180,6 +182,7 @@ def test_features_that_only_seem_hidden():
     assert check(model, (x, np.arange(64) % 3), BF16).passed
 
 
+@pytest.mark.slow
 def test_a_feature_of_small_spread_before_batch_normalization():
     """Latitudes of one city, in degrees: batch normalisation scales them up to the size of the other features."""
     x = _random.normal(size=(64, 32)).astype("float32")
@@ -191,6 +194,7 @@ def test_a_feature_of_small_spread_before_batch_normalization():
     assert check(model, (x, np.arange(64) % 3), BF16).passed
 
 
+@pytest.mark.slow
 def test_a_step_of_a_sequence_is_not_rounded_again():
     """A random walk spreads little at its first step, which an RNN computes outside of its loop."""
     walk = np.cumsum(np.random.default_rng(0).normal(size=(32, 60, 7)), axis=1)
@@ -204,6 +208,7 @@ def test_a_step_of_a_sequence_is_not_rounded_again():
     assert report.passed, report.problems
 
 
+@pytest.mark.slow
 def test_ids_are_not_blamed_on_the_input_of_another_model():
     ids = _random.integers(5000, size=(16, 10))
     keras.config.set_dtype_policy(BF16)

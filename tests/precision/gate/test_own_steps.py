@@ -93,6 +93,7 @@ def classifier(kind, **options):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", first_quick([{}, {"jit_compile": True}, {"run_eagerly": True}]))
 def test_a_step_that_does_what_keras_does_has_the_same_figures(options):
     keras.utils.set_random_seed(1)
@@ -161,6 +162,7 @@ def moves(model):
     return bool(np.abs(kernel.numpy() - before).max() > 1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrapped", "scaling", "trains"),
     first_quick(
@@ -204,6 +206,7 @@ class Forgets(keras.Sequential):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", {".*dense.*": "mixed_float16"}])
 def test_a_forgotten_scale_is_the_only_problem_and_bfloat16_needs_none(policy):
     model = classifier(Forgets)

@@ -14,6 +14,7 @@ layers = keras.layers
 HALVES = ("mixed_float16", "mixed_bfloat16")
 
 
+@pytest.mark.slow
 def test_an_overflowing_layer_is_named():
     model = overflowing()
     report = check(model, (X, Y), "mixed_float16")

@@ -109,6 +109,7 @@ def test_a_forwarder_that_is_killed_ends_the_reading_not_the_process():
     assert done.stderr.endswith("after\n")
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_forwarder_that_is_stopped():
     code = """
 tap.lines()
