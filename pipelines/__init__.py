@@ -5,6 +5,7 @@
 - `mix([(a, 0.7), (b, 0.3)])`: several sources or plans in fixed proportions, as one plan
 - `arrays`, `dataset`, `hdf5`, `images`, `npy`, `records`, `table`, `tfds`: sources; `Source`, for your own
 - `tokens`, `lines`, `next_tokens`: documents of token ids, the lines of text files, and what a language model trains on
+- `fetch(urls)`: local copies of files in object stores and on web servers
 - `RandomCrop`, `CentralCrop`, `per_batch`: for the options `crop` and `augment`
 - `clear_cache(...)`: removes what pipelines have cached on disk
 - `write_records(source, folder)`, `verify_records(folder)`: examples as TFRecord files with checksums

@@ -7,6 +7,7 @@ from .plan import plan_pipeline as plan_pipeline
 from .profiling.pipeline_profile import PipelineProfile as PipelineProfile
 from .profiling.pipeline_profile import StageProfile as StageProfile
 from .profiling.profile import profile_pipeline as profile_pipeline
+from .remote import fetch as fetch
 from .shared.crop import CentralCrop as CentralCrop
 from .shared.crop import RandomCrop as RandomCrop
 from .shared.options import per_batch as per_batch

@@ -80,6 +80,7 @@ def test_every_file_lands_in_the_wheel_once(built):
         assert "tfopt-bench = tfopt.bench.cli:main" in wheel.read(entry_points).decode()
 
 
+@pytest.mark.slow
 def test_the_wheel_can_be_built_from_the_sdist(built, tmp_path):
     shutil.unpack_archive(built[1], tmp_path, filter="data")
     (unpacked,) = tmp_path.iterdir()

@@ -36,6 +36,20 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
+def expect_reachable(path: str, *, schemes: Iterable[str] = ()) -> str:
+    """Returns a path on this machine, or a URL of one of these schemes.
+
+    Raises:
+        PipelineError: If it is another URL.
+    """
+    if is_remote(path) and path.partition("://")[0] not in schemes:
+        raise PipelineError(
+            f"Expected a path on this machine. Found {path!r}. Pass tfopt.pipelines.fetch({path!r}), which copies what "
+            "is there to a local disk."
+        )
+    return path
+
+
 def opened(path: str) -> Any:
     """Opens a file, remote or not, to read its bytes."""
     return tf.io.gfile.GFile(path, "rb") if is_remote(path) else open(path, "rb")  # the caller closes it

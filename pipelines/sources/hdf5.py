@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.paths import absolute, as_path, expect_utf8, file_stamps
+from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, expect_utf8, file_stamps
 from tfopt.pipelines.sources.source import (
     Source,
     common_length,
@@ -56,7 +56,7 @@ def hdf5(path: str | os.PathLike[str], datasets: Any) -> Source:
         >>> source.count  # doctest: +SKIP
         60000
     """
-    file_path = absolute(expect_utf8(as_path("the path of a file", path)))
+    file_path = absolute(expect_utf8(expect_reachable(as_path("the path of a file", path))))
     for name, leaf in named_leaves(datasets, "datasets"):
         if not isinstance(leaf, str):
             raise TypeError(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.paths import absolute, as_path, expect_utf8, file_stamps
+from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, expect_utf8, file_stamps
 from tfopt.pipelines.shared.problems import Problem, listed
 from tfopt.pipelines.shared.seeding import in_batches
 from tfopt.pipelines.sources.image_files import (
@@ -72,7 +72,7 @@ def images(files: Any, *, classes: Sequence[str] | None = None) -> Source:
                 f"{', '.join(map(repr, columns))}. Rename them."
             )
         return _of_columns((files["paths"], files["labels"]), classes)
-    root = as_path("the path of a folder", files)
+    root = expect_reachable(as_path("the path of a folder", files))
     flat = None if classes is not None else _flat(root)
     if flat:
         return _of_files(f"images in {root}", flat, np.array([os.path.basename(path) for path in flat], object), None)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.paths import absolute, expect_utf8, file_stamps
+from tfopt.pipelines.shared.paths import absolute, expect_reachable, expect_utf8, file_stamps
 from tfopt.pipelines.sources.source import (
     Source,
     common_length,
@@ -67,7 +67,7 @@ def npy(paths: Any) -> Source:
                 f"npy() expects paths in tuples and dicts. Received at {name}: {type(leaf).__name__}. Pass files whose "
                 "rows belong together as a tuple, such as (images, labels)."
             )
-    files = [_read_header(absolute(expect_utf8(os.fspath(path)))) for path in tf.nest.flatten(paths)]
+    files = [_read_header(absolute(expect_utf8(expect_reachable(os.fspath(path))))) for path in tf.nest.flatten(paths)]
     count = common_length({repr(file.path): file.shape[0] for file in files})
 
     def numbered(numbers: range) -> Source:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.cache.fingerprint import fingerprint
 from tfopt.pipelines.shared.elements import in_single_examples, without_autograph
-from tfopt.pipelines.shared.paths import absolute, as_path, expect_utf8, file_stamps, is_remote
+from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, expect_utf8, file_stamps
 from tfopt.pipelines.sources.source import Source, held_on_host, nth, side_by_side
 from tfopt.pipelines.tables.columns import Layout, expect_column, import_pyarrow, layout_of
 from tfopt.pipelines.tables.parquet import (
@@ -123,9 +123,7 @@ def _paths(data: Any) -> list[str]:
     """Returns the paths of the files that were given, absolute and in order."""
     if isinstance(data, list | tuple) and data:
         return [path for item in data for path in _paths(as_path("paths of Parquet files", item))]
-    path = as_path("a data frame, a path or a list of paths", data)
-    if is_remote(path):
-        raise PipelineError(f"Expected a table on a disk of this machine. Received: {path!r}. Copy it there.")
+    path = expect_reachable(as_path("a data frame, a path or a list of paths", data))
     if os.path.isdir(path):
         found = sorted(os.path.join(path, name) for name in os.listdir(path) if _is_parquet(name))
     elif glob.has_magic(path) and not os.path.lexists(path):

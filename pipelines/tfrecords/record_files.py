@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.lib.io import _pywrap_record_io as record_io  # tf.data would build a graph for each file
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.paths import expect_utf8, is_remote
+from tfopt.pipelines.shared.paths import expect_reachable, expect_utf8, is_remote
 from tfopt.pipelines.tfrecords.format import Index, Shard, ends_sha256, has_index, read_index
 
 HEADER = struct.Struct("<QI")
@@ -218,7 +218,7 @@ def _check_indexed(file: RecordFile, expected: Shard, kind: str) -> tuple[int, A
 
 def _expand(paths: Any) -> list[str]:
     if isinstance(paths, str | os.PathLike):
-        path = os.fspath(paths)
+        path = _reachable(paths)
         if has_index(path):
             return [os.path.join(path, shard.name) for shard in read_index(path).shards]
         found = [path] if tf.io.gfile.exists(expect_utf8(path)) else _matching(path)
@@ -232,7 +232,11 @@ def _expand(paths: Any) -> list[str]:
         )
     if not paths:
         raise PipelineError("Expected TFRecord files. Received an empty list. Check what fills it.")
-    return [os.fspath(path) for path in paths]
+    return [_reachable(path) for path in paths]
+
+
+def _reachable(path: str | os.PathLike[str]) -> str:
+    return expect_reachable(os.fspath(path), schemes=tf.io.gfile.get_registered_schemes())
 
 
 def _matching(pattern: str) -> list[str]:

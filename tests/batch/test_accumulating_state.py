@@ -86,6 +86,7 @@ def test_a_copy_trains_alone():
     assert model.optimizer.iterations == 0
 
 
+@pytest.mark.slow
 def test_another_accumulation_by_compile():
     model = net()
     accumulate(model, 4)
@@ -97,6 +98,7 @@ def test_another_accumulation_by_compile():
     assert model.optimizer.iterations == 5
 
 
+@pytest.mark.slow
 def test_estimate_counts_the_gradients_kept():
     kept = 4 * sum(np.prod(weight.shape) for weight in net(hidden=512).trainable_weights) / 2**20
     before = tfopt.memory.estimate(net(hidden=512), (X, Y))
@@ -122,6 +124,7 @@ def test_measuring_leaves_an_open_round_alone():
     assert_same(model, expected)
 
 
+@pytest.mark.slow
 def test_a_function_put_in_front_of_apply_for_a_while_does_not_switch_it_off():
     model, seen = net(), []
     accumulate(model, 4)

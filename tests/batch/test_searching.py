@@ -185,6 +185,7 @@ def test_an_interruption_leaves_the_model_as_it_was(here, unestimated, monkeypat
     assert_same_state(before, state(model))
 
 
+@pytest.mark.slow
 def test_an_interruption_while_a_trial_restores_the_model_is_made_good(here, unestimated, monkeypatch):
     class Interrupted(timers.StatePreserver):
         @contextlib.contextmanager
@@ -393,6 +394,7 @@ def test_a_size_fixed_in_the_input_is_the_only_one_tried(here):
         find(model, fixed_data(), largest=8)
 
 
+@pytest.mark.slow
 def test_a_size_fixed_inside_the_model_is_found(here):
     found = find(fixed_net(in_input=False), fixed_data())
     assert (found.largest, found.recommended) == (16, 16)
@@ -400,6 +402,7 @@ def test_a_size_fixed_inside_the_model_is_found(here):
     assert "a batch of 16 is" in find(fixed_net(in_input=False), fixed_data(), limit_mib=0.001).bounded_by
 
 
+@pytest.mark.slow
 def test_a_model_that_runs_eagerly_has_no_estimate(here):
     model = net(run_eagerly=True)
     found = find(model, dataset(), largest=16)
@@ -409,6 +412,7 @@ def test_a_model_that_runs_eagerly_has_no_estimate(here):
         find(model, dataset(), limit_mib=100)
 
 
+@pytest.mark.slow
 @pytest.mark.no_gpu
 def test_without_an_estimate_no_larger_batch_is_risked_in_this_process(here):
     found = find(net(run_eagerly=True), dataset(size=24))

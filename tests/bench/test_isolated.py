@@ -37,6 +37,7 @@ def test_messages_and_what_it_returns():
     assert said == [2, 3]
 
 
+@pytest.mark.slow
 def test_a_message_is_handled_before_the_process_goes_on(tmp_path):
     """Or writing a turn to disk would disturb the next one."""
 

@@ -66,6 +66,7 @@ def trainings():
     return {name: Training(net) for name, net in TINY.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Expected (attention that cuDNN|a layer with a method)")
 @pytest.mark.parametrize(
     ("name", "tool"),

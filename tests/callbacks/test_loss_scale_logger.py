@@ -297,6 +297,7 @@ def test_a_train_step_that_applies_seldom_has_no_counts():
     assert fit(model, dataset(6)) == {"loss_scale": [1.0]}
 
 
+@pytest.mark.slow
 def test_a_keras_logger_before_it_is_warned_of(tmp_path):
     csv_logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     with pytest.warns(UserWarning, match="Expected LossScaleLogger before CSVLogger"):

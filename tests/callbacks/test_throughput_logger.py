@@ -54,6 +54,7 @@ def test_steps_per_execution():
     assert history.history["examples_per_second"] == [32.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window_steps", "steps_per_execution"), [(30, 1), (30, 4), (1000, 1)])
 def test_steps_counted_many_at_once_give_the_same(tmp_path, monkeypatch, window_steps, steps_per_execution):
     waiting = []  # executions that are not counted

@@ -34,6 +34,7 @@ def equal(ones, others):
     return len(ones) == len(others) and all(map(np.array_equal, ones, others))
 
 
+@pytest.mark.slow
 def test_weights_and_optimizer(saved):
     folder, trained, _ = saved
     model = net()

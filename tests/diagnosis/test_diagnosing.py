@@ -93,6 +93,7 @@ def test_the_model_comes_back_bit_for_bit(done):
     assert np.array_equal(done["draws"][0][1], done["draws"][1][1])
 
 
+@pytest.mark.slow
 def test_callbacks_come_back_and_write_elsewhere(done):
     assert done["counting"].seen == []
     assert "on_epoch_end" not in vars(done["counting"])

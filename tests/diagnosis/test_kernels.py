@@ -35,6 +35,7 @@ def in_use(model):
     return [path.kernel for path in kernels.explain(model).layers if "not requested" not in str(path)]
 
 
+@pytest.mark.slow
 def test_an_experiment_gives_back_the_kernels_that_were_there():
     model = made()
     kernels.fuse_batch_norm(model)

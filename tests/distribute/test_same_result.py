@@ -112,6 +112,7 @@ def test_weights_history_and_counters_are_those_of_one_device(found, where, name
             np.testing.assert_allclose(several[key], one[key], atol=limit)
 
 
+@pytest.mark.slow
 @in_each
 @pytest.mark.parametrize("where", REPLICAS)
 def test_it_trained_at_all(found, where):

@@ -82,6 +82,7 @@ def test_checkpoints_within_epochs(pair, tmp_path):
     assert len(pair.train(train)) > 7
 
 
+@pytest.mark.slow
 def test_a_crash_and_its_backup(tmp_path):
     def train(model):
         backup = [keras.callbacks.BackupAndRestore(tmp_path / str(id(model)), save_freq=3)]

@@ -94,6 +94,7 @@ def matrix(policy):
             assert_close(found[part], stock[part], tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ROUNDING)
 def test_every_layout_computes_as_keras_and_as_the_formula(policy):
     matrix(policy)

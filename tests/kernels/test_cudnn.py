@@ -24,6 +24,7 @@ def operands(batch, query_length, key_length, heads, size, dtype):
     return [draw(batch, length, heads, size, dtype=dtype, seed=seed) for seed, length in enumerate(lengths)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", first_quick((shape,) for shape in SHAPES))
 def test_output_and_gradients(cudnn, shape):
     *sizes, dtype, causal = shape
@@ -38,6 +39,7 @@ def test_output_and_gradients(cudnn, shape):
 FORMS = forms()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(cudnn, form):
     key_heads, bias, options = FORMS[form]
@@ -56,6 +58,7 @@ def test_forms(cudnn, form):
     assert largest_error(found, expected) < 3 * ROUNDING["bfloat16"]
 
 
+@pytest.mark.slow
 def test_gradients_reach_what_comes_before(cudnn):
     weight = tf.Variable(draw(8, 8, dtype="bfloat16"))
     inputs = operands(2, 64, 64, 2, 8, "bfloat16")[0]

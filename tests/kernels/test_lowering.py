@@ -54,11 +54,13 @@ def test_each_block_calls_cudnn_forward_and_backward(hopper, policy):
     assert scores not in text
 
 
+@pytest.mark.slow
 def test_without_the_kernel_the_scores_are_there(hopper):
     text = lowered_step("mixed_bfloat16", flash=False)
     assert "__cudnn$fmha" not in text
     assert "tensor<4x2x128x128xbf16>" in text
 
 
+@pytest.mark.slow
 def test_the_kernel_is_not_taken_on_a_cpu():
     assert "__cudnn$fmha" not in lowered_step("mixed_bfloat16", flash=True)

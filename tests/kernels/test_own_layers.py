@@ -157,6 +157,7 @@ def run(model, inputs, mask):
     return [tf.cast(each, tf.float64).numpy() for each in (output, *gradients)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", first_quick(CHANGES, 8))
 def test_what_is_done_to_the_scores(cudnn, uncompiled, case):
     change, table, reasons = CHANGES[case]

@@ -241,6 +241,7 @@ def test_fit_samples_are_blocks_of_steps():
     assert times.samples_ms == (250.0,) * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("per_execution", "block"), first_quick([(4, 4), (3, 6), (100, 100)], 2))
 def test_steps_per_execution(per_execution, block):
     model = small_net(steps_per_execution=per_execution)

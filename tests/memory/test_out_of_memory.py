@@ -313,6 +313,7 @@ def test_one_example_cannot_be_divided():
     assert "the batch cannot be smaller" in found.text
 
 
+@pytest.mark.slow
 def test_what_others_hold_is_no_room(fake_nvml, monkeypatch):
     with_a_gpu(fake_nvml, monkeypatch, 1000)
     takes = estimate(dense_net(), SPECS)
@@ -451,6 +452,7 @@ def test_the_original_is_never_hidden(monkeypatch, where, disturbed):
     assert "fit" not in vars(net)
 
 
+@pytest.mark.slow
 def test_a_step_of_the_evaluation():
     net = dense_net(2)
     net.test_function = failing(exhausted())

@@ -249,6 +249,7 @@ def test_computes_again_what_the_budget_asks_for(make):
     assert undo(model) == 0
 
 
+@pytest.mark.slow
 def test_a_budget_that_cannot_be_met_leaves_an_earlier_recompute():
     model = made(small)
     chosen = [model.layers[1]]

@@ -34,6 +34,7 @@ def graphs():
     return sum(isinstance(one, FuncGraph) for one in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_weights_and_slots_of_a_dropped_model_are_freed():
     kept = handles(trained())
     gc.collect()

@@ -97,6 +97,7 @@ def test_it_stays_on_the_device_only_with_room_for_a_step(gpu, limit, in_use, pe
         assert_same_state(before, state(model))
 
 
+@pytest.mark.slow
 def test_a_block_that_fails_gives_it_back(gpu):
     model = small_net()
     train(model)
@@ -177,6 +178,7 @@ def test_on_a_cpu_it_waits_in_host_memory():
             pass
 
 
+@pytest.mark.slow
 def test_once():
     model = small_net()
     train(model)

@@ -122,6 +122,7 @@ def test_without_a_seed_the_epoch_still_gives_each_example_once(sources, source,
         assert labels(contents(again)) == list(range(COUNT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("captured", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_file_does_not_hold_the_data(captured, monkeypatch, tmp_path):
     monkeypatch.setattr(source_module, "_QUICKLY_COPIED", 1e9 * captured)

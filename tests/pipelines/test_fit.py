@@ -158,6 +158,7 @@ def test_fit_says_nothing_for_a_pipeline_distributed_over_replicas():
     EpochIterator(x=mark_order_decided(apart), steps_per_epoch=3, shuffle=True)
 
 
+@pytest.mark.slow
 def test_fit_warns_of_a_dataset_of_the_users_own_as_ever():
     """If stock Keras no longer warns, the repair "shuffle_warning" may go."""
 

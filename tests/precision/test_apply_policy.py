@@ -303,6 +303,7 @@ def test_what_is_refused_changes_nothing(policy, error):
     assert (model.train_function, model.optimizer) == (functions, optimizer)
 
 
+@pytest.mark.slow
 def test_an_unknown_keras_is_refused_before_anything_changes(monkeypatch):
     monkeypatch.setattr(repairs.LOSS_SCALING, "broken", dict.fromkeys(repairs.LOSS_SCALING.broken, frozenset()))
     model = fitted()
@@ -355,6 +356,7 @@ class Logits(layers.Layer):
         return self.tokens(self.dense(x), reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_a_head", [False, True])
 def test_what_holds_a_tied_embedding_stays_in_float32_with_it(in_a_head):
     def build(ids):

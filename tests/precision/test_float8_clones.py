@@ -34,6 +34,7 @@ def test_float8_is_compared_on_a_clone(make, policy, count):
     assert report.notes == ()
 
 
+@pytest.mark.slow
 def test_float8_layers_have_taken_their_scales_from_steps_before():
     """Without, gradients of a millionth would be zero: 8 bits end at 10⁻⁵."""
     model = functional(lambda x: layers.Dense(3)(layers.Dense(8, name="body")(x)), loss_weights=[1e-6])
@@ -90,12 +91,14 @@ def test_layers_without_names_are_compared_in_full_and_taken_back():
     assert check(model, (X, Y), report.fallback).passed
 
 
+@pytest.mark.slow
 def test_a_train_step_of_its_own_is_not_run():
     report = check(made(OwnStep), (X, Y), "float8")
     assert report.passed, str(report)
     assert "custom train_step, which was not run" in report.notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`compile\\(\\)` was not called")  # Keras', of the copy
 def test_a_compile_of_its_own():
     assert check(made(OwnCompile, 0.1), (X, Y), "float8").passed

@@ -36,6 +36,7 @@ def rounded(values, scale, dtype=ml_dtypes.float8_e4m3fn):
     return np.clip(values / scale, -limit, limit).astype(dtype).astype("float32") * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", first_quick([1e5, 1.0]))
 def test_margins_are_those_that_numpy_finds(size):
     model, inputs = stack(), with_outlier(size)
@@ -76,6 +77,7 @@ def batches(*factors):
     return tf.data.Dataset.from_tensor_slices((x, np.tile(Y, len(factors)))).batch(len(X))
 
 
+@pytest.mark.slow
 def test_a_batch_far_beyond_those_before_it_does_not_pass():
     report = check(stack(), batches(1, 1, 100), "float8")
     assert report.problems[0].startswith("Values saturate: 9")

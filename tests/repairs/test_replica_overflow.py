@@ -135,6 +135,7 @@ def test_the_verdict_is_one_in_both_of_tensorflows_paths(found, path):
     assert found["repaired"][path] == {"0": [False, False], "1": [False, False], "none": [True, True]}
 
 
+@pytest.mark.slow
 def test_without_replicas_nothing_changes():
     import keras
     import tensorflow as tf

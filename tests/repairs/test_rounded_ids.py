@@ -88,6 +88,7 @@ def test_apply_mends_a_model_that_is_built_later():
     assert wrong_rows(model) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "nested"),
     first_quick([({}, False), ("mixed_bfloat16", True), ({".*": "mixed_bfloat16"}, False), ({}, True)]),
@@ -114,6 +115,7 @@ def test_an_input_of_float32_under_a_policy_of_16_bits_rounds_nothing():
     assert check(model, BATCH, {}).passed
 
 
+@pytest.mark.slow
 def test_check_passes_whole_numbers():
     for model in (built("float32"), keras.Sequential([keras.Input((10,), dtype="int32"), *new("float32").layers])):
         model.compile("sgd", "sparse_categorical_crossentropy")

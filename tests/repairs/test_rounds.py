@@ -62,6 +62,7 @@ OPTIMIZERS = {
 out_of_data = pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras' words for unknown lengths
 
 
+@pytest.mark.slow
 @out_of_data
 @pytest.mark.parametrize("way", ["plain", "overlapped", "jit", "executions", "epochs at once"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -84,6 +85,7 @@ def test_a_round_ends_with_its_epoch(name, way):
     assert model.optimizer.gradient_accumulation_steps == 4
 
 
+@pytest.mark.slow
 def test_validation_and_checkpoints_see_the_update(tmp_path):
     repairs.install(*repairs.ONE_DEVICE)
     model = net(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4))

@@ -72,6 +72,7 @@ def test_without_a_loss_scale_nothing_is_asked():
     assert losses(net(scales=False, optimizer=keras.optimizers.SGD(0.1)), epochs=1) == expected
 
 
+@pytest.mark.slow
 def test_a_loaded_model_and_new_shapes(tmp_path):
     repairs.install("unscaled_loss")
     model = net(keras.Sequential)
@@ -111,6 +112,7 @@ class Gan(keras.Model):
         return {"own_loss": loss}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgets", [None, 0, 1])
 def test_two_optimizers(forgets):
     repairs.install("unscaled_loss")
@@ -124,6 +126,7 @@ def test_two_optimizers(forgets):
             model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.slow
 def test_under_a_strategy():
     repairs.install("unscaled_loss")
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
@@ -190,6 +193,7 @@ WRONG = [("dropped", wrapped), ("none", plain), ("clipped", plain)]
 SETTINGS = [{}, {"jit_compile": True}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", first_quick(SETTINGS), ids=str)
 @pytest.mark.parametrize(("scaling", "optimizer"), RIGHT)
 def test_a_loss_scaled_by_hand_trains_as_in_float32(scaling, optimizer, options):

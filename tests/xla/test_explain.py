@@ -239,6 +239,7 @@ def test_text_in_a_model():
     assert "input pipeline" in obstacle.remedy
 
 
+@pytest.mark.slow
 def test_settings():
     eager = explain(small_net(run_eagerly=True), batch())
     assert [obstacle.kind for obstacle in eager.obstacles] == ["run_eagerly"]
@@ -255,6 +256,7 @@ def test_settings():
     assert "TensorFlow cannot trace the training step" in kinds["compilation"].found
 
 
+@pytest.mark.slow
 def test_determinism(monkeypatch):
     monkeypatch.setattr("tfopt.xla.obstacles.is_op_determinism_enabled", lambda: True)
     (obstacle,) = explain(small_net(), batch()).obstacles
@@ -356,6 +358,7 @@ def test_a_model_not_built_yet_is_built():
     assert model.optimizer.iterations.numpy() == 0
 
 
+@pytest.mark.slow
 def test_inputs_of_many_kinds():
     layers = keras.layers
     inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((3,), dtype="int32", name="b")}
@@ -488,6 +491,7 @@ def test_what_xla_refuses_only_when_it_generates_code():
     assert found.supported is not failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "errors", "said"),
     [

@@ -62,6 +62,7 @@ def test_a_model_whose_steps_overlap_goes_on_without_xla_too(steps):
     assert {event.step for event in compilations.events} == {"training step"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
 def test_eager_takes_only_the_model_that_recompiles_off_xla():
     storm, calm = linear(), linear()

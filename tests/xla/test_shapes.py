@@ -70,6 +70,7 @@ def test_reading_ends_when_the_time_is_over():
     assert str(found) == "10 batch shapes in the 10 batches read (not all of the dataset)"
 
 
+@pytest.mark.slow
 def test_reading_ends_after_a_thousand_batches():
     endless = of_lengths([3, 4]).repeat()
     found = batch_shapes(endless, seconds=600.0)

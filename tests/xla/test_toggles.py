@@ -42,6 +42,7 @@ def fit(model, steps=1):
     model.fit(tf.data.Dataset.from_tensors(batch()).repeat(steps), verbose=0, shuffle=False)
 
 
+@pytest.mark.slow
 def test_stock_keras_goes_on_as_it_was_traced():
     model, tracer = traced_net()
     fit(model)

@@ -61,6 +61,7 @@ def test_what_tensorflow_counts_itself_are_traces():
     assert compilations.count == 3
 
 
+@pytest.mark.slow
 def test_other_dtypes_constants_and_traces():
     f, g = total(), tf.function(lambda x, n: tf.reshape(x, [n, -1]), jit_compile=True)
     with watch() as compilations:
@@ -123,6 +124,7 @@ def test_the_argument_that_changed_is_named():
     assert json.loads(json.dumps(compilations.events[1].to_dict()))["names"]["0"] == 'x["img"]'
 
 
+@pytest.mark.slow
 def test_functions_traced_before_the_watch_and_those_of_ones_own():
     model = linear()
     model.fit(data(8), verbose=0, shuffle=False)

@@ -103,6 +103,7 @@ def test_a_case_that_failed_is_said(folder):
     assert "This case failed: RuntimeError: broken" in collection.page(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "error"),
     [

@@ -128,6 +128,7 @@ def test_three_interrupted_fits_of_all_callbacks_leave_no_thread(tmp_path, looks
     assert [(tmp_path / f"{number}.html").exists() for number in range(3)] == [True] * 3
 
 
+@pytest.mark.slow
 def test_a_fit_with_validation_in_any_thread_is_left_alone(looks):
     for run in (lambda body: body(), lambda body: [t := threading.Thread(target=body), t.start(), t.join()]):
         ends, histories = Ends(looks), []

@@ -177,6 +177,7 @@ def test_a_callback(first, hook):
     assert stands(1, run) == ("callback", f"Saves.{hook}")
 
 
+@pytest.mark.slow
 def test_validation():
     assert stands(
         1, lambda held, hooks: fits(tf.data.Dataset.from_tensors(BATCH), [hooks], validation_data=generated(held))

@@ -224,6 +224,7 @@ def test_arrays_and_generators_have_a_share():
     assert min(generated.history["input_wait_percent"]) > 30
 
 
+@pytest.mark.slow
 def test_a_step_that_compiles_anew_waits_for_no_input():
     # The last batch is smaller: its step compiles, and takes longer than all others together.
     data = dataset(84, 8)

@@ -423,6 +423,7 @@ def test_what_changes_while_the_cache_is_written_is_not_published(folder, tmp_pa
     assert epochs(dataset, 1) == [ROWS.tolist()]
 
 
+@pytest.mark.slow
 def test_files_that_change_while_the_cache_is_written_are_not_published(folder, photos, picture, caplog, one_by_one):
     dataset = build_pipeline(photos, batch_size=3, training=False, cache=folder, prefetch=0)
     batches = iter(dataset)

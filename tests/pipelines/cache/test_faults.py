@@ -228,6 +228,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, caplog):
     assert "Permission denied" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_file_where_the_folder_should_be(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     dataset = cached_job.plan(tmp_path / "file").build()

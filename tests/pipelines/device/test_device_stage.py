@@ -54,6 +54,7 @@ def half(x, y):
     return x // 2, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remainder", "batch_size", "training"),
     first_quick([("drop", 5, True), ("keep", 5, True), ("pad", 5, False), ("keep", 11, True), (None, 5, False)], 2),

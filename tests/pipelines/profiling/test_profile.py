@@ -183,6 +183,7 @@ def test_single_elements_count_as_one():
     assert found.examples == found.batches
 
 
+@pytest.mark.slow
 def test_the_pipeline_that_is_trained_on_keeps_its_state():
     rows = np.arange(64, dtype=np.float32)
     plan = plan_pipeline(

@@ -35,6 +35,7 @@ def test_a_transform_of_batches_sees_each_element_once(service, augment):
     assert elements(dataset) == ((2 if augment is None else 4) * ROWS).tolist()
 
 
+@pytest.mark.slow
 def test_batches_are_full_whatever_the_workers_end_with(service):
     batches = list(build_pipeline(ROWS, batch_size=64, service=service))
     assert [len(batch) for batch in batches] == [64] * 15

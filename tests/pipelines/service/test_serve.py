@@ -31,6 +31,7 @@ def test_a_taken_port_is_named(servers):
     assert f"Expected to listen on port {port}. Found: Address already in use. What to do" in output.read_text()
 
 
+@pytest.mark.slow
 def test_a_worker_without_a_dispatcher_gives_up(servers):
     process, output = servers.run("--dispatcher", "127.0.0.1:9")
     assert servers.wait(process) == 3

@@ -110,6 +110,7 @@ BESIDE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_quick(BESIDE, 3))
 def test_what_would_stay_behind_is_refused(name):
     for data, path in (
@@ -160,6 +161,7 @@ def test_wrong_names_are_refused(options, error, text):
         plan(**options)
 
 
+@pytest.mark.slow
 def test_what_moves_is_in_the_key_of_a_cache_on_disk(tmp_path):
     ways = [ALL, dict.fromkeys(ALL, True), {**dict.fromkeys(ALL, True), "boxes": False}]
     keys = [plan(crop_with=way, cache=str(tmp_path), training=False).to_dict()["cache_key"] for way in ways]

@@ -92,6 +92,7 @@ def test_layers_that_xla_cannot_compile_run_too():
     assert np.array_equal(zoomed, epochs(augment=layers, seed=1, training=False)[0])
 
 
+@pytest.mark.slow
 def test_a_flip_flips_and_leaves_the_labels():
     images, labels = epochs(3, augment=keras.layers.RandomFlip("horizontal"), training=False)
     flipped = []
@@ -102,6 +103,7 @@ def test_a_flip_flips_and_leaves_the_labels():
     assert labels.dtype == Y.dtype
 
 
+@pytest.mark.slow
 def test_layers_and_functions_run_in_their_order():
     def one_more(x, y):
         return x + 1, y
@@ -113,6 +115,7 @@ def test_layers_and_functions_run_in_their_order():
     np.testing.assert_array_equal(images.reshape(X.shape), 2.0 * (X + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [keras.layers.MixUp(), keras.layers.CutMix()], ids=["MixUp", "CutMix"])
 def test_layers_that_mix_labels_mix_both(layer):
     shades = np.arange(12, dtype="float32")[:, None, None, None] * np.ones((12, 6, 6, 3), "float32")

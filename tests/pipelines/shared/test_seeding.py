@@ -40,6 +40,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", first_quick(SETTINGS, 2))
 def test_two_builds_under_a_seed_agree_epoch_by_epoch(options):
     plan = plan_pipeline(ROWS, batch_size=8, seed=7, **options)
@@ -69,6 +70,7 @@ print(here["epochs"](tfopt.pipelines.build_pipeline(here["ROWS"], {options})))
     assert result.stdout.splitlines()[-1] == str(here)
 
 
+@pytest.mark.slow
 def test_files_read_side_by_side_under_a_seed_agree(photos, record_files):
     for source in (photos, record_files(), record_files(compression="GZIP")):
         plan = plan_pipeline(source, batch_size=3, seed=7)

@@ -106,6 +106,7 @@ def test_a_shuffle_mixes_blocks_and_a_seed_repeats_it(path, small_blocks):
     assert len({tuple(order(free)) for _ in range(4)}) > 1
 
 
+@pytest.mark.slow
 def test_each_row_once_an_epoch_and_the_same_order_on_every_run(path, small_blocks):
     def two_epochs(seed):
         dataset = build_pipeline(hdf5(path, ("numbers", "images")), batch_size=10, seed=seed)

@@ -98,6 +98,7 @@ def test_what_cannot_be_read_by_offset_is_read_as_before(by_class, options):
     assert sorted(epochs(plan.build(), 1)[0]) == list(range(COUNT))
 
 
+@pytest.mark.slow
 def test_positions_are_those_of_the_list(by_class):
     paths = sorted(map(str, by_class().glob("*.tfrecord")))
     source = records([paths[2], paths[0], paths[1]])
@@ -177,6 +178,7 @@ def test_files_that_change_later_lose_nothing_in_silence(by_class, damage):
             epochs(dataset, 1)
 
 
+@pytest.mark.slow
 def test_images_are_permuted_and_cropped(photos, tmp_path, monkeypatch):
     monkeypatch.setattr("tfopt.pipelines.sources.records._LARGE_BYTES", 1)
     write_records(images(photos), tmp_path / "shards", shards=2, shuffle_seed=None)

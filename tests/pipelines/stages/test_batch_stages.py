@@ -30,6 +30,7 @@ def noisy(x, y, seed):
     return x + tf.random.stateless_uniform((), seed), y
 
 
+@pytest.mark.slow
 def test_functions_of_examples_and_of_batches():
     plan = plan_pipeline((X, Y), batch_size=10, augment=[noisy, per_batch(mixed)], seed=1, cache=None, remainder="drop")
     batch = names(plan).index("batch")

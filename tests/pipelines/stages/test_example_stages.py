@@ -45,6 +45,7 @@ def test_a_crop_is_fused_with_decoding_where_nothing_is_cached_before_it(jpegs):
         assert ("only the crop is decoded" in stage(plan, "crop").reason) is fused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", [None, "memory", "folder"])
 def test_a_central_crop_is_that_of_the_decoded_image(jpegs, tmp_path, cache):
     folder, paths = jpegs
@@ -57,6 +58,7 @@ def test_a_central_crop_is_that_of_the_decoded_image(jpegs, tmp_path, cache):
     assert dataset.element_spec[0] == tf.TensorSpec((None, 24, 32, 3), tf.uint8)
 
 
+@pytest.mark.slow
 def test_under_a_seed_a_random_crop_is_the_same_whatever_is_cached(jpegs, free_memory):
     folder, _ = jpegs
     epochs = []
@@ -70,6 +72,7 @@ def test_under_a_seed_a_random_crop_is_the_same_whatever_is_cached(jpegs, free_m
     assert not np.array_equal(*epochs[0][:2])
 
 
+@pytest.mark.slow
 def test_a_random_crop_is_another_for_each_image_and_epoch(jpegs):
     folder, _ = jpegs
     for cache in (None, "memory"):
@@ -78,6 +81,7 @@ def test_a_random_crop_is_another_for_each_image_and_epoch(jpegs):
         assert not any(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.slow
 def test_the_order_is_crop_then_transform_then_augment(jpegs):
     folder, _ = jpegs
     shapes = []
@@ -96,6 +100,7 @@ def test_the_order_is_crop_then_transform_then_augment(jpegs):
         assert shapes[-2:] == [("transform", [16, 16, 3], tf.uint8), ("augment", [16, 16, 3], tf.float32)]
 
 
+@pytest.mark.slow
 def test_images_in_records_and_arrays_are_cropped_too(jpegs, tmp_path):
     _, paths = jpegs
     with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:

@@ -74,6 +74,7 @@ def test_batches_are_those_of_a_transform_of_single_examples(tmp_path, source, o
                 np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_decoded_images_are_transformed_many_at_once(photos):
     def lighter(images, labels):
         return images // 2, labels

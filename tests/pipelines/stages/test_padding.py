@@ -84,6 +84,7 @@ def test_padded_to_the_longest_in_order(tmp_path, kind, cache):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"pad": "batch"}, {"bucket": True}], ids=str)
 @pytest.mark.parametrize(
     ("kind", "remainder"),
@@ -173,6 +174,7 @@ def drawn(text, label, seed):
     return text, label, tf.random.stateless_uniform((), seed)
 
 
+@pytest.mark.slow
 def test_the_last_batch_function_gets_padded_batches():
     seen = []
 

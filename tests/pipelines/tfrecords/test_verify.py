@@ -109,6 +109,7 @@ def test_shards_are_still_checked_where_the_index_is_damaged(shards, flip):
     assert not report.indexed
 
 
+@pytest.mark.slow
 def test_files_without_an_index(plain_file, flip, tmp_path):
     path = plain_file(RECORDS)
     plain_file(RECORDS, "b.tfrecord")

@@ -46,6 +46,7 @@ def test_healthy_nets_pass(make, policy):
     assert 0 < report.loss_drift < rounding
 
 
+@pytest.mark.slow
 def test_float32_is_itself():
     model, data = mlp()
     report = check(model, data, "float32")
@@ -71,6 +72,7 @@ def test_the_model_comes_back_bit_for_bit(policy):
     assert tf.config.experimental.tensor_float_32_execution_enabled()
 
 
+@pytest.mark.slow
 def test_json_holds_no_infinity():
     report = check(overflowing(), (X, Y), "mixed_float16")
     values = json.loads(json.dumps(report.to_dict(), allow_nan=False))

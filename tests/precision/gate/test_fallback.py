@@ -81,6 +81,7 @@ def test_faults_behind_a_fault_are_found():
     assert back == {"norm", *(f"{name}_{number}" for name in ("loud", "quiet") for number in range(3))}
 
 
+@pytest.mark.slow
 def test_a_map_is_kept_and_excepted_from():
     up, down = loud(0)
     model = functional(lambda x: layers.Dense(3, name="head")(down(up(layers.Dense(8, name="a")(x)))))
@@ -90,6 +91,7 @@ def test_a_map_is_kept_and_excepted_from():
     assert check(model, (X, Y), report.fallback).passed
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_called_again_is_not_blamed_for_what_it_passes_on():
     def body(x):
         shared, (up, down) = layers.Dense(8, name="shared"), loud(0)

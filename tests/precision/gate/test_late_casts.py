@@ -55,6 +55,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", FOUND)
 def test_it_is_found_and_named(how):
     said = []
@@ -79,12 +80,14 @@ NOT_FOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", NOT_FOUND)
 def test_what_is_no_probability_passes(how):
     report = check(functional(NOT_FOUND[how], loss=cross_entropy(from_logits=how != "in float32")), (X, Y), {})
     assert report.passed, report.problems
 
 
+@pytest.mark.slow
 def test_the_layers_before_an_operation_come_back_too():
     model = functional(
         lambda x: FOUND["operation"](layers.Dense(8, dtype=HALF, name="body")(x))[0], loss=cross_entropy(False)

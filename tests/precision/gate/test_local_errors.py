@@ -65,6 +65,7 @@ def pooled(layer):
     return lambda x: layers.GlobalAveragePooling1D()(layer(layers.Dense(8, name="first")(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", first_quick([Positions, Rotary]))
 def test_positions_of_16_bits_are_named(layer):
     model = net(SEQUENCES, pooled(layer(name="positions")))
@@ -221,6 +222,7 @@ def test_ids_are_not_blamed_on_the_input_of_another_model():
     assert report.problems[0].endswith("or keep 'ids' in float32.")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_the_constant_of_a_mask_is_named():
     class Masked(layers.Layer):

@@ -44,6 +44,7 @@ def test_a_loss_that_training_will_not_scale(scales):
     assert moves(model) == scales
 
 
+@pytest.mark.slow
 def test_a_model_as_it_stands_is_not_scaled_by_apply():
     model = faint("mixed_float16")  # stock Keras does not scale the loss of layers with a policy of their own
     report = check(model, (X, Y), {})

@@ -153,6 +153,7 @@ class Noise(layers.Layer):
         return x + keras.ops.cast(keras.random.normal(keras.ops.shape(x)), x.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "float8"])
 def test_draws_that_a_seed_makes_the_same_are_no_difference(policy):
     model = functional(lambda x: layers.Dense(3)(Noise()(layers.Dense(8)(x))))
@@ -216,6 +217,7 @@ def test_uniform_numbers_of_16_bits_are_others():
     assert any("different random numbers" in note for note in check(model, (X, Y), "mixed_float16").notes)
 
 
+@pytest.mark.slow
 def test_policies_per_layer_go_in_and_come_out():
     model = functional(lambda x: layers.Dense(3, name="head")(layers.Dense(8, name="b")(layers.Dense(8, name="a")(x))))
     report = check(model, (X, Y), {"a": "mixed_float16", "b": "mixed_bfloat16"})
@@ -226,6 +228,7 @@ def test_policies_per_layer_go_in_and_come_out():
     assert {layer.policy for layer in check(model, (X, Y), a_map).layers} <= {"mixed_float16", "float32"}
 
 
+@pytest.mark.slow
 def test_under_a_strategy():
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = functional(lambda x: layers.Dense(3)(layers.BatchNormalization()(layers.Dense(8)(x))))
@@ -249,6 +252,7 @@ def augmented(*front):
 IMAGES = np.random.default_rng(0).random((4, 8, 8, 3)).astype("float32")
 
 
+@pytest.mark.slow
 def test_augmentation_needs_no_gradient():
     model = augmented()
     report = check(model, (IMAGES, Y[:4]), "mixed_bfloat16")

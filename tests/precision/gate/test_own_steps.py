@@ -114,6 +114,7 @@ def test_a_step_that_does_what_keras_does_has_the_same_figures(options):
                 assert found.error == pytest.approx(wanted.error, rel=0.2, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_be_followed_is_noted():
     report = check(classifier(ByGraph), (X, Y), "mixed_bfloat16")
     assert report.passed

@@ -39,6 +39,7 @@ class SumOfSquares(layers.Layer):
         return x / keras.ops.sqrt(keras.ops.sum((300 * x) ** 2, axis=-1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_an_output_that_vanishes_is_named_though_the_loss_hardly_tells():
     model = functional(lambda x: layers.Dense(3, name="head")(layers.Dense(8)(SumOfSquares(name="norm")(x))))
     report = check(model, (X, Y), "mixed_float16")
@@ -59,6 +60,7 @@ def test_an_overflow_inside_a_layer_is_told_from_one_of_its_result():
     assert report.fallback == {"net": "mixed_float16", "logsumexp": "float32"}
 
 
+@pytest.mark.slow
 def test_an_underflowing_gradient_is_named():
     model = underflowing()
     report = check(model, (X, Y), "mixed_float16")
@@ -85,6 +87,7 @@ class Faint(layers.Layer):
         return _faint(x)
 
 
+@pytest.mark.slow
 def test_scaling_the_loss_saves_a_gradient():
     """10⁻⁵ of the others is below float16's smallest number, and 2¹⁵ times that is not."""
 

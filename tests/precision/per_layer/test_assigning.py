@@ -86,6 +86,7 @@ class Subclassed(keras.Model):
         return self.head(self.body(self.drop(x, training=training)) + 1.0)
 
 
+@pytest.mark.slow
 def test_a_subclassed_model_is_built_and_taken_apart(monkeypatch):
     model = Subclassed()
     model.compile("adam", cross_entropy())
@@ -111,6 +112,7 @@ def test_layers_of_one_kind_are_timed_once(monkeypatch):
     assert timed == ["block0", "block1", "other", "head"]  # of the first one's input training takes no gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("half_ms", "cast_ms", "policy"),
     first_quick(

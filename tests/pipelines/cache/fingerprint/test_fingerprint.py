@@ -75,6 +75,7 @@ def test_open_files_and_sockets_are_refused(tmp_path):
         fingerprint(connection, name="source")
 
 
+@pytest.mark.slow
 def test_a_symbolic_tensor_is_refused():
     found = []
 

@@ -40,6 +40,7 @@ def test_a_name_on_loan_does_not_count():
     assert not by_name(loan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packages", ["lib/site-packages", "chosen"])  # the other one: pip install --target
 def test_a_package_installed_again_with_other_code_counts_as_another(packages, tmp_path, monkeypatch):
     """In folders laid out as pip leaves them; a loose file that no package lists counts by its code."""

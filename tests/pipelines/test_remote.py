@@ -1,0 +1,236 @@
+"""`fetch`: copies equal the files, whatever the server does; nothing half fetched is ever read."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from file_server import serving
+from quick import campaign
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines import arrays, build_pipeline, fetch, hdf5, images, npy, records, remote, table, write_records
+
+PIECE = 1000
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(remote, "_PIECE", PIECE)
+    monkeypatch.setattr(remote, "_PAUSE", 0.002)
+    monkeypatch.setattr(remote, "_STALLED", 0.3)
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server of a folder with files of 0 to 3.5 pieces, two of them in a subfolder."""
+    folder = tmp_path / "served"
+    (folder / "more").mkdir(parents=True)
+    random_bytes = np.random.default_rng(0).bytes
+    for name, size in {"a-0": 3500, "a-1": 1000, "a-2": 0, "b": 1, "more/c": 2000, "more/d e": 999}.items():
+        (folder / name).write_bytes(random_bytes(size))
+    with serving(folder) as server:
+        yield server
+
+
+def contents(folder):
+    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def gets(server):
+    return Counter(path for method, path, _ in server.requests if method == "GET")
+
+
+def test_a_folder_is_copied_once(server, tmp_path):
+    copy = fetch(server.url, tmp_path / "copies")
+    assert contents(copy) == contents(server.folder)
+    asked = Counter(path for _, path, ranges in server.requests if ranges)
+    assert asked == {"/a-0": 4, "/a-1": 1, "/b": 1, "/more/c": 2, "/more/d e": 1}
+    server.requests.clear()
+    assert fetch(server.url, tmp_path / "copies") == copy
+    assert not any(ranges for _, _, ranges in server.requests)
+
+
+def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(server, tmp_path):
+    copy = fetch(server.url, tmp_path / "copies")
+    server.requests.clear()
+    (server.folder / "b").write_bytes(b"new")
+    (server.folder / "more" / "c").unlink()
+    assert fetch(server.url, tmp_path / "copies") == copy
+    assert contents(copy) == contents(server.folder)
+    assert {path for _, path, ranges in server.requests if ranges} == {"/b"}
+
+
+def test_a_copy_that_was_cut_is_fetched_again(server, tmp_path):
+    copy = Path(fetch(server.url, tmp_path / "copies"))
+    os.truncate(copy / "a-0", 3499)
+    (copy / "b").unlink()
+    fetch(server.url, tmp_path / "copies")
+    assert contents(copy) == contents(server.folder)
+
+
+def test_files_keep_the_order_of_the_list_and_globs_are_sorted(server, tmp_path):
+    urls = [server.url + name for name in ("more/c", "a-1", "b", "a-1")]
+    paths = fetch(urls, tmp_path / "copies")
+    assert [Path(path).name for path in paths] == ["c", "a-1", "b", "a-1"]
+    assert [Path(path).read_bytes() for path in paths] == [
+        (server.folder / url.removeprefix(server.url)).read_bytes() for url in urls
+    ]
+    assert [Path(path).name for path in fetch(server.url + "a-*", tmp_path / "copies")] == ["a-0", "a-1", "a-2"]
+    assert [Path(path).name for path in fetch(server.url + "b", tmp_path / "copies")] == ["b"]
+
+
+def test_a_folder_of_a_disk_is_copied_too(server, tmp_path):
+    assert contents(fetch(str(server.folder), tmp_path / "copies")) == contents(server.folder)
+
+
+@pytest.mark.parametrize("fault", [500, 503, 429, "truncates", "shortens", "stalls"])
+def test_what_fails_for_a_while_is_asked_for_again(server, tmp_path, fault):
+    failed = Counter()
+
+    def faults(request):
+        at = request.path, request.headers.get("Range")
+        failed[at] += 1
+        return fault if failed[at] <= (1 if fault == "stalls" else 3) else None
+
+    server.faults = faults
+    assert contents(fetch(server.url, tmp_path / "copies")) == contents(server.folder)
+    assert len(failed) >= 8
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "requests"), [(500, "in 8 tries", 8), (403, "403", 1), ("shortens", "only 500 of 1,000 bytes", 8)]
+)
+def test_what_fails_for_good_is_named_and_the_rest_is_kept(server, tmp_path, fault, said, requests):
+    server.faults = lambda request: fault if request.path == "/a-1" else None
+    with pytest.raises(PipelineError, match=said) as caught:
+        fetch([server.url + name for name in ("b", "a-1")], tmp_path / "copies")
+    assert "/a-1" in str(caught.value)
+    assert gets(server)["/a-1"] == requests
+    assert not list((tmp_path / "copies").rglob("*.part"))
+    assert not list((tmp_path / "copies").rglob("a-1"))
+    server.faults = lambda request: None
+    paths = fetch([server.url + name for name in ("b", "a-1")], tmp_path / "copies")
+    assert [os.path.getsize(path) for path in paths] == [1, 1000]
+
+
+def test_a_server_without_ranges_gives_files_of_one_piece(server, tmp_path):
+    server.faults = lambda request: "ignores ranges"
+    assert os.path.getsize(fetch([server.url + "a-1"], tmp_path / "copies")[0]) == 1000
+    with pytest.raises(PipelineError, match="does not give parts of files"):
+        fetch([server.url + "a-0"], tmp_path / "copies")
+
+
+def test_a_file_that_changes_meanwhile_is_refused(server, tmp_path):
+    def faults(request):
+        if request.headers["Range"].startswith("bytes=3000"):
+            (server.folder / "a-0").write_bytes(bytes(3500))
+            os.utime(server.folder / "a-0", (1, 1))
+
+    server.faults = faults
+    with pytest.raises(PipelineError, match="It changed while it was fetched"):
+        fetch([server.url + "a-0"], tmp_path / "copies")
+    assert not list((tmp_path / "copies").rglob("a-0"))
+
+
+def test_a_disk_that_is_too_small_is_refused_before(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote.shutil, "disk_usage", lambda path: SimpleNamespace(free=3000))
+    with pytest.raises(PipelineError, match=r"Expected room .* another `folder`"):
+        fetch(server.url, tmp_path / "copies")
+    assert not any(ranges for _, _, ranges in server.requests)
+
+
+def test_a_disk_that_fills_up_leaves_no_part(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote.os, "pwrite", lambda handle, data, start: max(0, len(data) - 1))
+    with pytest.raises(PipelineError, match=r"the disk is full.*Make room"):
+        fetch([server.url + "b"], tmp_path / "copies")
+    assert [path.name for path in (tmp_path / "copies").rglob("*") if path.is_file()] == ["stamps.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("urls", "error", "said"),
+    [
+        (3, TypeError, "Received: 3"),
+        ([], TypeError, "Received: "),
+        ("nothing://x/y", PipelineError, "nothing://x/y"),
+        ("{url}nothing", PipelineError, "Check the URL"),
+        ("{url}nothing-*", PipelineError, "Found none"),
+        (["{url}", "{url}b"], PipelineError, "Fetch it in a call alone"),
+    ],
+)
+def test_what_cannot_be_is_refused(server, tmp_path, urls, error, said):
+    filled = urls.format(url=server.url) if isinstance(urls, str) else urls
+    if isinstance(urls, list):
+        filled = [url.format(url=server.url) for url in urls]
+    with pytest.raises(error, match=said):
+        fetch(filled, tmp_path / "copies")
+
+
+@pytest.mark.parametrize("source", [build_pipeline, records, images, table, npy, lambda path: hdf5(path, "x")])
+def test_sources_refuse_what_cannot_be_read_there(source):
+    with pytest.raises(PipelineError, match=r"Pass tfopt\.pipelines\.fetch\('s3://bucket/data"):
+        source("s3://bucket/data.npy" if source is npy else "s3://bucket/data")
+
+
+def test_processes_share_one_copy(server, tmp_path):
+    server.faults = lambda request: time.sleep(0.01)
+    results = []
+    fetching = [threading.Thread(target=lambda: results.append(fetch(server.url, tmp_path / "c"))) for _ in range(3)]
+    for thread in fetching:
+        thread.start()
+    for thread in fetching:
+        thread.join()
+    assert len(results) == 3
+    assert len(set(results)) == 1
+    assert contents(results[0]) == contents(server.folder)
+    assert sum(path == "/a-0" and ranges is not None for _, path, ranges in server.requests) == 4
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), *campaign(range(2, 30))])
+def test_a_server_that_fails_at_random(server, tmp_path, seed):
+    """A third of all requests fails: nothing is lost, nothing comes twice, through a pipeline."""
+    folder = server.folder / "records"
+    numbers = np.arange(500)
+    write_records(arrays(numbers), folder, shards=5)
+    draw = random.Random(seed)
+    kinds = [500, "truncates", "shortens", 503]
+    server.faults = lambda request: draw.choice(kinds) if draw.random() < 0.33 else None
+    copy = fetch(server.url + "records/", tmp_path / "copies")
+    batches = list(build_pipeline(copy, batch_size=50, seed=1))
+    assert sorted(np.concatenate(batches).tolist()) == numbers.tolist()
+    original = build_pipeline(folder, batch_size=50, seed=1)
+    assert [batch.numpy().tolist() for batch in original] == [batch.numpy().tolist() for batch in batches]
+
+
+FETCHES = """
+import sys
+from tfopt.pipelines import fetch, remote
+remote._PIECE = 1000
+fetch(sys.argv[1], sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pause", [0.0, 0.05, *(pytest.param(n / 10, marks=pytest.mark.campaign) for n in range(2, 8))])
+def test_a_kill_leaves_nothing_that_is_half_fetched(server, tmp_path, pause):
+    server.faults = lambda request: time.sleep(0.03)
+    process = subprocess.Popen([sys.executable, "-c", FETCHES, server.url, tmp_path / "copies"])
+    while not server.requests:
+        time.sleep(0.01)
+    time.sleep(pause)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    found = {path.name: path.read_bytes() for path in (tmp_path / "copies").rglob("data/**/*") if path.is_file()}
+    originals = {path.name: path.read_bytes() for path in server.folder.rglob("*") if path.is_file()}
+    assert all(content == originals[name] for name, content in found.items() if not name.endswith(".part"))
+    copy = fetch(server.url, tmp_path / "copies")
+    assert contents(copy) == contents(server.folder)
