@@ -1,4 +1,6 @@
 from .as_source import dataset as dataset
+from .by_file.images import images as images
+from .by_file.images import verify_images as verify_images
 from .cache.folder import clear_cache as clear_cache
 from .mixture import mix as mix
 from .plan import PipelinePlan as PipelinePlan
@@ -13,8 +15,6 @@ from .shared.crop import RandomCrop as RandomCrop
 from .shared.options import per_batch as per_batch
 from .sources.hdf5 import hdf5 as hdf5
 from .sources.image_files import ImagesReport as ImagesReport
-from .sources.images import images as images
-from .sources.images import verify_images as verify_images
 from .sources.npy import npy as npy
 from .sources.records import records as records
 from .sources.rows import arrays as arrays

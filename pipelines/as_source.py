@@ -11,10 +11,10 @@ import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2
 
 from tfopt.errors import PipelineError
+from tfopt.pipelines.by_file.images import images
 from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.shared.paths import is_remote
 from tfopt.pipelines.sources.hdf5 import dataset_names, hdf5
-from tfopt.pipelines.sources.images import images
 from tfopt.pipelines.sources.npy import npy
 from tfopt.pipelines.sources.records import records
 from tfopt.pipelines.sources.rows import arrays

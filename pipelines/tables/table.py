@@ -87,7 +87,7 @@ def table(data: Any, *, columns: Columns = None, label: Label = None) -> Source:
     paths = _paths(data)
     if paths[0].endswith(".csv"):
         stamps = file_stamps(paths)
-        rows = _read_csv(paths[0])
+        rows = read_csv(paths[0])
         return _held_table(f"table {paths[0]}", rows, repr(paths[0]), wanted, labels, arranged, stamps)
     return _of_parquet([open_file(path) for path in paths], wanted, labels, arranged)
 
@@ -99,6 +99,25 @@ def is_table(data: Any) -> bool:
     if isinstance(data, str | os.PathLike):
         return _is_named(data) or (os.path.isdir(data) and any(map(_is_parquet, os.listdir(data))))
     return hasattr(data, "__arrow_c_stream__")
+
+
+def read_csv(path: str) -> Any:
+    """Returns a CSV file as an Arrow table.
+
+    Raises:
+        UnsupportedError: If pyarrow is not installed.
+        PipelineError: If it cannot be read.
+    """
+    arrow = import_pyarrow()
+    # In one block: Arrow takes the types of columns from the first, and would refuse a fraction in a later one.
+    at_once = arrow.csv.ReadOptions(block_size=min(max(os.path.getsize(path), 1), 2**31 - 1))
+    try:
+        return arrow.csv.read_csv(path, read_options=at_once)
+    except (OSError, arrow.ArrowException) as error:
+        raise PipelineError(
+            f"Expected a CSV file whose first line names its columns at {path!r}. Arrow cannot read it: {error}. "
+            "Correct the line, or pass what pandas.read_csv returns."
+        ) from error
 
 
 def _is_named(path: str | os.PathLike[str]) -> bool:
@@ -145,19 +164,6 @@ def _from_frame(data: Any) -> Any:
         raise PipelineError(
             f"Expected a table whose columns have one type each. Arrow cannot take this one: {error}. Give each column "
             "a type with astype, or leave it out."
-        ) from error
-
-
-def _read_csv(path: str) -> Any:
-    arrow = import_pyarrow()
-    # In one block: Arrow takes the types of columns from the first, and would refuse a fraction in a later one.
-    at_once = arrow.csv.ReadOptions(block_size=min(max(os.path.getsize(path), 1), 2**31 - 1))
-    try:
-        return arrow.csv.read_csv(path, read_options=at_once)
-    except (OSError, arrow.ArrowException) as error:
-        raise PipelineError(
-            f"Expected a CSV file whose first line names its columns at {path!r}. Arrow cannot read it: {error}. "
-            "Correct the line, or pass what pandas.read_csv returns."
         ) from error
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tfopt.pipelines.shared.crop import CentralCrop, RandomCrop, crop_decoded, crop_encoded
-from tfopt.pipelines.sources.images import decode_image
+from tfopt.pipelines.sources.image_files import decode_image
 
 ANY = RandomCrop((20, 17), area=(0.01, 1.0), aspect_ratio=(0.2, 5.0))
 NARROW = RandomCrop(8, area=(0.3, 0.4), aspect_ratio=(1.0, 1.25))

@@ -1,0 +1,157 @@
+"""Image files as a source: a folder with a subfolder per class, or paths and labels."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.pipelines.by_file.class_folders import flat_images, list_images
+from tfopt.pipelines.by_file.file_source import FileKind, Reading, file_source
+from tfopt.pipelines.by_file.labels import is_table, labelled, of_pairs, of_table
+from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.paths import as_path, expect_reachable
+from tfopt.pipelines.sources.image_files import (
+    ImageFile,
+    ImagesReport,
+    decode_image,
+    examine,
+    expect_image_bytes,
+    refusal,
+    unhonoured,
+)
+from tfopt.pipelines.sources.source import Source
+
+_COLUMNS = "paths", "labels"
+
+
+def images(
+    files: Any, *, column: str | None = None, label: str | None = None, classes: Sequence[str] | None = None
+) -> Source:
+    """Returns images as a source of `(image, label)`.
+
+    The classes of a folder are its subfolders, and all files below them are images; names that begin with a dot are
+    skipped. Use `transform` or `crop` to bring images of different sizes to one.
+
+    Args:
+        files: The folder with a subfolder per class, or with images and no folder; or a list of pairs `(path, label)`;
+            or `(paths, labels)`; or a table of them: a dict, a pandas DataFrame, a pyarrow Table or the path of a CSV
+            file (".csv", which needs pyarrow). Labels are arrays of numbers, names of classes, or for images of several
+            classes, lists of names.
+        column: The table's column of paths. Default: "paths".
+        label: The table's column of labels. Default: "labels".
+        classes: The class names in the order of their labels; a class may have no folder. For validation, pass the
+            training source's `class_names`, so that both number the classes alike. Default: the subfolders, or the
+            names among the labels, sorted.
+
+    Returns:
+        A source of `(image, label)`: `(height, width, 3)` uint8, and for a folder or names an int32 scalar, for lists
+        of names a float32 vector with 1 for each class that is named, else what stands in the labels; of `(image,
+        name)` for a folder without folders, with the file's name as a string. Reads JPEG, PNG, GIF (its first
+        frame), BMP and WebP; grey becomes three equal channels, and transparency is dropped. The files themselves are
+        checked when a pipeline is planned, by their first and last bytes; `on_bad_file` says what becomes of bad ones.
+
+    Raises:
+        TypeError: If `files` is none of these, `classes` not a sequence of names, or columns are named of what is no
+            table.
+        ValueError: If `classes` names one twice, or a table lacks a column.
+        UnsupportedError: If pyarrow is not installed, for a CSV file.
+        PipelineError: If the folder does not exist, has no class, a class without images or one that is not among
+            `classes`, or holds splits, such as train and val, instead of classes; or if a folder cannot be read, or
+            labels are missing, not as many as paths or not among `classes`.
+
+    Example:
+        >>> from tfopt.pipelines import build_pipeline
+        >>> train = images("photos/train")  # doctest: +SKIP
+        >>> held_out = images("photos/val", classes=train.class_names)  # doctest: +SKIP
+        >>> dataset = build_pipeline(train, batch_size=64)  # doctest: +SKIP
+        >>> images([("a.jpg", ["cat"]), ("b.jpg", ["cat", "dog"])]).class_names
+        ('cat', 'dog')
+    """
+    if is_table(files):
+        return _of_columns(of_table("images()", files, (column or _COLUMNS[0], label or _COLUMNS[1])), classes)
+    if column is not None or label is not None:
+        raise TypeError(
+            f"images() expects `column` and `label` only with a table. Received: {type(files).__name__}. Leave them "
+            "out, or pass a data frame or the path of a .csv file."
+        )
+    if isinstance(files, list):
+        return _of_columns(of_pairs("images()", files), classes)
+    if isinstance(files, tuple):
+        return _of_columns(files, classes)
+    root = expect_reachable(as_path("a folder, pairs, (paths, labels) or a table", files))
+    name = f"images in {root}"
+    flat = None if classes is not None else flat_images(root)
+    if flat:
+        return file_source(_IMAGES, name, flat, np.array([os.path.basename(path) for path in flat], object))
+    paths, labels, names = list_images(root, classes)
+    return file_source(_IMAGES, name, paths, np.array(labels, dtype=np.int32), tuple(names))
+
+
+def verify_images(source: Source | str | os.PathLike[str]) -> ImagesReport:
+    """Decodes every file of a folder of images, and reports those that do not decode.
+
+    A JPEG has no checksum: bytes altered inside it mostly decode, to wrong pixels. Of every format, a file that is cut
+    is found.
+
+    Args:
+        source: What `images` returned, or the folder it takes.
+
+    Returns:
+        The report; `passed` is the verdict, `print` shows the problems.
+
+    Raises:
+        TypeError: If `source` is neither.
+        PipelineError: If `images` refuses the folder.
+
+    Example:
+        >>> print(verify_images("photos/train"))  # doctest: +SKIP
+        1,281,167 images: every one decodes
+    """
+    if not isinstance(source, Source):
+        source = images(source)
+    if source.files is None:
+        raise TypeError(
+            f"verify_images() expects a folder of images, or what images() returned. Received: {source.name}. For "
+            "files of records call verify_records."
+        )
+    found = examine(source.files, decoding=True, again=True)
+    return ImagesReport(len(found), tuple(each.problem for each in found if each.problem is not None))
+
+
+def _of_columns(columns: tuple[Any, ...], classes: Sequence[str] | None) -> Source:
+    if len(columns) != 2:
+        raise TypeError(
+            f"images() expects (paths, labels). Received a tuple of {len(columns)}. Pass these two, or pairs in a list."
+        )
+    found = labelled("images()", *columns, classes)
+    name = f"{len(found.paths):,} images by their paths"
+    return file_source(_IMAGES, name, found.paths, found.values, found.class_names, found.note)
+
+
+def _reading(found: Sequence[ImageFile]) -> Reading:
+    """Returns how images are read, given what was found of them."""
+    ends = bool(found) and all(each.ends for each in found)
+    only_jpeg = bool(found) and all(each.format == "JPEG" for each in found)
+    return Reading(
+        decode=partial(_read_and_decode, ends=ends, only_jpeg=only_jpeg),
+        encoded=partial(_read, ends=ends, only_jpeg=only_jpeg),
+        only_jpeg=only_jpeg,
+        note=unhonoured(found),
+    )
+
+
+@without_autograph
+def _read(path: Any, value: Any, *, ends: bool, only_jpeg: bool) -> Any:
+    return expect_image_bytes(tf.io.read_file(path), path, ends=ends, only_jpeg=only_jpeg), value
+
+
+@without_autograph
+def _read_and_decode(path: Any, value: Any, *, ends: bool, only_jpeg: bool) -> Any:
+    contents, value = _read(path, value, ends=ends, only_jpeg=only_jpeg)
+    return decode_image(contents), value
+
+
+_IMAGES = FileKind(look=examine, reading=_reading, refusal=refusal, fault="do not decode")

@@ -1,0 +1,196 @@
+"""Paths and labels as users have them: in sequences, pairs or tables; names of classes become numbers or vectors."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines.shared.paths import file_stamps
+from tfopt.pipelines.sources.source import common_length
+from tfopt.pipelines.tables.table import read_csv
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Paths and what stands for each in the examples."""
+
+    paths: list[str]
+    values: Any  # a NumPy array
+    class_names: tuple[str, ...] | None
+    note: str = ""  # for the plan
+
+
+def is_table(data: Any) -> bool:
+    """Whether this is the path of a CSV file, or columns by name: a dict, a data frame or a pyarrow Table."""
+    if isinstance(data, str | os.PathLike):
+        return str(data).endswith(".csv") and not os.path.isdir(data)
+    return isinstance(data, Mapping) or hasattr(data, "columns")
+
+
+def of_table(caller: str, table: Any, columns: tuple[str, str]) -> tuple[Any, Any]:
+    """Returns two columns of a table.
+
+    Raises:
+        ValueError: If one is missing.
+        PipelineError: If a number is missing in one.
+    """
+    if isinstance(table, str | os.PathLike):
+        path = os.fspath(table)
+        file_stamps([path])
+        table = read_csv(path)
+    known = table if isinstance(table, Mapping) else getattr(table, "column_names", table.columns)
+    if not set(columns).issubset(known):
+        raise ValueError(
+            f"{caller} expects a table with the columns {columns[0]!r} and {columns[1]!r}. Received: "
+            f"{', '.join(map(repr, known))}. Name the one of paths with `column`, and the other with `label`."
+        )
+    first, second = (_values(table, name) for name in columns)
+    return first, second
+
+
+def of_pairs(caller: str, pairs: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the first and the second items of pairs.
+
+    Raises:
+        TypeError: If one is no pair.
+    """
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(
+                f"{caller} expects pairs in a list. Received as number {number}: {pair!r}. Pass a list of tuples of "
+                "two, or a tuple of two sequences."
+            )
+    return [first for first, _ in pairs], [second for _, second in pairs]
+
+
+def expect_paths(caller: str, given: Any) -> list[str]:
+    """Returns a sequence of paths as strings."""
+    if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable):
+        raise TypeError(f"{caller} expects paths in a sequence. Received: {given!r}. Pass a list of strings or Paths.")
+    paths = []
+    for path in given:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"{caller} expects paths. Received as one: {path!r}. Pass a list of strings or Paths.")
+        paths.append(str(os.fspath(path)))
+    return paths
+
+
+def labelled(caller: str, given: Any, labels: Any, classes: Sequence[str] | None) -> Labelled:
+    """Returns paths with labels: numbers, numbers of the classes that are named, or for lists of names, vectors."""
+    paths = expect_paths(caller, given)
+    names = None if classes is None else tuple(expect_classes(classes))
+    lists = _lists_of_names(labels, names)
+    if lists is not None:
+        common_length({"paths": len(paths), "labels": len(lists)})
+        return _multi_hot(caller, paths, lists, names)
+    values = _as_array(caller, labels)
+    common_length({"paths": len(paths), "labels": len(values)})
+    if values.dtype.kind in "OUT":
+        values, names = _numbers(caller, values, names)
+    elif names is not None and values.dtype.kind in "iu":
+        _expect_among({int(label) for label in values.ravel() if not 0 <= label < len(names)}, names)
+    return Labelled(paths, values, names)
+
+
+def expect_classes(classes: Sequence[str]) -> list[str]:
+    """Returns the names of classes, refusing what is none, or there twice."""
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise TypeError(f"Expected a sequence of names for `classes`. Received: {classes!r}. Pass a list of strings.")
+    names = list(classes)
+    if len(set(names)) < len(names):
+        raise ValueError(f"Expected each class once in `classes`. Received: {names}. Remove the second one.")
+    return names
+
+
+def _values(table: Any, name: str) -> Any:
+    """Returns a column; of a frame, as an array without missing numbers."""
+    if isinstance(table, Mapping):
+        return table[name]
+    values = np.asarray(table[name])
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        row = int(np.flatnonzero(np.isnan(values))[0])
+        raise PipelineError(
+            f"Expected a value in each row of the column {name!r}. Found none in row {row:,}, counted from 0. Fill it, "
+            "or leave out the row."
+        )
+    return values
+
+
+def _as_array(caller: str, labels: Any) -> Any:
+    try:
+        values = np.asarray(labels)
+    except ValueError as error:  # NumPy's, for rows of different lengths
+        raise TypeError(
+            f"{caller} expects numbers, names or lists of names as labels. Received lists of other things, which "
+            "differ in length. Pass names, or an array with one row per path."
+        ) from error
+    if values.ndim == 0:
+        raise TypeError(f"{caller} expects labels in a sequence. Received as labels: {labels!r}. Pass one per path.")
+    return values
+
+
+def _numbers(caller: str, values: Any, names: tuple[str, ...] | None) -> tuple[Any, tuple[str, ...]]:
+    """Returns the numbers of named classes, and the names."""
+    for label in values.ravel():
+        if not isinstance(label, str):
+            raise TypeError(
+                f"{caller} expects numbers or names as labels. Found among names: {type(label).__name__}. Pass one "
+                "type, and leave out what has no label."
+            )
+    names = names or tuple(sorted(set(values.ravel())))
+    numbers = {name: number for number, name in enumerate(names)}
+    _expect_among(set(values.ravel()) - numbers.keys(), names)
+    return np.array([numbers[label] for label in values.ravel()], np.int32).reshape(values.shape), names
+
+
+def _lists_of_names(labels: Any, names: tuple[str, ...] | None) -> list[Any] | None:
+    """Returns the rows of labels if they are lists of names; empty ones are if there are classes."""
+    if not isinstance(labels, Iterable) or isinstance(labels, str) or getattr(labels, "ndim", 1) == 0:
+        return None
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "biufc":
+        return None
+    rows = list(labels)
+    filled = next((row for row in rows if _is_list(row) and len(row)), None)
+    if filled is None:
+        return rows if names is not None and rows and all(map(_is_list, rows)) else None
+    return rows if isinstance(next(iter(filled)), str) else None
+
+
+def _is_list(row: Any) -> bool:
+    return isinstance(row, list | tuple | set | frozenset) or (isinstance(row, np.ndarray) and row.ndim == 1)
+
+
+def _multi_hot(caller: str, paths: list[str], lists: list[Any], names: tuple[str, ...] | None) -> Labelled:
+    """Returns paths with vectors that are 1 for the classes of each and 0 elsewhere."""
+    for number, row in enumerate(lists):
+        if not _is_list(row) or not all(isinstance(name, str) for name in row):
+            raise TypeError(
+                f"{caller} expects a list of names for each path, since others have one. Received as number {number}: "
+                f"{row!r}. Pass a list of strings, an empty one for none."
+            )
+    found = {name for row in lists for name in row}
+    names = names or tuple(sorted(found))
+    numbers = {name: number for number, name in enumerate(names)}
+    _expect_among(found - numbers.keys(), names)
+    values = np.zeros((len(lists), len(names)), np.float32)
+    for vector, row in zip(values, lists, strict=True):
+        vector[[numbers[name] for name in row]] = 1
+    empty = sum(not len(row) for row in lists)
+    repeated = sum(len(set(row)) < len(row) for row in lists)
+    note = "; ".join(
+        [f"labels are vectors of {len(names)} classes, 1 for each that is named"]
+        + [f"{empty:,} without any"] * (empty > 0)
+        + [f"{repeated:,} name a class twice, which counts once"] * (repeated > 0)
+    )
+    return Labelled(paths, values, names, note)
+
+
+def _expect_among(others: set[Any], names: tuple[str, ...]) -> None:
+    if others:
+        raise PipelineError(
+            f"Expected only labels of the classes {list(names)}. Found {sorted(others)[0]!r}. Add it to `classes`, or "
+            "leave out its files."
+        )

@@ -1,0 +1,150 @@
+"""Labels of files: pairs, columns of tables by name, and lists of names as vectors."""
+
+import re
+
+import numpy as np
+import pytest
+from unwrapped import unwrapped
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines import images, plan_pipeline
+
+NUMBERS = [3, 1, 4, 1, 5, 9]
+LISTS = [["dog", "cat"], [], ["cat"], ["cow"], ["cat", "cow", "dog"], ["dog", "dog"]]
+HOT = np.array([[1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1], [0, 0, 1]], np.float32)
+
+
+@pytest.fixture
+def files(tmp_path, picture):
+    """Six images, shades 0 to 50 in steps of ten."""
+    return [picture(tmp_path / f"{index}.png", shade=10 * index) for index in range(6)]
+
+
+def read(source, **options):
+    """Each image's shade with its label, in one epoch."""
+    plan = plan_pipeline(source, **{"batch_size": 4, "training": False} | options)
+    return [
+        (int(image[1, 1, 0]), label.tolist())
+        for batch, labels in plan.build().as_numpy_iterator()
+        for image, label in zip(batch, labels, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("pair", [tuple, list])
+def test_pairs(files, pair):
+    given = [pair(each) for each in zip(files, NUMBERS, strict=True)]
+    assert read(images(given)) == list(zip(range(0, 60, 10), NUMBERS, strict=True))
+    assert sorted(read(images(given), training=True, remainder="keep")) == read(images(given))
+
+
+@pytest.mark.parametrize("form", ["csv", "Path", "pandas", "pyarrow", "dict"])
+def test_columns_by_name(files, tmp_path, form):
+    pyarrow = pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    columns = {"number": NUMBERS, "kind": ["b", "a"] * 3, "file": files}
+    pandas.DataFrame(columns).to_csv(tmp_path / "photos.csv", index=False)
+    table = {
+        "csv": str(tmp_path / "photos.csv"),
+        "Path": tmp_path / "photos.csv",
+        "pandas": pandas.DataFrame(columns, index=range(6, 0, -1)).astype({"kind": "category"}),
+        "pyarrow": pyarrow.table(columns | {"kind": pyarrow.array(columns["kind"]).dictionary_encode()}),
+        "dict": columns,
+    }[form]
+    assert read(images(table, column="file", label="number")) == list(zip(range(0, 60, 10), NUMBERS, strict=True))
+    kinds = images(table, column="file", label="kind")
+    assert kinds.class_names == ("a", "b")
+    assert [label for _, label in read(kinds)] == [1, 0] * 3
+
+
+@pytest.mark.parametrize("form", ["lists", "pairs", "sets", "pandas", "pyarrow"])
+@pytest.mark.parametrize("classes", [None, ("dog", "bird", "cat", "cow")])
+def test_lists_of_names_become_vectors(files, form, classes):
+    pyarrow = pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    columns = {"paths": files, "labels": LISTS}
+    source = images(
+        {
+            "lists": (files, LISTS),
+            "pairs": list(zip(files, LISTS, strict=True)),
+            "sets": (files, list(map(set, LISTS))),
+            "pandas": pandas.DataFrame(columns),
+            "pyarrow": pyarrow.table(columns),
+        }[form],
+        classes=classes,
+    )
+    expected = HOT if classes is None else np.insert(HOT, 0, 0, axis=1)[:, [3, 0, 1, 2]]
+    assert source.class_names == (classes or ("cat", "cow", "dog"))
+    assert read(source) == list(zip(range(0, 60, 10), expected.tolist(), strict=True))
+    plan = plan_pipeline(source, batch_size=4)
+    assert plan.build().element_spec[1].dtype == "float32"
+    said = f"labels are vectors of {len(source.class_names)} classes, 1 for each that is named; 1 without any"
+    assert said in unwrapped(plan)
+    assert ("1 name a class twice, which counts once" in unwrapped(plan)) is (form != "sets")
+
+
+def test_the_number_of_names_does_not_change_what_labels_are(files):
+    """All of one length would make an array, which is another kind of label."""
+    pairs = [["dog", "cat"], ["cat", "cow"]] * 3
+    expected = [[1, 0, 1], [1, 1, 0]] * 3
+    for lists in (pairs, np.array(pairs)):
+        assert [label for _, label in read(images((files, lists)))] == expected
+    assert [label for _, label in read(images((files, [["a"]] * 6)))] == [[1]] * 6
+    assert [label for _, label in read(images((files, [[]] * 6), classes=["a", "b"]))] == [[0, 0]] * 6
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (
+            lambda f: [*zip(f, NUMBERS, strict=True), "x.png"],
+            TypeError,
+            r"expects pairs.*number 6: 'x.png'.*Pass a list",
+        ),
+        (lambda f: [(path, 1, 2) for path in f], TypeError, "expects pairs.*number 0"),
+        (lambda f: [], PipelineError, "at least one example"),
+        (lambda f: (f, [["a"]] * 5 + ["a"]), TypeError, "list of names for each.*number 5: 'a'"),
+        (lambda f: (f, ["a"] + [["a"]] * 5), TypeError, "list of names for each.*number 0: 'a'"),
+        (lambda f: (f, [["a", 3]] + [["a"]] * 5), TypeError, "number 0.*Pass a list of strings"),
+        (lambda f: (f, [["a"]] * 5), PipelineError, "one common length"),
+        (lambda f: (f, [[1], [2, 3]] * 3), TypeError, "differ in length. Pass names"),
+        (lambda f: (f, [None, ["a"]] * 3), TypeError, "number 0: None"),
+    ],
+)
+def test_wrong_pairs_and_lists_are_refused(files, change, error, text):
+    with pytest.raises(error, match=text):
+        images(change(files))
+
+
+def test_names_that_are_no_class_are_refused(files):
+    with pytest.raises(PipelineError, match=r"classes \['cat', 'cow'\]. Found 'dog'"):
+        images((files, LISTS), classes=["cat", "cow"])
+
+
+def test_columns_that_are_missing_or_incomplete_are_refused(files, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"file": files, "number": [1, None, 3, 4, 5, 6], "kind": ["a", None] * 3})
+    with pytest.raises(ValueError, match=r"columns 'file' and 'labels'.*'file', 'number', 'kind'. Name .* `label`"):
+        images(frame, column="file")
+    with pytest.raises(PipelineError, match=r"the column .number.\. Found none in row 1"):
+        images(frame, column="file", label="number")
+    with pytest.raises(TypeError, match=r"NoneType|float"):
+        images(frame, column="file", label="kind")
+    with pytest.raises(TypeError, match=r"Received as one: None|nan"):
+        images(frame, column="kind", label="kind")
+    for other in (files[0], (files, NUMBERS)):
+        with pytest.raises(TypeError, match="only with a table"):
+            images(other, column="file")
+    gone = str(tmp_path / "gone.csv")
+    with pytest.raises(PipelineError, match=rf"{re.escape(gone)}'. Found none"):
+        images(gone)
+
+
+def test_a_split_and_a_cache_on_disk_keep_the_vectors(files, tmp_path):
+    source = images((files, LISTS))
+    whole = dict(zip(range(0, 60, 10), HOT.tolist(), strict=True))
+    options = {"batch_size": 2, "split": 0.5, "seed": 1, "cache": str(tmp_path / "cache"), "remainder": "keep"}
+    train, validate = (read(source, **options, training=training) for training in (True, False))
+    assert dict(train) | dict(validate) == whole
+    again = images((files, [*LISTS[:5], ["cow"]]))
+    changed = dict(read(again, **options, training=True) + read(again, **options, training=False))
+    assert changed == whole | {50: [0.0, 1.0, 0.0]}
