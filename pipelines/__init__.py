@@ -3,7 +3,7 @@
 - `plan_pipeline(source, ...)`: a `PipelinePlan`; `print` it, then `.build()`
 - `build_pipeline(source, ...)`: the same in one call, for `model.fit`
 - `mix([(a, 0.7), (b, 0.3)])`: several sources or plans in fixed proportions, as one plan
-- `arrays`, `dataset`, `hdf5`, `images`, `npy`, `records`, `table`, `tfds`: sources; `Source`, for your own
+- `arrays`, `dataset`, `files`, `hdf5`, `images`, `npy`, `records`, `table`, `tfds`: sources; `Source`, for your own
 - `tokens`, `lines`, `next_tokens`: documents of token ids, the lines of text files, and what a language model trains on
 - `fetch(urls)`: local copies of files in object stores and on web servers
 - `RandomCrop`, `CentralCrop`, `per_batch`: for the options `crop` and `augment`

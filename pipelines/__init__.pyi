@@ -1,4 +1,5 @@
 from .as_source import dataset as dataset
+from .by_file.files import files as files
 from .by_file.images import images as images
 from .by_file.images import verify_images as verify_images
 from .cache.folder import clear_cache as clear_cache

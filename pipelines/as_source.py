@@ -40,8 +40,8 @@ def as_source(given: Any, on_bad_file: str = "raise") -> Source:
         return source.checked(on_bad_file)
     if on_bad_file == "skip":
         raise ValueError(
-            f"Expected images in files of their own for on_bad_file='skip'. Received: {source.name}. Leave it out; for "
-            "damaged records pass records(paths, on_bad_record='skip')."
+            f"Expected images or files for on_bad_file='skip'. Received: {source.name}. Leave it out; for damaged "
+            "records pass records(paths, on_bad_record='skip')."
         )
     return source
 

@@ -238,9 +238,10 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             With cache="device", where the examples are kept.
         service: "grpc://host:port" of a tf.data service (`python -m tfopt.pipelines.serve`), whose workers do the work
             up to the batch, in any order and without a cache. Losing a worker raises an error.
-        on_bad_file: What becomes of image files that do not decode. "raise" names one; it looks at the first and last
-            bytes of each file, and decodes those in doubt. "skip" decodes all files once, now, leaves the bad ones
-            out, and names them in one warning; the number of examples is that of the others.
+        on_bad_file: What becomes of image files that do not decode, and of `files` that are missing or empty. "raise"
+            names one; it looks at the first and last bytes of each image, and decodes those in doubt. "skip" decodes
+            all images once, now, leaves the bad files out, and names them in one warning; the number of examples is
+            that of the others.
 
     Returns:
         The plan.

@@ -41,6 +41,8 @@ class FileKind:
     """Returns the error that names the files with a problem."""
     fault: str
     """What is wrong with such a file, such as "do not decode"."""
+    are_images: bool = False
+    """Whether `verify_images` takes them."""
 
 
 def file_source(
@@ -88,7 +90,7 @@ def file_source(
             class_names=class_names,
             part=lambda index, parts: numbered(numbers[index::parts], reading),
             note=reading.note,
-            files=tuple(files[numbers]),
+            files=tuple(files[numbers]) if kind.are_images else None,
             checked=checked,
         )
 

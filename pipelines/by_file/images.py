@@ -154,4 +154,4 @@ def _read_and_decode(path: Any, value: Any, *, ends: bool, only_jpeg: bool) -> A
     return decode_image(contents), value
 
 
-_IMAGES = FileKind(look=examine, reading=_reading, refusal=refusal, fault="do not decode")
+_IMAGES = FileKind(look=examine, reading=_reading, refusal=refusal, fault="do not decode", are_images=True)

@@ -2,17 +2,19 @@
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
 
 _THREADS = 16  # for network file systems, where each answer is waited for
-_CHUNK = 256  # files per task: handing over a single one costs more than asking the disk
+_CHUNK = 64  # files per task: handing over a single one costs more than asking the disk
+
+Found = TypeVar("Found")
 
 
 def as_path(what: str, value: Any) -> str:
@@ -94,14 +96,18 @@ def file_stamps(paths: Iterable[str | os.PathLike[str]]) -> list[list[str | int]
         >>> file_stamps(["photos/cat.jpg"])  # doctest: +SKIP
         [['/data/photos/cat.jpg', 51200, 1760000000000000000]]
     """
-    names = [os.fspath(path) for path in paths]
-    chunks = [names[start : start + _CHUNK] for start in range(0, len(names), _CHUNK)]
+    return for_each_path(_stamp, [os.fspath(path) for path in paths])
+
+
+def for_each_path(look: Callable[[str], Found], paths: Sequence[str]) -> list[Found]:
+    """Returns what a function finds of each path, called in several threads."""
+    chunks = [paths[start : start + _CHUNK] for start in range(0, len(paths), _CHUNK)]
     with ThreadPoolExecutor(_THREADS) as threads:
-        return [entry for chunk in threads.map(_stamps, chunks) for entry in chunk]
+        return [found for some in threads.map(lambda chunk: list(map(look, chunk)), chunks) for found in some]
 
 
-def _stamps(paths: list[str]) -> list[list[str | int]]:
-    return [_remote(path) if is_remote(path) else _local(path) for path in paths]
+def _stamp(path: str) -> list[str | int]:
+    return _remote(path) if is_remote(path) else _local(path)
 
 
 def _local(path: str) -> list[str | int]:

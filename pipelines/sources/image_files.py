@@ -6,7 +6,6 @@ import json
 import os
 import struct
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.files import write_atomic
 from tfopt.pipelines.shared.elements import first_line, without_autograph
-from tfopt.pipelines.shared.paths import kept_of_images
+from tfopt.pipelines.shared.paths import for_each_path, kept_of_images
 from tfopt.pipelines.shared.problems import Problem, Report, listed
 
-_THREADS = 16  # for network file systems, where opening a file takes long
 _KEPT_FROM = 1000  # files; fewer are looked at in a moment
 _KEPT_FORMAT = 1
-_CHUNK = 64  # files per task: handing over a single one costs more than looking at it
 
 # One page of a disk. The largest BMP header (124 bytes) and the palette of an 8-bit BMP fit, and the EXIF data's first
 # directory, which follows the beginning of a JPEG.
@@ -77,13 +74,7 @@ def examine(paths: Sequence[str], *, decoding: bool, again: bool = False) -> lis
     """
     where = _kept_at(paths) if len(paths) >= _KEPT_FROM else None
     known = {} if where is None or again else _kept(where)
-    chunks = [paths[start : start + _CHUNK] for start in range(0, len(paths), _CHUNK)]
-
-    def look(chunk: Sequence[str]) -> list[ImageFile]:
-        return [_look(path, known.get(path), decoding=decoding) for path in chunk]
-
-    with ThreadPoolExecutor(_THREADS) as threads:
-        found = [each for some in threads.map(look, chunks) for each in some]
+    found = for_each_path(lambda path: _look(path, known.get(path), decoding=decoding), paths)
     new = {path: each for path, each in zip(paths, found, strict=True) if each.stamp and known.get(path) != each}
     if where is not None and new:
         _keep(where, known | new)

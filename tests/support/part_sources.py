@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines import arrays, hdf5, images, npy, records, table, tfds, write_records
+from tfopt.pipelines import arrays, files, hdf5, images, npy, records, table, tfds, write_records
 from tfopt.pipelines.tables import table as table_module
 
 COUNT = 103
@@ -98,6 +98,11 @@ _KINDS = {
         lambda image, label: label,
     ),
     "folders of images": (_images, images, lambda image, label: tf.cast(image[0, 0, 0], tf.int64)),
+    "files": (
+        lambda folder: [(folder / f"{number:03}").write_text(str(number)) for number in ALL],
+        lambda folder: files(sorted(folder.iterdir())),
+        lambda contents, name: tf.strings.to_number(contents, tf.int64),
+    ),
     "npy": (
         lambda folder: np.save(folder / "rows.npy", np.arange(COUNT)),
         lambda folder: npy(folder / "rows.npy"),

@@ -1,0 +1,142 @@
+"""Files that users decode: contents, labels or names, and what is wrong with them."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from unwrapped import unwrapped
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines import (
+    arrays,
+    build_pipeline,
+    files,
+    plan_pipeline,
+    records,
+    verify_images,
+    write_records,
+)
+
+CONTENTS = [bytes([number, 0, 255]) * (number + 1) for number in range(6)]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Six files of different lengths."""
+    for number, contents in enumerate(CONTENTS):
+        (tmp_path / f"{number}.bin").write_bytes(contents)
+    return [str(tmp_path / f"{number}.bin") for number in range(6)]
+
+
+def read(source, **options):
+    dataset = build_pipeline(source, **{"batch_size": 4, "training": False} | options)
+    return [
+        (contents, value.tolist() if hasattr(value, "tolist") else value)
+        for batch, values in dataset.as_numpy_iterator()
+        for contents, value in zip(batch, values, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (None, [b"0.bin", b"1.bin", b"2.bin", b"3.bin", b"4.bin", b"5.bin"]),
+        (np.arange(6) / 2, [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]),
+        (["b", "a"] * 3, [1, 0] * 3),
+        ([["b", "a"], [], ["a"]] * 2, [[1, 1], [0, 0], [1, 0]] * 2),
+    ],
+)
+def test_contents_with_labels_or_names(paths, labels, expected):
+    assert read(files(paths, labels)) == list(zip(CONTENTS, expected, strict=True))
+    shuffled = read(files(paths, labels), training=True, remainder="keep", seed=1)
+    assert sorted(shuffled) == list(zip(CONTENTS, expected, strict=True)) != shuffled
+
+
+def test_a_function_decodes_sounds(tmp_path):
+    waves = np.random.default_rng(0).integers(-(2**15), 2**15, (5, 40)).astype(np.int16)
+    for number, wave in enumerate(waves):
+        sound = tf.audio.encode_wav(wave[:, np.newaxis].astype(np.float32) / 2**15, 8000)
+        (tmp_path / f"{number}.wav").write_bytes(sound.numpy())
+
+    def decoded(contents, label):
+        return tf.audio.decode_wav(contents).audio[:, 0], label
+
+    source = files(sorted(tmp_path.glob("*.wav")), range(5))
+    dataset = build_pipeline(source, transform=decoded, batch_size=2, remainder="keep", seed=2)
+    for _ in range(2):
+        found = {int(label): wave for batch in dataset for wave, label in zip(*batch, strict=True)}
+        assert sorted(found) == list(range(5))
+        for number, wave in found.items():
+            np.testing.assert_allclose(wave, waves[number] / 2**15, atol=1e-6)
+
+
+def test_a_cache_on_disk_belongs_to_the_contents(paths, tmp_path):
+    options = {"cache": str(tmp_path / "cache"), "transform": lambda contents, name: (contents + b"!", name)}
+    expected = [(contents + b"!", name) for contents, name in read(files(paths))]
+    assert read(files(paths), **options) == expected == read(files(paths), **options)
+    with open(paths[3], "ab") as file:
+        file.write(b"more")
+    changed = [*expected[:3], (CONTENTS[3] + b"more!", b"3.bin"), *expected[4:]]
+    assert read(files(paths), **options) == changed
+
+
+def spoilt(paths, kind):
+    """Makes one file of several bad; returns its path."""
+    os.remove(paths[2])
+    if kind == "empty":
+        open(paths[2], "w").close()
+    elif kind == "a folder":
+        os.mkdir(paths[2])
+    elif kind == "a pipe":
+        os.mkfifo(paths[2])
+    return paths[2]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["missing", "empty", "a folder", "a pipe"])
+def test_bad_files_are_named_or_left_out(paths, kind):
+    bad = spoilt(paths, kind)
+    told = "No such file" if kind == "missing" else kind
+    with pytest.raises(PipelineError, match=rf"Found 1 that are missing(.|\n)*{re.escape(bad)}.*{told}"):
+        plan_pipeline(files(paths), batch_size=2)
+    with pytest.warns(UserWarning, match=rf"1 of 6 files that are missing(.|\n)*{re.escape(bad)}"):
+        plan = plan_pipeline(files(paths, range(6)), batch_size=2, training=False, on_bad_file="skip")
+    assert "5 examples; without 1 of 6 files that are missing, empty or unreadable" in unwrapped(plan)
+    assert [int(label) for _, labels in plan.build() for label in labels] == [0, 1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty"])
+def test_a_file_that_went_bad_since_is_named_in_the_epoch(paths, kind):
+    dataset = build_pipeline(files(paths), batch_size=2, training=False, cache=None)
+    bad = spoilt(paths, kind)
+    with pytest.raises(tf.errors.OpError, match=re.escape(bad)):
+        list(dataset)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (("a.wav",), TypeError, "paths in a sequence. Received: 'a.wav'. Pass a list"),
+        (([b"a.wav"],), TypeError, "Received as one: b'a.wav'"),
+        (([],), PipelineError, "at least one example"),
+        ((["a.wav"], ["a", "b"]), PipelineError, "one common length"),
+        ((["a.wav"], None, ["a"]), TypeError, "`classes` only with labels"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, error, text):
+    with pytest.raises(error, match=text):
+        files(*arguments[:2], **({"classes": arguments[2]} if len(arguments) > 2 else {}))
+
+
+def test_what_only_images_are_for_is_refused(paths):
+    with pytest.raises(TypeError, match="expects a folder of images"):
+        verify_images(files(paths))
+    with pytest.raises(ValueError, match="Expected images or files for on_bad_file='skip'"):
+        plan_pipeline(arrays(np.arange(4)), on_bad_file="skip")
+
+
+def test_they_are_written_as_records(paths, tmp_path):
+    write_records(files(paths, range(6)), tmp_path / "written", shuffle_seed=None)
+    assert read(records(tmp_path / "written")) == list(zip(CONTENTS, range(6), strict=True))
