@@ -3,10 +3,11 @@
 - `plan_pipeline(source, ...)`: a `PipelinePlan`; `print` it, then `.build()`
 - `build_pipeline(source, ...)`: the same in one call, for `model.fit`
 - `mix([(a, 0.7), (b, 0.3)])`: several sources or plans in fixed proportions, as one plan
-- `arrays`, `dataset`, `files`, `hdf5`, `images`, `npy`, `records`, `table`, `tfds`: sources; `Source`, for your own
+- `images`, `images_with_masks`, `files`: sources of which each example is a file
+- `arrays`, `dataset`, `hdf5`, `npy`, `records`, `table`, `tfds`: other sources; `Source`, for your own
 - `tokens`, `lines`, `next_tokens`: documents of token ids, the lines of text files, and what a language model trains on
 - `fetch(urls)`: local copies of files in object stores and on web servers
-- `RandomCrop`, `CentralCrop`, `per_batch`: for the options `crop` and `augment`
+- `RandomCrop`, `CentralCrop`, `RandomFlip`, `per_batch`: for the options `crop` and `augment`
 - `clear_cache(...)`: removes what pipelines have cached on disk
 - `write_records(source, folder)`, `verify_records(folder)`: examples as TFRecord files with checksums
 - `profile_pipeline(plan)`: which stage is slow, and what it would be without

@@ -24,7 +24,7 @@ class Reading:
     """How a raw element, `(path, value)`, becomes an example; the fields are those of `Source`."""
 
     decode: Callable[..., Any]
-    encoded: Callable[..., Any] | None = None
+    encoded: Any = None
     only_jpeg: bool = False
     note: str = ""
 
@@ -34,13 +34,15 @@ class FileKind:
     """What is known of files of a kind."""
 
     look: Callable[..., Sequence[Any]]
-    """Given their paths, and whether to decode them whole, returns what was found of each, with its `problem`."""
+    """Given paths and values, and whether to decode files whole, returns what was found of each, with its `problem`."""
     reading: Callable[[Sequence[Any]], Reading]
     """Given what was found of all files, or nothing before they are looked at, returns how they are read."""
     refusal: Callable[[Sequence[Problem]], PipelineError]
     """Returns the error that names the files with a problem."""
     fault: str
     """What is wrong with such a file, such as "do not decode"."""
+    values_are_files: bool = False
+    """Whether the values are paths, too, of files that belong to an example."""
     are_images: bool = False
     """Whether `verify_images` takes them."""
 
@@ -63,11 +65,19 @@ def file_source(
     def spread(numbers: Any, limit: int) -> Any:
         return numbers[np.unique(np.linspace(0, len(numbers) - 1, num=min(limit, len(numbers))).astype(int))]
 
+    def more_stamps(numbers: Any) -> Any:
+        return file_stamps(values[numbers]) if kind.values_are_files else None
+
+    def images_of(numbers: Any) -> Any:
+        if not kind.are_images:
+            return None
+        return tuple(zip(files[numbers], values[numbers], strict=True) if kind.values_are_files else files[numbers])
+
     def numbered(numbers: Any, reading: Reading) -> Source:
         all_keys = cache(partial(keys, numbers))  # once, though several datasets are made of them
 
         def checked(on_bad_file: str) -> Source:
-            found = kind.look(files[numbers].tolist(), decoding=on_bad_file == "skip")
+            found = kind.look(files[numbers].tolist(), values[numbers], decoding=on_bad_file == "skip")
             problems = [each.problem for each in found if each.problem is not None]
             if problems and on_bad_file == "raise":
                 raise kind.refusal(problems)
@@ -86,11 +96,11 @@ def file_source(
             at=partial(_keys_at, all_keys),
             encoded=reading.encoded,
             only_jpeg=reading.only_jpeg,
-            fingerprint=lambda: [class_names, values[numbers], file_stamps(files[numbers])],
+            fingerprint=lambda: [class_names, values[numbers], file_stamps(files[numbers]), more_stamps(numbers)],
             class_names=class_names,
             part=lambda index, parts: numbered(numbers[index::parts], reading),
             note=reading.note,
-            files=tuple(files[numbers]) if kind.are_images else None,
+            files=images_of(numbers),
             checked=checked,
         )
 

@@ -66,8 +66,8 @@ class _File:
     problem: Problem | None
 
 
-def _look(paths: Sequence[str], *, decoding: bool) -> list[_File]:
-    del decoding  # what is in them only the user knows
+def _look(paths: Sequence[str], values: Any, *, decoding: bool) -> list[_File]:
+    del values, decoding  # what is in them only the user knows
     return for_each_path(lambda path: _File(_problem(path)), paths)
 
 

@@ -24,8 +24,6 @@ from tfopt.pipelines.sources.image_files import (
 )
 from tfopt.pipelines.sources.source import Source
 
-_COLUMNS = "paths", "labels"
-
 
 def images(
     files: Any, *, column: str | None = None, label: str | None = None, classes: Sequence[str] | None = None
@@ -71,7 +69,9 @@ def images(
         ('cat', 'dog')
     """
     if is_table(files):
-        return _of_columns(of_table("images()", files, (column or _COLUMNS[0], label or _COLUMNS[1])), classes)
+        return _of_columns(
+            of_table("images()", files, (column or "paths", label or "labels"), ("column", "label")), classes
+        )
     if column is not None or label is not None:
         raise TypeError(
             f"images() expects `column` and `label` only with a table. Received: {type(files).__name__}. Leave them "
@@ -97,7 +97,7 @@ def verify_images(source: Source | str | os.PathLike[str]) -> ImagesReport:
     is found.
 
     Args:
-        source: What `images` returned, or the folder it takes.
+        source: What `images` or `images_with_masks` returned, or a folder that `images` takes.
 
     Returns:
         The report; `passed` is the verdict, `print` shows the problems.
@@ -117,7 +117,8 @@ def verify_images(source: Source | str | os.PathLike[str]) -> ImagesReport:
             f"verify_images() expects a folder of images, or what images() returned. Received: {source.name}. For "
             "files of records call verify_records."
         )
-    found = examine(source.files, decoding=True, again=True)
+    paths = np.array(source.files, object).ravel().tolist()
+    found = examine(paths, decoding=True, again=True)
     return ImagesReport(len(found), tuple(each.problem for each in found if each.problem is not None))
 
 
@@ -131,7 +132,12 @@ def _of_columns(columns: tuple[Any, ...], classes: Sequence[str] | None) -> Sour
     return file_source(_IMAGES, name, found.paths, found.values, found.class_names, found.note)
 
 
-def _reading(found: Sequence[ImageFile]) -> Reading:
+def _look(paths: Sequence[str], labels: Any, *, decoding: bool) -> list[ImageFile]:
+    del labels
+    return examine(paths, decoding=decoding)
+
+
+def image_reading(found: Sequence[ImageFile]) -> Reading:
     """Returns how images are read, given what was found of them."""
     ends = bool(found) and all(each.ends for each in found)
     only_jpeg = bool(found) and all(each.format == "JPEG" for each in found)
@@ -154,4 +160,4 @@ def _read_and_decode(path: Any, value: Any, *, ends: bool, only_jpeg: bool) -> A
     return decode_image(contents), value
 
 
-_IMAGES = FileKind(look=examine, reading=_reading, refusal=refusal, fault="do not decode", are_images=True)
+_IMAGES = FileKind(look=_look, reading=image_reading, refusal=refusal, fault="do not decode", are_images=True)

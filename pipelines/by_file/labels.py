@@ -30,8 +30,8 @@ def is_table(data: Any) -> bool:
     return isinstance(data, Mapping) or hasattr(data, "columns")
 
 
-def of_table(caller: str, table: Any, columns: tuple[str, str]) -> tuple[Any, Any]:
-    """Returns two columns of a table.
+def of_table(caller: str, table: Any, columns: tuple[str, str], options: tuple[str, str]) -> tuple[Any, Any]:
+    """Returns two columns of a table, which these options name.
 
     Raises:
         ValueError: If one is missing.
@@ -45,7 +45,7 @@ def of_table(caller: str, table: Any, columns: tuple[str, str]) -> tuple[Any, An
     if not set(columns).issubset(known):
         raise ValueError(
             f"{caller} expects a table with the columns {columns[0]!r} and {columns[1]!r}. Received: "
-            f"{', '.join(map(repr, known))}. Name the one of paths with `column`, and the other with `label`."
+            f"{', '.join(map(repr, known))}. Name them with `{options[0]}` and `{options[1]}`."
         )
     first, second = (_values(table, name) for name in columns)
     return first, second

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.crop_elements import crop_example, expect_croppable
+from tfopt.pipelines.shared.crop_elements import crop_example, expect_movable
 from tfopt.pipelines.shared.elements import apply_stage, element_of, expect_lengths, in_single_examples
 from tfopt.pipelines.shared.frozen_draws import generator_states, refuse_frozen_draws
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_function
@@ -84,7 +84,7 @@ def _batches(examples: Any, options: PipelineOptions) -> Any:
 
 def _cropped(source: Source, crop: Any, crop_with: dict[str, bool], raw: Any, decoded: Any) -> Any:
     before = decoded if source.encoded is None else _mapped(StageFunction("decode", source.encoded), raw)
-    expect_croppable(before.element_spec, crop_with)
+    expect_movable(before.element_spec, crop_with, "crop_with")
     seed = tf.zeros(2, tf.int32)
     return _mapped(StageFunction("crop", partial(crop_example, crop=crop, crop_with=crop_with, seed=seed)), before)
 

@@ -135,7 +135,7 @@ class PipelineOptions:
         if self.remainder is not None:
             expect_name("remainder", self.remainder, ("drop", "keep", "pad"))
         _expect_crop(self.crop)
-        fill_in("crop_with", _crop_with(self.crop_with))
+        fill_in("crop_with", parts_that_move("crop_with", self.crop_with))
         if self.crop_with and self.crop is None:
             raise ValueError(
                 "Expected a `crop` for `crop_with`. Found crop=None. Pass crop=RandomCrop(224), or leave it out."
@@ -351,12 +351,12 @@ def _expect_crop(value: object) -> None:
         )
 
 
-def _crop_with(value: Any) -> dict[str, bool]:
-    """Returns the option `crop_with` as paths of parts of an example, and whether each moves with the image."""
+def parts_that_move(option: str, value: Any) -> dict[str, bool]:
+    """Returns an option such as `crop_with` as paths of parts of an example, and whether each moves with the image."""
     names = (value,) if isinstance(value, str | int) else value
     if not isinstance(names, Sequence | Mapping) or not all(isinstance(name, str | int) for name in names):
         raise TypeError(
-            f"Expected names for `crop_with`. Received: {value!r}. Pass the keys of masks, images and boxes, or their "
+            f"Expected names for `{option}`. Received: {value!r}. Pass the keys of masks, images and boxes, or their "
             "positions in a tuple, such as ('mask', 'boxes')."
         )
     return {str(name): bool(names[name]) if isinstance(names, Mapping) else True for name in names}

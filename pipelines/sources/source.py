@@ -88,8 +88,8 @@ class Source:
     """Given i and n, returns the elements i, i+n, … as a source; files may be divided in place of elements. Needed
     where several processes train on a tf.data service. Without a service, it lets each process read its part alone."""
 
-    files: tuple[str, ...] | None = None
-    """If each element is an image in a file of its own: their paths, for `verify_images`."""
+    files: tuple[Any, ...] | None = None
+    """If each element is an image in a file of its own: their paths, or tuples of several, for `verify_images`."""
 
     checked: Callable[[str], "Source"] | None = None
     """Given `on_bad_file`, looks at the files when a pipeline is planned: returns the source without those that do not

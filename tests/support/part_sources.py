@@ -7,8 +7,9 @@ import h5py
 import keras
 import numpy as np
 import tensorflow as tf
+from PIL import Image
 
-from tfopt.pipelines import arrays, files, hdf5, images, npy, records, table, tfds, write_records
+from tfopt.pipelines import arrays, files, hdf5, images, images_with_masks, npy, records, table, tfds, write_records
 from tfopt.pipelines.tables import table as table_module
 
 COUNT = 103
@@ -33,6 +34,12 @@ def _images(folder):
         place = folder / "ab"[number > 50]
         place.mkdir(exist_ok=True)
         keras.utils.save_img(place / f"{number:03}.png", np.full((2, 2, 3), number), scale=False)
+
+
+def _masks(folder):
+    _images(folder)
+    for path in folder.glob("*/*.png"):
+        Image.open(path).convert("L").save(path.with_suffix(".mask"), "PNG")
 
 
 def _hdf5(folder):
@@ -98,6 +105,11 @@ _KINDS = {
         lambda image, label: label,
     ),
     "folders of images": (_images, images, lambda image, label: tf.cast(image[0, 0, 0], tf.int64)),
+    "images with masks": (
+        _masks,
+        lambda folder: images_with_masks((sorted(folder.glob("*/*.png")), sorted(folder.glob("*/*.mask")))),
+        lambda image, mask: (tf.cast(image[0, 0, 0], tf.int64) + tf.cast(mask[1, 1, 0], tf.int64)) // 2,
+    ),
     "files": (
         lambda folder: [(folder / f"{number:03}").write_text(str(number)) for number in ALL],
         lambda folder: files(sorted(folder.iterdir())),

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import first_quick
 from unwrapped import unwrapped
 
 from tfopt.errors import PipelineError
@@ -41,12 +42,14 @@ def read(source, **options):
 
 @pytest.mark.parametrize(
     ("labels", "expected"),
-    [
-        (None, [b"0.bin", b"1.bin", b"2.bin", b"3.bin", b"4.bin", b"5.bin"]),
-        (np.arange(6) / 2, [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]),
-        (["b", "a"] * 3, [1, 0] * 3),
-        ([["b", "a"], [], ["a"]] * 2, [[1, 1], [0, 0], [1, 0]] * 2),
-    ],
+    first_quick(
+        [
+            (None, [b"0.bin", b"1.bin", b"2.bin", b"3.bin", b"4.bin", b"5.bin"]),
+            (np.arange(6) / 2, [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]),
+            (["b", "a"] * 3, [1, 0] * 3),
+            ([["b", "a"], [], ["a"]] * 2, [[1, 1], [0, 0], [1, 0]] * 2),
+        ]
+    ),
 )
 def test_contents_with_labels_or_names(paths, labels, expected):
     assert read(files(paths, labels)) == list(zip(CONTENTS, expected, strict=True))
@@ -72,6 +75,7 @@ def test_a_function_decodes_sounds(tmp_path):
             np.testing.assert_allclose(wave, waves[number] / 2**15, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_cache_on_disk_belongs_to_the_contents(paths, tmp_path):
     options = {"cache": str(tmp_path / "cache"), "transform": lambda contents, name: (contents + b"!", name)}
     expected = [(contents + b"!", name) for contents, name in read(files(paths))]
@@ -95,7 +99,7 @@ def spoilt(paths, kind):
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", ["missing", "empty", "a folder", "a pipe"])
+@pytest.mark.parametrize("kind", first_quick(["empty", "missing", "a folder", "a pipe"]))
 def test_bad_files_are_named_or_left_out(paths, kind):
     bad = spoilt(paths, kind)
     told = "No such file" if kind == "missing" else kind
@@ -107,7 +111,7 @@ def test_bad_files_are_named_or_left_out(paths, kind):
     assert [int(label) for _, labels in plan.build() for label in labels] == [0, 1, 3, 4, 5]
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty"])
+@pytest.mark.parametrize("kind", first_quick(["empty", "missing"]))
 def test_a_file_that_went_bad_since_is_named_in_the_epoch(paths, kind):
     dataset = build_pipeline(files(paths), batch_size=2, training=False, cache=None)
     bad = spoilt(paths, kind)
@@ -137,6 +141,7 @@ def test_what_only_images_are_for_is_refused(paths):
         plan_pipeline(arrays(np.arange(4)), on_bad_file="skip")
 
 
+@pytest.mark.slow
 def test_they_are_written_as_records(paths, tmp_path):
     write_records(files(paths, range(6)), tmp_path / "written", shuffle_seed=None)
     assert read(records(tmp_path / "written")) == list(zip(CONTENTS, range(6), strict=True))
