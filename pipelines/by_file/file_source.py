@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.paths import absolute, expect_utf8, file_stamps
+from tfopt.pipelines.shared.paths import absolute, expect_reachable, expect_utf8, file_stamps
 from tfopt.pipelines.shared.problems import Problem, listed
 from tfopt.pipelines.shared.seeding import in_batches
 from tfopt.pipelines.sources.source import Source, held_on_host
@@ -56,7 +56,7 @@ def file_source(
     note: str = "",
 ) -> Source:
     """Returns these files as a source whose raw elements are `(path, value)`."""
-    files = np.array([absolute(expect_utf8(path)) for path in paths], dtype=object)
+    files = np.array([absolute(expect_utf8(expect_reachable(path))) for path in paths], dtype=object)
 
     def keys(numbers: Any) -> Any:
         with tf.device("CPU:0"):

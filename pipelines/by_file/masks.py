@@ -12,7 +12,7 @@ from tfopt.pipelines.by_file.file_source import FileKind, Reading, file_source
 from tfopt.pipelines.by_file.images import image_reading
 from tfopt.pipelines.by_file.labels import expect_paths, is_table, of_pairs, of_table
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.paths import absolute, expect_utf8, for_each_path
+from tfopt.pipelines.shared.paths import absolute, expect_reachable, expect_utf8, for_each_path
 from tfopt.pipelines.shared.problems import Problem
 from tfopt.pipelines.sources.image_files import ImageFile, examine, refusal
 from tfopt.pipelines.sources.source import Source, common_length
@@ -66,7 +66,7 @@ def images_with_masks(files: Any, *, column: str | None = None, mask: str | None
         )
     paths, masks = (expect_paths(caller, some) for some in given)
     common_length({"images": len(paths), "masks": len(masks)})
-    values = np.array([absolute(expect_utf8(path)) for path in masks], object)
+    values = np.array([absolute(expect_utf8(expect_reachable(path))) for path in masks], object)
     return file_source(_WITH_MASKS, f"{len(paths):,} images with masks", paths, values)
 
 

@@ -124,6 +124,7 @@ def test_a_file_that_went_bad_since_is_named_in_the_epoch(paths, kind):
     [
         (("a.wav",), TypeError, "paths in a sequence. Received: 'a.wav'. Pass a list"),
         (([b"a.wav"],), TypeError, "Received as one: b'a.wav'"),
+        ((["gs://bucket/a.wav"],), PipelineError, r"a path on this machine.*'gs://bucket/a.wav'.*fetch"),
         (([],), PipelineError, "at least one example"),
         ((["a.wav"], ["a", "b"]), PipelineError, "one common length"),
         ((["a.wav"], None, ["a"]), TypeError, "`classes` only with labels"),
