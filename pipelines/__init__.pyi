@@ -5,6 +5,7 @@ from .by_file.images import verify_images as verify_images
 from .by_file.masks import images_with_masks as images_with_masks
 from .cache.folder import clear_cache as clear_cache
 from .flip import RandomFlip as RandomFlip
+from .loaders.loader import loader as loader
 from .mixture import mix as mix
 from .plan import PipelinePlan as PipelinePlan
 from .plan import build_pipeline as build_pipeline

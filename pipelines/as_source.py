@@ -1,9 +1,8 @@
 """Finds the source for whatever a user passes to a pipeline, and makes sources of datasets."""
 
 import difflib
-import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from tensorflow.core.protobuf import data_service_pb2
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.by_file.images import images
+from tfopt.pipelines.loaders.loader import is_loader, loader
 from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.shared.paths import is_remote
 from tfopt.pipelines.sources.hdf5 import dataset_names, hdf5
@@ -53,6 +53,8 @@ def _unchecked(given: Any) -> Source:
         return dataset(given)
     if is_builder(given):
         return tfds(given)
+    if is_loader(given):
+        return loader(given)
     if isinstance(given, str) and given.startswith("tfds:"):
         # The split may hold brackets itself.
         name, _, split = given.removeprefix("tfds:").partition("[")
@@ -72,7 +74,8 @@ def _unchecked(given: Any) -> Source:
     raise TypeError(
         "Expected a source: a tfopt.pipelines.Source, arrays or tuples and dicts of arrays, a tf.data.Dataset of "
         "single examples, the path of a folder of images with a subfolder per class, a path, glob or list of paths of "
-        "TFRecord files, paths of .npy, .csv or .parquet files, a data frame, or 'tfds:name'. "
+        "TFRecord files, paths of .npy, .csv or .parquet files, a data frame, 'tfds:name', a PyDataset, a PyTorch or "
+        "Grain loader, or a generator function. "
         f"Received: {type(given).__name__}. {_remedy(given)}"
     )
 
@@ -81,8 +84,10 @@ def _remedy(given: Any) -> str:
     """What to pass in place of something that is no source."""
     if isinstance(given, list) and any(isinstance(item, np.ndarray | tf.Tensor) for item in given):
         return "Of a list of arrays, such as [x, y], pass a tuple (x, y)."
-    if isinstance(given, Iterator) or inspect.isroutine(given):
-        return "Make a dataset of a generator with tf.data.Dataset.from_generator, and pass that."
+    if isinstance(given, Iterator):
+        return "It can be read once: pass the function that makes it, without calling it."
+    if isinstance(given, Iterable):
+        return "If it yields batches, pass loader(it); convert a list of numbers with np.asarray."
     return "Convert it to one of these, a list of numbers with np.asarray."
 
 

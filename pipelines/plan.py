@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 
 from tfopt import checks
 from tfopt.pipelines.as_source import as_source
-from tfopt.pipelines.inspection.facts import Facts, inspect_source
+from tfopt.pipelines.inspection.facts import Facts, inspect_loader, inspect_source
 from tfopt.pipelines.shared.options import Choices, PipelineOptions
 from tfopt.pipelines.shared.position import START, Position
 from tfopt.pipelines.sources.source import Source
@@ -18,6 +18,7 @@ from tfopt.pipelines.sources.split import take_split
 from tfopt.pipelines.stages.arrangement import plan_stages
 from tfopt.pipelines.stages.batch_stages import Batch, left_out
 from tfopt.pipelines.stages.from_position import described_position, expect_repeatable, start
+from tfopt.pipelines.stages.loader_stages import choose_options, plan_loader
 from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.repairs.fit_data import mark_order_decided
 from tfopt.text import Shown, described
@@ -192,7 +193,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         source: A `Source`; arrays, or tuples and dicts of them; a `tf.data.Dataset` of single examples; the path of a
             folder of images with a subfolder a class, or of one that `write_records` wrote; a path, glob or list of
             paths of TFRecord files; paths of .npy files; that of an HDF5 file with one dataset; "tfds:NAME"; documents
-            of token ids, as a list of lists or a `tf.RaggedTensor`.
+            of token ids, as a list of lists or a `tf.RaggedTensor`; or what makes whole batches: a
+            `keras.utils.PyDataset`, a PyTorch or Grain loader, a generator function (`loader`).
         batch_size: Examples in a batch.
         training: Whether to train on the batches. Sets `shuffle`, and with it `remainder`.
         crop: `RandomCrop` or `CentralCrop`. If nothing is cached before it, only the crop of a JPEG is decoded.
@@ -251,8 +253,9 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         ValueError: If an argument is out of range; the cache or TensorFlow's tracing would freeze random draws, or
             `seed` could not control them; what a cache on disk would hold cannot be fingerprinted; examples cannot be
             cropped, padded or kept on the device; or a tf.data service could not run the pipeline.
-        UnsupportedError: If cache="device" is used under a distribution strategy, or several processes train together
-            and this is outside of their strategy's scope, or their source cannot be divided.
+        UnsupportedError: If cache="device" is used under a distribution strategy; several processes train together and
+            this is outside of their strategy's scope, or their source cannot be divided; or an option needs single
+            examples, and the source makes whole batches.
         PipelineError: If data is missing, empty, damaged or of different shapes, there are too few examples for a
             batch, a function fails, or the tf.data service does not answer.
 
@@ -264,6 +267,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     """
     asked = PipelineOptions(**options)
     examples = as_source(source, asked.on_bad_file)
+    if examples.batched:
+        return _of_batches(examples, asked, options)
     # Documents are divided before they are packed: each row holds several.
     packed = (examples, asked) if asked.pack is None else _packed(examples, asked.pack, asked)
     facts = inspect_source(*packed)
@@ -294,6 +299,13 @@ def build_pipeline(source: Any, **options: Unpack[Choices]) -> Any:
         10
     """
     return plan_pipeline(source, **options).build()
+
+
+def _of_batches(source: Source, asked: PipelineOptions, given: Choices) -> PipelinePlan:
+    """Returns the plan of a source that makes whole batches."""
+    options = choose_options(source, asked, given)
+    facts = inspect_loader(source, options)
+    return PipelinePlan(source, options, plan_loader(options, facts))
 
 
 def _packed(source: Source, size: int, options: PipelineOptions) -> tuple[Source, PipelineOptions]:

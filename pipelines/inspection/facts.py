@@ -12,7 +12,7 @@ from tfopt.pipelines.service.client import refuse_unserved
 from tfopt.pipelines.shared.elements import expect_lengths, expect_paddable, is_static
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_dataset, refuse_draws
 from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_remainder
-from tfopt.pipelines.sources.parts import Part, expect_one_order, take_part
+from tfopt.pipelines.sources.parts import Part, expect_alone, expect_one_order, take_part
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.sources.split import take_split
 
@@ -87,6 +87,35 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
         )
     mixed = _is_mixed(options, source, sample, count)
     return _concluded(source, options, part, count, traced, sample, in_source, infinite=infinite, mixed=mixed)
+
+
+def inspect_loader(source: Source, options: PipelineOptions) -> Facts:
+    """Learns the same about a source of whole batches, of which it counts batches where others count examples.
+
+    Raises what `inspect_source` does.
+    """
+    expect_alone(source)
+    _, raw, count, infinite = open_source(source)
+    traced = trace(source, options, raw)
+    refuse_draws(options, [], [], traced.in_augment)
+    return Facts(
+        source=source,
+        part=None,
+        count=count,
+        used=count,
+        steps=count,
+        last_batch=("keep", "the loader makes the batches"),
+        mixed=False,
+        infinite=infinite,
+        in_source=[],
+        doubt="",
+        traced=traced,
+        sample=take_sample(source, options, traced),
+        check=None,
+        raw_examples=True,
+        by_batch=False,
+        pinned=False,
+    )
 
 
 def inspect_mixture(

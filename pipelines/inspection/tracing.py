@@ -61,7 +61,7 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
         examples, transform = _traced("transform", None if transformation is None else transformation.call, cropped)
     augmented, augment, batched = examples, [], False
     for function in options.augmentations:
-        before = _batches(augmented, options) if function.by_batch and not batched else augmented
+        before = _batches(augmented, options) if function.by_batch and not (batched or source.batched) else augmented
         batched = function.by_batch
         seed = {"seed": tf.zeros(2, tf.int32)} if function.seeded else {}
         augmented, graph = _traced("augment", function.call, before, **seed)

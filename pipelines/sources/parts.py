@@ -99,6 +99,22 @@ def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | 
     return divided[index], part
 
 
+def expect_alone(source: Source) -> None:
+    """Refuses a source that several processes cannot divide.
+
+    Raises:
+        UnsupportedError: If several processes train together.
+    """
+    parts = _place()[1]
+    if parts > 1:
+        raise UnsupportedError(
+            f"Expected a source that can be divided among {parts} processes. Found: {source.name}, which makes whole "
+            "batches, and each process would train on all of them. What to do: have the loader of each process read a "
+            "part, and pass fit strategy.distribute_datasets_from_function of its batches; or write its examples with "
+            "write_records."
+        )
+
+
 def share_mixture(source: Source, options: PipelineOptions, count: int, *, mixed: bool) -> Part | None:
     """Returns what this process has of a mixture of which each process mixes `count` examples; None if it is alone.
 

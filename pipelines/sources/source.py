@@ -102,6 +102,13 @@ class Source:
     keeps_order: bool = False
     """Whether elements must be read in one order, since they are chosen by their place in it."""
 
+    batched: bool = False
+    """Whether elements are whole batches, which the pipeline passes on as they are."""
+
+    changes: str = ""
+    """What may change the elements, or their order, the next time they are read. A position in them is then refused.
+    Default: nothing."""
+
     note: str = ""
     """What the plan says besides, such as what of the data is left out or not used as it is meant."""
 

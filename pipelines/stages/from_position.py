@@ -36,6 +36,9 @@ def _obstacles(options: PipelineOptions, facts: Facts) -> Iterator[tuple[str, st
     """Yields what was found, and what to do."""
     if options.service is not None:
         yield "a tf.data service, whose workers deliver in any order", "leave `service` out."
+    if facts.source.changes:
+        remedy = "pass a keras.utils.PyDataset whose batches depend on their index alone, or another source."
+        yield facts.source.changes, remedy
     random_crop = options.crop is not None and options.crop.random
     draws = {"a shuffle": options.shuffle, "an `augment`": options.augmentations, "a RandomCrop": random_crop}
     for what in (what for what, is_there in draws.items() if is_there and options.seed is None):

@@ -1,0 +1,1 @@
+"""Loaders of other frameworks as sources."""

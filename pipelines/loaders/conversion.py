@@ -1,0 +1,189 @@
+"""What a loader yields, as NumPy arrays that TensorFlow takes, and the element spec that all of it must have."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import PipelineError
+from tfopt.pipelines.sources.source import named_leaves
+
+_SCALARS = (bool, int, float, complex, str, bytes)
+_TEXTS = (str, bytes)
+
+
+def arrays_of(element: Any, what: str, *, batched: bool) -> Any:
+    """Returns a batch or an example as arrays in tuples and dicts, without a copy where there is a way.
+
+    Args:
+        element: Of arrays, tensors of any framework, numbers and strings, in tuples, lists and mappings.
+        what: The name of it in errors.
+        batched: Whether it is a batch.
+
+    Raises:
+        PipelineError: If a part is not an array, is None, or has a type that TensorFlow lacks; or parts of a batch have
+            no common first axis.
+    """
+    if batched and isinstance(element, list | tuple) and not _is_texts(element):
+        while len(element) > 1 and element[-1] is None:  # weights that are left open
+            element = element[:-1]
+    arrays = _structure(element, what, texts=batched, top=True)
+    if batched:
+        _expect_common_length(arrays, what)
+    return arrays
+
+
+def common_spec(elements: Sequence[Any], *, batched: bool) -> Any:
+    """Returns the element spec of all these elements; axes that differ, and the first one of batches, stay open.
+
+    Raises:
+        PipelineError: If they differ otherwise.
+    """
+    first = elements[0]
+    for index, element in enumerate(elements[1:], start=1):
+        _expect_alike(dict(_leaves(first)), dict(_leaves(element)), f"element {index}")
+
+    def spec(*parts: Any) -> Any:
+        shapes = [tuple(part.shape) for part in parts]
+        shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
+        shape = [None, *shape[1:]] if batched else shape
+        if isinstance(parts[0], tf.RaggedTensor):
+            ragged = parts[0]
+            return tf.RaggedTensorSpec(shape, ragged.dtype, ragged.ragged_rank, ragged.row_splits.dtype)
+        if isinstance(parts[0], tf.SparseTensor):
+            return tf.SparseTensorSpec(shape, parts[0].dtype)
+        return tf.TensorSpec(shape, tf.as_dtype(parts[0].dtype))
+
+    return tf.nest.map_structure(spec, *elements)
+
+
+def expect_spec(element: Any, spec: Any, what: str) -> None:
+    """Refuses arrays that do not have this element spec; TensorFlow would cast some of them silently.
+
+    Raises:
+        PipelineError: If they differ.
+    """
+    found, expected = dict(_leaves(element)), dict(named_leaves(spec, "element"))
+    _expect_alike(expected, found, what)
+    for name, leaf in found.items():
+        if not expected[name].shape.is_compatible_with(leaf.shape):
+            raise PipelineError(
+                f"Expected shape {expected[name].shape} at {name}, as in the first ones. Found {tuple(leaf.shape)} in "
+                f"{what}. Bring them to one shape in the loader; or leave the axis open in a source of your own: "
+                "Source(name=..., dataset=lambda: tf.data.Dataset.from_generator(..., output_signature=...), "
+                "batched=True)."
+            )
+
+
+def share_memory(one: Any, other: Any) -> bool:
+    """Whether two elements of a loader lie in the same memory, so that the second may have overwritten the first."""
+    pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=False)
+    return any(
+        isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)
+        for a, b in pairs
+    )
+
+
+def copied(element: Any) -> Any:
+    """Returns the same arrays in memory of their own."""
+    return tf.nest.map_structure(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, element)
+
+
+def _structure(value: Any, name: str, *, texts: bool, top: bool = False) -> Any:
+    """Returns nested arrays.
+
+    `texts` says that a tuple of strings below the top is an array, as PyTorch collates them.
+    """
+    if isinstance(value, Mapping):
+        return {key: _structure(part, f"{name}[{key!r}]", texts=texts) for key, part in value.items()}
+    if isinstance(value, list) and value and all(isinstance(part, _SCALARS) for part in value):
+        return _array(value, name)
+    if isinstance(value, tuple) and texts and not top and _is_texts(value):
+        return _array(list(value), name)
+    if isinstance(value, list | tuple):
+        parts = [_structure(part, f"{name}[{index}]", texts=texts) for index, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return _array(value, name)
+
+
+def _is_texts(value: Sequence[Any]) -> bool:
+    return bool(value) and all(isinstance(part, _TEXTS) for part in value)
+
+
+def _array(value: Any, name: str) -> Any:
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        return value
+    if _is_of_torch(value):
+        value = _from_torch(value, name)
+    elif not isinstance(value, (np.ndarray, list, *_SCALARS)) and not hasattr(value, "__array__"):
+        found = "None" if value is None else f"a {type(value).__name__}"
+        remedy = "Leave it out" if value is None else "Convert it in the loader, such as with np.asarray or .toarray()"
+        raise PipelineError(f"Expected arrays or tensors. Found {found} at {name}. {remedy}.")
+    array = np.asarray(value, dtype=object if isinstance(value, list) and _is_texts(value) else None)
+    texts = array.dtype.kind == "O" and all(isinstance(part, _TEXTS) for part in array.flat)
+    if array.dtype.kind == "O" and not texts:
+        raise PipelineError(
+            f"Expected numbers, booleans or strings. Found an array of objects at {name}. Bring its parts to one shape "
+            "and type in the loader."
+        )
+    try:
+        tf.as_dtype(array.dtype)
+    except TypeError as error:
+        raise PipelineError(
+            f"Expected a type that TensorFlow has. Found {array.dtype} at {name}. Convert it in the loader."
+        ) from error
+    return array
+
+
+def _is_of_torch(value: Any) -> bool:
+    return any(base.__name__ == "Tensor" and base.__module__.split(".")[0] == "torch" for base in type(value).__mro__)
+
+
+def _from_torch(tensor: Any, name: str) -> Any:
+    """Returns the memory of a tensor as a NumPy array; that of a GPU is copied."""
+    on_host = tensor.detach().cpu()
+    try:
+        if str(on_host.dtype) == "torch.bfloat16":  # which NumPy lacks
+            return on_host.contiguous().view(sys.modules["torch"].int16).numpy().view(tf.bfloat16.as_numpy_dtype)
+        return on_host.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise PipelineError(
+            f"Expected a dense torch tensor of a type that NumPy has. Found {tensor.dtype}, {tensor.layout} at {name}: "
+            f"{error}. Convert it in the loader, such as with .float() or .to_dense()."
+        ) from error
+
+
+def _leaves(element: Any) -> Any:
+    return named_leaves(element, "element")
+
+
+def _expect_common_length(arrays: Any, what: str) -> None:
+    remedy = "If these are single examples, pass loader(..., batched=False)."
+    lengths = {}
+    for name, leaf in named_leaves(arrays, what):
+        if not leaf.shape.rank if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) else not leaf.ndim:
+            raise PipelineError(f"Expected batches. Found a single value at {name}. {remedy}")
+        lengths[name] = int(leaf.shape[0])
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        listed = ", ".join(f"{name} has {length:,}" for name, length in lengths.items()) or "no array"
+        raise PipelineError(f"Expected batches, whose parts have as many rows, at least one. Found: {listed}. {remedy}")
+
+
+def _expect_alike(expected: dict[str, Any], found: dict[str, Any], what: str) -> None:
+    """Refuses another structure, dtype or rank."""
+    remedy = "Make them alike in the loader."
+    if expected.keys() != found.keys():
+        raise PipelineError(
+            f"Expected {', '.join(expected)}, as in the first ones. Found {', '.join(found)} in {what}. {remedy}"
+        )
+    for name, leaf in found.items():
+        ours, theirs = _kind(expected[name]), _kind(leaf)
+        if ours != theirs:
+            raise PipelineError(f"Expected {ours} at {name}, as in the first ones. Found {theirs} in {what}. {remedy}")
+
+
+def _kind(leaf: Any) -> str:
+    kind = next((name for name in ("Ragged", "Sparse") if name in type(leaf).__name__), "")
+    return f"{kind} {tf.as_dtype(leaf.dtype).name} of {len(leaf.shape)} axes".strip()
