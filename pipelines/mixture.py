@@ -11,6 +11,7 @@ from tfopt import checks
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.inspection.facts import Facts, inspect_mixture
 from tfopt.pipelines.inspection.sample import MEASURED, SAMPLED
+from tfopt.pipelines.loaders.loader import is_loader
 from tfopt.pipelines.plan import PipelinePlan, plan_pipeline, unknown_option, warn_left_out
 from tfopt.pipelines.shared.elements import element_of, without_autograph
 from tfopt.pipelines.shared.nondeterminism import refuse_draws
@@ -124,10 +125,16 @@ def _refuse_options(whose: str, options: PipelineOptions) -> None:
 def _plan(number: int, part: Any, asked: PipelineOptions, options: Choices) -> PipelinePlan:
     """Returns the plan of a part, with its seed."""
     seed = mixed_seed(asked.seed, number)
+    name = f"part {number + 1}"
+    source = part.source if isinstance(part, PipelinePlan) else part
+    if is_loader(source) or (isinstance(source, Source) and source.batched):
+        raise UnsupportedError(
+            f"Expected sources of single examples. Found a loader of whole batches as {name}. What to do: pass "
+            "loader(..., batched=False) of a loader that yields single examples."
+        )
     if not isinstance(part, PipelinePlan):
         own: Any = {name: value for name, value in options.items() if name not in _OF_MIXTURE}
         return plan_pipeline(part, **own, seed=seed, remainder="keep", device=None)
-    name = f"part {number + 1}"
     _refuse_options(name, part.options)
     if any(isinstance(stage, Mixture) for stage in part.stages):
         raise UnsupportedError(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tfopt import checks
-from tfopt.errors import PipelineError
+from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.as_source import as_source
 from tfopt.pipelines.shared.elements import apply, element_of, first_line, size_bytes
 from tfopt.pipelines.shared.paths import as_path, expect_utf8
@@ -66,6 +66,7 @@ def write_records(
         TypeError: If an argument is of the wrong type.
         ValueError: If `shards` is not possible, `shuffle_seed` is negative, the compression is unknown, or the folder
             has no name or is remote.
+        UnsupportedError: If the source makes whole batches.
         PipelineError: If the folder is not empty or is being written, an example cannot be read or stored, the source
             is empty or endless, or the disk is full. Nothing is left behind then.
 
@@ -116,6 +117,11 @@ class _Encoding:
 
 
 def _encoding(source: Source, shuffle_seed: int | None) -> _Encoding:
+    if source.batched:
+        raise UnsupportedError(
+            f"Expected single examples. {source.name} makes whole batches. What to do: pass loader(..., batched=False) "
+            "of a loader that yields single examples."
+        )
     dataset = source.dataset()
     cardinality = int(dataset.cardinality())
     if cardinality == tf.data.INFINITE_CARDINALITY:

@@ -12,6 +12,7 @@ from tfopt.pipelines.sources.source import named_leaves
 
 _SCALARS = (bool, int, float, complex, str, bytes)
 _TEXTS = (str, bytes)
+_ALIGNMENT = 64  # bytes: EIGEN_MAX_ALIGN_BYTES, where TensorFlow is built for AVX-512
 
 
 def arrays_of(element: Any, what: str, *, batched: bool) -> Any:
@@ -77,18 +78,23 @@ def expect_spec(element: Any, spec: Any, what: str) -> None:
             )
 
 
-def share_memory(one: Any, other: Any) -> bool:
-    """Whether two elements of a loader lie in the same memory, so that the second may have overwritten the first."""
-    pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=False)
-    return any(
-        isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)
-        for a, b in pairs
-    )
-
-
 def copied(element: Any) -> Any:
-    """Returns the same arrays in memory of their own."""
-    return tf.nest.map_structure(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, element)
+    """Returns the same arrays in memory that TensorFlow takes over.
+
+    It takes aligned memory without a copy, and steps may write into it. The loader may write into its own memory too,
+    for the next batch or to shuffle it, while this batch waits. Other memory would be copied by TensorFlow.
+    """
+    return tf.nest.map_structure(_aligned, element)
+
+
+def _aligned(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind in "OSU":  # TensorFlow copies strings
+        return leaf
+    room = np.empty(leaf.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    copy = room[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+    np.copyto(copy, leaf)
+    return copy
 
 
 def _structure(value: Any, name: str, *, texts: bool, top: bool = False) -> Any:

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.loaders.conversion import arrays_of, common_spec, copied, expect_spec, share_memory
+from tfopt.pipelines.loaders.conversion import arrays_of, common_spec, copied, expect_spec
 from tfopt.pipelines.loaders.passes import (
     ENDLESS,
     changes_itself,
@@ -97,14 +98,13 @@ class _Elements:
     batched: bool
     spec: Any
     sampled: tuple[Any, ...]
-    copies: bool  # whether what was yielded may change later
 
     def convert(self, number: int, element: Any) -> Any:
         """Returns the arrays of an element; refuses one that is unlike those that were looked at."""
         what = _what(number, batched=self.batched)
         arrays = arrays_of(element, what, batched=self.batched)
         expect_spec(arrays, self.spec, what)
-        return copied(arrays) if self.copies else arrays
+        return copied(arrays)
 
     def dataset(self, read: Callable[..., Iterator[Any]], *order: Any) -> Any:
         """Returns a dataset of the arrays that a function yields, each time it is called."""
@@ -115,27 +115,21 @@ class _Elements:
         return tf.data.Dataset.from_generator(lambda: iter(self.sampled[:limit]), output_signature=self.spec)
 
 
-def _sampled(elements: Iterable[Any], name: str, *, batched: bool, changes: bool = False) -> _Elements:
-    """Looks at a few elements; `changes` says that the loader may change what it has yielded."""
-    kept, last, reused = [], None, False
+def _sampled(elements: Iterable[Any], name: str, *, batched: bool) -> _Elements:
+    """Looks at a few elements."""
+    kept = []
     for number, element in enumerate(elements):
-        arrays = arrays_of(element, _what(number, batched=batched), batched=batched)
-        # While the last one is held, its memory is not free: only a loader that writes over it yields it again.
-        reused = reused or (last is not None and share_memory(last, arrays))
-        kept.append(copied(arrays))
-        last = arrays
+        kept.append(copied(arrays_of(element, _what(number, batched=batched), batched=batched)))
     if not kept:
         raise PipelineError(f"Expected at least one element of {name}. Found none. Check what it reads.")
-    return _Elements(
-        batched=batched, spec=common_spec(kept, batched=batched), sampled=tuple(kept), copies=changes or reused
-    )
+    return _Elements(batched=batched, spec=common_spec(kept, batched=batched), sampled=tuple(kept))
 
 
 def _of_py_dataset(data: Any) -> Source:
     name, steps = type(data).__name__, data.num_batches
     changes = changes_itself(data)
     first = range(_SAMPLED_BATCHES) if steps is None else sorted({0, steps - 1}) if steps else ()
-    elements = _sampled((data[index] for index in first), name, batched=True, changes=changes)
+    elements = _sampled((data[index] for index in first), name, batched=True)
 
     def endless() -> Any:
         dataset = elements.dataset(lambda: read_py_dataset(data, None, None, elements.convert))
@@ -171,10 +165,11 @@ def _of_iterable(data: Any, *, batched: bool) -> Source:
     length = None if is_function else length_of(data)
     count = None if length == ENDLESS else length
     first = _iterator(data, is_function=is_function)
+    earlier = _reference(first) if is_function else None
 
     def open_again() -> Iterator[Any]:
         iterator = _iterator(data, is_function=is_function)
-        if iterator is first:
+        if earlier is not None and iterator is earlier():
             raise TypeError(f"Expected a new iterator in each epoch. {name} gave the same one again. Make it anew.")
         return iterator
 
@@ -183,6 +178,7 @@ def _of_iterable(data: Any, *, batched: bool) -> Source:
         elements = _sampled(itertools.islice(first, limit), name, batched=batched)
     finally:
         close(first)
+        del first  # PyTorch's worker processes end with it
 
     def dataset() -> Any:
         found = elements.dataset(lambda: read_iterable(open_again(), count, name, elements.convert))
@@ -210,6 +206,14 @@ def _iterator(data: Any, *, is_function: bool) -> Iterator[Any]:
             f"{type(iterator).__name__}. Use `yield`, or return iter(...)."
         )
     return iterator
+
+
+def _reference(iterator: Iterator[Any]) -> Callable[[], Iterator[Any] | None]:
+    """Returns a function that gives an iterator as long as somebody else holds it."""
+    try:
+        return weakref.ref(iterator)
+    except TypeError:  # of some built-in ones
+        return lambda: None
 
 
 def _name(data: Any, *, is_function: bool) -> str:
