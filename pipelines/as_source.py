@@ -86,8 +86,8 @@ def _remedy(given: Any) -> str:
         return "Of a list of arrays, such as [x, y], pass a tuple (x, y)."
     if isinstance(given, Iterator):
         return "It can be read once: pass the function that makes it, without calling it."
-    if isinstance(given, Iterable):
-        return "If it yields batches, pass loader(it); convert a list of numbers with np.asarray."
+    if isinstance(given, Iterable) and not isinstance(given, list):
+        return "If it yields batches, pass loader(it)."
     return "Convert it to one of these, a list of numbers with np.asarray."
 
 

@@ -95,9 +95,10 @@ def inspect_loader(source: Source, options: PipelineOptions) -> Facts:
     Raises what `inspect_source` does.
     """
     expect_alone(source)
-    _, raw, count, infinite = open_source(source)
+    whole, raw, count, infinite = open_source(source)
     traced = trace(source, options, raw)
-    refuse_draws(options, [], [], traced.in_augment)
+    in_source = find_in_dataset(whole)
+    refuse_draws(options, in_source, [], traced.in_augment)
     return Facts(
         source=source,
         part=None,
@@ -107,7 +108,7 @@ def inspect_loader(source: Source, options: PipelineOptions) -> Facts:
         last_batch=("keep", "the loader makes the batches"),
         mixed=False,
         infinite=infinite,
-        in_source=[],
+        in_source=in_source,
         doubt="",
         traced=traced,
         sample=take_sample(source, options, traced),

@@ -14,6 +14,7 @@ from tfopt.pipelines.shared.seeding import shuffle
 
 _QUICKLY_COPIED = 16 * 2**20  # bytes
 _TEXT_BYTES = 128  # of a text, such as a path
+_OF_EXAMPLES = ("decode", "decode_batch", "encoded", "shuffled", "part", "packed", "checked")  # fields
 HELD = "held_on_host"  # the name of what looks up tensors that are held for a function
 
 
@@ -23,7 +24,7 @@ class Source:
 
     Raises:
         TypeError: If a field is not a function, or `count` not an integer.
-        ValueError: If `count` is negative.
+        ValueError: If `count` is negative, or a source of whole batches has fields that are about single examples.
 
     Example:
         >>> import tensorflow as tf
@@ -126,6 +127,11 @@ class Source:
                     f"Expected a function for `{field}` of a Source. Received: {value!r}. Pass a function, such as "
                     "`lambda: dataset` for `dataset`."
                 )
+        if self.batched and (found := [field for field in _OF_EXAMPLES if getattr(self, field)]):
+            raise ValueError(
+                f"Expected a source of whole batches (batched=True) without {', '.join(_OF_EXAMPLES)}. Received: "
+                f"{', '.join(found)}. Do that in its `dataset`."
+            )
         if self.count is not None:
             count = checks.integer("count", self.count, "Pass the number of elements.", least=0)
             object.__setattr__(self, "count", count)

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines import build_pipeline, loader, mix, per_batch, plan_pipeline, write_records
+from tfopt.pipelines import Source, build_pipeline, loader, mix, per_batch, plan_pipeline, write_records
 
 Pair = collections.namedtuple("Pair", ["x", "y"])
 
@@ -230,3 +231,22 @@ def test_batches_are_no_examples_to_mix_or_write(tmp_path):
         mix([(np.zeros(8), 1), (batches, 1)], batch_size=2)
     with pytest.raises(UnsupportedError, match="single examples"):
         write_records(batches, tmp_path / "written")
+
+
+def test_a_source_of_your_own_may_yield_batches():
+    lengths = (3, 3, 7)
+    spec = tf.TensorSpec((None, None), tf.float64)
+    made = [np.full((2, length), length, float) for length in lengths]
+    source = Source(
+        name="mine",
+        dataset=lambda: tf.data.Dataset.from_generator(lambda: iter(made), output_signature=spec),
+        batched=True,
+    )
+    plan = plan_pipeline(source, augment=per_batch(lambda x: x + 1))
+    assert [batch.shape[1] for batch in plan.build()] == [3, 3, 7]
+    assert [batch.shape[1] for batch in plan_pipeline(source).at(0, 1).build()] == [3, 7]
+    shuffled = replace(source, dataset=lambda: dataset.shuffle(3))
+    with pytest.raises(UnsupportedError, match=r"Found.* in the source"):
+        plan_pipeline(shuffled).at(1)
+    with pytest.raises(ValueError, match=r"\(batched=True\) without decode.*Received: decode\."):
+        replace(source, decode=lambda x: x)

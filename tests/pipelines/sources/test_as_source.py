@@ -137,11 +137,11 @@ def rows():
     ("given", "remedy"),
     [
         ([np.zeros((4, 2)), np.zeros(4)], r"pass a tuple \(x, y\)"),
-        (rows, r"tf\.data\.Dataset\.from_generator"),
-        (rows(), r"tf\.data\.Dataset\.from_generator"),
+        (rows(), r"pass the function that makes it"),
+        ({1, 2}, r"pass loader\(it\)"),
         ([1.0, 2.0], r"a list of numbers with np\.asarray"),
     ],
-    ids=["list of arrays", "function", "generator", "list of numbers"],
+    ids=["list of arrays", "generator", "iterable", "list of numbers"],
 )
 def test_what_is_no_source_names_what_to_pass(given, remedy):
     with pytest.raises(TypeError, match=remedy):
