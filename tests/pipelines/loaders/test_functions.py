@@ -245,7 +245,7 @@ def test_a_source_of_your_own_may_yield_batches():
     plan = plan_pipeline(source, augment=per_batch(lambda x: x + 1))
     assert [batch.shape[1] for batch in plan.build()] == [3, 3, 7]
     assert [batch.shape[1] for batch in plan_pipeline(source).at(0, 1).build()] == [3, 7]
-    shuffled = replace(source, dataset=lambda: dataset.shuffle(3))
+    shuffled = replace(source, dataset=lambda: source.dataset().shuffle(3))
     with pytest.raises(UnsupportedError, match=r"Found.* in the source"):
         plan_pipeline(shuffled).at(1)
     with pytest.raises(ValueError, match=r"\(batched=True\) without decode.*Received: decode\."):

@@ -124,7 +124,9 @@ def test_batches_that_change_between_epochs_have_no_position():
     assert "no position" in plan.stage("order").reason
 
 
-@pytest.mark.parametrize("keywords", [PARALLEL[1], pytest.param(PROCESSES, marks=[pytest.mark.slow, FORKS])])
+@pytest.mark.slow
+@FORKS
+@pytest.mark.parametrize("keywords", [PARALLEL[1], PROCESSES])
 def test_training_on_it_is_training_on_the_loader(keywords):
     def trained(data, **fitting):
         keras.utils.set_random_seed(0)
