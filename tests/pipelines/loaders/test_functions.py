@@ -72,6 +72,7 @@ def test_a_wrong_length_is_said(said, found):
         list(build_pipeline(loader(Sized(said))))
 
 
+@pytest.mark.slow
 def test_training_on_it_is_training_on_the_generator():
     def trained(data, **fitting):
         keras.utils.set_random_seed(0)

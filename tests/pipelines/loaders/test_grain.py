@@ -57,6 +57,7 @@ def test_worker_processes_end_with_their_epoch():
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras does not ask Grain for its length
+@pytest.mark.slow
 def test_training_on_it_is_training_on_the_dataset():
     def trained(data):
         keras.utils.set_random_seed(0)
