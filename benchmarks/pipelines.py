@@ -30,6 +30,7 @@ from pipeline_cases import (
     measure,
     of_arrays,
     of_images,
+    of_mixtures,
     of_records,
     of_tables,
     on_disk,
@@ -39,7 +40,8 @@ from tfopt.bench import isolated
 from tfopt.files import write_atomic
 from tfopt.measure import environment
 
-CASES = of_arrays.CASES | of_records.CASES | of_tables.CASES | on_disk.CASES | of_images.CASES | first_batches.CASES
+CASES = of_arrays.CASES | of_records.CASES | of_tables.CASES | of_mixtures.CASES
+CASES |= on_disk.CASES | of_images.CASES | first_batches.CASES
 LIMIT_SECONDS = 180.0  # of a case, after which it counts as hung
 
 
