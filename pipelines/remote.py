@@ -183,7 +183,7 @@ def _bring(files: list[_Remote], place: Path, *, all_there_is: bool) -> None:
         for left in place.rglob(f".*{_PART}"):
             left.unlink()
         missing = [file for file in dict.fromkeys(files) if not _is_whole(data / file.name, have.get(file.name), file)]
-        _expect_room(missing, data, place)
+        _expect_room(missing, place)
         for file in _copied(missing, data):
             stamps.append(json.dumps(file.stamp))
         if all_there_is:
@@ -220,10 +220,8 @@ def _is_whole(path: Path, stamp: list[Any] | None, file: _Remote) -> bool:
     return file.size is None or path.stat().st_size == file.size
 
 
-def _expect_room(files: list[_Remote], data: Path, place: Path) -> None:
-    needed = sum(file.size or 0 for file in files)
-    freed = sum((data / file.name).stat().st_size for file in files if (data / file.name).is_file())
-    free = shutil.disk_usage(place).free + freed
+def _expect_room(files: list[_Remote], place: Path) -> None:
+    needed, free = sum(file.size or 0 for file in files), shutil.disk_usage(place).free
     if needed > free:
         raise PipelineError(
             f"Expected room for {needed / MIB:,.0f} MiB at {place}. Found: {free / MIB:,.0f} MiB are free. Pass "
