@@ -48,6 +48,7 @@ def test_a_message_is_handled_before_the_process_goes_on(tmp_path):
     assert isolated.call(isolated_jobs.sees, str(tmp_path / "seen"), seconds=300, on_message=slowly)
 
 
+@pytest.mark.slow
 def test_it_has_the_variables_and_the_folder_of_now(monkeypatch, tmp_path, capfd):
     for number in (1, 2):
         folder = tmp_path / str(number)

@@ -101,6 +101,7 @@ def test_callbacks_come_back_and_write_elsewhere(done):
     assert list(done["folder"].iterdir()) == []
 
 
+@pytest.mark.slow
 def test_each_cause_is_tested_or_the_reason_is_given(done):
     diagnosis = done["diagnosis"]
     tested = {cause.name for cause in diagnosis.causes}
@@ -118,6 +119,7 @@ def test_each_cause_is_tested_or_the_reason_is_given(done):
     assert {each.name for each in diagnosis.not_tested} >= {"float32", "copying to the GPU", "communication"}
 
 
+@pytest.mark.slow
 def test_a_step_has_its_share_of_the_pauses(done):
     diagnosis = done["diagnosis"]
     validation = next(cause for cause in diagnosis.causes if cause.name == "validation")

@@ -122,6 +122,7 @@ def test_it_trained_at_all(found, where):
             assert outcome["history"]["mae"][-1] < outcome["history"]["mae"][0], name
 
 
+@pytest.mark.slow
 @in_each
 @pytest.mark.parametrize("where", REPLICAS)
 def test_an_overflow_in_either_replica_skips_the_step_for_all(found, where):

@@ -227,6 +227,7 @@ def test_a_mismatched_collective_operation_is_no_reason_to_restart(workers, text
 
 
 class TestADeadlineForProgress:
+    @pytest.mark.slow
     @pytest.mark.parametrize("stuck", first_quick([1, 0]))
     def test_ends_a_worker_whose_python_waits(self, workers, stuck):
         moves = EPOCH_3 + "while True: progress.moves += 1; time.sleep(0.1)"

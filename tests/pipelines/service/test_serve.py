@@ -38,6 +38,7 @@ def test_a_worker_without_a_dispatcher_gives_up(servers):
     assert "Expected a dispatcher of a tf.data service at 127.0.0.1:9. Found: nobody there" in output.read_text()
 
 
+@pytest.mark.slow
 def test_ports_can_be_chosen(servers):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
