@@ -1,11 +1,12 @@
 """Tokens a second that `fit` trains a small decoder on: documents padded in the usual ways, bucketed, and packed.
 
+    pip install '.[bench]' -r benchmarks/peers/requirements.txt
     python benchmarks/packing.py [RESULTS.json] [--turns N] [--tiny]
 
 Documents have log-normal lengths. Each way trains the same model on every token that has a next one, once an epoch, in
 steps of about as many positions; its epochs are timed from the second on, in turn with the others'. The table shows
 each way's median speed in times of padding all to the longest, with a 95 % interval, and the share of positions that
-hold tokens.
+hold tokens. A second table has the batches alone, packed by tfopt and by others, in times of a generator by hand.
 """
 
 import argparse
@@ -67,6 +68,96 @@ def ways(texts):
     }
 
 
+def rows_by_hand(texts):
+    """Yields rows of shuffled documents, packed one after the other as long as they fit, as `pack` gives them."""
+    random = np.random.default_rng()
+    arrays = [np.asarray(text, np.int32) for text in texts]
+    row, segment, end = _empty_row(), 0, 0
+    for number in random.permutation(len(arrays)):
+        ids = arrays[number]
+        if end + len(ids) > LENGTH:
+            yield row
+            row, segment, end = _empty_row(), 0, 0
+        inputs, labels, weights = row
+        segment, place = segment + 1, slice(end, end + len(ids))
+        inputs["tokens"][place] = ids
+        inputs["segments"][place] = segment
+        inputs["positions"][place] = np.arange(len(ids))
+        labels[end : end + len(ids) - 1] = ids[1:]
+        weights[end : end + len(ids) - 1] = 1
+        end += len(ids)
+    yield row
+
+
+def _empty_row():
+    inputs = {name: np.zeros(LENGTH, np.int32) for name in ("tokens", "segments", "positions")}
+    return inputs, np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.float32)
+
+
+def packed_by_hand(texts):
+    """A generator's rows in batches."""
+    inputs, labels, weights = (tf.nest.map_structure(tf.TensorSpec.from_tensor, part) for part in _empty_row_tensors())
+    rows = tf.data.Dataset.from_generator(lambda: rows_by_hand(texts), output_signature=(inputs, labels, weights))
+    return rows.batch(ROWS).prefetch(tf.data.AUTOTUNE)
+
+
+def _empty_row_tensors():
+    return tf.nest.map_structure(tf.constant, _empty_row())
+
+
+def packed_by_torch(texts):
+    """The same rows, in batches of a DataLoader."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Rows(IterableDataset):
+        def __iter__(self):
+            return rows_by_hand(texts)
+
+    return DataLoader(Rows(), batch_size=ROWS)
+
+
+def packed_by_grain(texts):
+    """Grain's first-fit packing, in batches; its segments and positions, and the labels of each document."""
+    import grain
+
+    def example(text):
+        ids = np.asarray(text, np.int32)
+        return {"tokens": ids, "labels": np.append(ids[1:], np.int32(0)), "weights": np.arange(len(ids)) < len(ids) - 1}
+
+    def arranged(packed):
+        inputs = {"tokens": packed["tokens"], "segments": packed["tokens_segment_ids"]}
+        inputs["positions"] = packed["tokens_positions"]
+        return inputs, packed["labels"], packed["weights"].astype(np.float32)
+
+    documents = grain.MapDataset.source(texts).seed(0).shuffle().map(example).to_iter_dataset()
+    lengths = dict.fromkeys(("tokens", "labels", "weights"), LENGTH)
+    rows = grain.experimental.FirstFitPackIterDataset(documents, length_struct=lengths, num_packing_bins=64)
+    return rows.map(arranged).batch(ROWS)
+
+
+def inputs(texts, turns):
+    """Goes through the batches of each way in turn; returns what is reported of each that is installed."""
+    ours = build_pipeline(tokens(texts), pack=LENGTH, batch_size=ROWS, remainder="keep", device=None)
+    arms = {"generator by hand": packed_by_hand(texts), PACKED: ours}
+    for name, make in {"PyTorch": packed_by_torch, "Grain": packed_by_grain}.items():
+        try:
+            arms[name] = make(texts)
+        except ImportError:
+            print(f"{name} is not installed")
+    found, passes = {}, {name: [] for name in arms}
+    for name, batches in arms.items():
+        trained, positions = contents(batches)
+        _expect_all(name, trained, texts)
+        found[name] = {"tokens": trained, "positions": positions}
+    for _ in range(turns):
+        for name, batches in arms.items():
+            start = time.perf_counter()
+            for _ in batches:
+                pass
+            passes[name].append(1e3 * (time.perf_counter() - start))
+    return compared(found, passes, "generator by hand")
+
+
 def decoder():
     """A model of the tokens that follow."""
     keras.utils.set_random_seed(0)
@@ -85,24 +176,28 @@ def decoder():
     return model
 
 
+def _expect_all(name, trained, texts):
+    expected = sum(len(text) - 1 for text in texts)
+    if trained != expected:
+        raise AssertionError(f"{name}: {trained:,} tokens in place of {expected:,}")
+
+
 def contents(dataset):
     """What an epoch holds: tokens that have a next one, and positions."""
     trained = positions = 0
     for _, labels, weights in dataset:
-        trained += int(np.sum(weights))
-        positions += int(np.size(labels))
+        trained += int(np.asarray(weights).sum())
+        positions += int(np.asarray(labels).size)
     return trained, positions
 
 
 def measure(texts, turns):
     """Trains each way in turn; returns what is reported of each."""
-    expected = sum(len(text) - 1 for text in texts)
     arms = {name: (decoder(), dataset) for name, dataset in ways(texts).items()}
     found, epochs = {}, {name: [] for name in arms}
     for name, (_, dataset) in arms.items():
         trained, positions = contents(dataset)
-        if trained != expected:
-            raise AssertionError(f"{name}: {trained:,} tokens in place of {expected:,}")
+        _expect_all(name, trained, texts)
         found[name] = {"tokens": trained, "positions": positions}
     for turn in range(turns + 1):
         for name, (model, dataset) in arms.items():
@@ -110,12 +205,17 @@ def measure(texts, turns):
             model.fit(dataset, epochs=1, verbose=0, shuffle=False)  # the datasets do
             if turn:  # the first one is traced
                 epochs[name].append(1e3 * (time.perf_counter() - start))
+    return compared(found, epochs, BASELINE)
+
+
+def compared(found, passes, baseline):
+    """Adds to what was found of each way its times, in ms, and its speed in times of the baseline's."""
     times = {
         name: StepTimes(repeats_ms=tuple((ms,) for ms in each), steps_per_sample=1, first_step_seconds=0.0)
-        for name, each in epochs.items()
+        for name, each in passes.items()
     }
-    for name, each in epochs.items():
-        against = compare(times[BASELINE], times[name])
+    for name, each in passes.items():
+        against = compare(times[baseline], times[name])
         found[name] |= {
             "epoch_ms": each,
             "tokens_per_second": 1e3 * found[name]["tokens"] / float(np.median(each)),
@@ -123,6 +223,17 @@ def measure(texts, turns):
             "interval": list(against.interval),
         }
     return found
+
+
+def show(figures):
+    """Prints a line for each way."""
+    for name, one in figures.items():
+        low, high = one["interval"]
+        print(
+            f"{name:30} {one['tokens_per_second']:9,.0f} tokens/s, {one['speed']:.2f}× [{low:.2f}–{high:.2f}], "
+            f"{one['tokens'] / one['positions']:.0%} of positions used",
+            flush=True,
+        )
 
 
 def main():
@@ -134,14 +245,12 @@ def main():
     )
     parser.add_argument("--tiny", action="store_true", help="few documents and two turns, to see whether it runs")
     options = parser.parse_args()
-    texts = documents(60 if options.tiny else 800)
-    figures = measure(texts, 2 if options.tiny else options.turns)
-    for name, one in figures.items():
-        low, high = one["interval"]
-        print(
-            f"{name:30} {one['tokens_per_second']:9,.0f} tokens/s, {one['speed']:.2f}× [{low:.2f}–{high:.2f}], "
-            f"{one['tokens'] / one['positions']:.0%} of positions used"
-        )
+    texts, many = (documents(count) for count in ((60, 60) if options.tiny else (800, 20_000)))
+    turns = 2 if options.tiny else options.turns
+    alone = inputs(many, turns)
+    show(alone)
+    figures = measure(texts, turns)
+    show(figures)
     if options.results:
         document = {
             "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -149,6 +258,8 @@ def main():
             "documents": len(texts),
             "length": LENGTH,
             "figures": figures,
+            "documents_alone": len(many),
+            "alone": alone,
         }
         write_atomic(Path(options.results), json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 

@@ -146,31 +146,40 @@ def _packed(documents: _Documents, packing: Packing, size: int, numbers: range, 
     read, tables = documents.read, (packing.rows, starts, packing.lengths, documents.ends[packing.documents])
 
     @without_autograph
-    def packed(number: Any) -> Any:
+    def packed(some: Any) -> Any:
         rows, starts, lengths, ends = held_on_host(lambda: tuple(map(tf.constant, tables)))
-        row = nth(numbers, number)
-        pieces = tf.range(tf.gather(rows, row), tf.gather(rows, row + 1))
+        row = nth(numbers, some)
+        firsts = tf.gather(rows, row)
+        of_rows = tf.ragged.range(firsts, tf.gather(rows, row + 1))
+        pieces, rows_of_pieces = of_rows.flat_values, of_rows.value_rowids()
         begins, sizes = tf.gather(starts, pieces), tf.gather(lengths, pieces)
+        segments = tf.cast(pieces - tf.gather(firsts, rows_of_pieces) + 1, tf.int32)
         places = tf.ragged.range(begins, begins + sizes)
-        index, piece = places.flat_values, tf.cast(places.value_rowids(), tf.int32)
+        index, piece = places.flat_values, places.value_rowids()
         known = index + 1 < tf.gather(tf.gather(ends, pieces), piece)  # whether the next token is of the same document
+        used = tf.math.segment_sum(sizes, rows_of_pieces)  # no row is without a piece
 
         def filled(values: Any) -> Any:
-            return tf.ensure_shape(tf.pad(values, [[0, size - tf.size(values)]]), (size,))
+            return tf.RaggedTensor.from_row_lengths(values, used, validate=False).to_tensor(shape=(None, size))
 
         inputs = {
             "tokens": filled(tf.cast(read(index), tf.int32)),
-            "segments": filled(piece + 1),
+            "segments": filled(tf.gather(segments, piece)),
             "positions": filled(tf.cast(index - tf.gather(begins, piece), tf.int32)),
         }
         labels = tf.cast(read(tf.where(known, index + 1, index)), tf.int32)
         return inputs, filled(tf.where(known, labels, 0)), filled(tf.cast(known, tf.float32))
 
+    @without_autograph
+    def row(number: Any) -> Any:
+        return tf.nest.map_structure(lambda part: part[0], packed(number[tf.newaxis]))
+
     return Source(
         name=documents.name,
         dataset=lambda: tf.data.Dataset.range(len(numbers)),
         count=len(numbers),
-        decode=packed,
+        decode=row,
+        decode_batch=packed,
         at=lambda positions: positions,
         fingerprint=lambda: [str(numbers), size, *documents.fingerprint()],
         resident=True,
