@@ -89,6 +89,14 @@ def test_files_keep_the_order_of_the_list_and_globs_are_sorted(server, tmp_path)
     assert [Path(path).name for path in fetch(server.url + "b", tmp_path / "copies")] == ["b"]
 
 
+def test_what_a_kill_left_is_removed(server, tmp_path):
+    (path,) = fetch([server.url + "b"], tmp_path / "copies")
+    left = Path(path).with_name(".left.part")
+    left.write_bytes(b"half")
+    assert fetch([server.url + "b"], tmp_path / "copies") == [path]
+    assert not left.exists()
+
+
 def test_a_folder_of_a_disk_is_copied_too(server, tmp_path):
     assert contents(fetch(str(server.folder), tmp_path / "copies")) == contents(server.folder)
 
@@ -105,6 +113,7 @@ def test_what_fails_for_a_while_is_asked_for_again(server, tmp_path, fault):
     server.faults = faults
     assert contents(fetch(server.url, tmp_path / "copies")) == contents(server.folder)
     assert len(failed) >= 8
+    assert min(failed.values()) > 1
 
 
 @pytest.mark.parametrize(
