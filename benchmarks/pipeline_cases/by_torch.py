@@ -1,6 +1,11 @@
-"""PyTorch's DataLoader: the same batches, by the samplers and data sets that it is quickest with."""
+"""PyTorch's DataLoader: the same batches, by the samplers and data sets that it is quickest with.
+
+They are handed over as tensors of TensorFlow, which `fit` would otherwise make of them.
+"""
 
 from importlib import metadata
+
+import tensorflow as tf
 
 from pipeline_cases import TORCH, Way, no_way
 
@@ -36,7 +41,8 @@ def gathered(columns, label, batch):
             return found, found.pop(label)
 
     rows = Rows()
-    return DataLoader(rows, batch_size=None, sampler=BatchSampler(RandomSampler(rows), batch, drop_last=True))
+    sampler = BatchSampler(RandomSampler(rows), batch, drop_last=True)
+    return _Converted(DataLoader(rows, batch_size=None, sampler=sampler))
 
 
 def streamed(batches):
@@ -46,4 +52,15 @@ def streamed(batches):
         def __iter__(self):
             return batches()
 
-    return DataLoader(Batches(), batch_size=None)
+    return _Converted(DataLoader(Batches(), batch_size=None))
+
+
+class _Converted:
+    """The batches of a DataLoader as tensors of TensorFlow."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        for batch in self.loader:
+            yield tf.nest.map_structure(lambda tensor: tf.convert_to_tensor(tensor.numpy()), tuple(batch))

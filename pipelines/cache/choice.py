@@ -75,6 +75,8 @@ def choose_cache(
         return CacheChoice(str(options.cache), after, f"asked for; {_needed(size)}", size)
     if _saves_nothing(options, facts):
         nothing = "it would save nothing: rows are read where they lie, and nothing is computed"
+        if not facts.source.resident:
+            nothing = "it would save nothing: rows are read in pools, faster than one by one from a cache"
         return no(nothing + (" before the crop" if options.crop is not None else ""))
     if facts.count is None:
         return no("the number of examples is unknown")
@@ -94,6 +96,13 @@ def reads_by_position(options: PipelineOptions, facts: Facts) -> bool:
     return bool(options.shuffle) and options.service is None
 
 
+def reads_in_pools(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> bool:
+    """Whether the source's elements are read in pools that are shuffled as a whole, in place of a buffer."""
+    if facts.source.pools is None or facts.count is None or options.service is not None:
+        return False
+    return bool(options.shuffle) and not keeps_one_order(options, facts, cache)
+
+
 def keeps_one_order(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> bool:
     """Whether elements are read in the same random order in each epoch, and shuffled again from the second one on.
 
@@ -107,8 +116,9 @@ def keeps_one_order(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
 
 
 def _saves_nothing(options: PipelineOptions, facts: Facts) -> bool:
-    """Whether a cache would hold what lies in memory anyway."""
-    return facts.source.resident and (options.transform is None or _places(options) == ("decode",))
+    """Whether a cache would hold what lies in memory anyway, or what is read in pools."""
+    at_hand = facts.source.resident or facts.source.pools is not None
+    return at_hand and (options.transform is None or _places(options) == ("decode",))
 
 
 def _places(options: PipelineOptions) -> tuple[After, ...]:

@@ -249,12 +249,13 @@ def _to_run(plan: PipelinePlan, sources: list[Any]) -> tuple[PipelinePlan, bool]
 
     def adapted(stage: Any) -> Any:
         if isinstance(stage, Read):
-            source, shuffled, at = stage.source, stage.source.shuffled, stage.source.at
+            source, shuffled, at, pools = stage.source, stage.source.shuffled, stage.source.at, stage.source.pools
             recording = replace(
                 source,
                 dataset=lambda: kept(source.dataset()),
                 shuffled=None if shuffled is None else lambda seed: kept(shuffled(seed)),
                 at=None if at is None else lambda positions: kept(at(positions)),
+                pools=None if pools is None else replace(pools, read=lambda *given: kept(pools.read(*given))),
             )
             return replace(stage, source=recording)
         if isinstance(stage, Mix | Shuffle):

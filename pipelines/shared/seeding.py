@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.shared.elements import apply_stage, element_of, without_autograph
+from tfopt.pipelines.shared.elements import apply_stage, element_of, in_single_examples, without_autograph
 from tfopt.pipelines.shared.options import StageFunction
 
 _PARTS = ("files", "shuffle", "augment", "crop", "batch", "mix")
@@ -149,6 +149,27 @@ def shuffles(
     return order.apply(tf.data.experimental.assert_cardinality((times - whole) * count)) if count >= 0 else order
 
 
+def epochs(seed: int | None, *, times: int = 1, opened: int = 0, whole: int = 0) -> Any:
+    """Returns a dataset of a random number (int64 scalar) for each of so many readings, without the first `whole` ones.
+
+    They differ on each iteration. Takes a seed and `opened` as `permutation` does.
+    """
+    return _random_bits(seed, opened).take(times).skip(whole)
+
+
+def from_batches(batches: Any, count: int) -> Any:
+    """Returns the dataset of the `count` elements in batches of any length.
+
+    `in_batches` makes others of these, with no step per element.
+    """
+
+    def cut(size: int | None, *, full: bool = False) -> Any:
+        made = in_single_examples(batches) if size is None else batches.rebatch(size, drop_remainder=full)
+        return made.apply(tf.data.experimental.assert_cardinality(_steps(count, size or 1, full=full)))
+
+    return _numbers(cut)
+
+
 def sequence(count: int, *, skipped: int = 0) -> Any:
     """Returns a dataset of the numbers below `count` in their order, without the first `skipped` ones.
 
@@ -174,7 +195,7 @@ def sequence(count: int, *, skipped: int = 0) -> Any:
 def in_batches(dataset: Any, size: int, *, full: bool) -> Any:
     """Returns a dataset in batches; `full` leaves out a smaller last one.
 
-    Numbers straight from `permutation` or `sequence` are sliced into batches, with no step per number.
+    Elements straight from `permutation`, `sequence` or `from_batches` are cut into batches, with no step per element.
     """
     made = getattr(dataset, _IN_BATCHES, None)
     return dataset.batch(size, drop_remainder=full, name="batch") if made is None else made(size, full=full)

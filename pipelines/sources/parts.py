@@ -270,6 +270,7 @@ def _by_position(source: Source, index: int, parts: int, block: int, count: int)
         # Of all examples, so that all processes plan alike.
         sample=source.sample or (lambda limit: source.dataset().take(limit)),
         shuffled=None,
+        pools=None,
         keeps_order=source.at is None,
         at=None if source.at is None else read_at,
         part=None,

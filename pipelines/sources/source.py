@@ -14,8 +14,18 @@ from tfopt.pipelines.shared.seeding import shuffle
 
 _QUICKLY_COPIED = 16 * 2**20  # bytes
 _TEXT_BYTES = 128  # of a text, such as a path
-_OF_EXAMPLES = ("decode", "decode_batch", "encoded", "shuffled", "part", "packed", "checked")  # fields
+_OF_EXAMPLES = ("decode", "decode_batch", "encoded", "shuffled", "pools", "part", "packed", "checked")  # fields
 HELD = "held_on_host"  # the name of what looks up tensors that are held for a function
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """How a source reads its elements in pools, each of which it shuffles as a whole."""
+
+    size: int  # elements of a pool, about
+    # Given a dataset of random numbers (int64 scalars) and how many elements to leave out at first, returns a dataset
+    # of batches of any length: for each number all raw elements, in the random order that follows from it.
+    read: Callable[[Any, int], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,10 @@ class Source:
     at: Callable[[Any], Any] | None = None
     """Given a dataset of positions (int64 scalars below `count`), returns one of the raw elements there, in that order,
     for pipelines that shuffle: they draw a permutation of all positions. Default: a buffer mixes `shuffled`."""
+
+    pools: Pools | None = None
+    """Optional, for speed, where elements are cheap to read many at a time: pipelines that shuffle take pools in place
+    of `shuffled` and a buffer, and no cache unless one is asked for."""
 
     encoded: Callable[..., Any] | None = None
     """If `decode` decodes images: turns a raw element into a tuple of the image's encoded bytes (scalar string tensor)

@@ -69,6 +69,7 @@ def _only(source: Source, chosen: Any, count: int) -> Source:
         count=len(chosen),
         sample=None,
         shuffled=None,
+        pools=None,
         keeps_order=at is None,
         part=None,
         fingerprint=None if fingerprint is None else lambda: [fingerprint(), chosen],

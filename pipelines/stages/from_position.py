@@ -64,7 +64,7 @@ def _how(position: Position, stages: Sequence[Stage]) -> str:
         return ways[parts[0].name] if same else "; ".join(f"{name}: {way}" for name, way in ways.items())
     on = next(stage.choice.on for stage in stages if isinstance(stage, Cache))
     read = next(stage for stage in stages if isinstance(stage, Read))
-    if on == "device" or (on is None and read.ordered and read.source.at is not None):
+    if on == "device" or (on is None and read.ordered and read.skips):
         return "examples before it are not read"
     if on is not None:
         return "examples before it in its epoch are read for the cache, and dropped"

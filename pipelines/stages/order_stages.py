@@ -5,11 +5,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.cache.choice import CacheChoice, keeps_one_order, reads_by_position
+from tfopt.pipelines.cache.choice import CacheChoice, keeps_one_order, reads_by_position, reads_in_pools
 from tfopt.pipelines.inspection.facts import MIB, SHUFFLE_MIB, SHUFFLE_MOST, Facts
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.shared.position import FIRST, Turn
-from tfopt.pipelines.shared.seeding import in_turn, part_seed, permutation, permutations, sequence, shuffle, shuffles
+from tfopt.pipelines.shared.seeding import (
+    epochs,
+    from_batches,
+    in_turn,
+    part_seed,
+    permutation,
+    permutations,
+    sequence,
+    shuffle,
+    shuffles,
+)
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.example_stages import Cache
 from tfopt.pipelines.stages.stage import Flow, Stage
@@ -28,8 +38,8 @@ class Read(Stage):
     count: int | None
     used: int | None  # how many to read
     shuffled: bool  # whether the source reads its parts in random order
-    # The permutation it reads in, by position: another in "each" epoch, "one" for all, or one that is shuffled from the
-    # second epoch on, as it would be "behind" a cache. "" for the source's own order.
+    # The permutation it reads in, by position or in pools: another in "each" epoch, "one" for all, or one that is
+    # shuffled from the second epoch on, as it would be "behind" a cache. "" for the source's own order.
     permuted: str
     ordered: bool  # whether nothing after it changes the order
     seed: int | None
@@ -40,10 +50,14 @@ class Read(Stage):
         source = self.source
         turn = flow.decide_order() if self.ordered else FIRST
         skipped = turn.rest
+        times = max(turn.times, 1)
+        left = max(0, (self.count or 0) * (times - turn.whole) - skipped)
         if self.permuted and source.at is not None:
-            dataset = source.at(self._order(turn))
-            left = (self.count or 0) * (max(turn.times, 1) - turn.whole)
-            flow.dataset = self._counted(dataset, max(0, left - skipped))
+            flow.dataset = self._counted(source.at(self._order(turn)), left)
+            return
+        if self.permuted and source.pools is not None:
+            drawn = epochs(part_seed(self.seed, "files"), times=times, opened=turn.opened, whole=turn.whole)
+            flow.dataset = from_batches(source.pools.read(drawn, skipped), left)
             return
         if self.shuffled and source.shuffled is not None:
             dataset = source.shuffled(part_seed(self.seed, "files"))
@@ -56,6 +70,11 @@ class Read(Stage):
         dataset = self._counted(dataset, self.count)
         dataset = dataset if self.used == self.count else dataset.take(self.used)
         flow.dataset = again(dataset, turn)
+
+    @property
+    def skips(self) -> bool:
+        """Whether it begins in the middle of an epoch without reading what comes before."""
+        return self.source.at is not None or bool(self.permuted)
 
     def _counted(self, dataset: Any, count: int | None) -> Any:
         if self.local and count is not None and int(dataset.cardinality()) < 0:
@@ -104,7 +123,7 @@ class Shuffle(Stage):
     buffer: int  # how many elements it draws from; 0 for no shuffle
     first: bool  # whether it comes before decoding, on raw elements
     seed: int | None
-    drawn: bool  # whether all indices are drawn at once instead, on the device or where the source is read
+    drawn: bool  # whether the order is drawn elsewhere, on the device or where the source is read
     rests: bool  # whether the first epoch keeps the order of the elements, which are shuffled as they come
     served: bool  # whether it runs on the workers of a tf.data service
 
@@ -146,6 +165,8 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
     if cache.on != "device" and reads_by_position(options, facts):
         uncached = "behind" if keeps_one_order(options, facts, cache) else "each"
         permuted = uncached if cache.on is None else "one"
+    elif reads_in_pools(options, facts, cache):
+        permuted = "each"
     shuffled = bool(options.shuffle) and source.shuffled is not None and not permuted
     read = Read(
         name="read",
@@ -175,8 +196,9 @@ def plan_shuffle(options: PipelineOptions, facts: Facts, cache: Cache) -> Shuffl
     rests = _rests(options, facts, choice) and not cache.repeats_first_epoch
     buffer, reason, first = _decide_shuffle(options, facts, choice)
     reason += "; the first epoch comes in the order of the mix" if rests else ""
-    drawn = choice.on == "device" or (choice.on is None and reads_by_position(options, facts))
-    held = "all" if drawn else "buffer of"
+    in_pools = reads_in_pools(options, facts, choice)
+    drawn = in_pools or choice.on == "device" or (choice.on is None and reads_by_position(options, facts))
+    held = "pools of about" if in_pools else "all" if drawn else "buffer of"
     return Shuffle(
         name="shuffle",
         setting=f"{held} {buffer:,}" if buffer else "none",
@@ -222,6 +244,9 @@ def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
         return 0, "shuffle=False" if options.training else "training=False keeps the order", False
     if cache.on == "device":
         return facts.count or 0, "indices: each epoch is one permutation of all examples, drawn at once", False
+    if facts.source.pools is not None and reads_in_pools(options, facts, cache):
+        reason = "read in random order, and each shuffled as a whole: rows far apart may never be in one"
+        return min(facts.source.pools.size, facts.count or 0), reason, True
     permuted = reads_by_position(options, facts)
     if cache.on is None and permuted:
         reason = "each epoch is one permutation of all examples, drawn at once (8 bytes each), and read by position"

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.paths import file_stamps
 from tfopt.pipelines.tables.columns import Layout, import_pyarrow, layout_of
@@ -131,8 +129,8 @@ def part_of(blocks: Sequence[Block], start: int, stop: int) -> list[Block]:
     return found
 
 
-def read_block(file: ParquetFile, block: Block, layout: Layout, order: Any = None) -> list[Any]:
-    """Returns a block's raw rows as arrays, in this order of them if one is given.
+def read_block(file: ParquetFile, block: Block, layout: Layout) -> list[Any]:
+    """Returns a block's raw rows as arrays.
 
     Raises:
         PipelineError: If the file has changed, is damaged there, or lacks a value.
@@ -149,8 +147,7 @@ def read_block(file: ParquetFile, block: Block, layout: Layout, order: Any = Non
             f"{_first_line(error)}. Copy or write the file again."
         ) from error
     table = table.slice(block.start, block.rows)
-    arrays = layout.raw(table, repr(file.path), block.first + block.start)
-    return arrays if order is None else [np.take(array, order, axis=0) for array in arrays]
+    return layout.raw(table, repr(file.path), block.first + block.start)
 
 
 def expect_same(file: ParquetFile) -> None:

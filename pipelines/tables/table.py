@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.cache.fingerprint import fingerprint
-from tfopt.pipelines.shared.elements import in_single_examples, without_autograph
+from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, expect_utf8, file_stamps
-from tfopt.pipelines.sources.source import Source, held_on_host, nth, side_by_side
+from tfopt.pipelines.shared.seeding import epochs, from_batches
+from tfopt.pipelines.sources.source import Pools, Source, held_on_host, nth
 from tfopt.pipelines.tables.columns import Layout, expect_column, import_pyarrow, layout_of
 from tfopt.pipelines.tables.parquet import (
     Block,
@@ -33,9 +34,8 @@ from tfopt.pipelines.tables.parquet import (
 # machine. While they are read they take up to three times as much.
 _HELD_BYTES = 512 * 2**20
 _BLOCK_BYTES = 4 * 2**20  # of decoded rows; smaller row groups are read together
-_MIXED_BYTES = 256 * 2**20  # blocks that a shuffle mixes are in memory together
+_MIXED_BYTES = 256 * 2**20  # of a pool of blocks, whose rows are shuffled together; two pools are in memory at a time
 _MIXED_BLOCKS = 16
-_IN_TURN = 32  # rows of one block, before those of the next
 _READERS = 4  # blocks read at once; Arrow uses threads of its own within each
 _STRING_BYTES = 24  # of an entry, besides the string itself
 
@@ -49,7 +49,7 @@ def table(data: Any, *, columns: Columns = None, label: Label = None) -> Source:
 
     Needs pyarrow: `pip install 'tfopt[parquet]'`. CSV files, data frames, and Parquet files of up to 512 MiB once
     decoded are held in memory, and shuffled as a whole. Larger Parquet files are read by row group, several at once; a
-    shuffle takes these in random order, shuffles the rows of each, and mixes up to 16.
+    shuffle takes pools of up to 16 in random order, and shuffles the rows of each pool.
 
     Args:
         data: The path of a CSV file (".csv", whose first line names the columns) or of a Parquet file; a glob, a list
@@ -262,25 +262,31 @@ def _streamed(
 ) -> Source:
     """Returns the rows of files as a source that reads them in blocks."""
     count = sum(block.rows for block in blocks)
-    largest = max(block.stop for block in blocks) * row_bytes
-    most = max(1, min(_MIXED_BLOCKS, int(_MIXED_BYTES / largest)))
+    largest = max(block.stop for block in blocks)
+    mixed = max(1, min(_MIXED_BLOCKS, int(_MIXED_BYTES / (largest * row_bytes))))
 
     def example(*raw: Any) -> Any:
         return arranged(layout.example(*raw))
 
     def in_order() -> Any:
-        read = _block_reader(files, blocks, layout)
+        read = _reader(files, layout, lambda number: read_block(files[blocks[number].file], blocks[number], layout))
         numbers = tf.data.Dataset.range(len(blocks))
-        return in_single_examples(numbers.map(read, num_parallel_calls=2).prefetch(1))
+        return from_batches(numbers.map(read, num_parallel_calls=2).prefetch(1), count)
+
+    def pools(readings: Any, skipped: int) -> Any:
+        read = _reader(files, layout, partial(_read_pool, files, blocks, layout, mixed))
+
+        @without_autograph
+        def of_epoch(number: Any, bits: Any) -> Any:
+            left_out = tf.where(number == 0, tf.constant(skipped, tf.int64), 0)
+            return tf.data.Dataset.range(-(-len(blocks) // mixed)).map(lambda pool: (pool, bits, left_out))
+
+        # TensorFlow 2.21 never ends a flat_map on a tf.data service.
+        return readings.enumerate().interleave(of_epoch, cycle_length=1).map(read).prefetch(1)
 
     def shuffled(seed: int | None) -> Any:
-        read = _block_reader(files, blocks, layout, seed=seed, shuffled=True)
-        numbers = tf.data.Dataset.range(len(blocks))
-
-        def rows(number: Any) -> Any:
-            return tf.data.Dataset.from_tensor_slices(read(number))
-
-        return side_by_side(numbers, rows, most, seed, block=_IN_TURN)
+        order = epochs(None) if seed is None else tf.data.Dataset.from_tensors(tf.constant(seed, tf.int64))
+        return from_batches(pools(order, 0), count)
 
     def part(index: int, parts: int) -> Source:
         own = part_of(blocks, count * index // parts, count * (index + 1) // parts)
@@ -293,6 +299,7 @@ def _streamed(
         decode=example,
         decode_batch=example if layout.dense else None,
         shuffled=shuffled,
+        pools=Pools(min(count, mixed * largest), pools),
         fingerprint=lambda: [
             [file.stamp for file in files],
             file_stamps(file.path for file in files),
@@ -303,24 +310,41 @@ def _streamed(
     )
 
 
-def _block_reader(
-    files: list[ParquetFile], blocks: list[Block], layout: Layout, *, seed: int | None = None, shuffled: bool = False
-) -> Callable[[Any], Any]:
-    """Returns the function that reads a block's raw rows, in a graph; shuffled, in an order by the seed."""
+def _read_pool(
+    files: list[ParquetFile], blocks: list[Block], layout: Layout, mixed: int, number: int, bits: int, skipped: int
+) -> list[Any]:
+    """Returns the raw rows of a pool of blocks in random order, without those among the first `skipped` of its epoch.
 
-    def read(number: Any) -> list[Any]:
-        block = blocks[int(number)]
-        order = None
-        if shuffled:
-            order = np.random.default_rng(None if seed is None else (seed, int(number))).permutation(block.rows)
-        return read_block(files[block.file], block, layout, order)
+    `bits` decide on the order of an epoch's blocks, and of the rows in each pool of `mixed` blocks.
+    """
+    order = np.random.default_rng(bits).permutation(len(blocks))
+    before = sum(blocks[block].rows for block in order[: number * mixed])
+    pool = [blocks[block] for block in order[number * mixed :][:mixed]]
+    rows = sum(block.rows for block in pool)
+    found = [
+        np.empty((rows, *shape), dtype.as_numpy_dtype) for dtype, shape in zip(layout.types, layout.shapes, strict=True)
+    ]
+    if before + rows <= skipped:
+        return [array[:0] for array in found]
+    places = np.random.default_rng((bits, number)).permutation(rows)
+    with ThreadPoolExecutor(_READERS) as threads:
+        for part in threads.map(lambda block: read_block(files[block.file], block, layout), pool):
+            own, places = np.split(places, [len(part[0])])
+            for array, read in zip(found, part, strict=True):
+                array[own] = read
+    return [array[max(skipped - before, 0) :] for array in found]
 
+
+def _reader(files: list[ParquetFile], layout: Layout, read: Callable[..., list[Any]]) -> Callable[..., Any]:
+    """Returns a function that calls `read` with integers, in a graph, and returns raw rows."""
     for file in files:  # here too: errors inside a dataset are buried in TensorFlow's
         expect_same(file)
 
     @without_autograph
-    def read_rows(number: Any) -> Any:
-        arrays = tf.numpy_function(read, [number], layout.types, stateful=False, name="read_parquet")
+    def read_rows(*numbers: Any) -> Any:
+        arrays = tf.numpy_function(
+            lambda *given: read(*map(int, given)), numbers, layout.types, stateful=False, name="read_parquet"
+        )
         for array, shape in zip(arrays, layout.shapes, strict=True):
             array.set_shape((None, *shape))
         return tuple(arrays)

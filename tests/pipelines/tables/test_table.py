@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines import build_pipeline, plan_pipeline, table
 from tfopt.pipelines.tables import table as module
+from tfopt.pipelines.tables.parquet import read_block
 
 COUNT = 50
 TYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
@@ -152,6 +153,50 @@ def test_the_rows_of_a_group_are_shuffled_and_groups_are_mixed(path):
     assert one_group != sorted(one_group)
     assert [int(row[0][0]) for row in source.shuffled(2)] != first
     assert [int(row[0][0]) for row in source.shuffled(None)] != [int(row[0][0]) for row in source.shuffled(None)]
+
+
+@pytest.mark.usefixtures("by_row_group")
+@pytest.mark.parametrize("size", [4, 64])
+def test_pools_are_cut_into_batches_and_shuffled_anew_in_each_epoch(path, monkeypatch, size):
+    monkeypatch.setattr(module, "_MIXED_BLOCKS", 3)
+    plan = plan_pipeline(table(path, columns=["number"]), batch_size=size, seed=1, remainder="keep")
+    assert plan.stage("shuffle").setting == "pools of about 21"
+    assert "read in pools" in plan.stage("cache").reason
+    dataset = plan.build()
+    assert len(dataset) == -(-COUNT // size)
+    epochs = [[batch["number"].numpy().tolist() for batch in dataset] for _ in range(3)]
+    assert epochs == [
+        [batch["number"].numpy().tolist() for batch in again] for again in [plan.build()] for _ in range(3)
+    ]
+    for epoch in epochs:
+        assert [len(batch) for batch in epoch] == [size] * (COUNT // size) + [COUNT % size] * (COUNT % size > 0)
+        order = np.concatenate(epoch)
+        assert sorted(order) == list(range(COUNT))
+        first = order[:15]  # a pool has 15 or 21 rows, since the last group has one
+        assert len({number // 7 for number in first}) <= 3
+        assert sum(np.diff(first) < 0) > 2
+    assert len({tuple(np.concatenate(epoch)) for epoch in epochs}) == 3
+
+
+@pytest.mark.usefixtures("by_row_group")
+@pytest.mark.parametrize(
+    ("position", "transform"), [((0, 7), None), ((2, 0), None), ((1, 5), lambda row: row["number"])]
+)
+def test_pools_before_a_position_are_not_read(path, monkeypatch, position, transform):
+    monkeypatch.setattr(module, "_MIXED_BLOCKS", 2)
+    options = {"batch_size": 7, "seed": 1, "cache": None, "remainder": "keep", "prefetch": 0}
+    plan = plan_pipeline(table(path, columns=["number"]), transform=transform, **options)
+    dataset = plan.build()
+    epochs = [[tf.nest.flatten(batch)[0].numpy().tolist() for batch in dataset] for _ in range(4)]
+    epoch, batch = position
+    moved = plan.at(epoch, batch)
+    read = []
+    monkeypatch.setattr(module, "read_block", lambda *given: read.append(given[1]) or read_block(*given))
+    dataset = moved.build()
+    found = [[tf.nest.flatten(batch)[0].numpy().tolist() for batch in dataset] for _ in range(epoch, 4)]
+    assert found == [epochs[epoch][batch:], *epochs[epoch + 1 :]]
+    assert len(read) <= (4 - epoch) * 8 - 2 * (batch * 7 // 14)
+    assert "examples before it are not read" in str(moved) or not batch
 
 
 @pytest.mark.slow
