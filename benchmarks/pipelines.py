@@ -30,8 +30,10 @@ from pipeline_cases import (
     measure,
     of_arrays,
     of_images,
+    of_loaders,
     of_mixtures,
     of_records,
+    of_remote,
     of_tables,
     on_disk,
 )
@@ -41,6 +43,7 @@ from tfopt.files import write_atomic
 from tfopt.measure import environment
 
 CASES = of_arrays.CASES | of_records.CASES | of_tables.CASES | of_mixtures.CASES
+CASES |= of_loaders.CASES | of_remote.CASES
 CASES |= on_disk.CASES | of_images.CASES | first_batches.CASES
 LIMIT_SECONDS = 180.0  # of a case, after which it counts as hung
 

@@ -158,6 +158,7 @@ TURNS = {
     "first epoch": Timed("batch of the first epoch", _one_epoch, fresh=True),
     "first batch": Timed("first batch, from iter() on", _first_batch, fresh=True),
     "plan": Timed("plan and build", _making, fresh=False, checked=False),
+    "copy": Timed("copy of all files", _making, fresh=False, checked=False),
 }
 
 

@@ -7,7 +7,7 @@ from pipeline_cases.by_grain import Rows, by_grain
 from pipeline_cases.of_arrays import AUTOTUNE, equal, floats, permuted, tfopt
 from pipeline_cases.of_images import SIZE, by_hand, by_pil, photo_files
 from pipeline_cases.of_records import FEATURES, grains_way, parsed_in_batches, serialised, write_plain
-from tfopt.pipelines import CentralCrop, RandomCrop, images, records
+from tfopt.pipelines import CentralCrop, RandomCrop, images, plan_pipeline, records
 
 BUFFER = 10_000  # of TensorFlow's own guides
 _LATER = 4  # batches in the buffer behind a cache
@@ -32,6 +32,34 @@ def jpeg(folder, scale):
             by_grain("Pillow, random_map, batch", lambda: Rows(*files), batch, random_function=by_pil),
         ],
         examples=len(files[0]),
+        batch=batch,
+    )
+
+
+def from_the_middle(folder, scale):
+    """JPEG files from the middle of an epoch on."""
+    (paths, numbers), batch = photo_files(scale), scale.photo_batch
+    half = len(paths) // batch // 2
+
+    def plan():
+        options = {"crop": RandomCrop(SIZE), "cache": None, "seed": 0, "remainder": "drop", "device": None}
+        return plan_pipeline(images((paths, numbers)), batch_size=batch, **options)
+
+    return Case(
+        name="first batch, from the middle",
+        question=f"First batch from batch {half} of an epoch of JPEG files on",
+        timed="first batch",
+        goal=at_most(1.0),
+        ways=[
+            Way(name=TFOPT, note=f"plan.at(0, {half})", make=lambda: plan().at(0, half).build()),
+            Way(
+                name=HAND,
+                note=f"shuffled paths, map, batch, skip({half})",
+                make=lambda: by_hand(paths, numbers, batch).skip(half),
+            ),
+            no_way("Grain", "its loader goes on from its own state alone"),
+        ],
+        examples=len(paths) - half * batch,
         batch=batch,
     )
 
@@ -150,6 +178,7 @@ def generator(folder, scale):
 CASES = {
     "first batch, jpeg": jpeg,
     "first batch, jpeg, cached": jpeg_cached,
+    "first batch, from the middle": from_the_middle,
     "first batch, arrays": arrays,
     "first batch, records": of_records,
     "first batch, generator": generator,

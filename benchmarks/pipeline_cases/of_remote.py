@@ -1,0 +1,81 @@
+"""A case of remote files: a folder on a web server that takes its time to answer."""
+
+import asyncio
+import itertools
+import multiprocessing
+
+import fsspec
+import numpy as np
+
+from pipeline_cases import HAND, TFOPT, Case, Way, at_least, no_way
+from tfopt.pipelines import fetch
+
+_LATENCY = 0.03  # seconds, of each request
+_FILE_BYTES = 100_000
+
+
+def serve(folder, port):
+    """Serves a folder, in a process of its own, and sends its port."""
+    from aiohttp import web
+
+    async def respond(request):
+        await asyncio.sleep(_LATENCY)
+        path = folder / request.path.lstrip("/")
+        if path.is_file():
+            return web.FileResponse(path)
+        links = "".join(f'<a href="{entry.name}">{entry.name}</a>' for entry in path.iterdir())
+        return web.Response(text=links, content_type="text/html")
+
+    async def main():
+        app = web.Application()
+        app.router.add_get("/{path:.*}", respond)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port.send(runner.addresses[0][1])
+        await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+def many_files(folder, scale):
+    """Files of 100 KB, as many as there are photographs."""
+    remote = folder / "remote" / "files"
+    remote.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for number in range(scale.photos):
+        (remote / f"{number:05}.bin").write_bytes(random.bytes(_FILE_BYTES))
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    multiprocessing.get_context("spawn").Process(target=serve, args=(folder / "remote", sender), daemon=True).start()
+    url = f"http://127.0.0.1:{receiver.recv()}/files/"
+    numbers = itertools.count()
+
+    def into(copy):
+        """Copies into a new folder, which stays: to remove it would be timed too."""
+        target = folder / f"copy-{next(numbers)}"
+        copy(target)
+        found = sum(path.stat().st_size for path in target.rglob("*.bin"))
+        if found != scale.photos * _FILE_BYTES:
+            raise AssertionError(f"expected {scale.photos * _FILE_BYTES:,} bytes. Found: {found:,}")
+
+    def by_hand(target):
+        target.mkdir()
+        server = fsspec.filesystem("http")
+        server.get(server.find(url), f"{target}/")
+
+    return Case(
+        name="remote files",
+        question=f"{scale.photos:,} files of 100 KB from a web server {1000 * _LATENCY:.0f} ms away, to a local disk",
+        timed="copy",
+        goal=at_least(1.0),
+        ways=[
+            Way(name=TFOPT, note="fetch(url, folder)", make=lambda: into(lambda target: fetch(url, target))),
+            Way(name=HAND, note="fsspec: get(find(url), folder)", make=lambda: into(by_hand)),
+            no_way("Grain", "it copies no files"),
+        ],
+        examples=scale.photos,
+        batch=1,
+    )
+
+
+CASES = {"remote files": many_files}
