@@ -1,6 +1,7 @@
 """benchmarks/packing.py: that each way trains on the same tokens, and that docs/text.md says what was recorded."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,11 @@ def test_what_was_recorded_is_what_the_page_says():
     said = " ".join((ROOT / "docs" / "text.md").read_text(encoding="utf-8").split())
     assert f"{found[packing.PACKED]['speed']:.1f} times as many tokens a second ({low:.1f}–{high:.1f})" in said
     for name in ("bucket=True", 'pad="batch"'):
-        assert f"`{name}` {found[name]['speed']:.1f} " in said
+        assert re.search(rf"{found[name]['speed']:.1f} times (as many )?with `{name}`", said)
     assert found[packing.PACKED]["speed"] >= 2  # the goal
     alone = RECORDED["alone"]
     ours = alone[packing.PACKED]["tokens_per_second"]
-    assert f"{ours / 1e6:.1f} million tokens a second, {alone[packing.PACKED]['speed']:.1f} times" in said
+    assert f"{ours / 1e6:.1f} million tokens a second: {alone[packing.PACKED]['speed']:.1f} times" in said
     for name in ("PyTorch", "Grain"):
         assert f"{ours / alone[name]['tokens_per_second']:.1f} times as many as {name}" in said
 
