@@ -23,15 +23,15 @@ _AXES = {"vertical": 0, "horizontal": 1}  # of (height, width, channels)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RandomFlip:
-    """Mirrors every other example's image at random, and what lies on it: pass it as `augment`.
+    """Mirrors the image of an example, and what lies on it, with a probability of one half: pass it as `augment`.
 
     The image is the first item of a tuple, or "image" of a dict, decoded, of shape (height, width, channels). Boxes, of
     shape (..., 4) and any number, are normalised: (ymin, xmin, ymax, xmax) in parts of the image; those without area,
     such as padding, stay as they are.
 
     Args:
-        flip_with: Masks, further images and boxes that are flipped with the image, named as by `crop_with`. Parts that
-            look like one and are not named are refused; a dict says False for those to leave as they are.
+        flip_with: Masks, further images and boxes that are flipped with the image, named as for `crop_with`. A part
+            that looks like one of these and is not named is refused; a dict with False for it leaves it as it is.
         axis: "horizontal" changes left and right, "vertical" top and bottom. Pass a list of both flips for both.
             Default: "horizontal".
 
@@ -61,14 +61,14 @@ class RandomFlip:
         moving: Mapping[str, bool] = self.flip_with  # type: ignore[assignment]  # a dict once made
         expect_movable(tf.nest.map_structure(tf.type_spec_from_value, example), moving, "flip_with")
         leaves, at = leaves_of(example), image_path(example)
-        moves = {at} | {resolved(name, list(leaves), "flip_with") for name, moved in moving.items() if moved}
+        moves = sorted({at} | {resolved(name, list(leaves), "flip_with") for name, moved in moving.items() if moved})
 
         def flipped() -> list[Any]:
-            return [_mirrored(path, leaves[path], leaves[at], _AXES[self.axis]) for path in sorted(moves)]
+            return [_mirrored(path, leaves[path], leaves[at], _AXES[self.axis]) for path in moves]
 
         draw = tf.random.stateless_uniform((), seed) < 0.5
-        found = tf.cond(draw, flipped, lambda: [tf.identity(leaves[path]) for path in sorted(moves)])
-        changed = leaves | dict(zip(sorted(moves), found, strict=True))
+        found = tf.cond(draw, flipped, lambda: [tf.identity(leaves[path]) for path in moves])
+        changed = leaves | dict(zip(moves, found, strict=True))
         return map_leaves(example, lambda path, leaf: changed[path])
 
 

@@ -314,7 +314,7 @@ def _packed(source: Source, size: int, options: PipelineOptions) -> tuple[Source
     if part.packed is None:
         raise ValueError(
             f"Expected documents of tokens for pack={size}. Received: {source.name}. Pass a list of lists of token "
-            "ids, or tokens(...) of an array or a .npy file."
+            "ids, tokens(...) of an array or a .npy file, or tokens(lines(paths), tokenize=...)."
         )
     rows = part.packed(size, slice(None))
     return replace(rows, note=f"{part.note}; {rows.note}"), replace(options, split=None)

@@ -19,7 +19,10 @@ def list_images(folder: str, classes: Sequence[str] | None) -> tuple[list[str], 
     entries = _entries(folder)
     folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) or os.path.isdir(entry))
     if not folders:
-        raise PipelineError(f"Expected one subfolder per class in {folder!r}. It holds none: move the images into one.")
+        raise PipelineError(
+            f"Expected one subfolder per class in {folder!r}. It holds none. Move the images into one; for text pass "
+            "lines(paths), for other files files(paths, labels)."
+        )
     names = folders if classes is None else _checked_classes(classes, folder, folders)
     _refuse_strays([entry.path for entry in entries if entry.name not in folders], folder)
     paths, labels = [], []

@@ -122,7 +122,7 @@ def _without(problems: list[Problem], files: int, name: str, fault: str) -> str:
     """Warns of files that are left out; returns what the plan says of them."""
     if len(problems) == files:
         raise PipelineError(
-            f"Expected at least one sound file in {name}. Found none:\n{listed(problems)}\nCheck the paths."
+            f"Expected at least one good file in {name}. Found none:\n{listed(problems)}\nCheck the paths."
         )
     found = f"{len(problems):,} of {files:,} files that {fault}"
     warn_caller(f"on_bad_file='skip' leaves out {found}:\n{listed(problems)}")

@@ -29,15 +29,15 @@ def files(paths: Any, labels: Any = None, *, classes: Sequence[str] | None = Non
         classes: The class names in the order of their labels. Default: the names among the labels, sorted.
 
     Returns:
-        A source of `(contents, label)`: a scalar string with the bytes of a file, and an int32 scalar for names, a
-        float32 vector for lists of names, else what stands in the labels; without labels, the file's name as a string.
-        The files are looked at when a pipeline is planned; `on_bad_file` says what becomes of those that are missing,
-        empty or unreadable.
+        A source of `(contents, label)`: the bytes of a file as a scalar string, and its label: an int32 scalar for a
+        name, a float32 vector for a list of names, otherwise as given. Without labels, of `(contents, name)`. The
+        files are checked when a pipeline is planned; `on_bad_file` says what becomes of those that are missing, empty
+        or unreadable.
 
     Raises:
-        TypeError: If an argument is of another type, or labels are of several.
+        TypeError: If an argument is of the wrong type, or labels are of several types.
         ValueError: If `classes` names one twice.
-        PipelineError: If there are no paths, or labels are not as many or not among `classes`.
+        PipelineError: If there are no paths, not as many labels, or a label that is not among `classes`.
 
     Example:
         >>> from tfopt.pipelines import build_pipeline
@@ -67,7 +67,7 @@ class _File:
 
 
 def _look(paths: Sequence[str], values: Any, *, decoding: bool) -> list[_File]:
-    del values, decoding  # what is in them only the user knows
+    del values, decoding  # only the user can decode them
     return for_each_path(lambda path: _File(_problem(path)), paths)
 
 

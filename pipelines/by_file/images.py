@@ -34,10 +34,10 @@ def images(
     skipped. Use `transform` or `crop` to bring images of different sizes to one.
 
     Args:
-        files: The folder with a subfolder per class, or with images and no folder; or a list of pairs `(path, label)`;
-            or `(paths, labels)`; or a table of them: a dict, a pandas DataFrame, a pyarrow Table or the path of a CSV
-            file (".csv", which needs pyarrow). Labels are arrays of numbers, names of classes, or for images of several
-            classes, lists of names.
+        files: A folder with a subfolder of images per class, or with images alone; or a list of pairs `(path, label)`;
+            or `(paths, labels)`; or a table of both: a dict, a pandas DataFrame, a pyarrow Table or the path of a CSV
+            file (".csv", which needs pyarrow). Labels are numbers or arrays of them, names of classes or, for images of
+            several classes, lists of names.
         column: The table's column of paths. Default: "paths".
         label: The table's column of labels. Default: "labels".
         classes: The class names in the order of their labels; a class may have no folder. For validation, pass the
@@ -45,20 +45,20 @@ def images(
             names among the labels, sorted.
 
     Returns:
-        A source of `(image, label)`: `(height, width, 3)` uint8, and for a folder or names an int32 scalar, for lists
-        of names a float32 vector with 1 for each class that is named, else what stands in the labels; of `(image,
-        name)` for a folder without folders, with the file's name as a string. Reads JPEG, PNG, GIF (its first
-        frame), BMP and WebP; grey becomes three equal channels, and transparency is dropped. The files themselves are
-        checked when a pipeline is planned, by their first and last bytes; `on_bad_file` says what becomes of bad ones.
+        A source of `(image, label)`; for a folder of images alone, of `(image, name)`, with the file's name as a
+        string. Images are `(height, width, 3)` uint8, from JPEG, PNG, GIF (its first frame), BMP or WebP; grey becomes
+        three equal channels, and transparency is dropped. Labels are int32 scalars for a folder or names, float32
+        vectors with 1 for each named class for lists of names, and otherwise as given. The files are checked when a
+        pipeline is planned, by their first and last bytes; `on_bad_file` says what becomes of bad ones.
 
     Raises:
-        TypeError: If `files` is none of these, `classes` not a sequence of names, or columns are named of what is no
-            table.
+        TypeError: If `files` is none of these, `classes` is not a sequence of names, or `column` or `label` is given
+            without a table.
         ValueError: If `classes` names one twice, or a table lacks a column.
         UnsupportedError: If pyarrow is not installed, for a CSV file.
-        PipelineError: If the folder does not exist, has no class, a class without images or one that is not among
-            `classes`, or holds splits, such as train and val, instead of classes; or if a folder cannot be read, or
-            labels are missing, not as many as paths or not among `classes`.
+        PipelineError: If the folder does not exist, cannot be read, has no class, a class without images or one that is
+            not among `classes`, or holds splits, such as train and val, instead of classes; or if labels are missing,
+            not as many as paths, or not among `classes`.
 
     Example:
         >>> from tfopt.pipelines import build_pipeline
@@ -81,7 +81,12 @@ def images(
         return _of_columns(of_pairs("images()", files), classes)
     if isinstance(files, tuple):
         return _of_columns(files, classes)
-    root = expect_reachable(as_path("a folder, pairs, (paths, labels) or a table", files))
+    if not isinstance(files, str | os.PathLike):
+        raise TypeError(
+            "images() expects the path of a folder, pairs in a list, (paths, labels) or a table. Received: "
+            f"{type(files).__name__}. Pass [(path, label), …]."
+        )
+    root = expect_reachable(as_path("the path of a folder", files))
     name = f"images in {root}"
     flat = None if classes is not None else flat_images(root)
     if flat:

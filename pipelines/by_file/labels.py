@@ -31,7 +31,7 @@ def is_table(data: Any) -> bool:
 
 
 def of_table(caller: str, table: Any, columns: tuple[str, str], options: tuple[str, str]) -> tuple[Any, Any]:
-    """Returns two columns of a table, which these options name.
+    """Returns two columns of a table; `options` are the arguments that name them, for errors.
 
     Raises:
         ValueError: If one is missing.
@@ -55,13 +55,13 @@ def of_pairs(caller: str, pairs: list[Any]) -> tuple[list[Any], list[Any]]:
     """Returns the first and the second items of pairs.
 
     Raises:
-        TypeError: If one is no pair.
+        TypeError: If an item is not a pair.
     """
     for number, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(
-                f"{caller} expects pairs in a list. Received as number {number}: {pair!r}. Pass a list of tuples of "
-                "two, or a tuple of two sequences."
+                f"{caller} expects pairs in a list. Received at index {number}: {pair!r}. Pass a list of tuples of "
+                "two items, or a tuple of two sequences."
             )
     return [first for first, _ in pairs], [second for _, second in pairs]
 
@@ -69,7 +69,10 @@ def of_pairs(caller: str, pairs: list[Any]) -> tuple[list[Any], list[Any]]:
 def expect_paths(caller: str, given: Any) -> list[str]:
     """Returns a sequence of paths as strings."""
     if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable):
-        raise TypeError(f"{caller} expects paths in a sequence. Received: {given!r}. Pass a list of strings or Paths.")
+        raise TypeError(
+            f"{caller} expects paths in a sequence. Received: {given!r}. Pass a list, such as "
+            "sorted(glob.glob(pattern))."
+        )
     paths = []
     for path in given:
         if not isinstance(path, str | os.PathLike):
@@ -79,7 +82,7 @@ def expect_paths(caller: str, given: Any) -> list[str]:
 
 
 def labelled(caller: str, given: Any, labels: Any, classes: Sequence[str] | None) -> Labelled:
-    """Returns paths with labels: numbers, numbers of the classes that are named, or for lists of names, vectors."""
+    """Returns paths with labels: numbers as they are, names as numbers of classes, lists of names as vectors."""
     paths = expect_paths(caller, given)
     names = None if classes is None else tuple(expect_classes(classes))
     lists = _lists_of_names(labels, names)
@@ -96,7 +99,7 @@ def labelled(caller: str, given: Any, labels: Any, classes: Sequence[str] | None
 
 
 def expect_classes(classes: Sequence[str]) -> list[str]:
-    """Returns the names of classes, refusing what is none, or there twice."""
+    """Returns the names of classes, refusing what is not a name, and duplicates."""
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise TypeError(f"Expected a sequence of names for `classes`. Received: {classes!r}. Pass a list of strings.")
     names = list(classes)
@@ -147,7 +150,7 @@ def _numbers(caller: str, values: Any, names: tuple[str, ...] | None) -> tuple[A
 
 
 def _lists_of_names(labels: Any, names: tuple[str, ...] | None) -> list[Any] | None:
-    """Returns the rows of labels if they are lists of names; empty ones are if there are classes."""
+    """Returns labels that are lists of names, which empty lists are only if there are `names`; otherwise None."""
     if not isinstance(labels, Iterable) or isinstance(labels, str) or getattr(labels, "ndim", 1) == 0:
         return None
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "biufc":
@@ -168,7 +171,7 @@ def _multi_hot(caller: str, paths: list[str], lists: list[Any], names: tuple[str
     for number, row in enumerate(lists):
         if not _is_list(row) or not all(isinstance(name, str) for name in row):
             raise TypeError(
-                f"{caller} expects a list of names for each path, since others have one. Received as number {number}: "
+                f"{caller} expects a list of names for each path, since others have one. Received at index {number}: "
                 f"{row!r}. Pass a list of strings, an empty one for none."
             )
     found = {name for row in lists for name in row}

@@ -20,7 +20,10 @@ from tfopt.pipelines.sources.source import Source, common_length
 _GREY = (b"\x08\x00", b"\x08\x04")  # 8 bits, grey; the same with transparency
 _FORM = slice(24, 26)  # bytes of a PNG
 _PNG = b"\x89PNG\r\n\x1a\n"
-_CONVERT = "For numbers below 256: Image.fromarray(np.asarray(Image.open(path)).astype(np.uint8)).save(path) of PIL"
+_CONVERT = (
+    "For class numbers below 256, PIL converts it: "
+    "Image.fromarray(np.asarray(Image.open(path)).astype(np.uint8)).save('mask.png')"
+)
 
 
 def images_with_masks(files: Any, *, column: str | None = None, mask: str | None = None) -> Source:
@@ -30,15 +33,15 @@ def images_with_masks(files: Any, *, column: str | None = None, mask: str | None
 
     Args:
         files: A list of pairs, the path of an image and that of its mask; or `(images, masks)`, paths of both; or a
-            table of them, as `images` takes it. Masks are grey PNGs of 8 bits, whose pixels are the numbers of classes.
+            table of them, as `images` takes it. Masks are 8-bit grey PNGs whose pixels are class numbers.
         column: The table's column of images. Default: "images".
         mask: The table's column of masks. Default: "masks".
 
     Returns:
         A source of `(image, mask)`: `(height, width, 3)` uint8 as from `images`, and `(height, width, 1)` uint8 with
         the numbers as they stand in the file. The files are checked when a pipeline is planned; `on_bad_file="skip"`
-        leaves out an image whose mask is bad, and the other way round. That both have one size is checked where they
-        are read.
+        leaves out an image whose mask is bad, and the other way round. Whether both have the same size is checked when
+        they are read.
 
     Raises:
         TypeError: If `files` is none of these.
@@ -88,7 +91,7 @@ def _look(paths: Sequence[str], masks: Sequence[str], *, decoding: bool) -> list
 
 
 def _form_problem(path: str) -> Problem | None:
-    """Returns what is wrong with a mask whose numbers TensorFlow would not decode as they are: it has no palettes."""
+    """Returns what is wrong with a mask whose numbers TensorFlow would decode to others, such as a palette's."""
     try:
         with open(path, "rb") as file:
             head = file.read(_FORM.stop)
@@ -96,7 +99,7 @@ def _form_problem(path: str) -> Problem | None:
         return Problem(path, "unreadable", f"Cannot read it: {error.strerror}")
     if head.startswith(_PNG) and head[_FORM] in _GREY:
         return None
-    return Problem(path, "unsupported", f"a mask that is no grey PNG of 8 bits. {_CONVERT}")
+    return Problem(path, "unsupported", f"a mask that is not an 8-bit grey PNG. {_CONVERT}")
 
 
 def _reading(found: Sequence[_Pair]) -> Reading:
@@ -104,7 +107,7 @@ def _reading(found: Sequence[_Pair]) -> Reading:
     return replace(
         reading,
         decode=partial(_with_mask, reading.decode, same_size=True),
-        encoded=partial(_with_mask, reading.encoded, same_size=False),  # of which `crop` sees to it
+        encoded=partial(_with_mask, reading.encoded, same_size=False),  # `crop` checks that
     )
 
 
@@ -115,7 +118,7 @@ def _with_mask(read: Callable[..., Any], path: Any, mask_path: Any, *, same_size
     # Masks were looked at when the pipeline was planned, but may change later.
     begins = tf.strings.join([tf.strings.substr(contents, 0, _FORM.stop), " " * _FORM.stop])  # of empty files, too
     is_grey = tf.reduce_any(tf.equal(tf.strings.substr(begins, _FORM.start, 2), _GREY))
-    check = tf.raw_ops.Assert(condition=is_grey, data=["No grey PNG of 8 bits:", mask_path])
+    check = tf.raw_ops.Assert(condition=is_grey, data=["Not an 8-bit grey PNG:", mask_path])
     with tf.control_dependencies([check]), tf.name_scope("verify_images_names_the_file"):
         mask = tf.io.decode_png(contents, channels=1)
     if same_size:

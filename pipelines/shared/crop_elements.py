@@ -75,10 +75,10 @@ def expect_movable(spec: Any, moving: Mapping[str, bool], option: Option) -> Non
     image = leaves.get(at)
     encoded = change == "crop" and isinstance(image, tf.TensorSpec) and image.dtype == tf.string
     if not isinstance(image, tf.TensorSpec) or image.shape.rank != (0 if encoded else 3):
-        or_encoded = "or an encoded one (a scalar string)" if change == "crop" else "decoded"
+        or_encoded = " or an encoded one (a scalar string)" if change == "crop" else ", decoded"
         raise ValueError(
             f"Expected an image to {change}: the first of a tuple, or 'image' of a dict, of shape (height, width, "
-            f"channels) {or_encoded}. Found examples {spec}. Put the image there in the source, or leave out the "
+            f"channels){or_encoded}. Found examples {spec}. Put the image there in the source, or leave out the "
             f"{change}."
         )
     kinds = {path: kind_of(path, leaf, image) for path, leaf in leaves.items() if path != at}

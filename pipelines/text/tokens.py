@@ -239,7 +239,7 @@ def _apart(documents: Any) -> _Documents:
     if not isinstance(documents, Sequence) or isinstance(documents, str | bytes):
         raise TypeError(
             "Expected documents: a list of lists or arrays of token ids, a tf.RaggedTensor, or ids one after the other "
-            f"as an array or the path of a .npy file. Received: {type(documents).__name__}. Tokenize text first."
+            f"as an array or the path of a .npy file. Received: {type(documents).__name__}. For text pass `tokenize`."
         )
     return _joined(_as_arrays(documents))
 
@@ -251,7 +251,7 @@ def _as_arrays(documents: Sequence[Any], first: int = 0) -> list[Any]:
         if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
             raise TypeError(
                 f"Expected a list or array of token ids for each document. Received for document {number}: "
-                f"{part.dtype} of the shape {part.shape}. Tokenize text first."
+                f"{part.dtype} of the shape {part.shape}. For text pass `tokenize`."
             )
         if part.dtype == np.uint64:  # which becomes float64 when it is joined with another type
             _expect_ids(part)

@@ -97,7 +97,8 @@ def check_file(file: RecordFile, compression: str | None) -> tuple[int | None, A
     if compression is None and not compression_of(head) and not is_header(head):
         raise PipelineError(
             f"Expected TFRecord files. {file.path!r} is no TFRecord file, or is cut inside its first record: it begins "
-            f"with {head!r}. Write it again, leave it out, or pass its `compression`."
+            f"with {head!r}. Write it again, leave it out, or pass its `compression`. Read images "
+            "with images(), text with lines(), and other files with files()."
         )
     if kind := kind_of(file, compression):
         _expect_readable(file.path, kind)

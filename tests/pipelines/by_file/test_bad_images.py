@@ -240,7 +240,7 @@ def test_records_are_written_of_what_is_whole(damaged, tmp_path):
 def test_nothing_left_is_an_error(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.jpg").write_bytes(b"no")
-    with pytest.raises(PipelineError, match="at least one sound file"):
+    with pytest.raises(PipelineError, match="at least one good file"):
         plan_pipeline(tmp_path, on_bad_file="skip")
 
 

@@ -99,16 +99,16 @@ def test_the_number_of_names_does_not_change_what_labels_are(files):
         (
             lambda f: [*zip(f, NUMBERS, strict=True), "x.png"],
             TypeError,
-            r"expects pairs.*number 6: 'x.png'.*Pass a list",
+            r"expects pairs.*index 6: 'x.png'.*Pass a list",
         ),
-        (lambda f: [(path, 1, 2) for path in f], TypeError, "expects pairs.*number 0"),
+        (lambda f: [(path, 1, 2) for path in f], TypeError, "expects pairs.*index 0"),
         (lambda f: [], PipelineError, "at least one example"),
-        (lambda f: (f, [["a"]] * 5 + ["a"]), TypeError, "list of names for each.*number 5: 'a'"),
-        (lambda f: (f, ["a"] + [["a"]] * 5), TypeError, "list of names for each.*number 0: 'a'"),
-        (lambda f: (f, [["a", 3]] + [["a"]] * 5), TypeError, "number 0.*Pass a list of strings"),
+        (lambda f: (f, [["a"]] * 5 + ["a"]), TypeError, "list of names for each.*index 5: 'a'"),
+        (lambda f: (f, ["a"] + [["a"]] * 5), TypeError, "list of names for each.*index 0: 'a'"),
+        (lambda f: (f, [["a", 3]] + [["a"]] * 5), TypeError, "index 0.*Pass a list of strings"),
         (lambda f: (f, [["a"]] * 5), PipelineError, "one common length"),
         (lambda f: (f, [[1], [2, 3]] * 3), TypeError, "differ in length. Pass names"),
-        (lambda f: (f, [None, ["a"]] * 3), TypeError, "number 0: None"),
+        (lambda f: (f, [None, ["a"]] * 3), TypeError, "index 0: None"),
     ],
 )
 def test_wrong_pairs_and_lists_are_refused(files, change, error, text):

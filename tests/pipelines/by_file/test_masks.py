@@ -135,7 +135,7 @@ def spoilt(path, kind):
 def test_a_mask_that_would_decode_to_other_numbers_is_named(pairs, tmp_path, kind):
     bad = spoilt(tmp_path / "masks" / "3.png", kind)
     assert bad == pairs[2][1]
-    told = {"missing": "No such file", "cut": "is cut"}.get(kind, "no grey PNG of 8 bits. For numbers")
+    told = {"missing": "No such file", "cut": "is cut"}.get(kind, "not an 8-bit grey PNG. For class numbers")
     with pytest.raises(PipelineError, match=f"{re.escape(bad)}.*{told}"):
         plan_pipeline(images_with_masks(pairs), batch_size=2)
     with pytest.warns(UserWarning, match=f"1 of 6 files that do not decode, or whose masks do not(.|\n)*{bad}"):
@@ -153,10 +153,10 @@ def test_an_image_that_is_bad_is_left_out_with_its_mask(pairs):
 def test_a_mask_of_another_size_or_changed_since_is_named(pairs, tmp_path):
     dataset = build_pipeline(images_with_masks(pairs), batch_size=2, training=False, cache=None)
     spoilt(tmp_path / "masks" / "3.png", "palette")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"No grey PNG.*{re.escape(pairs[2][1])}"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"Not an 8-bit grey PNG.*{re.escape(pairs[2][1])}"):
         list(dataset)
     (tmp_path / "masks" / "3.png").write_bytes(b"")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"No grey PNG.*{re.escape(pairs[2][1])}"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"Not an 8-bit grey PNG.*{re.escape(pairs[2][1])}"):
         list(dataset)
     Image.fromarray(PIXELS[2].T).save(pairs[2][1])
     for options in ({}, {"crop": CentralCrop(4), "crop_with": "1"}):
