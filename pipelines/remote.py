@@ -39,18 +39,19 @@ _VERSIONS = (
     *("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created"),
 )
 _STAMPS = "stamps.jsonl"
+_WILD = "*["  # of a glob; a "?" begins the query of a URL
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # errors not worth another try
 _PASSING = (408, 425, 429)  # HTTP's refusals that are
 T = TypeVar("T")
 
 
 def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = None) -> Any:
-    """Copies remote files to a local disk, once, and returns where they lie; all sources read them there.
+    """Copies remote files to a local disk, once, and returns the paths of the copies, for any source.
 
     Use it for data in object stores, on web servers and on network disks. It lists once, fetches 16 files at a time,
-    and asks again for what fails, stalls or comes short, for about a minute. A file appears when it is whole. Later
-    calls fetch what is new or was changed, and remove what is gone from a folder. Processes of one machine share the
-    copies: one fetches, and the others wait for it.
+    and repeats requests that fail, stall or come short. A file appears once it is whole. Later calls fetch what is new
+    or has changed, and remove what is gone from a folder. Processes of one machine share the copies: one fetches, and
+    the others wait for it.
 
     Needs fsspec and its package for the protocol: `pip install 'tfopt[remote]' s3fs` for "s3://", `gcsfs` for "gs://",
     `adlfs` for "az://", `aiohttp` for "https://". Credentials are those of these packages, from the environment or
@@ -62,7 +63,7 @@ def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = No
             (`~/.cache/tfopt`).
 
     Returns:
-        The path of the local folder if `paths` is a folder's URL; otherwise a list of paths, in the order given.
+        The path of the copy if `paths` is the URL of a folder or a file; otherwise a list of paths, in the order given.
         Matches of a glob are sorted.
 
     Raises:
@@ -84,13 +85,17 @@ def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = No
         listed = list(threads.map(_listed, urls))
     whole = listed[0][0]
     if not single and any(is_folder for is_folder, _ in listed):
-        raise PipelineError(f"Expected URLs of files in a list. Found a folder among {urls}. Fetch it in a call alone.")
+        raise PipelineError(
+            f"Expected URLs of files in a list. Found a folder among {urls}. Fetch the folder in a call of its own."
+        )
     files = [file for _, found in listed for file in found]
     places = {file.base: target / hashlib.sha256(file.base.encode()).hexdigest()[:16] for file in files}
     for base, place in places.items():
         _bring([file for file in files if file.base == base], place, all_there_is=whole)
     copies = [str(places[file.base] / "data" / file.name) for file in files]
-    return str(places[files[0].base] / "data") if whole else copies
+    if whole:
+        return str(places[files[0].base] / "data")
+    return copies[0] if single and not any(sign in paths for sign in _WILD) else copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ class _Remote:
             data = _called(self.files, self.path, start, end)
             if len(data) > end - start:
                 raise PipelineError(
-                    f"Expected {end - start:,} bytes of {self.path!r}. Found {len(data):,}: its server does not give "
+                    f"Expected {end - start:,} bytes of {self.path!r}. Found {len(data):,}: its server does not serve "
                     "parts of files, or the file has changed. Fetch it again, or put it on another server."
                 )
             if len(data) < end - start:
@@ -132,7 +137,7 @@ def _listed(url: str) -> tuple[bool, list[_Remote]]:
     """Returns whether a URL is that of a folder, and the files that it stands for."""
     files, path = _file_system(url)
     files.invalidate_cache()
-    signs = [path.index(sign) for sign in "*[" if sign in path]
+    signs = [path.index(sign) for sign in _WILD if sign in path]
     if signs:
         base, is_folder = path[: min(signs)].rpartition("/")[0], False
         found = _persistently(url, lambda: files.glob(path, detail=True))
@@ -201,11 +206,11 @@ def _alone(place: Path) -> Iterator[LineAppender]:
             stamps = LineAppender(place / _STAMPS)
             break
         except BlockingIOError:
-            warn_once(f"fetched by another {place}", f"Waiting for another process, which fetches files to {place}.")
+            warn_once(f"fetched by another {place}", f"Waiting for another process that is fetching files to {place}.")
             time.sleep(0.2)
         except OSError as error:
             raise PipelineError(
-                f"Expected a folder to write to. Found at {place}: {summarize_error(error)}."
+                f"Expected a folder to write to at {place}. Found: {summarize_error(error)}. Pass another `folder`."
             ) from error
     try:
         yield stamps
@@ -224,7 +229,7 @@ def _expect_room(files: list[_Remote], place: Path) -> None:
     needed, free = sum(file.size or 0 for file in files), shutil.disk_usage(place).free
     if needed > free:
         raise PipelineError(
-            f"Expected room for {needed / MIB:,.0f} MiB at {place}. Found: {free / MIB:,.0f} MiB are free. Pass "
+            f"Expected room for {needed / MIB:,.0f} MiB at {place}. Found: {free / MIB:,.0f} MiB free. Pass "
             "another `folder`, or fetch fewer files."
         )
 
@@ -291,7 +296,8 @@ def _persistently(path: str, attempt: Callable[[], T], stop: threading.Event | N
             return attempt()
         except _LASTING as error:
             raise PipelineError(
-                f"Expected a file at {path!r}. Found: {summarize_error(error)}. Check the URL."
+                f"Expected a file at {path!r}. Found: {type(error).__name__}, {summarize_error(error)}. "
+                "Check the URL and the credentials."
             ) from error
         except PipelineError:
             raise
@@ -300,7 +306,10 @@ def _persistently(path: str, attempt: Callable[[], T], stop: threading.Event | N
             refused = 400 <= status < 500 and status not in _PASSING
             if refused or pause is None or (stop is not None and stop.wait(pause * random.uniform(0.5, 1.5))):
                 tries = "" if refused else f", in {_ATTEMPTS} tries"
-                raise PipelineError(f"Expected to fetch {path!r}. Found{tries}: {summarize_error(error)}.") from error
+                raise PipelineError(
+                    f"Expected to fetch {path!r}. Found{tries}: {summarize_error(error)}. Check the URL, the "
+                    "credentials and the network."
+                ) from error
             if stop is None:
                 time.sleep(pause)
     raise AssertionError

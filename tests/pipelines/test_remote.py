@@ -86,7 +86,8 @@ def test_files_keep_the_order_of_the_list_and_globs_are_sorted(server, tmp_path)
         (server.folder / url.removeprefix(server.url)).read_bytes() for url in urls
     ]
     assert [Path(path).name for path in fetch(server.url + "a-*", tmp_path / "copies")] == ["a-0", "a-1", "a-2"]
-    assert [Path(path).name for path in fetch(server.url + "b", tmp_path / "copies")] == ["b"]
+    assert [Path(path).name for path in fetch(server.url + "b*", tmp_path / "copies")] == ["b"]
+    assert Path(fetch(server.url + "b", tmp_path / "copies")).read_bytes() == (server.folder / "b").read_bytes()
 
 
 def test_what_a_kill_left_is_removed(server, tmp_path):
@@ -135,7 +136,7 @@ def test_what_fails_for_good_is_named_and_the_rest_is_kept(server, tmp_path, fau
 def test_a_server_without_ranges_gives_files_of_one_piece(server, tmp_path):
     server.faults = lambda request: "ignores ranges"
     assert os.path.getsize(fetch([server.url + "a-1"], tmp_path / "copies")[0]) == 1000
-    with pytest.raises(PipelineError, match="does not give parts of files"):
+    with pytest.raises(PipelineError, match="does not serve parts of files"):
         fetch([server.url + "a-0"], tmp_path / "copies")
 
 
@@ -173,7 +174,7 @@ def test_a_disk_that_fills_up_leaves_no_part(server, tmp_path, monkeypatch):
         ("nothing://x/y", PipelineError, "nothing://x/y"),
         ("{url}nothing", PipelineError, "Check the URL"),
         ("{url}nothing-*", PipelineError, "Found none"),
-        (["{url}", "{url}b"], PipelineError, "Fetch it in a call alone"),
+        (["{url}", "{url}b"], PipelineError, "in a call of its own"),
     ],
 )
 def test_what_cannot_be_is_refused(server, tmp_path, urls, error, said):
