@@ -1,12 +1,13 @@
-"""Tokens a second that `fit` trains a small decoder on: documents padded in the usual ways, bucketed, and packed.
+"""Tokens a second on which `fit` trains a small decoder: documents padded in the usual ways, bucketed, and packed.
 
     pip install '.[bench]' -r benchmarks/peers/requirements.txt
     python benchmarks/packing.py [RESULTS.json] [--turns N] [--tiny]
 
 Documents have log-normal lengths. Each way trains the same model on every token that has a next one, once an epoch, in
 steps of about as many positions; its epochs are timed from the second on, in turn with the others'. The table shows
-each way's median speed in times of padding all to the longest, with a 95 % interval, and the share of positions that
-hold tokens. A second table has the batches alone, packed by tfopt and by others, in times of a generator by hand.
+each way's median speed as a multiple of the speed of padding all to the longest, with a 95 % interval, and the share of
+positions that hold tokens. A second table has the batches alone, packed by tfopt and by others, as multiples of a
+generator by hand.
 """
 
 import argparse
@@ -96,13 +97,9 @@ def _empty_row():
 
 def packed_by_hand(texts):
     """A generator's rows in batches."""
-    inputs, labels, weights = (tf.nest.map_structure(tf.TensorSpec.from_tensor, part) for part in _empty_row_tensors())
-    rows = tf.data.Dataset.from_generator(lambda: rows_by_hand(texts), output_signature=(inputs, labels, weights))
+    spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), _empty_row())
+    rows = tf.data.Dataset.from_generator(lambda: rows_by_hand(texts), output_signature=spec)
     return rows.batch(ROWS).prefetch(tf.data.AUTOTUNE)
-
-
-def _empty_row_tensors():
-    return tf.nest.map_structure(tf.constant, _empty_row())
 
 
 def packed_by_torch(texts):
@@ -135,20 +132,17 @@ def packed_by_grain(texts):
     return rows.map(arranged).batch(ROWS)
 
 
-def inputs(texts, turns):
-    """Goes through the batches of each way in turn; returns what is reported of each that is installed."""
-    ours = build_pipeline(tokens(texts), pack=LENGTH, batch_size=ROWS, remainder="keep", device=None)
-    arms = {"generator by hand": packed_by_hand(texts), PACKED: ours}
+def measure_batches(texts, turns):
+    """Reads the batches of each way in turn; returns what is reported of each that is installed."""
+    by_tfopt = build_pipeline(tokens(texts), pack=LENGTH, batch_size=ROWS, remainder="keep", device=None)
+    arms = {"generator by hand": packed_by_hand(texts), PACKED: by_tfopt}
     for name, make in {"PyTorch": packed_by_torch, "Grain": packed_by_grain}.items():
         try:
             arms[name] = make(texts)
         except ImportError:
             print(f"{name} is not installed")
-    found, passes = {}, {name: [] for name in arms}
-    for name, batches in arms.items():
-        trained, positions = contents(batches)
-        _expect_all(name, trained, texts)
-        found[name] = {"tokens": trained, "positions": positions}
+    found = {name: contents(name, batches, texts) for name, batches in arms.items()}
+    passes = {name: [] for name in arms}
     for _ in range(turns):
         for name, batches in arms.items():
             start = time.perf_counter()
@@ -176,29 +170,23 @@ def decoder():
     return model
 
 
-def _expect_all(name, trained, texts):
+def contents(name, batches, texts):
+    """What an epoch holds: every token that has a next one, and positions."""
+    trained = positions = 0
+    for _, labels, weights in batches:
+        trained += int(np.asarray(weights).sum())
+        positions += int(np.asarray(labels).size)
     expected = sum(len(text) - 1 for text in texts)
     if trained != expected:
         raise AssertionError(f"{name}: {trained:,} tokens in place of {expected:,}")
+    return {"tokens": trained, "positions": positions}
 
 
-def contents(dataset):
-    """What an epoch holds: tokens that have a next one, and positions."""
-    trained = positions = 0
-    for _, labels, weights in dataset:
-        trained += int(np.asarray(weights).sum())
-        positions += int(np.asarray(labels).size)
-    return trained, positions
-
-
-def measure(texts, turns):
+def measure_training(texts, turns):
     """Trains each way in turn; returns what is reported of each."""
     arms = {name: (decoder(), dataset) for name, dataset in ways(texts).items()}
-    found, epochs = {}, {name: [] for name in arms}
-    for name, (_, dataset) in arms.items():
-        trained, positions = contents(dataset)
-        _expect_all(name, trained, texts)
-        found[name] = {"tokens": trained, "positions": positions}
+    found = {name: contents(name, dataset, texts) for name, (_, dataset) in arms.items()}
+    epochs = {name: [] for name in arms}
     for turn in range(turns + 1):
         for name, (model, dataset) in arms.items():
             start = time.perf_counter()
@@ -209,7 +197,7 @@ def measure(texts, turns):
 
 
 def compared(found, passes, baseline):
-    """Adds to what was found of each way its times, in ms, and its speed in times of the baseline's."""
+    """Adds to what was found of each way its times, in ms, and its speed as a multiple of the baseline's."""
     times = {
         name: StepTimes(repeats_ms=tuple((ms,) for ms in each), steps_per_sample=1, first_step_seconds=0.0)
         for name, each in passes.items()
@@ -247,9 +235,9 @@ def main():
     options = parser.parse_args()
     texts, many = (documents(count) for count in ((60, 60) if options.tiny else (800, 20_000)))
     turns = 2 if options.tiny else options.turns
-    alone = inputs(many, turns)
+    alone = measure_batches(many, turns)
     show(alone)
-    figures = measure(texts, turns)
+    figures = measure_training(texts, turns)
     show(figures)
     if options.results:
         document = {

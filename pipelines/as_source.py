@@ -83,9 +83,9 @@ def _unchecked(given: Any) -> Source:
 def _remedy(given: Any) -> str:
     """What to pass in place of something that is no source."""
     if isinstance(given, list) and any(isinstance(item, np.ndarray | tf.Tensor) for item in given):
-        return "Of a list of arrays, such as [x, y], pass a tuple (x, y)."
+        return "In place of a list of arrays, such as [x, y], pass a tuple (x, y)."
     if isinstance(given, Iterator):
-        return "It can be read once: pass the function that makes it, without calling it."
+        return "It can be read only once: pass the function that makes it, without calling it."
     if isinstance(given, Iterable) and not isinstance(given, list):
         return "If it yields batches, pass loader(it)."
     return "Convert it to one of these, a list of numbers with np.asarray."

@@ -1,1 +1,1 @@
-"""Sources of which each example is a file, or two: images, images with masks, and files as they are."""
+"""Sources whose examples are files: images, images with masks, and files that users decode."""

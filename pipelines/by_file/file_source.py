@@ -1,4 +1,4 @@
-"""Files as a source: paths and labels, which are shuffled and divided in place of what the files hold."""
+"""Files as a source: paths and labels, which are shuffled and divided in place of the contents."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileKind:
-    """What is known of files of a kind."""
+    """How files of a kind are checked and read."""
 
     look: Callable[..., Sequence[Any]]
     """Given paths and values, and whether to decode files whole, returns what was found of each, with its `problem`."""
@@ -42,7 +42,7 @@ class FileKind:
     fault: str
     """What is wrong with such a file, such as "do not decode"."""
     values_are_files: bool = False
-    """Whether the values are paths, too, of files that belong to an example."""
+    """Whether the values are paths of further files of the example, such as masks."""
     are_images: bool = False
     """Whether `verify_images` takes them."""
 

@@ -1,4 +1,4 @@
-"""Files as they are as a source, for formats that users decode themselves."""
+"""Files as a source of their bytes, for formats that users decode themselves."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ from tfopt.pipelines.sources.source import Source, common_length
 
 
 def files(paths: Any, labels: Any = None, *, classes: Sequence[str] | None = None) -> Source:
-    """Returns files as they are as a source of `(contents, label)`, or `(contents, name)` without labels.
+    """Returns files as a source of `(contents, label)`, or of `(contents, name)` without labels.
 
     Use it for what no other source decodes, such as sound: `transform` decodes the contents.
 

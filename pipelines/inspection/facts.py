@@ -90,7 +90,7 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
 
 
 def inspect_loader(source: Source, options: PipelineOptions) -> Facts:
-    """Learns the same about a source of whole batches, of which it counts batches where others count examples.
+    """Learns the same about a source of whole batches; its counts are of batches.
 
     Raises what `inspect_source` does.
     """

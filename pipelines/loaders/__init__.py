@@ -1,1 +1,1 @@
-"""Loaders of other frameworks as sources."""
+"""Loaders of other frameworks, and generator functions, as sources."""

@@ -16,11 +16,11 @@ _ALIGNMENT = 64  # bytes: EIGEN_MAX_ALIGN_BYTES, where TensorFlow is built for A
 
 
 def arrays_of(element: Any, what: str, *, batched: bool) -> Any:
-    """Returns a batch or an example as arrays in tuples and dicts, without a copy where there is a way.
+    """Returns a batch or an example as arrays in tuples and dicts, without a copy where possible.
 
     Args:
-        element: Of arrays, tensors of any framework, numbers and strings, in tuples, lists and mappings.
-        what: The name of it in errors.
+        element: Arrays, tensors of any framework, numbers and strings, in tuples, lists and mappings.
+        what: Its name in errors.
         batched: Whether it is a batch.
 
     Raises:
@@ -61,7 +61,7 @@ def common_spec(elements: Sequence[Any], *, batched: bool) -> Any:
 
 
 def expect_spec(element: Any, spec: Any, what: str) -> None:
-    """Refuses arrays that do not have this element spec; TensorFlow would cast some of them silently.
+    """Refuses arrays that do not have this element spec, some of which TensorFlow would silently cast.
 
     Raises:
         PipelineError: If they differ.
@@ -72,7 +72,7 @@ def expect_spec(element: Any, spec: Any, what: str) -> None:
         if not expected[name].shape.is_compatible_with(leaf.shape):
             raise PipelineError(
                 f"Expected shape {expected[name].shape} at {name}, as in the first ones. Found {tuple(leaf.shape)} in "
-                f"{what}. Bring them to one shape in the loader; or leave the axis open in a source of your own: "
+                f"{what}. Bring them to one shape in the loader, or leave the axis open in a source of your own: "
                 "Source(name=..., dataset=lambda: tf.data.Dataset.from_generator(..., output_signature=...), "
                 "batched=True)."
             )
@@ -174,7 +174,9 @@ def _expect_common_length(arrays: Any, what: str) -> None:
         lengths[name] = int(leaf.shape[0])
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         listed = ", ".join(f"{name} has {length:,}" for name, length in lengths.items()) or "no array"
-        raise PipelineError(f"Expected batches, whose parts have as many rows, at least one. Found: {listed}. {remedy}")
+        raise PipelineError(
+            f"Expected batches whose parts have the same number of rows, at least one. Found: {listed}. {remedy}"
+        )
 
 
 def _expect_alike(expected: dict[str, Any], found: dict[str, Any], what: str) -> None:

@@ -43,7 +43,7 @@ def loader(data: Any, *, batched: bool = True) -> Source:
         data: A `keras.utils.PyDataset`, whose `workers`, `use_multiprocessing` and `max_queue_size` are honoured; a
             PyTorch `DataLoader`; Grain's `DataLoader`, `MapDataset` or `IterDataset`; a function without arguments that
             returns a new iterator each time, such as a generator function; or any other object that can be iterated
-            again and again. A few elements are read at once.
+            repeatedly. The first few elements are read here, to learn their structure.
         batched: Whether elements are batches. False for single examples, which take all options that a
             `tf.data.Dataset` of examples takes. Default: True, as in `model.fit`.
 
@@ -53,7 +53,7 @@ def loader(data: Any, *, batched: bool = True) -> Source:
     Raises:
         TypeError: If `data` can be read only once, as a generator can, or not at all.
         ValueError: If `batched` is False for a PyDataset.
-        PipelineError: If it yields nothing, or elements that are no batches of arrays or tensors.
+        PipelineError: If it yields nothing, or elements that are not batches of arrays or tensors.
 
     Example:
         >>> import numpy as np
@@ -73,7 +73,7 @@ def loader(data: Any, *, batched: bool = True) -> Source:
     if isinstance(data, Iterator):
         raise TypeError(
             f"Expected a loader that can be read in each epoch. Received: {type(data).__name__}, which can be read "
-            "once. Pass the function that makes it, without calling it: loader(batches) in place of "
+            "only once. Pass the function that makes it, without calling it: loader(batches) in place of "
             "loader(batches())."
         )
     arrays = isinstance(data, str | bytes | Mapping | list | tuple | np.ndarray | tf.Tensor | tf.data.Dataset | type)
@@ -86,7 +86,7 @@ def loader(data: Any, *, batched: bool = True) -> Source:
 
 
 def is_loader(given: Any) -> bool:
-    """Whether `build_pipeline` takes an object for a loader; imports no framework."""
+    """Whether `build_pipeline` treats an object as a loader; imports no framework."""
     is_function = inspect.isroutine(given) or isinstance(given, functools.partial)
     return is_function or is_py_dataset(given) or is_torch_loader(given) or is_grain(given)
 
@@ -100,7 +100,7 @@ class _Elements:
     sampled: tuple[Any, ...]
 
     def convert(self, number: int, element: Any) -> Any:
-        """Returns the arrays of an element; refuses one that is unlike those that were looked at."""
+        """Returns the arrays of an element; refuses one that differs from those that were sampled."""
         what = _what(number, batched=self.batched)
         arrays = arrays_of(element, what, batched=self.batched)
         expect_spec(arrays, self.spec, what)
@@ -116,7 +116,7 @@ class _Elements:
 
 
 def _sampled(elements: Iterable[Any], name: str, *, batched: bool) -> _Elements:
-    """Looks at a few elements."""
+    """Returns what a few elements tell of all; reads all that it is given."""
     kept = []
     for number, element in enumerate(elements):
         kept.append(copied(arrays_of(element, _what(number, batched=batched), batched=batched)))
@@ -170,7 +170,7 @@ def _of_iterable(data: Any, *, batched: bool) -> Source:
     def open_again() -> Iterator[Any]:
         iterator = _iterator(data, is_function=is_function)
         if earlier is not None and iterator is earlier():
-            raise TypeError(f"Expected a new iterator in each epoch. {name} gave the same one again. Make it anew.")
+            raise TypeError(f"Expected a new iterator in each epoch. {name} gave the same one again. Make a new one.")
         return iterator
 
     limit = _SAMPLED_BATCHES if batched else _SAMPLED_EXAMPLES

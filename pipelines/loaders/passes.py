@@ -46,9 +46,9 @@ def changes_itself(data: Any) -> bool:
 def read_py_dataset(
     data: Any, steps: int | None, order: Sequence[int] | None, convert: Convert
 ) -> Generator[Any, None, None]:
-    """Yields the batches of a PyDataset in this order, endlessly without one, as its `workers` say.
+    """Yields the batches of a PyDataset in this order, or without end if there is none, read by its workers.
 
-    `on_epoch_end` has been called when the last batch comes, so that nothing of the next epoch precedes it. `steps` is
+    `on_epoch_end` is called before the last batch is yielded, so that nothing of the next epoch precedes it. `steps` is
     the length that the PyDataset had when it was planned, None for endless ones. `convert` gets each batch before
     `on_epoch_end` may change it.
     """
@@ -75,7 +75,7 @@ def read_py_dataset(
 def read_iterable(
     iterator: Iterator[Any], expected: int | None, name: str, convert: Convert
 ) -> Generator[Any, None, None]:
-    """Yields what an iterator does, and closes it; refuses another number of elements than its `len` says."""
+    """Yields what an iterator yields, and closes it; refuses a number of elements other than `len` said."""
     read = 0
     try:
         for element in iterator:
@@ -150,8 +150,8 @@ def _owner(data: Any, name: str) -> Any:
 
 def _wrong_length(name: str, expected: int, found: str) -> PipelineError:
     return PipelineError(
-        f"Expected {expected:,} elements, which len() of {name} said. Found {found}. Correct its length, by which "
-        "Keras counts the steps of an epoch."
+        f"Expected {expected:,} elements, as len() of {name} said. Found {found}. Correct its length: Keras takes the "
+        "number of steps from it."
     )
 
 

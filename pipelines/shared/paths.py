@@ -34,7 +34,7 @@ def as_path(what: str, value: Any) -> str:
 
 
 def is_remote(path: str) -> bool:
-    """Whether only TensorFlow can open a path, such as "gs://…"."""
+    """Whether a path is a URL, such as "gs://…"."""
     return "://" in path
 
 

@@ -109,9 +109,9 @@ def expect_alone(source: Source) -> None:
     if parts > 1:
         raise UnsupportedError(
             f"Expected a source that can be divided among {parts} processes. Found: {source.name}, which makes whole "
-            "batches, and each process would train on all of them. What to do: have the loader of each process read a "
-            "part, and pass fit strategy.distribute_datasets_from_function of its batches; or write its examples with "
-            "write_records."
+            "batches, and each process would train on all of them. What to do: let each process's loader read a part "
+            "of its own, and pass its batches to fit with strategy.distribute_datasets_from_function; or write the "
+            "examples with write_records."
         )
 
 

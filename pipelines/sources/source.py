@@ -34,7 +34,7 @@ class Source:
 
     Raises:
         TypeError: If a field is not a function, or `count` not an integer.
-        ValueError: If `count` is negative, or a source of whole batches has fields that are about single examples.
+        ValueError: If `count` is negative, or a source of whole batches has fields for single examples.
 
     Example:
         >>> import tensorflow as tf
@@ -118,7 +118,7 @@ class Source:
     """Whether elements must be read in one order, since they are chosen by their place in it."""
 
     batched: bool = False
-    """Whether elements are whole batches, which the pipeline passes on as they are."""
+    """Whether elements are whole batches, which the pipeline yields as they are."""
 
     changes: str = ""
     """What may change the elements, or their order, the next time they are read. A position in them is then refused.

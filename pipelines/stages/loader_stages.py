@@ -37,7 +37,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeBatches(Batch):
-    """Says that the batches are the loader's."""
+    """The loader's batches, unchanged."""
 
     def apply(self, flow: Flow) -> None:
         """Does nothing."""
@@ -49,10 +49,10 @@ def choose_options(source: Source, asked: PipelineOptions, given: Mapping[str, A
     Args:
         source: A source of batches.
         asked: The options.
-        given: Those of them that were given.
+        given: Those that the caller gave.
 
     Raises:
-        UnsupportedError: If one needs single examples, or another order than the loader's.
+        UnsupportedError: If one needs single examples, or an order other than the loader's.
     """
     defaults = {field.name: field.default for field in fields(PipelineOptions)}
     harmless = {"cache": ("auto", None), "remainder": (None, "keep")}
@@ -78,7 +78,7 @@ def choose_options(source: Source, asked: PipelineOptions, given: Mapping[str, A
 
 
 def plan_loader(options: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
-    """Returns all stages of a pipeline over a source of batches; `options` are those that `choose_options` returned."""
+    """Returns all stages of a pipeline over a source of batches, with the options that `choose_options` returned."""
     placement = choose_placement(options, facts)
     reason = "whole batches of a loader are not cached, since nothing tells whether they have changed"
     return (

@@ -48,7 +48,7 @@ def test_rows_by_hand_are_packed_as_ours():
 @pytest.mark.slow
 def test_batches_alone_hold_every_token():
     texts = packing.documents(40)
-    found = packing.inputs(texts, 1)
+    found = packing.measure_batches(texts, 1)
     assert {"generator by hand", packing.PACKED} <= set(found)
     assert {one["tokens"] for one in found.values()} == {sum(map(len, texts)) - len(texts)}
 
@@ -56,6 +56,6 @@ def test_batches_alone_hold_every_token():
 @pytest.mark.slow
 def test_every_way_trains_on_every_token():
     texts = packing.documents(40)
-    found = packing.measure(texts, 1)
+    found = packing.measure_training(texts, 1)
     assert list(found) == list(RECORDED["figures"])
     assert {one["tokens"] for one in found.values()} == {sum(map(len, texts)) - len(texts)}

@@ -66,9 +66,7 @@ def test_a_generator_is_refused_with_the_way_out():
 @pytest.mark.parametrize(("said", "found"), [(4, "3"), (2, "more than 2")])
 def test_a_wrong_length_is_said(said, found):
     assert len(build_pipeline(loader(Sized(3)))) == 3
-    with pytest.raises(
-        tf.errors.OpError, match=rf"Expected {said} elements, which len\(\) of Sized said. Found {found}"
-    ):
+    with pytest.raises(tf.errors.OpError, match=rf"Expected {said} elements, as len\(\) of Sized said. Found {found}"):
         list(build_pipeline(loader(Sized(said))))
 
 

@@ -213,7 +213,7 @@ def test_a_length_that_changes_is_refused():
     data = Numbered()
     dataset = build_pipeline(data, training=False)
     data.steps = 4
-    with pytest.raises(tf.errors.OpError, match=r"Expected 5 elements, which len\(\) of Numbered said. Found 4 now"):
+    with pytest.raises(tf.errors.OpError, match=r"Expected 5 elements, as len\(\) of Numbered said. Found 4 now"):
         list(dataset)
 
 
