@@ -10,12 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.model.state import StatePreserver, draws_in_float32, same_draws, without_dropout
+from tfopt.model.step_calls import forward
 from tfopt.precision.gate.comparison import in_float32, measure
 from tfopt.precision.gate.layer_table import AtFirst
 from tfopt.precision.gate.own_step import has_own_step
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Probe
-from tfopt.precision.gate.training_step import Variant, forward
+from tfopt.precision.gate.training_step import Variant
 from tfopt.precision.gate.verdict import CLEAN, loss_drift
 from tfopt.precision.layer_policies import assign_policies, current_policy, under_policies
 from tfopt.precision.policies import tf32

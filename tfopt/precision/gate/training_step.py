@@ -20,6 +20,7 @@ from tfopt.model.layers import (
     output_layers,
     recorded_calls,
 )
+from tfopt.model.step_calls import forward
 from tfopt.precision.gate.own_step import Optimizer, OwnStep, has_own_step, run
 from tfopt.precision.layer_policies import under_policies
 from tfopt.repairs import recomputation_refused, recomputes
@@ -193,13 +194,6 @@ def build(model: keras.Model, batch: Any) -> None:
             raise error
     finally:
         model._clear_losses()  # they would keep tensors of that graph
-
-
-def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
-    """The model's outputs and its loss in training, as Keras' `train_step` computes them."""
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
-    return outputs, model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
 
 
 def _added_loss_error(paths: Mapping[keras.Layer, str], losses: Iterable[Any], error: TypeError) -> TypeError:

@@ -1,0 +1,57 @@
+"""A layer's part of a training step, alone: what it computes, and how long that takes."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.measure.timers import wait
+from tfopt.measure.times import StepTimes
+from tfopt.model.layers import floating_tensors
+from tfopt.model.step_calls import StepCall
+
+_BLOCK_SECONDS = 0.005
+_BLOCKS = 3
+_MOST_STEPS = 200
+
+
+def outputs_and_gradients(calls: Sequence[StepCall], inputs: Sequence[list[Any]]) -> list[Any]:
+    """Returns the outputs of calls, and the gradients that training takes of their inputs and weights, in a graph.
+
+    Nothing is assigned.
+    """
+    found: list[Any] = []
+    with keras.StatelessScope():
+        for call, tensors in zip(calls, inputs, strict=True):
+            wanted = [x for x, has_gradient in zip(tensors, call.has_gradient, strict=True) if has_gradient]
+            with tf.GradientTape() as tape:
+                tape.watch(wanted)
+                outputs = floating_tensors(call.again(tensors))
+            sources = wanted + [variable.value for variable in call.layer.trainable_weights]
+            gradients = tape.gradient(outputs, sources) if outputs and sources else []
+            found += [*outputs, *(x for x in gradients if x is not None)]
+    return found
+
+
+class BlockTimer:
+    """Times a function in short blocks, for `interleave`; the fastest block is the least disturbed one."""
+
+    def __init__(self, step: Callable[[], Any], clock: Callable[[], float] = time.perf_counter):
+        self._step, self._clock = step, clock
+        seconds = self._block(3)
+        self._steps = max(1, min(_MOST_STEPS, round(_BLOCK_SECONDS / max(seconds, 1e-9))))
+
+    def __call__(self) -> StepTimes:
+        """Times some blocks of steps."""
+        samples = tuple(1000 * self._block(self._steps) for _ in range(_BLOCKS))
+        return StepTimes(repeats_ms=(samples,), steps_per_sample=self._steps, first_step_seconds=0.0)
+
+    def _block(self, steps: int) -> float:
+        """Seconds per step."""
+        started = self._clock()
+        for _ in range(steps):
+            self._step()
+        wait()
+        return (self._clock() - started) / steps

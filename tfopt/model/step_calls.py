@@ -1,0 +1,143 @@
+"""The calls of a model's layers in a training step, with the inputs that they have there."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfopt.model.layers import calls_wrapped, floating_tensors
+
+
+def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
+    """The model's outputs and its loss in training, as Keras' `train_step` computes them."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+    return outputs, model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
+
+
+class StepCall(NamedTuple):
+    """One call of a layer in a recorded step."""
+
+    layer: keras.Layer
+    arguments: Any
+    """Positional and keyword arguments, with None in place of tensors."""
+    places: list[int]
+    """Where the tensors are among the flattened arguments."""
+    tensors: list[Any]
+    has_gradient: list[bool]
+    """Which of them training takes a gradient of."""
+
+    def again(self, tensors: list[Any]) -> Any:
+        """Calls the layer with other tensors in their place."""
+        leaves = keras.tree.flatten(self.arguments)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = keras.tree.pack_sequence_as(self.arguments, leaves)
+        return self.layer(*args, **kwargs)
+
+
+class StepCalls:
+    """The calls of a model's layers in one step, made without changing a variable.
+
+    A layer means the outermost one that is not a model; what is inside it counts as part of it. Layers inside a loop
+    are left out.
+
+    Args:
+        model: A built, compiled model.
+        batch: One batch.
+    """
+
+    def __init__(self, model: keras.Model, batch: Any):
+        self.calls: list[StepCall] = []
+        """In the order in which they compute."""
+        self.links: list[tuple[keras.Layer | None, keras.Layer, int]] = []
+        """Which layer's output, None for the data, each layer takes, and how many elements."""
+        self._made: dict[int, keras.Layer] = {}
+        self._kept: list[Any] = []  # keeps tensors alive, so that ids stay unique
+        self._trains: dict[keras.Layer | None, bool] = {None: False}
+        self._graph: Any = None
+
+        def run(batch: Any) -> Any:
+            self._graph = tf.compat.v1.get_default_graph()
+            with keras.StatelessScope(), calls_wrapped(dict.fromkeys(_outermost(model)), self._recorded):
+                forward(model, batch)
+            return [call.tensors for call in self.calls]
+
+        try:
+            values = tf.function(run, autograph=False).get_concrete_function(batch)(batch)
+        finally:
+            model._clear_losses()  # they would keep tensors of that graph
+        self.calls = [call._replace(tensors=own) for call, own in zip(self.calls, values, strict=True)]
+
+    def by_layer(self) -> dict[keras.Layer, list[StepCall]]:
+        """Returns the calls of each layer."""
+        found: dict[keras.Layer, list[StepCall]] = {}
+        for call in self.calls:
+            found.setdefault(call.layer, []).append(call)
+        return found
+
+    def _recorded(self, layer: keras.Layer, method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if tf.compat.v1.get_default_graph() is not self._graph:  # a loop's, whose tensors cannot be read outside
+                return method(*args, **kwargs)
+            self._add(layer, (args, kwargs))
+            result = method(*args, **kwargs)
+            tensors = floating_tensors(result)
+            self._kept += tensors
+            self._made |= {id(tensor): layer for tensor in tensors}
+            return result
+
+        return call
+
+    def _add(self, layer: keras.Layer, arguments: Any) -> None:
+        leaves = keras.tree.flatten(arguments)
+        places = [place for place, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
+        tensors = [leaves[place] for place in places]
+        sources = [self._sources(tensor) if _is_floating(tensor) else set() for tensor in tensors]
+        gradients = [any(self._trains[source] for source in those) for those in sources]
+        self._trains[layer] = self._trains.get(layer, False) or bool(layer.trainable_weights) or any(gradients)
+        empty = keras.tree.map_structure(lambda leaf: None if tf.is_tensor(leaf) else leaf, arguments)
+        self.calls.append(StepCall(layer, empty, places, tensors, gradients))
+        for tensor, those in zip(tensors, sources, strict=True):
+            self.links += [(source, layer, tensor.shape.num_elements() or 0) for source in those]
+
+    def _sources(self, tensor: tf.Tensor) -> set[keras.Layer | None]:
+        """The layers whose outputs a tensor was computed from by operations alone; None for the data and constants."""
+        found: set[keras.Layer | None] = set()
+        waiting, seen = [tensor], {id(tensor)}
+        while waiting:
+            one = waiting.pop()
+            if id(one) in self._made:
+                found.add(self._made[id(one)])
+                continue
+            if one.op.type == "Placeholder":
+                found.add(None)
+            before = [x for x in one.op.inputs if id(x) not in seen and x.dtype != tf.resource]
+            self._kept += before
+            seen.update(map(id, before))
+            waiting += before
+        return found or {None}
+
+
+def kind_of(layer: keras.Layer, calls: list[StepCall]) -> Any:
+    """Returns what is equal for calls that compute alike: of the same class, config, weights and inputs."""
+    try:
+        config = {name: value for name, value in layer.get_config().items() if name != "name"}
+    except Exception:  # noqa: BLE001 - a user's class without a config
+        return layer
+    weights = [(weight.shape, weight.trainable) for weight in layer.weights]
+    inputs = [[(tensor.shape, tensor.dtype) for tensor in call.tensors] for call in calls]
+    return str((type(layer), config, weights, inputs, [(call.arguments, call.has_gradient) for call in calls]))
+
+
+def _outermost(model: keras.Model) -> Iterator[keras.Layer]:
+    for layer in model._flatten_layers(include_self=False, recursive=False):
+        if isinstance(layer, keras.Model):
+            yield from _outermost(layer)
+        elif not isinstance(layer, keras.layers.InputLayer):
+            yield layer
+
+
+def _is_floating(tensor: Any) -> bool:
+    return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating
