@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tfopt.measure import matmul_tflops
+from tfopt.measure import copy_gib_per_second, matmul_tflops, peak
 
 
 class Clock:
@@ -33,6 +33,15 @@ def test_every_dtype_gives_a_rate_and_leaves_tf32_as_it_was(dtype, monkeypatch):
     assert 0 < matmul_tflops(dtype, 16) < 1000
     assert seen == [("float32" if dtype == "tensorfloat32" else dtype, dtype == "tensorfloat32")]
     assert tf32() == before
+
+
+def test_a_copy_reads_and_writes_every_byte(monkeypatch):
+    copies = []
+    monkeypatch.setattr(peak, "best_seconds", lambda copy, clock: copies.append(copy()) or 0.5)
+    assert copy_gib_per_second() == 2 * 2**28 / 0.5 / 2**30
+    (copied,) = copies
+    assert (copied.shape, copied.dtype) == ((2**26,), tf.float32)
+    assert bool(tf.reduce_all(copied == -1))
 
 
 def test_bad_arguments():

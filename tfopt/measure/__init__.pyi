@@ -1,4 +1,5 @@
 from .environment_record import environment as environment
+from .peak import copy_gib_per_second as copy_gib_per_second
 from .peak import matmul_tflops as matmul_tflops
 from .timers import FitTimer as FitTimer
 from .timers import StepTimer as StepTimer

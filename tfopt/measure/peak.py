@@ -1,8 +1,9 @@
-"""The peak rate of a device: that of a large matrix product."""
+"""The peak rates of a device: those of a large matrix product, and of a copy of memory."""
 
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,6 +20,8 @@ _STORED = {
 }
 _SIZE_ON_GPU = 8192
 _SIZE_ON_CPU = 2048
+_COPIED_ON_GPU = 2**30  # bytes, more than any cache holds
+_COPIED_ON_CPU = 2**28
 _BLOCKS = 5
 _BLOCK_SECONDS = 0.04
 
@@ -53,32 +56,64 @@ def matmul_tflops(
     if dtype not in _STORED:
         raise unknown_name("dtype", dtype, _STORED)
     if size is None:
-        size = _SIZE_ON_GPU if tf.config.list_logical_devices("GPU") else _SIZE_ON_CPU
+        size = _SIZE_ON_GPU if _on_gpu() else _SIZE_ON_CPU
     size = checks.count("size", size, "Leave it out.")
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(dtype == "tensorfloat32")
     try:
-        seconds = _best_seconds(_STORED[dtype], size, clock)
+        seconds = _product_seconds(_STORED[dtype], size, clock)
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(before)
     return 2 * size**3 / seconds / 1e12
 
 
-def _best_seconds(dtype: tf.DType, size: int, clock: Callable[[], float]) -> float:
+def copy_gib_per_second(*, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Measures how fast this device reads and writes its memory: what bounds element-wise work.
+
+    Nothing else should run meanwhile. It takes about a second, and 2 GiB of a GPU's memory or 0.5 GiB of a CPU's.
+
+    Source: each element of a large array is read, and written to another one, so twice the array's bytes are moved.
+
+    Args:
+        clock: Seconds, monotonic.
+
+    Returns:
+        GiB per second, read and written, in the best of five blocks of copies.
+
+    Example:
+        >>> tfopt.measure.copy_gib_per_second()
+        3021.4
+    """
+    size = _COPIED_ON_GPU if _on_gpu() else _COPIED_ON_CPU
+    values = tf.ones([size // 4], tf.float32)
+    seconds = best_seconds(tf.function(lambda: -values, jit_compile=True), clock)
+    return 2 * size / seconds / 2**30
+
+
+def _on_gpu() -> bool:
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
+def _product_seconds(dtype: tf.DType, size: int, clock: Callable[[], float]) -> float:
     """Seconds per product in the best block."""
     # Random numbers, since with zeros a GPU draws less power and holds higher clocks (Horace He, "Strangely, Matrix
     # Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     left, right = (tf.cast(tf.random.stateless_normal((size, size), (seed, 0)), dtype) for seed in (0, 1))
     product = tf.function(tf.matmul, jit_compile=True)
+    return best_seconds(lambda: product(left, right), clock)
 
-    def seconds(products: int) -> float:
+
+def best_seconds(run: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Returns the seconds per run in the best of five blocks, after a first run."""
+
+    def seconds(runs: int) -> float:
         wait()
         started = clock()
-        for _ in range(products):
-            product(left, right)
+        for _ in range(runs):
+            run()
         wait()
-        return (clock() - started) / products
+        return (clock() - started) / runs
 
     seconds(1)  # compiles
-    products = math.ceil(_BLOCK_SECONDS / seconds(1))
-    return min(seconds(products) for _ in range(_BLOCKS))
+    runs = math.ceil(_BLOCK_SECONDS / seconds(1))
+    return min(seconds(runs) for _ in range(_BLOCKS))

@@ -1,7 +1,6 @@
 """The device of a case: its GPUs' clocks, power and peak memory while a variant runs, and the best rates it reaches."""
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
@@ -17,13 +16,12 @@ from tfopt.bench.results import DeviceRates, GpuConditions
 from tfopt.causes.readings import Throttling
 from tfopt.hardware import GpuSample, GpuSampler
 from tfopt.hardware.gpu_memory import first_gpu, in_use_bytes, peak_bytes, reset_peak
-from tfopt.measure import StepTimes, matmul_tflops
-from tfopt.measure.timers import wait
+from tfopt.measure import StepTimes, copy_gib_per_second, matmul_tflops
+from tfopt.measure.peak import best_seconds
 
 _INTERVAL_SECONDS = 0.2
 _SHORTEST = 2 * _INTERVAL_SECONDS  # in less, the energy would be mostly that of what came before and after
 _MIB, _GIB = 2**20, 2**30
-_BLOCKS, _BLOCK_SECONDS = 5, 0.04  # of copies
 
 
 class GpuReadings:
@@ -139,12 +137,8 @@ class MemoryMeter:
 def device_rates(dtypes: Iterable[str]) -> DeviceRates:
     """Measures the rates of a large matrix product in each dtype, as for `matmul_tflops`, and of copies."""
     gpus = tf.config.list_logical_devices("GPU")
-    size = _GIB if gpus else _GIB // 16  # larger than any cache
     with tf.device("CPU:0"):
-        host = tf.zeros((size // 8,), tf.int64)  # not int32, which TensorFlow leaves on the host
-    with tf.device(gpus[0].name if gpus else "CPU:0"):
-        device = tf.identity(host)
-    copy = tf.function(tf.bitwise.invert, jit_compile=True)
+        host = tf.zeros((_GIB // 8,), tf.int64) if gpus else None  # not int32, which TensorFlow leaves on the host
 
     def to_device() -> Any:
         with tf.device(gpus[0].name):
@@ -152,22 +146,6 @@ def device_rates(dtypes: Iterable[str]) -> DeviceRates:
 
     return DeviceRates(
         matmul_tflops={dtype: matmul_tflops(dtype) for dtype in sorted(dtypes)},
-        copy_gib_per_second=2 * size / _GIB / _best_seconds(lambda: copy(device)),
-        host_to_device_gib_per_second=size / _GIB / _best_seconds(to_device) if gpus else None,
+        copy_gib_per_second=copy_gib_per_second(),
+        host_to_device_gib_per_second=1 / best_seconds(to_device) if gpus else None,
     )
-
-
-def _best_seconds(copy: Callable[[], object]) -> float:
-    """Seconds per copy, in the best block."""
-
-    def seconds(copies: int) -> float:
-        wait()
-        started = time.perf_counter()
-        for _ in range(copies):
-            copy()
-        wait()
-        return (time.perf_counter() - started) / copies
-
-    seconds(1)  # compiles
-    copies = math.ceil(_BLOCK_SECONDS / seconds(1))
-    return min(seconds(copies) for _ in range(_BLOCKS))
