@@ -1,6 +1,7 @@
 from . import batch as batch
 from . import callbacks as callbacks
 from . import checkpoint as checkpoint
+from . import compress as compress
 from . import diagnosis as diagnosis
 from . import distribute as distribute
 from . import errors as errors

@@ -17,6 +17,13 @@ _BLOCKS = 3
 _MOST_STEPS = 200
 
 
+def outputs(calls: Sequence[StepCall], inputs: Sequence[list[Any]]) -> list[Any]:
+    """Returns the outputs of calls, in a graph. Nothing is assigned."""
+    with keras.StatelessScope():
+        results = [call.again(tensors) for call, tensors in zip(calls, inputs, strict=True)]
+    return [tensor for tensor in keras.tree.flatten(results) if tf.is_tensor(tensor)]
+
+
 def outputs_and_gradients(calls: Sequence[StepCall], inputs: Sequence[list[Any]]) -> list[Any]:
     """Returns the outputs of calls, and the gradients that training takes of their inputs and weights, in a graph.
 
@@ -28,10 +35,10 @@ def outputs_and_gradients(calls: Sequence[StepCall], inputs: Sequence[list[Any]]
             wanted = [x for x, has_gradient in zip(tensors, call.has_gradient, strict=True) if has_gradient]
             with tf.GradientTape() as tape:
                 tape.watch(wanted)
-                outputs = floating_tensors(call.again(tensors))
+                made = floating_tensors(call.again(tensors))
             sources = wanted + [variable.value for variable in call.layer.trainable_weights]
-            gradients = tape.gradient(outputs, sources) if outputs and sources else []
-            found += [*outputs, *(x for x in gradients if x is not None)]
+            gradients = tape.gradient(made, sources) if made and sources else []
+            found += [*made, *(x for x in gradients if x is not None)]
     return found
 
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from tfopt.model.graph_flops import FlopsCounter
+from tfopt.model.graph_flops import FlopsCounter, GraphFlops
 from tfopt.model.graph_shapes import Known, known_of
 from tfopt.model.state import traced_steps
 
@@ -71,6 +71,11 @@ def step_flops(model: keras.Model, graph: FuncGraph, data: Sequence[Known], exam
     found = FlopsCounter(_optimizer_names(model)).count(graph, [*data, *rest])
     unknown = tuple(f"{name} ({reason})" for name, reason in found.unknown.items())
     return ModelFlops(dict(+found.by_dtype), unknown, examples)
+
+
+def graph_flops(graph: FuncGraph) -> GraphFlops:
+    """Counts a traced function whose input shapes are known, as `step_flops` does a step."""
+    return FlopsCounter().count(graph, [known_of(tensor) for tensor in graph.inputs])
 
 
 def functional_flops(model: keras.Model) -> ModelFlops:

@@ -1,0 +1,217 @@
+"""What each layer of a model costs in a training step, as a table, JSON and a page."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tfopt.files import write_atomic
+from tfopt.text import Shown, aligned, figure, percent, wrapped
+
+Bound = Literal["products", "memory", "neither"]
+_SHOWN = 20
+_REACHED = 0.1  # of a ceiling, below which it is not what binds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """One call of a layer in a training step, with everything inside the layer."""
+
+    path: str
+    """The layer's path in the model; of later calls of a shared layer with the number of the call: "encoder (2)"."""
+    kind: str
+    """The layer's class."""
+    own: bool
+    """Whether the class is not one of Keras'."""
+    parameters: int
+    """Of the layer; of a later call none, since they are the same ones."""
+    inputs: tuple[tuple[int | None, ...], ...]
+    """Shapes of its input tensors."""
+    dtype: str
+    """What it computes in."""
+    forward_flops: int
+    """Of its matrix products and convolutions; a multiply-add counts as two."""
+    backward_flops: int
+    unknown: tuple[str, ...]
+    """Operations whose FLOPs cannot be counted, each with the reason."""
+    forward_bytes: int
+    """The least that must be moved: each input, weight and output once."""
+    backward_bytes: int
+    """Inputs, weights and the outputs' gradients read once, and the other gradients written once."""
+    forward_ms: float | None
+    """Measured alone, on its inputs in the step; None if it does not run alone."""
+    backward_ms: float | None
+    least_products_ms: float
+    """What its products would take at the rate of a large matrix product on this machine."""
+    least_memory_ms: float
+    """What its bytes would take at the rate of a large copy on this machine."""
+    tensor_cores: str
+    """Sizes that miss the multiples that Tensor Cores want, with the next good ones; "" if none do."""
+
+    @property
+    def ms(self) -> float | None:
+        """Forward and backward."""
+        return None if self.forward_ms is None else self.forward_ms + (self.backward_ms or 0)
+
+    @property
+    def flops(self) -> int:
+        """Forward and backward."""
+        return self.forward_flops + self.backward_flops
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte moved."""
+        return self.flops / max(1, self.forward_bytes + self.backward_bytes)
+
+    @property
+    def attained(self) -> float | None:
+        """Which share of the higher ceiling's rate it reaches, about 0 to 1; None if it was not timed."""
+        least = max(self.least_products_ms, self.least_memory_ms)
+        return None if self.ms is None else least / self.ms if self.ms else 1.0
+
+    @property
+    def bound_by(self) -> Bound:
+        """The ceiling it is nearest to; "neither" if it is ten times slower than both, as small layers are."""
+        if self.attained is not None and self.attained < _REACHED:
+            return "neither"
+        return "products" if self.least_products_ms > self.least_memory_ms else "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ModelCost(Shown):
+    """What each layer of a model costs in a training step, as `cost` measured it. Its `str` is a table."""
+
+    model: str
+    """Name of the model."""
+    batch_size: int
+    """Examples in the batch."""
+    device: str
+    """What it was measured on."""
+    layers: tuple[LayerCost, ...]
+    """Calls of layers, in the order in which they compute."""
+    step_ms: float
+    """The whole training step, with the loss, the optimizer's update and all that is in no layer."""
+    matmul_tflops: dict[str, float]
+    """Rate of a large matrix product, by what it is computed in."""
+    copy_gib_per_second: float
+    """Rate of a large copy, read and written."""
+
+    @property
+    def layers_ms(self) -> float:
+        """All layers, each alone."""
+        return sum(layer.ms or 0 for layer in self.layers)
+
+    @property
+    def rest_ms(self) -> float:
+        """What of the step is in no layer; 0 if the layers take longer alone."""
+        return max(0.0, self.step_ms - self.layers_ms)
+
+    @property
+    def parameters(self) -> int:
+        """Of all layers."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def flops(self) -> int:
+        """Of a step's matrix products and convolutions."""
+        return sum(layer.flops for layer in self.layers)
+
+    @property
+    def costliest(self) -> list[LayerCost]:
+        """The layers by time, the slowest first."""
+        return sorted(self.layers, key=lambda layer: layer.ms or 0, reverse=True)
+
+    def share(self, layer: LayerCost) -> float:
+        """Returns a layer's share, 0 to 1, of the step, or of all layers if these take longer alone."""
+        return (layer.ms or 0) / max(self.step_ms, self.layers_ms)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON."""
+        derived = ("ms", "intensity", "attained", "bound_by")
+        layers = [
+            asdict(layer) | {name: getattr(layer, name) for name in derived} | {"share": self.share(layer)}
+            for layer in self.layers
+        ]
+        return asdict(self) | {"layers": layers, "layers_ms": self.layers_ms, "rest_ms": self.rest_ms}
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes it as a self-contained HTML page with a roofline chart, and returns the page's path.
+
+        Raises:
+            tfopt.errors.UnsupportedError: If jinja2 is not installed.
+            OSError: If the file cannot be written.
+        """
+        from tfopt.compress.roofline import page
+
+        write_atomic(path, page(self))
+        return Path(path)
+
+    @property
+    def verdict(self) -> str:
+        """Where the time goes, in a sentence."""
+        first = self.costliest[0]
+        places = {
+            "products": "its matrix products",
+            "memory": "moving its tensors",
+            "neither": "neither ceiling: its operations are small, or its kernels slow",
+        }
+        return (
+            f"{self.model} at batch size {self.batch_size:,} takes {figure(self.step_ms)} ms a step; {first.path} "
+            f"takes {percent(self.share(first))} of it, bound by {places[first.bound_by]}."
+        )
+
+    def __str__(self) -> str:
+        rows = [heading(), *(cells(self, layer) for layer in self.costliest[:_SHOWN])]
+        lines = [wrapped(self.verdict), *aligned(rows, texts=2)]
+        if len(self.layers) > _SHOWN:
+            others = self.costliest[_SHOWN:]
+            lines.append(f"  and {len(others):,} more: {figure(sum(layer.ms or 0 for layer in others))} ms")
+        return "\n".join([*lines, *(wrapped(remark) for remark in remarks(self))])
+
+
+def heading() -> tuple[str, ...]:
+    """Returns the heads of the table's columns."""
+    return ("layer", "bound by, share reached", "ms", "of step", "MFLOP", "MiB", "parameters")
+
+
+def cells(cost: ModelCost, layer: LayerCost) -> tuple[str, ...]:
+    """Returns a layer's row of the table."""
+    return (
+        f"{layer.path}{'*' * layer.own}",
+        layer.bound_by + ("" if layer.attained is None else f", {percent(layer.attained)}"),
+        "not alone" if layer.forward_ms is None else f"{figure(layer.forward_ms)} + {figure(layer.backward_ms or 0)}",
+        percent(cost.share(layer)),
+        f"{figure(layer.flops / 1e6)}{'+' * bool(layer.unknown)}",
+        figure((layer.forward_bytes + layer.backward_bytes) / 2**20),
+        f"{layer.parameters:,}",
+    )
+
+
+def remarks(cost: ModelCost) -> list[str]:
+    """Returns what the table cannot say, a sentence or two each."""
+    rates = " and ".join(f"{figure(rate)} TFLOP/s in {dtype}" for dtype, rate in cost.matmul_tflops.items())
+    found = [
+        f"All layers, each alone: {figure(cost.layers_ms)} ms forward and backward. "
+        + (
+            f"The rest of the step, {figure(cost.rest_ms)} ms, is the loss, the update and what is in no layer."
+            if cost.rest_ms
+            else "The whole step takes less: there, neighbours are fused or run at once. Shares are of the sum."
+        ),
+        f"Ceilings of {cost.device}: large products reach {rates}, large copies {figure(cost.copy_gib_per_second)} "
+        "GiB/s. MiB: each input, weight, output and gradient moved once.",
+    ]
+    if any(layer.own for layer in cost.layers):
+        found.append("* A class that is not Keras', counted in its traced graph.")
+    if unknown := [reason for layer in cost.layers for reason in layer.unknown]:
+        found.append(f"+ And operations whose FLOPs are unknown: {_few(unknown)}.")
+    if alone := [layer.path for layer in cost.layers if layer.forward_ms is None]:
+        found.append(f"Not timed, since they do not run outside of the model: {_few(alone)}.")
+    if missing := [f"{layer.path} ({layer.tensor_cores})" for layer in cost.costliest if layer.tensor_cores]:
+        found.append(f"Sizes that Tensor Cores do not fit: {_few(missing)}.")
+    return found
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = "; ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown}; and {len(names) - 4:,} more"
