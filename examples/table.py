@@ -23,7 +23,7 @@ with tempfile.TemporaryDirectory() as folder:
     def to_vector(columns, label):
         return tf.cast(tf.stack(list(columns.values())), tf.float32), label
 
-    # The same split each time: what is held out is never trained on.
+    # Both plans split the rows alike: what is held out is never trained on.
     options = {"transform": to_vector, "batch_size": 32, "split": 0.2}
     train = plan_pipeline(rows, seed=0, remainder="keep", **options)
     held_out = plan_pipeline(rows, training=False, **options)
@@ -38,4 +38,4 @@ with tempfile.TemporaryDirectory() as folder:
     model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC()])
     model.fit(train.build(), epochs=10, validation_data=held_out.build(), verbose=2)
     found = model.evaluate(held_out.build(), verbose=0, return_dict=True)
-print(f"of the tumours held out, {found['accuracy']:.1%} are classified correctly")
+print(f"{found['accuracy']:.1%} of the tumours held out are classified correctly")

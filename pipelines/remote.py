@@ -181,10 +181,7 @@ def _bring(files: list[_Remote], place: Path, *, all_there_is: bool) -> None:
     """Fetches what is missing at a place or was changed; with `all_there_is`, removes what is not among `files`."""
     data = place / "data"
     with _alone(place) as stamps:
-        have = {}
-        for line in stamps.path.read_text("utf-8").splitlines():
-            name, *rest = json.loads(line)
-            have[name] = [name, *rest]
+        have = {stamp[0]: stamp for stamp in map(json.loads, stamps.path.read_text("utf-8").splitlines())}
         for left in place.rglob(f".*{_PART}"):
             left.unlink()
         missing = [file for file in dict.fromkeys(files) if not _is_whole(data / file.name, have.get(file.name), file)]

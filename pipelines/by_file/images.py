@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfopt.pipelines.by_file.class_folders import flat_images, list_images
 from tfopt.pipelines.by_file.file_source import FileKind, Reading, file_source
-from tfopt.pipelines.by_file.labels import is_table, labelled, of_pairs, of_table
+from tfopt.pipelines.by_file.labels import holds_columns, labelled, of_pairs, of_table
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import as_path, expect_reachable
 from tfopt.pipelines.sources.image_files import (
@@ -68,7 +68,7 @@ def images(
         >>> images([("a.jpg", ["cat"]), ("b.jpg", ["cat", "dog"])]).class_names
         ('cat', 'dog')
     """
-    if is_table(files):
+    if holds_columns(files):
         return _of_columns(
             of_table("images()", files, (column or "paths", label or "labels"), ("column", "label")), classes
         )

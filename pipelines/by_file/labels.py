@@ -23,7 +23,7 @@ class Labelled:
     note: str = ""  # for the plan
 
 
-def is_table(data: Any) -> bool:
+def holds_columns(data: Any) -> bool:
     """Whether this is the path of a CSV file, or columns by name: a dict, a data frame or a pyarrow Table."""
     if isinstance(data, str | os.PathLike):
         return str(data).endswith(".csv") and not os.path.isdir(data)
@@ -184,9 +184,9 @@ def _multi_hot(caller: str, paths: list[str], lists: list[Any], names: tuple[str
     empty = sum(not len(row) for row in lists)
     repeated = sum(len(set(row)) < len(row) for row in lists)
     note = "; ".join(
-        [f"labels are vectors of {len(names)} classes, 1 for each that is named"]
-        + [f"{empty:,} without any"] * (empty > 0)
-        + [f"{repeated:,} name a class twice, which counts once"] * (repeated > 0)
+        [f"labels are vectors of {len(names)} classes, 1 for each in the list and 0 elsewhere"]
+        + [f"empty lists: {empty:,}"] * (empty > 0)
+        + [f"lists that repeat a class, which counts once: {repeated:,}"] * (repeated > 0)
     )
     return Labelled(paths, values, names, note)
 

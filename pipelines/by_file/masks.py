@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfopt.pipelines.by_file.file_source import FileKind, Reading, file_source
 from tfopt.pipelines.by_file.images import image_reading
-from tfopt.pipelines.by_file.labels import expect_paths, is_table, of_pairs, of_table
+from tfopt.pipelines.by_file.labels import expect_paths, holds_columns, of_pairs, of_table
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, expect_reachable, expect_utf8, for_each_path
 from tfopt.pipelines.shared.problems import Problem
@@ -54,7 +54,7 @@ def images_with_masks(files: Any, *, column: str | None = None, mask: str | None
         >>> dataset = build_pipeline(source, crop=RandomCrop(256), crop_with="1", batch_size=2)  # doctest: +SKIP
     """
     caller = "images_with_masks()"
-    if is_table(files):
+    if holds_columns(files):
         given = of_table(caller, files, (column or "images", mask or "masks"), ("column", "mask"))
     elif column is not None or mask is not None:
         raise TypeError(f"{caller} expects `column` and `mask` only with a table. Leave them out, or pass a table.")

@@ -169,7 +169,7 @@ def _expect_common_length(arrays: Any, what: str) -> None:
     remedy = "If these are single examples, pass loader(..., batched=False)."
     lengths = {}
     for name, leaf in named_leaves(arrays, what):
-        if not leaf.shape.rank if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) else not leaf.ndim:
+        if len(leaf.shape) == 0:
             raise PipelineError(f"Expected batches. Found a single value at {name}. {remedy}")
         lengths[name] = int(leaf.shape[0])
     if len(set(lengths.values())) != 1 or 0 in lengths.values():

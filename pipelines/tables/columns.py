@@ -241,9 +241,9 @@ def _expect_no_nulls(column: Column, values: Any, where: str, first: int) -> Non
         compute = import_pyarrow().compute
         row = first + compute.index(compute.is_null(values), True).as_py()
         raise PipelineError(
-            f"Expected a value in each row of the column {column.name!r}. Found none in row {row:,} of {where}, and "
-            f"{values.null_count:,} such rows. Fill them with a value that you choose, or leave out the rows or the "
-            "column."
+            f"Expected a value in each row of the column {column.name!r}. Found none in row {row:,} of {where} "
+            f"(rows without one: {values.null_count:,}). Fill them with a value that you choose, or leave out "
+            "the rows or the column."
         )
 
 

@@ -78,9 +78,9 @@ def test_lists_of_names_become_vectors(files, form, classes):
     assert read(source) == list(zip(range(0, 60, 10), expected.tolist(), strict=True))
     plan = plan_pipeline(source, batch_size=4)
     assert plan.build().element_spec[1].dtype == "float32"
-    said = f"labels are vectors of {len(source.class_names)} classes, 1 for each that is named; 1 without any"
-    assert said in unwrapped(plan)
-    assert ("1 name a class twice, which counts once" in unwrapped(plan)) is (form != "sets")
+    said = f"labels are vectors of {len(source.class_names)} classes, 1 for each in the list and 0 elsewhere"
+    assert f"{said}; empty lists: 1" in unwrapped(plan)
+    assert ("lists that repeat a class, which counts once: 1" in unwrapped(plan)) is (form != "sets")
 
 
 def test_the_number_of_names_does_not_change_what_labels_are(files):
