@@ -74,8 +74,8 @@ def _unchecked(given: Any) -> Source:
     raise TypeError(
         "Expected a source: a tfopt.pipelines.Source, arrays or tuples and dicts of arrays, a tf.data.Dataset of "
         "single examples, the path of a folder of images with a subfolder per class, a path, glob or list of paths of "
-        "TFRecord files, paths of .npy, .csv or .parquet files, a data frame, 'tfds:name', a PyDataset, a PyTorch or "
-        "Grain loader, or a generator function. "
+        "TFRecord files, paths of .npy, .csv, .parquet or .h5 files, a data frame, 'tfds:name', documents of token "
+        "ids, a PyDataset, a PyTorch or Grain loader, or a generator function. "
         f"Received: {type(given).__name__}. {_remedy(given)}"
     )
 
