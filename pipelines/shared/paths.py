@@ -38,12 +38,13 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def expect_reachable(path: str, *, schemes: Iterable[str] = ()) -> str:
-    """Returns a path on this machine, or a URL of one of these schemes.
+def expect_reachable(path: str, *, by_tensorflow: bool = False) -> str:
+    """Returns a path on this machine or, with `by_tensorflow`, a URL that TensorFlow can open.
 
     Raises:
         PipelineError: If it is another URL.
     """
+    schemes = tf.io.gfile.get_registered_schemes() if by_tensorflow else ()
     if is_remote(path) and path.partition("://")[0] not in schemes:
         raise PipelineError(
             f"Expected a path on this machine. Found {path!r}. Pass tfopt.pipelines.fetch({path!r}), which copies what "

@@ -7,7 +7,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.paths import as_path, expect_utf8, opened
+from tfopt.pipelines.shared.paths import as_path, expect_reachable, expect_utf8, opened
 from tfopt.pipelines.sources.rows import arrays
 from tfopt.pipelines.sources.source import Source
 
@@ -44,7 +44,7 @@ def lines(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> S
 def _files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
     files = []
     for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        path = expect_utf8(as_path("the path of a text file", given))
+        path = expect_utf8(expect_reachable(as_path("the path of a text file", given), by_tensorflow=True))
         found = [path] if tf.io.gfile.exists(path) else sorted(tf.io.gfile.glob(path))
         if not found:
             raise PipelineError(f"Expected text files. Nothing matches {path!r}. Check the path.")
@@ -59,7 +59,9 @@ def _lines_in(path: str) -> list[bytes]:
         with opened(path) as file:
             text = file.read().removeprefix(_MARK)
     except (OSError, tf.errors.OpError) as error:
-        raise PipelineError(f"Expected a text file at {path!r}. It cannot be read: {error}. Check the path.") from error
+        raise PipelineError(
+            f"Expected a text file at {path!r}. It cannot be read: {error}. Check the path; for a folder pass a glob."
+        ) from error
     try:
         text.decode()
     except UnicodeDecodeError as error:

@@ -33,8 +33,8 @@ def tokens(documents: Any, *, end: int | None = None, tokenize: Callable[[list[s
             or a `Source` or `tf.data.Dataset` of documents, which is read at once, into memory.
         end: For documents that follow one another: the id that ends each, and belongs to it. The last one may lack it.
         tokenize: For documents of text, such as `lines(paths)` or a list of strings: a function of a list of strings
-            that returns a list of ids for each, or a `tf.RaggedTensor`. It gets up to 1,000 at once, and is called at
-            once for all of them; the ids stay in memory.
+            that returns a list of ids for each, or a `tf.RaggedTensor`. It gets up to 1,000 per call. All documents are
+            tokenized here, and the ids stay in memory.
 
     Raises:
         TypeError: If ids are not integers, or `documents` is something else.

@@ -219,7 +219,7 @@ def _check_indexed(file: RecordFile, expected: Shard, kind: str) -> tuple[int, A
 
 def _expand(paths: Any) -> list[str]:
     if isinstance(paths, str | os.PathLike):
-        path = _reachable(paths)
+        path = expect_reachable(os.fspath(paths), by_tensorflow=True)
         if has_index(path):
             return [os.path.join(path, shard.name) for shard in read_index(path).shards]
         found = [path] if tf.io.gfile.exists(expect_utf8(path)) else _matching(path)
@@ -233,11 +233,7 @@ def _expand(paths: Any) -> list[str]:
         )
     if not paths:
         raise PipelineError("Expected TFRecord files. Received an empty list. Check what fills it.")
-    return [_reachable(path) for path in paths]
-
-
-def _reachable(path: str | os.PathLike[str]) -> str:
-    return expect_reachable(os.fspath(path), schemes=tf.io.gfile.get_registered_schemes())
+    return [expect_reachable(os.fspath(path), by_tensorflow=True) for path in paths]
 
 
 def _matching(pattern: str) -> list[str]:

@@ -17,7 +17,19 @@ from file_server import serving
 from quick import campaign
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import arrays, build_pipeline, fetch, hdf5, images, npy, records, remote, table, write_records
+from tfopt.pipelines import (
+    arrays,
+    build_pipeline,
+    fetch,
+    hdf5,
+    images,
+    lines,
+    npy,
+    records,
+    remote,
+    table,
+    write_records,
+)
 
 PIECE = 1000
 
@@ -185,7 +197,7 @@ def test_what_cannot_be_is_refused(server, tmp_path, urls, error, said):
         fetch(filled, tmp_path / "copies")
 
 
-@pytest.mark.parametrize("source", [build_pipeline, records, images, table, npy, lambda path: hdf5(path, "x")])
+@pytest.mark.parametrize("source", [build_pipeline, records, lines, images, table, npy, lambda path: hdf5(path, "x")])
 def test_sources_refuse_what_cannot_be_read_there(source):
     with pytest.raises(PipelineError, match=r"Pass tfopt\.pipelines\.fetch\('s3://bucket/data"):
         source("s3://bucket/data.npy" if source is npy else "s3://bucket/data")
