@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.paths import file_stamps
+from tfopt.pipelines.shared.paths import expect_reachable, file_stamps
 from tfopt.pipelines.sources.source import common_length
 from tfopt.pipelines.tables.table import read_csv
 
@@ -38,7 +38,7 @@ def of_table(caller: str, table: Any, columns: tuple[str, str], options: tuple[s
         PipelineError: If a number is missing in one.
     """
     if isinstance(table, str | os.PathLike):
-        path = os.fspath(table)
+        path = expect_reachable(os.fspath(table))
         file_stamps([path])
         table = read_csv(path)
     known = table if isinstance(table, Mapping) else getattr(table, "column_names", table.columns)

@@ -203,6 +203,11 @@ def test_sources_refuse_what_cannot_be_read_there(source):
         source("s3://bucket/data.npy" if source is npy else "s3://bucket/data")
 
 
+def test_a_table_of_labels_that_cannot_be_read_there_is_refused():
+    with pytest.raises(PipelineError, match=r"Pass tfopt\.pipelines\.fetch\('s3://bucket/labels.csv"):
+        images("s3://bucket/labels.csv")
+
+
 def test_processes_share_one_copy(server, tmp_path):
     server.faults = lambda request: time.sleep(0.01)
     results = []
