@@ -52,9 +52,9 @@ def table(data: Any, *, columns: Columns = None, label: Label = None) -> Source:
     shuffle takes pools of up to 16 in random order, and shuffles the rows of each pool.
 
     Args:
-        data: The path of a CSV file (".csv", whose first line names the columns) or of a Parquet file; a glob, a list
-            or a folder of Parquet files with the same columns; or a pandas DataFrame, pyarrow Table, or other object
-            with Arrow's stream interface.
+        data: The path of a CSV file (".csv", whose first line names the columns) or of a Parquet file; a glob or a list
+            of either kind with the same columns; a folder of Parquet files; or a pandas DataFrame, pyarrow Table, or
+            other object with Arrow's stream interface.
         columns: Names of those to read besides the label. Default: all.
         label: The column to train towards, or a list of such columns. Default: none.
 
@@ -87,8 +87,8 @@ def table(data: Any, *, columns: Columns = None, label: Label = None) -> Source:
     paths = _paths(data)
     if paths[0].endswith(".csv"):
         stamps = file_stamps(paths)
-        rows = read_csv(paths[0])
-        return _held_table(f"table {paths[0]}", rows, repr(paths[0]), wanted, labels, arranged, stamps)
+        name, where = _named(paths, "CSV")
+        return _held_table(name, _read_csvs(paths), where, wanted, labels, arranged, stamps)
     return _of_parquet([open_file(path) for path in paths], wanted, labels, arranged)
 
 
@@ -118,6 +118,35 @@ def read_csv(path: str) -> Any:
             f"Expected a CSV file whose first line names its columns at {path!r}. Arrow cannot read it: {error}. "
             "Correct the line, or pass what pandas.read_csv returns."
         ) from error
+
+
+def _read_csvs(paths: list[str]) -> Any:
+    """Returns CSV files with the same columns as one Arrow table; integers beside fractions become fractions."""
+    arrow = import_pyarrow()
+    parts = [read_csv(path) for path in paths]
+    if len(parts) == 1:
+        return parts[0]
+    for path, part in zip(paths, parts, strict=True):
+        if sorted(part.schema.names) != sorted(parts[0].schema.names):
+            differing = set(part.schema.names) ^ set(parts[0].schema.names)
+            raise PipelineError(
+                f"Expected the same columns in all files. Found {', '.join(map(repr, sorted(differing)))} in only one "
+                f"of {paths[0]!r} and {path!r}. Pass files with the same first line."
+            )
+    try:
+        return arrow.concat_tables(parts, promote_options="permissive")
+    except arrow.ArrowException as error:
+        raise PipelineError(
+            f"Expected one type for each column of {len(paths):,} CSV files, {paths[0]!r} and others. Arrow cannot "
+            f"join them: {error}. Correct the column, or read the files with pandas and pass the frame."
+        ) from error
+
+
+def _named(paths: list[str], kind: str) -> tuple[str, str]:
+    """Returns the name of a source of these files, and what errors call them."""
+    if len(paths) == 1:
+        return f"table {paths[0]}", repr(paths[0])
+    return f"table of {len(paths):,} {kind} files", f"{len(paths):,} files, {paths[0]!r} and others"
 
 
 def _is_named(path: str | os.PathLike[str]) -> bool:
@@ -236,9 +265,7 @@ def _held(name: str, layout: Layout, arrays: list[Any], arranged: Arrange, stamp
 def _of_parquet(files: list[ParquetFile], wanted: Columns, labels: list[str] | None, arranged: Arrange) -> Source:
     layout = common_layout(files, wanted)
     rows = sum(file.rows for file in files)
-    first_path = files[0].path
-    where = repr(first_path) if len(files) == 1 else f"{len(files):,} files, {first_path!r} and others"
-    name = f"table {first_path}" if len(files) == 1 else f"table of {len(files):,} Parquet files"
+    name, where = _named([file.path for file in files], "Parquet")
     _expect_rows(rows, where)
     _expect_inputs(layout, labels, where)
     first = blocks_of(files, 1)[0]

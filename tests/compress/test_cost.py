@@ -1,8 +1,6 @@
-import json
 from dataclasses import replace
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 

@@ -277,6 +277,21 @@ def test_a_csv_file_takes_the_types_of_all_its_lines(tmp_path):
     assert (batch["a"].dtype, batch["a"][-1].numpy()) == (tf.float64, 0.5)
 
 
+def test_several_csv_files_are_one_table(tmp_path):
+    texts = {"a.csv": "number,x\n0,1\n1,2\n", "b.csv": "x,number\n0.5,2\n", "c.csv": "number,x\n3,9\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    for data in ([tmp_path / name for name in texts], f"{tmp_path}/*.csv"):
+        assert table(data).name == "table of 3 CSV files"
+        (batch,) = build_pipeline(data, batch_size=9, training=False)
+        assert batch["number"].numpy().tolist() == [0, 1, 2, 3]
+        assert batch["x"].numpy().tolist() == [1.0, 2.0, 0.5, 9.0]
+    (tmp_path / "b.csv").write_text("number\n7\n")
+    refused(f"{tmp_path}/*.csv", "Found 'x' in only one of '.*a.csv' and '.*b.csv'")
+    (tmp_path / "b.csv").write_text("number,x\n7,green\n")
+    refused(f"{tmp_path}/*.csv", "one type for each column of 3 CSV files")
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
