@@ -1,6 +1,8 @@
+import json
 from dataclasses import replace
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -120,3 +122,158 @@ def test_counts_agree_with_formulas_by_hand(layer, shapes, multiply_adds, parame
         4 * BATCH * multiply_adds,  # the gradients of the inputs and of the weights
     )
     assert found.parameters == parameters
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_row_for_each_call_in_nested_and_shared_layers():
+    shared = layers.Dense(4, name="shared")
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="deep"), shared], name="inner")
+    inputs = keras.Input((4,))
+    model = compiled(keras.Model(inputs, layers.Add(name="sum")([inner(inputs), shared(inner(inputs))])))
+    found = cost(model, batch((4,)))
+    assert [layer.path for layer in found.layers] == [
+        "inner/deep",
+        "inner/shared",
+        "inner/deep (2)",
+        "inner/shared (2)",
+        "inner/shared (3)",
+        "sum",
+    ]
+    assert [layer.parameters for layer in found.layers] == [20, 20, 0, 0, 0, 0]
+    assert found.parameters == model.count_params()
+    # The data have no gradient, so the first layer computes that of its weights alone.
+    assert [layer.backward_flops // layer.forward_flops for layer in found.layers[:5]] == [1, 2, 1, 2, 2]
+
+
+@pytest.mark.usefixtures("quick")
+def test_bytes_are_those_that_must_be_moved():
+    inputs = keras.Input((8,))
+    frozen = layers.Dense(4, name="frozen", trainable=False)
+    model = compiled(keras.Model(inputs, layers.Dense(2)(layers.PReLU()(frozen(inputs)))))
+    first, middle, last = cost(model, batch((8,))).layers
+    taken, weights, given = BATCH * 8, 8 * 4 + 4, BATCH * 4
+    assert (first.forward_bytes, first.backward_bytes) == (4 * (taken + weights + given), 0)
+    # Read: the gradient of the output, the input and the weights. Written: the gradients of these.
+    assert middle.forward_bytes == 4 * (12 + 4 + 12)
+    assert middle.backward_bytes == 4 * (12 + 12 + 4)  # what comes before is frozen
+    assert last.forward_bytes == 4 * (12 + 10 + 6)
+    assert last.backward_bytes == 4 * (6 + 12 + 10 + 12 + 10)
+    assert last.intensity == 2 * 3 * BATCH * 4 * 2 / (last.forward_bytes + last.backward_bytes)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_embedding_moves_the_rows_that_are_looked_up():
+    model = compiled(keras.Sequential([keras.Input((5,), dtype="int32"), layers.Embedding(1000, 4)]))
+    (found,) = cost(model, batch((5,), dtype="int32")).layers
+    rows = BATCH * 5 * 4 * 4
+    assert found.forward_bytes == BATCH * 5 * 4 + rows + rows
+    assert found.backward_bytes == rows + BATCH * 5 * 4 + rows
+
+
+@pytest.mark.usefixtures("quick")
+def test_each_layer_is_bound_by_its_higher_ceiling(monkeypatch):
+    model = compiled(keras.Sequential([keras.Input((64,)), layers.Dense(64), layers.ReLU()]))
+    data = batch((64,))
+    dense, relu = cost(model, data).layers
+    assert (dense.bound_by, relu.bound_by) == ("neither", "neither")  # 4 ms are far above both
+    monkeypatch.setattr(costing, "matmul_tflops", lambda dtype: 1e-9)
+    monkeypatch.setattr(costing, "copy_gib_per_second", lambda: 1e-4)
+    dense, relu = cost(model, data).layers
+    flops = 2 * 2 * BATCH * 64 * 64
+    assert dense.least_products_ms == pytest.approx(1000 * flops / 1e3)
+    assert dense.least_memory_ms == pytest.approx(1000 * (dense.forward_bytes + dense.backward_bytes) / (1e-4 * 2**30))
+    assert (dense.bound_by, relu.bound_by) == ("products", "memory")
+    assert dense.attained == dense.least_products_ms / 2.0
+
+
+@pytest.mark.usefixtures("quick")
+def test_shares_are_of_the_step_or_of_all_layers(monkeypatch):
+    model = compiled(keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dense(2)]))
+    found = cost(model, batch((4,)))
+    assert (found.layers_ms, found.step_ms, found.rest_ms) == (4.0, 30.0, 26.0)
+    assert found.share(found.layers[0]) == 2 / 30
+    monkeypatch.setattr(costing, "StepTimer", lambda *_: lambda *_, **__: replace(TIMES, repeats_ms=((3.0,),)))
+    found = cost(model, batch((4,)))
+    assert (found.rest_ms, found.share(found.layers[0])) == (0.0, 0.5)
+    assert "The whole step takes less" in str(found)
+
+
+class Doubled(layers.Layer):
+    def call(self, inputs):
+        return inputs @ inputs
+
+
+class OnlyInside(layers.Layer):
+    """Does not run outside of its model."""
+
+    inside = True
+
+    def call(self, inputs):
+        if not self.inside:
+            raise RuntimeError("outside")
+        return inputs + 0.0
+
+
+@pytest.mark.usefixtures("quick")
+def test_custom_layers_are_counted_in_their_graph_and_marked():
+    model = compiled(
+        keras.Sequential([keras.Input((4, 4)), layers.Dense(4), Doubled(), layers.Lambda(lambda x: x * 2)])
+    )
+    found = cost(model, batch((4, 4)))
+    dense, doubled, scaled = found.layers
+    assert (doubled.own, doubled.forward_flops, doubled.backward_flops) == (True, 2 * BATCH * 64, 4 * BATCH * 64)
+    assert (dense.own, scaled.own, scaled.flops) == (False, False, 0)
+    assert "doubled*" in str(found)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_layer_that_does_not_run_alone_is_named(monkeypatch):
+    model = compiled(keras.Sequential([keras.Input((4,)), layers.Dense(4), OnlyInside(name="shy")]))
+    measure = costing._measure
+
+    def outside(*arguments):
+        monkeypatch.setattr(OnlyInside, "inside", False)
+        return measure(*arguments)
+
+    monkeypatch.setattr(costing, "_measure", outside)
+    found = cost(model, batch((4,)))
+    assert found.layers[1].ms is None
+    assert "Not timed, since they do not run outside of the model: shy." in str(found)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.usefixtures("quick")
+def test_nothing_of_the_model_changes():
+    stack = [keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.Dropout(0.5)]
+    model = compiled(keras.Sequential([*stack, layers.Flatten(), layers.Dense(2)]))
+    before = [variable.numpy() for variable in model.variables]
+    cost(model, batch((8, 8, 3)))
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    assert model.losses == []
+
+
+def test_what_is_measured_is_shown(tmp_path):
+    model = compiled(keras.Sequential([keras.Input((16,)), layers.Dense(10, name="wide"), layers.ReLU()], name="net"))
+    found = cost(model, batch((16,)))
+    assert found.layers[0].ms > 0 < found.step_ms
+    assert "outputs 10 → 12" in " ".join(str(found).split())
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["layers"][0]["path"] == "wide"
+    html = found.to_html(tmp_path / "cost.html").read_text(encoding="utf-8")
+    assert "<circle" in html
+    assert "What net costs" in html
+
+
+@pytest.mark.usefixtures("quick")
+def test_bad_models_are_refused():
+    with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
+        cost("model", batch((4,)))
+    with pytest.raises(ValueError, match="not compiled"):
+        cost(keras.Sequential([keras.Input((4,)), layers.Dense(2)]), batch((4,)))
+
+    class Bare(keras.Model):
+        def call(self, inputs):
+            return inputs * 2
+
+    with pytest.raises(ValueError, match="which calls none"):
+        cost(compiled(Bare()), batch((4,)))

@@ -1,3 +1,6 @@
 from .costing import cost as cost
 from .model_cost import LayerCost as LayerCost
 from .model_cost import ModelCost as ModelCost
+from .suggesting import CheaperForm as CheaperForm
+from .suggesting import Suggestions as Suggestions
+from .suggesting import suggest as suggest

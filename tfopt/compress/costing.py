@@ -53,6 +53,11 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
         resnet at batch size 32 takes 48.1 ms a step; conv2 takes 31.2 % of it, bound by its matrix products.
         …
     """
+    return cost_and_calls(model, batch)[0]
+
+
+def cost_and_calls(model: keras.Model, batch: Data) -> tuple[ModelCost, list[StepCall]]:
+    """Returns what `cost` does, and the recorded call of each of its layers."""
     examples = on_device(model, first_batch(require_compiled(model), as_dataset(batch)))
     recorded = StepCalls(model, examples)
     if not recorded.calls:
@@ -74,7 +79,7 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
     for kind, call in zip(kinds, recorded.calls, strict=True):
         times[call.layer] += 1
         layers.append(_row(call, measured[kind], paths[call.layer], times[call.layer], rates, misses))
-    return ModelCost(
+    found = ModelCost(
         model=model.name,
         batch_size=batch_size(model, examples),
         device=_device(),
@@ -83,6 +88,7 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
         matmul_tflops=rates.tflops,
         copy_gib_per_second=rates.copy,
     )
+    return found, recorded.calls
 
 
 class _Measured(NamedTuple):
