@@ -1,7 +1,7 @@
 """Paths and labels as users have them: in sequences, pairs or tables; names of classes become numbers or vectors."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.paths import expect_reachable, file_stamps
-from tfopt.pipelines.sources.source import common_length
+from tfopt.pipelines.sources.source import common_length, is_numeric
 from tfopt.pipelines.tables.table import read_csv
 
 
@@ -91,7 +91,7 @@ def labelled(caller: str, given: Any, labels: Any, classes: Sequence[str] | None
         return _multi_hot(caller, paths, lists, names)
     values = _as_array(caller, labels)
     common_length({"paths": len(paths), "labels": len(values)})
-    if values.dtype.kind in "OUT":
+    if values.dtype.kind in "OT":
         values, names = _numbers(caller, values, names)
     elif names is not None and values.dtype.kind in "iu":
         _expect_among({int(label) for label in values.ravel() if not 0 <= label < len(names)}, names)
@@ -100,11 +100,12 @@ def labelled(caller: str, given: Any, labels: Any, classes: Sequence[str] | None
 
 def expect_classes(classes: Sequence[str]) -> list[str]:
     """Returns the names of classes, refusing what is not a name, and duplicates."""
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+    in_order = not isinstance(classes, str | Set) and isinstance(classes, Iterable)  # sets have another in each process
+    names = list(classes) if in_order else []
+    if not in_order or not all(isinstance(name, str) for name in names):
         raise TypeError(f"Expected a sequence of names for `classes`. Received: {classes!r}. Pass a list of strings.")
-    names = list(classes)
-    if len(set(names)) < len(names):
-        raise ValueError(f"Expected each class once in `classes`. Received: {names}. Remove the second one.")
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"Expected each class once in `classes`. Received: {names}. Pass all names, each once.")
     return names
 
 
@@ -125,6 +126,8 @@ def _values(table: Any, name: str) -> Any:
 def _as_array(caller: str, labels: Any) -> Any:
     try:
         values = np.asarray(labels)
+        if values.dtype.kind == "U":  # NumPy has made names of numbers and NaN among these, and cut NULs at their ends
+            values = np.asarray(labels, object)
     except ValueError as error:  # NumPy's, for rows of different lengths
         raise TypeError(
             f"{caller} expects numbers, names or lists of names as labels. Received lists of other things, which "
@@ -132,6 +135,18 @@ def _as_array(caller: str, labels: Any) -> Any:
         ) from error
     if values.ndim == 0:
         raise TypeError(f"{caller} expects labels in a sequence. Received as labels: {labels!r}. Pass one per path.")
+    if values.dtype.kind not in "OT" and not is_numeric(values.dtype):
+        raise TypeError(
+            f"{caller} expects numbers or names as labels. Received: {values.dtype}. Convert them to these."
+        )
+    if len(values) and not values.size:
+        raise PipelineError("Expected a name in one of the lists of labels. Found none. Name the classes in `classes`.")
+    if values.dtype.kind == "f" and not isinstance(labels, np.ndarray) and np.isnan(values).any():
+        row = int(np.argwhere(np.isnan(values))[0, 0])
+        raise PipelineError(
+            f"Expected a number for each path. Found NaN at index {row:,}. Leave out what has no "
+            "label, or pass an array of NumPy, which may hold NaN."
+        )
     return values
 
 
@@ -143,7 +158,7 @@ def _numbers(caller: str, values: Any, names: tuple[str, ...] | None) -> tuple[A
                 f"{caller} expects numbers or names as labels. Found among names: {type(label).__name__}. Pass one "
                 "type, and leave out what has no label."
             )
-    names = names or tuple(sorted(set(values.ravel())))
+    names = names or _sorted_names(set(values.ravel()))
     numbers = {name: number for number, name in enumerate(names)}
     _expect_among(set(values.ravel()) - numbers.keys(), names)
     return np.array([numbers[label] for label in values.ravel()], np.int32).reshape(values.shape), names
@@ -175,7 +190,7 @@ def _multi_hot(caller: str, paths: list[str], lists: list[Any], names: tuple[str
                 f"{row!r}. Pass a list of strings, an empty one for none."
             )
     found = {name for row in lists for name in row}
-    names = names or tuple(sorted(found))
+    names = names or _sorted_names(found)
     numbers = {name: number for number, name in enumerate(names)}
     _expect_among(found - numbers.keys(), names)
     values = np.zeros((len(lists), len(names)), np.float32)
@@ -189,6 +204,15 @@ def _multi_hot(caller: str, paths: list[str], lists: list[Any], names: tuple[str
         + [f"lists that repeat a class, which counts once: {repeated:,}"] * (repeated > 0)
     )
     return Labelled(paths, values, names, note)
+
+
+def _sorted_names(found: set[str]) -> tuple[str, ...]:
+    if "" in found:  # an empty field of a CSV file, or what "".split(";") returns
+        raise PipelineError(
+            "Expected a name in each label. Found an empty one. Leave out what has no label, or if it is a class, name "
+            "it in `classes`."
+        )
+    return tuple(sorted(found))
 
 
 def _expect_among(others: set[Any], names: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines import images, plan_pipeline
 
 NUMBERS = [3, 1, 4, 1, 5, 9]
+NAN = float("nan")
 LISTS = [["dog", "cat"], [], ["cat"], ["cow"], ["cat", "cow", "dog"], ["dog", "dog"]]
 HOT = np.array([[1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1], [0, 0, 1]], np.float32)
 
@@ -109,11 +110,40 @@ def test_the_number_of_names_does_not_change_what_labels_are(files):
         (lambda f: (f, [["a"]] * 5), PipelineError, "one common length"),
         (lambda f: (f, [[1], [2, 3]] * 3), TypeError, "differ in length. Pass names"),
         (lambda f: (f, [None, ["a"]] * 3), TypeError, "index 0: None"),
+        # NumPy would make "nan", "3" and "True" of these, and of no names an array without columns.
+        (lambda f: [(path, label) for path, label in zip(f, ["a", "b", NAN] * 2, strict=True)], TypeError, "float"),
+        (lambda f: (f, ["a", "b", 3] * 2), TypeError, "among names: int"),
+        (lambda f: {"paths": f, "labels": ["a", True] * 3}, TypeError, "among names: bool"),
+        (lambda f: (f, [b"a", b"b", 3] * 2), TypeError, r"numbers or names.*Received: \|S"),
+        (lambda f: (f, np.array(["2020"] * 6, "M8[D]")), TypeError, "numbers or names.*Received: datetime64"),
+        (lambda f: [(path, NAN) for path in f], PipelineError, "Found NaN at index 0"),
+        (lambda f: {"paths": f, "labels": [1.5, NAN] * 3}, PipelineError, "Found NaN at index 1"),
+        (lambda f: (f, [[]] * 6), PipelineError, "Name the classes in `classes`"),
+        (lambda f: (f, ["a", "", "b"] * 2), PipelineError, "Found an empty one"),
+        (lambda f: (f, [name.split(";") for name in ("a;b", "")] * 3), PipelineError, "Found an empty one"),
     ],
 )
 def test_wrong_pairs_and_lists_are_refused(files, change, error, text):
     with pytest.raises(error, match=text):
         images(change(files))
+
+
+def test_names_stay_as_they_are(files):
+    """NumPy cuts NULs at the end of strings, and its own type of them is printed otherwise."""
+    source = images((files, ["a", "a\0", "b"] * 2))
+    assert repr(source.class_names) == repr(("a", "a\0", "b"))
+    assert [label for _, label in read(source)] == [0, 1, 2] * 2
+    assert images((files, ["", "a"] * 3), classes=["a", ""]).class_names == ("a", "")
+    assert np.isnan(read(images((files, np.full(6, NAN))))[3][1])
+
+
+def test_classes_are_in_the_order_given(files):
+    names = ["c", "b", "a"]
+    for classes in (names, tuple(names), np.array(names), map(str, names)):
+        assert [label for _, label in read(images((files, ["a", "b", "c"] * 2), classes=classes))] == [2, 1, 0] * 2
+    for classes, error in (("abc", TypeError), (set(names), TypeError), ([], ValueError), (["a", "a"], ValueError)):
+        with pytest.raises(error, match=r"`classes`\. Received"):
+            images((files, ["a"] * 6), classes=classes)
 
 
 def test_names_that_are_no_class_are_refused(files):
