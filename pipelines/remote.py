@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import random
 import secrets
 import shutil
 import sys
@@ -14,9 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -24,25 +22,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from tfopt.errors import PipelineError, summarize_error
 from tfopt.files import LineAppender
 from tfopt.hardware.host_limits import MIB
+from tfopt.pipelines.remote_files import RemoteFile, listed
 from tfopt.pipelines.shared.paths import kept
 from tfopt.warn import warn_once
 
-_PIECE = 16 * MIB  # bytes that one request asks for
 _FILES, _REQUESTS = 16, 16  # at once; up to as many pieces are in memory
-_ATTEMPTS = 8  # of each request, over about a minute
-_PAUSE = 0.5  # seconds before the second, and twice as long before each further one
-_STALLED = 120  # seconds after which a request has failed
 _PART = ".part"
-# What file systems say of a file's version, beside its size. The times are the last resort.
-_VERSIONS = (
-    *("ETag", "etag", "md5Hash", "Content-MD5", "content_md5", "generation"),
-    *("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created"),
-)
 _STAMPS = "stamps.jsonl"
-_WILD = "*["  # of a glob; a "?" begins the query of a URL
-_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # errors not worth another try
-_PASSING = (408, 425, 429)  # HTTP's refusals that are
-T = TypeVar("T")
 
 
 def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = None) -> Any:
@@ -68,8 +54,8 @@ def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = No
 
     Raises:
         TypeError: If `paths` is not a URL or a list of them.
-        PipelineError: If fsspec or its package is missing, nothing is found or matches, a file cannot be fetched or
-            changes meanwhile, or the disk is too small.
+        PipelineError: If fsspec or its package is missing, nothing is found or matches, a folder cannot be listed, a
+            file cannot be fetched or changes meanwhile, two would have one place, or the disk is too small.
 
     Example:
         >>> from tfopt.pipelines import build_pipeline, fetch
@@ -82,117 +68,66 @@ def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = No
         raise TypeError(f"fetch() expects a URL or a list of URLs. Received: {paths!r}. Pass strings.")
     target = Path(os.path.abspath(folder or kept() / "fetched"))
     with ThreadPoolExecutor(_FILES) as threads:
-        listed = list(threads.map(_listed, urls))
-    whole = listed[0][0]
-    if not single and any(is_folder for is_folder, _ in listed):
+        found = list(threads.map(listed, urls))
+    kind = found[0][0]
+    whole = kind == "folder"
+    if not single and any(each == "folder" for each, _ in found):
         raise PipelineError(
             f"Expected URLs of files in a list. Found a folder among {urls}. Fetch the folder in a call of its own."
         )
-    files = [file for _, found in listed for file in found]
+    files = [file for _, some in found for file in some]
+    _expect_places(files, target, whole=whole)
     places = {file.base: target / hashlib.sha256(file.base.encode()).hexdigest()[:16] for file in files}
     for base, place in places.items():
         _bring([file for file in files if file.base == base], place, all_there_is=whole)
     copies = [str(places[file.base] / "data" / file.name) for file in files]
     if whole:
         return str(places[files[0].base] / "data")
-    return copies[0] if single and not any(sign in paths for sign in _WILD) else copies
+    return copies[0] if single and kind == "file" else copies
 
 
-@dataclass(frozen=True, slots=True)
-class _Remote:
-    """A file and its state when it was listed."""
-
-    files: Any  # its file system
-    path: str  # there
-    base: str  # the URL of the folder that it lies in, or that was asked for
-    name: str  # its path from there
-    size: int | None
-    version: str | None
-
-    @property
-    def stamp(self) -> list[Any]:
-        return [self.name, self.size, self.version]
-
-    def read(self, start: int, stop: threading.Event) -> bytes:
-        """Returns the piece that starts there, all of it."""
-        if self.size is None:
-            return _persistently(self.path, lambda: _called(self.files, self.path, None, None), stop)
-        end = min(start + _PIECE, self.size)
-
-        def attempt() -> bytes:
-            data = _called(self.files, self.path, start, end)
-            if len(data) > end - start:
-                raise PipelineError(
-                    f"Expected {end - start:,} bytes of {self.path!r}. Found {len(data):,}: its server does not serve "
-                    "parts of files, or the file has changed. Fetch it again, or put it on another server."
-                )
-            if len(data) < end - start:
-                raise OSError(f"only {len(data):,} of {end - start:,} bytes came")
-            return data
-
-        return _persistently(self.path, attempt, stop)
-
-
-def _listed(url: str) -> tuple[bool, list[_Remote]]:
-    """Returns whether a URL is that of a folder, and the files that it stands for."""
-    files, path = _file_system(url)
-    files.invalidate_cache()
-    signs = [path.index(sign) for sign in _WILD if sign in path]
-    if signs:
-        base, is_folder = path[: min(signs)].rpartition("/")[0], False
-        found = _persistently(url, lambda: files.glob(path, detail=True))
-    else:
-        entry = _persistently(url, lambda: files.info(path))
-        is_folder = entry["type"] == "directory" or url.endswith("/")  # a web server does not tell
-        base = path.rstrip("/") if is_folder else path.rpartition("/")[0]
-        found = _persistently(url, lambda: files.find(path, detail=True)) if is_folder else {path: entry}
-    names = sorted(name for name, entry in found.items() if entry["type"] == "file")
-    if not names:
-        raise PipelineError(f"Expected files at {url!r}. Found none. Check the URL.")
-    with ThreadPoolExecutor(_FILES) as threads:
-        return is_folder, list(threads.map(lambda name: _remote(files, base, name, found[name]), names))
-
-
-def _remote(files: Any, base: str, path: str, entry: dict[str, Any]) -> _Remote:
-    if entry.get("size") is None or not any(entry.get(key) for key in _VERSIONS):
-        entry = _persistently(path, lambda: files.info(path))  # a web server lists names alone
-    name = path.removeprefix(base).lstrip("/")
-    if not name or ".." in name.split("/"):
-        raise PipelineError(f"Expected names of files that a disk can hold. Found {path!r}. Rename the file.")
-    version = next((str(entry[key]) for key in _VERSIONS if entry.get(key)), None)
-    return _Remote(files, path, files.unstrip_protocol(base), name, entry.get("size"), version)
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError as error:
+def _expect_places(files: list[RemoteFile], target: Path, *, whole: bool) -> None:
+    """Refuses files of which one would take the place of another, and copies inside the folder that is copied."""
+    paths = {(file.base, file.name): file.path for file in files}
+    for file in files:
+        above = [(file.base, str(folder)) for folder in PurePosixPath(file.name).parents]
+        for other in {paths[place] for place in [(file.base, file.name), *above] if place in paths} - {file.path}:
+            raise PipelineError(
+                f"Expected names of files that a disk can hold together. Found {other!r} and {file.path!r}. Rename one."
+            )
+    root = files[0].base.removeprefix("file://")
+    if whole and target.is_relative_to(root):
         raise PipelineError(
-            "Expected fsspec to be installed, which fetches files. Found: it is not. Run: pip install 'tfopt[remote]'"
-        ) from error
-    try:
-        found: tuple[Any, str] = url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise PipelineError(f"Expected a URL that fsspec can open. Found {url!r}: {summarize_error(error)}.") from error
-    return found
+            f"Expected `folder` outside of the folder to fetch, {root!r}. Found {str(target)!r}. Pass another one."
+        )
 
 
-def _bring(files: list[_Remote], place: Path, *, all_there_is: bool) -> None:
+def _bring(files: list[RemoteFile], place: Path, *, all_there_is: bool) -> None:
     """Fetches what is missing at a place or was changed; with `all_there_is`, removes what is not among `files`."""
     data = place / "data"
     with _alone(place) as stamps:
         have = {stamp[0]: stamp for stamp in map(json.loads, stamps.path.read_text("utf-8").splitlines())}
         for left in place.rglob(f".*{_PART}"):
             left.unlink()
+        if all_there_is:
+            _remove_others(data, {file.name for file in files})
         missing = [file for file in dict.fromkeys(files) if not _is_whole(data / file.name, have.get(file.name), file)]
         _expect_room(missing, place)
+        for file in missing:
+            if file.name in have:  # what is replaced may stay without a stamp of its own
+                stamps.append(json.dumps([file.name, None, None]))
         for file in _copied(missing, data):
             stamps.append(json.dumps(file.stamp))
-        if all_there_is:
-            names = {file.name for file in files}
-            for path in [path for path in data.rglob("*") if path.is_file()]:
-                if str(path.relative_to(data)) not in names:
-                    path.unlink()
+
+
+def _remove_others(folder: Path, names: set[str]) -> None:
+    """Removes the files that have none of these names, and the folders that then are empty."""
+    for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif str(path.relative_to(folder)) not in names:
+            path.unlink()
 
 
 @contextlib.contextmanager
@@ -215,14 +150,14 @@ def _alone(place: Path) -> Iterator[LineAppender]:
         stamps.close()
 
 
-def _is_whole(path: Path, stamp: list[Any] | None, file: _Remote) -> bool:
+def _is_whole(path: Path, stamp: list[Any] | None, file: RemoteFile) -> bool:
     """Whether the copy is the one that was fetched of this version. Without a version, it is fetched each time."""
     if stamp != file.stamp or file.version is None or not path.is_file():
         return False
     return file.size is None or path.stat().st_size == file.size
 
 
-def _expect_room(files: list[_Remote], place: Path) -> None:
+def _expect_room(files: list[RemoteFile], place: Path) -> None:
     needed, free = sum(file.size or 0 for file in files), shutil.disk_usage(place).free
     if needed > free:
         raise PipelineError(
@@ -231,12 +166,12 @@ def _expect_room(files: list[_Remote], place: Path) -> None:
         )
 
 
-def _copied(files: list[_Remote], folder: Path) -> Iterator[_Remote]:
+def _copied(files: list[RemoteFile], folder: Path) -> Iterator[RemoteFile]:
     """Copies files, and yields each that is whole. The first that fails ends it."""
     stop = threading.Event()
     with _progress(files) as advance, ThreadPoolExecutor(_REQUESTS) as requests, ThreadPoolExecutor(_FILES) as threads:
 
-        def copy(file: _Remote) -> None:
+        def copy(file: RemoteFile) -> None:
             def bring(start: int, handle: int) -> None:
                 data = file.read(start, stop)
                 if os.pwrite(handle, data, start) < len(data):
@@ -244,11 +179,10 @@ def _copied(files: list[_Remote], folder: Path) -> Iterator[_Remote]:
                 advance(len(data))
 
             with _whole(folder / file.name) as handle:
-                starts = range(0, 1 if file.size is None else file.size, _PIECE)
-                for _ in requests.map(bring, starts, itertools.repeat(handle)):
+                for _ in requests.map(bring, file.starts, itertools.repeat(handle)):
                     pass
-                if len(starts) > 1:
-                    _expect_same(file)
+                if len(file.starts) != 1:
+                    file.expect_unchanged()
 
         copies = {threads.submit(copy, file): file for file in files}
         try:
@@ -272,57 +206,16 @@ def _whole(target: Path) -> Iterator[int]:
             os.fsync(out.fileno())
         os.replace(part, target)
     except OSError as error:
-        raise PipelineError(f"Expected to write {target}. Found: {summarize_error(error)}. Make room there.") from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _expect_same(file: _Remote) -> None:
-    """Refuses a file that changed between the requests for its pieces."""
-    now = _remote(file.files, file.path.removesuffix(file.name), file.path, {})
-    if now.stamp != file.stamp:
         raise PipelineError(
-            f"Expected {file.path!r} to stay as it is. It changed while it was fetched. Fetch it again."
-        )
-
-
-def _persistently(path: str, attempt: Callable[[], T], stop: threading.Event | None = None) -> T:
-    """Returns what an attempt returns, the first or a later one."""
-    for pause in [*(_PAUSE * 2**number for number in range(_ATTEMPTS - 1)), None]:
-        try:
-            return attempt()
-        except _LASTING as error:
-            raise PipelineError(
-                f"Expected a file at {path!r}. Found: {type(error).__name__}, {summarize_error(error)}. "
-                "Check the URL and the credentials."
-            ) from error
-        except PipelineError:
-            raise
-        except Exception as error:  # each package has its own
-            status = getattr(error, "status", 0)
-            refused = 400 <= status < 500 and status not in _PASSING
-            if refused or pause is None or (stop is not None and stop.wait(pause * random.uniform(0.5, 1.5))):
-                tries = "" if refused else f", in {_ATTEMPTS} tries"
-                raise PipelineError(
-                    f"Expected to fetch {path!r}. Found{tries}: {summarize_error(error)}. Check the URL, the "
-                    "credentials and the network."
-                ) from error
-            if stop is None:
-                time.sleep(pause)
-    raise AssertionError
-
-
-def _called(files: Any, path: str, start: int | None, end: int | None) -> bytes:
-    """Returns bytes of a file, unless nothing comes for too long."""
-    if not files.async_impl:
-        return bytes(files.cat_file(path, start=start, end=end))
-    from fsspec.asyn import sync
-
-    return bytes(sync(files.loop, files._cat_file, path, start=start, end=end, timeout=_STALLED))
+            f"Expected to write {target}. Found: {summarize_error(error)}. Make room there, or pass another `folder`."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _progress(files: list[_Remote]) -> Iterator[Callable[[int], None]]:
+def _progress(files: list[RemoteFile]) -> Iterator[Callable[[int], None]]:
     """Shows a bar if standard error is a terminal; yields the function that advances it."""
     console = Console(file=sys.stderr)
     columns = [

@@ -2,6 +2,8 @@
 
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +13,11 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import fsspec
 import numpy as np
 import pytest
 from file_server import serving
+from fsspec.implementations.memory import MemoryFile
 from quick import campaign
 
 from tfopt.errors import PipelineError
@@ -27,6 +31,7 @@ from tfopt.pipelines import (
     npy,
     records,
     remote,
+    remote_files,
     table,
     write_records,
 )
@@ -36,9 +41,9 @@ PIECE = 1000
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(remote, "_PIECE", PIECE)
-    monkeypatch.setattr(remote, "_PAUSE", 0.002)
-    monkeypatch.setattr(remote, "_STALLED", 0.3)
+    monkeypatch.setattr(remote_files, "_PIECE", PIECE)
+    monkeypatch.setattr(remote_files, "_PAUSE", 0.002)
+    monkeypatch.setattr(remote_files, "_STALLED", 0.3)
 
 
 @pytest.fixture
@@ -80,6 +85,80 @@ def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(server, tmp_p
     assert fetch(server.url, tmp_path / "copies") == copy
     assert contents(copy) == contents(server.folder)
     assert {path for _, path, ranges in server.requests if ranges} == {"/b"}
+
+
+def test_folders_that_are_gone_or_become_files_and_the_other_way_round(tmp_path):
+    """An empty folder would be a class without images."""
+    original = tmp_path / "original"
+    for files in (["a/1", "b/1", "c"], ["a/1", "c/1"], ["a", "c/1/1"], ["a/1"]):
+        shutil.rmtree(original, ignore_errors=True)
+        for name in files:
+            (original / name).parent.mkdir(parents=True, exist_ok=True)
+            (original / name).write_text(name)
+        copy = Path(fetch(str(original), tmp_path / "copies"))
+        assert contents(copy) == contents(original)
+        assert sorted(os.listdir(copy)) == sorted(os.listdir(original))
+
+
+def test_a_copy_without_a_stamp_of_its_own_is_fetched_again(server, tmp_path, monkeypatch):
+    """A kill after the copy and before its stamp, and then the old file again on the server."""
+    urls, old = [server.url + "b"], (server.folder / "b").stat().st_mtime_ns
+    fetch(urls, tmp_path / "copies")
+    original, copied = (server.folder / "b").read_bytes(), remote._copied
+    (server.folder / "b").write_bytes(b"!")
+
+    def killed(files, folder):
+        yield from list(copied(files, folder))[:0]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote, "_copied", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(urls, tmp_path / "copies")
+    (server.folder / "b").write_bytes(original)
+    os.utime(server.folder / "b", ns=(old, old))
+    assert Path(fetch(urls, tmp_path / "copies")[0]).read_bytes() == original
+
+
+def test_queries_are_no_part_of_names(server, tmp_path):
+    (server.folder / "x.png").write_bytes(b"x")
+    signed = [f"{server.url}x.png?signature={sign}" for sign in ("a/b.c", "other", "long" * 100)]
+    paths = fetch(signed, tmp_path / "copies")
+    assert {Path(path).name for path in paths} == {"x.png"}
+    assert len(set(paths)) == 3
+    assert [Path(path).name for path in fetch([server.url + "more/d%20e"], tmp_path / "copies")] == ["d e"]
+    assert fetch(server.url + "*/d*", tmp_path / "copies")[0].endswith("more/d e")
+
+
+def test_links_on_a_disk_are_followed_or_refused(tmp_path):
+    (tmp_path / "disk" / "below").mkdir(parents=True)
+    (tmp_path / "disk" / "below" / "file").write_bytes(b"file")
+    (tmp_path / "disk" / "link").symlink_to("below/file")
+    copy = fetch(str(tmp_path / "disk"), tmp_path / "copies")
+    assert contents(copy) == {"below/file": b"file", "link": b"file"}
+    (tmp_path / "disk" / "folder").symlink_to("below")
+    with pytest.raises(PipelineError, match="disk/folder', a link to a folder"):
+        fetch(str(tmp_path / "disk"), tmp_path / "copies")
+    (tmp_path / "disk" / "folder").unlink()
+    (tmp_path / "disk" / "folder").symlink_to("nowhere")
+    with pytest.raises(PipelineError, match=r"file at '.*disk/folder"):
+        fetch(str(tmp_path / "disk"), tmp_path / "copies")
+
+
+@pytest.mark.parametrize("names", [["a/b", "a//b"], ["a", "a/b"], ["a/b", "./a/b"]])
+def test_names_that_a_disk_cannot_hold_together_are_refused(tmp_path, names):
+    store = fsspec.filesystem("memory").store
+    store.clear()
+    store.update({f"/bucket/{name}": MemoryFile(None, f"/bucket/{name}", name.encode()) for name in names})
+    with pytest.raises(PipelineError, match=f"hold together. Found '/bucket/.*{re.escape(names[1])}'"):
+        fetch("memory://bucket", tmp_path / "copies")
+
+
+def test_a_folder_inside_of_what_is_fetched_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"file")
+    for folder in (tmp_path, tmp_path / "copies"):
+        with pytest.raises(PipelineError, match="Expected `folder` outside"):
+            fetch(str(tmp_path), folder)
 
 
 def test_a_copy_that_was_cut_is_fetched_again(server, tmp_path):
@@ -129,6 +208,26 @@ def test_what_fails_for_a_while_is_asked_for_again(server, tmp_path, fault):
     assert min(failed.values()) > 1
 
 
+def test_listings_and_sizes_are_asked_for_again(server, tmp_path):
+    failed = Counter()
+
+    def refuses(request):
+        failed[request.path] += 1
+        return 503 if failed[request.path] <= 3 else 0
+
+    server.refuses = refuses
+    assert contents(fetch(server.url, tmp_path / "copies")) == contents(server.folder)
+
+
+def test_a_folder_that_is_not_listed_is_an_error_and_its_copies_stay(server, tmp_path):
+    copy = fetch(server.url, tmp_path / "copies")
+    server.refuses = lambda request: 404 * request.path.startswith("/more")
+    for url in (server.url, server.url + "*/c"):
+        with pytest.raises(PipelineError, match="/more"):
+            fetch(url, tmp_path / "copies")
+    assert contents(copy) == contents(server.folder)
+
+
 @pytest.mark.parametrize(
     ("fault", "said", "requests"), [(500, "in 8 tries", 8), (403, "403", 1), ("shortens", "only 500 of 1,000 bytes", 8)]
 )
@@ -155,13 +254,30 @@ def test_a_server_without_ranges_gives_files_of_one_piece(server, tmp_path):
 def test_a_file_that_changes_meanwhile_is_refused(server, tmp_path):
     def faults(request):
         if request.headers["Range"].startswith("bytes=3000"):
-            (server.folder / "a-0").write_bytes(bytes(3500))
-            os.utime(server.folder / "a-0", (1, 1))
+            (server.folder / "new").write_bytes(bytes(3500))
+            os.utime(server.folder / "new", (1, 1))
+            os.replace(server.folder / "new", server.folder / "a-0")  # at once, for the requests beside this one
 
     server.faults = faults
     with pytest.raises(PipelineError, match="It changed while it was fetched"):
         fetch([server.url + "a-0"], tmp_path / "copies")
     assert not list((tmp_path / "copies").rglob("a-0"))
+
+
+@pytest.mark.parametrize("name", ["a-2", "b", "a-1", "a-0"])
+def test_a_file_that_grows_meanwhile_is_refused(server, tmp_path, monkeypatch, name):
+    """Its first bytes alone would be a file that is cut."""
+    bring = remote._bring
+
+    def grown(*arguments, **options):
+        with open(server.folder / name, "ab") as file:
+            file.write(b"more")
+        bring(*arguments, **options)
+
+    monkeypatch.setattr(remote, "_bring", grown)
+    with pytest.raises(PipelineError, match=r"has changed|It changed"):
+        fetch([server.url + name], tmp_path / "copies")
+    assert not list((tmp_path / "copies").rglob(name))
 
 
 def test_a_disk_that_is_too_small_is_refused_before(server, tmp_path, monkeypatch):
@@ -240,8 +356,8 @@ def test_a_server_that_fails_at_random(server, tmp_path, seed):
 
 FETCHES = """
 import sys
-from tfopt.pipelines import fetch, remote
-remote._PIECE = 1000
+from tfopt.pipelines import fetch, remote_files
+remote_files._PIECE = 1000
 fetch(sys.argv[1], sys.argv[2])
 """
 

@@ -4,23 +4,31 @@ import asyncio
 import html
 import threading
 from contextlib import contextmanager
+from urllib.parse import quote
 
 from aiohttp import web
 
 
 class FileServer:
-    """Serves a folder. `faults` decides what goes wrong: called with each GET of a file, it names a fault or None."""
+    """Serves a folder. `faults` decides what goes wrong: called with each GET of a file, it names a fault or None.
+
+    `refuses` is called with every request, also those for folders and for the size of files, and returns a status or 0.
+    """
 
     def __init__(self, folder):
-        self.folder, self.url, self.faults = folder, "", lambda request: None
+        self.folder, self.url = folder, ""
+        self.faults, self.refuses = lambda request: None, lambda request: 0
         self.requests = []  # method, path and range of each
 
     async def respond(self, request):
         path = self.folder / request.path.lstrip("/")
         self.requests.append((request.method, request.path, request.headers.get("Range")))
+        if status := self.refuses(request):
+            return web.Response(status=status)
         if path.is_dir():
             names = [f"{entry.name}{'/' * entry.is_dir()}" for entry in path.iterdir()]
-            links = "".join(f'<a href="{html.escape(name)}">{html.escape(name)}</a>' for name in names)
+            others = ["?C=N;O=D", "/", "../", "./", "mailto:me@example.org"]  # as servers have them
+            links = "".join(f'<a href="{html.escape(link)}">link</a>' for link in [*others, *map(quote, names)])
             return web.Response(text=links, content_type="text/html")
         if not path.is_file():
             raise web.HTTPNotFound
