@@ -46,15 +46,16 @@ def images(
 
     Returns:
         A source of `(image, label)`; for a folder of images alone, of `(image, name)`, with the file's name as a
-        string. Images are `(height, width, 3)` uint8, from JPEG, PNG, GIF (its first frame), BMP or WebP; grey becomes
-        three equal channels, and transparency is dropped. Labels are int32 scalars for a folder or names, float32
-        vectors with 1 for each named class for lists of names, and otherwise as given. The files are checked when a
-        pipeline is planned, by their first and last bytes; `on_bad_file` says what becomes of bad ones.
+        string. Images are `(height, width, 3)` uint8, from JPEG, PNG, GIF (its first frame), BMP or WebP without
+        transparency; grey becomes three equal channels, and transparency is dropped. Labels are int32 scalars for a
+        folder or names, float32 vectors with 1 for each named class for lists of names, and otherwise as given. The
+        files are checked when a pipeline is planned, by their first and last bytes; `on_bad_file` says what becomes of
+        bad ones.
 
     Raises:
         TypeError: If `files` is none of these, `classes` is not a sequence of names, or `column` or `label` is given
             without a table.
-        ValueError: If `classes` names one twice, or a table lacks a column.
+        ValueError: If `classes` names none or one twice, or a table lacks a column.
         UnsupportedError: If pyarrow is not installed, for a CSV file.
         PipelineError: If the folder does not exist, cannot be read, has no class, a class without images or one that is
             not among `classes`, or holds splits, such as train and val, instead of classes; or if labels are missing,

@@ -14,7 +14,7 @@ from tfopt.pipelines.by_file.labels import expect_paths, holds_columns, of_pairs
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, expect_reachable, expect_utf8, for_each_path
 from tfopt.pipelines.shared.problems import Problem
-from tfopt.pipelines.sources.image_files import ImageFile, examine, refusal
+from tfopt.pipelines.sources.image_files import ImageFile, examine, expect_image_bytes, refusal
 from tfopt.pipelines.sources.source import Source, common_length
 
 _GREY = (b"\x08\x00", b"\x08\x04")  # 8 bits, grey; the same with transparency
@@ -78,14 +78,16 @@ class _Pair:
     """What was found of an image and its mask."""
 
     image: ImageFile
+    mask: ImageFile
     problem: Problem | None
 
 
 def _look(paths: Sequence[str], masks: Sequence[str], *, decoding: bool) -> list[_Pair]:
     images, found = (examine(some, decoding=decoding) for some in (paths, list(masks)))
-    forms = for_each_path(_form_problem, list(masks))
+    whole = {path for path, mask in zip(masks, found, strict=True) if mask.problem is None}
+    forms = for_each_path(lambda path: _form_problem(path) if path in whole else None, list(masks))
     return [
-        _Pair(image, image.problem or mask.problem or form)
+        _Pair(image, mask, image.problem or mask.problem or form)
         for image, mask, form in zip(images, found, forms, strict=True)
     ]
 
@@ -104,19 +106,20 @@ def _form_problem(path: str) -> Problem | None:
 
 def _reading(found: Sequence[_Pair]) -> Reading:
     reading = image_reading([each.image for each in found])
+    ends = bool(found) and all(each.mask.ends for each in found)
     return replace(
         reading,
-        decode=partial(_with_mask, reading.decode, same_size=True),
-        encoded=partial(_with_mask, reading.encoded, same_size=False),  # `crop` checks that
+        decode=partial(_with_mask, reading.decode, ends=ends, same_size=True),
+        encoded=partial(_with_mask, reading.encoded, ends=ends, same_size=False),  # `crop` checks that
     )
 
 
 @without_autograph
-def _with_mask(read: Callable[..., Any], path: Any, mask_path: Any, *, same_size: bool) -> Any:
+def _with_mask(read: Callable[..., Any], path: Any, mask_path: Any, *, ends: bool, same_size: bool) -> Any:
     image, _ = read(path, mask_path)
-    contents = tf.io.read_file(mask_path)
     # Masks were looked at when the pipeline was planned, but may change later.
-    begins = tf.strings.join([tf.strings.substr(contents, 0, _FORM.stop), " " * _FORM.stop])  # of empty files, too
+    contents = expect_image_bytes(tf.io.read_file(mask_path), mask_path, ends=ends)
+    begins = tf.strings.join([tf.strings.substr(contents, 0, _FORM.stop), " " * _FORM.stop])  # of short files, too
     is_grey = tf.reduce_any(tf.equal(tf.strings.substr(begins, _FORM.start, 2), _GREY))
     check = tf.raw_ops.Assert(condition=is_grey, data=["Not an 8-bit grey PNG:", mask_path])
     with tf.control_dependencies([check]), tf.name_scope("verify_images_names_the_file"):

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tfopt.pipelines.shared.paths import for_each_path, kept_of_images
 from tfopt.pipelines.shared.problems import Problem, Report, listed
 
 _KEPT_FROM = 1000  # files; fewer are looked at in a moment
-_KEPT_FORMAT = 1
+_KEPT_FORMAT = 2
 
 # One page of a disk. The largest BMP header (124 bytes) and the palette of an 8-bit BMP fit, and the EXIF data's first
 # directory, which follows the beginning of a JPEG.
@@ -148,6 +149,8 @@ def _look(path: str, known: ImageFile | None, *, decoding: bool) -> ImageFile:
     try:
         if known is not None and known.stamp == _stamp(os.stat(path)) and (known.decoded or not decoding):
             return known
+        if not stat.S_ISREG(os.stat(path).st_mode):  # unopened: opening a pipe can block
+            return ImageFile("", False, Problem(path, "unreadable", "a folder, a pipe or a device"))
         with open(path, "rb") as file:
             status, head = os.fstat(file.fileno()), file.read(_HEAD_BYTES)
             file.seek(max(0, status.st_size - 2))
@@ -239,7 +242,15 @@ def _wrong_head(path: str, head: bytes) -> Problem | None:
         return Problem(path, "unsupported", what)
     if form == "WebP" and head[12:16] == b"VP8X" and head[20] & 2:
         return Problem(path, "unsupported", "an animated WebP. Convert it to GIF, or its first frame to PNG")
+    if form == "WebP" and _webp_has_alpha(head):
+        return Problem(path, "unsupported", "a WebP with transparency. Convert it to PNG")
     return None
+
+
+def _webp_has_alpha(head: bytes) -> bool:
+    """Whether TensorFlow decodes a WebP to four channels only."""
+    flags = {b"VP8X": head[20:21], b"VP8L": head[24:25]}.get(head[12:16], b"")
+    return bool(flags) and bool(flags[0] & 0x10)
 
 
 def _undecodable(path: str, form: str, contents: bytes, *, ends: bool) -> Problem | None:

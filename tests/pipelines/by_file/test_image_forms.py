@@ -1,5 +1,6 @@
 """Images given by their paths and labels, as tables, in flat folders; and what their files say that is not honoured."""
 
+import os
 import re
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 from unwrapped import unwrapped
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import CentralCrop, build_pipeline, images, plan_pipeline
+from tfopt.pipelines import CentralCrop, build_pipeline, images, images_with_masks, plan_pipeline
 
 
 def shades(dataset):
@@ -136,6 +137,26 @@ def test_an_animated_webp_is_refused_by_name(tmp_path):
     frames[0].save(tmp_path / "a" / "x.webp", save_all=True, append_images=frames[1:])
     with pytest.raises(PipelineError, match=r"x\.webp.*animated WebP"):
         plan_pipeline(tmp_path, batch_size=1)
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+def test_a_webp_with_transparency_is_refused_by_name(tmp_path, lossless):
+    """TensorFlow decodes it to four channels only."""
+    pixels = np.arange(256, dtype=np.uint8).reshape(8, 8, 4)
+    Image.fromarray(pixels).save(tmp_path / "x.webp", lossless=lossless)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        tf.io.decode_image((tmp_path / "x.webp").read_bytes(), channels=3)
+    with pytest.raises(PipelineError, match=r"x\.webp.*WebP with transparency. Convert"):
+        plan_pipeline(images([(tmp_path / "x.webp", 1)]), batch_size=1)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_named_and_not_waited_for(tmp_path, picture):
+    image, pipe = picture(tmp_path / "x.png"), str(tmp_path / "pipe.png")
+    os.mkfifo(pipe)
+    for source in (images([(pipe, 1)]), images_with_masks([(image, pipe)]), images_with_masks([(pipe, image)])):
+        with pytest.raises(PipelineError, match=f"{re.escape(pipe)}: a folder, a pipe or a device"):
+            plan_pipeline(source, batch_size=1)
 
 
 @pytest.mark.parametrize("order", ["big", "little"])

@@ -155,9 +155,11 @@ def test_a_mask_of_another_size_or_changed_since_is_named(pairs, tmp_path):
     spoilt(tmp_path / "masks" / "3.png", "palette")
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"Not an 8-bit grey PNG.*{re.escape(pairs[2][1])}"):
         list(dataset)
-    (tmp_path / "masks" / "3.png").write_bytes(b"")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"Not an 8-bit grey PNG.*{re.escape(pairs[2][1])}"):
-        list(dataset)
+    whole = Path(pairs[1][1]).read_bytes()
+    for contents in (b"", whole[:-1], whole[:-12], whole[:20], b"text"):
+        Path(pairs[2][1]).write_bytes(contents)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"Not a whole.*{re.escape(pairs[2][1])}"):
+            list(dataset)
     Image.fromarray(PIXELS[2].T).save(pairs[2][1])
     for options in ({}, {"crop": CentralCrop(4), "crop_with": "1"}):
         with pytest.raises(PipelineError, match=r"height and width"):
