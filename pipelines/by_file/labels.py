@@ -125,7 +125,7 @@ def _values(table: Any, name: str) -> Any:
 
 def _as_array(caller: str, labels: Any) -> Any:
     try:
-        values = np.asarray(labels)
+        values = np.array(labels)  # a copy, since they are read later, when the caller's may have changed
         if values.dtype.kind == "U":  # NumPy has made names of numbers and NaN among these, and cut NULs at their ends
             values = np.asarray(labels, object)
     except ValueError as error:  # NumPy's, for rows of different lengths

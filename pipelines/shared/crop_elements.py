@@ -129,7 +129,8 @@ def kind_of(path: str, leaf: Any, image: Any) -> Kind | None:
         return "boxes"
     if on_image:
         return "pixels"
-    return "unmovable" if shape.rank > 1 and _UNMOVABLE.search(key) else None
+    # Boxes with a class or a score behind their four numbers, too.
+    return "unmovable" if shape.rank > 1 and ("box" in key or _UNMOVABLE.search(key)) else None
 
 
 def _cut(path: str, pixels: Any, window: Window, crop: RandomCrop | CentralCrop) -> Any:

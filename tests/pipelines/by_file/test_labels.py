@@ -137,6 +137,13 @@ def test_names_stay_as_they_are(files):
     assert np.isnan(read(images((files, np.full(6, NAN))))[3][1])
 
 
+def test_labels_are_those_of_the_call(files):
+    numbers = np.array(NUMBERS)
+    source = images((files, numbers))
+    numbers[:] = 0
+    assert [label for _, label in read(source)] == NUMBERS
+
+
 def test_classes_are_in_the_order_given(files):
     names = ["c", "b", "a"]
     for classes in (names, tuple(names), np.array(names), map(str, names)):

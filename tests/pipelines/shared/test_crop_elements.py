@@ -132,6 +132,13 @@ def test_labels_and_features_are_not_taken_for_masks_or_boxes():
     assert "moves" not in plan.stage("crop").reason
 
 
+def test_boxes_with_a_fifth_number_are_refused_too():
+    data = {"image": IMAGES, "bbox": np.zeros((4, 3, 5), "float32"), "box_labels": np.zeros((4, 3), "int32")}
+    with pytest.raises(ValueError, match="Found 'bbox' of shape"):
+        plan_pipeline(data, batch_size=2, crop=CentralCrop(8))
+    plan_pipeline(data, batch_size=2, crop=CentralCrop(8), crop_with={"bbox": False})
+
+
 def test_the_plan_says_what_moves():
     plan = plan_pipeline(examples(), batch_size=2, crop=RandomCrop(8), crop_with=ALL)
     assert "cropped with the image: boxes, flags, image_right, mask" in plan.stage("crop").reason
