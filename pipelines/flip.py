@@ -23,7 +23,7 @@ _AXES = {"vertical": 0, "horizontal": 1}  # of (height, width, channels)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RandomFlip:
-    """Mirrors the image of an example, and what lies on it, with a probability of one half: pass it as `augment`.
+    """Mirrors the image of an example, and what lies on it, at random, half of the time: pass it as `augment` to train.
 
     The image is the first item of a tuple, or "image" of a dict, decoded, of shape (height, width, channels). Boxes, of
     shape (..., 4) and any number, are normalised: (ymin, xmin, ymax, xmax) in parts of the image; those without area,

@@ -1,7 +1,7 @@
 """Paths and labels as users have them: in sequences, pairs or tables; names of classes become numbers or vectors."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +100,8 @@ def labelled(caller: str, given: Any, labels: Any, classes: Sequence[str] | None
 
 def expect_classes(classes: Sequence[str]) -> list[str]:
     """Returns the names of classes, refusing what is not a name, and duplicates."""
-    in_order = not isinstance(classes, str | Set) and isinstance(classes, Iterable)  # sets have another in each process
+    # A set has another order in each process, and a mapping may number its names in another order than its own.
+    in_order = isinstance(classes, Iterable) and not isinstance(classes, str | set | frozenset | Mapping)
     names = list(classes) if in_order else []
     if not in_order or not all(isinstance(name, str) for name in names):
         raise TypeError(f"Expected a sequence of names for `classes`. Received: {classes!r}. Pass a list of strings.")

@@ -146,9 +146,16 @@ def test_labels_are_those_of_the_call(files):
 
 def test_classes_are_in_the_order_given(files):
     names = ["c", "b", "a"]
-    for classes in (names, tuple(names), np.array(names), map(str, names)):
+    for classes in (names, np.array(names), map(str, names), dict.fromkeys(names).keys()):
         assert [label for _, label in read(images((files, ["a", "b", "c"] * 2), classes=classes))] == [2, 1, 0] * 2
-    for classes, error in (("abc", TypeError), (set(names), TypeError), ([], ValueError), (["a", "a"], ValueError)):
+    wrong = (
+        ("abc", TypeError),
+        (set(names), TypeError),
+        ({"a": 1}, TypeError),
+        ([], ValueError),
+        (["a"] * 2, ValueError),
+    )
+    for classes, error in wrong:
         with pytest.raises(error, match=r"`classes`\. Received"):
             images((files, ["a"] * 6), classes=classes)
 
