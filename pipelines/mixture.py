@@ -238,8 +238,9 @@ def _mixed_facts(parts: Sequence[MixedPart], asked: PipelineOptions, count: int 
     source = Source(name=f"a mixture of {' and '.join(dict.fromkeys(names))}", dataset=lambda: sampled)
     own = replace(asked, crop=None, crop_with=(), transform=None, cache=None)
     mixed = all(part.options.shuffle and part.facts.mixed for part in parts)
-    share = None if count is None else share_mixture(source, own, count, mixed=mixed)
-    expect_divided_alike([part.facts.part for part in parts], share)
+    mixes = [part.facts.part for part in parts]
+    share = None if count is None else share_mixture(source, own, count, mixes, mixed=mixed)
+    expect_divided_alike(mixes, share)
     infinite = all(part.facts.infinite for part in parts)
     return inspect_mixture(source, own, sampled, part=share, count=count, infinite=infinite, mixed=mixed)
 

@@ -37,6 +37,7 @@ class Part:
     batches: int  # batches of `size` in this part; the last one may be smaller
     steps: int  # per epoch, the same in all processes; a process whose part has ended contributes no examples
     last_batch: tuple[Remainder, str]  # as in Facts
+    mixes: tuple["Part", ...] = ()  # of a mixture: what this process reads of each of its parts
 
     def __str__(self) -> str:
         return f"this process has part {self.index + 1} of {self.parts}, {self.size:,} examples of each batch"
@@ -115,10 +116,12 @@ def expect_alone(source: Source) -> None:
         )
 
 
-def share_mixture(source: Source, options: PipelineOptions, count: int, *, mixed: bool) -> Part | None:
+def share_mixture(
+    source: Source, options: PipelineOptions, count: int, mixes: Sequence[Part | None], *, mixed: bool
+) -> Part | None:
     """Returns what this process has of a mixture of which each process mixes `count` examples; None if it is alone.
 
-    `mixed` says whether each epoch leaves out other examples.
+    `mixes` says what it reads of each of the mixture's parts, and `mixed` whether each epoch leaves out other examples.
     """
     index, parts = _place()
     if parts == 1:
@@ -139,6 +142,7 @@ def share_mixture(source: Source, options: PipelineOptions, count: int, *, mixed
         batches=steps,
         steps=steps,
         last_batch=last_batch,
+        mixes=tuple(filter(None, mixes)),
     )
 
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import part_sources
 import pytest
-from pipeline_parts import FEW, ROWS
+from pipeline_parts import FEW, ROWS, SOME
 from quick import in_shares
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "pipeline_parts.py")
@@ -61,6 +61,19 @@ def test_each_epoch_and_evaluation_see_each_example_once(trained, name):
     for each in trained:
         assert abs(len(each[name]["epochs"][0]) - len(ALL) / len(trained)) < 1  # and reads only its share
         assert each[name]["steps"] == 2 * 17
+
+
+def test_a_mixture_is_seen_once_an_epoch_in_the_same_turns(trained):
+    """Of 203 and 70 examples; in processes whose parts of them are smaller, some come twice to end both together."""
+    whole = [*ALL, *range(len(ALL), len(ALL) + SOME)]
+    for epoch in range(2):
+        epochs = [each["mixed"]["epochs"][epoch] for each in trained]
+        assert {number for each in epochs for number in each} == set(whole)
+        assert len(whole) <= sum(map(len, epochs)) <= len(whole) + 3 * len(trained)
+        assert len({tuple(number in ALL for number in each) for each in epochs}) == 1
+    for each in trained:
+        assert each["mixed"]["weights"] == trained[0]["mixed"]["weights"]
+        assert each["mixed"]["epochs"][0] != each["mixed"]["epochs"][1]
 
 
 def test_full_batches_leave_out_what_they_say(trained):

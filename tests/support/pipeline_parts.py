@@ -20,9 +20,9 @@ from unwrapped import unwrapped
 
 from tfopt import distribute
 from tfopt.errors import TfoptError
-from tfopt.pipelines import hdf5, plan_pipeline, records
+from tfopt.pipelines import hdf5, mix, plan_pipeline, records
 
-EXAMPLES, BATCH = 203, 12
+EXAMPLES, SOME, BATCH = 203, 70, 12
 FEATURES = {"number": tf.io.FixedLenFeature((), tf.int64)}
 ROWS = [*itertools.product(("keep", "drop"), (None, 7), NAMES)]
 FEW = ROWS[::4]  # each name, and each way to read one
@@ -63,19 +63,33 @@ def sources(folder):
     }
 
 
-def used(data, options):
-    """What `fit`, `evaluate` and `predict` saw and returned."""
+def fitted(plan):
+    """A model that was trained for two epochs, its history, and what it saw in each."""
     model, epochs = Recording(), []
     model.compile("sgd", "mse", jit_compile=False)
     take = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: (epochs.append([*model.seen]), model.seen.clear()))
+    return model, model.fit(plan.build(), epochs=2, verbose=0, callbacks=[take]).history, epochs
+
+
+def mixed(folder):
+    """What `fit` saw of a mixture that reads both of its parts whole, and the weights it came to."""
+    files, options = sources(folder)["records"]
+    some = plan_pipeline(np.arange(EXAMPLES, EXAMPLES + SOME), transform=pair, cache="memory")
+    shares = [(plan_pipeline(files, **options), EXAMPLES), (some, SOME)]
+    model, _, epochs = fitted(mix(shares, stop="all", batch_size=BATCH, remainder="keep", seed=3))
+    return {"epochs": epochs, "weights": [weight.tolist() for weight in model.get_weights()]}
+
+
+def used(data, options):
+    """What `fit`, `evaluate` and `predict` saw and returned."""
     plan = plan_pipeline(data, batch_size=BATCH, **options)
-    history = model.fit(plan.build(), epochs=2, verbose=0, callbacks=[take])
+    model, history, epochs = fitted(plan)
     weights = [weight.tolist() for weight in model.get_weights()]
     ordered = plan_pipeline(data, batch_size=BATCH, training=False, transform=options["transform"]).build()
     loss = model.evaluate(ordered, verbose=0)
     return {
         "epochs": epochs,
-        "loss": history.history["loss"],
+        "loss": history["loss"],
         "steps": int(model.optimizer.iterations.numpy()),
         "weights": weights,
         "evaluated": [*model.seen],
@@ -150,6 +164,7 @@ def trained(folder):
     found = {name: used(*each) for name, each in sources(folder).items()}
     found["transformed"] = {name: transformed(each) for name, each in counted(folder).items()}
     found["transformed in order"] = {name: transformed(each, shuffle=False) for name, each in counted(folder).items()}
+    found["mixed"] = mixed(folder)
     found["shuffled"] = refused(tf.data.Dataset.range(EXAMPLES).shuffle(EXAMPLES))
     return found
 

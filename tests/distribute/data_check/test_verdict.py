@@ -1,13 +1,16 @@
 """What workers' readings are judged to be, without processes."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.distribute.data_check.reading import Reading
+from tfopt.distribute.data_check.reading import Reading, read
 from tfopt.distribute.data_check.samples import differ, digest, sample, sample_source
 from tfopt.distribute.data_check.verdict import judge_epoch, judge_start
-from tfopt.pipelines import Source, arrays
+from tfopt.pipelines import Source, arrays, mix
+from tfopt.pipelines.sources import parts
 
 ROWS = sample((np.arange(40.0).reshape(20, 2), np.arange(20)))
 OTHERS = sample((np.arange(1.0, 41.0).reshape(20, 2), np.arange(1, 21)))
@@ -52,6 +55,23 @@ def test_sources_that_build_pipeline_divides_are_called_so():
         assert verdict.refused
         assert "What to do: pass build_pipeline the same whole source" in verdict.text
     assert "in worker 1 only" in judge_start([reading(), reading(by_pipeline=True, stages=[("batch_size", [16])])]).text
+
+
+def mixture_of(monkeypatch, worker, *numbers):
+    """What a worker says of a mixture of these parts."""
+    monkeypatch.setattr(parts, "_place", lambda: (worker, 2))
+    plan = mix([(each, 1) for each in numbers], batch_size=8)
+    data = SimpleNamespace(_dataset=SimpleNamespace(**{parts.IN_PARTS: plan.stage("workers").part}))
+    return read(SimpleNamespace(data_adapter=data, num_batches=4, steps_per_epoch=None))
+
+
+def test_each_part_of_a_mixture_must_be_the_same(monkeypatch):
+    numbers, more = np.arange(40), np.arange(100, 140)
+    first = mixture_of(monkeypatch, 0, numbers, more)
+    assert not judge_start([first, mixture_of(monkeypatch, 1, numbers, more)]).text
+    verdict = judge_start([first, mixture_of(monkeypatch, 1, numbers, more + 1)])
+    assert verdict.refused
+    assert "What to do: pass build_pipeline the same whole source" in verdict.text
 
 
 def test_the_same_first_batch_is_refused_only_of_data_that_tensorflow_does_not_divide():

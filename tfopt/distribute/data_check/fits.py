@@ -74,7 +74,7 @@ class Check:
         reading = replace(reading, in_step=sum(map(_examples, parts)))
         self._readings = [Reading(**values) for values in exchange(self._strategy, reading.to_dict())]
         verdict = judge_start(self._readings)
-        if verdict.unless_random and not all(exchange(self._strategy, read_again(self._iterator) == reading.rows)):
+        if verdict.unless_random and not all(exchange(self._strategy, read_again(self._iterator) == reading.sources)):
             return
         _report(verdict)
 

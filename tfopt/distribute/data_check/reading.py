@@ -52,6 +52,8 @@ class Reading:
     """Whether Keras reads a PyDataset in several threads or processes."""
     repeatable: bool = True
     """Whether the same call would return the same rows; if not, another worker's may differ rightly."""
+    parts: list[tuple[bool, Rows]] = field(default_factory=list)
+    """Of a mixture: what `repeatable` and `rows` say of each part."""
     stages: list[tuple[str, list[int]]] = field(default_factory=list)
     """Stages of the dataset that decide which examples it has, and in which order."""
     rows: Rows = field(default_factory=list)
@@ -61,6 +63,11 @@ class Reading:
     """Examples that this worker's replicas get in the first step."""
     first: str = ""
     """Hash of the first batch that this worker's replicas get."""
+
+    @property
+    def sources(self) -> list[tuple[bool, Rows]]:
+        """What `repeatable` and `rows` say, of each part if it is a mixture."""
+        return self.parts or [(self.repeatable, self.rows)]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values."""
@@ -100,25 +107,29 @@ def read(iterator: Any) -> Reading:
     return _of_dataset(dataset, steps, whole)
 
 
-def read_again(iterator: Any) -> Rows:
-    """Returns the rows of `read` once more, of data that may not be repeatable."""
+def read_again(iterator: Any) -> list[tuple[bool, Rows]]:
+    """Returns the sources of `read` once more, of data that may not be repeatable."""
     adapter = iterator.data_adapter
     if isinstance(adapter, PyDatasetAdapter):
-        return sample(adapter._standardize_batch(adapter.py_dataset[0]))
-    part = getattr(adapter._dataset, IN_PARTS)
-    return sample_source(part.source, part.whole)
+        return [(False, sample(adapter._standardize_batch(adapter.py_dataset[0])))]
+    return _of_part(getattr(adapter._dataset, IN_PARTS), None).sources
 
 
 def _of_part(part: Part, steps: int | None) -> Reading:
     """Describes the source that build_pipeline divides, not this worker's part. The pipeline itself counts that."""
+    sources = part.mixes or (part,)
+    read = [(each.source.fingerprint is not None, sample_source(each.source, each.whole)) for each in sources]
     return Reading(
         steps=steps,
         examples=part.whole,
         by_pipeline=True,
         whole=False,
-        repeatable=part.source.fingerprint is not None,
-        stages=[("batch_size", [part.size * part.parts]), ("shuffle", [int(part.block < part.size)])],
-        rows=sample_source(part.source, part.whole),
+        repeatable=all(repeatable for repeatable, _ in read),
+        stages=[
+            ("batch_size", [part.size * part.parts]),
+            *(("shuffle", [int(each.block < each.size)]) for each in sources),
+        ],
+        parts=read,
     )
 
 

@@ -97,14 +97,15 @@ def _judge_divided(readings: Sequence[Reading]) -> Verdict:
                 refused,
             )
     for index, reading in enumerate(readings[1:], 1):
-        others = differ(first.rows, reading.rows)
-        if any(others) and (first.repeatable or all(others)):
-            return Verdict(
-                f"{expected} Found: other examples in worker {index} than in worker 0, or another order: were they "
-                f"divided, or drawn or shuffled without a seed? What to do: {same}",
-                refused and all(others),
-                unless_random=not first.repeatable,
-            )
+        for (repeatable, ours), (_, theirs) in zip(first.sources, reading.sources, strict=True):
+            others = differ(ours, theirs)
+            if any(others) and (repeatable or all(others)):
+                return Verdict(
+                    f"{expected} Found: other examples in worker {index} than in worker 0, or another order: were they "
+                    f"divided, or drawn or shuffled without a seed? What to do: {same}",
+                    refused and all(others),
+                    unless_random=not repeatable,
+                )
     return Verdict()
 
 
