@@ -107,6 +107,8 @@ CONTENTS: dict[type, Callable[[Any], Description]] = {
 def describe_value(value: Any) -> Description | None:
     """Returns the description of a plain value, or None for anything else."""
     kind = type(value)
+    if _is_of_arrow(kind):
+        return Description("Arrow type", str(value))
     describe = CONTENTS.get(kind) or _EXACT.get(kind)
     if describe is None:
         describe = next((each for known, each in _SUBCLASSED.items() if issubclass(kind, known)), None)
@@ -137,6 +139,11 @@ def reduced(value: Any) -> Description:
         return Description("named", f"{kind.__module__}.{made}")
     contents = [list(part) if isinstance(part, Iterator) else part for part in made]
     return Description("made", parts=[("", part) for part in contents])
+
+
+def _is_of_arrow(kind: type) -> bool:
+    """Whether this is a data type of pyarrow's own, which is not imported for it."""
+    return kind.__module__ == "pyarrow.lib" and any(base.__name__ == "DataType" for base in kind.__mro__)
 
 
 def _pairs(items: Iterable[tuple[Any, Any]]) -> Iterator[Part]:

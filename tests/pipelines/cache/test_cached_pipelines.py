@@ -507,3 +507,12 @@ def test_a_later_run_finds_the_cache_of_its_part(tmp_path, monkeypatch):
     first = keys(2)
     assert keys(2) == first
     assert len({*first, *keys(3)}) == 5
+
+
+def test_a_table_is_cached(folder):
+    """And a table with other rows has a cache of its own."""
+    arrow = pytest.importorskip("pyarrow")
+    for rows in (ROWS, -ROWS):
+        data = arrow.table({"row": rows, "text": [str(row) for row in rows]})
+        options = {"cache": folder, "shuffle": False, "transform": lambda columns: columns["row"]}
+        assert epochs(build_pipeline(data, batch_size=4, **options), 2) == [rows.tolist()] * 2

@@ -303,3 +303,10 @@ def test_depth_and_sharing_cost_no_time():
         deep, shared = [deep], [shared, shared]
     assert print_of(deep) != print_of(deep[0])
     assert print_of(shared) != print_of(shared[0])
+
+
+def test_types_of_arrow_are_told_apart():
+    arrow = pytest.importorskip("pyarrow")
+    kinds = [arrow.int64, arrow.int32, lambda: arrow.list_(arrow.int64()), lambda: arrow.list_(arrow.int64(), 2)]
+    assert len({print_of(kind()) for kind in kinds}) == 4
+    assert [print_of(kind()) for kind in kinds] == [print_of(kind()) for kind in kinds]
