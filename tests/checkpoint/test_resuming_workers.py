@@ -41,7 +41,7 @@ MOMENTS = {
 @pytest.mark.parametrize(
     ("data", "moment"),
     [
-        ("pipeline", "a step of the other's"),
+        ("mixture", "a step of the other's"),
         ("dataset", "a step of the chief's"),
         ("arrays", "its validation"),
         ("pipeline", "between epochs"),

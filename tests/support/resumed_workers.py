@@ -2,8 +2,8 @@
 
     python -m tfopt.distribute.launch -n 2 resumed_workers.py FOLDER DATA [RANK MOMENT EPOCH [BATCH]]
 
-DATA is "pipeline", "dataset" or "arrays". The process of that rank gets SIGTERM at that moment (see resumed_fits.py)
-unless it goes on from a checkpoint. Without a moment, nothing is saved.
+DATA is "pipeline", "mixture" (whose parts are cached), "dataset" or "arrays". The process of that rank gets SIGTERM at
+that moment (see resumed_fits.py) unless it goes on from a checkpoint. Without a moment, nothing is saved.
 
 Until then each step takes long, so that the processes, which ask each other once a second, leave in the same epoch.
 """
@@ -27,12 +27,17 @@ def main():
     from resumed_fits import BATCH, EPOCHS, Interrupt, X, Y, dataset, dense_net, pipeline
 
     from tfopt.callbacks import TrainingCheckpoint
+    from tfopt.pipelines import mix
+
+    def mixture():
+        parts = [((X, Y), 5), ((X[:20] + 1, Y[:20]), 2)]
+        return mix(parts, batch_size=BATCH, seed=4, remainder="keep", cache="memory").build()
 
     keras.utils.set_random_seed(5)
     with strategy.scope():
         model = dense_net()
         model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"], jit_compile=False)
-        given = {"pipeline": pipeline, "dataset": dataset, "arrays": lambda: X}[data]()
+        given = {"pipeline": pipeline, "mixture": mixture, "dataset": dataset, "arrays": lambda: X}[data]()
         validation = tf.data.Dataset.from_tensor_slices((X[:32], Y[:32])).batch(BATCH)
     callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=0.3)]
     if moment:

@@ -75,7 +75,9 @@ def obstacle(adapter: Any, dataset: Any) -> str | None:
     if isinstance(adapter, ArrayDataAdapter):
         return None
     if not isinstance(dataset, tf.data.Dataset):
-        return f"a {type(dataset).__name__}, which is not a tf.data.Dataset"
+        plan = plan_of(dataset)
+        repeatable = plan is not None and _is_repeatable(plan)
+        return None if repeatable else f"a {type(dataset).__name__}, which is not a tf.data.Dataset"
     states = sorted(find_states(dataset))
     return f"a dataset with {', '.join(states)}, whose state cannot be saved" if states else None
 
