@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines import Source, build_pipeline, loader, mix, per_batch, plan_pipeline, write_records
+from tfopt.pipelines.sources import parts
 
 Pair = collections.namedtuple("Pair", ["x", "y"])
 
@@ -215,6 +216,15 @@ def test_single_examples_take_all_options():
 def test_what_needs_examples_is_refused(option):
     with pytest.raises(UnsupportedError, match=rf"Found:? {next(iter(option))}=.*What to do: "):
         plan_pipeline(batches, **option)
+
+
+@pytest.mark.parametrize(
+    ("batched", "message"), [(True, "divided among 2 processes. Found: batches, which makes"), (False, "known number")]
+)
+def test_several_processes_are_refused(monkeypatch, batched, message):
+    monkeypatch.setattr(parts, "_place", lambda: (0, 2))
+    with pytest.raises(UnsupportedError, match=message):
+        plan_pipeline(loader(batches, batched=batched), **({} if batched else {"batch_size": 2}))
 
 
 def test_what_changes_nothing_is_taken():
