@@ -22,11 +22,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from tfopt.errors import PipelineError, summarize_error
 from tfopt.files import LineAppender
 from tfopt.hardware.host_limits import MIB
-from tfopt.pipelines.remote_files import RemoteFile, listed
+from tfopt.pipelines.remote_files import AT_ONCE, RemoteFile, listed
 from tfopt.pipelines.shared.paths import kept
 from tfopt.warn import warn_once
 
-_FILES, _REQUESTS = 16, 16  # at once; up to as many pieces are in memory
 _PART = ".part"
 _STAMPS = "stamps.jsonl"
 
@@ -34,7 +33,7 @@ _STAMPS = "stamps.jsonl"
 def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = None) -> Any:
     """Copies remote files to a local disk, once, and returns the paths of the copies, for any source.
 
-    Use it for data in object stores, on web servers and on network disks. It lists once, fetches 16 files at a time,
+    Use it for data in object stores, on web servers and on network disks. It lists once, fetches 64 files at a time,
     and repeats requests that fail, stall or come short. A file appears once it is whole. Later calls fetch what is new
     or has changed, and remove what is gone from a folder. Processes of one machine share the copies: one fetches, and
     the others wait for it.
@@ -67,7 +66,7 @@ def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = No
     if not isinstance(urls, Sequence) or not urls or not all(isinstance(url, str) for url in urls):
         raise TypeError(f"fetch() expects a URL or a list of URLs. Received: {paths!r}. Pass strings.")
     target = Path(os.path.abspath(folder or kept() / "fetched"))
-    with ThreadPoolExecutor(_FILES) as threads:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
         found = list(threads.map(listed, urls))
     kind = found[0][0]
     whole = kind == "folder"
@@ -169,7 +168,7 @@ def _expect_room(files: list[RemoteFile], place: Path) -> None:
 def _copied(files: list[RemoteFile], folder: Path) -> Iterator[RemoteFile]:
     """Copies files, and yields each that is whole. The first that fails ends it."""
     stop = threading.Event()
-    with _progress(files) as advance, ThreadPoolExecutor(_REQUESTS) as requests, ThreadPoolExecutor(_FILES) as threads:
+    with _progress(files) as advance, ThreadPoolExecutor(AT_ONCE) as requests, ThreadPoolExecutor(AT_ONCE) as threads:
 
         def copy(file: RemoteFile) -> None:
             def bring(start: int, handle: int) -> None:
@@ -178,7 +177,7 @@ def _copied(files: list[RemoteFile], folder: Path) -> Iterator[RemoteFile]:
                     raise OSError(errno.ENOSPC, "the disk is full")
                 advance(len(data))
 
-            with _whole(folder / file.name) as handle:
+            with _whole(folder / file.name, durable=len(file.starts) != 1 or file.size is None) as handle:
                 for _ in requests.map(bring, file.starts, itertools.repeat(handle)):
                     pass
                 if len(file.starts) != 1:
@@ -196,14 +195,16 @@ def _copied(files: list[RemoteFile], folder: Path) -> Iterator[RemoteFile]:
 
 
 @contextlib.contextmanager
-def _whole(target: Path) -> Iterator[int]:
-    """Yields the handle of a file that gets its name when it is whole and on the disk."""
+def _whole(target: Path, *, durable: bool) -> Iterator[int]:
+    """Yields the handle of a file that gets its name when it is whole."""
     part = target.with_name(f".{secrets.token_hex(8)}{_PART}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as out:
             yield out.fileno()
-            os.fsync(out.fileno())
+            # After a power failure the end of a file may be missing, as its size tells; of several pieces, any.
+            if durable:
+                os.fsync(out.fileno())
         os.replace(part, target)
     except OSError as error:
         raise PipelineError(

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 from tfopt.errors import PipelineError, summarize_error
 from tfopt.hardware.host_limits import MIB
 
-_PIECE = 16 * MIB  # bytes that one request asks for
-_REQUESTS = 16  # at once
+AT_ONCE = 64  # requests; up to as many pieces are in memory
+_PIECE = 8 * MIB  # bytes that one request asks for
 _ATTEMPTS = 8  # of each request, over about a minute
 _PAUSE = 0.5  # seconds before the second, and twice as long before each further one
 _STALLED = 120  # seconds after which a request has failed
@@ -99,7 +99,7 @@ def listed(url: str) -> tuple[Literal["file", "glob", "folder"], list[RemoteFile
         found = _below(files, path) if is_folder else {path: entry}
     if not found:
         raise PipelineError(f"Expected files at {url!r}. Found none. Check the URL.")
-    with ThreadPoolExecutor(_REQUESTS) as threads:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
         remote = list(threads.map(lambda name: _remote(files, base, name, found[name]), sorted(found)))
     return "glob" if signs else "folder" if is_folder else "file", remote
 
@@ -129,7 +129,7 @@ def _below(files: Any, folder: str, depth: int | None = None) -> dict[str, Any]:
         return {name: entry for name, entry in found.items() if entry["type"] != "directory"}
     # The stock way leaves out the folders that it failed to list.
     found, folders, seen = {}, [folder], {folder.rstrip("/")}
-    with ThreadPoolExecutor(_REQUESTS) as threads:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
         while folders and depth != 0:
             level = threads.map(lambda some: _persistently(some, lambda: files.ls(some, detail=True)), folders)
             folders, depth = [], None if depth is None else depth - 1
