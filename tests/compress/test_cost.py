@@ -1,39 +1,17 @@
 import json
-from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from taking import taking
 
 from tfopt.compress import cost, costing
-from tfopt.measure import StepTimes
 
-layers, ops = keras.layers, keras.ops
+layers = keras.layers
 BATCH = 3
-TIMES = StepTimes(repeats_ms=((2.0,),), steps_per_sample=1, first_step_seconds=0.0)
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Layers take 2 ms forward and 2 ms with the backward pass, a step 30 ms; 1 TFLOP/s and 1 GiB/s."""
-    monkeypatch.setattr(costing, "BlockTimer", lambda step: lambda: TIMES)
-    monkeypatch.setattr(costing, "StepTimer", lambda *_: lambda *_, **__: replace(TIMES, repeats_ms=((30.0,),)))
-    monkeypatch.setattr(costing, "matmul_tflops", lambda dtype: 1.0)
-    monkeypatch.setattr(costing, "copy_gib_per_second", lambda: 1.0)
-
-
-def compiled(model, **options):
-    model.compile("sgd", lambda _, output: ops.mean(ops.cast(output, "float32")), **options)
-    return model
-
-
-def batch(*shapes, dtype="float32"):
-    inputs = tuple(tf.zeros((BATCH, *shape), dtype) for shape in shapes)
-    return (inputs if inputs[1:] else inputs[0]), tf.zeros(BATCH)
-
-
-def alone(layer, *shapes, dtype="float32"):
+def alone(compiled, batch, layer, *shapes, dtype="float32"):
     """The cost of a layer whose inputs, where they are floats, have a gradient."""
     inputs = [keras.Input(shape, dtype=dtype) for shape in shapes]
     before = [layers.PReLU()(one) if dtype == "float32" else one for one in inputs]
@@ -114,8 +92,8 @@ BY_HAND = [
 @pytest.mark.parametrize(
     ("layer", "shapes", "multiply_adds", "parameters"), BY_HAND, ids=[type(layer).__name__ for layer, *_ in BY_HAND]
 )
-def test_counts_agree_with_formulas_by_hand(layer, shapes, multiply_adds, parameters):
-    found = alone(layer, *shapes, dtype="int32" if isinstance(layer, layers.Embedding) else "float32")
+def test_counts_agree_with_formulas_by_hand(compiled, batch, layer, shapes, multiply_adds, parameters):
+    found = alone(compiled, batch, layer, *shapes, dtype="int32" if isinstance(layer, layers.Embedding) else "float32")
     assert found.unknown == ()
     assert (found.forward_flops, found.backward_flops) == (
         2 * BATCH * multiply_adds,
@@ -125,7 +103,7 @@ def test_counts_agree_with_formulas_by_hand(layer, shapes, multiply_adds, parame
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_row_for_each_call_in_nested_and_shared_layers():
+def test_a_row_for_each_call_in_nested_and_shared_layers(compiled, batch):
     shared = layers.Dense(4, name="shared")
     inner = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="deep"), shared], name="inner")
     inputs = keras.Input((4,))
@@ -146,7 +124,7 @@ def test_a_row_for_each_call_in_nested_and_shared_layers():
 
 
 @pytest.mark.usefixtures("quick")
-def test_bytes_are_those_that_must_be_moved():
+def test_bytes_are_those_that_must_be_moved(compiled, batch):
     inputs = keras.Input((8,))
     frozen = layers.Dense(4, name="frozen", trainable=False)
     model = compiled(keras.Model(inputs, layers.Dense(2)(layers.PReLU()(frozen(inputs)))))
@@ -162,7 +140,7 @@ def test_bytes_are_those_that_must_be_moved():
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_embedding_moves_the_rows_that_are_looked_up():
+def test_an_embedding_moves_the_rows_that_are_looked_up(compiled, batch):
     model = compiled(keras.Sequential([keras.Input((5,), dtype="int32"), layers.Embedding(1000, 4)]))
     (found,) = cost(model, batch((5,), dtype="int32")).layers
     rows = BATCH * 5 * 4 * 4
@@ -171,7 +149,7 @@ def test_an_embedding_moves_the_rows_that_are_looked_up():
 
 
 @pytest.mark.usefixtures("quick")
-def test_each_layer_is_bound_by_its_higher_ceiling(monkeypatch):
+def test_each_layer_is_bound_by_its_higher_ceiling(compiled, batch, monkeypatch):
     model = compiled(keras.Sequential([keras.Input((64,)), layers.Dense(64), layers.ReLU()]))
     data = batch((64,))
     dense, relu = cost(model, data).layers
@@ -187,12 +165,12 @@ def test_each_layer_is_bound_by_its_higher_ceiling(monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
-def test_shares_are_of_the_step_or_of_all_layers(monkeypatch):
+def test_shares_are_of_the_step_or_of_all_layers(compiled, batch, monkeypatch):
     model = compiled(keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dense(2)]))
     found = cost(model, batch((4,)))
     assert (found.layers_ms, found.step_ms, found.rest_ms) == (4.0, 30.0, 26.0)
     assert found.share(found.layers[0]) == 2 / 30
-    monkeypatch.setattr(costing, "StepTimer", lambda *_: lambda *_, **__: replace(TIMES, repeats_ms=((3.0,),)))
+    monkeypatch.setattr(costing, "StepTimer", lambda *_: lambda *_, **__: taking(3.0))
     found = cost(model, batch((4,)))
     assert (found.rest_ms, found.share(found.layers[0])) == (0.0, 0.5)
     assert "The whole step takes less" in str(found)
@@ -215,7 +193,7 @@ class OnlyInside(layers.Layer):
 
 
 @pytest.mark.usefixtures("quick")
-def test_custom_layers_are_counted_in_their_graph_and_marked():
+def test_custom_layers_are_counted_in_their_graph_and_marked(compiled, batch):
     model = compiled(
         keras.Sequential([keras.Input((4, 4)), layers.Dense(4), Doubled(), layers.Lambda(lambda x: x * 2)])
     )
@@ -227,7 +205,7 @@ def test_custom_layers_are_counted_in_their_graph_and_marked():
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_layer_that_does_not_run_alone_is_named(monkeypatch):
+def test_a_layer_that_does_not_run_alone_is_named(compiled, batch, monkeypatch):
     model = compiled(keras.Sequential([keras.Input((4,)), layers.Dense(4), OnlyInside(name="shy")]))
     measure = costing._measure
 
@@ -243,7 +221,7 @@ def test_a_layer_that_does_not_run_alone_is_named(monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
-def test_nothing_of_the_model_changes():
+def test_nothing_of_the_model_changes(compiled, batch):
     stack = [keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.Dropout(0.5)]
     model = compiled(keras.Sequential([*stack, layers.Flatten(), layers.Dense(2)]))
     before = [variable.numpy() for variable in model.variables]
@@ -253,7 +231,8 @@ def test_nothing_of_the_model_changes():
     assert model.losses == []
 
 
-def test_what_is_measured_is_shown(tmp_path):
+@pytest.mark.slow
+def test_what_is_measured_is_shown(compiled, batch, tmp_path):
     model = compiled(keras.Sequential([keras.Input((16,)), layers.Dense(10, name="wide"), layers.ReLU()], name="net"))
     found = cost(model, batch((16,)))
     assert found.layers[0].ms > 0 < found.step_ms
@@ -265,7 +244,7 @@ def test_what_is_measured_is_shown(tmp_path):
 
 
 @pytest.mark.usefixtures("quick")
-def test_bad_models_are_refused():
+def test_bad_models_are_refused(compiled, batch):
     with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
         cost("model", batch((4,)))
     with pytest.raises(ValueError, match="not compiled"):
