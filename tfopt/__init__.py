@@ -7,7 +7,7 @@
 - `tfopt.memory`: what a training step takes of the GPU's memory, and how to need less
 - `tfopt.batch`: the fastest batch size, and gradients accumulated over several batches
 - `tfopt.pipelines`: `build_pipeline()`, tf.data pipelines that keep the device fed
-- `tfopt.compress`: what each layer of a model costs
+- `tfopt.compress`: what each layer of a model costs, and cheaper ones
 - `tfopt.fit`: `model.fit` that launches each step without waiting for the one before
 - `tfopt.distribute`: the same script on one GPU, on all of a machine, and on many machines
 - `tfopt.callbacks`: utilisation and throughput loggers for `model.fit`, and checkpoints of a training

@@ -1,0 +1,169 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+from tfopt.compress import distil
+
+layers = keras.layers
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(12, 5)).astype("float32")
+CLASSES = RANDOM.integers(4, size=12)
+WEIGHTS = RANDOM.random(12).astype("float32")
+
+
+def net(units=4, activation=None, seed=0, width=6):
+    keras.utils.set_random_seed(seed)
+    stack = [keras.Input((5,)), layers.Dense(width, activation="relu"), layers.Dense(units, activation=activation)]
+    return keras.Sequential(stack)
+
+
+def softmax(logits):
+    exponents = np.exp(logits - logits.max(-1, keepdims=True))
+    return exponents / exponents.sum(-1, keepdims=True)
+
+
+def sigmoid(logits):
+    return 1 / (1 + np.exp(-logits))
+
+
+def cross_entropy(target, output):
+    return -(target * np.log(output)).sum(-1)
+
+
+def binary(target, output):
+    return -(target * np.log(output) + (1 - target) * np.log(1 - output)).mean(-1)
+
+
+LOSSES = {
+    "classes, logits": (4, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True), CLASSES),
+    "classes, probabilities": (4, "softmax", "sparse_categorical_crossentropy", CLASSES),
+    "one-hot": (4, "softmax", keras.losses.CategoricalCrossentropy(), np.eye(4)[CLASSES]),
+    "binary, logits": (3, None, keras.losses.BinaryCrossentropy(from_logits=True), RANDOM.integers(2, size=(12, 3))),
+    "binary, probabilities": (3, "sigmoid", "binary_crossentropy", RANDOM.integers(2, size=(12, 3))),
+    "numbers": (2, None, "mse", RANDOM.normal(size=(12, 2))),
+}
+
+
+def apart(kind, teacher, student, temperature):
+    """How far the student's outputs are from the teacher's, for each example, by NumPy."""
+    of = {"logits": lambda x: x, "binary, probabilities": lambda p: np.log(p / (1 - p))}.get(kind, np.log)
+    of = (lambda x: x) if kind.endswith("logits") else of
+    if kind == "numbers":
+        return ((teacher - student) ** 2).mean(-1) / 2
+    teacher, student = (of(outputs.astype("float64")) / temperature for outputs in (teacher, student))
+    if kind.startswith("binary"):
+        return temperature**2 * binary(sigmoid(teacher), sigmoid(student))
+    return temperature**2 * cross_entropy(softmax(teacher), softmax(student))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_loss_is_the_own_one_and_the_teachers_part(kind, weighted):
+    units, activation, loss, y = LOSSES[kind]
+    teacher, student = net(units, activation, seed=1, width=9), net(units, activation)
+    student.compile("sgd", loss)
+    data = (X, y, WEIGHTS) if weighted else (X, y)
+    own = student.evaluate(*data[:2], sample_weight=WEIGHTS if weighted else None, batch_size=12, verbose=0)
+    part = apart(kind, teacher.predict(X, verbose=0), student.predict(X, verbose=0), temperature=3.0)
+    distil(teacher, student, data, weight=0.7, temperature=3.0)
+    found = student.train_on_batch(*data)
+    assert found == pytest.approx(own + 0.7 * np.mean(part * (WEIGHTS if weighted else 1)), rel=1e-5)
+
+
+def test_weights_follow_the_gradient_of_both_and_the_teacher_stays():
+    teacher, student = net(seed=1), net()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    student.compile(keras.optimizers.SGD(0.1), loss)
+    before = [weight.numpy() for weight in teacher.weights]
+    with tf.GradientTape() as tape:
+        output = student(X)
+        target = tf.nn.softmax(teacher(X) / 2)
+        soft = tf.nn.softmax_cross_entropy_with_logits(target, output / 2)
+        total = loss(CLASSES, output) + 4 * tf.reduce_mean(soft)
+    gradients = tape.gradient(total, [weight.value for weight in student.trainable_weights])
+    expected = [weight - 0.1 * gradient for weight, gradient in zip(student.get_weights(), gradients, strict=True)]
+    distil(teacher, student, (X, CLASSES))
+    student.fit(X, CLASSES, batch_size=12, verbose=0)
+    for weight, value in zip(student.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(weight, value, rtol=1e-5, atol=1e-6)
+    for weight, value in zip(teacher.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), value)
+
+
+@pytest.mark.parametrize(("policy", "jit_compile"), [("mixed_bfloat16", True), ("mixed_float16", False)])
+def test_it_works_in_16_bits_and_under_xla(policy, jit_compile):
+    losses, weights = [], []
+    for of in ("float32", policy):
+        teacher, student = net(seed=1, width=32), net()
+        tfopt.precision.apply(student, of)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        student.compile(keras.optimizers.SGD(0.1), loss, jit_compile=jit_compile)
+        distil(teacher, student, (X, CLASSES), weight=5)
+        losses.append(student.fit(X, CLASSES, batch_size=12, epochs=3, verbose=0).history["loss"])
+        weights.append(student.get_weights())
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    assert losses[0][2] < losses[0][0]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.01)
+
+
+def test_two_outputs_with_losses_of_their_own():
+    def two(seed):
+        keras.utils.set_random_seed(seed)
+        inputs = keras.Input((5,))
+        return keras.Model(inputs, {"kind": layers.Dense(4)(inputs), "size": layers.Dense(1)(inputs)})
+
+    teacher, student = two(1), two(0)
+    student.compile("sgd", {"kind": LOSSES["classes, logits"][2], "size": "mse"})
+    y = {"kind": CLASSES, "size": X[:, :1]}
+    own = student.evaluate(X, y, batch_size=12, verbose=0, return_dict=True)["loss"]
+    taught, learnt = teacher.predict(X, verbose=0), student.predict(X, verbose=0)
+    part = apart("classes, logits", taught["kind"], learnt["kind"], 2.0).mean()
+    part += apart("numbers", taught["size"], learnt["size"], 2.0).mean()
+    distil(teacher, student, (X, y))
+    assert student.train_on_batch(X, y, return_dict=True)["loss"] == pytest.approx(own + part, rel=1e-5)
+
+
+def test_evaluation_and_files_stay_as_they_are(tmp_path):
+    teacher, student = net(seed=1), net()
+    student.compile("sgd", LOSSES["classes, logits"][2])
+    before = student.evaluate(X, CLASSES, verbose=0)
+    distil(teacher, student, (X, CLASSES))
+    assert student.evaluate(X, CLASSES, verbose=0) == before
+    student.save(tmp_path / "student.keras")
+    loaded = keras.models.load_model(tmp_path / "student.keras")
+    assert loaded.count_params() == student.count_params()
+    assert loaded.train_on_batch(X, CLASSES) == pytest.approx(before, rel=1e-6)
+
+
+def test_a_second_call_replaces_the_first_and_zero_ends_it():
+    teacher, student = net(seed=1), net()
+    student.compile(keras.optimizers.SGD(0.0), LOSSES["classes, logits"][2])
+    own = student.train_on_batch(X, CLASSES)
+    distil(teacher, student, (X, CLASSES))
+    once = student.train_on_batch(X, CLASSES)
+    distil(teacher, student, (X, CLASSES), weight=2)
+    assert student.train_on_batch(X, CLASSES) - own == pytest.approx(2 * (once - own), rel=1e-4)
+    distil(teacher, student, (X, CLASSES), weight=0)
+    assert student.train_on_batch(X, CLASSES) == own
+
+
+def test_models_that_do_not_fit_are_refused():
+    student = net()
+    with pytest.raises(ValueError, match="not compiled"):
+        distil(net(), student, (X, CLASSES))
+    student.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="for both"):
+        distil(student, student, (X, CLASSES))
+    with pytest.raises(
+        ValueError, match=r"Found: \(12, 7\) of .* and \(12, 4\) of .*Pass a teacher of the same classes"
+    ):
+        distil(net(7), student, (X, CLASSES))
+    with pytest.raises(ValueError, match="weight to be at least 0"):
+        distil(net(), student, (X, CLASSES), weight=-1)
+    with pytest.raises(ValueError, match="temperature to be above 0"):
+        distil(net(), student, (X, CLASSES), temperature=0)
+    with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
+        distil("teacher", student, (X, CLASSES))

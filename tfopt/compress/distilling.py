@@ -1,0 +1,140 @@
+"""`distil`: a student that learns from a teacher's outputs beside the labels, with `fit`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt import checks
+from tfopt.kernels.replacing import renew, replace, replacement
+from tfopt.model.batches import Data, as_dataset, first_batch
+from tfopt.model.layers import require_compiled, require_model
+
+_CLASSES = (keras.losses.categorical_crossentropy, keras.losses.sparse_categorical_crossentropy)
+_BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
+_LEAST = 1e-7  # of a probability, as in Keras
+
+
+def distil(
+    teacher: keras.Model, student: keras.Model, data: Data, *, weight: float = 1.0, temperature: float = 2.0
+) -> None:
+    """Has `student.fit` learn from a teacher's outputs beside the labels.
+
+    Use it to get back the accuracy of a model that was pruned or given cheaper layers: with the model before as the
+    teacher. The student's training loss becomes its own, plus `weight` times how far its outputs are from the
+    teacher's: for classes, the cross-entropy with the teacher's probabilities, both softened by the temperature, times
+    its square (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015); for other outputs, half
+    of the mean squared difference. Sample weights count for both. `evaluate` and `predict`, metrics and what is saved
+    stay as they are, and the teacher never changes. Each step also runs the teacher forward.
+
+    It lasts until `distil` is called again; `weight=0` ends it. Saved and cloned models lose it.
+
+    Args:
+        teacher: A built model with the student's inputs, and outputs of the same shapes. Where the student gives
+            logits, so must the teacher, and probabilities where it gives these.
+        student: A compiled model. Its loss tells classes: a loss of Keras' for categorical or binary cross-entropy.
+        data: One batch `(x, y[, sample_weight])`, or a dataset of them, on which both are tried.
+        weight: Of the teacher's part of the loss.
+        temperature: Above 1, small probabilities of wrong classes, which tell what resembles what, weigh more.
+
+    Raises:
+        TypeError: If a model is not a Keras model.
+        ValueError: If the student is not compiled, teacher and student are the same, their outputs differ in shape or
+            number, or `weight` or `temperature` is out of range.
+        tfopt.errors.PipelineError: If the dataset is empty.
+
+    Example:
+        >>> tfopt.compress.distil(model, smaller, dataset)
+        >>> smaller.fit(dataset, epochs=3)
+    """
+    require_model(teacher)
+    require_compiled(student)
+    weight = checks.number("weight", weight, "Pass how much the teacher counts beside the labels.", least=0)
+    temperature = checks.number("temperature", temperature, "Pass 1 for the probabilities as they are.", above=0)
+    if teacher is student:
+        raise ValueError(
+            f"Expected a teacher and another model. Received {student.name!r} for both. Clone the model first, with "
+            "keras.models.clone_model and set_weights."
+        )
+    x, *_ = keras.utils.unpack_x_y_sample_weight(first_batch(student, as_dataset(data)))
+    _expect_alike(teacher, student, x)
+    replace(student, "compute_loss", _Distilling(teacher, student, weight, temperature).compute_loss)
+    renew(student)
+
+
+class _Distilling:
+    """Replaces the student's `compute_loss`."""
+
+    def __init__(self, teacher: keras.Model, student: keras.Model, weight: float, temperature: float):
+        known = getattr(replacement(student, "compute_loss"), "__self__", None)
+        self._own: Any = known._own if isinstance(known, _Distilling) else student.compute_loss
+        self._teacher, self._student = teacher, student
+        self._weight, self._temperature = weight, temperature
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        """Returns the student's own loss, in training with the teacher's part."""
+        own = self._own(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        if not (training and self._weight):
+            return own
+        outputs = keras.tree.flatten(y_pred)
+        taught = [tf.stop_gradient(output) for output in keras.tree.flatten(_outputs(self._teacher, x))]
+        losses = [entry.loss for entry in self._student._compile_loss._flat_losses or ()]
+        losses = losses if len(losses) == len(outputs) else [None] * len(outputs)
+        weights = keras.tree.flatten(sample_weight)
+        weights = weights if len(weights) == len(outputs) else weights * len(outputs) or [None] * len(outputs)
+        for loss, output, target, counts in zip(losses, outputs, taught, weights, strict=True):
+            part = _Apart(loss, self._temperature)(tf.cast(target, tf.float32), output, sample_weight=counts)
+            own += tf.cast(self._weight * part, own.dtype)
+        return own
+
+
+class _Apart(keras.losses.Loss):
+    """How far outputs are from a teacher's, as suits what a loss takes."""
+
+    def __init__(self, loss: Any, temperature: float):
+        super().__init__(name="distillation", reduction="sum_over_batch_size", dtype="float32")
+        self._temperature = temperature
+        self._function = getattr(loss, "fn", None)
+        self._logits = bool(getattr(loss, "_fn_kwargs", {}).get("from_logits"))
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns a number for each prediction."""
+        if self._function in _CLASSES:
+            target, output = (self._softened(values, tf.math.log) for values in (y_true, y_pred))
+            apart = tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(target), output)
+        elif self._function in _BINARY:
+            target, output = (self._softened(values, _log_odds) for values in (y_true, y_pred))
+            apart = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(tf.sigmoid(target), output), -1)
+        else:
+            return tf.reduce_mean(tf.square(y_true - y_pred), -1) / 2
+        return apart * self._temperature**2
+
+    def _softened(self, values: Any, logits_of: Any) -> Any:
+        logits = values if self._logits else logits_of(tf.clip_by_value(values, _LEAST, 1 - _LEAST))
+        return logits / self._temperature
+
+
+def _log_odds(probability: Any) -> Any:
+    return tf.math.log(probability) - tf.math.log1p(-probability)
+
+
+def _outputs(model: keras.Model, x: Any) -> Any:
+    return model(x, training=False) if model._call_has_training_arg else model(x)
+
+
+def _expect_alike(teacher: keras.Model, student: keras.Model, x: Any) -> None:
+    """Refuses models whose outputs on a batch differ in shape."""
+    found = [[tuple(output.shape) for output in keras.tree.flatten(_outputs(model, x))] for model in (teacher, student)]
+    if found[0] != found[1]:
+        raise ValueError(
+            "Expected outputs of the same shapes from the teacher and the student. Found: "
+            f"{_listed(found[0])} of {teacher.name!r}, and {_listed(found[1])} of {student.name!r}. Pass a teacher of "
+            "the same classes."
+        )
+
+
+def _listed(shapes: Sequence[tuple[int, ...]]) -> str:
+    return " and ".join(map(str, shapes))
