@@ -162,7 +162,7 @@ class ModelCost(Shown):
         )
 
     def __str__(self) -> str:
-        rows = [heading(), *(cells(self, layer) for layer in self.costliest[:_SHOWN])]
+        rows = [row[:_IN_TEXT] for row in (HEADS, *(cells(self, layer) for layer in self.costliest[:_SHOWN]))]
         lines = [wrapped(self.verdict), *aligned(rows, texts=2)]
         if len(self.layers) > _SHOWN:
             others = self.costliest[_SHOWN:]
@@ -170,21 +170,22 @@ class ModelCost(Shown):
         return "\n".join([*lines, *(wrapped(remark) for remark in remarks(self))])
 
 
-def heading() -> tuple[str, ...]:
-    """Returns the heads of the table's columns."""
-    return ("layer", "bound by, share reached", "ms", "of step", "MFLOP", "MiB", "parameters")
+HEADS = ("layer", "bound by", "ms", "of step", "MFLOP", "parameters", "forward, backward ms", "MiB", "FLOP/byte")
+_IN_TEXT = 6  # columns, as many as lines hold
 
 
 def cells(cost: ModelCost, layer: LayerCost) -> tuple[str, ...]:
-    """Returns a layer's row of the table."""
+    """Returns a layer's row of the table, under `HEADS`."""
     return (
         f"{layer.path}{'*' * layer.own}",
-        layer.bound_by + ("" if layer.attained is None else f", {percent(layer.attained)}"),
-        "not alone" if layer.forward_ms is None else f"{figure(layer.forward_ms)} + {figure(layer.backward_ms or 0)}",
+        layer.bound_by + ("" if layer.attained is None else f" {100 * layer.attained:.0f} %"),
+        "not alone" if layer.ms is None else figure(layer.ms),
         percent(cost.share(layer)),
         f"{figure(layer.flops / 1e6)}{'+' * bool(layer.unknown)}",
-        figure((layer.forward_bytes + layer.backward_bytes) / 2**20),
         f"{layer.parameters:,}",
+        "" if layer.forward_ms is None else f"{figure(layer.forward_ms)} + {figure(layer.backward_ms or 0)}",
+        figure((layer.forward_bytes + layer.backward_bytes) / 2**20),
+        figure(layer.intensity),
     )
 
 
@@ -199,7 +200,7 @@ def remarks(cost: ModelCost) -> list[str]:
             else "The whole step takes less: there, neighbours are fused or run at once. Shares are of the sum."
         ),
         f"Ceilings of {cost.device}: large products reach {rates}, large copies {figure(cost.copy_gib_per_second)} "
-        "GiB/s. MiB: each input, weight, output and gradient moved once.",
+        "GiB/s. A layer is bound by the one it is nearer to, and reaches that share of it.",
     ]
     if any(layer.own for layer in cost.layers):
         found.append("* A class that is not Keras', counted in its traced graph.")

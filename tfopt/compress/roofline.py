@@ -1,15 +1,16 @@
 """The page of a model's cost: a roofline chart of its layers, and their table."""
 
 import math
+from collections import Counter
 
-from tfopt.compress.model_cost import LayerCost, ModelCost, cells, heading, remarks
+from tfopt.compress.model_cost import HEADS, LayerCost, ModelCost, cells, remarks
 from tfopt.page import Page, Section, Table, render
 from tfopt.page.document import escape
 from tfopt.page.ticks import logarithmic_ticks
 from tfopt.text import figure, percent
 
 _WIDTH, _HEIGHT = 960, 460
-_LEFT, _TOP, _BOTTOM = 70, 16, 44  # of the drawing, around the chart
+_LEFT, _TOP, _BOTTOM = 70, 24, 44  # of the drawing, around the chart
 _NAMED = 6  # layers
 _LARGEST = 26  # radius of a layer that takes the whole step
 _SOURCE = (
@@ -21,7 +22,7 @@ _SOURCE = (
 def page(cost: ModelCost) -> str:
     """Returns the page as HTML."""
     rows = [cells(cost, layer) for layer in cost.costliest]
-    table = Table(heading(), rows, align="ll" + "r" * (len(heading()) - 2))
+    table = Table(HEADS, rows, align="ll" + "r" * (len(HEADS) - 2))
     text = "\n\n".join(remarks(cost))
     rest = percent(cost.rest_ms / cost.step_ms)
     figures = [
@@ -49,7 +50,11 @@ def _chart(cost: ModelCost) -> str:
     )
     roofs = "".join(_roof(axes, dtype, ceiling, per_intensity) for dtype, ceiling in ceilings.items())
     points = "".join(_point(axes, cost, layer) for layer in layers)
-    names = "".join(_name(axes, layer) for layer in layers[:_NAMED])
+    alike = Counter((layer.intensity, _speed(layer)) for layer in layers)
+    first = {(layer.intensity, _speed(layer)): layer for layer in reversed(layers)}
+    named = sorted(first, key=lambda at: layers.index(first[at]))[:_NAMED]
+    # By turns above and below their circles, since names of near ones would cover each other.
+    names = "".join(_name(axes, first[at], alike[at] - 1, 18 if turn % 2 else -8) for turn, at in enumerate(named))
     left_out = len(cost.layers) - len(layers)
     description = (
         "Up: GFLOP/s that a layer reaches, forward and backward. Right: FLOPs per byte that it must move. The larger a "
@@ -131,8 +136,9 @@ def _point(axes: _Axes, cost: ModelCost, layer: LayerCost) -> str:
     )
 
 
-def _name(axes: _Axes, layer: LayerCost) -> str:
+def _name(axes: _Axes, layer: LayerCost, alike: int, down: int) -> str:
+    more = f" and {alike} alike" if alike else ""
     return (
-        f'<text x="{axes.x(layer.intensity):.1f}" y="{axes.y(_speed(layer)):.1f}" dx="10" dy="-8" fill="var(--ink)">'
-        f"{escape(layer.path)}</text>"
+        f'<text x="{axes.x(layer.intensity):.1f}" y="{axes.y(_speed(layer)):.1f}" dx="10" dy="{down}" fill="var(--ink)">'
+        f"{escape(layer.path + more)}</text>"
     )

@@ -73,7 +73,7 @@ class Suggestions(Shown):
         if not paying:
             return f"No cheaper form of the costliest layers of {self.model} is faster here."
         best = max(paying, key=lambda form: (form.ms[0] - form.ms[1]) * (1 + form.alike))
-        alike = f", and {best.alike} layers alike" if best.alike else ""
+        alike = f", and as much in {best.alike} more" if best.alike else ""
         return f"{best.path} as {best.form} saves {figure(best.ms[0] - best.ms[1])} ms a step{alike}; {best.retrain}."
 
     def to_dict(self) -> dict[str, Any]:
