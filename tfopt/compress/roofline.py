@@ -138,7 +138,5 @@ def _point(axes: _Axes, cost: ModelCost, layer: LayerCost) -> str:
 
 def _name(axes: _Axes, layer: LayerCost, alike: int, down: int) -> str:
     more = f" and {alike} alike" if alike else ""
-    return (
-        f'<text x="{axes.x(layer.intensity):.1f}" y="{axes.y(_speed(layer)):.1f}" dx="10" dy="{down}" fill="var(--ink)">'
-        f"{escape(layer.path + more)}</text>"
-    )
+    x, y = axes.x(layer.intensity) + 10, axes.y(_speed(layer)) + down
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="var(--ink)">{escape(layer.path + more)}</text>'
