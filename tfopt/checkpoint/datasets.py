@@ -1,6 +1,7 @@
 """Whether, and how, a position in a dataset can be found again in another process."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tfopt.pipelines.stages.stage import all_of
 _COUNTER = b"@@epoch_num_random_samples"  # in the state of an iterator, of each shuffle
 _DRAWING = ("ShuffleDataset", "RandomDataset")
 _MOST_EARLIER = 4  # iterations of a pipeline before `fit`
+_COMPARED = 4  # batches
 
 
 def exact_plan(dataset: Any) -> PipelinePlan | None:
@@ -42,20 +44,25 @@ def _is_repeatable(plan: PipelinePlan) -> bool:
     return True
 
 
+def few_of(batches: Iterable[Any]) -> list[Any]:
+    """Returns the first batches of an iteration, enough to tell it from others: the very first ones may be alike."""
+    return list(itertools.islice(batches, _COMPARED))
+
+
 def iterations_before(
     plan: PipelinePlan, opened: int, read: int, first: Any, first_of: Callable[[Any], Any]
 ) -> tuple[int, int] | None:
     """Returns how many iterations of a pipeline were begun and read so far; None if unknown.
 
     Before `fit` a pipeline may have been iterated, by the script, or by a strategy to build the model. A restarted
-    script does so again, so the first batch of its next iteration tells: it is compared with those of the plan.
+    script does so again, so the first batches of its next iteration tell: they are compared with those of the plan.
 
     Args:
         plan: From its start.
         opened: Iterations begun since `fit` began.
         read: Those of them that were read.
-        first: What the next iteration yields first.
-        first_of: Returns what the first iteration of a dataset yields first.
+        first: The first batches of the next iteration.
+        first_of: Returns those of the first iteration of a dataset.
     """
     for earlier in range(_MOST_EARLIER):
         for read_earlier in range(earlier, -1, -1):

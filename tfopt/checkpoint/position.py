@@ -20,6 +20,7 @@ from tfopt.checkpoint.datasets import (
     changes,
     draws_by_opening,
     exact_plan,
+    few_of,
     is_complete,
     iterations_before,
     obstacle,
@@ -213,7 +214,7 @@ class DataPosition:
         before = reads[:-1] if continued else reads
         for _ in before:
             self._begin()
-        first = next(self._begin(), None)
+        first = few_of(self._begin())
         read = sum(batches > 0 for batches in before)
         begun = iterations_before(self._plan, len(before), read, first, self._first_of)
         if begun is None:
@@ -234,7 +235,7 @@ class DataPosition:
 
     def _first_of(self, dataset: Any) -> Any:
         stage = stage_of(dataset)
-        return next(iter(self._prepared(dataset) if stage is None else stage.elements), None)
+        return few_of(self._prepared(dataset) if stage is None else stage.elements)
 
     def _open_again(self, position: Position, arrays: Mapping[str, np.ndarray]) -> None:
         """Opens as many iterators as before, and brings the last one to the position."""
