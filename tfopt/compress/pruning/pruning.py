@@ -1,0 +1,114 @@
+"""prune: a smaller model without the channels, units and heads it needs least."""
+
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+
+from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity, require_prunable
+from tfopt.compress.pruning.graph import graph_of
+from tfopt.compress.pruning.masking import apply, channel_masks, kernels, weight_masks
+from tfopt.compress.pruning.rebuilding import rebuilt, require_same
+from tfopt.compress.pruning.report import Pruned, footprints
+from tfopt.compress.pruning.schedule import PruningSchedule
+from tfopt.compress.pruning.selecting import Importance, choose, scorer
+from tfopt.model.batches import Data, one_batch
+
+
+def prune(
+    model: keras.Model,
+    data: Data,
+    sparsity: float = 0.5,
+    structured: bool = True,
+    *,
+    importance: Importance = "taylor",
+) -> Pruned:
+    """Returns a smaller model, without the channels, units and attention heads that it needs least.
+
+    Use it on a trained model, and train the smaller one on afterwards: it is faster, and a few epochs regain most of
+    what it lost. For a large share, `PruningSchedule` prunes while the model trains.
+
+    Each layer loses the same share of its channels, rounded to a multiple of 8 above 32. What depends on a channel goes
+    with it, through batch norm, additions, concatenations, depthwise convolutions and changes of shape. The smaller
+    model computes exactly what the old one does with zeros in all weights that read those channels. What cannot be cut,
+    such as channels that a LayerNormalization averages over or that a Lambda reads, stays, and `.left` says why.
+
+    Nothing changes in `model`. The smaller one has its layers' names and settings and is compiled alike, with a fresh
+    optimizer. Patches of single layers, such as `tfopt.kernels.use_flash_attention` and `tfopt.memory.recompute`, are
+    not carried over.
+
+    Args:
+        model: Built and compiled, Functional or Sequential; any model that can be cloned if not `structured`.
+        data: A tf.data.Dataset of batches (x, y[, sample_weight]), or one such batch. The first 32 batches tell what is
+            important; both models are timed on the first and evaluated on all of them.
+        sparsity: The share to remove of each layer's channels and heads, or of each kernel's weights. Default: 0.5.
+        structured: Whether to cut channels and heads. If False, the smallest weights of each kernel become zero in a
+            model of the same size; TensorFlow computes with them as before, so that no time is saved. Default: True.
+        importance: "taylor", by how much the loss changes, to first order, without a channel; or "norm", by the size of
+            the weights that make it. Default: "taylor".
+
+    Returns:
+        The new model, what was cut and what was left, and figures of both models.
+
+    Raises:
+        TypeError: If `model` is not a Keras model, or `data` neither a dataset nor a batch.
+        ValueError: If the model is not compiled or not built, or an argument is out of range.
+        tfopt.errors.PipelineError: If the dataset is empty.
+        tfopt.errors.UnsupportedError: If the model has no graph, nothing of it can be cut, or a part of it cannot be
+            built again, or it trains on several replicas.
+        tfopt.errors.TfoptError: If the gradients are not finite.
+
+    Example:
+        >>> pruned = tfopt.compress.prune(model, validation, 0.5)
+        >>> print(pruned)
+        49.8 % of the channels and heads of 20 layers are cut. A training step is 2.1 times as fast (95 %: 2.05–2.16).
+        …
+        >>> pruned.model.fit(training, epochs=3)
+    """
+    require_prunable(model)
+    share, importance = checked_sparsity(sparsity), checked_importance(importance)
+    batch = one_batch(data)
+    before = rebuilt(model)
+    require_same(model, before, batch, "a clone")
+    if not structured:
+        return _with_zeros(before, data, share)
+    graph = graph_of(before)
+    cut = choose(graph, scorer(graph, before, data, importance)(), share)
+    after = rebuilt(before, graph, cut)
+    figures = footprints((before, after), data)
+    apply(channel_masks(graph, cut))
+    require_same(before, after, batch, "the smaller model")
+    return Pruned(
+        model=after,
+        sparsity=share,
+        structured=True,
+        kept=graph.channels(cut),
+        left=graph.left,
+        before=figures[0],
+        after=figures[1],
+    )
+
+
+def _with_zeros(before: keras.Model, data: Data, sparsity: float) -> Pruned:
+    after = rebuilt(before)
+    apply(weight_masks(after, sparsity))
+    figures = footprints((before, after), data)
+    return Pruned(
+        model=after,
+        sparsity=sparsity,
+        structured=False,
+        kept=_not_zero(after),
+        left={},
+        before=figures[0],
+        after=figures[1],
+        callback=PruningSchedule(data, sparsity, end_step=0, structured=False),
+    )
+
+
+def _not_zero(model: keras.Model) -> Mapping[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for kernel, path in kernels(model):
+        value = np.asarray(kernel)
+        kept, had = found.get(path, (0, 0))
+        found[path] = (kept + int(np.count_nonzero(value)), had + value.size)
+    return found

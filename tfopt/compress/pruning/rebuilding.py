@@ -1,0 +1,182 @@
+"""A model built a second time: with all of its channels, or with those that are kept."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.models.functional import functional_like_constructor
+from keras.src.saving.serialization_lib import SafeModeScope
+
+from tfopt.compress.pruning.graph import Graph, runs_its_graph
+from tfopt.compress.pruning.units import Numbers
+from tfopt.errors import UnsupportedError, summarize_error
+from tfopt.model.products import graph_nodes
+from tfopt.model.state import layers_in_float32
+
+_OVERRIDES = ("call", "train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "compile", "fit")
+_SAME = 0.01  # of the outputs' norm: TF32 leaves 0.001, a wrong channel far more
+
+
+def rebuilt(model: keras.Model, graph: Graph | None = None, cut: Numbers | None = None) -> keras.Model:
+    """Builds and compiles a model again, without the units that are cut; its optimizer is fresh.
+
+    Args:
+        model: Built and compiled; it is not changed.
+        graph: Its graph, if units are cut.
+        cut: The units.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If a part of it cannot be built again.
+    """
+    seeds = random.getstate()  # Keras draws the seeds of initializers from it
+    try:
+        if graph is None or cut is None:
+            clones = _Clones({})
+            new = clones(model)
+            if not new.built:  # it is subclassed
+                new.build_from_config(model.get_build_config())
+            clones.copy_weights({})
+        else:
+            clones = _Clones(graph.configs(cut))
+            new = clones(model)
+            axes = {(id(axis.weight), axis.axis): np.isin(axis.units, cut, invert=True) for axis in graph.axes}
+            clones.copy_weights(axes)
+    finally:
+        random.setstate(seeds)
+    for layer, copy in zip(model._flatten_layers(), new._flatten_layers(), strict=True):
+        copy._dtype_policy = layer._dtype_policy
+        if copy.trainable != layer.trainable:  # from the top down, since a model sets those of its layers
+            copy.trainable = layer.trainable
+    _compile(model, new)
+    return new
+
+
+def require_same(model: keras.Model, other: keras.Model, batch: Any, what: str) -> None:
+    """Raises an UnsupportedError if two models compute different outputs; `what` names the second one."""
+    x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+    outputs = []
+    for one in (model, other):
+        with layers_in_float32(one):
+            outputs.append([np.asarray(part, "float64") for part in keras.tree.flatten(one(x, training=False))])
+    for a, b in zip(*outputs, strict=True):
+        if not np.linalg.norm(a - b) <= _SAME * np.linalg.norm(a):
+            raise UnsupportedError(
+                f"Expected {what} to compute what it should. Found: an output of {model.name!r} is off by "
+                f"{np.linalg.norm(a - b) / np.linalg.norm(a):.2g} of its size. A layer whose get_config leaves "
+                "something out, or which draws random numbers in inference, does that: correct it, or cut the model "
+                "without it."
+            )
+
+
+class _Clones:
+    """Clones layers, each once, with changes to their configs."""
+
+    def __init__(self, configs: Mapping[keras.Layer, Mapping[str, Any]]):
+        self._configs = configs
+        self._models: dict[keras.Model, keras.Model] = {}
+        self._leaves: dict[keras.Layer, keras.Layer] = {}
+
+    def __call__(self, operation: Any) -> Any:
+        if not isinstance(operation, keras.Layer):
+            return operation  # of keras.ops, without state
+        if graph_nodes(operation) and runs_its_graph(operation):
+            if operation not in self._models:
+                self._models[operation] = self._model(operation)
+            return self._models[operation]
+        if operation not in self._leaves:
+            self._leaves[operation] = self._leaf(operation)
+        return self._leaves[operation]
+
+    def copy_weights(self, kept: Mapping[tuple[int, int], Any]) -> None:
+        """Gives the clones their layers' values, of those indices along an axis that are kept."""
+        for layer, clone in self._leaves.items():
+            if [len(v.shape) for v in layer.variables] != [len(v.shape) for v in clone.variables]:
+                raise _cannot(layer, "its clone has other weights")
+            for weight, copy in zip(layer.variables, clone.variables, strict=True):
+                value = np.asarray(weight)
+                for axis in range(value.ndim):
+                    if (id(weight), axis) in kept:
+                        value = np.compress(kept[id(weight), axis], value, axis)
+                if value.shape != tuple(copy.shape):
+                    raise _cannot(layer, f"its clone has {weight.name!r} of shape {tuple(copy.shape)}")
+                copy.assign(value)
+            if isinstance(clone, keras.layers.Normalization):
+                clone.finalize_state()
+
+    def _model(self, model: Any) -> keras.Model:
+        overridden = [name for name in _OVERRIDES if _of_the_user(getattr(type(model), name))]
+        sequential = isinstance(model, keras.Sequential)
+        own_class = not sequential and functional_like_constructor(type(model))
+        if overridden and not own_class:
+            raise UnsupportedError(
+                f"Expected a model that can be built again from its layers. Found {model.name!r}, whose class "
+                f"{type(model).__name__} has its own {overridden[0]!r}. Let its __init__ take inputs and outputs as "
+                "keras.Model's does."
+            )
+        graph = model._functional if sequential else model
+        inputs = keras.tree.map_structure(self._input, graph._inputs_struct)
+        if sequential:
+            (first,) = keras.tree.flatten(inputs)
+            layers = [first, *map(self, model.layers)]
+            return keras.Sequential(layers, name=model.name)
+        outputs = graph._run_through_graph(inputs, operation_fn=self)
+        return (type(model) if own_class else keras.Model)(inputs, outputs, name=model.name)
+
+    def _input(self, tensor: keras.KerasTensor) -> keras.KerasTensor:
+        return self._leaf(tensor._keras_history.operation).output
+
+    def _leaf(self, layer: Any) -> keras.Layer:
+        if isinstance(layer, keras.layers.Lambda):  # its config holds the function's code without what that refers to
+            return type(layer)(
+                layer.function,
+                output_shape=layer._output_shape,
+                mask=layer.mask,
+                arguments=layer.arguments,
+                name=layer.name,
+                dtype=layer.dtype_policy,
+            )
+        try:
+            with SafeModeScope(False):
+                activation = getattr(layer, "activation", None)
+                config = {**layer.get_config(), **self._configs.get(layer, {})}
+                if _of_the_user(activation) and "activation" in config:  # Keras finds it by name only if registered
+                    clone = type(layer).from_config(config | {"activation": None})
+                    clone.activation = activation
+                    return clone
+                return type(layer).from_config(config)
+        except Exception as error:  # whatever the user's class raises
+            raise _cannot(layer, summarize_error(error)) from error
+
+
+def _of_the_user(function: Any) -> bool:
+    return callable(function) and not (getattr(function, "__module__", None) or "").startswith("keras.")
+
+
+def _cannot(layer: keras.Layer, why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"Expected layers that can be built again from their config. Found {layer.name!r} ({type(layer).__name__}): "
+        f"{why}. Give the class a get_config with all that its __init__ takes."
+    )
+
+
+def _compile(model: keras.Model, new: keras.Model) -> None:
+    optimizer = model.optimizer
+    options = dict(model._compile_config.config)
+    try:
+        fresh = [keras.tree.map_structure(_fresh, options[name]) for name in ("metrics", "weighted_metrics")]
+        options["optimizer"] = optimizer and type(optimizer).from_config(optimizer.get_config())
+    except Exception as error:  # whatever the user's class raises
+        raise UnsupportedError(
+            f"Expected an optimizer and metrics that can be built again from their config. Found: "
+            f"{summarize_error(error)}. Register their classes and functions with "
+            "keras.saving.register_keras_serializable."
+        ) from error
+    options["metrics"], options["weighted_metrics"] = fresh
+    options["jit_compile"], options["run_eagerly"] = model.jit_compile, model.run_eagerly
+    new.compile(**options, auto_scale_loss=isinstance(optimizer, keras.optimizers.LossScaleOptimizer))
+
+
+def _fresh(metric: Any) -> Any:
+    return type(metric).from_config(metric.get_config()) if isinstance(metric, keras.Metric) else metric

@@ -1,0 +1,179 @@
+"""What pruning left of a model, and what that gained and cost, measured."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave
+from tfopt.measure.timers import wait
+from tfopt.memory.estimating import size_mib
+from tfopt.model.batches import as_dataset, batch_size, one_batch
+from tfopt.model.flops import step_flops
+from tfopt.text import Shown, aligned, described, figure, percent, wrapped
+
+_STEPS = 20
+_NO_TIME_SAVED = (
+    "No time and no memory are saved: TensorFlow multiplies zeros like other numbers. A compressed file of the model "
+    "is smaller. Train it on with the callback, which keeps the zeros."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What a model takes, and how good it is."""
+
+    parameters: int
+    mib: float
+    """MiB of its weights."""
+    gflops: float | None
+    """Of a training step on one example, in units of 10⁹; None if some are unknown."""
+    step: StepTimes
+    """A training step on the first batch of the data."""
+    forward: StepTimes
+    """Inference on the same batch."""
+    quality: Mapping[str, float]
+    """Loss and metrics on the data, as `evaluate` returns them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values, including the raw samples."""
+        return asdict(self) | {
+            "step": self.step.to_dict(),
+            "forward": self.forward.to_dict(),
+            "quality": dict(self.quality),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Pruned(Shown):
+    """A pruned model, beside the model it was made of."""
+
+    model: keras.Model
+    """Compiled like the other one, with a fresh optimizer."""
+    sparsity: float
+    """The share that was to be removed."""
+    structured: bool
+    """Whether channels and heads are gone, or weights are zero."""
+    kept: Mapping[str, tuple[int, int]]
+    """By the path of a layer: how many of its channels are kept, and how many it had; its heads apart. If not
+    `structured`, of its weights."""
+    left: Mapping[str, str]
+    """By the path of a layer: why nothing of it is cut."""
+    before: Footprint
+    after: Footprint
+    callback: keras.callbacks.Callback | None = None
+    """Keeps zeros at zero through `fit`; None if `structured`."""
+
+    @property
+    def reached(self) -> float:
+        """The share removed of all that `kept` counts."""
+        kept, had = (sum(column) for column in zip(*self.kept.values(), strict=True))
+        return 1 - kept / had
+
+    @property
+    def speedup(self) -> Comparison:
+        """Speed of the training step over the former speed."""
+        return compare(self.before.step, self.after.step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values, without the model."""
+        return {
+            "sparsity": self.sparsity,
+            "reached": self.reached,
+            "structured": self.structured,
+            "kept": {path: list(counts) for path, counts in self.kept.items()},
+            "left": dict(self.left),
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "speedup": self.speedup.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        layers = [
+            ("layer", "kept", "of"),
+            *((path, f"{kept:,}", f"{had:,}") for path, (kept, had) in self.kept.items()),
+        ]
+        parts = [wrapped(self._lead()), "\n".join(aligned([("", "before", "after"), *self._figures()], texts=1))]
+        parts.append("\n".join(aligned(layers, texts=1)))
+        if self.left:
+            parts.append("Nothing is cut of:\n" + "\n".join(described(list(self.left.items()))))
+        return "\n\n".join(parts)
+
+    def _lead(self) -> str:
+        if not self.structured:
+            return f"{percent(self.reached)} of the weights in {len(self.kept)} kernels are zero. {_NO_TIME_SAVED}"
+        return (
+            f"{percent(self.reached)} of the channels and heads of {len(self.kept)} layers are cut. A training step is "
+            f"{self.speedup}. Train it on, to regain what its quality lost."
+        )
+
+    def _figures(self) -> list[tuple[str, str, str]]:
+        pair = (self.before, self.after)
+        rows: dict[str, list[str]] = {
+            "parameters": [f"{one.parameters:,}" for one in pair],
+            "MiB": [figure(one.mib) for one in pair],
+            "GFLOPs per example": ["unknown" if one.gflops is None else figure(one.gflops) for one in pair],
+            "ms a training step": [figure(one.step.median_ms) for one in pair],
+            "ms in inference": [figure(one.forward.median_ms) for one in pair],
+        }
+        rows |= {name: [figure(one.quality[name]) for one in pair] for name in self.before.quality}
+        return [(name, *values) for name, values in rows.items()]  # type: ignore[misc]
+
+
+def footprints(models: tuple[keras.Model, keras.Model], data: Any) -> tuple[Footprint, Footprint]:
+    """Measures two models in turn, and evaluates them; they are not changed but for their metrics."""
+    batch = one_batch(data)
+    steps = [StepTimer(model, batch) for model in models]
+    timers: dict[str, Callable[[], StepTimes]] = {}
+    for place, (model, step) in enumerate(zip(models, steps, strict=True)):
+        timers[f"step {place}"] = partial(step, _STEPS)
+        timers[f"forward {place}"] = _ForwardTimer(model, batch)
+    times = interleave(timers)
+    before, after = (
+        Footprint(
+            parameters=model.count_params(),
+            mib=size_mib(variable.value for variable in model.variables),
+            gflops=_gflops(model, step.graph, batch),
+            step=times[f"step {place}"],
+            forward=times[f"forward {place}"],
+            quality=model.evaluate(as_dataset(data), verbose=0, return_dict=True),
+        )
+        for place, (model, step) in enumerate(zip(models, steps, strict=True))
+    )
+    return before, after
+
+
+def _gflops(model: keras.Model, graph: Any, batch: Any) -> float | None:
+    flops = step_flops(model, graph, [], batch_size(model, batch)).per_example
+    return flops and flops / 1e9
+
+
+class _ForwardTimer:
+    """Times inference on a batch."""
+
+    def __init__(self, model: keras.Model, batch: Any):
+        self._x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+        self._size = batch_size(model, batch)
+        self._run = tf.function(lambda x: model(x, training=False), jit_compile=model.jit_compile, autograph=False)
+        self._first: float | None = None
+
+    def __call__(self) -> StepTimes:
+        if self._first is None:
+            self._first = self._time(1) / 1000
+        return StepTimes(
+            repeats_ms=(tuple(self._time(_STEPS // 5) for _ in range(5)),),
+            steps_per_sample=_STEPS // 5,
+            first_step_seconds=self._first,
+            examples_per_step=self._size,
+        )
+
+    def _time(self, runs: int) -> float:
+        started = time.perf_counter()
+        for _ in range(runs):
+            self._run(self._x)
+        wait()
+        return (time.perf_counter() - started) * 1000 / runs

@@ -1,0 +1,180 @@
+"""PruningSchedule: prunes gradually while the model trains."""
+
+from typing import Any
+
+import keras
+
+from tfopt import checks
+from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity, require_prunable
+from tfopt.compress.pruning.graph import Graph, graph_of
+from tfopt.compress.pruning.masking import Held, Mask, apply, channel_masks, weight_masks
+from tfopt.compress.pruning.rebuilding import rebuilt
+from tfopt.compress.pruning.report import Pruned, footprints
+from tfopt.compress.pruning.selecting import Importance, choose, scorer
+from tfopt.model.state import rebuild_step_function
+from tfopt.warn import warn_caller
+
+
+class PruningSchedule(keras.callbacks.Callback):
+    """Prunes a model step by step during `fit`, so that it adapts; `cut()` then returns the smaller model.
+
+    The share that is masked grows from 0 at `begin_step` to `sparsity` at `end_step`, fast at first, as 1 - (1 - t)³
+    (Zhu and Gupta, "To prune, or not to prune", 2017). Masks set the weights that read a channel or head to zero,
+    within each update of the optimizer. What is masked once stays so. The steps are as slow as before until `cut()`.
+
+    After `end_step`, let the model train on for a while before you cut it.
+
+    Args:
+        data: As for `prune`.
+        sparsity: The share of each layer's channels and heads to remove, or of each kernel's weights.
+        end_step: The step of this callback's training after which the whole share is masked.
+        begin_step: The step after which masks begin to grow. Default: 0.
+        every_steps: Steps between two masks. Default: 100.
+        structured: Whether to mask channels and heads, or, by their size, single weights. Default: True.
+        importance: As for `prune`.
+
+    Raises:
+        TypeError, ValueError: If an argument is out of range.
+        tfopt.errors.UnsupportedError: When `fit` begins: as for `prune`.
+
+    Example:
+        >>> schedule = tfopt.compress.PruningSchedule(dataset.take(32), 0.5, end_step=2000)
+        >>> model.fit(dataset, epochs=10, callbacks=[schedule])
+        >>> smaller = schedule.cut().model
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        sparsity: float = 0.5,
+        *,
+        end_step: int,
+        begin_step: int = 0,
+        every_steps: int = 100,
+        structured: bool = True,
+        importance: Importance = "taylor",
+    ):
+        super().__init__()
+        self._data = data
+        self._sparsity = checked_sparsity(sparsity)
+        self._begin = checks.integer("begin_step", begin_step, "Pass a step.", least=0)
+        self._end = checks.integer("end_step", end_step, "Pass a step, not before begin_step.", least=self._begin)
+        self._every = checks.count("every_steps", every_steps, "Pass a number of steps.")
+        self._structured = structured
+        self._importance = checked_importance(importance)
+        self._pruner: _Channels | _Weights | None = None
+        self._held: Held | None = None
+        self._step, self._last_batch, self._rounds = 0, -1, -1
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Installs the masks."""
+        if self._held is not None:  # of a training that an error ended
+            self._held.release()
+        if self._pruner is None or self._pruner.model is not self.model:
+            require_prunable(self.model)
+            kind = _Channels if self._structured else _Weights
+            self._pruner = kind(self.model, self._data, self._importance)
+            self._step, self._rounds = 0, -1
+        self._held = Held(self._pruner.masks)
+        rebuild_step_function(self.model, "train_function")  # a step traced earlier has no masks
+        self._prune()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Batches are numbered from 0 again."""
+        self._last_batch = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Enlarges the masks if it is time."""
+        self._step += batch - self._last_batch  # more than one with steps_per_execution
+        self._last_batch = batch
+        self._prune()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Removes the masks; what they set to zero is zero."""
+        if self._held is not None and self._pruner is not None:
+            apply(self._pruner.masks)  # once more, since averaged weights may have replaced the trained ones
+            self._held.release()
+            self._held = None
+        rebuild_step_function(self.model, "train_function")
+        if self._step < self._end:
+            warn_caller(
+                f"The training ended after {self._step:,} steps, before end_step={self._end:,}, so that only "
+                f"{self._share():.2g} of the sparsity of {self._sparsity:g} is masked. Train on with this callback, or "
+                "pass a smaller end_step."
+            )
+
+    def cut(self) -> Pruned:
+        """Returns the model without the masked channels and heads, which computes the same; it is measured beside it.
+
+        Raises:
+            ValueError: If there was no training yet, or single weights are masked, which cannot be cut.
+            tfopt.errors.UnsupportedError: If a part of the model cannot be built again.
+        """
+        if not isinstance(self._pruner, _Channels):
+            found = "no training yet" if self._structured else "structured=False, whose zeros lie anywhere"
+            raise ValueError(
+                f"Expected channels that a training has masked. Found: {found}. Call fit with this callback, "
+                "structured=True, and then cut()."
+            )
+        return self._pruner.smaller(self._sparsity)
+
+    def _prune(self) -> None:
+        """Sets masks for the present step, unless those of its round are set."""
+        last = -(-(self._end - self._begin) // self._every)
+        passed = self._step - self._begin
+        rounds = last if self._step >= self._end else passed // self._every
+        if passed >= 0 and rounds > self._rounds:
+            self._rounds = rounds
+            if (share := self._share()) and self._pruner is not None and self._held is not None:
+                self._pruner.prune(self._sparsity * share)
+                self._held.set(self._pruner.masks)
+
+    def _share(self) -> float:
+        """The masked share of the sparsity at the present step."""
+        if self._step >= self._end or self._step <= self._begin:
+            return float(self._step >= self._end)
+        return 1 - (1 - (self._step - self._begin) / (self._end - self._begin)) ** 3
+
+
+class _Channels:
+    """Masks of channels and heads, and the model without them."""
+
+    def __init__(self, model: keras.Model, data: Any, importance: Importance):
+        self.model, self._data = model, data
+        self._graph: Graph = graph_of(model)
+        self._scores = scorer(self._graph, model, data, importance)
+        self._cut: Any = ()
+        self.masks = channel_masks(self._graph, self._cut)
+
+    def prune(self, sparsity: float) -> None:
+        metrics = [(variable, variable.numpy()) for variable in self.model.metrics_variables]
+        scores = self._scores()
+        for variable, value in metrics:  # the loss updates those of single outputs
+            variable.assign(value)
+        self._cut = choose(self._graph, scores, sparsity, self._cut)
+        self.masks = channel_masks(self._graph, self._cut)
+
+    def smaller(self, sparsity: float) -> Pruned:
+        masked = rebuilt(self.model)
+        model = rebuilt(self.model, self._graph, self._cut)
+        before, after = footprints((masked, model), self._data)
+        return Pruned(
+            model=model,
+            sparsity=sparsity,
+            structured=True,
+            kept=self._graph.channels(self._cut),
+            left=self._graph.left,
+            before=before,
+            after=after,
+        )
+
+
+class _Weights:
+    """Masks of single weights."""
+
+    def __init__(self, model: keras.Model, data: Any, importance: Importance):
+        self.model = model
+        self.masks: list[Mask] = weight_masks(model, 0.0)
+
+    def prune(self, sparsity: float) -> None:
+        self.masks = weight_masks(self.model, sparsity)  # zeros are the smallest, and so stay masked
