@@ -21,7 +21,7 @@ def cut_at_random(model, sparsity=0.5, seed=0):
     """The masked model, the smaller one, the graph and what was cut."""
     masked = rebuilt(model)
     graph = graph_of(masked)
-    scores = np.random.default_rng(seed).permutation(10_000)
+    scores = np.random.default_rng(seed).permutation(1_000_000)
     cut = choose(graph, scores, sparsity)
     smaller = rebuilt(masked, graph, cut)
     apply(channel_masks(graph, cut))

@@ -5,6 +5,7 @@ import keras
 from tfopt import checks
 from tfopt.compress.pruning.selecting import Importance
 from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.model.batches import Data, as_dataset, is_endless
 from tfopt.model.layers import is_built, require_compiled
 
 _IMPORTANCES = ("taylor", "norm")
@@ -24,6 +25,15 @@ def checked_importance(importance: Importance) -> Importance:
     if importance not in _IMPORTANCES:
         raise unknown_name("importance", importance, _IMPORTANCES)
     return importance
+
+
+def require_finite(data: Data) -> None:
+    """Raises a ValueError if a dataset never ends."""
+    if is_endless(as_dataset(data)):
+        raise ValueError(
+            "Expected data that end, since both models are evaluated on them. Received: a dataset that repeats "
+            "endlessly. Pass data.take(n)."
+        )
 
 
 def require_prunable(model: keras.Model) -> None:

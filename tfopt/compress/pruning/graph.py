@@ -25,7 +25,7 @@ from tfopt.compress.pruning.units import (
 )
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
-from tfopt.model.products import graph_nodes, has_kernel
+from tfopt.model.products import graph_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class _Walk:
             why = str(error) or "computes from them what tfopt does not know"
             for tensor in call.inputs:
                 call.keep(tensor, why)
-            if isinstance(call.operation, keras.Layer) and any(map(has_kernel, call.operation._flatten_layers())):
+            if isinstance(call.operation, keras.Layer) and any(len(w.shape) > 1 for w in call.operation.weights):
                 kind = type(call.operation).__name__
                 self.unknown[call.operation] = f"it {error}" if str(error) else f"how {kind} computes is not known"
             for owner, units in self.units.made.items():  # by another call, or before the rule gave up

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity, require_prunable
+from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity, require_finite, require_prunable
 from tfopt.compress.pruning.graph import graph_of
 from tfopt.compress.pruning.masking import apply, channel_masks, kernels, weight_masks
 from tfopt.compress.pruning.rebuilding import rebuilt, require_same
@@ -67,6 +67,7 @@ def prune(
     """
     require_prunable(model)
     share, importance = checked_sparsity(sparsity), checked_importance(importance)
+    require_finite(data)
     batch = one_batch(data)
     before = rebuilt(model)
     require_same(model, before, batch, "a clone")

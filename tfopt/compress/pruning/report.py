@@ -104,10 +104,11 @@ class Pruned(Shown):
         return "\n\n".join(parts)
 
     def _lead(self) -> str:
+        layers = f"{len(self.kept)} layer{'s' * (len(self.kept) != 1)}"
         if not self.structured:
-            return f"{percent(self.reached)} of the weights in {len(self.kept)} kernels are zero. {_NO_TIME_SAVED}"
+            return f"{percent(self.reached)} of the weights in {layers} are zero. {_NO_TIME_SAVED}"
         return (
-            f"{percent(self.reached)} of the channels and heads of {len(self.kept)} layers are cut. A training step is "
+            f"{percent(self.reached)} of the channels and heads of {layers} are cut. A training step is "
             f"{self.speedup}. Train it on, to regain what its quality lost."
         )
 

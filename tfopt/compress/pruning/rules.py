@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfopt.compress.pruning.units import Call, Channels, Fixed, NotUnderstoodError, Numbers, Tensor
 
@@ -14,7 +15,8 @@ _ALONE = {
     function
     for name, function in vars(keras.activations).items()
     if callable(function) and name not in (*_OVER_ALL, "get", "serialize", "deserialize")
-}
+} | {tf.nn.relu, tf.nn.relu6, tf.nn.leaky_relu, tf.nn.elu, tf.nn.selu, tf.nn.gelu, tf.nn.silu, tf.nn.softplus}
+_ALONE |= {tf.nn.sigmoid, tf.nn.tanh}
 _ALONE_LAYERS = (
     *(_LAYERS.ReLU, _LAYERS.LeakyReLU, _LAYERS.ELU, _LAYERS.Identity, _LAYERS.ActivityRegularization),
     *(_LAYERS.GaussianNoise, _LAYERS.GaussianDropout),
@@ -177,9 +179,10 @@ def _activation(layer: Any, call: Call) -> Channels | Fixed:
 
 @_registered("Dropout", "AlphaDropout")
 def _dropout(layer: Any, call: Call) -> Channels | Fixed:
-    if layer.noise_shape is not None:
+    found = call.inputs[0].channels
+    if layer.noise_shape and isinstance(found, Channels) and layer.noise_shape[found.axis] not in (None, 1):
         raise NotUnderstoodError("has a noise_shape for as many as there are")
-    return call.inputs[0].channels
+    return found
 
 
 @_registered("Rescaling")

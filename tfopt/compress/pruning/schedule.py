@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from tfopt import checks
-from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity, require_prunable
+from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity, require_finite, require_prunable
 from tfopt.compress.pruning.graph import Graph, graph_of
 from tfopt.compress.pruning.masking import Held, Mask, apply, channel_masks, weight_masks
 from tfopt.compress.pruning.rebuilding import rebuilt
@@ -55,6 +55,7 @@ class PruningSchedule(keras.callbacks.Callback):
         importance: Importance = "taylor",
     ):
         super().__init__()
+        require_finite(data)
         self._data = data
         self._sparsity = checked_sparsity(sparsity)
         self._begin = checks.integer("begin_step", begin_step, "Pass a step.", least=0)

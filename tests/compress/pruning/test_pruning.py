@@ -1,0 +1,340 @@
+"""What `prune` returns, what it leaves alone by name, and what it refuses."""
+
+import json
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import assert_same_state, state
+from prunable_nets import NETS, inputs_of, randomized
+
+from tfopt.compress import Footprint, Pruned, prune
+from tfopt.compress.pruning import pruning
+from tfopt.errors import PipelineError, TfoptError, UnsupportedError
+from tfopt.measure import StepTimes
+
+_L = keras.layers
+TIMES = StepTimes(repeats_ms=((2.0, 2.0),), steps_per_sample=1, first_step_seconds=1.0)
+
+
+@pytest.fixture
+def unmeasured(monkeypatch):
+    """Measuring takes a second, and few tests are about it."""
+
+    def footprints(models, data):
+        return tuple(
+            Footprint(parameters=model.count_params(), mib=1.0, gflops=None, step=TIMES, forward=TIMES, quality={})
+            for model in models
+        )
+
+    monkeypatch.setattr(pruning, "footprints", footprints)
+
+
+def net(*layers, inputs=6, **options):
+    model = randomized(keras.Sequential([keras.Input((inputs,)), *layers, _L.Dense(3, name="logits")], name="net"))
+    model.compile(**{"optimizer": "adam", "loss": "mse"} | options)
+    return model
+
+
+def data_for(model, examples=8):
+    x = inputs_of(model, examples)
+    return x, np.random.default_rng(0).normal(size=(examples, 3)).astype("float32")
+
+
+def test_a_pruned_model_and_its_report():
+    model = net(_L.Dense(40, "relu", name="hidden"), _L.BatchNormalization(), metrics=["mae"])
+    model.fit(*data_for(model), verbose=0)
+    before, seed = state(model), random.getstate()
+    data = tf.data.Dataset.from_tensor_slices(data_for(model, 20)).batch(8)
+    pruned = prune(model, data)
+    assert_same_state(state(model), before)
+    assert random.getstate() == seed
+    assert pruned.kept == {"hidden": (20, 40)}
+    assert pruned.left == {"logits": "they are the model's output 'logits'"}
+    assert pruned.reached == 0.5
+    assert pruned.callback is None
+    assert pruned.before.parameters == model.count_params() == 6 * 40 + 40 + 4 * 40 + 40 * 3 + 3
+    assert pruned.after.parameters == pruned.model.count_params() == 6 * 20 + 20 + 4 * 20 + 20 * 3 + 3
+    assert pruned.before.quality == pytest.approx(model.evaluate(data, verbose=0, return_dict=True))
+    assert pruned.after.quality == pytest.approx(pruned.model.evaluate(data, verbose=0, return_dict=True))
+    assert pruned.after.gflops == pytest.approx(pruned.before.gflops / 2)
+    text = str(pruned)
+    assert text.startswith("50 % of the channels and heads of 1 layer are cut. A training step is ")
+    assert "hidden    20  40" in text
+    assert "logits  they are the model's output 'logits'" in text
+    assert repr(pruned).startswith("<Pruned: 50 % of")
+    assert json.loads(json.dumps(pruned.to_dict()))["kept"] == {"hidden": [20, 40]}
+
+
+def test_the_smaller_model_is_compiled_alike_and_its_optimizer_is_fresh(unmeasured):
+    metric = keras.metrics.MeanAbsoluteError(name="own")
+    optimizer = keras.optimizers.Adam(0.01, beta_1=0.8, clipnorm=1.0)
+    model = net(_L.Dense(8), optimizer=optimizer, metrics=[metric], jit_compile=True, steps_per_execution=2)
+    model.fit(*data_for(model), verbose=0)
+    model.optimizer.learning_rate = 0.005
+    new = prune(model, data_for(model)).model
+    assert new.optimizer is not optimizer
+    assert new.optimizer.get_config() == pytest.approx(optimizer.get_config())
+    assert int(new.optimizer.iterations) == 0
+    assert (new.loss, new.jit_compile, new.steps_per_execution) == ("mse", True, 2)
+    assert "own" in new.evaluate(*data_for(model), verbose=0, return_dict=True)
+    assert all(one is not metric for one in new.metrics)
+
+
+def test_names_and_settings_of_layers_stay(unmeasured):
+    model = net(_L.Dense(8, name="hidden", kernel_regularizer="l2", trainable=False), _L.Dropout(0.3, name="drop"))
+    new = prune(model, data_for(model)).model
+    assert new.name == "net"
+    assert [layer.name for layer in new.layers] == ["hidden", "drop", "logits"]
+    configs = [[layer.get_config() for layer in one.layers] for one in (model, new)]
+    assert configs[1][0] == configs[0][0] | {"units": 4}
+    assert configs[1][1:] == configs[0][1:]
+    assert [one.path for one in new.trainable_weights] == [one.path for one in model.trainable_weights]
+    new.fit(*data_for(model), verbose=0)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_16_bit_models(unmeasured, policy):
+    keras.config.set_dtype_policy(policy)
+    model = net(_L.Dense(8))
+    keras.config.set_dtype_policy("float32")
+    new = prune(model, data_for(model)).model
+    assert new.dtype_policy.name == new.layers[0].dtype_policy.name == policy
+    assert type(new.optimizer) is type(model.optimizer)
+    new.fit(*data_for(model), verbose=0)
+
+
+def test_small_gradients_of_float16_count(unmeasured):
+    layers = [_L.Dense(8, name="hidden", dtype="mixed_float16"), _L.Dense(3, dtype="mixed_float16")]
+    model = net(*layers)
+    x, y = data_for(model)
+    model.compile("sgd", lambda y, p: 1e-8 * keras.ops.mean((y - p) ** 2))
+    useless = [1, 2, 4, 7]
+    model.layers[1].kernel.assign(np.asarray(model.layers[1].kernel) * (1e-3 ** np.isin(range(8), useless))[:, None])
+    new = prune(model, (x, y)).model
+    np.testing.assert_array_equal(new.layers[0].kernel, np.delete(np.asarray(model.layers[0].kernel), useless, 1))
+
+
+class Doubled(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+
+class WithOwnCall(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.hidden, self.logits = _L.Dense(8), _L.Dense(3)
+
+    def call(self, x):
+        return self.logits(self.hidden(x))
+
+
+class WithOwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class Wrapped(keras.Model):
+    def __init__(self):
+        x = keras.Input((6,))
+        super().__init__(x, _L.Dense(3)(_L.Dense(8)(x)))
+
+
+class WrappedWithStep(Wrapped):
+    train_step = WithOwnStep.train_step
+
+
+FACTOR = 3.0
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (_L.Lambda(lambda x: FACTOR * x, name="odd"), "'odd' (Lambda) computes from them what tfopt does not know"),
+        (Doubled(name="odd"), "'odd' (Doubled) computes from them what tfopt does not know"),
+        (_L.LayerNormalization(name="odd"), "'odd' (LayerNormalization) normalizes over them, so that each depends"),
+        (_L.Softmax(name="odd"), "'odd' (Softmax) normalizes over them, so that each depends on all"),
+        (_L.Activation("softmax", name="odd"), "'odd' (Activation) computes its activation from all of them together"),
+        (_L.Activation(lambda x: x * 2, name="odd"), "'odd' (Activation) computes its activation from all of them"),
+        (_L.Dropout(0.1, noise_shape=(None, 8), name="odd"), "'odd' (Dropout) has a noise_shape for as many as there"),
+        (_L.Rescaling([1.0] * 8, name="odd"), "'odd' (Rescaling) has a scale for each of them in its config"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, keras.Layer) else "",
+)
+def test_what_reaches_an_unknown_layer_is_left_by_name(unmeasured, layer, why):
+    pruned = prune(model := net(_L.Dense(8, name="kept"), layer, _L.Dense(10, name="cut")), data_for(model))
+    assert pruned.kept == {"cut": (5, 10)}
+    assert pruned.left["kept"].startswith(why)
+
+
+def test_quantized_and_lora_layers_are_left_by_name(unmeasured):
+    names = ("int8", "before_lora", "lora", "cut")
+    model = net(*(_L.Dense(8, name=name) for name in names))
+    model.get_layer("int8").quantize("int8")
+    model.get_layer("lora").enable_lora(2)
+    model.compile("sgd", "mse")
+    pruned = prune(model, data_for(model))
+    assert pruned.kept == {"cut": (4, 8)}
+    assert pruned.left["int8"] == "it is quantized"
+    assert pruned.left["before_lora"] == "'lora' (Dense) has LoRA weights"
+    assert pruned.left["lora"] == "it has LoRA weights"
+
+
+def test_layers_without_a_rule_are_left_by_name(unmeasured):
+    x = keras.Input((5, 6))
+    y = _L.LSTM(8, name="lstm")(_L.Dense(8, name="before")(x))
+    model = randomized(keras.Model(x, _L.Dense(3, name="logits")(_L.Dense(8, name="cut")(y))))
+    model.compile("sgd", "mse")
+    pruned = prune(model, data_for(model))
+    assert pruned.kept == {"cut": (4, 8)}
+    assert pruned.left["lstm"] == "how LSTM computes is not known"
+    assert pruned.left["before"] == "'lstm' (LSTM) computes from them what tfopt does not know"
+
+
+def test_constants_and_other_axes_are_left_by_name(unmeasured):
+    x = keras.Input((4, 6))
+    y = _L.Dense(8, name="scaled")(x) * np.arange(8.0, dtype="float32")
+    y = _L.Permute((2, 1))(_L.Dense(8, name="turned")(y))
+    y = _L.Flatten()(_L.Dense(5, name="cut")(y))
+    model = randomized(keras.Model(x, _L.Dense(3, name="logits")(y)))
+    model.compile("sgd", "mse")
+    pruned = prune(model, data_for(model))
+    assert pruned.kept == {"cut": (3, 5)}
+    assert pruned.left["scaled"] == "'multiply' (Multiply) joins them with an array of as many"
+    assert pruned.left["turned"] == "'cut' (Dense) computes along another axis"
+
+
+def test_an_output_inside_is_left_and_partly_joined_channels_are_cut_in_part(unmeasured):
+    x = keras.Input((8,))
+    both = _L.Concatenate()([_L.Dense(4, name="a")(x), _L.Dense(4, name="b")(x)])
+    seen = _L.Dense(4, name="seen")(x)
+    y = _L.Add()([both, _L.Concatenate()([seen, _L.Dense(4, name="c")(x)])])
+    model = randomized(keras.Model(x, [_L.Dense(3, name="logits")(y), seen]))
+    model.compile("sgd", ["mse", None])
+    pruned = prune(model, (inputs_of(model, 8), (np.zeros((8, 3), "float32"), np.zeros((8, 4), "float32"))))
+    assert pruned.kept == {"b": (2, 4), "c": (2, 4)}
+    assert pruned.left["a"] == pruned.left["seen"] == "they are the model's output 'seen'"
+
+
+@pytest.mark.parametrize("activation", [tf.nn.relu, lambda x: FACTOR * keras.ops.tanh(x)])
+def test_activations_that_keras_cannot_name(unmeasured, activation):
+    pruned = prune(model := net(_L.Dense(8, activation, name="own"), _L.Dense(10, name="cut")), data_for(model))
+    assert pruned.kept["cut"] == (5, 10)
+    assert ("own" in pruned.kept) == (activation is tf.nn.relu)
+
+
+@pytest.mark.parametrize("function", [lambda y, p: keras.ops.mean(FACTOR * (y - p) ** 2, -1)])
+def test_a_loss_and_a_metric_of_the_users(unmeasured, function):
+    new = prune(model := net(_L.Dense(8), loss=function, metrics=[function]), data_for(model)).model
+    new.fit(*data_for(model), verbose=0)
+
+
+def test_functional_classes(unmeasured):
+    x = keras.Input((6,))
+    own = WithOwnStep(x, _L.Dense(3)(_L.Dense(8)(x)))
+    for model in (own, Wrapped()):
+        model.compile("sgd", "mse")
+        new = prune(model, data_for(model)).model
+        assert new.count_params() < model.count_params()
+        assert type(new) is (WithOwnStep if model is own else type(keras.Model(x, x)))
+
+
+def test_models_that_cannot_be_cut():
+    for model, message in (
+        (WithOwnCall(name="net"), "class WithOwnCall has its own call. Make a Functional model of its layers, or pass"),
+        (WrappedWithStep(), "class WrappedWithStep has its own 'train_step'. Let its __init__ take inputs and outputs"),
+        (keras.Sequential([keras.Input((6,)), _L.Dense(3, name="out")]), "Found none in .*out: they are the model's"),
+    ):
+        model.compile("sgd", "mse")
+        model(np.zeros((1, 6), "float32"))
+        with pytest.raises(UnsupportedError, match=message):
+            prune(model, (np.zeros((4, 6), "float32"), np.zeros((4, 3), "float32")))
+
+
+def test_wrong_arguments(unmeasured):
+    model = net(_L.Dense(8))
+    data = data_for(model)
+    for arguments, error, message in (
+        (("net", data), TypeError, "Expected a keras.Model"),
+        ((keras.Sequential(name="bare"), data), ValueError, "'bare', which is not compiled"),
+        ((model, data[0]), TypeError, "Expected a tf.data.Dataset of batches or one batch"),
+        ((model, tf.data.Dataset.from_tensors(data).take(0)), PipelineError, "at least one batch"),
+        ((model, data, 1.0), ValueError, "Expected sparsity to be below 1. Received: 1.0. Pass a share such as 0.5"),
+        ((model, data, 0), ValueError, "Expected sparsity to be above 0"),
+        ((model, data, "half"), TypeError, "Expected sparsity to be a number"),
+        ((model, (np.full_like(data[0], np.nan), data[1])), TfoptError, "importance='norm'"),
+    ):
+        with pytest.raises(error, match=message):
+            prune(*arguments)
+    with pytest.raises(ValueError, match=r"Expected an importance: 'taylor' or 'norm'. Received: 'size'"):
+        prune(model, data, importance="size")
+    unbuilt = keras.Sequential([_L.Dense(3)], name="unbuilt")
+    unbuilt.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"'unbuilt', which has no weights yet\. Call it on one batch first"):
+        prune(unbuilt, data)
+
+
+def test_endless_data_are_refused(unmeasured):
+    model = net(_L.Dense(8))
+    with pytest.raises(ValueError, match=r"Pass data.take\(n\)"):
+        prune(model, tf.data.Dataset.from_tensors(data_for(model)).repeat())
+
+
+class Forgetful(keras.layers.Layer):
+    """Its config leaves its factor out."""
+
+    def __init__(self, factor=1.0, **options):
+        super().__init__(**options)
+        self.factor = factor
+
+    def call(self, x):
+        return self.factor * x
+
+    def get_config(self):
+        return super(keras.layers.Layer, self).get_config()
+
+
+def test_a_clone_that_computes_something_else_is_refused(unmeasured):
+    model = net(_L.Dense(8), Forgetful(2.0, name="forgetful"), _L.Dense(8))
+    with pytest.raises(UnsupportedError, match="Expected a clone to compute what it should"):
+        prune(model, data_for(model))
+
+
+def test_single_weights_become_zero_and_the_report_says_that_it_saves_nothing(unmeasured):
+    model = WithOwnCall(name="net")
+    model.compile("sgd", "mse")
+    model(np.zeros((1, 6), "float32"))
+    data = np.zeros((4, 6), "float32"), np.ones((4, 3), "float32")
+    pruned = prune(model, data, 0.75, structured=False)
+    for old, new in zip(model.weights, pruned.model.weights, strict=True):
+        old, new = np.asarray(old), np.asarray(new)
+        kept = np.abs(old) >= (np.quantile(abs(old), 0.75) if old.ndim > 1 else 0)
+        np.testing.assert_array_equal(new, old * kept)
+    assert list(pruned.kept.values()) == [(12, 48), (6, 24)]
+    assert "75 % of the weights in 2 layers are zero. No time and no memory are saved" in str(pruned)
+    pruned.model.fit(*data, epochs=2, verbose=0, callbacks=[pruned.callback])
+    for kernel, trained in ((pruned.model.hidden.kernel, 12), (pruned.model.logits.kernel, 6)):
+        assert np.count_nonzero(kernel) == trained
+    assert isinstance(pruned, Pruned)
+
+
+APPLICATIONS = ("MobileNetV2", "ResNet50", "EfficientNetB0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_applications(unmeasured, name):
+    x = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype("float32")
+    options = {"classes": 3, "input_shape": (32, 32, 3), "classifier_activation": None}
+    model = getattr(keras.applications, name)(weights=None, **options)
+    model.compile("sgd", "mse")
+    pruned = prune(model, (x, np.ones((2, 3), "float32")), importance="norm")
+    assert list(pruned.left) == ["predictions"]
+    assert pruned.reached == pytest.approx(0.5, abs=0.02)
+    assert pruned.after.parameters < 0.32 * pruned.before.parameters
+
+
+def test_all_nets_are_known():
+    assert len(NETS) > 15
