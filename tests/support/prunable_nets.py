@@ -207,7 +207,7 @@ def two_ways():
     image, number = keras.Input((6, 6, 3), name="image"), keras.Input((4,), name="number")
     y = _L.GlobalAveragePooling2D()(_L.Conv2D(8, 3, name="see")(image))
     y = _L.Add()([_L.Dense(6, name="left")(y), _L.Dense(6, name="right")(number)])
-    y = keras.ops.tanh(y) + keras.ops.relu(y)
+    y = keras.ops.concatenate([keras.ops.tanh(y) + keras.ops.relu(y), number, 2.0 * y], axis=-1)
     outputs = {"kind": _L.Dense(3, name="kind")(y), "size": _L.Dense(1, name="size")(_L.Dense(5, name="deep")(y))}
     return keras.Model({"image": image, "number": number}, outputs)
 

@@ -9,7 +9,7 @@ from prunable_nets import NETS, inputs_of, randomized
 from tfopt.compress.pruning.graph import graph_of
 from tfopt.compress.pruning.masking import apply, channel_masks
 from tfopt.compress.pruning.rebuilding import rebuilt
-from tfopt.compress.pruning.selecting import choose, scorer
+from tfopt.compress.pruning.selecting import choose, kept_of, scorer
 
 
 def compiled(model):
@@ -54,7 +54,10 @@ def assert_cut_exactly(model, sparsity=0.5):
     return graph, cut
 
 
-@pytest.mark.parametrize("name", NETS)
+QUICK = ("mlp", "vgg", "resnet", "mobilenet", "grouped", "text", "nested", "shared", "channels_first")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NETS])
 def test_the_smaller_model_computes_and_trains_as_the_masked_one(name):
     assert_cut_exactly(compiled(randomized(NETS[name]())))
 
@@ -117,9 +120,27 @@ def test_a_masked_unit_of_an_mlp_is_one_that_numpy_leaves_out():
     np.testing.assert_allclose(smaller(x), hidden @ second[[1, 2, 5]] + shift, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparsity", [0.1, 0.75, 0.99])
 def test_other_shares(sparsity):
     assert_cut_exactly(compiled(randomized(NETS["mobilenet"]())), sparsity)
+
+
+@pytest.mark.parametrize(
+    ("count", "sparsity", "kept"),
+    [
+        (8, 0.5, 4),
+        (5, 0.5, 3),
+        (3, 0.9, 1),
+        (32, 0.25, 24),
+        (64, 0.5, 32),
+        (100, 0.5, 48),
+        (96, 0.3, 64),
+        (48, 0.01, 48),
+    ],
+)
+def test_how_many_stay(count, sparsity, kept):
+    assert kept_of(count, sparsity) == kept
 
 
 @pytest.mark.parametrize("importance", ["taylor", "norm"])

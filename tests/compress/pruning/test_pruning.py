@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import keras
 import numpy as np
@@ -43,7 +44,19 @@ def data_for(model, examples=8):
     return x, np.random.default_rng(0).normal(size=(examples, 3)).astype("float32")
 
 
-def test_a_pruned_model_and_its_report():
+def test_the_report(unmeasured):
+    pruned = prune(model := net(_L.Dense(40, "relu", name="hidden")), data_for(model))
+    text = str(pruned)
+    assert text.startswith("50 % of the channels and heads of 1 layer are cut. A training step is ")
+    assert re.search(r"^  parameters +403 +203$", text, re.MULTILINE)
+    assert "  hidden    20  40\n" in text
+    assert "  logits  they are the model's output 'logits'" in text
+    assert repr(pruned).startswith("<Pruned: 50 % of")
+    assert json.loads(json.dumps(pruned.to_dict()))["kept"] == {"hidden": [20, 40]}
+
+
+@pytest.mark.slow
+def test_a_pruned_model_and_its_figures():
     model = net(_L.Dense(40, "relu", name="hidden"), _L.BatchNormalization(), metrics=["mae"])
     model.fit(*data_for(model), verbose=0)
     before, seed = state(model), random.getstate()
@@ -60,27 +73,22 @@ def test_a_pruned_model_and_its_report():
     assert pruned.before.quality == pytest.approx(model.evaluate(data, verbose=0, return_dict=True))
     assert pruned.after.quality == pytest.approx(pruned.model.evaluate(data, verbose=0, return_dict=True))
     assert pruned.after.gflops == pytest.approx(pruned.before.gflops / 2)
-    text = str(pruned)
-    assert text.startswith("50 % of the channels and heads of 1 layer are cut. A training step is ")
-    assert "hidden    20  40" in text
-    assert "logits  they are the model's output 'logits'" in text
-    assert repr(pruned).startswith("<Pruned: 50 % of")
-    assert json.loads(json.dumps(pruned.to_dict()))["kept"] == {"hidden": [20, 40]}
+    assert json.dumps(pruned.to_dict())
 
 
 def test_the_smaller_model_is_compiled_alike_and_its_optimizer_is_fresh(unmeasured):
     metric = keras.metrics.MeanAbsoluteError(name="own")
     optimizer = keras.optimizers.Adam(0.01, beta_1=0.8, clipnorm=1.0)
     model = net(_L.Dense(8), optimizer=optimizer, metrics=[metric], jit_compile=True, steps_per_execution=2)
-    model.fit(*data_for(model), verbose=0)
     model.optimizer.learning_rate = 0.005
     new = prune(model, data_for(model)).model
     assert new.optimizer is not optimizer
     assert new.optimizer.get_config() == pytest.approx(optimizer.get_config())
-    assert int(new.optimizer.iterations) == 0
+    assert not new.optimizer.built
     assert (new.loss, new.jit_compile, new.steps_per_execution) == ("mse", True, 2)
-    assert "own" in new.evaluate(*data_for(model), verbose=0, return_dict=True)
-    assert all(one is not metric for one in new.metrics)
+    held = new._compile_metrics._user_metrics
+    assert [type(one) for one in held] == [type(metric)]
+    assert held[0] is not metric
 
 
 def test_names_and_settings_of_layers_stay(unmeasured):
@@ -95,7 +103,7 @@ def test_names_and_settings_of_layers_stay(unmeasured):
     new.fit(*data_for(model), verbose=0)
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def test_16_bit_models(unmeasured, policy):
     keras.config.set_dtype_policy(policy)
     model = net(_L.Dense(8))
@@ -195,14 +203,14 @@ def test_layers_without_a_rule_are_left_by_name(unmeasured):
 
 def test_constants_and_other_axes_are_left_by_name(unmeasured):
     x = keras.Input((4, 6))
-    y = _L.Dense(8, name="scaled")(x) * np.arange(8.0, dtype="float32")
+    y = _L.Multiply(name="scale")([_L.Dense(8, name="scaled")(x), np.arange(8.0, dtype="float32").reshape(1, 1, 8)])
     y = _L.Permute((2, 1))(_L.Dense(8, name="turned")(y))
     y = _L.Flatten()(_L.Dense(5, name="cut")(y))
     model = randomized(keras.Model(x, _L.Dense(3, name="logits")(y)))
     model.compile("sgd", "mse")
     pruned = prune(model, data_for(model))
     assert pruned.kept == {"cut": (3, 5)}
-    assert pruned.left["scaled"] == "'multiply' (Multiply) joins them with an array of as many"
+    assert pruned.left["scaled"] == "'scale' (Multiply) joins them with an array of as many"
     assert pruned.left["turned"] == "'cut' (Dense) computes along another axis"
 
 
@@ -320,6 +328,20 @@ def test_single_weights_become_zero_and_the_report_says_that_it_saves_nothing(un
     assert isinstance(pruned, Pruned)
 
 
+def test_the_old_model_can_be_saved_as_before_and_the_new_one_can_be_saved(unmeasured, tmp_path):
+    model = NETS["two_ways"]()
+    model.compile("sgd", {"kind": "mse", "size": "mae"})
+    before = model.get_config()
+    x = inputs_of(model)
+    y = {"kind": np.zeros((3, 3), "float32"), "size": np.zeros((3, 1), "float32")}
+    new = prune(model, (x, y)).model
+    assert model.get_config() == before
+    new.save(tmp_path / "new.keras")
+    loaded = keras.models.load_model(tmp_path / "new.keras")
+    for name, truth in new(x).items():
+        np.testing.assert_allclose(loaded(x)[name], truth, rtol=1e-5, atol=1e-6)
+
+
 APPLICATIONS = ("MobileNetV2", "ResNet50", "EfficientNetB0")
 
 
@@ -334,7 +356,3 @@ def test_applications(unmeasured, name):
     assert list(pruned.left) == ["predictions"]
     assert pruned.reached == pytest.approx(0.5, abs=0.02)
     assert pruned.after.parameters < 0.32 * pruned.before.parameters
-
-
-def test_all_nets_are_known():
-    assert len(NETS) > 15

@@ -106,6 +106,7 @@ def test_a_second_fit_goes_on_and_a_fit_without_the_callback_is_free_again():
     assert zeros(model.get_layer("logits").kernel) == 0
 
 
+@pytest.mark.slow
 def test_a_constraint_of_the_layer_still_holds():
     model = net()
     kernel = model.get_layer("logits").kernel
@@ -116,6 +117,7 @@ def test_a_constraint_of_the_layer_still_holds():
     assert kernel.constraint is own
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_masked_too():
     model = net(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5))
     schedule = PruningSchedule(dataset(model, 2), 0.5, end_step=2)
@@ -124,6 +126,7 @@ def test_averaged_weights_are_masked_too():
     assert_cut_computes_the_same(model, schedule)
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_leaves_nothing_behind_for_the_next():
     model = net()
     schedule = PruningSchedule(dataset(model, 2), 0.5, end_step=1)
@@ -134,6 +137,7 @@ def test_an_interrupted_fit_leaves_nothing_behind_for_the_next():
     assert model.get_layer("logits").kernel.constraint is None
 
 
+@pytest.mark.slow
 def test_heads_and_metrics_of_several_outputs():
     x = keras.Input((5, 6))
     y = _L.MultiHeadAttention(4, 3, name="attention")(x, x)

@@ -73,7 +73,8 @@ class Units:
         """Notes the units along an axis of a weight, which in another call of its layer must be the same ones."""
         axis %= len(weight.shape)
         before = self.axes.setdefault((id(weight), axis), Axis(weight, axis, units, role))
-        self.tie(before.units, units)
+        if before.units is not units:
+            self.tie(before.units, units)
 
     def roots(self) -> Numbers:
         """Returns for each unit the one that stands for all those tied to it."""
