@@ -188,7 +188,7 @@ def attention_without_norm():
     """Heads, their inputs and their outputs are cut."""
     x = keras.Input((5, 6))
     y = _L.EinsumDense("abc,cd->abd", (None, 8), bias_axes="d", activation="relu", name="wide")(x)
-    y = _L.Add()([y, _L.GroupQueryAttention(2, 4, 2, name="grouped")(y, y)])
+    y = _L.GroupQueryAttention(2, 4, 2, name="grouped")(y, y)
     y = _L.MultiHeadAttention(4, 2, output_shape=10, name="cross")(y, _L.Dense(8, name="memory")(x))
     return keras.Model(x, _L.Dense(3, name="logits")(y))
 

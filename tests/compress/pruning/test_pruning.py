@@ -13,6 +13,7 @@ from prunable_nets import NETS, inputs_of, randomized
 
 from tfopt.compress import Footprint, Pruned, prune
 from tfopt.compress.pruning import pruning
+from tfopt.compress.pruning.rebuilding import rebuilt
 from tfopt.errors import PipelineError, TfoptError, UnsupportedError
 from tfopt.measure import StepTimes
 
@@ -101,6 +102,16 @@ def test_names_and_settings_of_layers_stay(unmeasured):
     assert configs[1][1:] == configs[0][1:]
     assert [one.path for one in new.trainable_weights] == [one.path for one in model.trainable_weights]
     new.fit(*data_for(model), verbose=0)
+
+
+def test_frozen_parts_stay_frozen():
+    model = NETS["nested"]()
+    model.get_layer("inner").trainable = False
+    model.get_layer("inner").get_layer("back").trainable = True
+    model.compile("sgd", "mse")
+    new = rebuilt(model)
+    assert [one.trainable for one in new._flatten_layers()] == [one.trainable for one in model._flatten_layers()]
+    assert not new.get_layer("inner").trainable
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
@@ -199,6 +210,17 @@ def test_layers_without_a_rule_are_left_by_name(unmeasured):
     assert pruned.kept == {"cut": (4, 8)}
     assert pruned.left["lstm"] == "how LSTM computes is not known"
     assert pruned.left["before"] == "'lstm' (LSTM) computes from them what tfopt does not know"
+
+
+def test_grouped_queries_make_as_many_channels_as_they_read(unmeasured):
+    x = keras.Input((4, 6))
+    y = _L.Dense(8, name="before")(x)
+    y = _L.LayerNormalization(name="norm")(_L.GroupQueryAttention(3, 4, 2, name="grouped")(y, y))
+    model = randomized(keras.Model(x, _L.Dense(3, name="logits")(y)))
+    model.compile("sgd", "mse")
+    pruned = prune(model, data_for(model))
+    assert pruned.kept == {"grouped (heads)": (1, 2)}
+    assert pruned.left["before"].startswith("'norm' (LayerNormalization) normalizes over them")
 
 
 def test_constants_and_other_axes_are_left_by_name(unmeasured):

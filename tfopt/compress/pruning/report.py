@@ -16,7 +16,7 @@ from tfopt.model.batches import as_dataset, batch_size, one_batch
 from tfopt.model.flops import step_flops
 from tfopt.text import Shown, aligned, described, figure, percent, wrapped
 
-_STEPS = 20
+_TURN_MS = 300.0
 _NO_TIME_SAVED = (
     "No time and no memory are saved: TensorFlow multiplies zeros like other numbers. A compressed file of the model "
     "is smaller. Train it on with the callback, which keeps the zeros."
@@ -131,8 +131,8 @@ def footprints(models: tuple[keras.Model, keras.Model], data: Any) -> tuple[Foot
     steps = [StepTimer(model, batch) for model in models]
     timers: dict[str, Callable[[], StepTimes]] = {}
     for place, (model, step) in enumerate(zip(models, steps, strict=True)):
-        timers[f"step {place}"] = partial(step, _STEPS)
-        timers[f"forward {place}"] = _ForwardTimer(model, batch)
+        timers[f"step {place}"] = _paced(step)
+        timers[f"forward {place}"] = _paced(_ForwardTimer(model, batch))
     times = interleave(timers)
     before, after = (
         Footprint(
@@ -148,6 +148,13 @@ def footprints(models: tuple[keras.Model, keras.Model], data: Any) -> tuple[Foot
     return before, after
 
 
+def _paced(timer: Callable[..., StepTimes]) -> Callable[[], StepTimes]:
+    """Lets a turn take about a third of a second, between 3 and 50 steps; a large model's step on a CPU takes one."""
+    ms = timer(1, warmup=1).median_ms
+    steps = min(50, max(3, round(_TURN_MS / ms)))
+    return partial(timer, steps, warmup=1, samples=min(steps, 5))
+
+
 def _gflops(model: keras.Model, graph: Any, batch: Any) -> float | None:
     flops = step_flops(model, graph, [], batch_size(model, batch)).per_example
     return flops and flops / 1e9
@@ -160,15 +167,14 @@ class _ForwardTimer:
         self._x = keras.utils.unpack_x_y_sample_weight(batch)[0]
         self._size = batch_size(model, batch)
         self._run = tf.function(lambda x: model(x, training=False), jit_compile=model.jit_compile, autograph=False)
-        self._first: float | None = None
+        self._first_seconds = self._time(1) / 1000
 
-    def __call__(self) -> StepTimes:
-        if self._first is None:
-            self._first = self._time(1) / 1000
+    def __call__(self, steps: int, *, warmup: int, samples: int = 1) -> StepTimes:
+        self._time(warmup)
         return StepTimes(
-            repeats_ms=(tuple(self._time(_STEPS // 5) for _ in range(5)),),
-            steps_per_sample=_STEPS // 5,
-            first_step_seconds=self._first,
+            repeats_ms=(tuple(self._time(steps // samples) for _ in range(samples)),),
+            steps_per_sample=steps // samples,
+            first_step_seconds=self._first_seconds,
             examples_per_step=self._size,
         )
 
