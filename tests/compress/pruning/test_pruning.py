@@ -216,7 +216,7 @@ def test_grouped_queries_make_as_many_channels_as_they_read(unmeasured):
     x = keras.Input((4, 6))
     y = _L.Dense(8, name="before")(x)
     y = _L.LayerNormalization(name="norm")(_L.GroupQueryAttention(3, 4, 2, name="grouped")(y, y))
-    model = randomized(keras.Model(x, _L.Dense(3, name="logits")(y)))
+    model = randomized(keras.Model(x, _L.Dense(3, name="logits")(_L.Flatten()(y))))
     model.compile("sgd", "mse")
     pruned = prune(model, data_for(model))
     assert pruned.kept == {"grouped (heads)": (1, 2)}
