@@ -6,9 +6,8 @@
 - `tfopt.kernels`: flash attention and fused batch norm, layer by layer
 - `tfopt.memory`: what a training step takes of the GPU's memory, and how to need less
 - `tfopt.batch`: the fastest batch size, and gradients accumulated over several batches
-- `tfopt.compress`: smaller models, without the channels, units and heads they need least
 - `tfopt.pipelines`: `build_pipeline()`, tf.data pipelines that keep the device fed
-- `tfopt.compress`: what each layer of a model costs, and cheaper ones
+- `tfopt.compress`: what each layer of a model costs, cheaper ones, and pruning
 - `tfopt.fit`: `model.fit` that launches each step without waiting for the one before
 - `tfopt.distribute`: the same script on one GPU, on all of a machine, and on many machines
 - `tfopt.callbacks`: utilisation and throughput loggers for `model.fit`, and checkpoints of a training

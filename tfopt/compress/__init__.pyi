@@ -2,10 +2,10 @@ from .costing import cost as cost
 from .distilling import distil as distil
 from .model_cost import LayerCost as LayerCost
 from .model_cost import ModelCost as ModelCost
-from .suggesting import CheaperForm as CheaperForm
-from .suggesting import Suggestions as Suggestions
-from .suggesting import suggest as suggest
 from .pruning.pruning import prune as prune
 from .pruning.report import Footprint as Footprint
 from .pruning.report import Pruned as Pruned
 from .pruning.schedule import PruningSchedule as PruningSchedule
+from .suggesting import CheaperForm as CheaperForm
+from .suggesting import Suggestions as Suggestions
+from .suggesting import suggest as suggest

@@ -114,7 +114,8 @@ def test_frozen_parts_stay_frozen():
     assert not new.get_layer("inner").trainable
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_16_bit_models(unmeasured, policy):
     keras.config.set_dtype_policy(policy)
     model = net(_L.Dense(8))
@@ -201,6 +202,7 @@ def test_quantized_and_lora_layers_are_left_by_name(unmeasured):
     assert pruned.left["lora"] == "it has LoRA weights"
 
 
+@pytest.mark.slow
 def test_layers_without_a_rule_are_left_by_name(unmeasured):
     x = keras.Input((5, 6))
     y = _L.LSTM(8, name="lstm")(_L.Dense(8, name="before")(x))
@@ -255,6 +257,7 @@ def test_activations_that_keras_cannot_name(unmeasured, activation):
     assert ("own" in pruned.kept) == (activation is tf.nn.relu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [lambda y, p: keras.ops.mean(FACTOR * (y - p) ** 2, -1)])
 def test_a_loss_and_a_metric_of_the_users(unmeasured, function):
     new = prune(model := net(_L.Dense(8), loss=function, metrics=[function]), data_for(model)).model

@@ -52,8 +52,8 @@ def prune(
 
     Raises:
         TypeError: If `model` is not a Keras model, or `data` neither a dataset nor a batch.
-        ValueError: If the model is not compiled or not built, the data do not fit it or never end, or an argument is out
-            of range.
+        ValueError: If the model is not compiled or not built, the data do not fit it or never end, or an argument is
+            out of range.
         tfopt.errors.PipelineError: If the dataset is empty.
         tfopt.errors.UnsupportedError: If the model has no graph, nothing of it can be cut, or a part of it cannot be
             built again, or it trains on several replicas.
