@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from taking import taking
 
-from tfopt.compress import cost, costing
+from tfopt.compress import cost, costing, suggest
+from tfopt.errors import UnsupportedError
+from tfopt.measure import StepTimer
 
-layers = keras.layers
+layers, ops = keras.layers, keras.ops
 BATCH = 3
 
 
@@ -243,6 +245,32 @@ def test_what_is_measured_is_shown(compiled, batch, tmp_path):
     assert "What net costs" in html
 
 
+class Own(keras.Model):
+    """Has layers, is built by its first call, and adds losses."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = layers.Dense(4, kernel_regularizer="l2", name="wide")
+        self.last = layers.ActivityRegularization(0.1, name="last")
+
+    def call(self, inputs, training=False):
+        return self.last(self.wide(inputs) if training else self.wide(inputs) * 2)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("loss", [lambda y, output: ops.mean(output), None])
+def test_a_subclassed_model_with_regularizers_that_is_not_built(batch, loss, monkeypatch):
+    monkeypatch.setattr(costing, "StepTimer", StepTimer)  # which builds it
+    model = Own()
+    model.compile("sgd", loss)
+    found = cost(model, batch((6,)))
+    assert [(layer.path, layer.forward_flops) for layer in found.layers] == [
+        ("wide", 2 * BATCH * 6 * 4),
+        ("last", 0),
+    ]
+    assert suggest(model, batch((6,))).without == ()
+
+
 @pytest.mark.usefixtures("quick")
 def test_bad_models_are_refused(compiled, batch):
     with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
@@ -254,5 +282,15 @@ def test_bad_models_are_refused(compiled, batch):
         def call(self, inputs):
             return inputs * 2
 
+    class Pair(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.net = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+
+        def train_step(self, data):
+            return {"loss": ops.mean(self.net(data[0]))}
+
+    with pytest.raises(UnsupportedError, match="whose train_step calls its parts"):
+        cost(compiled(Pair()), batch((4,)))
     with pytest.raises(ValueError, match="which calls none"):
         cost(compiled(Bare()), batch((4,)))

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compress.model_cost import LayerCost, ModelCost
+from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpus, host
 from tfopt.measure import copy_gib_per_second, interleave, matmul_tflops
 from tfopt.measure.layer_steps import BlockTimer, outputs, outputs_and_gradients
@@ -46,7 +47,7 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
         TypeError: If `model` is not a Keras model, or `batch` neither a batch nor a dataset.
         ValueError: If the model is not compiled, or calls no layers.
         tfopt.errors.PipelineError: If the dataset is empty.
-        tfopt.errors.UnsupportedError: If the model runs eagerly and its step cannot be traced.
+        tfopt.errors.UnsupportedError: If the model has no `call`, or runs eagerly and its step cannot be traced.
 
     Example:
         >>> print(tfopt.compress.cost(model, dataset))
@@ -59,7 +60,14 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
 def cost_and_calls(model: keras.Model, batch: Data) -> tuple[ModelCost, list[StepCall]]:
     """Returns what `cost` does, and the recorded call of each of its layers."""
     examples = on_device(model, first_batch(require_compiled(model), as_dataset(batch)))
-    recorded = StepCalls(model, examples)
+    step = StepTimer(model, examples)  # which builds the model
+    try:
+        recorded = StepCalls(model, examples)
+    except NotImplementedError as error:
+        raise UnsupportedError(
+            f"Expected a model that computes its outputs by a call. Found: {model.name!r}, whose train_step calls its "
+            "parts. What to do: compile each part with a loss, and pass it with its own inputs."
+        ) from error
     if not recorded.calls:
         raise ValueError(
             f"Expected a model whose step calls layers. Received: {model.name!r}, which calls none. Pass a model of "
@@ -84,7 +92,7 @@ def cost_and_calls(model: keras.Model, batch: Data) -> tuple[ModelCost, list[Ste
         batch_size=batch_size(model, examples),
         device=_device(),
         layers=tuple(layers),
-        step_ms=min(StepTimer(model, examples)(_STEPS, samples=_SAMPLES).samples_ms),
+        step_ms=min(step(_STEPS, samples=_SAMPLES).samples_ms),
         matmul_tflops=rates.tflops,
         copy_gib_per_second=rates.copy,
     )

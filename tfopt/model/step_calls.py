@@ -60,7 +60,10 @@ class StepCalls:
 
         def run(batch: Any) -> Any:
             self._graph = tf.compat.v1.get_default_graph()
-            with keras.StatelessScope(), calls_wrapped(dict.fromkeys(_outermost(model)), self._recorded):
+            # With values, since Keras would pass None to regularizers.
+            values = [(variable, tf.convert_to_tensor(variable.value)) for variable in model.variables]
+            scope = keras.StatelessScope(values, collect_losses=True)
+            with scope, calls_wrapped(dict.fromkeys(_outermost(model)), self._recorded):
                 forward(model, batch)
             return [call.tensors for call in self.calls]
 
